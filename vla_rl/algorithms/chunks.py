@@ -99,9 +99,45 @@ def joined(parts: list[Chunks]) -> Chunks:
 
 def draw(chunks: Chunks, size: int, generator: torch.Generator) -> Chunks:
     """``size`` decisions, with replacement: tasks are equally likely, and so are the decisions of each."""
+    return chunks.select(drawn_by_task(chunks, size, generator))
+
+
+def drawn_by_task(chunks: Chunks, size: int, generator: torch.Generator) -> Tensor:
+    """The positions [size] that :func:`draw` selects."""
     _, task, count = chunks.task.cpu().unique(return_inverse=True, return_counts=True)
     index = torch.multinomial(1.0 / count[task].double(), size, replacement=True, generator=generator)
-    return chunks.select(index.to(chunks.actions.device))
+    return index.to(chunks.actions.device)
+
+
+class ChunkSampler(Protocol):
+    """Chooses the decisions of the next gradient step, and may depend on the losses of those before."""
+
+    def draw(self, chunks: Chunks, human: Tensor, size: int, generator: torch.Generator) -> Tensor:
+        """``size`` positions in ``chunks``, of which a person did ``human`` bool [N]."""
+
+    def record(self, losses: Tensor) -> None:
+        """The losses [size] of what was drawn last."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class TasksEqually:
+    """Tasks are equally likely, and so are the decisions of each (a ``ChunkSampler``)."""
+
+    def draw(self, chunks: Chunks, human: Tensor, size: int, generator: torch.Generator) -> Tensor:
+        """Whoever acted."""
+        return drawn_by_task(chunks, size, generator)
+
+    def record(self, losses: Tensor) -> None:
+        """They change nothing."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
 
 
 def mean_loss(policy: ActionwiseImitation, chunks: Chunks, draws: int, generator: torch.Generator) -> Tensor:

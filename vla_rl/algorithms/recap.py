@@ -36,7 +36,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vla_rl.algorithms.chunks import DEMONSTRATED, Chunks, chunks_of, draw, joined, mean_loss, require_actionwise
+from vla_rl.algorithms.chunks import (
+    DEMONSTRATED,
+    Chunks,
+    ChunkSampler,
+    TasksEqually,
+    chunks_of,
+    joined,
+    require_actionwise,
+)
 from vla_rl.algorithms.decisions import ages, flatten
 from vla_rl.algorithms.off_policy import mean
 from vla_rl.contract.batch import OneProcess, Rollout
@@ -148,8 +156,13 @@ class Recap:
         time_limit: int,
         config: RecapConfig,
         generator: torch.Generator,
+        sampler: ChunkSampler | None = None,
     ) -> None:
-        """``time_limit``: S, in low-level actions.  Raises UserError for a policy without a loss for every action."""
+        """``time_limit``: S, in low-level actions; ``sampler`` None: tasks are equally likely.
+
+        Raises UserError for a policy without a loss for every action.
+        """
+        self.sampler = sampler or TasksEqually()
         self.policy, self.value, self.time_limit = require_actionwise(policy, "RECAP"), value, time_limit
         self.parameters, self.config, self.generator = dict(parameters), config, generator
         self.chunks: Chunks | None = None
@@ -205,15 +218,16 @@ class Recap:
     def learn(self, steps: int) -> dict[str, float]:
         """Fit the value, say which decisions were good, and take ``steps`` gradient steps of the policy.
 
-        The value takes ``value_steps / steps`` of the config as many.  Nothing happens, and there are no metrics, without
-        an ended episode.
+        The value takes ``value_steps / steps`` of the config as many.  Without an ended episode nothing happens, and
+        there are no metrics.
         """
         if self.chunks is None or self.outcomes is None:
             return {}
         value_steps = round(steps * self.config.value_steps / self.config.steps)
         infos = [self._value_step(self.chunks, self.outcomes) for _ in range(value_steps)]
         learnable, labels = self.labelled(self.chunks, self.outcomes)
-        infos += [self._policy_step(learnable) for _ in range(steps)]
+        human = self.outcomes.human[self._fresh(self.chunks, self.outcomes)]
+        infos += [self._policy_step(learnable, human) for _ in range(steps)]
         return {**labels, "replay/size": float(len(self.chunks)), **mean(infos)}
 
     def labelled(self, chunks: Chunks, outcomes: Outcomes) -> tuple[Chunks, dict[str, float]]:
@@ -222,8 +236,7 @@ class Recap:
         advantage = outcomes.advantage(value, self.config.lookahead, self.time_limit)
         autonomous = ~outcomes.human
         good = outcomes.human | (advantage >= threshold(advantage, chunks.task, autonomous, self.config.positive))
-        age = self.policy.version - chunks.version
-        fresh = outcomes.human | (age <= self.config.max_age)
+        fresh = self._fresh(chunks, outcomes)
         indicator = torch.where(good, POSITIVE, NEGATIVE)
         metrics = {
             "value/mean": float(value.mean()),
@@ -234,6 +247,11 @@ class Recap:
             "rollout/too_old": float((~fresh).sum()),
         }
         return replace(chunks, features={**chunks.features, INDICATOR: indicator}).select(fresh), metrics
+
+    def _fresh(self, chunks: Chunks, outcomes: Outcomes) -> Tensor:
+        """bool [N]: what is imitated; decisions that are too old are not."""
+        age = self.policy.version - chunks.version
+        return outcomes.human | (age <= self.config.max_age)
 
     @torch.no_grad()
     def _values(self, chunks: Chunks) -> Tensor:
@@ -248,14 +266,16 @@ class Recap:
         self._descend(self.value_optimizer, loss, dict(self.value.named_parameters()))
         return {"value/loss": float(loss.detach())}
 
-    def _policy_step(self, chunks: Chunks) -> dict[str, float]:
+    def _policy_step(self, chunks: Chunks, human: Tensor) -> dict[str, float]:
         config = self.config
-        batch = draw(chunks, config.batch, self.generator)
+        batch = chunks.select(self.sampler.draw(chunks, human, config.batch, self.generator))
         left_out = torch.rand(len(batch), generator=self.generator) < config.dropout
         indicator = batch.features[INDICATOR].masked_fill(left_out.to(batch.task.device), UNKNOWN)
         batch = replace(batch, features={**batch.features, INDICATOR: indicator})
-        loss = mean_loss(self.policy, batch, config.draws, self.generator)
+        losses = self.policy.imitation_losses(batch.features, batch.actions, config.draws, self.generator)
+        loss = losses[batch.counts].mean()
         self._descend(self.optimizer, loss, self.parameters)
+        self.sampler.record((losses.detach() * batch.counts).sum(1) / batch.counts.sum(1))
         self.steps += 1
         return {"policy/loss": float(loss.detach())}
 
@@ -284,6 +304,7 @@ class Recap:
             "chunks": self.chunks.to_state() if self.chunks else {},
             "outcomes": {item.name: getattr(outcomes, item.name) for item in fields(Outcomes)} if outcomes else {},
             "generator": self.generator.get_state(),
+            "sampler": self.sampler.state_dict(),
             "steps": self.steps,
         }
 
@@ -296,4 +317,5 @@ class Recap:
         self.chunks = Chunks(**state["chunks"]) if state["chunks"] else None
         self.outcomes = Outcomes(**state["outcomes"]) if state["outcomes"] else None
         self.generator.set_state(state["generator"])
+        self.sampler.load_state_dict(state["sampler"])
         self.steps = state["steps"]

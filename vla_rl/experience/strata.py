@@ -73,7 +73,7 @@ class Strata:
             (self.online, self.recorded), strata, (drawn[:, 1] != _RECORDED, drawn[:, 1] == _RECORDED), strict=True
         ):
             if mask.any():
-                parts.append(replay.transitions(_choose(slots, keys, _key(drawn[mask]), generator)))
+                parts.append(replay.transitions(choose(slots, keys, key_of(drawn[mask]), generator)))
         self._drawn = drawn
         return concatenate(parts)
 
@@ -100,14 +100,14 @@ class Strata:
         person = columns["intervened"][slots]
         slots = slots[person | (self.version() - columns["version"][slots] <= self.max_age)]
         kind = np.where(on_host(columns["intervened"][slots]), _CORRECTED, _AUTONOMOUS)
-        return slots, _key(np.stack([on_host(columns["task"][slots]), kind], 1))
+        return slots, key_of(np.stack([on_host(columns["task"][slots]), kind], 1))
 
     def _recorded(self) -> tuple[Tensor, np.ndarray]:
         slots = self.recorded.decisions()
         if not len(slots):
             return slots, np.zeros(0, np.int64)
         task = on_host(self.recorded.columns["task"][slots])
-        return slots, _key(np.stack([task, np.full_like(task, _RECORDED)], 1))
+        return slots, key_of(np.stack([task, np.full_like(task, _RECORDED)], 1))
 
     def state_dict(self) -> dict[str, Any]:
         """Both buffers and the sampler (see ``Resumable``)."""
@@ -120,13 +120,13 @@ class Strata:
         self.sampler.load_state_dict(state["sampler"])
 
 
-def _key(pairs: np.ndarray) -> np.ndarray:
+def key_of(pairs: np.ndarray) -> np.ndarray:
     """One number [B] for (task, stratum) ``pairs`` [B,2]."""
     found: np.ndarray = pairs[:, 0] * _KINDS + pairs[:, 1]
     return found
 
 
-def _choose(slots: Tensor, keys: np.ndarray, wanted: np.ndarray, generator: torch.Generator) -> Tensor:
+def choose(slots: Tensor, keys: np.ndarray, wanted: np.ndarray, generator: torch.Generator) -> Tensor:
     """For each of the ``wanted`` keys one of the ``slots`` that have it, with replacement."""
     order = np.argsort(keys, kind="stable")
     first, last = (np.searchsorted(keys[order], wanted, side) for side in ("left", "right"))

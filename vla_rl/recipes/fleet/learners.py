@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -12,10 +12,13 @@ from vla_rl.algorithms.hg_dagger import HGDagger, HGDaggerConfig
 from vla_rl.algorithms.recap import Recap, RecapConfig
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.policy import Policy
 from vla_rl.experience.demonstrations import Demonstrations
+from vla_rl.fleet.sampler import SamplerConfig
 from vla_rl.policies.advantage_conditioned import AdvantageConditioned, ConditionedFlow
 from vla_rl.policies.distributional_value import DistributionalValue
 from vla_rl.recipes.context import Trainable, generator
+from vla_rl.recipes.fleet.balance import balanced
 from vla_rl.recipes.fleet.recorded import recorded_rollout
 from vla_rl.recipes.imitation import encode_episodes
 
@@ -26,7 +29,7 @@ class FleetLearner(Protocol):
     """A learner that says separately what it has to learn from, and how often it learns."""
 
     @property
-    def policy(self) -> Trainable:
+    def policy(self) -> Policy:
         """What it changes."""
 
     def add(self, rollout: Rollout) -> int:
@@ -63,6 +66,8 @@ class LearnByAdvantage:
     """RECAP: everything is imitated, told how good it was; the policy acts as if the next decision were good."""
 
     algorithm: RecapConfig = field(default_factory=RecapConfig)
+    balance: SamplerConfig = field(default_factory=SamplerConfig)  # of tasks and kinds of data, in the policy's batches
+    guidance: float = 1.0  # see AdvantageConfig
 
     def build(self, base: Trainable, episodes: Demonstrations, seed: int) -> Recap:
         """Raises UserError for a policy without one vector that conditions its field."""
@@ -72,10 +77,13 @@ class LearnByAdvantage:
                 "decision was; use a TinyVLA, or add them."
             )
         policy = AdvantageConditioned(base)
+        policy.config = replace(policy.config, guidance=self.guidance)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             value = DistributionalValue({**base.feature_sizes, "time": 1})
         rng = generator(seed, _STREAM)
-        learner = Recap(policy, policy.trainable(), value, base.spec.time_limit, self.algorithm, rng)
+        learner = Recap(
+            policy, policy.trainable(), value, base.spec.time_limit, self.algorithm, rng, balanced(self.balance)
+        )
         learner.add(recorded_rollout(policy, episodes))
         return learner
