@@ -88,6 +88,7 @@ from tests.mutants import (
     faults_synchronisations,
     faults_tabletop,
     faults_training,
+    faults_virtual,
     faults_vla,
     faults_vla_configs,
     faults_warp,
@@ -185,4 +186,5 @@ FAULTS: tuple[Fault, ...] = (
     *faults_sampler.FAULTS,
     *faults_serving.FAULTS,
     *faults_serving_openpi.FAULTS,
+    *faults_virtual.FAULTS,
 )

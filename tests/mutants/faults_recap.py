@@ -95,8 +95,8 @@ _LABELS = (
     Fault(
         "corrections grow too old",
         _RECAP,
-        "fresh = outcomes.human | (age <= self.config.max_age)",
-        "fresh = age <= 0",
+        "return outcomes.human | (age <= self.config.max_age)",
+        "return age <= 0",
         (f"{_ON}test_too_old_decisions_of_policies_are_not_imitated_and_counted",),
     ),
 )

@@ -89,9 +89,8 @@ class HGDagger:
         Raises NonFiniteError before a NaN could enter the weights, and ContractError for a decision of a version that
         the learner has not reached.
         """
-        human = rollout.intervened & rollout.valid
         metrics = {
-            "rollout/intervened": float(human.sum()) / max(1.0, float(rollout.valid.sum())),
+            "rollout/intervened": float((rollout.intervened & rollout.valid).sum()) / max(1.0, float(rollout.valid.sum())),
             "rollout/decisions": float(self.add(rollout)),
             "replay/corrections": float(len(self.corrections) if self.corrections else 0),
         }

@@ -130,6 +130,14 @@ def test_gradient_steps_are_a_fixed_number_per_second_and_learn_from_what_has_ar
     assert sum(steps for _, steps in learner.learnt) == 160, "more robots would not make the learner faster"
 
 
+def test_a_step_learns_from_what_arrived_before_it() -> None:
+    fleet, learner = made()
+    had: list[int] = []
+    learner.learn = lambda steps: had.extend([len(learner.episodes)] * steps) or {}  # type: ignore[method-assign]
+    fleet.timeline.run(micros(20.0))
+    assert [had.count(episodes) for episodes in range(5)] == [9, 20, 20, 20, 11]
+
+
 def test_a_policy_is_published_every_interval_and_taken_after_its_download_between_two_episodes() -> None:
     fleet, learner = made()
     fleet.timeline.run(micros(50.0))

@@ -27,7 +27,7 @@ def write_report(folder: RunFolder, summary: JsonObject, target: float) -> None:
         lines = folder.metrics(f"robots-{robots}")
         seconds = [line["step"] for line in lines]
         bounds = ([line[f"eval/{end}"] for line in lines] for end in ("low", "high"))
-        success.append(Series(name, seconds, [line["eval/success"] for line in lines], *bounds))
+        success.append(Series(name, seconds, [line["eval/success"] for line in lines], next(bounds), next(bounds)))
         share.append(Series(name, seconds, [line["fleet/person_share"] for line in lines]))
     report.tiles(tiles)
     report.table([column.format(target=target) for column in _COLUMNS], rows)

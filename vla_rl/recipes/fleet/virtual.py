@@ -185,7 +185,7 @@ class VirtualLearner:
 
     def receive(self, episode: Rollout) -> None:
         """Learn from what was there until now, and from ``episode`` as well from now on."""
-        self.catch_up()
+        self.catch_up()  # without it
         self.learner.add(episode)
         self.received += 1
 

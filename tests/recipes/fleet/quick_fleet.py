@@ -1,0 +1,43 @@
+"""Configs of fleets for the tests: a few seconds of virtual time."""
+
+from dataclasses import replace
+
+from vla_rl.algorithms.hg_dagger import HGDaggerConfig
+from vla_rl.algorithms.recap import RecapConfig
+from vla_rl.experience.demonstrator import DemonstratorConfig
+from vla_rl.experience.person import PersonConfig
+from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.fleet.learners import LearnByAdvantage, LearnByCorrections
+from vla_rl.recipes.fleet.people import Corrects, Demonstrates
+from vla_rl.recipes.fleet.simulate import Simulate
+from vla_rl.recipes.fleet.virtual import FleetTimes
+from vla_rl.recipes.stages import EvaluationConfig
+
+_PERSON = PersonConfig(patience=2, delay=1, hold=3, max_share=0.5)
+
+
+def hg_dagger() -> Simulate:
+    """A fleet of one and one of two."""
+    return Simulate(
+        LearnByCorrections(HGDaggerConfig(batch=8)),
+        Corrects("sims.mujoco.tasks.lift_potential:potential", _PERSON),
+        policy="",
+        demonstrations="",
+        robots=(1, 2),
+        seconds=12.0,
+        times=FleetTimes(reset=0.5, upload=0.5, download=0.5, sync=4.0, updates_per_second=2.0),
+        validate_every=6.0,
+        target=0.0,
+        env=EnvConfig("lift", options={"deadline": 10}),
+        evaluation=EvaluationConfig(validation=2, test=2, num_envs=2),
+    )
+
+
+def recap() -> Simulate:
+    """By RECAP."""
+    return replace(hg_dagger(), method=LearnByAdvantage(RecapConfig(batch=8)), robots=(2,), target=1.0)
+
+
+def demonstrations() -> Simulate:
+    """The person demonstrates."""
+    return replace(hg_dagger(), person=Demonstrates(DemonstratorConfig(0.3, 20)), robots=(1,))
