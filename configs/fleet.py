@@ -1,10 +1,12 @@
 """Fleets of simulated robots in virtual time, on lift, place and push: vla-rl fleet simulate fleet.py:hg_dagger"""
 
+from vla_rl.algorithms.hg_dagger import HGDaggerConfig
 from vla_rl.experience.demonstrator import DemonstratorConfig
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.fleet.learners import FleetMethod, LearnByAdvantage, LearnByCorrections
 from vla_rl.recipes.fleet.people import Corrects, Demonstrates, PersonFactory
 from vla_rl.recipes.fleet.simulate import Simulate
+from vla_rl.recipes.fleet.virtual import FleetTimes
 from vla_rl.recipes.imitate import Imitate
 from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.training.fit import FitConfig
@@ -12,6 +14,7 @@ from vla_rl.training.grounding import GroundingConfig
 from vla_rl.training.imitation import ImitationConfig
 
 MIXED = EnvConfig("mixed", training_options={"deadlines": {"lift": 25, "place": 50, "push": 50}})
+_CORRECTIONS = LearnByCorrections(HGDaggerConfig(lr=2e-4))
 CORRECTS = Corrects("sims.mujoco.tasks.mixed_progress:progress")
 
 
@@ -24,7 +27,7 @@ def base() -> Imitate:
 
 def hg_dagger() -> Simulate:
     """A person takes over where a robot visibly fails, and that is imitated."""
-    return _fleet(LearnByCorrections(), CORRECTS)
+    return _fleet(_CORRECTIONS, CORRECTS)
 
 
 def recap() -> Simulate:
@@ -34,7 +37,7 @@ def recap() -> Simulate:
 
 def demonstrations() -> Simulate:
     """For comparison: the person demonstrates whole episodes instead, of ``--person.demonstrator.steps`` in all."""
-    return _fleet(LearnByCorrections(), Demonstrates(DemonstratorConfig()))
+    return _fleet(_CORRECTIONS, Demonstrates(DemonstratorConfig()))
 
 
 def _fleet(method: FleetMethod, person: PersonFactory) -> Simulate:
@@ -44,6 +47,9 @@ def _fleet(method: FleetMethod, person: PersonFactory) -> Simulate:
         person,
         policy=f"{base_run}/checkpoints/imitation",
         demonstrations=f"{base_run}/demonstrations",
+        seconds=720.0,
+        validate_every=40.0,
+        times=FleetTimes(updates_per_second=8.0),
         env=MIXED,
         evaluation=EvaluationConfig(validation=192, test=512),
     )

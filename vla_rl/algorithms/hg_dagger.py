@@ -89,8 +89,9 @@ class HGDagger:
         Raises NonFiniteError before a NaN could enter the weights, and ContractError for a decision of a version that
         the learner has not reached.
         """
+        acted, all_steps = float((rollout.intervened & rollout.valid).sum()), float(rollout.valid.sum())
         metrics = {
-            "rollout/intervened": float((rollout.intervened & rollout.valid).sum()) / max(1.0, float(rollout.valid.sum())),
+            "rollout/intervened": acted / max(1.0, all_steps),
             "rollout/decisions": float(self.add(rollout)),
             "replay/corrections": float(len(self.corrections) if self.corrections else 0),
         }
