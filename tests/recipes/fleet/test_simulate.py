@@ -98,7 +98,7 @@ def test_corrections_are_drawn_as_often_as_the_sampler_says(start) -> None:
     chunks = chunks_of(replace(rollout, version=rollout.version.clone()), rollout.valid, policy)
     kind = torch.arange(len(chunks)) % 10  # 0: a correction, 1 to 4 alone, others recorded
     chunks = replace(chunks, version=torch.where(kind < 5, 3, DEMONSTRATED), task=torch.zeros(len(chunks), dtype=int))
-    sampler = balanced(SamplerConfig(min_corrections=0.3))
+    sampler = balanced(SamplerConfig(min_corrections=0.3), ["lift"])
     generator = torch.Generator().manual_seed(0)
     drawn = kind[sampler.draw(chunks, kind != 1, 4000, generator)]
     sampler.record(torch.ones(4000))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,18 +17,25 @@ from vla_rl.fleet.sampler import CORRECTIONS, OFFLINE, ONLINE, STRATA, AdaptiveS
 
 @dataclass
 class BalancedChunks:
-    """A ``ChunkSampler`` by ``sampler``: what robots did alone, what a person corrected, what was recorded."""
+    """A ``ChunkSampler`` by ``sampler``: what robots did alone, what a person corrected, what was recorded.
 
-    sampler: AdaptiveSampler = field(default_factory=AdaptiveSampler)
+    Its tasks are the ``families`` [M] of the instructions, or else those of which there are many instructions would
+    have most of every batch.
+    """
+
+    sampler: AdaptiveSampler
+    families: Sequence[str]
 
     def __post_init__(self) -> None:
+        names = sorted(set(self.families))
+        self._family = torch.tensor([names.index(name) for name in self.families])
         self._drawn = np.zeros((0, 2), np.int64)
 
     def draw(self, chunks: Chunks, human: Tensor, size: int, generator: torch.Generator) -> Tensor:
         """Positions, those of a task and kind one after the other; demonstrations are nobody's correction."""
         recorded = chunks.version == DEMONSTRATED
         kind = torch.where(recorded, OFFLINE, torch.where(human, CORRECTIONS, ONLINE))
-        keys = key_of(torch.stack([chunks.task, kind], 1).cpu().numpy())
+        keys = key_of(torch.stack([self._family.to(kind.device)[chunks.task], kind], 1).cpu().numpy())
         tasks = int(keys.max()) // len(STRATA) + 1
         counts = np.bincount(keys, minlength=len(STRATA) * tasks).reshape(tasks, len(STRATA))
         seed = int(torch.randint(2**62, (1,), generator=generator))
@@ -47,6 +55,6 @@ class BalancedChunks:
         self.sampler.load_state_dict(state)
 
 
-def balanced(config: SamplerConfig) -> BalancedChunks:
+def balanced(config: SamplerConfig, families: Sequence[str]) -> BalancedChunks:
     """A new one with these numbers."""
-    return BalancedChunks(AdaptiveSampler(config))
+    return BalancedChunks(AdaptiveSampler(config), families)

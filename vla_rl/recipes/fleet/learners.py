@@ -82,8 +82,8 @@ class LearnByAdvantage:
             torch.manual_seed(seed)
             value = DistributionalValue({**base.feature_sizes, "time": 1})
         rng = generator(seed, _STREAM)
-        learner = Recap(
-            policy, policy.trainable(), value, base.spec.time_limit, self.algorithm, rng, balanced(self.balance)
-        )
+        spec = base.spec
+        sampler = balanced(self.balance, [spec.family(task) for task in range(len(spec.tasks))])
+        learner = Recap(policy, policy.trainable(), value, spec.time_limit, self.algorithm, rng, sampler)
         learner.add(recorded_rollout(policy, episodes))
         return learner
