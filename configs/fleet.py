@@ -1,7 +1,9 @@
 """Fleets of simulated robots in virtual time, on lift, place and push: vla-rl fleet simulate fleet.py:hg_dagger"""
 
 from vla_rl.algorithms.hg_dagger import HGDaggerConfig
+from vla_rl.algorithms.recap import RecapConfig
 from vla_rl.experience.demonstrator import DemonstratorConfig
+from vla_rl.fleet.sampler import SamplerConfig
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.fleet.learners import FleetMethod, LearnByAdvantage, LearnByCorrections
 from vla_rl.recipes.fleet.people import Corrects, Demonstrates, PersonFactory
@@ -15,6 +17,7 @@ from vla_rl.training.imitation import ImitationConfig
 
 MIXED = EnvConfig("mixed", training_options={"deadlines": {"lift": 25, "place": 50, "push": 50}})
 _CORRECTIONS = LearnByCorrections(HGDaggerConfig(lr=2e-4))
+_ADVANTAGE = LearnByAdvantage(RecapConfig(lr=2e-4), SamplerConfig(min_corrections=0.4), guidance=1.5)
 CORRECTS = Corrects("sims.mujoco.tasks.mixed_progress:progress")
 
 
@@ -32,7 +35,7 @@ def hg_dagger() -> Simulate:
 
 def recap() -> Simulate:
     """The same person; what the robots did alone is learnt from as well."""
-    return _fleet(LearnByAdvantage(), CORRECTS)
+    return _fleet(_ADVANTAGE, CORRECTS)
 
 
 def demonstrations() -> Simulate:
