@@ -19,25 +19,27 @@ _PERSON = PersonConfig(patience=2, delay=1, hold=3, max_share=0.5)
 def hg_dagger() -> Simulate:
     """A fleet of one and one of two."""
     return Simulate(
-        LearnByCorrections(HGDaggerConfig(batch=8)),
+        LearnByCorrections(HGDaggerConfig(batch=8, draws=1)),
         Corrects("sims.mujoco.tasks.lift_potential:potential", _PERSON),
         policy="",
         demonstrations="",
         robots=(1, 2),
-        seconds=12.0,
-        times=FleetTimes(reset=0.5, upload=0.5, download=0.5, sync=4.0, updates_per_second=2.0),
-        validate_every=6.0,
+        seconds=6.0,
+        times=FleetTimes(reset=0.3, upload=0.3, download=0.5, sync=2.0, updates_per_second=2.0),
+        validate_every=3.0,
         target=0.0,
-        env=EnvConfig("lift", options={"deadline": 10}),
+        env=EnvConfig("lift", options={"deadline": 6}),
         evaluation=EvaluationConfig(validation=2, test=2, num_envs=2),
     )
 
 
 def recap() -> Simulate:
     """By RECAP."""
-    return replace(hg_dagger(), method=LearnByAdvantage(RecapConfig(batch=8)), robots=(2,), target=1.0)
+    return replace(
+        hg_dagger(), method=LearnByAdvantage(RecapConfig(batch=8, draws=1)), robots=(2,), target=1.0, seconds=3.0
+    )
 
 
 def demonstrations() -> Simulate:
     """The person demonstrates."""
-    return replace(hg_dagger(), person=Demonstrates(DemonstratorConfig(0.3, 20)), robots=(1,))
+    return replace(hg_dagger(), person=Demonstrates(DemonstratorConfig(0.3, 20)), robots=(1,), seconds=2.0)
