@@ -18,18 +18,15 @@ failures; the same seed gives the same run.  FILE.py:function (default: fleet.py
 
   --robots 1 2 4     sizes of the fleets, one after the other
   --policy FOLDER    the checkpoint that all robots begin with; --demonstrations FOLDER, what it has imitated
-  --times.sync 60    any number of the fleet, such as the seconds between two publications
-
-vla-rl fleet simulate FILE.py:function --help lists all fields."""
+  --times.sync 60    any number of the fleet, such as the seconds between two publications"""
 CONFIG = "fleet.py:hg_dagger"
 
 
 def fleet(arguments: Sequence[str]) -> None:
     """Run one of the commands."""
     given = list(arguments)
-    if not given or given[0] in ("-h", "--help"):
-        print(USAGE)
-        return
+    if given in ([], ["-h"], ["--help"]):
+        simulate(["--help"])
     if given[0] not in COMMANDS:
         raise UserError(f"fleet has no command {given[0]!r}; {did_you_mean(given[0], COMMANDS)}")
     COMMANDS[given[0]](given[1:])
@@ -38,8 +35,7 @@ def fleet(arguments: Sequence[str]) -> None:
 def simulate(given: list[str]) -> None:
     """``vla-rl fleet simulate [FILE.py:function] [--out FOLDER] [--field value ...]``."""
     if given in (["-h"], ["--help"]):
-        print(USAGE)
-        return
+        print(USAGE, end="\n\n", flush=True)
     target, rest = (given[0], given[1:]) if given and not given[0].startswith("-") else (CONFIG, given)
     out, rest = take_option(rest, "--out", f"runs/fleet/{target.rpartition(':')[2]}")
     recipe = override(load_config(target), rest, f"vla-rl fleet simulate {target}")
