@@ -11,7 +11,7 @@ from vla_rl.recipes.config_files import file_of, load_config
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.recipe import run
 
-USAGE = """vla-rl fleet simulate [FILE.py:function] [--out FOLDER] [--field value ...]
+USAGE = """vla-rl fleet simulate [FILE.py:function] [--out FOLDER] [--FIELD value ...]
 
 Fleets of simulated robots, a scripted person and one learner in virtual time, with real control rates, delays and
 failures; the same seed gives the same run.  FILE.py:function (default: fleet.py:hg_dagger) returns a Simulate.
@@ -33,7 +33,7 @@ def fleet(arguments: Sequence[str]) -> None:
 
 
 def simulate(given: list[str]) -> None:
-    """``vla-rl fleet simulate [FILE.py:function] [--out FOLDER] [--field value ...]``."""
+    """``vla-rl fleet simulate [FILE.py:function] [--out FOLDER] [--FIELD value ...]``."""
     if given in (["-h"], ["--help"]):
         print(USAGE, end="\n\n", flush=True)
     target, rest = (given[0], given[1:]) if given and not given[0].startswith("-") else (CONFIG, given)
