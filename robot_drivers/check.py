@@ -60,6 +60,7 @@ def _arm(config: RobotConfig, seconds: float, clock: Clock, budget: Budget) -> I
         spec = driver.spec
         yield Finding("arm", f"{spec.name}: {len(spec.joints)} joints at {spec.control_hz:g} Hz")
         budget.control_hz = spec.control_hz
+        config.home_of(driver)
         yield Finding("limits", _limits(limits))
         with _connected(driver):
             yield Finding("connection", "the arm answers")

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from robot_drivers.driver import RobotDriver, open_driver
 from robot_drivers.kinematics import Chain
 from robot_drivers.limits import Limits
@@ -52,6 +54,7 @@ class RobotConfig:
     ``kinematics`` "module:function" that makes the arm's chain, which a workspace needs; "" for none
     ``tasks``    the instructions that it knows; episodes have one of them
     ``seconds``  of an episode, at most
+    ``home``   where the arm goes before each episode: the joints' positions, in their order; None: it stays
     """
 
     driver: Part
@@ -61,6 +64,7 @@ class RobotConfig:
     kinematics: str = ""
     tasks: tuple[str, ...] = ("",)
     seconds: float = 20.0
+    home: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         if not self.tasks:
@@ -88,6 +92,24 @@ class RobotConfig:
             )
         return limits
 
+    def home_of(self, driver: RobotDriver) -> np.ndarray | None:
+        """Where ``driver`` waits between episodes, float64 [D]; raises UserError for where it cannot or may not be."""
+        if self.home is None:
+            return None
+        joints = self.limits_of(driver).joints
+        if len(self.home) != len(joints):
+            raise UserError(
+                f"the robot's home has {len(self.home)} positions, but {driver.spec.name} has {len(joints)} joints, so "
+                "the arm is not moved; write it with 'vla-rl robot home FILE'."
+            )
+        for joint, position in zip(joints, self.home, strict=True):
+            if not joint.low <= position <= joint.high:
+                raise UserError(
+                    f"the robot's home has {joint.name} at {position:g}, outside its limits {joint.low:g} to "
+                    f"{joint.high:g}, so the arm is not moved; write it with 'vla-rl robot home FILE'."
+                )
+        return np.array(self.home, np.float64)
+
     def chain(self) -> Chain | None:
         """The arm's kinematics, where the file names them."""
         return load(self.kinematics)() if self.kinematics else None
@@ -97,7 +119,13 @@ class RobotConfig:
         if path.exists():
             raise UserError(f"{str(path)!r} exists already, so it is not overwritten; choose another name.")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
+        self.replace(path)
+
+    def replace(self, path: Path) -> None:
+        """Write the file in the place of one that was loaded, which stays as it is where this fails."""
+        whole = path.with_name(f"{path.name}.new")
+        whole.write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
+        whole.replace(path)
 
     def to_json(self) -> dict[str, Any]:
         """Plain dicts, lists and numbers, from which :meth:`from_json` rebuilds the same."""
@@ -130,7 +158,19 @@ class RobotConfig:
             kinematics=given.get("kinematics", ""),
             tasks=tuple(given.get("tasks", ("",))),
             seconds=float(given.get("seconds", cls.seconds)),
+            home=_home(given.get("home")),
         )
+
+
+def _home(value: Any) -> tuple[float, ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple) or not all(isinstance(one, int | float) for one in value):
+        raise UserError(
+            f"the robot's home is {value!r}, so the arm would not know where to go; give a position for each joint, or "
+            "write it with 'vla-rl robot home FILE'."
+        )
+    return tuple(float(one) for one in value)
 
 
 def _part(what: str, value: Any) -> Part:

@@ -15,6 +15,7 @@ _SERVER = "tests/recipes/robots/test_robot_server.py::"
 
 _REPLAY, _AGAIN = "vla_rl/recipes/robots/replay.py", "tests/recipes/robots/test_replay.py::"
 
+_HOME, _GOES = "vla_rl/recipes/robots/home.py", "tests/recipes/robots/test_home.py::"
 _DRY = ("tests/recipes/robots/test_dry_run.py::test_an_arm_is_measured_and_sent_nothing_and_every_command_is_a_line",)
 
 FAULTS = (
@@ -178,5 +179,26 @@ FAULTS = (
         "np.isfinite(record.requested) & record.clipped",
         "np.isfinite(record.requested) & ~record.clipped",
         _DRY,
+    ),
+    Fault(
+        "an arm goes home at the speed of the run",
+        _SESSION,
+        "limits.scaled(SPEED / max(execution.speed, SPEED))",
+        "limits",
+        (f"{_GOES}test_it_goes_there_slowly_once_a_person_has_pressed_enter_and_then_waits",),
+    ),
+    Fault(
+        "an arm goes home before anybody lets it",
+        _SESSION,
+        'self._wait(f"{title}: the arm goes home slowly.',
+        'str(f"{title}: the arm goes home slowly.',
+        (f"{_GOES}test_it_goes_there_slowly_once_a_person_has_pressed_enter_and_then_waits",),
+    ),
+    Fault(
+        "an arm that did not arrive home is taken to be there",
+        _HOME,
+        "far = abs(away[worst]) > _NEAR * self._range[worst]",
+        "far = abs(away[worst]) > 0.2 * self._range[worst]",
+        (f"{_GOES}test_an_arm_that_does_not_arrive_is_named",),
     ),
 )

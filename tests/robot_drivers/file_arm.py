@@ -31,6 +31,15 @@ class FileArm(ToyArm):
         os.write(self._file, b"end\n")
 
 
+class StuckArm(FileArm):
+    """Takes every command and stays where it is."""
+
+    def command(self, position: np.ndarray) -> np.ndarray:
+        super().command(position)
+        self.position = np.array([0.0, 0.5])
+        return position
+
+
 class RestlessLeader:
     """A person holds control all the time and moves."""
 

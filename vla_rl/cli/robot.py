@@ -1,4 +1,4 @@
-"""``vla-rl robot [setup | calibrate | check | teleop | record | replay | run] FILE ...``"""
+"""``vla-rl robot [setup | calibrate | check | home | teleop | record | replay | run] FILE ...``"""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class Robot:
     setup FILE asks for arm, cameras, teleoperator, tasks and limits, and writes the file.
     calibrate FILE walks you through the arm's own calibration.
     check FILE [--seconds S] [--policy CHECKPOINT] looks at everything and moves nothing.
+    home FILE writes into the file where the arm is now: it goes there before each episode.
     teleop FILE [--speed SHARE] lets you drive by the file's teleoperator; nothing is recorded.
     record FILE [--out FOLDER] [--episodes N] [--policy CHECKPOINT] [--speed SHARE] [--execution HOW] [--steps N]
     [--real-time GUIDANCE] [--delay MS] [--seed S] records episodes as a LeRobotDataset v3.0.
@@ -63,6 +64,14 @@ class Check:
     def __post_init__(self) -> None:
         """Raises UserError for numbers without meaning."""
         check_limits(self, seconds=(0.1, 600))
+
+
+@dataclass(frozen=True)
+class Home:
+    """Write into the robot's file that the arm's home is where it is now; nothing moves.
+
+    Before each episode of record and run the arm goes there slowly, once a person has pressed Enter.
+    """
 
 
 @dataclass(frozen=True)
@@ -163,6 +172,11 @@ def _check(path: Path, options: list[str]) -> None:
         raise UserError(f"{wrong} of these must be mended before the arm is driven; nothing was moved.")
 
 
+def _home(path: Path, options: list[str]) -> None:
+    override(Home(), options, "vla-rl robot home FILE")
+    console.print(Text(f"home is where the arm is: {desk.home(path)}"))
+
+
 def _teleop(path: Path, options: list[str]) -> None:
     config: Teleop = override(Teleop(), options, "vla-rl robot teleop FILE")
     from vla_rl.recipes.robots import drive, teleop
@@ -219,6 +233,7 @@ COMMANDS = {
     "setup": _setup,
     "calibrate": _calibrate,
     "check": _check,
+    "home": _home,
     "teleop": _teleop,
     "record": _record,
     "replay": _replay,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +32,24 @@ def calibrate(path: Path, show: Console) -> None:
         driver.calibrate(asking(show))
     finally:
         driver.disconnect()
+
+
+def home(path: Path) -> str:
+    """Write into the robot's file that the arm's home is where it is now; returns what was written.
+
+    Raises UserError where the arm is outside its limits.
+    """
+    config = RobotConfig.load(path)
+    driver = config.open()
+    driver.connect()
+    try:
+        position = driver.observe().position
+    finally:
+        driver.disconnect()
+    found = replace(config, home=tuple(round(float(one), 4) for one in position))
+    found.home_of(driver)
+    found.replace(path)
+    return ", ".join(f"{joint.name} {one:g}" for joint, one in zip(driver.spec.joints, found.home or (), strict=True))
 
 
 def check(name: str, seconds: float, policy: str, show: Console) -> int:

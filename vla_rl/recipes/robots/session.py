@@ -17,10 +17,11 @@ from robot_drivers.config import Part, RobotConfig
 from robot_drivers.control import ControlConfig
 from robot_drivers.control_process import ControlProcess, ControlReport
 from robot_drivers.decisions import Decide
-from robot_drivers.driver import Measurement
+from robot_drivers.driver import Measurement, RobotDriver
 from robot_drivers.dry_run import DryRun
 from robot_drivers.env import robot_env_spec
 from robot_drivers.executor import Executor
+from robot_drivers.limits import Limits
 from robot_drivers.lockstep import Lockstep, VirtualClock
 from robot_drivers.record import Record
 from robot_drivers.runtime import Runtime
@@ -31,6 +32,7 @@ from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.contract.spec import EnvSpec
+from vla_rl.recipes.robots.home import SPEED, Home
 from vla_rl.recipes.robots.person import Waits
 from vla_rl.recipes.robots.status import CommandLines, Display, EpisodeBar, EpisodeLines
 from vla_rl.recipes.signals import ignored_ctrl_c
@@ -165,6 +167,7 @@ class RealTimeSession:
             self._cameras = {name: _connected(name, part, opening) for name, part in config.cameras.items()}
             sizes = {name: (camera.spec.height, camera.spec.width) for name, camera in self._cameras.items()}
             self.spec = robot_env_spec(driver.spec, sizes, config.tasks, steps, min(steps, MAX_CHUNK))
+            self._home = _home(config, driver, limits.scaled(SPEED / max(execution.speed, SPEED)))
             self._control = opening.enter_context(ControlProcess(_control_config(config, limits.to_json(), execution)))
             self._opened = opening.pop_all()
 
@@ -174,7 +177,8 @@ class RealTimeSession:
     def prepare(self, title: str) -> None:
         while True:
             self._arm()
-            if not self._control.resets:
+            self._go_home(title)
+            if not self._control.resets and not self._control.newest().stopped:
                 self._wait(f"{title}: prepare the scene, then press Enter.", self._control)
             if not self._control.newest().stopped:
                 return
@@ -207,6 +211,18 @@ class RealTimeSession:
             while self._control.receive().rearmed == report.rearmed:
                 pass
 
+    def _go_home(self, title: str) -> None:
+        """Have the arm where it should begin; a person lets it move, and hears when it did not arrive."""
+        if self._home is None or self._control.resets:
+            return
+        if not self._home.missed(self._control.newest().record.position):
+            return
+        self._wait(f"{title}: the arm goes home slowly. Clear its way, then press Enter.", self._control)
+        self._home.go(self._control, self._observation)
+        missed = self._home.missed(self._control.newest().record.position)
+        if missed and not self._control.newest().stopped:
+            self._wait(f"{missed}, where the arm came to rest. Look at it; Enter goes on from there.", self._control)
+
     def _observation(self, measured: Measurement, time: int) -> Observation:
         images = {name: camera.read().image[None] for name, camera in self._cameras.items()}
         state = measured.position.astype(np.float32)[None]
@@ -225,7 +241,7 @@ class DrySession(RealTimeSession):
 
 
 def dry(config: RobotConfig) -> RobotConfig:
-    """The same robot, sent nothing; raises UserError for one whose time passes by commands."""
+    """The same robot, sent nothing, so it goes nowhere; raises UserError for one whose time passes by commands."""
     if load(config.driver.name) is SimulatedRobot:
         raise UserError(
             "This robot is simulated in virtual time, which passes by commands, so nothing would happen in a dry run; "
@@ -233,6 +249,7 @@ def dry(config: RobotConfig) -> RobotConfig:
         )
     return replace(
         config,
+        home=None,
         driver=Part(
             "robot_drivers.dry_run:DryRun", {"driver": config.driver.name, "options": dict(config.driver.options)}
         ),
@@ -244,6 +261,11 @@ def _connected(name: str, part: Part, opening: ExitStack) -> Camera:
     camera.connect()
     opening.callback(camera.disconnect)
     return camera
+
+
+def _home(config: RobotConfig, driver: RobotDriver, limits: Limits) -> Home | None:
+    position = config.home_of(driver)
+    return None if position is None else Home(position, limits, 1 / driver.spec.control_hz)
 
 
 def _control_config(config: RobotConfig, limits: Mapping[str, Any], execution: Execution) -> ControlConfig:
