@@ -48,9 +48,9 @@ def test_it_goes_there_slowly_once_a_person_has_pressed_enter_and_then_waits(arm
     told, places, last = prepared(arm, execution)
     assert told[0].startswith("Episode 1: the arm goes home") and places[0].tolist() == [0.0, 0.5]
     assert told[1:] == [f"Episode {n}: prepare the scene, then press Enter." for n in (1, 2)]  # it is home already
-    np.testing.assert_allclose([places[1], last, places[2]], [HOME] * 3, atol=1e-3)
+    np.testing.assert_allclose([places[1], last, places[2]], [HOME] * 3, atol=5e-3)
     sent = np.array([line.split() for line in (tmp_path / "sent").read_text().splitlines()[:-1]], float)
-    underway = sent[(sent[:, 1] > 1e-4) & (sent[:, 1] < 0.1499)]
+    underway = sent[(sent[:, 1] > 1e-4) & (sent[:, 1] < 0.145)]
     assert underway[-1, 0] - underway[0, 0] > 0.25  # at full speed .15 s; .15 rad at a quarter of 2 rad/s are .3 s
 
 
@@ -71,7 +71,7 @@ def test_an_arm_that_is_stopped_on_its_way_is_armed_anew_and_goes_on(arm):
     told, places, _ = prepared(arm, meanwhile=press)
     assert "a hand was in the way" in told[1] and "re-arms" in told[1]
     assert told[2].startswith("Episode 1: the arm goes home") and told[3].startswith("Episode 1: prepare")
-    np.testing.assert_allclose(places[3], HOME, atol=1e-3)
+    np.testing.assert_allclose(places[3], HOME, atol=5e-3)
 
 
 def test_a_dry_arm_and_one_without_a_home_stay(arm, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 
 import numpy as np
 
@@ -14,8 +15,8 @@ from robot_drivers.runtime import Observe, Runtime
 
 SPEED = 0.25  # share of the velocity limits, at most
 _NEAR = 0.03  # share of a joint's range by which an arm may miss its home, because it sags
-_STILL = 1e-4  # share of a joint's range by which a command that stands still may change
-_SETTLED = 0.3  # s for which it has to stand still: at home, or where the supervisor holds it
+_SETTLED = 0.5  # s for which the arm has to stand still: at home, or where something holds it
+_STILL = 0.02  # share of the way that it would go meanwhile, at most
 _SPARE = 3.0  # s, beyond twice what the way takes, until it is given up
 _NUMBER = 1 << 40  # of these episodes, which nobody records
 
@@ -34,8 +35,9 @@ class Home:
         self._range = np.array([joint.high - joint.low for joint in limits.joints])
 
     def __call__(self, query: Query) -> Decision:
-        """Chunk [H,D] from where the arm is seen to its home."""
-        return Decision(self._way(np.asarray(query.obs.state[0], np.float64)))
+        """Chunk [H,D] from where the arm is seen to its home, which is then held: a way planned anew would swing it."""
+        way = self._way(np.asarray(query.obs.state[0], np.float64))
+        return Decision(np.concatenate([way, np.repeat(way[-1:], math.ceil(2 * _SETTLED / self._dt), axis=0)]))
 
     def missed(self, position: np.ndarray) -> str:
         """Which joint is how far from home, of an arm at ``position`` [D]; "" for one that is there."""
@@ -50,14 +52,16 @@ class Home:
         A person may take over meanwhile, and then decides where the arm is.  Raises what ``Runtime.episode`` does.
         """
         steps = 2 * len(self._way(control.newest().record.position)) + math.ceil(_SPARE / self._dt)
-        still, asked, last = 0, False, np.full(len(self._names), np.nan)
+        seen: deque[np.ndarray] = deque(maxlen=1 + math.ceil(_SETTLED / self._dt))  # since the arm was sent home
         with Runtime(control, self, observe) as runtime:
             for moment in runtime.episode(_NUMBER, steps):
-                command, asked = moment.record.executed, asked or moment.record.source == "policy"
-                still = still + 1 if asked and (np.abs(command - last) <= _STILL * self._range).all() else 0
-                last = command
-                if runtime.stopped or still * self._dt >= _SETTLED:
+                if seen or moment.record.source == "policy":
+                    seen.append(moment.record.position)
+                if runtime.stopped or (len(seen) == seen.maxlen and self._still(seen[0], seen[-1])):
                     control.end("home")
+
+    def _still(self, before: np.ndarray, after: np.ndarray) -> bool:
+        return bool((np.abs(after - before) <= _STILL * _SETTLED * self._velocity).all())
 
     def _way(self, start: np.ndarray) -> np.ndarray:
         return approach(start, self._position, self._velocity, self._dt)
