@@ -18,6 +18,7 @@ from vla_rl.fleet.record import KINDS, NO_HASH, FleetRecord, Sender
 from vla_rl.fleet.segments import Name
 
 LAYOUT = 1  # of the tables
+_REMOVED = -1  # in place of a segment's committed bytes: its file is being removed
 _CONFLICTS = 64  # refused records that are kept, the newest
 _TABLES = f"""
 CREATE TABLE IF NOT EXISTS senders (
@@ -63,6 +64,20 @@ class Place(NamedTuple):
     length: int
     last: int
     hash: bytes
+
+
+class Span(NamedTuple):
+    """Records of one sender that are together in a segment and of one episode ("" for none).
+
+    ``first`` to ``last``: their sequence numbers; ``size``: bytes; ``kept``: whether one of them was intervened, or is
+    no step and no end of an episode.
+    """
+
+    episode: str
+    first: int
+    last: int
+    size: int
+    kept: bool
 
 
 class Index:
@@ -179,6 +194,15 @@ class Index:
         )
         return [Place(row[0], Name(*row[1:3]), *row[3:]) for row in self._all(query, *values)]
 
+    def spans(self, sender: Sender) -> list[Span]:
+        """Where the records of ``sender`` are, by sequence number."""
+        own = ", ".join(str(KINDS.index(kind)) for kind in ("step", "episode_end"))
+        query = (
+            f"SELECT episode, min(seq) AS first, max(last), sum(length), max(intervened OR kind NOT IN ({own})) AS kept"
+            " FROM records WHERE sender = ? GROUP BY segment, episode ORDER BY first"
+        )
+        return [Span(*row[:4], bool(row[4])) for row in self._all(query, self._ids.get(sender, -1))]
+
     def last_position(self) -> int:
         """The position of the newest record, also of one that is no longer there; 0 before the first."""
         return int(self._all("SELECT value FROM numbers WHERE name = 'position'")[0][0])
@@ -199,12 +223,31 @@ class Index:
 
     def segments(self) -> dict[int, tuple[Name, int]]:
         """Name and committed bytes of every segment, by number."""
-        found = self._all("SELECT number, seed, committed FROM segments")
+        found = self._all("SELECT number, seed, committed FROM segments WHERE committed != ?", _REMOVED)
         return {row[0]: (Name(*row[:2]), row[2]) for row in found}
 
     def set_segment(self, name: Name, committed: int) -> None:
         """Note up to where a segment counts; part of a transaction."""
         self._db.execute("REPLACE INTO segments VALUES (?, ?, ?)", (*name, committed))
+
+    def remove_segments(self, sender: Sender, seq: int, but: Name | None) -> list[Name]:
+        """Forget the segments, but one, that hold nothing but records of ``sender`` up to ``seq``; part of a
+        transaction.  Their files are to be removed, and then :meth:`forget_removed` called.
+        """
+        needed = "SELECT segment FROM records WHERE sender != ? OR last > ?"
+        query = f"UPDATE segments SET committed = {_REMOVED} WHERE number != ? AND number NOT IN ({needed})"
+        self._db.execute(query, (but.number if but else -1, self._ids.get(sender, -1), seq))
+        gone = f"SELECT number FROM segments WHERE committed = {_REMOVED}"
+        self._db.execute(f"DELETE FROM records WHERE segment IN ({gone})")
+        return self.removed()
+
+    def removed(self) -> list[Name]:
+        """The segments whose files may be there, and count for nothing."""
+        return [Name(*row) for row in self._all("SELECT number, seed FROM segments WHERE committed = ?", _REMOVED)]
+
+    def forget_removed(self) -> None:
+        """The files are gone, and stay so after a power cut; part of a transaction."""
+        self._db.execute("DELETE FROM segments WHERE committed = ?", (_REMOVED,))
 
     # Consumers and refused records
 

@@ -19,7 +19,7 @@ from vla_rl.contract import wire
 from vla_rl.fleet import recovery, segments
 from vla_rl.fleet.disk import Disk, RealDisk
 from vla_rl.fleet.errors import ConflictError, GapError, RefusedError, StoreEndedError, StoreFullError
-from vla_rl.fleet.index import Head, Place, Row
+from vla_rl.fleet.index import Head, Place, Row, Span
 from vla_rl.fleet.record import FleetRecord, Sender, decode
 
 log = logging.getLogger("vla_rl.fleet")
@@ -52,6 +52,7 @@ class Ledger:
         self.folder, self._disk, self._reserve, self._segment_bytes = folder, disk or RealDisk(), reserve, segment_bytes
         self._lock = threading.RLock()
         self._ended = ""
+        self._rolled = False
         self._index, self._heads = recovery.recover(folder, self._disk)
         self._segment: segments.Segment | None = None
         self._position = self._index.last_position()
@@ -66,10 +67,52 @@ class Ledger:
             self._check()
             fresh, heads, refused = self._judge(records)
             if fresh:
+                self._make_sure_of_room(sum(len(record.encoded) for record in fresh))
                 self._store(fresh, heads)
             self._set_aside([error.record for error in refused.values() if isinstance(error, ConflictError)])
             durable = {record.sender: self.durable(*record.sender) for record in records}
             return Receipt(durable, refused)
+
+    def give_up(self, dropped: FleetRecord) -> None:
+        """Store ``dropped`` in place of the stored records that it stands for; the reserve may be used for it.
+
+        It gets a segment of its own.  What the others took on the disk is free after :meth:`trim`.
+        """
+        with self._lock:
+            self._check()
+            self.roll()
+            self._store([dropped], {}, replaced=dropped)
+            self.roll()
+
+    def roll(self) -> None:
+        """Have the next record begin a segment, so that those before can be removed without it."""
+        with self._lock:
+            self._rolled = True
+
+    def trim(self, sender: Sender, seq: int) -> None:
+        """Remove the segments that hold nothing but records of ``sender`` up to ``seq``, or ones that it gave up."""
+        with self._lock:
+            self._check()
+            with self._commit():
+                leaving = self._index.remove_segments(sender, seq, self._segment and self._segment.name)
+            if leaving:
+                with self._written(None):
+                    for name in leaving:
+                        self._disk.remove(self.folder / str(name))
+                    self._disk.sync_folder(self.folder)
+                    with self._index.transaction():
+                        self._index.forget_removed()
+
+    def spans(self, sender: Sender) -> list[Span]:
+        """The records of ``sender`` that are here, together as they are in episodes and segments."""
+        with self._lock:
+            return self._index.spans(sender)
+
+    def hash_at(self, sender: Sender, last: int) -> bytes | None:
+        """The hash of the record of ``sender`` that ends with ``last``, which may be damaged; None if it is not here.
+        """
+        with self._lock:
+            return self._index.hash_at(sender, last)
 
     def durable(self, robot: str, epoch: str) -> int:
         """The last sequence number of (robot, epoch) that is stored; -1 for none."""
@@ -174,13 +217,16 @@ class Ledger:
                 batch[sender, new.last] = new.hash
         return fresh, heads, refused
 
-    def _store(self, records: Sequence[FleetRecord], heads: Mapping[Sender, Head]) -> None:
-        size = sum(len(record.encoded) for record in records)
+    def _make_sure_of_room(self, size: int) -> None:
         if size > self.room():
             raise StoreFullError(
                 f"{size} bytes do not fit into {self.folder}, of which {self._reserve} bytes stay free, so they are "
                 "not stored; free space on the disk, and send them again."
             )
+
+    def _store(
+        self, records: Sequence[FleetRecord], heads: Mapping[Sender, Head], replaced: FleetRecord | None = None
+    ) -> None:
         segment = self._current()
         end, frames, rows, position = segment.end, [], [], self._position
         if end == 0:
@@ -197,6 +243,8 @@ class Ledger:
             segment.write(b"".join(frames))
             self._sync(segment)
             with self._index.transaction():
+                if replaced is not None:
+                    self._index.forget(replaced.sender, replaced.seq, replaced.last)
                 self._index.add(rows)
                 self._index.set_heads(heads)
                 self._index.set_segment(segment.name, segment.end)
@@ -207,9 +255,10 @@ class Ledger:
 
     def _current(self) -> segments.Segment:
         """The segment to write to; a new one is in the index before anything is in it."""
-        if self._segment is not None and self._segment.end >= self._segment_bytes:
+        if self._segment is not None and (self._rolled or self._segment.end >= self._segment_bytes):
             self._segment.close()
             self._segment = None
+        self._rolled = False
         if self._segment is None:
             with self._written(None):
                 names = segments.names(self._disk, self.folder)

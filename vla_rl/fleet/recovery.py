@@ -37,6 +37,7 @@ def recover(folder: Path, disk: Disk) -> tuple[Index, dict[Sender, Head]]:
 
 
 def _agree(index: Index, folder: Path, disk: Disk) -> None:
+    _finish_removing(index, folder, disk)
     known, found = index.segments(), segments.names(disk, folder)
     for name, _ in known.values():
         if name not in found:
@@ -51,6 +52,17 @@ def _agree(index: Index, folder: Path, disk: Disk) -> None:
     with index.transaction():
         catching_up.commit()
     index.remember_senders()
+
+
+def _finish_removing(index: Index, folder: Path, disk: Disk) -> None:
+    leaving, found = index.removed(), segments.names(disk, folder)
+    for name in leaving:
+        if name in found:
+            disk.remove(folder / str(name))
+    if leaving:
+        disk.sync_folder(folder)
+        with index.transaction():
+            index.forget_removed()
 
 
 def _make_folder(folder: Path, disk: Disk) -> None:
