@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.faults.known import is_known
+from tests.faults.known import fields_of, is_known
 from vla_rl.fleet.ledger import Ledger
 from vla_rl.fleet.record import FleetRecord, Sender
 
@@ -67,6 +67,8 @@ def enter(record: FleetRecord, found: Findings, there: set[int], last: dict[Send
     last[record.sender] = record.last
     if record.kind == "dropped":
         found.dropped += record.count
+        kept = [seq for seq in numbers if fields_of(record.robot, record.epoch, seq)["intervened"]]
+        found.strangers += [f"record {seq} of an intervention was dropped by {record.robot}" for seq in kept]
         there.update(numbers)
     elif is_known(record):
         there.add(record.seq)

@@ -14,12 +14,12 @@ STEPS = ("create", "write", "sync", "folder sync", "truncate", "commit", "remove
 AROUND = tuple(f"{when} {step}" for step in STEPS for when in ("before", "after"))
 # Where a process can be killed: around each step of its disk, within a write, and around what it says and hears.
 SERVER_POINTS = (*AROUND[:-2], "within write", "before append", "before acknowledgement")
-ROBOT_POINTS = (*AROUND[:-2], "within write", "before put", "after put", "before acknowledged", "after acknowledged")
+ROBOT_POINTS = (*AROUND, "within write", "before put", "after put", "before acknowledged", "after acknowledged")
 POINTS = ("none", *dict.fromkeys((*SERVER_POINTS, *ROBOT_POINTS)))
 OPENING = ("before truncate", "after truncate")  # reached only when opening what was left by a kill within a write
 SLOTS = (
     *("armed", "skip", "failing", "full", "ahead_ms", "wall_ms", "stop", "quiet"),  # by the tormentor
-    *("port", "appended", "acknowledged", "told", "alarms", "failures"),  # by the process
+    *("port", "appended", "acknowledged", "dropped", "told", "alarms", "failures"),  # by the process
 )
 
 

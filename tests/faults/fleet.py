@@ -135,7 +135,7 @@ class Fleet:
         for one in self.robots:
             one.board["quiet"] = 1
             one.proxy.calm()
-        self.until(lambda: all(one.behind == 0 for one in self.robots), "all records are acknowledged", 4 * START_S)
+        self.until(lambda: all(one.behind == 0 for one in self.robots), "all records are acknowledged")
         for process in (*self.robots, self.server):
             process.stop()
 

@@ -17,7 +17,7 @@ from typing import TypeVar
 from tests.faults.board import ROBOT_POINTS, SERVER_POINTS, Board, BoardClock
 from tests.faults.crash_disk import CrashDisk
 from tests.faults.known import fields_of
-from tests.faults.source import SpoolSource
+from tests.faults.source import WatchedSpool
 from tests.fleet.fleets import MemoryPolicies
 from vla_rl.contract.errors import UserError
 from vla_rl.fleet.attempt import LinkOptions
@@ -82,20 +82,23 @@ def robot(folder: Path, board_at: Path, certificates: Path, port: int) -> None:
     _quiet(folder)
     board = Board(board_at)
     name = certificates.name
-    source = _or_fail(lambda: SpoolSource(folder, name, CrashDisk(board), board))
-    folder.with_suffix(".epoch").write_text(source.epoch, encoding="ascii")
+    spool = _or_fail(lambda: WatchedSpool(folder, name, CrashDisk(board), board))
+    folder.with_suffix(".epoch").write_text(spool.epoch, encoding="ascii")
     options = LinkOptions(address=f"127.0.0.1:{port}", backoff=_QUICK, batch_kb=64, **_SILENCE)
-    link = Link(source, options, load_credentials(certificates, "robot"), clock=BoardClock(board))
+    link = Link(spool, options, load_credentials(certificates, "robot"), clock=BoardClock(board))
+    made = spool.next_seq  # records are numbered in the order in which they are put, dropped ones too
     while not board["stop"]:
-        if not board["quiet"] and source.next_seq - board["acknowledged"] < BACKLOG:
+        if not board["quiet"] and made - board["acknowledged"] < BACKLOG:
             board.reach("before put")
-            _or_fail(lambda: source.put(fields_of(source.robot, source.epoch, source.next_seq)))
-            board["appended"] = source.next_seq
+            spool.put(**fields_of(spool.robot, spool.epoch, made))
             board.reach("after put")
+            made += 1
+        board["appended"] = max(board["appended"], spool.next_seq)
+        board["dropped"] = spool.dropped[1]
         board["told"] |= "new spool" in link.status().notice
         time.sleep(0.004)
     link.close()
-    source.close()
+    spool.close()
 
 
 def _or_fail(make: Callable[[], T]) -> T:

@@ -47,8 +47,8 @@ def flipped_bit(fleet: Fleet, draw: random.Random) -> None:
 
 
 def full_disk(fleet: Fleet, draw: random.Random) -> None:
-    """The server's disk is full."""
-    fleet.server.board["full"] = 1
+    """Somebody's disk is full; a robot drops whole episodes then, and no intervention."""
+    draw.choice((fleet.server, *fleet.robots)).board["full"] = 1
 
 
 def failing_disk(fleet: Fleet, draw: random.Random) -> None:

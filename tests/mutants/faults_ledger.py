@@ -94,4 +94,11 @@ FAULTS = (
         "                pass",
         (f"{_ON}test_another_record_of_the_same_number_is_refused_and_set_aside",),
     ),
+    Fault(
+        "a robot forgets what the server has not acknowledged",
+        "vla_rl/fleet/attempt.py",
+        "            self._source.acknowledged(durable)",
+        "            self._source.acknowledged(self._source.next_seq - 1)",
+        ("tests/fleet/test_faults.py::test_whoever_is_killed_comes_back_and_every_record_is_stored_once_and_in_order",),
+    ),
 )
