@@ -27,7 +27,10 @@ class Claim:
 
 @dataclass
 class Findings:
-    """``lost`` counts acknowledged records that are not there, or not as they were made."""
+    """``lost`` counts acknowledged records that are not there, or not as they were made.
+
+    ``dropped``: those that robots gave up because their disks were full, and said so.
+    """
 
     acknowledged: int = 0
     stored: int = 0
@@ -63,7 +66,7 @@ def enter(record: FleetRecord, found: Findings, there: set[int], last: dict[Send
     numbers = range(record.seq, record.last + 1)
     found.reordered += record.seq <= last.get(record.sender, -1)
     found.duplicated += sum(number in there for number in numbers)
-    found.stored += 1
+    found.stored += record.kind != "dropped"
     last[record.sender] = record.last
     if record.kind == "dropped":
         found.dropped += record.count

@@ -185,7 +185,7 @@ def _summary(fleet: Fleet, tally: Tally, draw: random.Random) -> dict[str, Any]:
             must = one.board["acknowledged" if one.gone else "appended"]
             claims.append(Claim(sender, one.board["acknowledged"], must))
     found = audit(fleet.server.folder, claims)
-    count = min(FLIPS, found.stored)
+    count = min(FLIPS, found.stored)  # of records, dropped ones too
     told, others = flip(fleet.server.folder, fleet.folder / "flipped", count, draw)
     return {
         "rounds": tally.rounds,

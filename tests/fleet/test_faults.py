@@ -25,7 +25,7 @@ def test_whoever_is_killed_comes_back_and_every_record_is_stored_once_and_in_ord
     found = play(tmp_path / "fleet", ROUNDS, robots=2)
     assert what_is_wrong(found) == ""
     assert found["rounds"] >= len(ROUNDS) and found["in_flight"] >= len(ROUNDS) / 2 and not found["missed"]
-    assert found["stored"] >= found["acknowledged"] >= 150 * len(ROUNDS)
+    assert found["stored"] + found["dropped"] >= found["acknowledged"] >= 150 * len(ROUNDS)
     assert "server was hit fewer than 2 times" in what_is_wrong(found, 2)
 
 
@@ -54,6 +54,15 @@ def test_the_audit_counts_what_is_there_twice_or_too_late():
     for seq in (0, 2, 1, 3, 3):
         enter(made[seq], found, there, last)
     assert (found.duplicated, found.reordered, there) == (1, 2, {0, 1, 2, 3})
+
+
+def test_an_episode_that_a_robot_gave_up_is_counted_and_an_intervention_is_missed():
+    found = Findings()
+    for seq in (0, 40):  # episodes of 40; a person chose in every fifth, and so in the first
+        given = {"robot": "arm", "epoch": EPOCH, "kind": "dropped", "previous": NO_HASH, "payload": bytes(32)}
+        enter(FleetRecord(seq=seq, count=2, **given), found, set(), {})
+    assert (found.dropped, found.stored) == (4, 0)
+    assert found.strangers == [f"record {seq} of an intervention was dropped by arm" for seq in (0, 1)]
 
 
 @pytest.mark.parametrize("field", ["payload", "task", "episode", "policy_version"])
