@@ -170,3 +170,34 @@ def cut_twice(tmp_path: Path, stride: int) -> None:
             Story(second.disk.left(tmp_path / f"{story.disk.root.name}-{number}-left", "torn", number)).check(story)
             if over:
                 break
+
+
+def seqs_in(disk: TornDisk) -> list[int]:
+    """What a ledger on ``disk`` holds, whose process is killed then."""
+    ledger = Ledger(disk.root / "ledger", disk, reserve=0, segment_bytes=300)
+    found = [record.seq for _, record in ledger.read(0, 100)]
+    disk.kill(ledger.close)
+    return found
+
+
+def test_what_was_trimmed_stays_away_after_a_kill_and_a_power_cut(tmp_path):
+    arm = Sender("arm", EPOCH)
+    for number in count(1):
+        (root := tmp_path / str(number)).mkdir()
+        disk, trimmed = TornDisk(root), False
+        ledger = Ledger(root / "ledger", disk, reserve=0, segment_bytes=300)
+        for record in CHAINS[arm]:
+            ledger.append([record])
+        disk.before = at(disk.points + number, disk.cut)
+        with contextlib.suppress(PowerCut, StoreEndedError, sqlite3.Error):
+            ledger.trim(arm, 7)
+            trimmed = True
+        disk.before = lambda point: None
+        found = [record.seq for _, record in ledger.read(0, 100)] if trimmed else []
+        disk.kill(ledger.close)
+        found = found or seqs_in(disk)
+        assert seqs_in(disk.left(tmp_path / f"left{number}", "nothing")) == found
+        assert found[-4:] == [8, 9, 10, 11]
+        if trimmed:
+            assert number > 5 and found[0] > 0
+            return

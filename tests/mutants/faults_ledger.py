@@ -101,4 +101,18 @@ FAULTS = (
         "            self._source.acknowledged(self._source.next_seq - 1)",
         ("tests/fleet/test_faults.py::test_whoever_is_killed_comes_back_and_every_record_is_stored_once_and_in_order",),
     ),
+    Fault(
+        "a removed segment may come back",
+        _LEDGER,
+        "self._disk.sync_folder(self.folder)",
+        "pass",
+        (f"{_CUT}test_what_was_trimmed_stays_away_after_a_kill_and_a_power_cut",),
+    ),
+    Fault(
+        "a segment whose removal was finished at opening may come back",
+        _RECOVERY,
+        "disk.sync_folder(folder)",
+        "pass",
+        (f"{_CUT}test_what_was_trimmed_stays_away_after_a_kill_and_a_power_cut",),
+    ),
 )
