@@ -201,7 +201,9 @@ class Index:
             f"SELECT episode, min(seq) AS first, max(last), sum(length), max(intervened OR kind NOT IN ({own})) AS kept"
             " FROM records WHERE sender = ? GROUP BY segment, episode ORDER BY first"
         )
-        return [Span(*row[:4], bool(row[4])) for row in self._all(query, self._ids.get(sender, -1))]
+        return [
+            Span(row[0], row[1], row[2], row[3], bool(row[4])) for row in self._all(query, self._ids.get(sender, -1))
+        ]
 
     def last_position(self) -> int:
         """The position of the newest record, also of one that is no longer there; 0 before the first."""

@@ -94,7 +94,7 @@ class Ledger:
         with self._lock:
             self._check()
             with self._commit():
-                leaving = self._index.remove_segments(sender, seq, self._segment and self._segment.name)
+                leaving = self._index.remove_segments(sender, seq, self._segment.name if self._segment else None)
             if leaving:
                 with self._written(None):
                     for name in leaving:
@@ -109,8 +109,7 @@ class Ledger:
             return self._index.spans(sender)
 
     def hash_at(self, sender: Sender, last: int) -> bytes | None:
-        """The hash of the record of ``sender`` that ends with ``last``, which may be damaged; None if it is not here.
-        """
+        """The hash of the record of ``sender`` that ends with ``last``, which may be damaged; None if it is not here."""
         with self._lock:
             return self._index.hash_at(sender, last)
 

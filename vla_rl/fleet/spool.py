@@ -39,9 +39,7 @@ class Spool:
     Raises UserError for a folder of another robot, or one that another process has open.
     """
 
-    def __init__(
-        self, folder: Path, robot: str, options: SpoolOptions | None = None, disk: Disk | None = None
-    ) -> None:
+    def __init__(self, folder: Path, robot: str, options: SpoolOptions | None = None, disk: Disk | None = None) -> None:
         options = options or SpoolOptions()
         self._limit = round(options.queue_mb * 2**20)
         self._open: Callable[[], SpoolStore] = lambda: SpoolStore(folder, robot, options, disk)
