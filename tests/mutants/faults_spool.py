@@ -17,9 +17,9 @@ FAULTS = (
     ),
     Fault(
         "half an episode is kept when memory is full",
-        _SPOOL,
-        "if self._losing == episode or self._size",
-        "if self._size",
+        _STORE,
+        "                self._given_up = episode\n",
+        "",
         (f"{_ON}test_a_disk_that_hangs_makes_nobody_wait_and_costs_whole_autonomous_episodes",),
     ),
     Fault(

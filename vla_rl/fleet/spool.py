@@ -48,7 +48,6 @@ class Spool:
         self._waiting: deque[FleetRecord | _Lost] = deque()
         self._size = 0  # bytes in memory
         self._running, self._intervened = "", False  # the running episode, and whether a person chose anything in it
-        self._losing: str | None = None  # the episode that is being dropped
         self._wake, self._changed = threading.Condition(), threading.Condition()
         self._closing, self._busy, self._acknowledged = False, False, -1
         self._next, self._first = self._store.last + 1, self._store.first
@@ -88,10 +87,10 @@ class Spool:
         )
         with self._wake:
             if episode != self._running:
-                self._running, self._intervened, self._losing = episode, False, None
+                self._running, self._intervened = episode, False
             self._intervened |= intervened
             limit = self._limit * (_PATIENCE if self._intervened or not episode else 1)
-            if self._losing == episode or self._size + len(payload) > limit:
+            if self._size + len(payload) > limit:
                 self._lose(episode)
             else:
                 self._waiting.append(record)
@@ -99,7 +98,7 @@ class Spool:
             self._wake.notify()
 
     def _lose(self, episode: str) -> None:
-        """Drop what memory holds of the running episode, and what comes of it."""
+        """Drop what memory holds of the running episode; the store drops the rest of it."""
         lost = _Lost(episode, 1)
         while self._waiting and self._waiting[-1].episode == episode:
             newest = self._waiting.pop()
@@ -108,7 +107,6 @@ class Spool:
             else:
                 lost.count, self._size = lost.count + 1, self._size - len(newest.payload)
         self._waiting.append(lost)
-        self._losing = episode or None
 
     # What the link asks
 
