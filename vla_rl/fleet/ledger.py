@@ -109,7 +109,7 @@ class Ledger:
             return self._index.spans(sender)
 
     def hash_at(self, sender: Sender, last: int) -> bytes | None:
-        """The hash of the record of ``sender`` that ends with ``last``, which may be damaged; None if it is not here."""
+        """The hash of the record of ``sender`` that ends with ``last``, which may be damaged; None if it is gone."""
         with self._lock:
             return self._index.hash_at(sender, last)
 
