@@ -18,8 +18,8 @@ FAULTS = (
     Fault(
         "half an episode is kept when memory is full",
         _STORE,
-        "                self._given_up = episode\n",
-        "",
+        "self._given_up = episode",
+        'self._given_up = ""',
         (f"{_ON}test_a_disk_that_hangs_makes_nobody_wait_and_costs_whole_autonomous_episodes",),
     ),
     Fault(
