@@ -1,8 +1,9 @@
-"""``vla-rl fleet simulate [FILE.py:function] [options]``: commands about a fleet of robots."""
+"""``vla-rl fleet simulate [FILE.py:function] [options]`` and ``export FOLDER``: commands about a fleet of robots."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from vla_rl.cli.override import override
 from vla_rl.cli.train import take_option
@@ -19,6 +20,10 @@ failures; the same seed gives the same run.  FILE.py:function (default: fleet.py
   --robots 1 2 4     sizes of the fleets, one after the other
   --policy FOLDER    the checkpoint that all robots begin with; --demonstrations FOLDER, what it has imitated
   --times.sync 60    any number of the fleet, such as the seconds between two publications"""
+EXPORT = """vla-rl fleet export FOLDER [--out DATASET]
+
+The whole episodes that the fleet of FOLDER has recorded, as a LeRobotDataset v3.0 (default: FOLDER/dataset).  A dataset
+that is there is moved aside.  The server must not run meanwhile; after a crash it goes on as well as after Ctrl-C."""
 CONFIG = "fleet.py:hg_dagger"
 
 
@@ -48,4 +53,21 @@ def simulate(given: list[str]) -> None:
         )
 
 
-COMMANDS = {"simulate": simulate}
+def export(given: list[str]) -> None:
+    """``vla-rl fleet export FOLDER [--out DATASET]``."""
+    if given in ([], ["-h"], ["--help"]) or given[0].startswith("-"):
+        print(EXPORT)
+        if given in (["-h"], ["--help"]):
+            return
+        raise UserError("fleet export needs the fleet's folder, for example vla-rl fleet export runs/fleet.")
+    from vla_rl.recipes.fleet import export as recipe
+
+    folder = Path(given[0])
+    out, rest = take_option(given[1:], "--out", str(folder / "dataset"))
+    if rest:
+        raise UserError(f"fleet export has no option {rest[0]!r}; it takes --out DATASET.")
+    summary = recipe.export(folder, Path(out), console.print)
+    console.print(f"{summary}: {out}", highlight=False)
+
+
+COMMANDS = {"simulate": simulate, "export": export}

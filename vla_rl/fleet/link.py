@@ -79,9 +79,11 @@ class Link:
         """The manifest of a policy; raises UnreachableError."""
         return self._ask(MANIFEST, pb.ManifestRequest(version=version))
 
-    def chunk(self, sha256: bytes, offset: int, count: int) -> bytes:
-        """At most ``count`` bytes of a chunk from ``offset`` on, b"" behind its end; raises UnreachableError."""
-        data = self._ask(CHUNK, pb.ChunkRequest(sha256=sha256, offset=offset, count=count))
+    def chunk(self, digest: str, offset: int, count: int) -> bytes:
+        """At most ``count`` bytes from ``offset`` on of the chunk whose SHA-256 is ``digest`` (hexadecimal), b"" behind
+        its end; raises UnreachableError.
+        """
+        data = self._ask(CHUNK, pb.ChunkRequest(sha256=bytes.fromhex(digest), offset=offset, count=count))
         if len(data) > count:
             raise UnreachableError(f"the server sent {len(data)} bytes for {count}, so they are dropped; update it.")
         return data

@@ -48,6 +48,7 @@ class Session:
         self.heard = clock.now()
         self.durable = durable
         self.policy: tuple[int, str] | None = None  # what the robot was sent
+        self.offered = durable  # the newest record that the robot had when it came
         self.received = 0  # records
         self._expected = durable + 1
         self._refusing = False  # everything until the expected record comes
@@ -60,6 +61,11 @@ class Session:
     def busy(self) -> bool:
         """Whether the disk has to catch up, so that silence says nothing about the robot."""
         return self._in_flight > 0
+
+    @property
+    def behind(self) -> int:
+        """How many of the records that the robot came with are not on disk."""
+        return max(0, self.offered - self.durable)
 
     def tell(self, message: pb.FromServer) -> None:
         """Send ``message``, in place of an older one of its kind that has not been sent."""

@@ -132,6 +132,12 @@ class FleetTransport:
         """The robots that are here, and the newest record of each that is on disk."""
         return {one.session.sender: one.session.durable for one in self._present()}
 
+    def waiting(self) -> dict[str, int]:
+        """The robots that are here, and how many of the records that they came with are not on disk yet."""
+        present = self._present()
+        names = {one.session.sender.robot for one in present}
+        return {name: sum(one.session.behind for one in present if one.session.sender.robot == name) for name in names}
+
     def alarm(self, sentence: str) -> None:
         """Note what a person should look at."""
         log.error("%s", sentence)
@@ -201,6 +207,7 @@ class FleetTransport:
         if older is not None:
             sentence = f"a newer connection of robot {sender.robot!r} with the same spool took over."
             older.session.end(Code.ABORTED, sentence)
+        session.offered = hello.next_seq - 1
         session.policy = self._policies.head(sender.robot)
         welcome = pb.Welcome(
             server=self.id.bytes,

@@ -16,9 +16,9 @@ from vla_rl.experience.lerobot.translate import Recording
 from vla_rl.fleet.episodes import EpisodeReader, FleetEpisode
 from vla_rl.fleet.ledger import Ledger
 from vla_rl.fleet.record import FleetRecord
+from vla_rl.fleet.server import LEDGER
 from vla_rl.recipes.progress import bar
 
-LEDGER = "ledger"  # in a fleet's folder
 _BATCH = 256  # records that are read at a time
 
 

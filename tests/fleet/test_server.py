@@ -1,0 +1,130 @@
+"""The fleet's server: everything that the page and the rule of canaries say comes from what is on the disk."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+from tests.docs.conftest import ROOT
+from tests.fleet.checkpoints import KEY, PUBLISHED, SPEC_HASH, TRUSTED, checkpoint, content
+from tests.fleet.episodes import chained, episode, introduction
+from tests.fleet.fleets import MemorySpool, wait_until
+from vla_rl.cli.main import main
+from vla_rl.contract.errors import UserError
+from vla_rl.experience.datasets import load_demonstrations
+from vla_rl.fleet.policy_cache import PolicyCache
+from vla_rl.fleet.server import FleetServer, FleetServerConfig
+from vla_rl.fleet.transport import TransportOptions
+
+ANY = FleetServerConfig(TransportOptions(port=0), page_port=0)
+WHO = ("a person", "a test")
+
+
+def spool_of(*episodes, robot="arm"):
+    """A robot that holds these episodes."""
+    spool = MemorySpool(robot, introduction().epoch)
+    spool.records = chained(replace(one, robot=robot) for one in [introduction(), *(r for e in episodes for r in e)])
+    return spool
+
+
+@pytest.fixture
+def opened(tmp_path, ending):
+    return lambda: ending.enter_context(closing(FleetServer(tmp_path / "fleet", ANY)))
+
+
+def shown(server):
+    """What the page shows."""
+    with urllib.request.urlopen(f"{server.page.url}status") as answer:
+        return json.load(answer)
+
+
+def test_what_robots_send_is_on_the_page_also_after_a_restart(opened, link):
+    server = opened()
+    link(server.transport.port, spool_of(episode("a", 3), episode("b", 2, "time_limit"), episode("c", 2, "redo")))
+    wait_until(lambda: shown(server)["robots"].get("arm", {}).get("records") == 11)
+    before = shown(server)
+    assert (before["total"]["episodes"], before["total"]["successes"], before["total"]["steps"]) == (2, 1, 5)
+    assert before["robots"]["arm"]["connected"] and before["robots"]["arm"]["waiting"] == 0
+    assert before["robots"]["arm"]["task"] == "lift" and before["versions"]["1"]["episodes"] == 2
+    server.close()
+    again = opened()
+    wait_until(lambda: shown(again)["robots"].get("arm", {}).get("records") == 11)
+    assert shown(again)["total"] == before["total"]
+
+
+def test_a_robot_downloads_what_the_registry_has_for_it(opened, link, tmp_path):
+    server, announced = opened(), []
+    made = link(server.transport.port, MemorySpool(), on_policy=lambda *policy: announced.append(policy))
+    folder = checkpoint(tmp_path / "checkpoint", 1)
+    server.registry.publish(folder, PUBLISHED, KEY, *WHO)
+    server.registry.promote(1, *WHO)
+    wait_until(lambda: (1, "active") in announced)
+    cached = PolicyCache(tmp_path / "robot", TRUSTED).fetch(1, SPEC_HASH, made)
+    assert content(cached.folder) == content(folder)
+    wait_until(lambda: shown(server)["versions"].get("1", {}).get("state") == "active")
+    with pytest.raises(UserError, match="9"):
+        made.manifest(9)
+
+
+def test_a_canary_that_fails_is_taken_back_and_that_is_an_alarm(opened, link, tmp_path):
+    server = opened()
+    for version in (1, 2):
+        server.registry.publish(checkpoint(tmp_path / str(version), version), PUBLISHED, KEY, *WHO)
+    server.registry.promote(1, *WHO)
+    server.registry.try_on(2, ["arm"], *WHO)
+    good = [episode(f"good{n}", 1) for n in range(12)]
+    bad = [episode(f"bad{n}", 1, "time_limit", version=2) for n in range(12)]
+    link(server.transport.port, spool_of(*good, *bad))
+    wait_until(lambda: server.registry.releases.canary is None)
+    wait_until(lambda: any("the canary was taken back" in one["sentence"] for one in shown(server)["alarms"]))
+    assert server.registry.releases.active == 1 and len(server.registry.history()) == 5
+
+
+def test_an_episode_whose_end_cannot_be_read_is_an_alarm_and_the_rest_is_counted(opened, link):
+    broken = [replace(one, payload=b"\xc0") if one.kind == "episode_end" else one for one in episode("a", 1)]
+    server = opened()
+    link(server.transport.port, spool_of(broken, episode("b", 1)))
+    wait_until(lambda: shown(server)["total"]["episodes"] == 1)
+    assert "episode a" in shown(server)["alarms"][0]["sentence"]
+
+
+def test_it_starts_on_this_machine_alone_without_certificates(tmp_path):
+    with pytest.raises(UserError, match="leads to other machines"):
+        FleetServer(tmp_path, FleetServerConfig(TransportOptions("0.0.0.0", 0), 0))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_command_serves_until_it_is_killed_goes_on_and_gives_a_dataset(tmp_path, link):
+    def started():
+        command = [sys.executable, "-m", "vla_rl.cli", "serve", str(tmp_path / "fleet"), "--port", "0"]
+        process = subprocess.Popen(
+            [*command, "--page-port", "0"],
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        printed = process.stderr.readline()
+        return process, int(re.search(r"127\.0\.0\.1:(\d+)", printed)[1])
+
+    spool = spool_of(episode("a", 3), episode("b", 2))
+    first, port = started()
+    sent = link(port, spool)
+    wait_until(lambda: spool.acknowledgements[-1:] == [7])
+    first.kill()
+    sent.close()
+    second, _ = started()
+    assert "holds 8 records" in second.stderr.readline()
+    second.send_signal(signal.SIGINT)
+    assert second.wait() == 130 and "is on the disk" in second.stderr.read()
+    first.stderr.close(), second.stderr.close(), first.wait()
+    main(["fleet", "export", str(tmp_path / "fleet")])
+    assert load_demonstrations(tmp_path / "fleet" / "dataset", [0, 1]).time.tolist() == [0, 1, 2, 0, 1]

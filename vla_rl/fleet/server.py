@@ -1,0 +1,78 @@
+"""The fleet's server: what robots send is on its disk before it says so, and a page shows how it goes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vla_rl.fleet.identity import Credentials, Revoked, check_reach
+from vla_rl.fleet.ledger import Ledger
+from vla_rl.fleet.page import PageAddress, PageServer
+from vla_rl.fleet.registered import RegisteredPolicies
+from vla_rl.fleet.registry import Registry
+from vla_rl.fleet.status import Status
+from vla_rl.fleet.transport import FleetTransport, TransportOptions
+from vla_rl.fleet.watcher import Watcher
+
+log = logging.getLogger("vla_rl.fleet")
+LEDGER, REGISTRY = "ledger", "registry"  # in a fleet's folder
+_LOOK_S = 0.2  # how often the ledger is looked at
+
+
+@dataclass(frozen=True)
+class FleetServerConfig:
+    """Where robots connect, and the port of the page, which this machine alone can open (0: any that is free)."""
+
+    transport: TransportOptions = field(default_factory=TransportOptions)
+    page_port: int = 7791
+
+
+class FleetServer:
+    """Serves the fleet in ``folder`` until :meth:`close`.
+
+    A SIGKILL at any moment loses nothing that was acknowledged.  Raises UserError when other machines could connect
+    without certificates, when a port is taken, and when another server has the folder.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: FleetServerConfig | None = None,
+        credentials: Credentials | None = None,
+        revoked: Revoked | None = None,
+    ) -> None:
+        config = config or FleetServerConfig()
+        check_reach(config.transport.host, credentials)
+        self.status, self._ending = Status(), threading.Event()
+        with ExitStack() as opening:
+            self.ledger = opening.enter_context(closing(Ledger(folder / LEDGER)))
+            self.registry = Registry(folder / REGISTRY)
+            policies = RegisteredPolicies(self.registry)
+            self.page = opening.enter_context(closing(PageServer(self.status, PageAddress(port=config.page_port))))
+            transport = FleetTransport(self.ledger, policies, config.transport, credentials, revoked)
+            self.transport = opening.enter_context(closing(transport))
+            self._watcher = Watcher(self.ledger, self.registry, self.status, transport.waiting, transport.alarms)
+            self._thread = threading.Thread(target=self._watch, name="fleet-watcher", daemon=True)
+            self._thread.start()
+            self._opened = opening.pop_all()
+
+    def close(self) -> None:
+        """End connections and page; what was acknowledged is on the disk.  Safe to call twice."""
+        self._ending.set()
+        self._thread.join()
+        self._opened.close()
+
+    def _watch(self) -> None:
+        try:
+            while not self._ending.is_set():
+                if not self._watcher.look():
+                    self._ending.wait(_LOOK_S)
+        except Exception as error:  # robots go on sending, so it is said where people look
+            log.exception("the ledger is no longer watched")
+            self.status.alarm(
+                f"the server no longer counts what robots send ({error}), so this page stands still, while records are "
+                "stored as before; look at its log and start it again."
+            )

@@ -1,0 +1,92 @@
+"""What the server knows about its fleet: the ledger's records, counted for the page and for the rule of canaries."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from vla_rl.contract.errors import ContractError
+from vla_rl.fleet.canary import Outcomes
+from vla_rl.fleet.episode_end import EpisodeEnd
+from vla_rl.fleet.ledger import Ledger
+from vla_rl.fleet.record import FleetRecord
+from vla_rl.fleet.registry import Registry
+from vla_rl.fleet.status import Status
+
+log = logging.getLogger("vla_rl.fleet")
+_BATCH = 256  # records that are read at a time
+
+
+class Watcher:
+    """Reads ``ledger`` from its beginning, so that after a restart the counts are those of before.
+
+    waiting  {robot: records that it holds and the server does not}, of the robots that are connected
+    alarms   sentences of others, which are taken out of it
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        registry: Registry,
+        status: Status,
+        waiting: Callable[[], Mapping[str, int]],
+        alarms: deque[str],
+    ) -> None:
+        self._ledger, self._registry, self._status = ledger, registry, status
+        self._waiting, self._alarms = waiting, alarms
+        self._position, self._present = 0, frozenset[str]()
+        self._stages: dict[int, str] = {}
+        self._warned: frozenset[str] = frozenset()  # what the canary's alarms are, while it is tried
+
+    def look(self) -> bool:
+        """Take in what is new; returns whether there may be more at once."""
+        waiting = self._waiting()
+        self._presence(waiting)
+        found = self._ledger.read(self._position, _BATCH)
+        for self._position, record in found:
+            self._take(self._position, record, waiting.get(record.robot, 0))
+        for version, stage in self._registry.releases.stages.items():
+            if self._stages.get(version) != stage:
+                self._stages[version] = stage
+                self._status.policy(version, stage)
+        while self._alarms:
+            self._status.alarm(self._alarms.popleft())
+        return len(found) == _BATCH
+
+    def _presence(self, waiting: Mapping[str, int]) -> None:
+        for robot, count in waiting.items():
+            self._status.connected(robot, count)
+        for robot in self._present - waiting.keys():
+            self._status.disconnected(robot)
+        self._present = frozenset(waiting)
+
+    def _take(self, position: int, record: FleetRecord, waiting: int) -> None:
+        self._status.stored(record.robot, record.task, record.policy_version, len(record.payload), waiting)
+        if record.kind == "dropped":
+            self._status.dropped(record.robot, record.count)
+        if record.kind == "episode_end":
+            try:
+                end = EpisodeEnd.from_payload(record.payload)
+            except ContractError as error:
+                self._status.alarm(f"robot {record.robot}, episode {record.episode}: {error}")
+                return
+            if end.outcome != "redo":  # a person had it played again
+                self._ended(position, record, end)
+
+    def _ended(self, position: int, record: FleetRecord, end: EpisodeEnd) -> None:
+        """Interventions and clips are counted once an episode: their control steps belong together."""
+        version = record.policy_version
+        self._status.episode(record.robot, version, end)
+        if version not in self._registry.releases.stages:
+            return  # nobody's policy, or one from elsewhere
+        found = Outcomes(1, int(end.success), end.seconds, int(end.intervened > 0), int(end.clipped > 0))
+        verdict = self._registry.record(position, record.robot, version, found)
+        if verdict is None:
+            self._warned = frozenset()
+            return
+        for sentence in sorted({*verdict.alarms} - self._warned):
+            self._status.alarm(sentence)
+        self._warned |= {*verdict.alarms}
+        if verdict.rollback:
+            self._status.alarm(f"the canary was taken back: {verdict.why}; look at what it learned.")
