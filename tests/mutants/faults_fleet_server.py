@@ -16,24 +16,10 @@ FAULTS = (
         _PAGE,
     ),
     Fault(
-        "counts begin anew at a restart",
-        _WATCHER,
-        "self._position, self._present = 0, frozenset[str]()",
-        "self._position, self._present = ledger.position, frozenset[str]()",
+        "a robot that has sent everything seems to hold more",
+        "vla_rl/fleet/session.py",
+        "return max(0, self.offered - self.durable)",
+        "return max(1, self.offered - self.durable)",
         _PAGE,
-    ),
-    Fault(
-        "how a policy's episodes went is not counted for the canary",
-        _WATCHER,
-        "if version not in self._registry.releases.stages:",
-        "if version in self._registry.releases.stages:",
-        (f"{_ON}test_a_canary_that_fails_is_taken_back_and_that_is_an_alarm",),
-    ),
-    Fault(
-        "robots are told of no policy",
-        "vla_rl/fleet/registered.py",
-        "version = releases.version_for(robot)",
-        "version = None",
-        (f"{_ON}test_a_robot_downloads_what_the_registry_has_for_it",),
     ),
 )
