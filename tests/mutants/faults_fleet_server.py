@@ -22,4 +22,18 @@ FAULTS = (
         "return max(1, self.offered - self.durable)",
         _PAGE,
     ),
+    Fault(
+        "a robot sends a second run's episodes under the names of the first",
+        "vla_rl/recipes/robots/streaming.py",
+        "uuid.uuid4().hex[:12]",
+        '"run"',
+        ("tests/recipes/robots/test_streaming.py::test_without_a_server_a_robot_goes_on_and_sends_it_next_time",),
+    ),
+    Fault(
+        "the end of an episode is not sent",
+        "vla_rl/recipes/robots/streaming.py",
+        "        self._do(self._end, records, name, self._task(step))",
+        "        self._task(step)",
+        ("tests/recipes/robots/test_streaming.py::test_without_a_server_a_robot_goes_on_and_sends_it_next_time",),
+    ),
 )

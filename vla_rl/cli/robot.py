@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -17,6 +19,9 @@ from vla_rl.recipes.robots import desk
 
 if TYPE_CHECKING:
     from vla_rl.recipes.robots.drive import EpisodesConfig
+    from vla_rl.recipes.robots.session import Session
+
+SPOOLS = Path("runs/spools")  # a folder for each robot of this computer: what its server has not stored yet
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,8 @@ class Robot:
     home FILE writes into the file where the arm is now: it goes there before each episode.
     teleop FILE [--speed SHARE] lets you drive by the file's teleoperator; nothing is recorded.
     record FILE [--out FOLDER] [--episodes N] [--policy CHECKPOINT] [--speed SHARE] [--execution HOW] [--steps N]
-    [--real-time GUIDANCE] [--delay MS] [--seed S] records episodes as a LeRobotDataset v3.0.
+    [--real-time GUIDANCE] [--delay MS] [--seed S] [--server HOST:PORT] [--credentials FOLDER] records episodes as a
+    LeRobotDataset v3.0, and sends them to the server of a fleet.
     replay FILE --dataset FOLDER [--episode N] [--speed SHARE] does a recorded episode again, at a quarter of its speed
     unless you say otherwise.
     run FILE --policy CHECKPOINT, with the same options, lets a policy drive, at a quarter of the speed unless you say
@@ -101,6 +107,8 @@ class Record:
     real_time: Literal["", "identity", "vjp"] = ""  # real-time chunking: how the next chunk is guided by the last
     delay: float = 0.0  # ms from an observation to its chunk, on a simulated robot: a policy on a slow machine
     seed: int = 1  # of the training run that the episodes are for, and of the policy's noise
+    server: str = ""  # HOST:PORT of vla-rl serve, which gets every control step as it is played; "": none
+    credentials: str = ""  # folder of this robot's certificate, for a server on another machine
 
     def __post_init__(self) -> None:
         """Raises UserError for numbers without meaning."""
@@ -138,6 +146,8 @@ class Run(Record):
         super().__post_init__()
         if self.dry_run and self.out:
             raise UserError("A dry run executes nothing, so there is nothing to record; leave --out or --dry-run out.")
+        if self.dry_run and self.server:
+            raise UserError("A dry run executes nothing, so there is nothing to send; leave --server or --dry-run out.")
 
 
 def robot(arguments: Sequence[str]) -> None:
@@ -211,8 +221,22 @@ def _drive(name: str, config: Record, held_out: bool) -> None:
     from vla_rl.recipes.robots import drive
 
     settings = _settings(config, held_out)
-    summary = drive.drive(drive.robot_config(name), settings, Path(config.out) if config.out else None, console)
+    out, through = Path(config.out) if config.out else None, _through(name, config)
+    summary = drive.drive(drive.robot_config(name), settings, out, console, through)
     console.print(f"{summary}{f': {config.out}' if config.out else ''}")
+
+
+def _through(name: str, config: Record) -> Callable[[Session], AbstractContextManager[Session]]:
+    """What the session of the robot ``name`` is played through: its way to the server, if there is one."""
+    if not config.server:
+        return nullcontext
+    from vla_rl.fleet.identity import load_credentials
+    from vla_rl.recipes.robots.streaming import ServerConfig, streaming
+
+    credentials = load_credentials(Path(config.credentials), "robot") if config.credentials else None
+    robot = credentials.name if credentials else Path(name).stem
+    server = ServerConfig(config.server, robot, SPOOLS / robot, credentials)
+    return partial(streaming, config=server, show=console)
 
 
 def _dry_run(name: str, config: Run) -> None:

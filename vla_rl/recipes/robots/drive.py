@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,14 +91,22 @@ def robot_config(name: str) -> RobotConfig:
     return RobotConfig(_SIMULATED_SO101, limits=limits.to_json())
 
 
-def drive(config: RobotConfig, settings: EpisodesConfig, out: Path | None, show: Console) -> EpisodesSummary:
+def drive(
+    config: RobotConfig,
+    settings: EpisodesConfig,
+    out: Path | None,
+    show: Console,
+    through: Callable[[Session], AbstractContextManager[Session]] = nullcontext,
+) -> EpisodesSummary:
     """Play episodes and, with ``out``, record them as a LeRobotDataset v3.0; what was there is moved aside.
 
+    ``through`` makes the session that plays of the arm's: one that sends what is played elsewhere, for instance.
     An episode that a person ends with "redo" is played again and not kept.
     """
     with (
         closing(open_session(config, settings.execution, waiting(show))) as session,
         _deciding(session, config, settings) as decide,
+        through(session) as played,
     ):
         aside = out and move_aside(out)
         if aside:
@@ -106,7 +114,7 @@ def drive(config: RobotConfig, settings: EpisodesConfig, out: Path | None, show:
         shown = session.display(show, settings.episodes)
         with Recorder(out) if out else nullcontext() as recorder, shown as display:
             try:
-                return _play(session, decide, settings, recorder, display)
+                return _play(played, decide, settings, recorder, display)
             except KeyboardInterrupt as stop:
                 kept = f" with {recorder.episodes} episodes recorded in {out}" if recorder else ""
                 raise type(stop)(f"stopped{kept}.") from stop

@@ -88,7 +88,7 @@ class Recorder:
     def __init__(self, folder: Path) -> None:
         self.episodes = 0  # that were given
         self._recording = Recording(folder)
-        self._thread = ThreadPoolExecutor(1, "recorder", initializer=_step_back)
+        self._thread = ThreadPoolExecutor(1, "recorder", initializer=step_back)
         self._writing: Future[None] | None = None
 
     def __enter__(self) -> Recorder:
@@ -112,5 +112,6 @@ class Recorder:
             self._writing.result()
 
 
-def _step_back() -> None:
+def step_back() -> None:
+    """Let control and policy go before the thread that calls this."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

@@ -1,0 +1,70 @@
+"""What an arm does reaches the fleet's server as it is played, or waits on the robot until there is one."""
+
+from __future__ import annotations
+
+import io
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from rich.console import Console
+
+from tests.fleet.fleets import wait_until
+from tests.recipes.robots.test_robot_recording import OPEN_LOOP, simulated
+from vla_rl.cli import robot
+from vla_rl.contract.errors import UserError
+from vla_rl.experience.datasets import load_demonstrations
+from vla_rl.fleet.server import FleetServer, FleetServerConfig
+from vla_rl.fleet.transport import TransportOptions
+from vla_rl.recipes.fleet.export import export
+from vla_rl.recipes.progress import console
+from vla_rl.recipes.robots import drive
+from vla_rl.recipes.robots.streaming import ServerConfig, streaming
+
+
+def server_in(folder, port=0):
+    return closing(FleetServer(folder, FleetServerConfig(TransportOptions(port=port), page_port=0)))
+
+
+def played(config, episodes, address, folder):
+    """A run of so many short episodes of the expert, and what was printed of the server."""
+    printed = Console(file=io.StringIO(), width=300)
+    through = partial(streaming, config=ServerConfig(address, "arm-1", folder), show=printed)
+    settings = drive.EpisodesConfig("expert", episodes, 1, OPEN_LOOP)
+    return drive.drive(config, settings, None, console, through), printed.file.getvalue()
+
+
+def test_every_step_is_on_the_server_and_its_dataset_has_the_episodes(tmp_path):
+    config = replace(simulated(), seconds=1.0)
+    with server_in(tmp_path / "fleet") as server:
+        summary, printed = played(config, 2, f"127.0.0.1:{server.transport.port}", tmp_path / "spool")
+        assert "everything is stored" in printed
+        wait_until(lambda: server.status.snapshot()["total"]["episodes"] == 2)
+        total = server.status.snapshot()["total"]
+    assert (total["steps"], total["successes"]) == (summary.steps, summary.outcomes["success"])
+    assert total["clipped"] == summary.clipped and total["intervened"] == 0
+    found = export(tmp_path / "fleet", tmp_path / "dataset", print)
+    assert (found.episodes, found.steps) == (2, summary.steps) and not found.left_out
+    dataset = load_demonstrations(tmp_path / "dataset", [0, 1])
+    assert dataset.tasks == ("pick up the red cube",) and set(dataset.extras["complementary_info.robot"]) == {"arm-1"}
+
+
+def test_without_a_server_a_robot_goes_on_and_sends_it_next_time(tmp_path):
+    config = replace(simulated(), seconds=0.2)
+    with server_in(tmp_path / "elsewhere") as server:
+        port = server.transport.port
+    summary, printed = played(config, 1, f"127.0.0.1:{port}", tmp_path / "spool")
+    assert summary.steps and f"{summary.steps + 2} records wait in {tmp_path / 'spool'}" in printed
+    with server_in(tmp_path / "fleet", port) as server:
+        _, printed = played(config, 1, f"127.0.0.1:{port}", tmp_path / "spool")
+        assert "everything is stored" in printed and server.ledger.position == 2 * (summary.steps + 2)
+    assert export(tmp_path / "fleet", tmp_path / "dataset", print).episodes == 2
+
+
+def test_a_dry_run_sends_nothing_and_another_machine_needs_certificates(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="nothing to send; leave --server or --dry-run out"):
+        robot.robot(["run", "simulated", "--policy", "expert", "--dry-run", "--server", "127.0.0.1:1"])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="leads to other machines"):
+        robot.robot(["record", "simulated", "--policy", "expert", "--server", "10.0.0.1:7790", "--out", "out"])
