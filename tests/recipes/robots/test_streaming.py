@@ -59,6 +59,7 @@ def test_without_a_server_a_robot_goes_on_and_sends_it_next_time(tmp_path):
     with server_in(tmp_path / "fleet", port) as server:
         _, printed = played(config, 1, f"127.0.0.1:{port}", tmp_path / "spool")
         assert "everything is stored" in printed and server.ledger.position == 2 * (summary.steps + 2)
+        assert len({record.episode for _, record in server.ledger.read(0, 1000) if record.episode}) == 2
     assert export(tmp_path / "fleet", tmp_path / "dataset", print).episodes == 2
 
 
