@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from tests.fleet.fleets import wait_until
+from tests.patience import PATIENCE
 from tests.recipes.robots.test_robot_recording import OPEN_LOOP, simulated
 from vla_rl.cli import robot
 from vla_rl.contract.errors import UserError
@@ -30,7 +31,7 @@ def server_in(folder, port=0):
 def played(config, episodes, address, folder):
     """A run of so many short episodes of the expert, and what was printed of the server."""
     printed = Console(file=io.StringIO(), width=300)
-    through = partial(streaming, config=ServerConfig(address, "arm-1", folder), show=printed)
+    through = partial(streaming, config=ServerConfig(address, "arm-1", folder, patience_s=PATIENCE), show=printed)
     settings = drive.EpisodesConfig("expert", episodes, 1, OPEN_LOOP)
     return drive.drive(config, settings, None, console, through), printed.file.getvalue()
 

@@ -27,18 +27,21 @@ from vla_rl.recipes.robots.session import ControlStep, Session
 from vla_rl.recipes.robots.status import Display
 
 QUALITY = 90  # of JPEG
-_PATIENCE_S = 10.0  # at the end, for a server that is there to take the rest
 _DISK_S = 30.0  # at the end, for the disk
 
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """The server's address, this robot's name and credentials, and the folder that holds what is not sent yet."""
+    """The server's address, this robot's name and credentials, and the folder that holds what is not sent yet.
+
+    ``patience_s``: for how long the end waits for a server that is there and takes nothing.
+    """
 
     address: str
     robot: str
     folder: Path
     credentials: Credentials | None = None
+    patience_s: float = 10.0
 
 
 @contextmanager
@@ -56,7 +59,7 @@ def streaming(session: Session, config: ServerConfig, show: Console) -> Iterator
             yield sent
         finally:
             sent.finish()
-            _wait(spool, link)
+            _wait(spool, link, config.patience_s)
             left, where = spool.unsent, f"robot {config.robot}, server {config.address}"
             told = f"{left} records wait in {config.folder} and are sent next time" if left else "everything is stored"
             show.print(f"{where}: {told}", highlight=False)
@@ -135,13 +138,14 @@ class StreamedSession:
         return self.spec.tasks[int(step.obs.task[0])]
 
 
-def _wait(spool: Spool, link: Link) -> None:
+def _wait(spool: Spool, link: Link, patience: float) -> None:
     """Until the server has everything, for as long as it is there and takes some of it."""
     spool.flush(_DISK_S)
-    until, left = time.monotonic() + _PATIENCE_S, spool.unsent
+    until, left = time.monotonic() + patience, spool.unsent
     while spool.unsent and time.monotonic() < until:
         time.sleep(0.02)
         if spool.unsent < left:
-            until, left = time.monotonic() + _PATIENCE_S, spool.unsent
-        if not link.status().connected and link.status().attempts:
+            until, left = time.monotonic() + patience, spool.unsent
+        state = link.status()
+        if state.trouble and not state.connected:
             return
