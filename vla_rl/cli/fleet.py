@@ -1,8 +1,8 @@
-"""``vla-rl fleet simulate [FILE.py:function] [options]`` and ``export FOLDER``: commands about a fleet of robots."""
+"""``vla-rl fleet simulate [FILE.py:function] [options]`` and ``COMMAND FOLDER``: commands about a fleet of robots."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from vla_rl.cli.override import override
@@ -19,7 +19,9 @@ failures; the same seed gives the same run.  FILE.py:function (default: fleet.py
 
   --robots 1 2 4     sizes of the fleets, one after the other
   --policy FOLDER    the checkpoint that all robots begin with; --demonstrations FOLDER, what it has imitated
-  --times.sync 60    any number of the fleet, such as the seconds between two publications"""
+  --times.sync 60    any number of the fleet, such as the seconds between two publications
+
+Of a real fleet, each with --help: versions, publish, try, promote, rollback, pin, unpin (its policies), export."""
 EXPORT = """vla-rl fleet export FOLDER [--out DATASET]
 
 The whole episodes that the fleet of FOLDER has recorded, as a LeRobotDataset v3.0 (default: FOLDER/dataset).  A dataset
@@ -32,9 +34,10 @@ def fleet(arguments: Sequence[str]) -> None:
     given = list(arguments)
     if given in ([], ["-h"], ["--help"]):
         simulate(["--help"])
-    if given[0] not in COMMANDS:
-        raise UserError(f"fleet has no command {given[0]!r}; {did_you_mean(given[0], COMMANDS)}")
-    COMMANDS[given[0]](given[1:])
+    commands = COMMANDS if given[0] in COMMANDS else {**COMMANDS, **_of_policies()}
+    if given[0] not in commands:
+        raise UserError(f"fleet has no command {given[0]!r}; {did_you_mean(given[0], commands)}")
+    commands[given[0]](given[1:])
 
 
 def simulate(given: list[str]) -> None:
@@ -68,6 +71,12 @@ def export(given: list[str]) -> None:
         raise UserError(f"fleet export has no option {rest[0]!r}; it takes --out DATASET.")
     summary = recipe.export(folder, Path(out), console.print)
     console.print(f"{summary}: {out}", highlight=False)
+
+
+def _of_policies() -> Mapping[str, Callable[[list[str]], None]]:
+    from vla_rl.cli.fleet_policies import COMMANDS as OF_POLICIES  # gRPC, which a simulated fleet does not need
+
+    return OF_POLICIES
 
 
 COMMANDS = {"simulate": simulate, "export": export}

@@ -15,6 +15,7 @@ from vla_rl.contract.limits import check_limits
 from vla_rl.fleet.identity import Revoked, load_credentials
 from vla_rl.fleet.server import FleetServer, FleetServerConfig, log
 from vla_rl.fleet.transport import TransportOptions
+from vla_rl.recipes.fleet.policies import signing_key
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.signals import sigterm_like_ctrl_c
 
@@ -28,6 +29,7 @@ class Serve:
     vla-rl fleet export makes a dataset of them.
     """
 
+    policy: str = ""  # checkpoint or run that the fleet begins with; one that has a policy keeps it
     host: str = "127.0.0.1"  # the address to listen on
     port: int = 7790  # for robots; 0: any that is free
     page_port: int = 7791  # of the page, for this machine alone; 0: any that is free
@@ -60,9 +62,18 @@ def serve(arguments: Sequence[str]) -> None:
                 _print_log()
                 console.print(f"robots connect to {config.host}:{on.transport.port}; the page is {on.page.url}")
                 console.print(f"{folder} holds {on.ledger.position} records (Ctrl-C ends it)", highlight=False)
+                _begin(on, folder, config)
                 threading.Event().wait()
         except KeyboardInterrupt as stop:
             raise type(stop)("stopped serving; what robots were told is stored is on the disk.") from stop
+
+
+def _begin(server: FleetServer, folder: Path, config: Serve) -> None:
+    key = signing_key(folder, config.credentials)
+    if config.policy:
+        from vla_rl.recipes.fleet.publishing import publish_first  # torch, which a server needs for nothing else
+
+        console.print(publish_first(server.registry, key, config.policy), highlight=False, markup=False)
 
 
 def _print_log() -> None:

@@ -1,0 +1,84 @@
+"""``vla-rl fleet publish``, ``try``, ``promote`` ...: which policy a fleet's robots run, beside its server."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from tests.fleet.checkpoints import KEY, PUBLISHED, checkpoint
+from vla_rl.cli.main import main
+from vla_rl.contract.errors import ContractError
+from vla_rl.fleet.canary import Outcomes
+from vla_rl.fleet.policy_cache import PolicyCache
+from vla_rl.fleet.registry import Registry
+from vla_rl.fleet.signing import TrustedKeys
+from vla_rl.policies.pretrained import load_policy
+from vla_rl.recipes.fleet.golden import answer
+from vla_rl.recipes.fleet.policies import signing_key
+from vla_rl.recipes.fleet.publishing import publish_first
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    """A fleet's folder with two staged versions, of which ``arm`` has played the first."""
+    registry = Registry(tmp_path / "fleet" / "registry")
+    for version in (1, 2):
+        registry.publish(checkpoint(tmp_path / str(version), version), PUBLISHED, KEY, "a test", "")
+    registry.record(1, "arm", 1, Outcomes(4, 3))
+    return tmp_path / "fleet"
+
+
+def test_versions_are_tried_promoted_pinned_and_taken_back_beside_a_server(fleet, capsys):
+    beside = Registry(fleet / "registry")
+    for command in ("promote {} 1 --why first", "try {} 2", "pin {} 1 --robot other"):
+        main(["fleet", *command.format(fleet).split()])
+    releases = beside.releases
+    assert (releases.active, releases.canary, releases.canary_robots) == (1, 2, {"arm"})
+    assert releases.pins == {"other": 1}
+    capsys.readouterr()
+    main(["fleet", "versions", str(fleet)])
+    said = re.sub(r"\s+", " ", "".join(capsys.readouterr()))
+    assert re.search(r"1 .active . 4 . 75% \[", said.replace("│", ".")) and "other is pinned to version 1" in said
+    main(["fleet", "rollback", str(fleet), "--why", "it is slow"])
+    main(["fleet", "unpin", str(fleet), "--robot", "other"])
+    assert beside.releases.canary is None and not beside.releases.pins
+    made = [(one["do"], one["why"]) for one in beside.history()[2:]]
+    assert made == [("promote", "first"), ("canary", ""), ("pin", ""), ("roll back", "it is slow"), ("unpin", "")]
+
+
+def test_a_published_checkpoint_answers_on_a_robot_what_it_answered_here(tmp_path, untrained):
+    folder = tmp_path / "fleet"
+    registry = Registry(folder / "registry")
+    key = signing_key(folder, "")
+    assert "version 1 is active" in publish_first(registry, key, str(untrained()))
+    assert "version 1 stays active" in publish_first(registry, key, str(untrained()))
+    main(["fleet", "publish", str(folder), str(untrained()), "--why", "again"])
+    assert registry.releases.stages == {1: "active", 2: "staged"}
+
+    keys = TrustedKeys([(folder / "signing.pub").read_bytes()])
+    cached = PolicyCache(tmp_path / "robot", keys).fetch(2, registry.get(2).spec_hash, registry)
+    policy, golden = load_policy(cached.folder), cached.manifest.golden
+    found = answer(policy, cached.observation, golden.seed)
+    np.testing.assert_allclose(found, golden.action, atol=1e-6)
+    assert np.abs(answer(policy, cached.observation, golden.seed + 1) - golden.action).max() > 1e-3, "the noise counts"
+    with pytest.raises(ContractError, match="golden observation"):
+        answer(policy, b"\x80", 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("promot",), "did you mean 'promote'"),
+        (("promote", "{}"), "fleet promote needs FOLDER and VERSION"),
+        (("promote", "{}", "second"), "'second' is no version of a policy"),
+        (("promote", "{}", "3"), "there is no policy version 3"),
+        (("publish", "{}", "nowhere"), "no config.json"),
+        (("publish", "{}", "nowhere", "--credentials", "nobody"), "holds no signing key"),
+        (("versions", "nowhere"), "is no fleet's folder"),
+        (("rollback", "{}"), "nothing to go back to"),
+    ],
+)
+def test_what_does_not_fit_is_said(complaint, fleet, arguments, sentence):
+    assert sentence in complaint("fleet", *(argument.replace("{}", str(fleet)) for argument in arguments))

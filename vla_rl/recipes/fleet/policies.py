@@ -1,0 +1,42 @@
+"""Who changes which policy a fleet's robots run, and by which key: a registry, beside its server or without one."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from pathlib import Path
+
+from vla_rl.contract.errors import UserError
+from vla_rl.fleet.registry import Registry
+from vla_rl.fleet.server import REGISTRY
+from vla_rl.fleet.signing import SigningKey
+
+KEY, PUBLIC_KEY = "signing.key", "signing.pub"
+
+
+def open_registry(folder: Path) -> Registry:
+    """The registry of a fleet's folder; raises UserError where there is none."""
+    if not (folder / REGISTRY).is_dir():
+        raise UserError(f"{str(folder)!r} is no fleet's folder: it has no {REGISTRY}; give the one of vla-rl serve.")
+    return Registry(folder / REGISTRY)
+
+
+def signing_key(folder: Path, credentials: str) -> SigningKey:
+    """The key in the folder ``credentials``, or of ``folder`` itself where that is "", made when it is first needed.
+
+    Robots trust its public half: ``signing.pub``, of their own certificate's folder or of ``folder``.
+    """
+    if credentials:
+        return SigningKey.load(Path(credentials) / KEY)
+    path = folder / KEY
+    key = SigningKey.load(path) if path.exists() else SigningKey.create(path)
+    (folder / PUBLIC_KEY).write_bytes(key.public_pem())
+    return key
+
+
+def user() -> str:
+    """Who is at the keyboard, for the registry's history."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # this number has no name
+        return f"user {os.getuid()}"

@@ -1,0 +1,25 @@
+"""A checkpoint becomes a version in a fleet's registry."""
+
+from __future__ import annotations
+
+from vla_rl.fleet.registry import Registry
+from vla_rl.fleet.signing import SigningKey
+from vla_rl.policies.pretrained import load_policy
+from vla_rl.recipes.fleet.golden import published
+from vla_rl.recipes.fleet.policies import user
+from vla_rl.recipes.saved import checkpoint_of
+
+
+def publish(registry: Registry, key: SigningKey, checkpoint: str, why: str) -> int:
+    """Stage a checkpoint, or a run's best; returns its version.  Raises UserError for what no robot can use."""
+    folder = checkpoint_of(checkpoint)
+    return registry.publish(folder, published(load_policy(folder)), key, user(), why)
+
+
+def publish_first(registry: Registry, key: SigningKey, checkpoint: str) -> str:
+    """Publish and promote what a fleet begins with, unless it has a policy; returns what a person should read."""
+    if registry.releases.active is None:
+        version = publish(registry, key, checkpoint, "the first")
+        registry.promote(version, user(), "the first")
+        return f"policy version {version} is active: {checkpoint}"
+    return f"policy version {registry.releases.active} stays active; vla-rl fleet publish adds another"
