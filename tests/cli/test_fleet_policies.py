@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.fleet.checkpoints import KEY, PUBLISHED, checkpoint
+from vla_rl.cli import serve
 from vla_rl.cli.main import main
 from vla_rl.contract.errors import ContractError
 from vla_rl.fleet.canary import Outcomes
@@ -40,7 +41,7 @@ def test_versions_are_tried_promoted_pinned_and_taken_back_beside_a_server(fleet
     capsys.readouterr()
     main(["fleet", "versions", str(fleet)])
     said = re.sub(r"\s+", " ", "".join(capsys.readouterr()))
-    assert re.search(r"1 .active . 4 . 75% \[", said.replace("│", ".")) and "other is pinned to version 1" in said
+    assert re.search(r"1 . active . 4 . 75% \[", said) and "other is pinned to version 1" in said
     main(["fleet", "rollback", str(fleet), "--why", "it is slow"])
     main(["fleet", "unpin", str(fleet), "--robot", "other"])
     assert beside.releases.canary is None and not beside.releases.pins
@@ -65,6 +66,20 @@ def test_a_published_checkpoint_answers_on_a_robot_what_it_answered_here(tmp_pat
     assert np.abs(answer(policy, cached.observation, golden.seed + 1) - golden.action).max() > 1e-3, "the noise counts"
     with pytest.raises(ContractError, match="golden observation"):
         answer(policy, b"\x80", 1)
+
+
+def test_a_server_begins_with_a_policy_and_keeps_it(tmp_path, untrained, complaint, monkeypatch):
+    begin = serve._begin
+
+    def begin_and_stop(*given):
+        begin(*given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(serve, "_begin", begin_and_stop)
+    for _ in range(2):
+        given = ("serve", tmp_path / "fleet", "--policy", untrained(), "--port", 0, "--page-port", 0)
+        assert "stopped serving" in complaint(*given, status=130)
+    assert Registry(tmp_path / "fleet" / "registry").releases.stages == {1: "active"}
 
 
 @pytest.mark.parametrize(

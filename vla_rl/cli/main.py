@@ -28,7 +28,7 @@ COMMANDS = {
         "vla_rl.cli.robot:robot",
         "an arm on your desk: set up, check, record, let a policy drive",
     ),
-    "fleet": ("vla_rl.cli.fleet:fleet", "a fleet of robots: simulate what one would learn, before it is bought"),
+    "fleet": ("vla_rl.cli.fleet:fleet", "a fleet's policies and data; simulate what one would learn"),
     "serve": ("vla_rl.cli.serve:serve", "the server of a fleet: stores what its robots do, and shows it on a page"),
     "certs": ("vla_rl.cli.certs:certs", "certificates of a fleet: make an authority, add robots, revoke them"),
     "inspect": ("vla_rl.cli.inspect:main", "what is installed and works; an environment, checkpoint, config or run"),
