@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vla_rl.cli.override import override
@@ -21,7 +21,8 @@ failures; the same seed gives the same run.  FILE.py:function (default: fleet.py
   --policy FOLDER    the checkpoint that all robots begin with; --demonstrations FOLDER, what it has imitated
   --times.sync 60    any number of the fleet, such as the seconds between two publications
 
-Of a real fleet, each with --help: versions, publish, try, promote, rollback, pin, unpin (its policies), export."""
+Of a real fleet: export FOLDER; versions, publish, try, promote, rollback, pin and unpin FOLDER ... choose its policies
+with --why, --robot and --credentials (--help of each explains it)."""
 EXPORT = """vla-rl fleet export FOLDER [--out DATASET]
 
 The whole episodes that the fleet of FOLDER has recorded, as a LeRobotDataset v3.0 (default: FOLDER/dataset).  A dataset
@@ -34,7 +35,7 @@ def fleet(arguments: Sequence[str]) -> None:
     given = list(arguments)
     if given in ([], ["-h"], ["--help"]):
         simulate(["--help"])
-    commands = COMMANDS if given[0] in COMMANDS else {**COMMANDS, **_of_policies()}
+    commands = COMMANDS if given[0] in COMMANDS else COMMANDS | _of_policies()
     if given[0] not in commands:
         raise UserError(f"fleet has no command {given[0]!r}; {did_you_mean(given[0], commands)}")
     commands[given[0]](given[1:])
@@ -73,7 +74,7 @@ def export(given: list[str]) -> None:
     console.print(f"{summary}: {out}", highlight=False)
 
 
-def _of_policies() -> Mapping[str, Callable[[list[str]], None]]:
+def _of_policies() -> dict[str, Callable[[list[str]], None]]:
     from vla_rl.cli.fleet_policies import COMMANDS as OF_POLICIES  # gRPC, which a simulated fleet does not need
 
     return OF_POLICIES

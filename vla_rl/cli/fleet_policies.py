@@ -4,125 +4,71 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from vla_rl.cli.override import override
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.intervals import wilson
-from vla_rl.fleet.canary import Outcomes
+from vla_rl.fleet.registry import Registry
 from vla_rl.fleet.releases import EVERY_ROBOT
-from vla_rl.recipes.fleet.policies import open_registry, signing_key, user
+from vla_rl.recipes.fleet.policies import open_registry, signing_key, table, user
 from vla_rl.recipes.progress import console
 
 
 @dataclass(frozen=True)
-class Look:
-    """Print the policies of a fleet: their stage, and how they did on the robots."""
-
-
-@dataclass(frozen=True)
 class Change:
-    """Change which policy the robots run from their next episode on; the server may be running."""
+    """Choose which policy the robots run from their next episode on; the server may be running."""
 
     why: str = ""  # for the registry's history
+    robot: tuple[str, ...] = ()  # of try: choose of these; of pin and unpin: these; none: all
+    credentials: str = ""  # of publish: the folder with the signing key; "": FOLDER itself
 
 
-@dataclass(frozen=True)
-class Publish(Change):
-    """Put a checkpoint or a run's best into the registry; no robot runs it before try or promote."""
-
-    credentials: str = ""  # the folder with the signing key; "": FOLDER, as vla-rl serve without certificates has it
-
-
-@dataclass(frozen=True)
-class Try(Change):
-    """Have some of the robots that have played before run a version, which is taken back when it does worse."""
-
-    robot: tuple[str, ...] = ()  # choose of these instead
-
-
-@dataclass(frozen=True)
-class Pin(Change):
-    """Keep a robot on a version, whatever is promoted."""
-
-    robot: str = EVERY_ROBOT  # "*": every one without a pin of its own
-
-
-def versions(given: list[str]) -> None:
-    """``vla-rl fleet versions FOLDER``."""
-    (folder,), _ = named(given, Look(), "versions FOLDER")
+def _versions(folder: str, options: Change) -> str:
     registry = open_registry(Path(folder))
-    releases, played = registry.releases, registry.outcomes()
-    table = Table("version", "stage", "episodes", "success")
-    for version, stage in sorted(releases.stages.items()):
-        total = sum(played.get(version, {}).values(), Outcomes())
-        low, high = wilson(total.successes, total.episodes)
-        rate = f"{total.successes / total.episodes:.0%} [{low:.0%}, {high:.0%}]" if total.episodes else ""
-        table.add_row(str(version), stage, str(total.episodes), rate)
-    Console(highlight=False).print(table)
-    for robot, version in sorted(releases.pins.items()):
-        _say(f"{'every robot' if robot == EVERY_ROBOT else robot} is pinned to version {version}")
+    Console(highlight=False).print(table(registry))
+    pins = registry.releases.pins.items()
+    return "\n".join(f"{robot} is pinned to version {version}" for robot, version in sorted(pins)) or "none is pinned"
 
 
-def put(given: list[str]) -> None:
-    """``vla-rl fleet publish FOLDER CHECKPOINT``."""
-    (folder, checkpoint), options = named(given, Publish(), "publish FOLDER CHECKPOINT")
+def _publish(folder: str, checkpoint: str, options: Change) -> str:
     from vla_rl.recipes.fleet.publishing import publish  # with torch
 
     registry = open_registry(Path(folder))
     version = publish(registry, signing_key(Path(folder), options.credentials), checkpoint, options.why)
-    _say(f"policy version {version} is staged; next: vla-rl fleet try {folder} {version}, or promote")
+    return f"policy version {version} is staged; next: vla-rl fleet try {folder} {version}, or promote"
 
 
-def try_on(given: list[str]) -> None:
-    """``vla-rl fleet try FOLDER VERSION [--robot NAME ...]``."""
-    (folder, version), options = named(given, Try(), "try FOLDER VERSION")
+def _try(folder: str, version: str, options: Change) -> str:
     registry = open_registry(Path(folder))
     known = options.robot or {robot for robots in registry.outcomes().values() for robot in robots}
-    chosen = registry.try_on(_number(version), known, user(), options.why)
-    _say(f"policy version {version} is tried by {', '.join(chosen)}")
+    return f"tried by {', '.join(registry.try_on(_number(version), known, user(), options.why))}"
 
 
-def promote(given: list[str]) -> None:
-    """``vla-rl fleet promote FOLDER VERSION``."""
-    (folder, version), options = named(given, Change(), "promote FOLDER VERSION")
+def _promote(folder: str, version: str, options: Change) -> str:
     open_registry(Path(folder)).promote(_number(version), user(), options.why)
-    _say(f"policy version {version} is active")
+    return f"policy version {version} is active"
 
 
-def roll_back(given: list[str]) -> None:
-    """``vla-rl fleet rollback FOLDER``."""
-    (folder,), options = named(given, Change(), "rollback FOLDER")
-    active = open_registry(Path(folder)).roll_back(user(), options.why)
-    _say(f"policy version {active} is active")
+def _rollback(folder: str, options: Change) -> str:
+    return f"policy version {open_registry(Path(folder)).roll_back(user(), options.why)} is active"
 
 
-def pin(given: list[str]) -> None:
-    """``vla-rl fleet pin FOLDER VERSION [--robot NAME]``."""
-    (folder, version), options = named(given, Pin(), "pin FOLDER VERSION")
-    open_registry(Path(folder)).pin(_number(version), user(), options.why, options.robot)
-    _say(f"pinned to policy version {version}: {options.robot}")
+def _pin(folder: str, version: str, options: Change) -> str:
+    return _each(Path(folder), options, lambda one, robot: one.pin(_number(version), user(), options.why, robot))
 
 
-def unpin(given: list[str]) -> None:
-    """``vla-rl fleet unpin FOLDER [--robot NAME]``."""
-    (folder,), options = named(given, Pin(), "unpin FOLDER")
-    open_registry(Path(folder)).unpin(user(), options.why, options.robot)
-    _say(f"not pinned any more: {options.robot}")
+def _unpin(folder: str, options: Change) -> str:
+    return _each(Path(folder), options, lambda one, robot: one.unpin(user(), options.why, robot))
 
 
-def named(given: list[str], options: Any, usage: str) -> tuple[list[str], Any]:
-    """The positional arguments that ``usage`` names, and the options after them."""
-    command, *names = usage.split()
-    if given in (["-h"], ["--help"]):
-        override(options, given, f"vla-rl fleet {usage}")
-    if len(given) < len(names) or any(one.startswith("-") for one in given[: len(names)]):
-        raise UserError(f"fleet {command} needs {' and '.join(names)}: vla-rl fleet {usage}.")
-    return given[: len(names)], override(options, given[len(names) :], f"vla-rl fleet {usage}")
+def _each(folder: Path, options: Change, do: Callable[[Registry, str], None]) -> str:
+    registry = open_registry(folder)
+    for robot in options.robot or (EVERY_ROBOT,):
+        do(registry, robot)
+    return f"{', '.join(options.robot) or 'every robot'}: done"
 
 
 def _number(text: str) -> int:
@@ -131,16 +77,26 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _say(sentence: str) -> None:
-    console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+def _run(do: Callable[..., str], usage: str, given: list[str]) -> None:
+    """``do`` with the positional arguments that ``usage`` names and the options after them; print what it says."""
+    command, *names = usage.split()
+    if given in (["-h"], ["--help"]):
+        override(Change(), given, f"vla-rl fleet {usage}")
+    if len(given) < len(names) or any(one.startswith("-") for one in given[: len(names)]):
+        raise UserError(f"fleet {command} needs {' and '.join(names)}: vla-rl fleet {usage}.")
+    options = override(Change(), given[len(names) :], f"vla-rl fleet {usage}")
+    console.print(do(*given[: len(names)], options), highlight=False, markup=False, soft_wrap=True)
 
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
-    "versions": versions,
-    "publish": put,
-    "try": try_on,
-    "promote": promote,
-    "rollback": roll_back,
-    "pin": pin,
-    "unpin": unpin,
+    usage.split()[0]: partial(_run, do, usage)
+    for do, usage in (
+        (_versions, "versions FOLDER"),
+        (_publish, "publish FOLDER CHECKPOINT"),
+        (_try, "try FOLDER VERSION"),
+        (_promote, "promote FOLDER VERSION"),
+        (_rollback, "rollback FOLDER"),
+        (_pin, "pin FOLDER VERSION"),
+        (_unpin, "unpin FOLDER"),
+    )
 }

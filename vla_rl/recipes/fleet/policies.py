@@ -6,7 +6,11 @@ import getpass
 import os
 from pathlib import Path
 
+from rich.table import Table
+
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.intervals import wilson
+from vla_rl.fleet.canary import Outcomes
 from vla_rl.fleet.registry import Registry
 from vla_rl.fleet.server import REGISTRY
 from vla_rl.fleet.signing import SigningKey
@@ -40,3 +44,14 @@ def user() -> str:
         return getpass.getuser()
     except (OSError, KeyError):  # this number has no name
         return f"user {os.getuid()}"
+
+
+def table(registry: Registry) -> Table:
+    """Versions, their stage, and how they did on the robots: success with its interval (Wilson, 95 %)."""
+    made, played = Table("version", "stage", "episodes", "success"), registry.outcomes()
+    for version, stage in sorted(registry.releases.stages.items()):
+        total = sum(played.get(version, {}).values(), Outcomes())
+        low, high = wilson(total.successes, total.episodes)
+        rate = f"{total.successes / total.episodes:.0%} [{low:.0%}, {high:.0%}]" if total.episodes else ""
+        made.add_row(str(version), stage, str(total.episodes), rate)
+    return made
