@@ -35,6 +35,8 @@ FAULTS = (
         "        self._do(self._end, records, name, self._task(step))",
         "        self._task(step)",
         ("tests/recipes/robots/test_streaming.py::test_without_a_server_a_robot_goes_on_and_sends_it_next_time",),
+    ),
+    Fault(
         "a server that is started again publishes its first policy again",
         "vla_rl/recipes/fleet/publishing.py",
         "if registry.releases.active is None:",
