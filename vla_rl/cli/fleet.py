@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from vla_rl.cli.override import override
 from vla_rl.cli.train import take_option
 from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.contract.load import load
 from vla_rl.recipes.config_files import file_of, load_config
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.recipe import run
@@ -35,7 +36,7 @@ def fleet(arguments: Sequence[str]) -> None:
     given = list(arguments)
     if given in ([], ["-h"], ["--help"]):
         simulate(["--help"])
-    commands = COMMANDS if given[0] in COMMANDS else COMMANDS | _of_policies()
+    commands = COMMANDS if given[0] in COMMANDS else COMMANDS | load("vla_rl.cli.fleet_policies:COMMANDS")  # with gRPC
     if given[0] not in commands:
         raise UserError(f"fleet has no command {given[0]!r}; {did_you_mean(given[0], commands)}")
     commands[given[0]](given[1:])
@@ -72,12 +73,6 @@ def export(given: list[str]) -> None:
         raise UserError(f"fleet export has no option {rest[0]!r}; it takes --out DATASET.")
     summary = recipe.export(folder, Path(out), console.print)
     console.print(f"{summary}: {out}", highlight=False)
-
-
-def _of_policies() -> dict[str, Callable[[list[str]], None]]:
-    from vla_rl.cli.fleet_policies import COMMANDS as OF_POLICIES  # gRPC, which a simulated fleet does not need
-
-    return OF_POLICIES
 
 
 COMMANDS = {"simulate": simulate, "export": export}

@@ -11,9 +11,7 @@ from rich.console import Console
 
 from vla_rl.cli.override import override
 from vla_rl.contract.errors import UserError
-from vla_rl.fleet.registry import Registry
-from vla_rl.fleet.releases import EVERY_ROBOT
-from vla_rl.recipes.fleet.policies import open_registry, signing_key, table, user
+from vla_rl.recipes.fleet.policies import for_each, number, open_registry, signing_key, table, user
 from vla_rl.recipes.progress import console
 
 
@@ -44,11 +42,11 @@ def _publish(folder: str, checkpoint: str, options: Change) -> str:
 def _try(folder: str, version: str, options: Change) -> str:
     registry = open_registry(Path(folder))
     known = options.robot or {robot for robots in registry.outcomes().values() for robot in robots}
-    return f"tried by {', '.join(registry.try_on(_number(version), known, user(), options.why))}"
+    return f"tried by {', '.join(registry.try_on(number(version), known, user(), options.why))}"
 
 
 def _promote(folder: str, version: str, options: Change) -> str:
-    open_registry(Path(folder)).promote(_number(version), user(), options.why)
+    open_registry(Path(folder)).promote(number(version), user(), options.why)
     return f"policy version {version} is active"
 
 
@@ -57,24 +55,13 @@ def _rollback(folder: str, options: Change) -> str:
 
 
 def _pin(folder: str, version: str, options: Change) -> str:
-    return _each(Path(folder), options, lambda one, robot: one.pin(_number(version), user(), options.why, robot))
+    return for_each(
+        Path(folder), options.robot, lambda one, robot: one.pin(number(version), user(), options.why, robot)
+    )
 
 
 def _unpin(folder: str, options: Change) -> str:
-    return _each(Path(folder), options, lambda one, robot: one.unpin(user(), options.why, robot))
-
-
-def _each(folder: Path, options: Change, do: Callable[[Registry, str], None]) -> str:
-    registry = open_registry(folder)
-    for robot in options.robot or (EVERY_ROBOT,):
-        do(registry, robot)
-    return f"{', '.join(options.robot) or 'every robot'}: done"
-
-
-def _number(text: str) -> int:
-    if not text.isdigit():
-        raise UserError(f"{text!r} is no version of a policy, so nothing changes; vla-rl fleet versions lists them.")
-    return int(text)
+    return for_each(Path(folder), options.robot, lambda one, robot: one.unpin(user(), options.why, robot))
 
 
 def _run(do: Callable[..., str], usage: str, given: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.table import Table
@@ -12,6 +13,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.intervals import wilson
 from vla_rl.fleet.canary import Outcomes
 from vla_rl.fleet.registry import Registry
+from vla_rl.fleet.releases import EVERY_ROBOT
 from vla_rl.fleet.server import REGISTRY
 from vla_rl.fleet.signing import SigningKey
 
@@ -55,3 +57,18 @@ def table(registry: Registry) -> Table:
         rate = f"{total.successes / total.episodes:.0%} [{low:.0%}, {high:.0%}]" if total.episodes else ""
         made.add_row(str(version), stage, str(total.episodes), rate)
     return made
+
+
+def for_each(folder: Path, robots: Sequence[str], do: Callable[[Registry, str], None]) -> str:
+    """``do`` with every one of ``robots``, or once for all when none is named; returns what a person should read."""
+    registry = open_registry(folder)
+    for robot in robots or (EVERY_ROBOT,):
+        do(registry, robot)
+    return f"{', '.join(robots) or 'every robot'}: done"
+
+
+def number(text: str) -> int:
+    """A version; raises UserError."""
+    if not text.isdigit():
+        raise UserError(f"{text!r} is no version of a policy, so nothing changes; vla-rl fleet versions lists them.")
+    return int(text)
