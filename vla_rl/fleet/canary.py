@@ -47,11 +47,15 @@ class CanaryRule:
 
 @dataclass(frozen=True)
 class Verdict:
-    """``rollback`` and why; ``alarms`` are what a person should look at, one sentence each."""
+    """``rollback`` and why; ``alarms`` are what a person should look at, one sentence each.
+
+    ``compared`` is False while there are too few episodes.
+    """
 
     rollback: bool
     why: str
     alarms: tuple[str, ...] = ()
+    compared: bool = True
 
 
 def choose_canaries(robots: Iterable[str], version: int, share: float) -> tuple[str, ...]:
@@ -67,7 +71,9 @@ def judge(canary: Outcomes, active: Outcomes, rule: CanaryRule) -> Verdict:
     whatever their robots did: robots whose tasks differ in difficulty make the comparison unfair.
     """
     if min(canary.episodes, active.episodes) < rule.min_episodes:
-        return Verdict(False, f"{canary.episodes} and {active.episodes} episodes are too few to compare")
+        return Verdict(
+            False, f"{canary.episodes} and {active.episodes} episodes are too few to compare", compared=False
+        )
     low, high = wilson(active.successes, active.episodes)
     canary_low, canary_high = wilson(canary.successes, canary.episodes)
     worse = canary_high < low

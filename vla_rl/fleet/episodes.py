@@ -26,6 +26,7 @@ class FleetEpisode:
     spec: EnvSpec
     steps: tuple[FleetStep, ...]
     versions: tuple[int, ...]  # of the policy, per step
+    intervened: tuple[bool, ...]  # per step: whether a person acted
     end: EpisodeEnd
 
 
@@ -36,13 +37,14 @@ class _Open:
     spec: EnvSpec | None = None
     episode: str = ""
     task: str = ""
-    steps: list[FleetStep] = field(default_factory=list)
+    steps: list[bytes] = field(default_factory=list)  # their payloads
     versions: list[int] = field(default_factory=list)
+    intervened: list[bool] = field(default_factory=list)
     broken: str = ""  # why the open episode cannot be used
 
     def begin(self, record: FleetRecord) -> None:
         self.episode, self.task = record.episode, record.task
-        self.steps, self.versions, self.broken = [], [], ""
+        self.steps, self.versions, self.intervened, self.broken = [], [], [], ""
 
 
 class EpisodeReader:
@@ -59,17 +61,19 @@ class EpisodeReader:
 
     def add(self, record: FleetRecord) -> FleetEpisode | None:
         """The episode that ``record`` completes, if it does."""
-        one = self._open.setdefault(record.sender, _Open())
-        try:
-            return self._taken(one, record)
-        except ContractError as error:
-            log.warning("robot %s, episode %s: %s", record.robot, record.episode, error)
-            one.broken = one.broken or "unreadable"
-            return None
+        one = self._taken(record)
+        return self._ended(one, record) if one else None
 
-    def _taken(self, one: _Open, record: FleetRecord) -> FleetEpisode | None:
+    def skip(self, record: FleetRecord) -> None:
+        """Take ``record`` in without looking at the episode that it may complete, which was read before."""
+        if one := self._taken(record):
+            one.begin(record)
+
+    def _taken(self, record: FleetRecord) -> _Open | None:
+        """What there is of the sender of a record that ends an episode."""
+        one = self._open.setdefault(record.sender, _Open())
         if record.kind == "event":
-            one.spec = unpack_introduction(record.payload) or one.spec
+            self._introduced(one, record)
             return None
         if record.kind == "dropped":
             self._leave(one, "incomplete")
@@ -80,29 +84,43 @@ class EpisodeReader:
             self._leave(one, "unfinished")
             one.begin(record)
         if record.kind == "step":
-            self._step(one, record)
+            one.steps.append(record.payload)
+            one.versions.append(record.policy_version)
+            one.intervened.append(record.intervened)
             return None
-        return self._ended(one, record)
+        return one
 
-    def _step(self, one: _Open, record: FleetRecord) -> None:
-        step = FleetStep.from_payload(record.payload)
-        if step.time != len(one.steps):
-            one.broken = one.broken or "incomplete"
-        one.steps.append(step)
-        one.versions.append(record.policy_version)
+    def _introduced(self, one: _Open, record: FleetRecord) -> None:
+        try:
+            one.spec = unpack_introduction(record.payload) or one.spec
+        except ContractError as error:
+            log.warning("robot %s: %s", record.robot, error)
+            one.broken = one.broken or "unreadable"
 
     def _ended(self, one: _Open, record: FleetRecord) -> FleetEpisode | None:
-        end = EpisodeEnd.from_payload(record.payload)
-        whole = None
-        if one.broken or one.spec is None or len(one.steps) != end.steps or not one.steps:
-            self.left_out[one.broken or "incomplete"] += 1
-        elif end.outcome == "redo":
-            self.left_out["redo"] += 1
-        else:
-            steps, versions = tuple(one.steps), tuple(one.versions)
-            whole = FleetEpisode(record.sender, one.episode, one.task, one.spec, steps, versions, end)
+        try:
+            found = self._whole(one, record)
+        except ContractError as error:
+            log.warning("robot %s, episode %s: %s", record.robot, record.episode, error)
+            found = "unreadable"
         one.begin(record)
-        return whole
+        if isinstance(found, FleetEpisode):
+            return found
+        self.left_out[found] += 1
+        return None
+
+    def _whole(self, one: _Open, record: FleetRecord) -> FleetEpisode | str:
+        """The episode, or why there is none."""
+        end = EpisodeEnd.from_payload(record.payload)
+        if one.broken or one.spec is None or len(one.steps) != end.steps or not one.steps:
+            return one.broken or "incomplete"
+        if end.outcome == "redo":
+            return "redo"
+        steps = tuple(FleetStep.from_payload(payload) for payload in one.steps)
+        if [step.time for step in steps] != [*range(len(steps))]:
+            return "incomplete"
+        labels = (tuple(one.versions), tuple(one.intervened))
+        return FleetEpisode(record.sender, one.episode, one.task, one.spec, steps, *labels, end)
 
     def _leave(self, one: _Open, why: str) -> None:
         if one.steps or one.broken:

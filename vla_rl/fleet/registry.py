@@ -195,12 +195,16 @@ class Registry:
                 return None
             self._log.append({"position": position, "robot": robot, "version": version, **asdict(outcome)})
             self._count()
-            if releases.canary is None or releases.active is None:
-                return None
-            verdict = judge(self._total(releases.canary), self._total(releases.active), self._rule)
-            if verdict.rollback:
+            verdict = self._judged(releases)
+            if verdict is not None and verdict.rollback:
                 self._change("roll back", "canary rule", verdict.why, version=releases.canary)
             return verdict
+
+    def verdict(self) -> Verdict | None:
+        """What the episodes so far say about the canary; None without one."""
+        with self._lock:
+            self._count()
+            return self._judged(self.releases)
 
     def outcomes(self) -> dict[int, dict[str, Outcomes]]:
         """Episodes by version and robot."""
@@ -238,6 +242,11 @@ class Registry:
             robots = self._outcomes.setdefault(entry.pop("version"), {})
             robot = entry.pop("robot")
             robots[robot] = robots.get(robot, Outcomes()) + Outcomes(**entry)
+
+    def _judged(self, releases: Releases) -> Verdict | None:
+        if releases.canary is None or releases.active is None:
+            return None
+        return judge(self._total(releases.canary), self._total(releases.active), self._rule)
 
     def _total(self, version: int) -> Outcomes:
         return sum(self._outcomes.get(version, {}).values(), Outcomes())

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vla_rl.fleet.canary import CanaryRule
 from vla_rl.fleet.identity import Credentials, Revoked, check_reach
+from vla_rl.fleet.learner_process import LearnerProcess
 from vla_rl.fleet.ledger import Ledger
 from vla_rl.fleet.page import PageAddress, PageServer
 from vla_rl.fleet.registered import RegisteredPolicies
@@ -28,6 +31,7 @@ class FleetServerConfig:
 
     transport: TransportOptions = field(default_factory=TransportOptions)
     page_port: int = 7791
+    canary: CanaryRule = field(default_factory=CanaryRule)
 
 
 class FleetServer:
@@ -49,7 +53,7 @@ class FleetServer:
         self.status, self._ending = Status(), threading.Event()
         with ExitStack() as opening:
             self.ledger = opening.enter_context(closing(Ledger(folder / LEDGER)))
-            self.registry = Registry(folder / REGISTRY)
+            self.registry = Registry(folder / REGISTRY, config.canary)
             policies = RegisteredPolicies(self.registry)
             self.page = opening.enter_context(closing(PageServer(self.status, PageAddress(port=config.page_port))))
             transport = FleetTransport(self.ledger, policies, config.transport, credentials, revoked)
@@ -59,8 +63,12 @@ class FleetServer:
             self._thread.start()
             self._opened = opening.pop_all()
 
+    def learn(self, command: Sequence[str]) -> LearnerProcess:
+        """Keep ``command`` running beside the server; it gets every record (``fleet/learner_process.py``)."""
+        return self._opened.enter_context(closing(LearnerProcess(command, self.ledger, self.status)))
+
     def close(self) -> None:
-        """End connections and page; what was acknowledged is on the disk.  Safe to call twice."""
+        """End learner, connections and page; what was acknowledged is on the disk.  Safe to call twice."""
         self._ending.set()
         self._thread.join()
         self._opened.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,6 +71,7 @@ class Status:
         self._recent: deque[tuple[int, bool]] = deque(maxlen=RECENT)
         self._alarms: deque[dict[str, Any]] = deque(maxlen=ALARMS)
         self._alarmed = 0
+        self._learner: dict[str, float] = {}
 
     def connected(self, robot: str, waiting: int) -> None:
         """``robot`` has begun to send, and holds ``waiting`` records that are not stored here."""
@@ -108,6 +109,11 @@ class Status:
         with self._lock:
             self._states[version] = state
 
+    def learner(self, seen: Mapping[str, float]) -> None:
+        """How far the learner is: "episodes" that it has taken in, gradient "updates", and its metrics."""
+        with self._lock:
+            self._learner = dict(seen)
+
     def alarm(self, sentence: str) -> None:
         """Something that a person should look at."""
         with self._lock:
@@ -126,6 +132,7 @@ class Status:
                 "robots": {name: _robot_json(one, now) for name, one in sorted(self._robots.items())},
                 "versions": {str(version): self._version_json(version) for version in self._known_versions()},
                 "recent": [[version, success] for version, success in self._recent],
+                "learner": dict(self._learner),
                 "alarms": list(self._alarms)[::-1],
                 "alarmed": self._alarmed,
             }

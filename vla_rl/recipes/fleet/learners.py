@@ -10,7 +10,7 @@ import torch
 from vla_rl.algorithms.chunks import demonstrated
 from vla_rl.algorithms.hg_dagger import HGDagger, HGDaggerConfig
 from vla_rl.algorithms.recap import Recap, RecapConfig
-from vla_rl.contract.batch import Rollout
+from vla_rl.contract.batch import Resumable, Rollout
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
 from vla_rl.experience.demonstrations import Demonstrations
@@ -25,7 +25,7 @@ from vla_rl.recipes.imitation import encode_episodes
 _STREAM = 4  # of the learner's generator
 
 
-class FleetLearner(Protocol):
+class FleetLearner(Resumable, Protocol):
     """A learner that says separately what it has to learn from, and how often it learns."""
 
     @property

@@ -32,12 +32,17 @@ def signing_key(folder: Path, credentials: str) -> SigningKey:
 
     Robots trust its public half: ``signing.pub``, of their own certificate's folder or of ``folder``.
     """
+    path = key_file(folder, credentials)
     if credentials:
-        return SigningKey.load(Path(credentials) / KEY)
-    path = folder / KEY
+        return SigningKey.load(path)
     key = SigningKey.load(path) if path.exists() else SigningKey.create(path)
     (folder / PUBLIC_KEY).write_bytes(key.public_pem())
     return key
+
+
+def key_file(folder: Path, credentials: str) -> Path:
+    """Where :func:`signing_key` finds or makes it."""
+    return (Path(credentials) if credentials else folder) / KEY
 
 
 def user() -> str:

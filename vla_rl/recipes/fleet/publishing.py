@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from vla_rl.fleet.registry import Registry
 from vla_rl.fleet.signing import SigningKey
 from vla_rl.policies.pretrained import load_policy
@@ -10,10 +12,13 @@ from vla_rl.recipes.fleet.policies import user
 from vla_rl.recipes.saved import checkpoint_of
 
 
-def publish(registry: Registry, key: SigningKey, checkpoint: str, why: str) -> int:
-    """Stage a checkpoint, or a run's best; returns its version.  Raises UserError for what no robot can use."""
+def publish(registry: Registry, key: SigningKey, checkpoint: str | Path, why: str, who: str = "") -> int:
+    """Stage a checkpoint, or a run's best; returns its version.  Raises UserError for what no robot can use.
+
+    ``who``: "" for the person at the keyboard.
+    """
     folder = checkpoint_of(checkpoint)
-    return registry.publish(folder, published(load_policy(folder)), key, user(), why)
+    return registry.publish(folder, published(load_policy(folder)), key, who or user(), why)
 
 
 def publish_first(registry: Registry, key: SigningKey, checkpoint: str) -> str:

@@ -1,0 +1,194 @@
+"""``python -m vla_rl.recipes.fleet.learning FOLDER KEY``: the learner of a fleet, a child of its server.
+
+It reads the ledger's records from standard input (``fleet/feed.py``), writes its run to ``FOLDER/learner``, publishes
+to ``FOLDER/registry``, signed with the key in the file ``KEY``, and says how it goes on standard output
+(``fleet/learner_process.py``).  Killed at any moment, it goes on from its last publication: each episode behind that is
+learnt from again, each before it is not.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.experience.datasets import load_demonstrations
+from vla_rl.fleet.episodes import EpisodeReader, FleetEpisode
+from vla_rl.fleet.feed import INBOX, Inbox
+from vla_rl.fleet.manifest import spec_hash
+from vla_rl.fleet.record import FleetRecord
+from vla_rl.fleet.registry import Registry
+from vla_rl.fleet.server import REGISTRY
+from vla_rl.fleet.signing import SigningKey
+from vla_rl.policies.pretrained import load_policy
+from vla_rl.recipes.config_files import load_kept_files
+from vla_rl.recipes.fleet.learn import LEARNER, Learn
+from vla_rl.recipes.fleet.recorded import fleet_rollout
+from vla_rl.recipes.fleet.releasing import Releasing
+from vla_rl.recipes.saved import checkpoint_of
+from vla_rl.training.threads import alone
+from vla_rl.training.tracking import RunFolder
+
+_WAIT_S = 0.1  # for records, when there is nothing to learn
+_SAY_S = 1.0  # between two messages to the server
+
+
+class Learning:
+    """The learner of ``config``, which goes on with what is in ``run``."""
+
+    def __init__(
+        self,
+        config: Learn,
+        run: RunFolder,
+        releasing: Releasing,
+        alarm: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config, self.run, self.releasing, self._alarm, self._clock = config, run, releasing, alarm, clock
+        base: Any = load_policy(checkpoint_of(config.policy))
+        shown = load_demonstrations(Path(config.demonstrations)).with_tasks(base.spec.tasks)
+        self.learner: Any = config.method.build(base, shown, config.seed)
+        self.position, self.episodes, self.updates, self.published = 0, 0, 0, 0
+        self.metrics: dict[str, float] = {}
+        self._reader, self._complained = EpisodeReader(), set[tuple[str, str]]()
+        self._robots = set[str]()  # that ended an episode since the last publication
+        self._restore()
+        self._heard, self._due = -float("inf"), clock()
+        self.learner.policy.version = releasing.newest
+
+    # -- what robots sent -------------------------------------------------------------------------------------------
+
+    def take(self, position: int, record: FleetRecord) -> None:
+        """The next record of the ledger; those that were learnt from before it was killed are passed over."""
+        if position <= self.position:
+            self._reader.skip(record)
+            return
+        self.position = position
+        episode = self._reader.add(record)
+        if episode is not None:
+            self._learn_from(episode)
+
+    def _learn_from(self, episode: FleetEpisode) -> None:
+        policy, stages = self.learner.policy, self.releasing.registry.releases.stages
+        policy.version = max([policy.version, *stages])
+        try:
+            if spec_hash(episode.spec) != spec_hash(policy.spec):
+                raise ContractError("it has other cameras, another state, other actions or another control rate")
+            self.learner.add(fleet_rollout(policy, episode, stages))
+        except ContractError as error:
+            self._complain(episode.sender.robot, str(error))
+            return
+        self.episodes += 1
+        self._robots.add(episode.sender.robot)
+        self._heard = self._clock()
+
+    def _complain(self, robot: str, why: str) -> None:
+        if (robot, why) not in self._complained:
+            self._complained.add((robot, why))
+            self._alarm(
+                f"nothing is learnt from episodes of robot {robot} that are not like the fleet's policy ({why}); they "
+                "are stored, so export them, and serve robots of another kind from a folder of their own."
+            )
+
+    # -- learning ---------------------------------------------------------------------------------------------------
+
+    def turn(self) -> bool:
+        """Some updates, if they are due, and what follows from them; returns whether there were any."""
+        self.releasing.promote()
+        now, config = self._clock(), self.config
+        if now < self._due or now - self._heard > config.rest_after:
+            return False
+        metrics = self.learner.learn(config.turn)
+        if not metrics:
+            return False
+        self.metrics, self.updates = metrics, self.updates + config.turn
+        self._due = max(now, self._due) + config.turn / config.updates_per_second
+        if self.updates - self.published >= config.publish_every and self._robots and self.releasing.free():
+            self.publish()
+        return True
+
+    def publish(self) -> None:
+        """Give robots what was learnt, and save the state."""
+        checkpoint, policy = self.run.checkpoint("published"), self.learner.policy
+        policy.save_pretrained(checkpoint)
+        why = f"{self.updates} updates, {self.episodes} episodes of robots"
+        policy.version = max(policy.version, self.releasing.release(checkpoint, self._robots, why))
+        self._robots = set()
+        self.published = self.updates
+        self.save()
+        self.run.log(LEARNER, self.updates, self.seen())
+
+    def seen(self) -> dict[str, float]:
+        """How far it is."""
+        return {
+            **self.metrics,
+            "version": float(self.learner.policy.version),
+            "updates": float(self.updates),
+            "episodes": float(self.episodes),
+            "position": float(self.position),
+        }
+
+    def save(self) -> None:
+        """Save everything that a later process needs to go on from here."""
+        numbers = {name: getattr(self, name) for name in ("position", "episodes", "updates", "published")}
+        state = {**numbers, "robots": sorted(self._robots), "learner": self.learner.state_dict()}
+        self.run.save_state(self.updates, state)
+
+    def _restore(self) -> None:
+        state = self.run.load_state(LEARNER)
+        if state is not None:
+            self.learner.load_state_dict(state["learner"])
+            self.position, self.episodes = state["position"], state["episodes"]
+            self.updates, self.published = state["updates"], state["published"]
+            self._robots = set(state["robots"])
+
+
+def until_the_server_ends(learning: Learning, inbox: Inbox, say: Callable[[dict[str, Any]], None]) -> None:
+    """Learn from what comes in; the state is saved at the end."""
+    said = -float("inf")
+    while not inbox.ended:
+        found = inbox.take()
+        for position, record in found:
+            learning.take(position, record)
+        if len(found) < INBOX and not learning.turn():  # else there is more at once
+            inbox.wait(_WAIT_S)
+        if time.monotonic() - said > _SAY_S:
+            said = time.monotonic()
+            say({"learner": learning.seen()})
+    learning.save()
+
+
+def main(given: Sequence[str]) -> int:
+    """Run until the server ends; returns the exit code."""
+    fleet, key = Path(given[0]), SigningKey.load(Path(given[1]))
+    server = sys.stdout
+    sys.stdout = sys.stderr  # libraries may print
+
+    def say(message: dict[str, Any]) -> None:
+        server.write(json.dumps(message) + "\n")
+        server.flush()
+
+    def alarm(sentence: str) -> None:
+        say({"alarm": sentence})
+
+    try:
+        load_kept_files(fleet / LEARNER)
+        with closing(RunFolder.resume(fleet / LEARNER)) as run, alone():
+            config: Learn = run.config
+            releasing = Releasing(Registry(fleet / REGISTRY, config.canary), key, config.patience)
+            until_the_server_ends(Learning(config, run, releasing, alarm), Inbox(sys.stdin.buffer), say)
+    except BrokenPipeError:  # the server was killed
+        return 0
+    except (UserError, ContractError) as error:
+        alarm(f"the learner ends: {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
