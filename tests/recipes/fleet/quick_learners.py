@@ -1,0 +1,19 @@
+"""Learners beside a server for the tests: a version after a few updates."""
+
+from vla_rl.algorithms.hg_dagger import HGDaggerConfig
+from vla_rl.fleet.canary import CanaryRule
+from vla_rl.recipes.fleet.learn import Learn
+from vla_rl.recipes.fleet.learners import LearnByCorrections
+
+
+def corrections() -> Learn:
+    """HG-DAgger."""
+    method = LearnByCorrections(HGDaggerConfig(batch=8, draws=1))
+    return Learn(method, "", "", updates_per_second=1e6, turn=2, publish_every=4, canary=CanaryRule(min_episodes=1))
+
+
+def simulation() -> object:
+    """No learner."""
+    from vla_rl.recipes.env_config import EnvConfig
+
+    return EnvConfig("lift")

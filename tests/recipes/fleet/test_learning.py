@@ -1,0 +1,151 @@
+"""The learner behind a server: every episode is learnt from once, whatever happens to it, and robots get versions."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.commands import save_untrained
+from tests.fleet.fleets import wait_until
+from tests.recipes.fleet import quick_learners
+from tests.recipes.fleet.recorded_episodes import records
+from vla_rl.cli import serve
+from vla_rl.contract.errors import UserError
+from vla_rl.experience.datasets import save_demonstrations
+from vla_rl.fleet.canary import Outcomes
+from vla_rl.fleet.registry import Registry
+from vla_rl.fleet.server import FleetServer, FleetServerConfig
+from vla_rl.fleet.transport import TransportOptions
+from vla_rl.policies.pretrained import load_policy
+from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.fleet.learn import LEARNER, Learn, command, prepare
+from vla_rl.recipes.fleet.learning import Learning
+from vla_rl.recipes.fleet.policies import key_file, signing_key
+from vla_rl.recipes.fleet.publishing import publish_first
+from vla_rl.recipes.fleet.releasing import Releasing
+from vla_rl.recipes.stages import collect
+from vla_rl.training.checkpoint import latest_state
+from vla_rl.training.tracking import RunFolder
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    """A config of a policy and its demonstrations, and those."""
+    folder, episodes = tmp_path_factory.mktemp("shown"), collect(EnvConfig("lift"), 3, 1, 2)
+    save_demonstrations(episodes, folder / "shown", video="never")
+    policy = str(save_untrained(folder / "policy"))
+    return replace(quick_learners.corrections(), policy=policy, demonstrations=str(folder / "shown")), episodes
+
+
+def learning(config: Learn, fleet, alarm=print) -> Learning:
+    """The learner of the fleet in this folder, as its process would have it."""
+    prepare(config, fleet, None)
+    registry, key = Registry(fleet / "registry", config.canary), signing_key(fleet, "")
+    publish_first(registry, key, config.policy)
+    run = RunFolder.resume(fleet / LEARNER)
+    return Learning(config, run, Releasing(registry, key, config.patience), alarm)
+
+
+def sent(shown, **given):
+    spec = load_policy(shown[0].policy).spec
+    return list(enumerate(records(spec, shown[1], **given), 1))
+
+
+def take(one: Learning, found) -> None:
+    for position, record in found:
+        one.take(position, record)
+
+
+def test_it_imitates_what_the_person_did_and_the_robots_try_it(shown, tmp_path):
+    one = learning(shown[0], tmp_path)
+    take(one, sent(shown, person=range(3, 6)))
+    corrected, reach = one.learner.corrections, one.learner.policy.horizon
+    person = [(i, begin) for begin, end in shown[1].spans() for i in range(begin + 3, min(begin + 6, end))]
+    decisions = {j for i, begin in person for j in range(max(begin, i - reach + 1), i + 1)}
+    assert one.episodes == 3 and len(corrected) == len(decisions)
+    assert int(corrected.counts.sum()) == sum(i - max(begin, i - reach + 1) + 1 for i, begin in person)
+    assert set(corrected.version.tolist()) == {1}
+    while one.published == 0:
+        assert one.turn()
+    releases = one.releasing.registry.releases
+    assert (releases.active, releases.canary, releases.canary_robots, one.updates) == (1, 2, {"arm"}, 4)
+    assert one.learner.policy.version == 2
+
+
+def test_a_trial_ends_by_the_rule_and_one_at_a_time_is_tried(shown, tmp_path):
+    one = learning(shown[0], tmp_path)
+    take(one, sent(shown, person=range(3, 6)))
+    while one.updates < 12:
+        one.turn()
+    registry = one.releasing.registry
+    assert registry.releases.canary == 2 and one.published == 4, "the next one waits for the trial"
+    registry.record(1, "other", 1, Outcomes(1, 1))
+    one.turn()
+    assert registry.releases.active == 1, "nobody has tried it yet"
+    registry.record(2, "arm", 2, Outcomes(1, 1))
+    one.turn()
+    assert registry.releases.active == 2 and registry.history()[-1]["who"] == "learner"
+    assert one.published == 4, "no robot has ended an episode since"
+
+
+def test_what_was_learnt_from_is_passed_over_after_a_kill_and_the_rest_is_not(shown, tmp_path):
+    found = sent(shown, person=range(3, 6))
+    undisturbed = learning(shown[0], tmp_path / "a")
+    take(undisturbed, found)
+    first = learning(shown[0], tmp_path / "b")
+    take(first, found[: len(found) // 2])
+    first.save()
+    take(first, found[len(found) // 2 :])  # learnt from, and lost by the kill
+    first.run.close()
+    second = learning(shown[0], tmp_path / "b")
+    take(second, found)
+    assert second.episodes == undisturbed.episodes == 3
+    for name in ("actions", "counts", "version"):
+        mine, wanted = getattr(second.learner.corrections, name), getattr(undisturbed.learner.corrections, name)
+        np.testing.assert_array_equal(mine, wanted)
+
+
+def test_episodes_of_another_robot_are_told_once_and_not_learnt_from(shown, tmp_path):
+    said: list[str] = []
+    one = learning(shown[0], tmp_path, said.append)
+    spec = replace(load_policy(shown[0].policy).spec, control_dt=0.5)
+    take(one, enumerate(records(spec, shown[1], robot="other"), 1))
+    assert one.episodes == 0 and len(said) == 1 and "robot other" in said[0] and "control rate" in said[0]
+
+
+def test_a_server_keeps_its_learner_running_and_a_killed_one_goes_on(shown, tmp_path):
+    config = replace(shown[0], publish_every=2)
+    fleet = tmp_path / "fleet"
+    with closing(FleetServer(fleet, FleetServerConfig(TransportOptions(port=0), 0, config.canary))) as server:
+        publish_first(server.registry, signing_key(fleet, ""), config.policy)
+        assert prepare(config, fleet, None) is None
+        server.ledger.append([record for _, record in sent(shown, person=range(3, 6))])
+        process = server.learn(command(fleet, key_file(fleet, "")))
+        wait_until(lambda: server.registry.releases.canary == 2)
+        first = process.pid
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: process.pid not in (None, first))
+        assert "exit code -9" in server.status.snapshot()["alarms"][-1]["sentence"]
+        wait_until(lambda: server.status.snapshot()["learner"].get("episodes") == 3)
+    _, state = latest_state(fleet / LEARNER / "state")
+    assert state["episodes"] == 3 and state["position"] == server.ledger.position
+
+
+def test_another_config_begins_anew_and_the_same_one_goes_on(shown, tmp_path):
+    assert prepare(shown[0], tmp_path, None) is None
+    assert prepare(shown[0], tmp_path, None) is None and not (tmp_path / "learner.1").exists()
+    assert prepare(replace(shown[0], turn=3), tmp_path, None) == tmp_path / "learner.1"
+
+
+def test_what_is_no_learner_is_refused_in_one_sentence(tmp_path):
+    with pytest.raises(UserError, match="there is none; add --learn"):
+        serve.serve([str(tmp_path), "--learner.turn", "3"])
+    with pytest.raises(UserError, match="returns no Learn"):
+        serve.serve([str(tmp_path), "--learn", f"{quick_learners.__file__}:simulation"])
+    with pytest.raises(UserError, match="did you mean '--turn'"):
+        serve.serve([str(tmp_path), "--learn", f"{quick_learners.__file__}:corrections", "--learner.turm", "3"])
