@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from tests.fleet.checkpoints import KEY, PUBLISHED, checkpoint
-from vla_rl.cli import serve
 from vla_rl.cli.main import main
 from vla_rl.contract.errors import ContractError
 from vla_rl.fleet.canary import Outcomes
@@ -16,6 +15,7 @@ from vla_rl.fleet.policy_cache import PolicyCache
 from vla_rl.fleet.registry import Registry
 from vla_rl.fleet.signing import TrustedKeys
 from vla_rl.policies.pretrained import load_policy
+from vla_rl.recipes.fleet import serving
 from vla_rl.recipes.fleet.golden import answer
 from vla_rl.recipes.fleet.policies import signing_key
 from vla_rl.recipes.fleet.publishing import publish_first
@@ -69,13 +69,13 @@ def test_a_published_checkpoint_answers_on_a_robot_what_it_answered_here(tmp_pat
 
 
 def test_a_server_begins_with_a_policy_and_keeps_it(tmp_path, untrained, complaint, monkeypatch):
-    begin = serve._begin
+    begin = serving._begin
 
     def begin_and_stop(*given):
         begin(*given)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(serve, "_begin", begin_and_stop)
+    monkeypatch.setattr(serving, "_begin", begin_and_stop)
     for _ in range(2):
         given = ("serve", tmp_path / "fleet", "--policy", untrained(), "--port", 0, "--page-port", 0)
         assert "stopped serving" in complaint(*given, status=130)

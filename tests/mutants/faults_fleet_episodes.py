@@ -12,7 +12,7 @@ FAULTS = (
     Fault(
         "an episode without one of its steps counts",
         _EPISODES,
-        "if step.time != len(one.steps):",
+        "if [step.time for step in steps] != [*range(len(steps))]:",
         "if False:",
         (f"{_ON}test_a_step_that_comes_twice_breaks_its_episode",),
     ),
@@ -33,15 +33,15 @@ FAULTS = (
     Fault(
         "an episode that is to be played again counts",
         _EPISODES,
-        'elif end.outcome == "redo":',
-        "elif False:",
+        'if end.outcome == "redo":',
+        "if False:",
         (f"{_ON}test_what_is_to_be_played_again_is_left_out",),
     ),
     Fault(
         "an episode with an unreadable end counts as unfinished",
         _EPISODES,
-        'one.broken = one.broken or "unreadable"',
-        "pass",
+        'found = "unreadable"',
+        'found = "unfinished"',
         (f"{_ON}test_an_end_that_cannot_be_read_ends_nothing",),
     ),
     Fault(

@@ -183,8 +183,8 @@ FAULTS = (
     Fault(
         "a canary that does worse stays",
         _REGISTRY,
-        "if verdict.rollback:",
-        "if verdict.rollback and verdict.alarms:",
+        "if verdict is not None and verdict.rollback:",
+        "if verdict is not None and verdict.alarms:",
         (f"{_ON_REGISTRY}test_a_canary_that_does_worse_is_rolled_back_by_itself",),
     ),
     Fault(

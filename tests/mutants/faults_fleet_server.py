@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.fault import Fault
 
 _WATCHER, _ON = "vla_rl/fleet/watcher.py", "tests/fleet/test_server.py::"
+_LEARNING = "tests/recipes/fleet/test_learning.py::"
 _PAGE = (f"{_ON}test_what_robots_send_is_on_the_page_also_after_a_restart",)
 
 FAULTS = (
@@ -49,5 +50,26 @@ FAULTS = (
         "[torch.Generator().manual_seed(seed)]",
         "[torch.Generator().manual_seed(SEED)]",
         ("tests/cli/test_fleet_policies.py::test_a_published_checkpoint_answers_on_a_robot_what_it_answered_here",),
+    ),
+    Fault(
+        "a learner that was killed learns from its episodes twice",
+        "vla_rl/recipes/fleet/learning.py",
+        "if position <= self.position:",
+        "if position < 0:",
+        (f"{_LEARNING}test_what_was_learnt_from_is_passed_over_after_a_kill_and_the_rest_is_not",),
+    ),
+    Fault(
+        "a version is promoted before anybody has tried it",
+        "vla_rl/recipes/fleet/releasing.py",
+        "or not verdict.compared or",
+        "or",
+        (f"{_LEARNING}test_a_trial_ends_by_the_rule_and_one_at_a_time_is_tried",),
+    ),
+    Fault(
+        "what the policy did counts as a person's",
+        "vla_rl/recipes/fleet/recorded.py",
+        "person = torch.as_tensor(labels.intervened[np.minimum(ahead, end - 1)])[:, None] & valid",
+        "person = valid",
+        (f"{_LEARNING}test_it_imitates_what_the_person_did_and_the_robots_try_it",),
     ),
 )

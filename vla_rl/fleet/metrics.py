@@ -32,6 +32,10 @@ class _Collector:
         """Every family, read from one snapshot."""
         seen = self._status.snapshot()
         yield CounterMetricFamily("vla_rl_fleet_alarms", "alarms since the server began", value=seen["alarmed"])
+        for name in ("updates", "episodes"):
+            if name in seen["learner"]:
+                what = f"{name} of the learner, also of its runs before"
+                yield GaugeMetricFamily(f"vla_rl_fleet_learner_{name}", what, value=seen["learner"][name])
         robots, versions = seen["robots"], seen["versions"]
         yield _gauge("connected", "1 while the robot is connected", "robot", robots)
         yield _gauge("waiting", "records that the robot holds and the server does not", "robot", robots)
