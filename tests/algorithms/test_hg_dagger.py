@@ -12,7 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from tests.toys import FlowToy, rollout
-from vla_rl.algorithms.chunks import Chunks, chunks_of, demonstrated, draw, joined, mean_loss
+from vla_rl.algorithms.chunks import (
+    Chunks,
+    FamiliesEqually,
+    TasksEqually,
+    chunks_of,
+    demonstrated,
+    drawn_equally,
+    joined,
+    mean_loss,
+)
 from vla_rl.algorithms.hg_dagger import HGDagger, HGDaggerConfig
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
@@ -132,8 +141,31 @@ def test_nothing_changes_until_a_person_intervenes() -> None:
 def test_tasks_are_equally_likely() -> None:
     task = torch.tensor([0] * 98 + [1] * 2)
     chunks = demonstrated({"state": torch.zeros(100, 1)}, torch.zeros(100, H, D), task)
-    share = draw(chunks, 20_000, seeded()).task.double().mean()
+    share = task[drawn_equally(chunks.task, 20_000, seeded())].double().mean()
     assert abs(float(share) - 0.5) < 5 * math.sqrt(0.25 / 20_000)
+
+
+def test_a_family_of_many_instructions_counts_once() -> None:
+    task = torch.tensor([0] * 50 + [1] * 30 + [2] * 20)
+    chunks = demonstrated({"state": torch.zeros(100, 1)}, torch.zeros(100, H, D), task)
+    drawn = FamiliesEqually(["push", "push", "lift"]).draw(chunks, task > 9, 20_000, seeded())
+    found = torch.bincount(task[drawn]) / 20_000
+    assert torch.allclose(found, torch.tensor([0.5 * 50 / 80, 0.5 * 30 / 80, 0.5]), atol=0.02)
+
+
+def test_the_sampler_chooses_of_corrections_and_of_demonstrations() -> None:
+    class First(TasksEqually):
+        sizes: tuple[int, ...] = ()
+
+        def draw(self, chunks: Chunks, human: Tensor, size: int, generator: torch.Generator) -> Tensor:
+            First.sizes = (*First.sizes, len(chunks))
+            return torch.zeros(size, dtype=torch.long)
+
+    shown = demonstrated({"state": torch.zeros(5, 1)}, torch.ones(5, H, D), torch.zeros(5, dtype=torch.long))
+    policy = Table()
+    agent = HGDagger(policy, policy.trainable(), shown, HGDaggerConfig(steps=1), seeded(3), First())
+    agent.update(experience(torch.zeros(2, 1), torch.zeros(2, H, D), torch.ones(2, H) > 0))
+    assert First.sizes == (2, 5)
 
 
 def test_the_oldest_corrections_leave() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, runtime_checkable
 
@@ -97,16 +97,11 @@ def joined(parts: list[Chunks]) -> Chunks:
     )
 
 
-def draw(chunks: Chunks, size: int, generator: torch.Generator) -> Chunks:
-    """``size`` decisions, with replacement: tasks are equally likely, and so are the decisions of each."""
-    return chunks.select(drawn_by_task(chunks, size, generator))
-
-
-def drawn_by_task(chunks: Chunks, size: int, generator: torch.Generator) -> Tensor:
-    """The positions [size] that :func:`draw` selects."""
-    _, task, count = chunks.task.cpu().unique(return_inverse=True, return_counts=True)
-    index = torch.multinomial(1.0 / count[task].double(), size, replacement=True, generator=generator)
-    return index.to(chunks.actions.device)
+def drawn_equally(groups: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    """``size`` positions in ``groups`` int [N], with replacement: groups are equally likely, and so is all of one."""
+    _, group, count = groups.cpu().unique(return_inverse=True, return_counts=True)
+    index = torch.multinomial(1.0 / count[group].double(), size, replacement=True, generator=generator)
+    return index.to(groups.device)
 
 
 class ChunkSampler(Protocol):
@@ -128,7 +123,7 @@ class TasksEqually:
 
     def draw(self, chunks: Chunks, human: Tensor, size: int, generator: torch.Generator) -> Tensor:
         """Whoever acted."""
-        return drawn_by_task(chunks, size, generator)
+        return drawn_equally(chunks.task, size, generator)
 
     def record(self, losses: Tensor) -> None:
         """They change nothing."""
@@ -138,6 +133,19 @@ class TasksEqually:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         pass
+
+
+class FamiliesEqually(TasksEqually):
+    """Families of tasks are equally likely, and so are the decisions of each: many instructions count as one."""
+
+    def __init__(self, families: Sequence[str]) -> None:
+        """``families`` [M]: that of every task."""
+        names = sorted(set(families))
+        self._family = torch.tensor([names.index(name) for name in families])
+
+    def draw(self, chunks: Chunks, human: Tensor, size: int, generator: torch.Generator) -> Tensor:
+        """Whoever acted."""
+        return drawn_equally(self._family.to(chunks.task.device)[chunks.task], size, generator)
 
 
 def mean_loss(policy: ActionwiseImitation, chunks: Chunks, draws: int, generator: torch.Generator) -> Tensor:

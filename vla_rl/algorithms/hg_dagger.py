@@ -26,7 +26,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from vla_rl.algorithms.chunks import Chunks, chunks_of, draw, joined, mean_loss, require_actionwise
+from vla_rl.algorithms.chunks import (
+    Chunks,
+    ChunkSampler,
+    TasksEqually,
+    chunks_of,
+    joined,
+    mean_loss,
+    require_actionwise,
+)
 from vla_rl.algorithms.decisions import ages
 from vla_rl.algorithms.off_policy import mean
 from vla_rl.contract.batch import Rollout
@@ -64,8 +72,13 @@ class HGDagger:
         demonstrations: Chunks | None,
         config: HGDaggerConfig,
         generator: torch.Generator,
+        sampler: ChunkSampler | None = None,
     ) -> None:
-        """``demonstrations`` None: corrections alone.  Raises UserError for a policy without such a loss."""
+        """``demonstrations`` None: corrections alone; ``sampler`` chooses of both, None: ``TasksEqually``.
+
+        Raises UserError for a policy without such a loss.
+        """
+        self._sampler = sampler or TasksEqually()
         self.policy, self.config = require_actionwise(policy, "HG-DAgger"), config
         self.parameters, self.generator = dict(parameters), generator
         self.demonstrations = demonstrations if config.alpha and demonstrations else None
@@ -118,11 +131,10 @@ class HGDagger:
     def step(self, corrections: Chunks) -> dict[str, float]:
         """One gradient step."""
         config = self.config
-        loss = mean_loss(self.policy, draw(corrections, config.batch, self.generator), config.draws, self.generator)
+        loss = mean_loss(self.policy, self._drawn(corrections), config.draws, self.generator)
         metrics = {"policy/correction_loss": float(loss.detach())}
         if self.demonstrations is not None:
-            shown = draw(self.demonstrations, config.batch, self.generator)
-            recorded = mean_loss(self.policy, shown, config.draws, self.generator)
+            recorded = mean_loss(self.policy, self._drawn(self.demonstrations), config.draws, self.generator)
             metrics["policy/demonstration_loss"] = float(recorded.detach())
             loss = loss + config.alpha * recorded
         self.optimizer.zero_grad(set_to_none=True)
@@ -136,6 +148,10 @@ class HGDagger:
         self.optimizer.step()
         self.steps += 1
         return {**metrics, "policy/loss": float(loss.detach()), "policy/grad_norm": norm}
+
+    def _drawn(self, chunks: Chunks) -> Chunks:
+        human = torch.ones_like(chunks.task, dtype=torch.bool)
+        return chunks.select(self._sampler.draw(chunks, human, self.config.batch, self.generator))
 
     def _newest(self, corrections: Chunks) -> Chunks:
         return corrections.select(torch.arange(len(corrections))[-self.config.capacity :])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager as ContextManager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,8 +21,6 @@ from vla_rl.recipes.robots import desk
 if TYPE_CHECKING:
     from vla_rl.recipes.robots.drive import EpisodesConfig
     from vla_rl.recipes.robots.session import Session
-
-SPOOLS = Path("runs/spools")  # a folder for each robot of this computer: what its server has not stored yet
 
 
 @dataclass(frozen=True)
@@ -139,6 +138,7 @@ class Run(Record):
     episodes: int = 10
     speed: float = 0.25
     execution: Literal["open_loop", "receding_horizon", "temporal_ensembling"] = "receding_horizon"
+    trust: str = ""  # signing.pub of the fleet whose policies drive without --policy; "": that of --credentials
     dry_run: bool = False  # measure the arm, print every command, send none
 
     def __post_init__(self) -> None:
@@ -209,8 +209,8 @@ def _replay(path: Path, options: list[str]) -> None:
 
 def _run(path: Path, options: list[str]) -> None:
     config: Run = override(Run(), options, "vla-rl robot run FILE")
-    if not config.policy:
-        raise UserError("robot run needs a policy to run, for example --policy runs/so101.")
+    if not config.policy and not config.server:
+        raise UserError("robot run needs a policy to run, for example --policy runs/so101, or a --server that has one.")
     if config.dry_run:
         _dry_run(str(path), config)
     else:
@@ -221,22 +221,23 @@ def _drive(name: str, config: Record, held_out: bool) -> None:
     from vla_rl.recipes.robots import drive
 
     settings = _settings(config, held_out)
-    out, through = Path(config.out) if config.out else None, _through(name, config)
+    out, through = Path(config.out) if config.out else None, _through(name, config, settings)
     summary = drive.drive(drive.robot_config(name), settings, out, console, through)
     console.print(f"{summary}{f': {config.out}' if config.out else ''}")
 
 
-def _through(name: str, config: Record) -> Callable[[Session], AbstractContextManager[Session]]:
+def _through(name: str, config: Record, settings: EpisodesConfig) -> Callable[[Session], ContextManager[Session]]:
     """What the session of the robot ``name`` is played through: its way to the server, if there is one."""
     if not config.server:
         return nullcontext
-    from vla_rl.fleet.identity import load_credentials
-    from vla_rl.recipes.robots.streaming import ServerConfig, streaming
+    from vla_rl.recipes.robots import drive, streaming
 
-    credentials = load_credentials(Path(config.credentials), "robot") if config.credentials else None
-    robot = credentials.name if credentials else Path(name).stem
-    server = ServerConfig(config.server, robot, SPOOLS / robot, credentials)
-    return partial(streaming, config=server, show=console)
+    policy = None
+    if isinstance(config, Run) and not config.policy:
+        make = partial(drive.decider_of, settings=settings)
+        policy = streaming.policy_of_server(name, config.credentials, config.trust, make)
+    server = streaming.server_config(name, config.server, config.credentials, policy)
+    return partial(streaming.streaming, config=server, show=console)
 
 
 def _dry_run(name: str, config: Run) -> None:

@@ -28,7 +28,7 @@ Place: TypeAlias = tuple[Path, int, int, str]  # file, offset, bytes and SHA-256
 
 
 class PolicySource(Protocol):
-    """Where policies come from; a broken link raises OSError, and the next fetch goes on where this one stopped."""
+    """Where policies come from; what it raises ends a fetch, and the next one goes on where that stopped."""
 
     def manifest(self, version: int) -> bytes:
         """The signed manifest of ``version``."""
@@ -92,7 +92,7 @@ class PolicyCache:
         """Have ``version`` here: what no version here holds already comes from ``source``.
 
         A fetch that was interrupted goes on where it stopped, in the middle of a chunk too.  The policy in use is
-        never touched.  Raises OSError when the link breaks; UserError for a policy that is for another robot or a newer
+        never touched.  Raises what ``source`` raises; UserError for a policy that is for another robot or a newer
         client, and for a disk without room; ContractError for what is not signed or not what its hash says.
         """
         if version in self.versions():

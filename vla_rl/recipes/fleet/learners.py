@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from vla_rl.algorithms.chunks import demonstrated
+from vla_rl.algorithms.chunks import FamiliesEqually, demonstrated
 from vla_rl.algorithms.hg_dagger import HGDagger, HGDaggerConfig
 from vla_rl.algorithms.recap import Recap, RecapConfig
 from vla_rl.contract.batch import Resumable, Rollout
@@ -48,7 +48,7 @@ class FleetMethod(Protocol):
 
 @dataclass(frozen=True)
 class LearnByCorrections:
-    """HG-DAgger: what a person did is imitated, beside the demonstrations."""
+    """HG-DAgger: what a person did is imitated, beside the demonstrations; families of tasks are equally likely."""
 
     algorithm: HGDaggerConfig = field(default_factory=HGDaggerConfig)
 
@@ -58,7 +58,9 @@ class LearnByCorrections:
         scale, horizon = base.action_scale, base.horizon  # type: ignore[attr-defined]  # a flow policy has both
         actions = scale.normalize(torch.as_tensor(episodes.chunks(horizon)))
         recorded = demonstrated(features, actions, torch.as_tensor(episodes.task))
-        return HGDagger(base, base.trainable(), recorded, self.algorithm, generator(seed, _STREAM))
+        spec = base.spec  # type: ignore[attr-defined]
+        equally = FamiliesEqually([spec.family(task) for task in range(len(spec.tasks))])
+        return HGDagger(base, base.trainable(), recorded, self.algorithm, generator(seed, _STREAM), equally)
 
 
 @dataclass(frozen=True)

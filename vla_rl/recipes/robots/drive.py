@@ -18,6 +18,7 @@ from robot_drivers.simulated import SimulatedRobot
 from robot_drivers.simulated_hardware import SO101
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.intervals import wilson
+from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.datasets import move_aside
 from vla_rl.recipes.env_config import EnvConfig
@@ -183,17 +184,21 @@ def build_decider(session: Session, config: RobotConfig, settings: EpisodesConfi
         return hold_position
     if settings.policy == EXPERT:
         return ExpertDecider(_expert(session, config))
+    return decider_of(open_policy(settings.policy, session.spec), settings)
+
+
+def decider_of(policy: Policy, settings: EpisodesConfig) -> PolicyDecider:
+    """``policy`` decides as ``settings`` say; raises UserError for one that real-time chunking cannot guide."""
     import torch
 
     from vla_rl.policies.flow_policy import FlowPolicy
     from vla_rl.policies.real_time_chunking import RealTimeChunking, RealTimeConfig
 
-    policy = open_policy(settings.policy, session.spec)
     if settings.real_time:
         if not isinstance(policy, FlowPolicy):
             raise UserError(
-                f"{settings.policy} is a {type(policy).__name__} without a velocity field, so real-time chunking "
-                "cannot guide it; leave --real-time out."
+                f"{settings.policy or 'the policy'} is a {type(policy).__name__} without a velocity field, so "
+                "real-time chunking cannot guide it; leave --real-time out."
             )
         policy = RealTimeChunking(policy, RealTimeConfig(settings.real_time))
     return PolicyDecider(policy, torch.Generator().manual_seed(settings.seed))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -15,12 +15,18 @@ from rich.console import Console
 
 from robot_drivers.decisions import Decide
 from robot_drivers.record import Record
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.policy import Policy
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.fleet.attempt import LinkOptions
-from vla_rl.fleet.identity import Credentials
+from vla_rl.fleet.identity import Credentials, load_credentials
 from vla_rl.fleet.introduction import pack_introduction
 from vla_rl.fleet.link import Link
+from vla_rl.fleet.policy_cache import PolicyCache
+from vla_rl.fleet.signing import TrustedKeys
 from vla_rl.fleet.spool import Spool
+from vla_rl.recipes.fleet.policies import PUBLIC_KEY
+from vla_rl.recipes.robots.fleet_policy import FleetPolicy
 from vla_rl.recipes.robots.fleet_step import episode_end, fleet_step
 from vla_rl.recipes.robots.recording import step_back
 from vla_rl.recipes.robots.session import ControlStep, Session
@@ -28,13 +34,24 @@ from vla_rl.recipes.robots.status import Display
 
 QUALITY = 90  # of JPEG
 _DISK_S = 30.0  # at the end, for the disk
+SPOOLS, POLICIES = Path("runs/spools"), Path("runs/policies")  # folders of robots
+
+
+@dataclass(frozen=True)
+class PolicyOfServer:
+    """``folder`` keeps the server's policies, which one of ``keys`` has signed; ``make`` makes their decider."""
+
+    folder: Path
+    keys: TrustedKeys
+    make: Callable[[Policy], Decide]
 
 
 @dataclass(frozen=True)
 class ServerConfig:
     """The server's address, this robot's name and credentials, and the folder that holds what is not sent yet.
 
-    ``patience_s``: for how long the end waits for a server that is there and takes nothing.
+    ``patience_s``: for how long the end waits for a server that is there and takes nothing.  ``policy``: the server's
+    drives; None: whoever drives the session.
     """
 
     address: str
@@ -42,6 +59,7 @@ class ServerConfig:
     folder: Path
     credentials: Credentials | None = None
     patience_s: float = 10.0
+    policy: PolicyOfServer | None = None
 
 
 @contextmanager
@@ -54,7 +72,11 @@ def streaming(session: Session, config: ServerConfig, show: Console) -> Iterator
     with ExitStack() as opened:
         spool = opened.enter_context(closing(Spool(config.folder, config.robot)))
         link = opened.enter_context(closing(Link(spool, LinkOptions(config.address), config.credentials)))
-        sent = StreamedSession(session, spool, link, show)
+        policy = None
+        if (of := config.policy) is not None:
+            cache = PolicyCache(of.folder, of.keys)
+            policy = opened.enter_context(closing(FleetPolicy(cache, link, session.spec, of.make, show)))
+        sent = StreamedSession(session, spool, link, show, policy)
         try:
             yield sent
         finally:
@@ -66,10 +88,15 @@ def streaming(session: Session, config: ServerConfig, show: Console) -> Iterator
 
 
 class StreamedSession:
-    """A ``Session`` that gives every control step of ``session`` to ``spool``, in a thread that encodes pictures."""
+    """A ``Session`` that gives every control step of ``session`` to ``spool``, in a thread that encodes pictures.
 
-    def __init__(self, session: Session, spool: Spool, link: Link, show: Console) -> None:
-        self._session, self._spool, self._link, self._show = session, spool, link, show
+    With ``policy``, that decides, whoever else would.
+    """
+
+    def __init__(
+        self, session: Session, spool: Spool, link: Link, show: Console, policy: FleetPolicy | None = None
+    ) -> None:
+        self._session, self._spool, self._link, self._show, self._policy = session, spool, link, show, policy
         self._thread = ThreadPoolExecutor(1, "streaming", initializer=step_back)
         self._working: deque[Future[None]] = deque()
         self._run, self._said = uuid.uuid4().hex[:12], ""  # episodes of all runs have different names
@@ -90,11 +117,13 @@ class StreamedSession:
         if news and news != self._said:
             self._show.print(f"{news} ({self._spool.unsent} records are not sent)", highlight=False, markup=False)
         self._said = news
+        if self._policy is not None:
+            self._policy.ready()
         self._session.prepare(title)
 
     def play(self, decide: Decide, number: int, seed: int) -> Iterator[ControlStep]:
         name, records = f"{self._run}-{number}", list[Record]()
-        with closing(self._session.play(decide, number, seed)) as steps:  # type: ignore[type-var]  # a generator
+        with closing(self._session.play(self._policy or decide, number, seed)) as steps:  # type: ignore[type-var]  # a generator
             for step in steps:
                 records.append(step.record)
                 self._do(self._step, step, name, records[0].captured)
@@ -149,3 +178,30 @@ def _wait(spool: Spool, link: Link, patience: float) -> None:
         state = link.status()
         if state.trouble and not state.connected:
             return
+
+
+def server_config(file: str, address: str, credentials: str, policy: PolicyOfServer | None = None) -> ServerConfig:
+    """The server at ``address`` for the robot of ``file``, whose certificate is in the folder ``credentials``."""
+    identity = load_credentials(Path(credentials), "robot") if credentials else None
+    robot = identity.name if identity else Path(file).stem
+    return ServerConfig(address, robot, SPOOLS / robot, identity, policy=policy)
+
+
+def policy_of_server(file: str, credentials: str, trust: str, make: Callable[[Policy], Decide]) -> PolicyOfServer:
+    """The server's policies, signed by the key whose public half is in the file ``trust``, "" for that of
+    ``credentials``; raises UserError where there is neither.
+    """
+    path = Path(trust) if trust or not credentials else Path(credentials) / PUBLIC_KEY
+    if path == Path():
+        raise UserError(
+            "Nobody says whose policies this robot may run, so it takes none from the server; add --trust with the "
+            "signing.pub of the fleet's folder, --credentials, or a --policy of your own."
+        )
+    try:
+        keys = TrustedKeys([path.read_bytes()])
+    except OSError as error:
+        raise UserError(
+            f"the key of the fleet's policies {str(path)!r} cannot be read ({error.strerror}), so none is run; copy "
+            "signing.pub of the fleet's folder, or of its certificates, to this robot."
+        ) from error
+    return PolicyOfServer(POLICIES / Path(file).stem, keys, make)

@@ -1,0 +1,194 @@
+"""A robot runs what its fleet's server wants: from one episode to the next, signed, and answering as it should."""
+
+from __future__ import annotations
+
+import io
+import threading
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from rich.console import Console
+
+from robot_drivers.simulated import SimulatedRobot
+from tests.fleet.fleets import wait_until
+from tests.patience import PATIENCE
+from tests.recipes.robots.test_robot_recording import OPEN_LOOP, simulated
+from tests.recipes.robots.test_streaming import server_in
+from vla_rl.cli import robot
+from vla_rl.contract.errors import UserError
+from vla_rl.fleet.policy_cache import PolicyCache
+from vla_rl.fleet.signing import SigningKey, TrustedKeys
+from vla_rl.policies.flow import AllSteps, FlowSampler
+from vla_rl.policies.flow_schedules import Ode
+from vla_rl.policies.normalization import Affine
+from vla_rl.policies.pretrained import load_policy
+from vla_rl.policies.tiny import TinyConfig, TinyVLA
+from vla_rl.policies.tokens import Vocabulary
+from vla_rl.recipes.fleet import golden
+from vla_rl.recipes.fleet.policies import signing_key
+from vla_rl.recipes.fleet.publishing import publish
+from vla_rl.recipes.robots import drive, fleet_policy
+from vla_rl.recipes.robots.streaming import PolicyOfServer, ServerConfig, streaming
+
+WHO = ("a person", "a test")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    spec = SimulatedRobot().env_spec
+    torch.manual_seed(0)
+    config = TinyConfig(width=32, blocks=1, sampler=FlowSampler(Ode(), AllSteps(), 2))
+    policy = TinyVLA(spec, Vocabulary.from_texts(spec.tasks), Affine.from_bounds(spec.state), config)
+    policy.save_pretrained(folder := tmp_path_factory.mktemp("policy"))
+    return folder
+
+
+@pytest.fixture
+def fleet(tmp_path, checkpoint):
+    """A server, and ``add()``, which publishes a version and promotes it."""
+    key = signing_key(tmp_path / "fleet", "") if (tmp_path / "fleet").mkdir() is None else None
+    with server_in(tmp_path / "fleet") as server:
+
+        def add(key=key):
+            version = publish(server.registry, key, checkpoint, "a test")
+            server.registry.promote(version, *WHO)
+            return version
+
+        server.add = add
+        yield server
+
+
+class Run:
+    """Episodes of two control steps or so on the simulated arm, by the policy of the server."""
+
+    def __init__(self, folder, port):
+        self.printed = Console(file=io.StringIO(), width=300)
+        keys = TrustedKeys([(folder / "fleet" / "signing.pub").read_bytes()])
+        self.settings = drive.EpisodesConfig("", 1, 1, OPEN_LOOP)
+        policy = PolicyOfServer(folder / "policies", keys, partial(drive.decider_of, settings=self.settings))
+        self.server = ServerConfig(f"127.0.0.1:{port}", "arm-1", folder / "spool", None, PATIENCE, policy)
+
+    def play(self, episodes=1, between=lambda session: None):
+        """The text that was printed."""
+
+        def through(session):
+            return _told(streaming(session, self.server, self.printed), between)
+
+        settings = replace(self.settings, episodes=episodes)
+        drive.drive(replace(simulated(), seconds=0.1), settings, None, self.printed, through)
+        return self.printed.file.getvalue()
+
+
+class _told:
+    """``between(session)`` is called before every episode."""
+
+    def __init__(self, opened, between):
+        self.opened, self.between = opened, between
+
+    def __enter__(self):
+        session = self.opened.__enter__()
+        prepare = session.prepare
+
+        def told(title):
+            self.between(session)
+            prepare(title)
+
+        session.prepare = told
+        return session
+
+    def __exit__(self, *error):
+        return self.opened.__exit__(*error)
+
+
+def versions(server):
+    """Of every episode on the server, the versions that its steps were decided by."""
+    found: dict[str, set[int]] = {}
+    for _, record in server.ledger.read(0, 1000):
+        if record.kind == "step":
+            found.setdefault(record.episode, set()).add(record.policy_version)
+    return [sorted(each) for each in found.values()]
+
+
+def fetched(session, version):
+    wait_until(lambda: session._policy._fetched == version or version in session._policy._refused)
+
+
+def test_it_runs_what_the_server_wants_from_one_episode_to_the_next(fleet, tmp_path):
+    fleet.add()
+    wanted = iter((None, 2, 1))
+
+    def between(session):
+        if (version := next(wanted)) == 2:
+            assert fleet.add() == 2
+        if version == 1:
+            fleet.registry.roll_back(*WHO)
+        if version:
+            fetched(session, version)
+
+    said = Run(tmp_path, fleet.transport.port).play(3, between)
+    assert versions(fleet) == [[1], [2], [1]]
+    assert "version 1 from now on\n" in said and "2 from now on (was 1)" in said and "1 from now on (was 2)" in said
+
+
+def test_a_policy_that_answers_otherwise_or_is_not_signed_is_refused_and_the_old_one_stays(
+    fleet, tmp_path, monkeypatch
+):
+    fleet.add()
+    real, checks = golden.answer, iter((0.0, 1.0))
+    monkeypatch.setattr(golden, "answer", lambda *given: real(*given) + next(checks))
+    foreign = SigningKey.create(tmp_path / "foreign.key")
+    wanted = iter((None, 2, 3))
+
+    def between(session):
+        if version := next(wanted):
+            with monkeypatch.context() as local:
+                local.setattr(golden, "answer", real)
+                fleet.add(*([foreign] if version == 3 else []))
+            fetched(session, version)
+
+    said = Run(tmp_path, fleet.transport.port).play(3, between)
+    assert versions(fleet) == [[1], [1], [1]]
+    assert "version 2 is not used: it answers its golden observation otherwise" in said
+    assert "version 3 is not used: " in said and "not signed by a key that this robot trusts" in said
+
+
+def test_without_its_server_it_begins_with_what_it_ran_last_and_with_none_it_waits(fleet, tmp_path):
+    port = fleet.transport.port
+    threading.Timer(0.5, fleet.add).start()
+    assert "waiting for the server's first policy" in Run(tmp_path, port).play()
+    fleet.close()
+    again = Run(tmp_path, port)
+    assert "policy version 1 from now on" in again.play()
+    assert PolicyCache(
+        tmp_path / "policies", TrustedKeys([(tmp_path / "fleet/signing.pub").read_bytes()])
+    ).in_use() == (1,)
+
+
+def test_a_golden_answer_is_compared_in_every_dimension(checkpoint, tmp_path, fleet):
+    fleet.add()
+    keys = TrustedKeys([(tmp_path / "fleet" / "signing.pub").read_bytes()])
+    policy = load_policy(checkpoint)
+    cached = PolicyCache(tmp_path / "cache", keys).fetch(1, fleet.registry.get(1).spec_hash, fleet.registry)
+    fleet_policy.check_golden(policy, cached)
+    span = policy.spec.action.high[-1] - policy.spec.action.low[-1]
+    for off, refused in ((0.5, False), (2.0, True)):
+        rows = [[*row[:-1], row[-1] + off * golden.TOLERANCE * span] for row in cached.manifest.golden.action]
+        changed = replace(cached.manifest.golden, action=tuple(map(tuple, rows)))
+        other = replace(cached, manifest=replace(cached.manifest, golden=changed))
+        if refused:
+            with pytest.raises(UserError, match="answers its golden observation otherwise"):
+                fleet_policy.check_golden(policy, other)
+        else:
+            fleet_policy.check_golden(policy, other)
+
+
+def test_whose_policies_a_robot_runs_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="or a --server that has one"):
+        robot.robot(["run", "simulated"])
+    with pytest.raises(UserError, match="add --trust with the signing"):
+        robot.robot(["run", "simulated", "--server", "127.0.0.1:1"])
+    with pytest.raises(UserError, match="'nowhere' cannot be read"):
+        robot.robot(["run", "simulated", "--server", "127.0.0.1:1", "--trust", "nowhere"])
