@@ -6,6 +6,7 @@ from tests.mutants.fault import Fault
 
 _WATCHER, _ON = "vla_rl/fleet/watcher.py", "tests/fleet/test_server.py::"
 _LEARNING = "tests/recipes/fleet/test_learning.py::"
+_ROBOT = "tests/recipes/robots/test_fleet_policy.py::"
 _PAGE = (f"{_ON}test_what_robots_send_is_on_the_page_also_after_a_restart",)
 
 FAULTS = (
@@ -71,5 +72,26 @@ FAULTS = (
         "person = torch.as_tensor(labels.intervened[np.minimum(ahead, end - 1)])[:, None] & valid",
         "person = valid",
         (f"{_LEARNING}test_it_imitates_what_the_person_did_and_the_robots_try_it",),
+    ),
+    Fault(
+        "a robot runs a policy that answers otherwise than it should",
+        "vla_rl/recipes/robots/fleet_policy.py",
+        "        check_golden(policy, cached)\n",
+        "",
+        (f"{_ROBOT}test_a_policy_that_answers_otherwise_or_is_not_signed_is_refused_and_the_old_one_stays",),
+    ),
+    Fault(
+        "a robot does not go back to an older version",
+        "vla_rl/recipes/robots/fleet_policy.py",
+        "if version and version != self.version and",
+        "if version > self.version and",
+        (f"{_ROBOT}test_it_runs_what_the_server_wants_from_one_episode_to_the_next",),
+    ),
+    Fault(
+        "many instructions of one family count as many",
+        "vla_rl/algorithms/chunks.py",
+        "self._family.to(chunks.task.device)[chunks.task]",
+        "chunks.task",
+        ("tests/algorithms/test_hg_dagger.py::test_a_family_of_many_instructions_counts_once",),
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
@@ -11,7 +12,6 @@ import pytest
 import torch
 from rich.console import Console
 
-from robot_drivers.simulated import SimulatedRobot
 from tests.fleet.fleets import wait_until
 from tests.patience import PATIENCE
 from tests.recipes.robots.test_robot_recording import OPEN_LOOP, simulated
@@ -30,6 +30,7 @@ from vla_rl.recipes.fleet import golden
 from vla_rl.recipes.fleet.policies import signing_key
 from vla_rl.recipes.fleet.publishing import publish
 from vla_rl.recipes.robots import drive, fleet_policy
+from vla_rl.recipes.robots.session import open_session
 from vla_rl.recipes.robots.streaming import PolicyOfServer, ServerConfig, streaming
 
 WHO = ("a person", "a test")
@@ -37,7 +38,8 @@ WHO = ("a person", "a test")
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    spec = SimulatedRobot().env_spec
+    with closing(open_session(simulated(), OPEN_LOOP, print)) as session:
+        spec = session.spec
     torch.manual_seed(0)
     config = TinyConfig(width=32, blocks=1, sampler=FlowSampler(Ode(), AllSteps(), 2))
     policy = TinyVLA(spec, Vocabulary.from_texts(spec.tasks), Affine.from_bounds(spec.state), config)

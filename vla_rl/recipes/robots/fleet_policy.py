@@ -64,10 +64,10 @@ class FleetPolicy:
                 self._use_last()
             else:
                 self._tell("waiting for the server's first policy for this robot (Ctrl-C ends it)")
+                self._tell_refused()
                 self._ending.wait(_LOOK_S)
                 self._swap()
-        for sentence in [*self._refused.values()]:
-            self._tell(sentence)
+        self._tell_refused()
 
     def close(self) -> None:
         """End the thread; a download goes on where it stopped, the next time."""
@@ -116,6 +116,10 @@ class FleetPolicy:
         except (UserError, ContractError) as error:
             self._refused[version] = f"policy version {version} is not used: {error}"
 
+    def _tell_refused(self) -> None:
+        for sentence in [*self._refused.values()]:
+            self._tell(sentence)
+
     def _tell(self, sentence: str) -> None:
         if sentence not in self._told:
             self._told.add(sentence)
@@ -131,14 +135,15 @@ class FleetPolicy:
             try:
                 with self._files, self._refusing(version):
                     self._fetched = self._fetched_now(version)
+                if self._fetched != version and version not in self._refused:
+                    self._ending.wait(_AGAIN_S)
             except OSError as error:
                 self._refused[version] = f"policy version {version} is not used: the disk failed ({error}); look at it."
 
     def _fetched_now(self, version: int) -> int:
         try:
             return self._cache.fetch(version, spec_hash(self._spec), self._server).manifest.version
-        except UnreachableError:
-            self._ending.wait(_AGAIN_S)
+        except UnreachableError:  # what has arrived is kept
             return self._fetched
 
 
