@@ -41,8 +41,8 @@ FAULTS = (
     Fault(
         "tasks with more data are drawn more often",
         _CHUNKS,
-        "1.0 / count[task].double()",
-        "torch.ones_like(count[task]).double()",
+        "1.0 / count[group].double()",
+        "torch.ones_like(count[group]).double()",
         (f"{_ON}test_tasks_are_equally_likely",),
     ),
     Fault(

@@ -76,8 +76,8 @@ FAULTS = (
     Fault(
         "a robot runs a policy that answers otherwise than it should",
         "vla_rl/recipes/robots/fleet_policy.py",
-        "        check_golden(policy, cached)\n",
-        "",
+        "        check_golden(policy, cached)",
+        "        _ = policy",
         (f"{_ROBOT}test_a_policy_that_answers_otherwise_or_is_not_signed_is_refused_and_the_old_one_stays",),
     ),
     Fault(

@@ -37,8 +37,8 @@ class Robot:
     LeRobotDataset v3.0, and sends them to the server of a fleet.
     replay FILE --dataset FOLDER [--episode N] [--speed SHARE] does a recorded episode again, at a quarter of its speed
     unless you say otherwise.
-    run FILE --policy CHECKPOINT, with the same options, lets a policy drive, at a quarter of the speed unless you say
-    otherwise; with --dry-run the commands are printed and not sent.
+    run FILE --policy CHECKPOINT, or --server with --trust KEY for that of a fleet, lets a policy drive, at a quarter of
+    the speed unless you say otherwise; with --dry-run the commands are printed and not sent.
 
     "simulated" instead of a file is an SO-101 that everybody has.
     """
