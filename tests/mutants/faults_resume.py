@@ -27,9 +27,23 @@ FAULTS = (
     Fault(
         "a state before the first iteration is not found",
         "vla_rl/training/checkpoint.py",
-        'path.name.removeprefix("-").isdigit()',
-        "path.name.isdigit()",
+        'step.removeprefix("-").isdigit()',
+        "step.isdigit()",
         (f"{_ON_PRETRAINING}test_a_run_that_is_killed_after_pre_training_goes_on_without_it",),
+    ),
+    Fault(
+        "a state is removed before the next one of its step has its name",
+        _STATE,
+        "os.replace(final, old)",
+        "shutil.rmtree(final, ignore_errors=True)",
+        (f"{_ON_STATE}test_killed_while_a_state_of_the_same_step_is_replaced_one_of_both_is_whole",),
+    ),
+    Fault(
+        "a state that was being replaced is not found",
+        _STATE,
+        "(step == path.name or not path.with_name(step).exists())",
+        "step == path.name",
+        (f"{_ON_STATE}test_killed_while_a_state_of_the_same_step_is_replaced_one_of_both_is_whole",),
     ),
     Fault(
         "a run reports its first validation twice",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 import time
 
@@ -130,6 +132,44 @@ def test_killed_while_writing_there_is_always_a_whole_state(tmp_path):
         assert state["step"] == step >= newest and (state["weights"] == step).all()
         newest = step
     assert caught >= 5 and newest >= 5
+
+
+@pytest.mark.parametrize("moment", range(4))
+def test_killed_while_a_state_of_the_same_step_is_replaced_one_of_both_is_whole(tmp_path, monkeypatch, moment):
+    """A process ends at each rename and within each removal; so does a fleet's learner that saves twice at one step."""
+
+    class Killed(BaseException):
+        pass
+
+    left, replace, rmtree = [moment], os.replace, shutil.rmtree
+
+    def dies() -> bool:
+        left[0] -= 1
+        return left[0] == -1
+
+    def half_removed(path, ignore_errors):
+        if os.path.isdir(path):
+            if dies():
+                os.remove(os.path.join(path, "state.json"))
+                raise Killed
+            rmtree(path)
+
+    def moved(path, target):
+        if dies():
+            raise Killed
+        replace(path, target)
+
+    save_state(tmp_path, 7, {"which": "first"})
+    with monkeypatch.context() as patch, contextlib.suppress(Killed):
+        patch.setattr(shutil, "rmtree", half_removed)
+        patch.setattr(os, "replace", moved)
+        save_state(tmp_path, 7, {"which": "second"})
+    step, state = latest_state(tmp_path)
+    assert step == 7 and state["which"] == ("first" if moment < 2 else "second")
+    for which in ("third", "fourth"):
+        save_state(tmp_path, 7, {"which": which})
+        assert latest_state(tmp_path) == (7, {"which": which})
+    assert [path.name for path in tmp_path.iterdir()] == ["00000007"]
 
 
 def test_who_may_read_the_numbers_of_a_state_may_read_its_tensors(tmp_path):

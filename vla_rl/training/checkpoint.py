@@ -25,7 +25,7 @@ from vla_rl.contract.errors import UserError
 
 KEPT = 2  # newest states
 _TREE, _TENSORS = "state.json", "tensors.safetensors"
-_WRITING = ".writing"
+_WRITING, _OLD = ".writing", ".old"
 
 
 def save_state(folder: Path, step: int, state: dict[str, Any]) -> None:
@@ -37,7 +37,7 @@ def save_state(folder: Path, step: int, state: dict[str, Any]) -> None:
     tensors: dict[str, Tensor] = {}
     tree = json.dumps({"contract_version": CONTRACT_VERSION, "state": _encode(state, "state", tensors)})
     final = folder / f"{step:08d}"
-    writing = final.with_name(final.name + _WRITING)
+    writing, old = (final.with_name(final.name + suffix) for suffix in (_WRITING, _OLD))
     try:
         shutil.rmtree(writing, ignore_errors=True)
         writing.mkdir(parents=True)
@@ -46,7 +46,9 @@ def save_state(folder: Path, step: int, state: dict[str, Any]) -> None:
         (writing / _TENSORS).chmod((writing / _TREE).stat().st_mode)  # safetensors writes it for its owner alone
         for path in (writing / _TENSORS, writing / _TREE, writing):
             _flush(path)
-        shutil.rmtree(final, ignore_errors=True)  # a state of the same step: a resumed run repeats it
+        if final.exists():  # a state of the same step: it counts until the new one has its name
+            shutil.rmtree(old, ignore_errors=True)
+            os.replace(final, old)
         os.replace(writing, final)
         _flush(folder)
     except (OSError, SafetensorError) as error:
@@ -55,8 +57,8 @@ def save_state(folder: Path, step: int, state: dict[str, Any]) -> None:
             f"the training state {str(final)!r} could not be written ({error}), so the run stopped with the state "
             "before it; free some disk space and go on with --resume."
         ) from error
-    for old in sorted(_complete(folder))[:-KEPT]:
-        shutil.rmtree(old, ignore_errors=True)
+    for path in (old, *sorted(_complete(folder))[:-KEPT]):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def latest_state(folder: Path) -> tuple[int, dict[str, Any]] | None:
@@ -78,11 +80,15 @@ def latest_state(folder: Path) -> tuple[int, dict[str, Any]] | None:
             f"the training state {str(path)!r} is damaged ({error!r}), so the run cannot go on from it; delete that "
             f"folder to go on from the one before it{'' if len(paths) > 1 else ', or start the run again'}."
         ) from error
-    return int(path.name), state
+    return int(path.name.removesuffix(_OLD)), state
 
 
 def _complete(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.glob("*") if path.name.removeprefix("-").isdigit())
+    """Every whole state; one that was to be replaced counts while there is no other of its step."""
+    for path in folder.glob("*"):
+        step = path.name.removesuffix(_OLD)
+        if step.removeprefix("-").isdigit() and (step == path.name or not path.with_name(step).exists()):
+            yield path
 
 
 def _flush(path: Path) -> None:
