@@ -37,7 +37,8 @@ def save_state(folder: Path, step: int, state: dict[str, Any]) -> None:
     tensors: dict[str, Tensor] = {}
     tree = json.dumps({"contract_version": CONTRACT_VERSION, "state": _encode(state, "state", tensors)})
     final = folder / f"{step:08d}"
-    writing, old = (final.with_name(final.name + suffix) for suffix in (_WRITING, _OLD))
+    writing = final.with_name(final.name + _WRITING)
+    old = final.with_name(final.name + _OLD)
     try:
         shutil.rmtree(writing, ignore_errors=True)
         writing.mkdir(parents=True)
