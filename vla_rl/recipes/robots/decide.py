@@ -9,7 +9,7 @@ import numpy as np
 
 from robot_drivers.decisions import Decision, Query
 from vla_rl.contract.env import on_host
-from vla_rl.contract.policy import Policy, RealTimePolicy
+from vla_rl.contract.policy import Policy, RealTimePolicy, encode_observation
 from vla_rl.contract.spec import EnvSpec
 
 
@@ -29,8 +29,8 @@ class PolicyDecider:
         """The chunk [H,D] for what ``query`` sees."""
         with self._deciding:
             self._state = self._continued(query)
-            features = self.policy.encode(query.obs.public())
-            out, self._state = self.policy.act(features, self._state, "eval", self._generator)
+            features, state = encode_observation(self.policy, query.obs, self._state, self._generator)
+            out, self._state = self.policy.act(features, state, "eval", self._generator)
             self._horizon = out.action.shape[1]
             return Decision(on_host(out.action)[0], self.policy.version)
 
