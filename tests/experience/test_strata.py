@@ -110,6 +110,17 @@ def test_the_adaptive_sampler_draws_what_is_not_learnt_yet() -> None:
     assert share() == pytest.approx(0.8, abs=0.04)
 
 
+def test_losses_are_of_the_batch_although_a_learner_has_drawn_others_since() -> None:
+    """A learner that fits its normalization draws more, between its first batch and the losses of that."""
+    sampler = Listening()
+    buffer = strata(sampler, Learner())
+    buffer.sample(6, seeded())
+    buffer.sample(600, seeded())
+    buffer.read_losses(torch.arange(6.0))
+    ((drawn, losses),) = sampler.told
+    assert len(drawn) == len(losses) == 6
+
+
 def test_a_saved_one_draws_the_same() -> None:
     buffer, other = (strata(AdaptiveSampler(), Learner()) for _ in range(2))
     buffer.add(episode(700, 1))

@@ -106,7 +106,10 @@ class LossReader(Protocol):
     """A replay buffer whose next samples depend on the losses of the latest one."""
 
     def read_losses(self, losses: Array) -> None:
-        """The learner's losses [B] of the decisions that ``sample`` returned last, without gradient."""
+        """The learner's losses [B], without gradient, of the ``B`` decisions that ``sample`` returned last.
+
+        A learner may have drawn another number of them since, to fit the normalization of its inputs.
+        """
 
 
 class ExperienceSource(Protocol):

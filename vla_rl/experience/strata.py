@@ -49,7 +49,7 @@ class Strata:
     ) -> None:
         self.online, self.recorded, self.sampler = online, recorded, sampler
         self.version, self.max_age = version, max_age
-        self._drawn: np.ndarray | None = None
+        self._drawn: dict[int, np.ndarray] = {}  # the latest draws by their number
 
     def __len__(self) -> int:
         """Decisions that can be drawn."""
@@ -74,13 +74,13 @@ class Strata:
         ):
             if mask.any():
                 parts.append(replay.transitions(choose(slots, keys, key_of(drawn[mask]), generator)))
-        self._drawn = drawn
+        self._drawn[size] = drawn
         return concatenate(parts)
 
     def read_losses(self, losses: Tensor) -> None:
-        """The learner's losses [B] of the latest sample, which decide what is drawn from now on."""
-        if self._drawn is not None:
-            self.sampler.record(self._drawn, on_host(losses).astype(np.float64))
+        """The learner's losses [B] of the latest sample of B, which decide what is drawn from now on."""
+        if len(losses) in self._drawn:
+            self.sampler.record(self._drawn[len(losses)], on_host(losses).astype(np.float64))
 
     def counts(self) -> np.ndarray:
         """int [M,3]: the decisions of each task that can be drawn: autonomous, corrected, recorded."""
