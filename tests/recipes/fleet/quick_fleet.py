@@ -4,16 +4,30 @@ from dataclasses import replace
 
 from vla_rl.algorithms.hg_dagger import HGDaggerConfig
 from vla_rl.algorithms.recap import RecapConfig
+from vla_rl.algorithms.residual_td3 import ResidualTD3Config
+from vla_rl.algorithms.rlpd import RLPDConfig
 from vla_rl.experience.demonstrator import DemonstratorConfig
 from vla_rl.experience.person import PersonConfig
+from vla_rl.policies.heads import HeadConfig
+from vla_rl.policies.residual import ResidualConfig
+from vla_rl.policies.squashed import SquashedConfig
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.fleet.learners import LearnByAdvantage, LearnByCorrections
 from vla_rl.recipes.fleet.people import Corrects, Demonstrates
+from vla_rl.recipes.fleet.replaying import LearnByReplay
 from vla_rl.recipes.fleet.simulate import Simulate
 from vla_rl.recipes.fleet.virtual import FleetTimes
+from vla_rl.recipes.off_policy import AdaptiveReplay, ReplayConfig
+from vla_rl.recipes.policies import SquashedActor, TD3Residual
 from vla_rl.recipes.stages import EvaluationConfig
 
 _PERSON = PersonConfig(patience=2, delay=1, hold=3, max_share=0.5)
+_HEAD = HeadConfig(width=16, depth=1)
+REPLAY = LearnByReplay(
+    TD3Residual(ResidualConfig(head=_HEAD)),
+    ResidualTD3Config(batch=8, learning_starts=10, critic_warmup=2, num_critics=2, critic=_HEAD),
+    AdaptiveReplay(capacity=500, gamma=0.98, max_age=2),
+)
 
 
 def hg_dagger() -> Simulate:
@@ -43,3 +57,16 @@ def recap() -> Simulate:
 def demonstrations() -> Simulate:
     """The person demonstrates."""
     return replace(hg_dagger(), person=Demonstrates(DemonstratorConfig(0.3, 20)), robots=(1,), seconds=2.0)
+
+
+def residual() -> Simulate:
+    """By residual TD3."""
+    return replace(hg_dagger(), method=REPLAY, robots=(2,), target=1.0, seconds=4.0)
+
+
+def rlpd() -> Simulate:
+    """By RLPD, whose chunks have two actions."""
+    algorithm = RLPDConfig(batch=8, learning_starts=10, policy_delay=2, num_critics=2, critic=_HEAD)
+    shares = ReplayConfig(capacity=500, gamma=0.98, share=0.25, corrections=0.25)
+    method = LearnByReplay(SquashedActor(SquashedConfig(horizon=2, head=_HEAD)), algorithm, shares)
+    return replace(residual(), method=method)

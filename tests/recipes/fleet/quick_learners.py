@@ -1,5 +1,8 @@
 """Learners beside a server for the tests: a version after a few updates."""
 
+from dataclasses import replace
+
+from tests.recipes.fleet.quick_fleet import REPLAY
 from vla_rl.algorithms.hg_dagger import HGDaggerConfig
 from vla_rl.fleet.canary import CanaryRule
 from vla_rl.recipes.fleet.learn import Learn
@@ -17,3 +20,8 @@ def simulation() -> object:
     from vla_rl.recipes.env_config import EnvConfig
 
     return EnvConfig("lift")
+
+
+def residual() -> Learn:
+    """Residual TD3."""
+    return replace(corrections(), method=REPLAY)

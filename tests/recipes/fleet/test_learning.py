@@ -9,7 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
+from robot_drivers.decisions import Query
 from tests.commands import save_untrained
 from tests.fleet.fleets import wait_until
 from tests.recipes.fleet import quick_learners
@@ -28,6 +30,7 @@ from vla_rl.recipes.fleet.learning import Learning
 from vla_rl.recipes.fleet.policies import key_file, signing_key
 from vla_rl.recipes.fleet.publishing import publish_first
 from vla_rl.recipes.fleet.releasing import Releasing
+from vla_rl.recipes.robots.decide import PolicyDecider
 from vla_rl.recipes.stages import collect
 from vla_rl.training.checkpoint import latest_state
 from vla_rl.training.tracking import RunFolder
@@ -108,6 +111,34 @@ def test_what_was_learnt_from_is_passed_over_after_a_kill_and_the_rest_is_not(sh
     for name in ("actions", "counts", "version"):
         mine, wanted = getattr(second.learner.corrections, name), getattr(undisturbed.learner.corrections, name)
         np.testing.assert_array_equal(mine, wanted)
+
+
+def test_a_residual_learns_from_what_robots_sent_goes_on_exactly_and_plays_on_an_arm(shown, tmp_path):
+    config = replace(shown[0], method=quick_learners.residual().method)
+    found = sent(shown, person=range(3, 6))
+    undisturbed, first = (learning(config, tmp_path / name) for name in ("a", "b"))
+    for one in (undisturbed, first):
+        take(one, found[: 2 * len(found) // 3])
+        assert one.turn() and one.updates == 2
+        one.save()
+    first.learner.learn(3)  # lost by the kill
+    first.run.close()
+    second = learning(config, tmp_path / "b")
+    for one in (undisturbed, second):
+        take(one, found)
+        while one.published == 0:
+            assert one.turn()
+    for name, item in undisturbed.learner.policy.trainable().items():
+        assert torch.equal(item, second.learner.policy.trainable()[name])
+    assert undisturbed.learner.learner.decisions == len(shown[1].state) == second.learner.learner.decisions
+    drawn = second.learner.learner.replay.online.transitions(second.learner.learner.replay.online.decisions())
+    assert int(drawn.intervened.sum()) == 3 * 3 and set(drawn.version.tolist()) == {1}
+    released = load_policy(second.run.checkpoint("published"))
+    assert second.releasing.registry.releases.canary == 2
+    decide = PolicyDecider(released, torch.Generator().manual_seed(1))
+    seen = shown[1].observation()
+    chunks = [decide(Query(seen.select(np.array([i])), i, 1 if i else None, 0)).chunk for i in range(4)]
+    assert np.stack(chunks).shape == (4, 1, released.spec.action_dim) and np.isfinite(chunks).all()
 
 
 def test_episodes_of_another_robot_are_told_once_and_not_learnt_from(shown, tmp_path):

@@ -65,6 +65,24 @@ def test_recap_learns_in_a_fleet_and_the_same_seed_gives_the_same_weights(start,
     assert any(not torch.equal(one[f"base.{name}"], item) for name, item in began.items())
 
 
+@pytest.mark.parametrize("config", ["residual", "rlpd"])
+def test_off_policy_learners_learn_in_a_fleet_and_the_same_seed_gives_the_same_weights(start, tmp_path, config) -> None:
+    for run in ("one", "two"):
+        simulated(config, tmp_path / run, *start)
+    rows = [json.loads(line) for line in (tmp_path / "one/metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["critic/steps"] >= 2 and rows[-1]["replay/size"] > 10
+    one, two = (load_policy(tmp_path / run / "checkpoints/robots-2").trainable() for run in ("one", "two"))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_robots_explore_where_the_method_says_so(start) -> None:
+    for explore, mode in ((True, "sample"), (False, "eval")):
+        method = replace(quick_fleet.REPLAY, explore=explore)
+        config = replace(quick_fleet.residual(), method=method, policy=start[1], demonstrations=start[3])
+        with config.fleet(1) as fleet:
+            assert fleet.robots[0].driver.mode == mode
+
+
 def test_somebody_demonstrates_instead(start, tmp_path) -> None:
     found = simulated("demonstrations", tmp_path / "run", *start)["fleets"]["1"]
     assert 0 < found["person"] <= 20 + 10, "an episode that has begun is shown to its end"

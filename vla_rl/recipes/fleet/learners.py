@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -12,14 +13,15 @@ from vla_rl.algorithms.hg_dagger import HGDagger, HGDaggerConfig
 from vla_rl.algorithms.recap import Recap, RecapConfig
 from vla_rl.contract.batch import Resumable, Rollout
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.policy import Policy
+from vla_rl.contract.policy import Mode, Policy
 from vla_rl.experience.demonstrations import Demonstrations
+from vla_rl.fleet.episodes import FleetEpisode
 from vla_rl.fleet.sampler import SamplerConfig
 from vla_rl.policies.advantage_conditioned import AdvantageConditioned, ConditionedFlow
 from vla_rl.policies.distributional_value import DistributionalValue
 from vla_rl.recipes.context import Trainable, generator
 from vla_rl.recipes.fleet.balance import balanced
-from vla_rl.recipes.fleet.recorded import recorded_rollout
+from vla_rl.recipes.fleet.recorded import fleet_rollout, recorded_rollout
 from vla_rl.recipes.imitation import encode_episodes
 
 _STREAM = 4  # of the learner's generator
@@ -42,12 +44,36 @@ class FleetLearner(Resumable, Protocol):
 class FleetMethod(Protocol):
     """The frozen dataclass of one way to learn from a fleet."""
 
+    @property
+    def mode(self) -> Mode:
+        """How robots act in virtual time: "eval" as they would be deployed, "sample" with exploration."""
+
     def build(self, base: Trainable, episodes: Demonstrations, seed: int) -> FleetLearner:
         """The learner of ``base``, which it changes, with the ``episodes`` that ``base`` has imitated."""
 
+    def rollout(self, policy: Any, episode: FleetEpisode, known: Collection[int]) -> Rollout:
+        """What a robot sent, for the learner's ``add``; ``policy`` is the learner's.
+
+        ``known``: the versions of the fleet's policy; a robot that ran another policy counts as one of version 0.
+        Raises ContractError for an episode of a task that the policy does not have.
+        """
+
+
+class LearnsChunks:
+    """The part that learners of chunks share: robots act as deployed, and every control step begins a chunk."""
+
+    @property
+    def mode(self) -> Mode:
+        """See ``FleetMethod``."""
+        return "eval"
+
+    def rollout(self, policy: Any, episode: FleetEpisode, known: Collection[int]) -> Rollout:
+        """See ``FleetMethod``."""
+        return fleet_rollout(policy, episode, known)
+
 
 @dataclass(frozen=True)
-class LearnByCorrections:
+class LearnByCorrections(LearnsChunks):
     """HG-DAgger: what a person did is imitated, beside the demonstrations; families of tasks are equally likely."""
 
     algorithm: HGDaggerConfig = field(default_factory=HGDaggerConfig)
@@ -64,7 +90,7 @@ class LearnByCorrections:
 
 
 @dataclass(frozen=True)
-class LearnByAdvantage:
+class LearnByAdvantage(LearnsChunks):
     """RECAP: everything is imitated, told how good it was; the policy acts as if the next decision were good."""
 
     algorithm: RecapConfig = field(default_factory=RecapConfig)

@@ -28,7 +28,6 @@ from vla_rl.fleet.signing import SigningKey
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.config_files import load_kept_files
 from vla_rl.recipes.fleet.learn import LEARNER, Learn
-from vla_rl.recipes.fleet.recorded import fleet_rollout
 from vla_rl.recipes.fleet.releasing import Releasing
 from vla_rl.recipes.saved import checkpoint_of
 from vla_rl.training.threads import alone
@@ -79,7 +78,7 @@ class Learning:
         try:
             if spec_hash(episode.spec) != spec_hash(policy.spec):
                 raise ContractError("it has other cameras, another state, other actions or another control rate")
-            self.learner.add(fleet_rollout(policy, episode, stages))
+            self.learner.add(self.config.method.rollout(policy, episode, stages))
         except ContractError as error:
             self._complain(episode.sender.robot, str(error))
             return

@@ -138,7 +138,8 @@ class Simulate:
         learner = self.method.build(self.start(), episodes, self.seed)
         envs = [self.person.watch(self.env.make_training(1), self.env, robots) for _ in range(robots)]
         block = seed_ranges.training_seeds(self.seed, "reinforcement")
-        fleet = virtual_fleet(envs, learner, self.times, SeedStream(block.start, block.stop), self.seed)
+        seeds = SeedStream(block.start, block.stop)
+        fleet = virtual_fleet(envs, learner, self.times, seeds, self.seed, self.method.mode)
         try:
             yield fleet
         finally:

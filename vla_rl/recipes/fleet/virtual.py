@@ -12,7 +12,7 @@ import torch
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.env import VecEnv, on_host
 from vla_rl.contract.limits import check_limits, check_positive
-from vla_rl.contract.policy import Policy
+from vla_rl.contract.policy import Mode, Policy
 from vla_rl.experience.background import acting_copy
 from vla_rl.experience.columns import episode_column
 from vla_rl.experience.driver import Decision, Driver
@@ -101,7 +101,8 @@ class VirtualRobot:
     """One robot, ``env`` with one row: resets, decides, executes, breaks down, uploads.
 
     Everything random about it follows from ``seed`` and ``number``: its outages, and the noise of its policy.  It acts
-    as it would be deployed (mode "eval").
+    as it would be deployed (``mode`` "eval") or explores.  After a decision in which a person acted, the policy's state
+    begins anew, as on a robot: none of its chunks counts any more.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class VirtualRobot:
         timeline: Timeline,
         deliver: Callable[[Rollout], None],
         seed: int,
+        mode: Mode = "eval",
     ) -> None:
         """``deliver(episode)`` is called when an episode has reached the learner."""
         self.name, self.env, self.seeds, self.releases = f"robot-{number}", env, seeds, releases
@@ -121,7 +123,7 @@ class VirtualRobot:
         kinds = (np.random.default_rng([seed, number, kind]) for kind in range(3))
         self.broken, self.offline = Outages(times.broken, next(kinds)), Outages(times.offline, next(kinds))
         noise = torch.Generator().manual_seed(int(next(kinds).integers(2**62)))
-        self.driver = Driver(env, releases.by(timeline.now), [noise], "eval")
+        self.driver = Driver(env, releases.by(timeline.now), [noise], mode)
         self._decisions: list[Decision] = []
         self._dt = micros(env.spec.control_dt)
         timeline.at(timeline.now, ROBOT, self.begin)
@@ -149,6 +151,8 @@ class VirtualRobot:
         executed = np.arange(len(valid)) < max(0, (min(end, breaks) - first) // self._dt)
         self.counts.steps += int((valid & executed).sum())
         self.counts.person += int((on_host(decision.step.intervened)[0] & valid & executed).sum())
+        if on_host(decision.step.intervened).any():
+            self.driver.state = self.driver.policy.reset_state(self.driver.state, np.zeros(1, np.int64))
         self._decisions.append(decision.without_pictures())
         if breaks < end:
             self.counts.lost += 1
@@ -225,12 +229,13 @@ class VirtualFleet:
 
 
 def virtual_fleet(
-    envs: list[VecEnv], learner: FleetLearner, times: FleetTimes, seeds: Iterator[int], seed: int
+    envs: list[VecEnv], learner: FleetLearner, times: FleetTimes, seeds: Iterator[int], seed: int, mode: Mode = "eval"
 ) -> VirtualFleet:
     """A robot for each of ``envs``, which have one row each; ``seeds`` are those of their episodes, as they begin."""
     timeline, releases = Timeline(), Releases(learner.policy)
     shared = VirtualLearner(learner, releases, times, timeline)
     fleet = VirtualFleet(timeline, releases, shared)
     for number, env in enumerate(envs):
-        fleet.robots.append(VirtualRobot(number, env, seeds, releases, times, timeline, shared.receive, seed))
+        robot = VirtualRobot(number, env, seeds, releases, times, timeline, shared.receive, seed, mode)
+        fleet.robots.append(robot)
     return fleet

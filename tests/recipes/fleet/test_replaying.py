@@ -1,0 +1,264 @@
+"""Off-policy learners of a fleet: what robots sent is in the replay as the simulation had it, and resumes exactly."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.commands import save_untrained
+from tests.recipes.fleet import quick_fleet
+from vla_rl.algorithms.wsrl import WSRLConfig
+from vla_rl.contract.batch import Rollout
+from vla_rl.contract.env import Observation, VecEnv
+from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.experience.person import PersonConfig
+from vla_rl.experience.replay import Replay
+from vla_rl.fleet.episode_end import EpisodeEnd
+from vla_rl.fleet.episodes import FleetEpisode
+from vla_rl.fleet.record import Sender
+from vla_rl.fleet.sampler import SamplerConfig
+from vla_rl.fleet.step import FleetStep
+from vla_rl.policies.function import FunctionPolicy
+from vla_rl.policies.pretrained import load_policy
+from vla_rl.policies.residual import DeterministicResidual, ResidualConfig
+from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.fleet.people import Corrects
+from vla_rl.recipes.fleet.relabelling import relabelled_episode
+from vla_rl.recipes.fleet.replaying import LearnByReplay, ReplayLearner
+from vla_rl.recipes.fleet.timeline import Timeline, micros
+from vla_rl.recipes.fleet.virtual import FleetTimes, Releases, VirtualRobot
+from vla_rl.recipes.off_policy import AdaptiveReplay
+from vla_rl.recipes.stages import collect
+
+TIMES = FleetTimes(decision=0.02, reset=0.3, upload=0.1)
+METHOD = quick_fleet.REPLAY
+
+
+class Recorded:
+    """``env`` that notes what a robot would record of every episode (``VecEnv``)."""
+
+    def __init__(self, env: VecEnv) -> None:
+        self.env, self.spec, self.num_envs = env, env.spec, env.num_envs
+        self.steps: list[list[FleetStep]] = []
+        self.people: list[list[bool]] = []
+
+    def reset(self, env_ids: Any, seeds: Any) -> Observation:
+        self.obs = self.env.reset(env_ids, seeds)
+        self.steps.append([])
+        self.people.append([])
+        return self.obs
+
+    def step(self, chunk: Any, observe: Any = "last") -> Any:
+        obs, step = self.obs, self.env.step(chunk, observe)
+        images = {name: np.array(item[0]) for name, item in obs.images.items()}
+        action, time = np.array(step.executed[0, 0], np.float32), len(self.steps[-1])
+        self.steps[-1].append(FleetStep(images, np.array(obs.state[0]), time, action, {}))
+        self.people[-1].append(bool(step.intervened[0, 0]))
+        self.task = int(obs.task[0])
+        self.obs = step.obs
+        return step
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def sways(obs: Observation) -> np.ndarray:
+    """[E,3,D]: the first entries follow the clock and the arm's position."""
+    chunk = np.zeros((len(obs.time), 3, SPEC.action_dim), np.float32)
+    chunk[..., 0] = 0.1 * np.sin(np.asarray(obs.time)[:, None] + np.arange(3))
+    chunk[..., 1] = 0.05 * obs.state[:, :1]
+    return chunk
+
+
+SPEC = EnvConfig("lift").spec()
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> DeterministicResidual:
+    """A residual with random weights over a base without noise."""
+    encoder = load_policy(save_untrained(tmp_path_factory.mktemp("start") / "policy"))
+    made = DeterministicResidual(FunctionPolicy(SPEC, sways), encoder, ResidualConfig(head=METHOD.policy.residual.head))
+    for number, weights in enumerate(made.trainable().values()):
+        weights.data += 0.2 * torch.randn(weights.shape, generator=torch.Generator().manual_seed(number))
+    return made
+
+
+def played(policy: Any, person: PersonConfig, deadline: int, seconds: float) -> list[tuple[Rollout, FleetEpisode]]:
+    """Episodes as the fleet in virtual time gives them, and as a robot would send them."""
+    lift, timeline, found = EnvConfig("lift", options={"deadline": deadline}), Timeline(), []
+    env = Recorded(Corrects("sims.mujoco.tasks.lift_potential:potential", person).watch(lift.make(1), lift, 1))
+
+    def deliver(rollout: Rollout) -> None:
+        number = len(found)
+        steps, people = env.steps[number], env.people[number]
+        outcome = "success" if bool(rollout.success.any()) else "failure"
+        end = EpisodeEnd(outcome, len(steps), sum(people), 0, 1.0)
+        task, sender = SPEC.tasks[int(rollout.task[0, 0])], Sender("robot-0", "0")
+        versions = tuple(rollout.version.flatten().tolist())
+        sent = FleetEpisode(sender, str(number), task, SPEC, tuple(steps), versions, tuple(people), end)
+        found.append((rollout, sent))
+
+    VirtualRobot(0, env, iter(range(100)), Releases(policy), TIMES, timeline, deliver, 1, "sample")
+    timeline.run(micros(seconds))
+    env.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def episodes(policy: DeterministicResidual) -> list[tuple[Rollout, FleetEpisode]]:
+    """Failed ones with short interventions, and one that the person brings to its end."""
+    short = played(policy, PersonConfig(patience=2, delay=1, hold=3, max_share=0.5), 12, 4.0)
+    rescued = played(policy, PersonConfig(patience=1, delay=0, hold=60, max_share=1.0), 40, 3.5)
+    return [*short, *rescued]
+
+
+def slots(rollout: Rollout) -> Replay:
+    replay = Replay(100, 0.9, 3)
+    replay.add(rollout)
+    return replay
+
+
+def test_what_a_robot_sent_is_in_the_replay_slot_by_slot_as_the_simulation_had_it(policy, episodes) -> None:
+    assert {episode.end.outcome for _, episode in episodes} == {"success", "failure"}
+    assert any(0 < sum(episode.intervened) < len(episode.steps) - 1 for _, episode in episodes)
+    for rollout, episode in episodes:
+        again = relabelled_episode(policy, episode, {0})
+        assert torch.equal(again.success, rollout.success)
+        simulated, sent = slots(rollout), slots(again)
+        decisions = simulated.decisions()
+        assert decisions.tolist() == sent.decisions().tolist() == list(range(len(episode.steps)))
+        ours, theirs = (replay.transitions(decisions) for replay in (simulated, sent))
+        corrections = [policy.critic_action(item.features, item.sample, item.executed) for item in (ours, theirs)]
+        torch.testing.assert_close(*corrections, atol=1e-5, rtol=0)
+        for name in ("executed", "reward", "discount", "returns", "intervened", "version", "task", "robot"):
+            torch.testing.assert_close(getattr(ours, name), getattr(theirs, name), atol=1e-6, rtol=0, msg=name)
+        going_on = ours.discount > 0  # what follows an end has no value
+        for name in ours.features:
+            torch.testing.assert_close(ours.features[name], theirs.features[name], atol=1e-4, rtol=0, msg=name)
+            after = (item.next_features[name][going_on] for item in (ours, theirs))
+            torch.testing.assert_close(*after, atol=1e-4, rtol=0, msg=name)
+
+
+def test_an_episode_that_nobody_judged_is_truncated_before_its_last_action(policy, episodes) -> None:
+    rollout, episode = episodes[0]
+    late = replace(episode, end=replace(episode.end, outcome="time_limit"))
+    found = relabelled_episode(policy, late, {0})
+    assert len(found.reward) == len(episode.steps) - 1 and bool(found.truncated[-1, 0])
+    assert not found.terminated.any() and not found.reward.any()
+    expected = rollout.features["base_action"][-2]  # where the last action was chosen
+    torch.testing.assert_close(found.final_features["base_action"], expected, atol=1e-5, rtol=0)
+
+
+def test_a_version_of_another_policy_counts_as_the_first(policy, episodes) -> None:
+    episode = episodes[0][1]
+    versions = tuple(7 if i < 2 else 3 for i in range(len(episode.steps)))
+    found = relabelled_episode(policy, replace(episode, versions=versions), {3})
+    assert found.version.flatten().tolist() == [0, 0] + [3] * (len(versions) - 2)
+    assert found.robot == "robot-0" and found.seeds.unique().tolist() == [-1]
+
+
+def test_a_chunk_begins_at_every_step_for_a_policy_that_decides_by_chunks(episodes, start) -> None:
+    method = quick_fleet.rlpd().method
+    found = method.rollout(built(method, start).policy, replace(episodes[0][1], versions=tuple(range(12))), range(12))
+    assert found.executed.shape[:3] == (6, 2, 2) and found.valid.sum() == 12 + 11
+    assert found.version[:, 0].tolist() == [0, 2, 4, 6, 8, 10] and found.version[:, 1].tolist() == [1, 3, 5, 7, 9, 11]
+    assert found.intervened[found.valid].sum() == 2 * sum(episodes[0][1].intervened) - episodes[0][1].intervened[0]
+
+
+# -- the learner ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
+    """A checkpoint to begin with and its demonstrations."""
+    folder = save_untrained(tmp_path_factory.mktemp("base") / "policy")
+    return str(folder), collect(EnvConfig("lift"), 2, 1, 2).with_tasks(SPEC.tasks)
+
+
+def built(method: LearnByReplay, start: tuple[str, Any]) -> ReplayLearner:
+    return method.build(load_policy(start[0]), start[1], 1)
+
+
+def fed(learner: ReplayLearner, episodes: list[tuple[Rollout, FleetEpisode]], method: LearnByReplay = METHOD) -> None:
+    for _, episode in episodes:
+        learner.add(method.rollout(learner.policy, episode, {0}))
+
+
+def flat(state: Any) -> Any:
+    """``state`` with bytes in place of tensors."""
+    if isinstance(state, dict):
+        return {name: flat(item) for name, item in state.items()}
+    if isinstance(state, (list, tuple)):
+        return [flat(item) for item in state]
+    return state.numpy().tobytes() if isinstance(state, torch.Tensor) else state
+
+
+def weights(learner: ReplayLearner) -> list[torch.Tensor]:
+    return [item.detach().clone() for item in learner.learner.learnt.values()]
+
+
+def test_nothing_is_learnt_before_the_robots_have_done_enough_and_the_critics_begin(start, episodes) -> None:
+    learner = built(replace(METHOD, algorithm=replace(METHOD.algorithm, learning_starts=13, critic_warmup=3)), start)
+    fed(learner, episodes[:1])
+    assert learner.learn(5) == {} and learner.learner.steps == 0 and learner.learner.decisions == 12
+    fed(learner, episodes[1:])
+    before = weights(learner)
+    assert learner.learn(3)["critic/steps"] == 3 and "policy/loss" not in learner.learn(0)
+    assert all(torch.equal(*pair) for pair in zip(before, weights(learner), strict=True))
+    assert "policy/loss" in learner.learn(1), "the fourth: after the warm-up, and every second one"
+    assert "policy/loss" not in learner.learn(1)
+    assert any(not torch.equal(*pair) for pair in zip(before, weights(learner), strict=True))
+
+
+def test_corrections_have_their_share_and_what_is_too_old_is_not_drawn_unless_a_person_did_it(start, episodes) -> None:
+    sampler = SamplerConfig(min_corrections=0.5)
+    learner = built(replace(METHOD, replay=AdaptiveReplay(capacity=500, max_age=2, sampler=sampler)), start)
+    fed(learner, episodes)
+    noise = torch.Generator().manual_seed(1)
+    drawn = learner.learner.replay.sample(2000, noise)
+    assert abs(float(drawn.intervened.double().mean()) - 0.5) < 0.05
+    assert bool(((drawn.version == 0) & ~drawn.intervened).any()) and bool((drawn.version == -1).any())
+    learner.policy.version = 3
+    drawn = learner.learner.replay.sample(2000, noise)
+    assert not ((drawn.version == 0) & ~drawn.intervened).any() and bool(drawn.intervened.any())
+
+
+def test_tasks_are_families(start, episodes) -> None:
+    base = load_policy(start[0])
+    names = ("round", "flat", "round", "flat")
+    base.spec = replace(base.spec, families=names)
+    learner = METHOD.build(base, start[1], 1)
+    fed(learner, episodes)
+    replay = learner.learner.replay
+    played, shown = {SPEC.tasks.index(episode.task) for _, episode in episodes}, start[1].task.tolist()
+    for part, tasks in ((replay.online, played), (replay.recorded, shown)):
+        found = part.transitions(part.decisions()).task
+        assert set(found.tolist()) == {("flat", "round").index(names[task]) for task in tasks}
+
+
+def test_a_learner_goes_on_from_its_state_bit_for_bit(start, episodes) -> None:
+    learner = built(METHOD, start)
+    fed(learner, episodes[:2])
+    learner.learn(4)
+    state = copy.deepcopy(learner.state_dict())
+    resumed = built(METHOD, start)
+    resumed.load_state_dict(state)
+    for one in (learner, resumed):
+        fed(one, episodes[2:])
+        one.learn(4)
+    assert flat(learner.state_dict()) == flat(resumed.state_dict())
+
+
+def test_what_a_fleets_learner_cannot_do_is_refused_in_one_sentence(start, episodes) -> None:
+    with pytest.raises(UserError, match="WSRLConfig learns offline first"):
+        built(replace(quick_fleet.rlpd().method, algorithm=WSRLConfig(num_critics=2)), start)
+    with pytest.raises(UserError, match=r"leave replay\.folder out"):
+        built(replace(METHOD, replay=replace(METHOD.replay, folder="replay")), start)
+    learner = built(METHOD, start)
+    with pytest.raises(ContractError, match="version 7 but the learner has version 0"):
+        learner.add(METHOD.rollout(learner.policy, replace(episodes[0][1], versions=(7,) * 12), {7}))

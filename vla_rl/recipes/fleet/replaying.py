@@ -1,0 +1,139 @@
+"""Off-policy learners of a fleet: residual TD3 or RLPD from a replay buffer of everything that robots did."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from vla_rl.algorithms.decisions import ages
+from vla_rl.algorithms.off_policy import OffPolicy, mean
+from vla_rl.algorithms.residual_td3 import ResidualTD3Config
+from vla_rl.contract.batch import OneProcess, Rollout
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.policy import Mode
+from vla_rl.experience.demonstrations import Demonstrations
+from vla_rl.experience.relabel import relabelled
+from vla_rl.experience.replay import Replay
+from vla_rl.fleet.episodes import FleetEpisode
+from vla_rl.policies.critics import QEnsemble
+from vla_rl.recipes.context import RunContext, Trainable, generator
+from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.fleet.relabelling import relabelled_episode
+from vla_rl.recipes.off_policy import AdaptiveReplay, OffPolicyAlgorithm, ReplayConfig
+from vla_rl.recipes.policies import TD3Residual
+from vla_rl.recipes.trainers import PolicyConfig
+
+_STREAM, _RELABEL = 4, 6  # of the learner's generator and of the base's noise in demonstrations
+
+
+@dataclass(frozen=True)
+class LearnByReplay:
+    """Residual TD3, RLPD or any other off-policy algorithm, on whole episodes of robots and on the demonstrations.
+
+    The fleet decides when a gradient step happens, so the algorithm's ``utd_ratio`` has no effect; its other schedule
+    holds: no step before ``learning_starts`` decisions of robots, the critics alone first, the actor in every
+    ``policy_delay``-th step.  The replay's ``max_age`` counts publications, and its tasks are families of tasks.
+    """
+
+    policy: PolicyConfig = field(default_factory=TD3Residual)
+    algorithm: OffPolicyAlgorithm = field(default_factory=ResidualTD3Config)
+    replay: ReplayConfig = field(default_factory=lambda: AdaptiveReplay(max_age=20))
+    explore: bool = True  # simulated robots act with the policy's exploration noise
+
+    @property
+    def mode(self) -> Mode:
+        """How robots act in virtual time."""
+        return "sample" if self.explore else "eval"
+
+    def build(self, base: Trainable, episodes: Demonstrations, seed: int) -> ReplayLearner:
+        """Raises UserError for an algorithm that does not learn step by step from a replay buffer alone."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)  # module initialisation has no generator argument
+            policy: Any = self.policy.build(RunContext(EnvConfig(""), base, seed, OneProcess()))  # type: ignore[arg-type]
+            horizon, dims = getattr(policy, "horizon", 1), policy.spec.action_dim
+            sizes, numbers = {**policy.feature_sizes, "time": 1}, self.algorithm
+            critic = QEnsemble(sizes, horizon * dims, numbers.num_critics, numbers.critic)
+        families = family_numbers(policy.spec)
+        replay = self.replay.joined(*self._parts(policy, episodes, families, seed), policy)
+        learner = numbers.build(policy, policy.trainable(), critic, replay, generator(seed, _STREAM))
+        if not isinstance(learner, OffPolicy) or numbers.offline_steps:
+            raise UserError(
+                f"{type(numbers).__name__} learns offline first or has no step from a replay buffer, so a fleet's "
+                "learner cannot run it; choose ResidualTD3Config, SACConfig or RLPDConfig with offline_steps 0."
+            )
+        return ReplayLearner(learner, families)
+
+    def rollout(self, policy: Any, episode: FleetEpisode, known: Collection[int]) -> Rollout:
+        """See ``FleetMethod``; relabelled with the base's actions."""
+        return relabelled_episode(policy, episode, known)
+
+    def _parts(
+        self, policy: Any, episodes: Demonstrations, families: torch.Tensor, seed: int
+    ) -> tuple[Replay, dict[str, Replay]]:
+        """The buffer of what robots do, and that of the demonstrations."""
+        online, config = Replay(self.replay.capacity, self.replay.gamma, self.replay.n_step), self.replay
+        if config.folder:
+            raise UserError(
+                "a fleet's learner saves its replay buffer with its state, so a folder for it would be a second one; "
+                "leave replay.folder out."
+            )
+        if not config.share:
+            return online, {}
+        horizon, noise = getattr(policy, "horizon", 1), generator(seed, _RELABEL)
+        offline = Replay(2 * horizon * len(episodes.state) + 2, config.gamma, config.n_step)
+        for rollout in relabelled(episodes, policy, policy.spec, horizon, noise, horizon):
+            offline.add(by_family(rollout, families))
+        return online, {"demonstrations": offline}
+
+
+class ReplayLearner:
+    """A ``FleetLearner``: an off-policy learner whose steps somebody else counts."""
+
+    def __init__(self, learner: OffPolicy, families: torch.Tensor) -> None:
+        """``families`` int [M]: the family of each instruction."""
+        self.learner, self._families = learner, families
+
+    @property
+    def policy(self) -> Any:
+        """What it changes."""
+        return self.learner.policy
+
+    def add(self, rollout: Rollout) -> int:
+        """Put whole episodes into the replay buffer; returns how many decisions they have.
+
+        Raises ContractError for a decision of a version that the learner has not reached, and for one of another shape.
+        """
+        ages(rollout, self.policy.version)
+        self.learner.replay.add(by_family(rollout, self._families))
+        new = int(rollout.valid.any(-1).sum())
+        self.learner.decisions += new
+        return new
+
+    def learn(self, steps: int) -> dict[str, float]:
+        """Take so many gradient steps of the critics; none, and no metrics, before ``learning_starts`` decisions."""
+        inner = self.learner
+        if inner.decisions < max(1, inner.config.learning_starts):
+            return {}
+        infos = [inner.step() for _ in range(steps)]
+        return {"replay/size": float(len(inner.replay)), "critic/steps": float(inner.steps), **mean(infos)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of the learner's (see ``Resumable``), its replay buffer included."""
+        return self.learner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.learner.load_state_dict(state)
+
+
+def family_numbers(spec: Any) -> torch.Tensor:
+    """int [M]: the number of the family of each instruction, in the order of their names."""
+    names = [spec.family(task) for task in range(len(spec.tasks))]
+    return torch.tensor([sorted(set(names)).index(name) for name in names])
+
+
+def by_family(rollout: Rollout, families: torch.Tensor) -> Rollout:
+    """``rollout`` whose tasks are families: else those of many instructions would have most of every batch."""
+    return rollout if rollout.task is None else replace(rollout, task=families[rollout.task])
