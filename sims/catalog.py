@@ -143,6 +143,15 @@ def claims(name: str, /, **options: Any) -> Callable[..., Any]:
     return found
 
 
+def progress(name: str, /, **options: Any) -> Callable[..., Any]:
+    """How far the task of ``name`` has come, as a person would see it (``TaskExtras``); raises UserError without it."""
+    declared = extras(name, **options).progress
+    if declared is None:
+        raise _undeclared(name, "progress", "no scripted person sees when to take over", "progress")
+    found: Callable[..., Any] = resolve(declared)
+    return found
+
+
 def _wrapped(name: str, options: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """Name and options of the environment that ``name`` with ``options`` wraps."""
     own = inspect.signature(find(name)).parameters

@@ -134,6 +134,10 @@ def test_swapped_options_keep_the_scene_and_change_the_instruction(name):
         (lambda: catalog.scenes("gym"), r"'gym' declares no labelled scenes"),
         (lambda: catalog.swapped_options("push"), r"'push' declares no swapped instruction"),
         (
+            lambda: catalog.progress("place"),
+            r"'place' declares no progress",
+        ),
+        (
             lambda: catalog.claims("place"),
             r"'place' declares no claims about its pictures",
         ),

@@ -6,7 +6,8 @@ from tests.mutants.fault import Fault
 
 _CHUNKS, _DAGGER = "vla_rl/algorithms/chunks.py", "vla_rl/algorithms/hg_dagger.py"
 _ON = "tests/algorithms/test_hg_dagger.py::"
-_PERSON, _ON_PERSON = "vla_rl/experience/person.py", "tests/experience/test_person.py::"
+_PERSON, _SUPERVISED = "vla_rl/experience/person.py", "vla_rl/experience/supervised.py"
+_ON_PERSON = "tests/experience/test_person.py::"
 _MASK = f"{_ON}test_only_what_a_person_chose_and_was_executed_is_imitated"
 
 FAULTS = (
@@ -96,9 +97,9 @@ FAULTS = (
     ),
     Fault(
         "a person hands back inside a chunk",
-        _PERSON,
-        "            self._watch(steps[-1].obs, on_host(steps[-1].valid)[:, 0])",
-        "            self._watch(steps[-1].obs, on_host(steps[-1].valid)[:, 0])\n            self._hand_back()",
+        _SUPERVISED,
+        "            self._obs = steps[-1].obs",
+        "            self._obs = steps[-1].obs\n            self._rule.hand_back()",
         (f"{_ON_PERSON}test_a_take_over_inside_a_chunk_lasts_to_its_end",),
     ),
     Fault(
@@ -110,14 +111,14 @@ FAULTS = (
     ),
     Fault(
         "the noise of a person is that of another seed",
-        _PERSON,
+        _SUPERVISED,
         "np.random.default_rng([int(seed), 1])",
         "np.random.default_rng([int(row), 1])",
         (f"{_ON_PERSON}test_the_noise_of_a_person_follows_from_the_seed_and_stays_within_the_bounds",),
     ),
     Fault(
         "what a person did is not said",
-        _PERSON,
+        _SUPERVISED,
         "intervened=person & valid",
         "intervened=person & ~valid",
         (f"{_ON_PERSON}test_a_person_takes_over_after_what_is_seen_and_a_delay_and_hands_back_when_it_is_better",),

@@ -11,6 +11,7 @@ _ON = "tests/recipes/robots/test_robot_recording.py::"
 _GOES_ON = f"{_ON}test_a_policy_goes_on_until_the_runtime_says_that_no_chunk_counts"
 _LABELS = f"{_ON}test_every_step_says_what_was_requested_and_by_whom"
 
+_SCRIPTED = "tests/recipes/robots/test_scripted_person.py::"
 _SERVER = "tests/recipes/robots/test_robot_server.py::"
 
 _REPLAY, _AGAIN = "vla_rl/recipes/robots/replay.py", "tests/recipes/robots/test_replay.py::"
@@ -134,8 +135,8 @@ FAULTS = (
     Fault(
         "the delay of a session is ignored",
         _SESSION,
-        "self._clock, dt, self._delay)",
-        "self._clock, dt)",
+        "self._clock, dt, self._delay, self._watched)",
+        "self._clock, dt, 0, self._watched)",
         (f"{_ON}test_a_delay_of_the_policy_lasts_whole_control_steps[80-2]",),
     ),
     Fault(
@@ -160,9 +161,37 @@ FAULTS = (
         (f"{_ON}test_an_episode_that_a_person_rejects_is_played_again_and_not_kept",),
     ),
     Fault(
+        "a server learns from the scenes of the test",
+        "vla_rl/cli/robot.py",
+        '"reinforcement" if config.server else "test"',
+        '"test"',
+        (f"{_SCRIPTED}test_by_command_a_person_watches_and_what_a_server_gets_is_of_no_test",),
+    ),
+    Fault(
+        "a scripted person's hand does not reach the arm",
+        "vla_rl/recipes/robots/scripted_person.py",
+        "engaged=True, velocity",
+        "engaged=False, velocity",
+        (f"{_SCRIPTED}test_a_person_who_sees_nothing_happen_does_the_task_and_it_is_said",),
+    ),
+    Fault(
+        "a scripted person keeps the arm once it is well again",
+        "vla_rl/recipes/robots/scripted_person.py",
+        "            self._rule.hand_back()\n",
+        "",
+        (f"{_SCRIPTED}test_control_comes_back_and_the_share_is_kept_over_episodes",),
+    ),
+    Fault(
+        "a scripted person's hand is as steady as a script",
+        "vla_rl/recipes/robots/scripted_person.py",
+        "1.0 + self.config.noise * ",
+        "1.0 + 0.0 * ",
+        (f"{_SCRIPTED}test_the_hand_is_unsteady_and_the_same_seed_gives_the_same_episode",),
+    ),
+    Fault(
         "a policy runs on the scenes of the demonstrations",
         _DRIVE,
-        "    if settings.held_out:",
+        '    if settings.scenes == "test":',
         "    if not settings.episodes:",
         (f"{_ON}test_test_scenes_are_no_demonstrations",),
     ),

@@ -74,7 +74,7 @@ def play(policy: str, way: str, delay: int, episodes: int) -> list[Episode]:
     """The episodes of one way of execution with ``delay`` ms from an observation to its chunk."""
     how, real_time = WAYS[way]
     execution, config = drive.execution(how, STEPS, 1.0, delay / 1000), drive.robot_config(drive.SIMULATED)
-    settings = drive.EpisodesConfig(policy, episodes, SEED, execution, real_time, held_out=True)
+    settings = drive.EpisodesConfig(policy, episodes, SEED, execution, real_time, "test")
     with closing(open_session(config, execution, waiting(console))) as session:
         decide, dt = drive.build_decider(session, config, settings), session.spec.control_dt
         scenes = enumerate(held_out(TEST, episodes), 1)

@@ -19,7 +19,7 @@ from vla_rl.recipes.progress import console
 from vla_rl.recipes.robots import desk
 
 if TYPE_CHECKING:
-    from vla_rl.recipes.robots.drive import EpisodesConfig
+    from vla_rl.recipes.robots.drive import EpisodesConfig, Scenes
     from vla_rl.recipes.robots.session import Session
 
 
@@ -33,8 +33,8 @@ class Robot:
     home FILE writes into the file where the arm is now: it goes there before each episode.
     teleop FILE [--speed SHARE] lets you drive by the file's teleoperator; nothing is recorded.
     record FILE [--out FOLDER] [--episodes N] [--policy CHECKPOINT] [--speed SHARE] [--execution HOW] [--steps N]
-    [--real-time GUIDANCE] [--delay MS] [--seed S] [--server HOST:PORT] [--credentials FOLDER] records episodes as a
-    LeRobotDataset v3.0, and sends them to the server of a fleet.
+    [--real-time GUIDANCE] [--delay MS] [--person] [--seed S] [--server HOST:PORT] [--credentials FOLDER] records
+    episodes as a LeRobotDataset v3.0, and sends them to the server of a fleet.
     replay FILE --dataset FOLDER [--episode N] [--speed SHARE] does a recorded episode again, at a quarter of its speed
     unless you say otherwise.
     run FILE --policy CHECKPOINT, or --server with --trust KEY for that of a fleet, lets a policy drive, at a quarter of
@@ -105,6 +105,7 @@ class Record:
     steps: int = 8  # actions of a chunk before the next is asked for, with a receding horizon
     real_time: Literal["", "identity", "vjp"] = ""  # real-time chunking: how the next chunk is guided by the last
     delay: float = 0.0  # ms from an observation to its chunk, on a simulated robot: a policy on a slow machine
+    person: bool = False  # a scripted person watches a simulated robot, and takes over where it fails
     seed: int = 1  # of the training run that the episodes are for, and of the policy's noise
     server: str = ""  # HOST:PORT of vla-rl serve, which gets every control step as it is played; "": none
     credentials: str = ""  # folder of this robot's certificate, for a server on another machine
@@ -132,7 +133,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class Run(Record):
-    """Let a policy drive, with a person ready to take over; a simulated robot plays test scenes."""
+    """Let a policy drive, with a person ready to take over; a simulated robot plays test scenes without a server."""
 
     out: str = ""  # where episodes are recorded; "": nowhere
     episodes: int = 10
@@ -196,7 +197,7 @@ def _teleop(path: Path, options: list[str]) -> None:
 
 def _record(path: Path, options: list[str]) -> None:
     config: Record = override(Record(), options, "vla-rl robot record FILE")
-    _drive(str(path), config, held_out=False)
+    _drive(str(path), config, "demonstrations")
 
 
 def _replay(path: Path, options: list[str]) -> None:
@@ -214,13 +215,14 @@ def _run(path: Path, options: list[str]) -> None:
     if config.dry_run:
         _dry_run(str(path), config)
     else:
-        _drive(str(path), config, held_out=True)
+        # A server may learn from what it gets, and never from a test.
+        _drive(str(path), config, "reinforcement" if config.server else "test")
 
 
-def _drive(name: str, config: Record, held_out: bool) -> None:
+def _drive(name: str, config: Record, scenes: Scenes) -> None:
     from vla_rl.recipes.robots import drive
 
-    settings = _settings(config, held_out)
+    settings = _settings(config, scenes)
     out, through = Path(config.out) if config.out else None, _through(name, config, settings)
     summary = drive.drive(drive.robot_config(name), settings, out, console, through)
     console.print(f"{summary}{f': {config.out}' if config.out else ''}")
@@ -243,15 +245,16 @@ def _through(name: str, config: Record, settings: EpisodesConfig) -> Callable[[S
 def _dry_run(name: str, config: Run) -> None:
     from vla_rl.recipes.robots import drive, session
 
-    summary = drive.drive(session.dry(drive.robot_config(name)), _settings(config, held_out=True), None, console)
+    summary = drive.drive(session.dry(drive.robot_config(name)), _settings(config, "test"), None, console)
     console.print(f"{summary.clipped} of {summary.steps} commands were clipped; none was sent to the arm")
 
 
-def _settings(config: Record, held_out: bool) -> EpisodesConfig:
+def _settings(config: Record, scenes: Scenes) -> EpisodesConfig:
     from vla_rl.recipes.robots import drive
 
     execution = drive.execution(config.execution, config.steps, config.speed, config.delay / 1000)
-    return drive.EpisodesConfig(config.policy, config.episodes, config.seed, execution, config.real_time, held_out)
+    played = config.policy, config.episodes, config.seed, execution, config.real_time
+    return drive.EpisodesConfig(*played, scenes, config.person)
 
 
 COMMANDS = {

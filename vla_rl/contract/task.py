@@ -25,11 +25,13 @@ class TaskExtras:
     claims           ``claims(obs) -> [(task, label, known)]``, int and bool [E]: an instruction of each environment,
                      whether its picture shows that fulfilled, and whether that is known; reward models learn from it
     spec             ``spec(**options) -> EnvSpec`` of what ``make`` builds with these options, without building it
+    progress         ``progress(obs) -> float [E]`` from 0 to 1: how far the task has come, as somebody who watches
+                     could estimate it; it may read ``privileged/*``.  Scripted people take over by it
     parameters       ``parameters(**options) -> (Parameter, ...)``: what may differ between episodes; ``reset`` then
                      takes their values (``VariableEnv``)
     wraps            ``make`` takes the name of another environment as ``env`` and its options as ``options`` or
-                     ``**options``; expert (without one of its own), scenes, swapped instruction and claims are those
-                     of that one
+                     ``**options``; expert (without one of its own), scenes, swapped instruction, claims and progress
+                     are those of that one
     """
 
     expert: Named | None = None
@@ -37,6 +39,7 @@ class TaskExtras:
     swapped_options: Mapping[str, Any] | None = None
     spec: Callable[..., EnvSpec] | str | None = None
     claims: Named | None = None
+    progress: Named | None = None
     parameters: Callable[..., tuple[Parameter, ...]] | str | None = None
     wraps: bool = False
 
@@ -47,11 +50,12 @@ def declare_task(
     swapped_options: Mapping[str, Any] | None = None,
     spec: Callable[..., EnvSpec] | str | None = None,
     claims: Named | None = None,
+    progress: Named | None = None,
     parameters: Callable[..., tuple[Parameter, ...]] | str | None = None,
     wraps: bool = False,
 ) -> Callable[[Make], Make]:
     """A decorator for ``make(num_envs, **options)`` that declares what else belongs to the task (``TaskExtras``)."""
-    extras = TaskExtras(expert, scenes, swapped_options, spec, claims, parameters, wraps)
+    extras = TaskExtras(expert, scenes, swapped_options, spec, claims, progress, parameters, wraps)
 
     def declare(make: Make) -> Make:
         setattr(make, _ATTRIBUTE, extras)

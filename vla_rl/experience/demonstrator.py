@@ -11,7 +11,7 @@ import numpy as np
 
 from vla_rl.contract.env import Observation, Observe, Step, VecEnv, on_host
 from vla_rl.contract.limits import check_limits
-from vla_rl.experience.person import joined
+from vla_rl.experience.supervised import joined
 
 
 @dataclass(frozen=True)

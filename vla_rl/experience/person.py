@@ -1,16 +1,12 @@
-"""A person watches robots and takes over where one visibly fails: scripted, for simulation."""
+"""A person who watches robots: when a failure is visible, when they take over, and when they hand back; scripted."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
-from vla_rl.contract.env import Observation, Observe, Step, VecEnv, on_host
-from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
 
 
@@ -37,88 +33,41 @@ class PersonConfig:
         check_limits(self, slip=(0, 1), gain=(0, 1), max_share=(0, 1))
 
 
-class SupervisedEnv:
-    """``env`` whose robots a person watches (``VecEnv``): ``Step.intervened`` says where the person acted.
+class InterventionRule:
+    """When one person who watches ``num_envs`` robots acts: told their progress [E] after every control step.
 
-    ``expert(obs) -> [E,>=1,D]`` is what the person wants to do, ``progress(obs) -> [E]`` what the person sees; both may
-    read ``privileged/*``.  The policy's actions are executed one after the other; after a take-over the rest of its
-    chunk is not executed, and control is handed back at the next decision, as on a robot.  The noise of an episode
-    follows from its seed.  One person watches all robots: whether they may begin depends on ``max_share`` of them all.
+    Whether they may begin depends on ``max_share`` of all robots' steps together.
     """
 
-    def __init__(
-        self,
-        env: VecEnv,
-        expert: Callable[[Observation], np.ndarray],
-        progress: Callable[[Observation], np.ndarray],
-        config: PersonConfig,
-    ) -> None:
-        """Raises UserError for an environment on a device: experts are on the host."""
-        if env.spec.device != "cpu":
-            raise UserError(
-                f"{env.spec.name!r} is on {env.spec.device}, where a scripted person cannot act; choose one on the CPU."
-            )
-        self.env, self.config, self._expert, self._progress = env, config, expert, progress
-        self.spec, self.num_envs = env.spec, env.num_envs
-        low, high = (np.broadcast_to(np.asarray(end, np.float32), env.spec.action.shape) for end in _bounds(env))
-        self._low, self._high = low, high
-        self._generators = [np.random.default_rng(0) for _ in range(env.num_envs)]
-        self._best = np.zeros(env.num_envs)
-        self._stalled = np.zeros(env.num_envs, int)  # steps since the last new best
-        self._seen = np.zeros(env.num_envs, int)  # steps for which failure has been visible
-        self._held = np.zeros(env.num_envs, int)  # steps of the intervention, 0 without one
-        self._recovered = np.zeros(env.num_envs, bool)  # a new best since the person took over
+    def __init__(self, config: PersonConfig, num_envs: int) -> None:
+        self.config, self.num_envs = config, num_envs
+        self._best = np.zeros(num_envs)
+        self._stalled = np.zeros(num_envs, int)  # steps since the last new best
+        self._seen = np.zeros(num_envs, int)  # steps for which failure has been visible
+        self._held = np.zeros(num_envs, int)  # steps of the intervention, 0 without one
+        self._recovered = np.zeros(num_envs, bool)  # a new best since the person took over
         self._steps, self._intervened = 0, 0
-        self._obs: Observation | None = None
+
+    @property
+    def acting(self) -> np.ndarray:
+        """bool [E]: whether the person has control."""
+        found: np.ndarray = self._held > 0
+        return found
 
     @property
     def share(self) -> float:
         """The share of control steps in which the person acted, of all so far."""
         return self._intervened / max(1, self._steps)
 
-    def reset(self, env_ids: Any, seeds: Any) -> Observation:
-        """See ``VecEnv``."""
-        self._obs = obs = self.env.reset(env_ids, seeds)
-        rows = on_host(env_ids).astype(np.intp)
-        for row, seed in zip(rows, on_host(seeds), strict=True):
-            self._generators[row] = np.random.default_rng([int(seed), 1])
-        self._best[rows] = self._progress(obs)[rows]
+    def begin(self, rows: np.ndarray, progress: np.ndarray) -> None:
+        """New episodes of the robots ``rows``, which begin at ``progress`` [E]."""
+        self._best[rows] = progress[rows]
         for counter in (self._stalled, self._seen, self._held, self._recovered):
             counter[rows] = 0
-        return obs
 
-    def step(self, chunk: Any, observe: Observe = "last") -> Step:
-        """Execute ``chunk`` [E,H,D], or what the person does instead; see ``VecEnv``."""
-        self._hand_back()
-        wanted, steps, persons = on_host(chunk), [], []
-        for h in range(wanted.shape[1]):
-            persons.append(self._held > 0)
-            steps.append(self.env.step(self._action(wanted[:, h], persons[-1])[:, None], observe))
-            self._obs = steps[-1].obs
-            self._watch(steps[-1].obs, on_host(steps[-1].valid)[:, 0])
-        return joined(steps, np.stack(persons, 1))
-
-    def close(self) -> None:
-        """Close the environment."""
-        self.env.close()
-
-    # -- the person -------------------------------------------------------------------------------------------------
-
-    def _action(self, wanted: np.ndarray, person: np.ndarray) -> np.ndarray:
-        """What is executed [E,D]."""
-        if not person.any():
-            return wanted
-        assert self._obs is not None
-        noise = np.zeros_like(wanted)
-        for row in np.flatnonzero(person):
-            noise[row] = self._generators[row].normal(0.0, self.config.noise, wanted.shape[1])
-        shown = self._expert(self._obs)[:, 0] + noise * (self._high - self._low) / 2
-        found: np.ndarray = np.where(person[:, None], np.clip(shown, self._low, self._high), wanted).astype(np.float32)
-        return found
-
-    def _watch(self, obs: Observation, running: np.ndarray) -> None:
-        """Look at what a control step has led to; take over where failure has been visible for long enough."""
-        config, progress = self.config, np.asarray(self._progress(obs), float)
+    def watch(self, progress: np.ndarray, running: np.ndarray) -> None:
+        """Look at what a control step of the ``running`` robots [E] has led to; take over after a visible failure."""
+        config = self.config
         self._steps += int(running.sum())
         self._intervened += int((running & (self._held > 0)).sum())
         better = progress > self._best + config.gain
@@ -134,6 +83,12 @@ class SupervisedEnv:
         # What was best before a fall is not asked for again.
         self._best = np.where(begins, progress, self._best)
 
+    def hand_back(self) -> None:
+        """Leave the robots that are well again to their policy."""
+        done = (self._held > self.config.hold) & self._recovered
+        for counter in (self._held, self._seen, self._stalled):
+            counter[done] = 0
+
     def _affordable(self) -> int:
         """How many interventions of ``hold`` steps may begin now, so that the share is kept when they end."""
         share, open_steps = self.config.max_share, self.config.hold - self._held[self._held > 0]
@@ -141,22 +96,3 @@ class SupervisedEnv:
         cost = (1.0 - share) * self.config.hold
         left = share * (self._steps + pending) - self._intervened - pending
         return max(0, int(left / cost)) if cost else self.num_envs
-
-    def _hand_back(self) -> None:
-        done = (self._held > self.config.hold) & self._recovered
-        for counter in (self._held, self._seen, self._stalled):
-            counter[done] = 0
-
-
-def _bounds(env: VecEnv) -> tuple[Any, Any]:
-    return env.spec.action.low, env.spec.action.high
-
-
-def joined(steps: list[Step], person: np.ndarray) -> Step:
-    """Steps of one action each as one of ``H``, in which a person acted where ``person`` [E,H] (or [E,1])."""
-    valid, reward, executed = (
-        np.concatenate([on_host(getattr(step, name)) for step in steps], 1) for name in ("valid", "reward", "executed")
-    )
-    frames = tuple(frame for step in steps for frame in step.frames)
-    last = steps[-1]
-    return replace(last, valid=valid, reward=reward, executed=executed, intervened=person & valid, frames=frames)

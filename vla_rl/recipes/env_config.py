@@ -31,7 +31,7 @@ class EnvConfig:
     """An environment by name, with its options; ``--env NAME`` sets ``name``.
 
     ``name`` is in the catalogue (``sims/catalog.py``) or "package.module:make", also in the working folder; "" is no
-    environment.  Expert, labelled scenes, swapped instruction and claims are those that its module declares
+    environment.  Expert, labelled scenes, swapped instruction, claims and progress are those that its module declares
     (``vla_rl/contract/task.py``); asking for one that it does not declare raises UserError.
     """
 
@@ -90,6 +90,10 @@ class EnvConfig:
     def claims(self) -> sims.Claims:
         """What the task's simulator knows about the pictures of an observation."""
         return sims.catalog().claims(self.name, **self.options)
+
+    def progress(self) -> sims.Progress:
+        """How far the task has come, as a person would see it."""
+        return sims.catalog().progress(self.name, **self.options)
 
     def with_options(self, **options: object) -> EnvConfig:
         """The same with some environment options changed."""

@@ -19,6 +19,8 @@ Claim: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 """For every environment an instruction (index into ``spec.tasks``), whether its picture shows that fulfilled, and
 whether that is known."""
 Claims: TypeAlias = Callable[[Observation], Iterable[Claim]]
+Progress: TypeAlias = Callable[[Observation], np.ndarray]
+"""How far each environment's task has come, float [E] from 0 to 1, as somebody who watches could estimate it."""
 
 
 @dataclass(frozen=True)

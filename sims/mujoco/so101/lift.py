@@ -54,6 +54,7 @@ def spec(**options: Any) -> EnvSpec:
 @declare_task(
     expert="sims.mujoco.so101.expert:So101Expert",
     scenes="sims.mujoco.so101.scenes:random_scenes",
+    progress="sims.mujoco.so101.potential:potential",
     spec=spec,
     parameters=parameters,
 )

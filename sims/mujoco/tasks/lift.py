@@ -157,6 +157,7 @@ def claims(obs: Observation) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     swapped_options={"instruct": "distractor"},
     spec=spec,
     claims=claims,
+    progress="sims.mujoco.tasks.lift_potential:potential",
     parameters=parameters,
 )
 def make(num_envs: int, **options: Any) -> MujocoEnv:

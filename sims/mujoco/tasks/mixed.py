@@ -138,7 +138,13 @@ def spec(**options: Any) -> EnvSpec:
     return make_spec(MixedTask, _OPTIONS, options)
 
 
-@declare_task(expert=MixedExpert, scenes="sims.mujoco.tasks.scenes:mixed", spec=spec, parameters=parameters)
+@declare_task(
+    expert=MixedExpert,
+    scenes="sims.mujoco.tasks.scenes:mixed",
+    spec=spec,
+    progress="sims.mujoco.tasks.mixed_progress:progress",
+    parameters=parameters,
+)
 def make(num_envs: int, **options: Any) -> MujocoEnv:
     """The environment of all three tasks.
 

@@ -153,7 +153,7 @@ def test_ctrl_c_keeps_the_episodes_before(monkeypatch, tmp_path):
 
 def test_test_scenes_are_no_demonstrations(monkeypatch):
     shown = drive.EpisodesConfig("expert", 3, 1, OPEN_LOOP)
-    assert not set(drive._seeds(shown)) & set(drive._seeds(replace(shown, held_out=True)))
+    assert not set(drive._seeds(shown)) & set(drive._seeds(replace(shown, scenes="test")))
     assert drive._seeds(shown) != drive._seeds(replace(shown, seed=2))
 
 
@@ -206,11 +206,12 @@ def test_a_stopped_arm_ends_the_session_in_one_sentence():
 
 
 def test_the_expert_of_a_real_arm_and_guidance_without_a_velocity_field_are_refused(tmp_path):
-    config = simulated()
-    with closing(LockstepSession(config, OPEN_LOOP)) as session:
-        other = SimpleNamespace(spec=session.spec)
-        with pytest.raises(UserError, match="drive it by a teleoperator"):
-            drive.build_decider(other, config, drive.EpisodesConfig("expert", 1, 1, OPEN_LOOP))
+    settings = drive.EpisodesConfig("expert", 1, 1, OPEN_LOOP)
+    real = RobotConfig(Part("tests.robot_drivers.file_arm:FileArm", {"path": str(tmp_path / "commands.txt")}))
+    with pytest.raises(UserError, match=r"scripted expert reads .* drive it by a teleoperator"):
+        drive.build_decider(SimpleNamespace(), real, settings)
+    with pytest.raises(UserError, match=r"scripted person reads .*FileArm does not have"):
+        drive.drive(real, replace(settings, policy="", person=True), None, console)
 
 
 def query(consumed: int | None, delay: int = 1) -> Query:
@@ -295,7 +296,7 @@ def checkpoint(recorded, tmp_path_factory):
 @pytest.mark.parametrize("real_time", ["", "identity", "vjp"])
 def test_a_checkpoint_drives(real_time, checkpoint):
     settings = drive.EpisodesConfig(
-        str(checkpoint), 1, 1, drive.execution("receding_horizon", 4, 0.25), real_time, True
+        str(checkpoint), 1, 1, drive.execution("receding_horizon", 4, 0.25), real_time, "test"
     )
     summary = drive.drive(simulated(seconds=1.0), settings, None, console)
     assert summary.outcomes == Counter(time_limit=1) and summary.steps == 25
@@ -310,7 +311,7 @@ def test_the_next_chunk_of_real_time_chunking_continues_the_last(checkpoint, mon
 
     monkeypatch.setattr(RealTimeChunking, "continue_chunk", watched)
     settings = drive.EpisodesConfig(
-        str(checkpoint), 1, 1, drive.execution("receding_horizon", 4, 0.25), "identity", True
+        str(checkpoint), 1, 1, drive.execution("receding_horizon", 4, 0.25), "identity", "test"
     )
     drive.drive(simulated(seconds=1.0), settings, None, console)
     assert told == [(4, 0)] * 6  # 25 control steps, four actions of each chunk, none of them late

@@ -10,7 +10,8 @@ import numpy as np
 from vla_rl.contract.env import Observation, VecEnv
 from vla_rl.contract.load import load
 from vla_rl.experience.demonstrator import DemonstratedEnv, DemonstratorConfig
-from vla_rl.experience.person import PersonConfig, SupervisedEnv
+from vla_rl.experience.person import PersonConfig
+from vla_rl.experience.supervised import SupervisedEnv
 from vla_rl.recipes.env_config import EnvConfig
 
 

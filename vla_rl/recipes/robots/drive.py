@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import numpy as np
 from rich.console import Console
@@ -18,6 +19,7 @@ from robot_drivers.simulated import SimulatedRobot
 from robot_drivers.simulated_hardware import SO101
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.intervals import wilson
+from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.datasets import move_aside
@@ -25,9 +27,11 @@ from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.robots.decide import ExpertDecider, PolicyDecider, hold_position, open_policy
 from vla_rl.recipes.robots.person import waiting
 from vla_rl.recipes.robots.recording import Recorder, episode_of
-from vla_rl.recipes.robots.session import ControlStep, Execution, LockstepSession, Session, open_session
+from vla_rl.recipes.robots.scripted_person import ScriptedPerson
+from vla_rl.recipes.robots.session import ControlStep, Execution, Session, open_session
 from vla_rl.recipes.robots.status import Display
 
+Scenes: TypeAlias = Literal["demonstrations", "reinforcement", "test"]
 SIMULATED = "simulated"  # instead of a file: the robot that everybody has
 EXPERT = "expert"
 _SIMULATED_SO101 = Part("robot_drivers.simulated:SimulatedRobot")
@@ -43,7 +47,8 @@ class EpisodesConfig:
     seed       of the training run that a recording is for, and of the policy's noise
     execution  how chunks are executed
     real_time  guidance of real-time chunking ("identity", "vjp"), "" for none
-    held_out   whether a simulated robot's scenes are those of the test, not of demonstrations
+    scenes     which scenes a simulated robot plays: those of demonstrations or of practice of that run, or of the test
+    person     whether a scripted person watches a simulated robot, and takes over where it fails
     """
 
     policy: str
@@ -51,7 +56,8 @@ class EpisodesConfig:
     seed: int
     execution: Execution
     real_time: str = ""
-    held_out: bool = False
+    scenes: Scenes = "demonstrations"
+    person: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,7 @@ def drive(
     An episode that a person ends with "redo" is played again and not kept.
     """
     with (
-        closing(open_session(config, settings.execution, waiting(show))) as session,
+        closing(open_session(config, settings.execution, waiting(show), _person(config, settings))) as session,
         _deciding(session, config, settings) as decide,
         through(session) as played,
     ):
@@ -162,9 +168,9 @@ def _count(seen: Sequence[ControlStep], name: str) -> int:
 
 
 def _seeds(settings: EpisodesConfig) -> list[int]:
-    if settings.held_out:
+    if settings.scenes == "test":
         return list(seed_ranges.held_out(seed_ranges.TEST, settings.episodes))
-    return list(seed_ranges.training_seeds(settings.seed, "demonstrations")[: settings.episodes])
+    return list(seed_ranges.training_seeds(settings.seed, settings.scenes)[: settings.episodes])
 
 
 @contextmanager
@@ -183,7 +189,7 @@ def build_decider(session: Session, config: RobotConfig, settings: EpisodesConfi
     if not settings.policy:
         return hold_position
     if settings.policy == EXPERT:
-        return ExpertDecider(_expert(session, config))
+        return ExpertDecider(_simulated_env(config, "expert").make_expert())
     return decider_of(open_policy(settings.policy, session.spec), settings)
 
 
@@ -204,11 +210,16 @@ def decider_of(policy: Policy, settings: EpisodesConfig) -> PolicyDecider:
     return PolicyDecider(policy, torch.Generator().manual_seed(settings.seed))
 
 
-def _expert(session: Session, config: RobotConfig) -> object:
-    if not isinstance(session, LockstepSession):
+def _person(config: RobotConfig, settings: EpisodesConfig) -> ScriptedPerson | None:
+    return ScriptedPerson.of_task(_simulated_env(config, "person")) if settings.person else None
+
+
+def _simulated_env(config: RobotConfig, who: str) -> EnvConfig:
+    """What a simulated robot plays in; raises UserError for another robot, which no scripted ``who`` can see."""
+    if load(config.driver.name) is not SimulatedRobot:
         raise UserError(
-            f"the scripted expert reads a simulator's state, which {session.spec.name} does not have; drive it by a "
+            f"the scripted {who} reads a simulator's state, which {config.driver.name} does not have; drive it by a "
             "teleoperator or a policy."
         )
     options = config.driver.options
-    return EnvConfig(options.get("env", SO101), dict(options.get("options") or {})).make_expert()
+    return EnvConfig(options.get("env", SO101), dict(options.get("options") or {}))

@@ -21,6 +21,7 @@ from robot_drivers.driver import Measurement, RobotDriver
 from robot_drivers.dry_run import DryRun
 from robot_drivers.env import robot_env_spec
 from robot_drivers.executor import Executor
+from robot_drivers.human import HumanInput
 from robot_drivers.limits import Limits
 from robot_drivers.lockstep import Lockstep, VirtualClock
 from robot_drivers.record import Record
@@ -34,6 +35,7 @@ from vla_rl.contract.load import load
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.recipes.robots.home import SPEED, Home
 from vla_rl.recipes.robots.person import Waits
+from vla_rl.recipes.robots.scripted_person import ScriptedPerson
 from vla_rl.recipes.robots.status import CommandLines, Display, EpisodeBar, EpisodeLines
 from vla_rl.recipes.signals import ignored_ctrl_c
 
@@ -83,13 +85,15 @@ class Session(Protocol):
         """Bring the arm to rest and free everything; safe to call twice."""
 
 
-def open_session(config: RobotConfig, execution: Execution, wait: Waits) -> Session:
+def open_session(
+    config: RobotConfig, execution: Execution, wait: Waits, person: ScriptedPerson | None = None
+) -> Session:
     """The arm of ``config``, connected; raises UserError when it cannot be reached, or delayed as ``execution`` says.
 
-    ``wait`` has a person prepare the scene of an arm that cannot do so itself.
+    ``wait`` has a person prepare the scene of an arm that cannot do so itself; ``person`` watches a simulated one.
     """
     if load(config.driver.name) is SimulatedRobot:
-        return LockstepSession(config, execution)
+        return LockstepSession(config, execution, person)
     if load(config.driver.name) is DryRun:
         return DrySession(config, execution, wait)
     if execution.delay:
@@ -112,7 +116,8 @@ class _ObservedRobot(SimulatedRobot):
 class LockstepSession:
     """A simulated robot in virtual time: as fast as it can be computed, and the same bit for bit."""
 
-    def __init__(self, config: RobotConfig, execution: Execution) -> None:
+    def __init__(self, config: RobotConfig, execution: Execution, person: ScriptedPerson | None = None) -> None:
+        """``person`` watches, and takes over where the arm fails."""
         clock = VirtualClock()
         self._robot = _ObservedRobot(**config.driver.options, clock=clock)
         self.spec = self._robot.env_spec
@@ -120,7 +125,7 @@ class LockstepSession:
         limits = config.limits_of(self._robot).scaled(execution.speed)
         supervisor = Supervisor(limits, config.chain())
         self._executor = Executor(self._robot, supervisor, execution.chunks.make())
-        self._clock = clock
+        self._clock, self._person = clock, person
         self._delay = math.ceil(execution.delay / self.spec.control_dt - _ROUNDING)
         self._robot.connect()
 
@@ -137,7 +142,9 @@ class LockstepSession:
     def play(self, decide: Decide, number: int, seed: int) -> Iterator[ControlStep]:
         robot, dt = self._robot, self.spec.control_dt
         self._executor.reset(seed)
-        lockstep = Lockstep(self._executor, decide, self._observed, self._clock, dt, self._delay)
+        if self._person is not None:
+            self._person.begin(seed)
+        lockstep = Lockstep(self._executor, decide, self._observed, self._clock, dt, self._delay, self._watched)
         lockstep.begin(number, self._limit)
         time = 0
         while True:
@@ -152,6 +159,9 @@ class LockstepSession:
 
     def _observed(self, measured: Measurement, time: int) -> Observation:
         return replace(self._robot.seen, time=np.array([time]))
+
+    def _watched(self, step: int, measured: Measurement) -> HumanInput | None:
+        return None if self._person is None else self._person.look(self._robot.seen, measured, self.spec.control_dt)
 
 
 class RealTimeSession:
