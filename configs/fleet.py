@@ -5,10 +5,12 @@ from dataclasses import replace
 from vla_rl.algorithms.hg_dagger import HGDaggerConfig
 from vla_rl.algorithms.recap import RecapConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
+from vla_rl.algorithms.rlpd import RLPDConfig
 from vla_rl.experience.demonstrator import DemonstratorConfig
 from vla_rl.fleet.sampler import SamplerConfig
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import ResidualConfig
+from vla_rl.policies.squashed import SquashedConfig
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.fleet.learners import FleetMethod, LearnByAdvantage, LearnByCorrections
 from vla_rl.recipes.fleet.people import Corrects, Demonstrates, PersonFactory
@@ -17,7 +19,7 @@ from vla_rl.recipes.fleet.simulate import Simulate
 from vla_rl.recipes.fleet.virtual import FleetTimes
 from vla_rl.recipes.imitate import Imitate
 from vla_rl.recipes.off_policy import AdaptiveReplay
-from vla_rl.recipes.policies import TD3Residual
+from vla_rl.recipes.policies import SquashedActor, TD3Residual
 from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.grounding import GroundingConfig
@@ -33,8 +35,13 @@ _RESIDUAL = LearnByReplay(
         learning_starts=2000, critic_warmup=1000, num_critics=4, critic=_SMALL, lr=1e-4, tau=0.01,
         value_bounds=(0.0, 1.0),
     ),
-    AdaptiveReplay(gamma=0.98, n_step=5, max_age=20, sampler=SamplerConfig(min_corrections=0.2)),
+    AdaptiveReplay(gamma=0.98, n_step=5, max_age=20),
 )  # fmt: skip
+_RLPD = LearnByReplay(
+    SquashedActor(SquashedConfig(horizon=5, head=_SMALL)),
+    RLPDConfig(learning_starts=600, policy_delay=2, num_critics=4, critic=_SMALL, temperature=0.003),
+    AdaptiveReplay(gamma=0.98, n_step=1, max_age=20),
+)
 CORRECTS = Corrects("sims.mujoco.tasks.mixed_progress:progress")
 
 
@@ -62,6 +69,11 @@ def residual() -> Simulate:
     """
     fleet = _fleet(_RESIDUAL, CORRECTS)
     return replace(fleet, times=replace(fleet.times, decision=0.02))
+
+
+def rlpd() -> Simulate:
+    """The same person; a new policy, which decides in chunks as the base does, learns everything by RLPD."""
+    return _fleet(_RLPD, CORRECTS)
 
 
 def demonstrations() -> Simulate:

@@ -2,9 +2,15 @@
 
 from vla_rl.algorithms.hg_dagger import HGDaggerConfig
 from vla_rl.algorithms.recap import RecapConfig
+from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.fleet.sampler import SamplerConfig
+from vla_rl.policies.heads import HeadConfig
+from vla_rl.policies.residual import ResidualConfig
 from vla_rl.recipes.fleet.learn import Learn
 from vla_rl.recipes.fleet.learners import LearnByAdvantage, LearnByCorrections
+from vla_rl.recipes.fleet.replaying import LearnByReplay
+from vla_rl.recipes.off_policy import AdaptiveReplay
+from vla_rl.recipes.policies import TD3Residual
 
 BASE = "runs/fleet/base"
 
@@ -17,4 +23,15 @@ def corrections() -> Learn:
 def recap() -> Learn:
     """RECAP: what robots do alone is learnt from as well."""
     method = LearnByAdvantage(RecapConfig(lr=2e-4), SamplerConfig(min_corrections=0.4), guidance=1.5)
+    return Learn(method, f"{BASE}/checkpoints/imitation", f"{BASE}/demonstrations")
+
+
+def residual() -> Learn:
+    """Residual TD3: the policy stays, and a correction of it is learnt from everything."""
+    head = HeadConfig(width=128)
+    algorithm = ResidualTD3Config(
+        learning_starts=2000, critic_warmup=1000, num_critics=4, critic=head, lr=1e-4, tau=0.01,
+        value_bounds=(0.0, 1.0),
+    )  # fmt: skip
+    method = LearnByReplay(TD3Residual(ResidualConfig(head=head)), algorithm, AdaptiveReplay(gamma=0.98, n_step=5))
     return Learn(method, f"{BASE}/checkpoints/imitation", f"{BASE}/demonstrations")
