@@ -1,7 +1,7 @@
-"""``python -m tests.faults [ROUNDS]``: kill server and robots while records are in flight, and compare what is stored.
+"""``python -m tests.faults [ROUNDS]``: kill server, learner and robots while records are in flight, and compare.
 
 Every named point of each side is hit twenty times, links, disks and clocks fail meanwhile, and robots are replaced.
-Writes ``runs/faults/summary.json``; exits with 1 when anything was lost, stored twice or out of order.
+Writes ``runs/faults/summary.json``; exits with 1 when anything was lost, stored or learnt from twice or out of order.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.faults.rounds import run
+from tests.faults.shifts import run
 from tests.faults.sides import KINDS
 
-ROUNDS, EACH, LEAST = 1200, 21, 20
+ROUNDS, EACH, LEAST = 1600, 21, 20
+_COUNTS = ("lost", "duplicated", "reordered")
 SUMMARY = Path("runs/faults/summary.json")
 
 
@@ -37,13 +38,18 @@ def main(given: Sequence[str]) -> int:
 
 
 def what_is_wrong(found: dict, least: int = 0) -> str:
-    """In words; "" when every record arrived exactly once and in order, and every flipped bit was told.
+    """In words; "" when every record arrived and every whole episode was learnt from exactly once and in order.
+
+    Every flipped bit must have been told, and every version of the policy be whole, with a number of its own.
 
     ``least``: how often each point of each side must have been hit.
     """
-    flips = found["flipped_bits"]
-    wrong = [f"{found[name]} records {name}" for name in ("lost", "duplicated", "reordered") if found[name]]
-    wrong += found["strangers"][:5]
+    flips, learner = found["flipped_bits"], found["learner"]
+    wrong = [f"{found[name]} records {name}" for name in _COUNTS if found[name]]
+    wrong += [f"{learner[name]} episodes {name} by the learner" for name in _COUNTS if learner[name]]
+    wrong += [*found["strangers"][:5], *learner["wrong"][:5]]
+    if 2 * sum(found["in_flight"].values()) < found["rounds"]:
+        wrong.append(f"records were in flight in {found['in_flight']} of {found['rounds']} rounds only")
     if flips["told"] != flips["records"] or flips["others_lost"]:
         wrong.append(f"flipped bits: {flips}")
     for kind, made in KINDS.items():

@@ -41,9 +41,9 @@ class Findings:
     strangers: list[str] = field(default_factory=list)
 
 
-def audit(folder: Path, claims: Sequence[Claim]) -> Findings:
-    """Compare the closed ledger in ``folder`` with ``claims``."""
-    found, seen = Findings(), dict[Sender, set[int]]()
+def audit(folder: Path, claims: Sequence[Claim], found: Findings | None = None) -> Findings:
+    """Compare the closed ledger in ``folder`` with ``claims``; counted on in ``found``."""
+    found, seen = found or Findings(), dict[Sender, set[int]]()
     last: dict[Sender, int] = {}
     ledger = Ledger(folder)
     position = 0

@@ -6,20 +6,38 @@ import errno
 import mmap
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from vla_rl.fleet.clock import SystemClock
 
-STEPS = ("create", "write", "sync", "folder sync", "truncate", "commit", "remove")
-AROUND = tuple(f"{when} {step}" for step in STEPS for when in ("before", "after"))
+
+def around(*steps: str) -> tuple[str, ...]:
+    """The points before and after each of ``steps``."""
+    return tuple(f"{when} {step}" for step in steps for when in ("before", "after"))
+
+
+DISK = ("create", "write", "sync", "folder sync", "truncate")
+REPLACING = "within replacing a state"  # reached only by a learner that saves twice at one step
 # Where a process can be killed: around each step of its disk, within a write, and around what it says and hears.
-SERVER_POINTS = (*AROUND[:-2], "within write", "before append", "before acknowledgement")
-ROBOT_POINTS = (*AROUND, "within write", "before put", "after put", "before acknowledged", "after acknowledged")
-POINTS = ("none", *dict.fromkeys((*SERVER_POINTS, *ROBOT_POINTS)))
-OPENING = ("before truncate", "after truncate")  # reached only when opening what was left by a kill within a write
+SERVER_POINTS = (*around(*DISK, "commit"), "within write", "before append", "before acknowledgement")
+ROBOT_POINTS = (*around(*DISK, "commit", "remove", "put", "acknowledged"), "within write")
+# A learner takes the record that ends an episode, learns, publishes (a checkpoint; chunks, a manifest and a line of
+# history in the registry; a trial; the oldest version is removed) and saves its state.
+LEARNER_POINTS = (
+    *around("episode", "updates", "checkpoint", "manifest", "line of history"),
+    *("after publication", "after trial", "after removing old versions"),
+    *(*around("write", "sync", "folder sync", "rename", "remove"), "within write"),
+    *(*around("state"), "within state", "before naming a state", "within removing a state", REPLACING),
+)
+FREQUENT = (*around(*DISK, "commit", "episode", "updates", "rename"), "within write")  # else once a publication
+POINTS = ("none", *dict.fromkeys((*SERVER_POINTS, *ROBOT_POINTS, *LEARNER_POINTS)))
+OPENING = ("before truncate", "after truncate")  # of a server and a robot: only when opening what a kill left half
 SLOTS = (
-    *("armed", "skip", "failing", "full", "ahead_ms", "wall_ms", "stop", "quiet"),  # by the tormentor
+    *("armed", "skip", "failing", "full", "ahead_ms", "wall_ms", "stop", "quiet", "pause_ms"),  # by the tormentor
     *("port", "appended", "acknowledged", "dropped", "told", "alarms", "failures"),  # by the process
+    *("position", "began", "taken", "saved", "saves"),  # of the ledger: by the server, and by the learner
 )
 
 
@@ -56,6 +74,13 @@ class Board:
             self["failing"] = 0
             self["failures"] += 1
             raise OSError(errno.EIO, f"the test's disk, {point}")
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """The points before and after a step."""
+        self.reach(f"before {name}")
+        yield
+        self.reach(f"after {name}")
 
 
 class BoardClock(SystemClock):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,8 @@ class CrashDisk(RealDisk):
     def __init__(self, board: Board) -> None:
         self.board = board
 
-    @contextmanager
-    def step(self, name: str) -> Iterator[None]:
-        self.board.reach(f"before {name}")
-        yield
-        self.board.reach(f"after {name}")
+    def step(self, name: str) -> AbstractContextManager[None]:
+        return self.board.step(name)
 
     def open(self, path: Path) -> File:
         if path.exists():
@@ -33,6 +29,10 @@ class CrashDisk(RealDisk):
     def remove(self, path: Path) -> None:
         with self.step("remove"):
             super().remove(path)
+
+    def rename(self, path: Path, target: Path) -> None:
+        with self.step("rename"):
+            super().rename(path, target)
 
     def sync_folder(self, folder: Path) -> None:
         with self.step("folder sync"):

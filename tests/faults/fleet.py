@@ -1,4 +1,4 @@
-"""A server and robots as processes, with a link between each robot and the server that can be disturbed."""
+"""A server, its learner and robots as processes, with a link between each robot and the server that can fail."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+from tests.faults import learner
 from tests.faults.board import SLOTS, Board
+from tests.faults.learnt import Learnt, Versions
 from tests.faults.sides import KINDS
 from tests.fleet.proxy import Proxy
 from vla_rl.fleet.authority import Authority
 
+# Before processes are forked: what they run, and what an optimizer and a dataset import when they are made.
+_IMPORTED = ["tests.faults.sides", "torch._dynamo", "vla_rl.experience.lerobot.translate"]
 START_S = 30.0  # for a process to begin or end, on a busy machine
 
 
@@ -30,12 +34,12 @@ class Process:
         board_at = folder.with_suffix(".board")
         self._board_at, self.board = board_at, Board(board_at)
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["tests.faults.sides"])
+        self._context.set_forkserver_preload(_IMPORTED)
         self._process: multiprocessing.process.BaseProcess | None = None
         self.port = 0  # of the server, as this side sees it
 
     def start(self, point: str = "", skip: int = 0) -> None:
-        for name in ("stop", "armed", "failing", "port"):
+        for name in ("stop", "armed", "failing", "port", "failures", "began", "taken"):
             self.board[name] = 0
         if point:
             self.board.arm(point, skip)
@@ -52,6 +56,12 @@ class Process:
     @property
     def was_killed(self) -> bool:
         return self._process is not None and self._process.exitcode == -signal.SIGKILL
+
+    @property
+    def ended_well(self) -> bool:
+        """Whether it ended because it should, was killed, or had a disk that failed."""
+        assert self._process is not None
+        return self._process.exitcode in (0, -signal.SIGKILL) or bool(self.board["failures"])
 
     def kill(self) -> None:
         assert self._process is not None
@@ -80,17 +90,31 @@ class Robot(Process):
 
 
 class Fleet:
-    """Certificates, a server and ``count`` robots below ``folder``."""
+    """Certificates, a server, its learner and ``count`` robots below ``folder``; ``learnt`` is what was found amiss."""
 
-    def __init__(self, folder: Path, count: int = 3) -> None:
+    def __init__(self, folder: Path, count: int = 3, learnt: Learnt | None = None) -> None:
+        self.learnt = learnt or Learnt()
         self.folder, self.draw, self._ending = folder, random.Random(0), ExitStack()
         folder.mkdir(parents=True)
         authority = Authority.create(folder / "certificates")
+        learner.found(folder)
         self.server = Process("server", folder / "server", authority.folder)
+        self.learner = Process("learner", folder / "learner", authority.folder)
+        self.versions = Versions(folder, self.learnt)
         self.lives: list[Robot] = []  # all there ever were
         for i in range(count):
             authority.robot(f"arm-{i}")
             self._join(f"arm-{i}", 0, self._ending.enter_context(Proxy(0)))
+
+    @property
+    def processes(self) -> tuple[Process, ...]:
+        """All that should run; the learner ends with its server."""
+        return self.server, *self.robots, self.learner
+
+    @property
+    def acknowledged(self) -> int:
+        """Records, by what robots heard."""
+        return sum(one.board["acknowledged"] for one in self.robots)
 
     @property
     def robots(self) -> list[Robot]:
@@ -102,8 +126,26 @@ class Fleet:
 
     def start(self) -> None:
         self.start_server()
-        for one in self.robots:
+        for one in (*self.robots, self.learner):
             one.start()
+        self.until(lambda: self.learner.board["saves"], "the learner has published", 4 * START_S)
+
+    def mend(self) -> list[Process]:
+        """Start again who has ended by itself; returns those whose disk failed."""
+        ended = [one for one in self.processes if one.ended()]
+        failed = [one for one in ended if one is not self.learner or one.board["failures"]]
+        for one in ended:
+            if not one.ended_well and one is self.learner:
+                self.learnt.wrong.append(f"the learner ended by itself; see {one.folder.with_suffix('.log')}")
+            self.begin(one)
+        return failed
+
+    def begin(self, process: Process, point: str = "") -> None:
+        """Start ``process``, to die at ``point``."""
+        if process is self.server:
+            self.start_server(point)
+        else:
+            process.start(point)
 
     def start_server(self, point: str = "", skip: int = 0) -> bool:
         """Whether the server began, or died at ``point`` before."""
@@ -126,22 +168,29 @@ class Fleet:
         end = time.monotonic() + seconds
         while not reached():
             if time.monotonic() > end:
-                state = {one.folder.name: {name: one.board[name] for name in SLOTS} for one in self.robots}
+                state = {one.folder.name: {name: one.board[name] for name in SLOTS} for one in self.processes}
                 raise Stuck(f"after {seconds:g} s it is not so that {what}; see the logs in {self.folder}: {state}")
             time.sleep(0.002)
 
     def drain(self) -> None:
-        """Everything that robots have made is acknowledged, then all processes end."""
+        """Everything that robots have made is acknowledged and at the learner, then all processes end."""
         for one in self.robots:
             one.board["quiet"] = 1
             one.proxy.calm()
         self.until(lambda: all(one.behind == 0 for one in self.robots), "all records are acknowledged")
-        for process in (*self.robots, self.server):
+        self.until(self._learnt_all, "the learner has all episodes", 4 * START_S)
+        self.learner.board["stop"] = 1  # it ends with the server
+        for process in (*self.robots, self.server, self.learner):
             process.stop()
+        self.versions.look(last=True)
+
+    def _learnt_all(self) -> bool:
+        self.mend()
+        return 0 < self.server.board["position"] == self.learner.board["taken"] and not self.learner.ended()
 
     def close(self) -> None:
         """Leave no process behind."""
-        for process in (*self.robots, self.server):
+        for process in self.processes:
             if process._process is not None:
                 process.kill()
         self._ending.close()

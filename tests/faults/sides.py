@@ -1,4 +1,4 @@
-"""The processes of the fleet: a server with its ledger and robots with their spools, on real disks and sockets.
+"""The processes of the fleet: a server with its ledger and its learner, and robots with their spools.
 
 Each is told by its board when to die; who is killed comes back on the same folder.  A process whose disk failed ends
 by itself (``FAILED``), as a service does that is started again.
@@ -8,25 +8,32 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from tests.faults.board import ROBOT_POINTS, SERVER_POINTS, Board, BoardClock
+from tests.faults import stand_in
+from tests.faults.board import LEARNER_POINTS, ROBOT_POINTS, SERVER_POINTS, Board, BoardClock
 from tests.faults.crash_disk import CrashDisk
 from tests.faults.known import fields_of
+from tests.faults.learner import PIPES, learner
+from tests.faults.logs import quiet
 from tests.faults.source import WatchedSpool
 from tests.fleet.fleets import MemoryPolicies
 from vla_rl.contract.errors import UserError
+from vla_rl.fleet import learner_process
 from vla_rl.fleet.attempt import LinkOptions
 from vla_rl.fleet.backoff import BackoffOptions
 from vla_rl.fleet.errors import StoreEndedError
 from vla_rl.fleet.identity import Revoked, load_credentials
+from vla_rl.fleet.learner_process import LearnerProcess
 from vla_rl.fleet.ledger import Ledger, Receipt
 from vla_rl.fleet.link import Link
 from vla_rl.fleet.record import FleetRecord, Sender
+from vla_rl.fleet.status import Status
 from vla_rl.fleet.transport import FleetTransport, TransportOptions
 
 FAILED = 3  # exit code: the disk failed
@@ -60,8 +67,8 @@ class _Store:
 
 
 def server(folder: Path, board_at: Path, certificates: Path, port: int) -> None:
-    """Serve the ledger in ``folder`` until the board says stop."""
-    _quiet(folder)
+    """Serve the ledger in ``folder``, and a learner, until the board says stop."""
+    quiet(folder)
     board = Board(board_at)
     ledger = _or_fail(lambda: Ledger(folder, CrashDisk(board), reserve=1 << 20, segment_bytes=SEGMENT_BYTES))
     credentials, revoked = load_credentials(certificates / "server", "server"), Revoked(None)
@@ -69,17 +76,21 @@ def server(folder: Path, board_at: Path, certificates: Path, port: int) -> None:
     transport = FleetTransport(
         _Store(ledger, board), MemoryPolicies(), options, credentials, revoked, clock=BoardClock(board)
     )
+    setattr(learner_process, "BackoffOptions", lambda: _QUICK)  # noqa: B010  # a learner is started again at once
+    command = (sys.executable, "-I", "-S", stand_in.__file__, str(folder.parent / PIPES))
+    learning = LearnerProcess(command, ledger, Status())
     board["port"] = transport.port
     while not board["stop"]:
-        board["alarms"] = len(transport.alarms)
+        board["alarms"], board["position"] = len(transport.alarms), ledger.position
         time.sleep(0.02)
+    learning.close()
     transport.close()
     ledger.close()
 
 
 def robot(folder: Path, board_at: Path, certificates: Path, port: int) -> None:
     """Make records, as many as are wanted, and bring them to the server at ``port``, until the board says stop."""
-    _quiet(folder)
+    quiet(folder)
     board = Board(board_at)
     name = certificates.name
     spool = _or_fail(lambda: WatchedSpool(folder, name, CrashDisk(board), board))
@@ -96,7 +107,7 @@ def robot(folder: Path, board_at: Path, certificates: Path, port: int) -> None:
         board["appended"] = max(board["appended"], spool.next_seq)
         board["dropped"] = spool.dropped[1]
         board["told"] |= "new spool" in link.status().notice
-        time.sleep(0.004)
+        time.sleep((4 + board["pause_ms"]) / 1e3)
     link.close()
     spool.close()
 
@@ -109,21 +120,16 @@ def _or_fail(make: Callable[[], T]) -> T:
         os._exit(FAILED)
 
 
-def _quiet(folder: Path) -> None:
-    """What the process says goes into a file beside its folder."""
-    os.environ["GRPC_VERBOSITY"] = "NONE"
-    log = os.open(folder.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(process)d %(message)s")
-
-
 @dataclass(frozen=True)
 class Kind:
-    """A process that can be killed: its program and the points at which it dies.  A learner is another one."""
+    """A process that can be killed: its program and the points at which it dies."""
 
     program: Callable[[Path, Path, Path, int], None]
     points: Sequence[str]
 
 
-KINDS: Mapping[str, Kind] = {"server": Kind(server, SERVER_POINTS), "robot": Kind(robot, ROBOT_POINTS)}
+KINDS: Mapping[str, Kind] = {
+    "server": Kind(server, SERVER_POINTS),
+    "robot": Kind(robot, ROBOT_POINTS),
+    "learner": Kind(learner, LEARNER_POINTS),
+}

@@ -53,7 +53,7 @@ def full_disk(fleet: Fleet, draw: random.Random) -> None:
 
 def failing_disk(fleet: Fleet, draw: random.Random) -> None:
     """A write or a sync of somebody's disk fails: that process ends, and is started again."""
-    draw.choice((fleet.server, *fleet.robots)).board["failing"] = POINTS.index(draw.choice(FAILING))
+    draw.choice(fleet.processes).board["failing"] = POINTS.index(draw.choice(FAILING))
 
 
 def clock_jump(fleet: Fleet, draw: random.Random) -> None:
@@ -85,4 +85,4 @@ def calm(fleet: Fleet) -> None:
     for one in fleet.robots:
         one.proxy.calm()
         one.board["failing"] = one.board["full"] = 0
-    fleet.server.board["failing"] = fleet.server.board["full"] = 0
+    fleet.server.board["failing"] = fleet.server.board["full"] = fleet.learner.board["failing"] = 0
