@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.faults.shifts import run
 from tests.faults.sides import KINDS
 
-ROUNDS, EACH, LEAST = 1600, 21, 20
+ROUNDS, EACH, LEAST = 1400, 20, 20
 _COUNTS = ("lost", "duplicated", "reordered")
 SUMMARY = Path("runs/faults/summary.json")
 

@@ -53,7 +53,7 @@ class Rounds:
         self._mended()
         victim = self._victim(kind)
         for one in self.fleet.robots:  # rounds of a learner take longer, and it is sent all there is when it begins
-            one.board["pause_ms"] = 8 if kind == "learner" else 0
+            one.board["pause_ms"] = 20 if kind == "learner" else 0
         if point in OPENING and kind != "learner":
             hit = self._kill(victim, "within write")
             self.fleet.begin(victim, point)

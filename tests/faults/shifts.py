@@ -24,7 +24,7 @@ from vla_rl.fleet.record import Sender
 
 FLIPS = 20
 SHIFT = 12_000  # records in a ledger, after which the next fleet begins
-_AGAIN = 10  # other rounds for a point that was not reached, at most
+_AGAIN = 20  # other rounds for a point that was not reached, at most
 
 
 def plan(rounds: int, each: int, draw: random.Random) -> list[tuple[str, str]]:
