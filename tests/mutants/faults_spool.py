@@ -29,4 +29,11 @@ FAULTS = (
         "if one not in there]",
         (f"{_ON}test_a_disk_that_fails_is_opened_again_and_nothing_is_stored_twice",),
     ),
+    Fault(
+        "a robot sends what it does not count yet, and leaves the server that acknowledges it",
+        _SPOOL,
+        " if record.last < end]",
+        "]",
+        (f"{_ON}test_nothing_is_sent_before_the_next_record_says_so",),
+    ),
 )

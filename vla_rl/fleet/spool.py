@@ -121,8 +121,12 @@ class Spool:
         return self._next
 
     def unacknowledged(self, seq: int, max_bytes: int) -> list[FleetRecord]:
-        """Records on the disk from ``seq`` on; raises UserError while the disk fails."""
-        return self._store.read(seq, max_bytes)
+        """Records on the disk from ``seq`` to before ``next_seq``; raises UserError while the disk fails.
+
+        The store has records a moment before ``next_seq`` says so: sent then, they would be acknowledged too early.
+        """
+        end = self._next
+        return [record for record in self._store.read(seq, max_bytes) if record.last < end]
 
     def acknowledged(self, seq: int) -> None:
         """The server has all up to ``seq``, so they may leave the disk."""
