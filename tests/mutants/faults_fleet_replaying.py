@@ -19,10 +19,10 @@ FAULTS = (
         (_STARTS,),
     ),
     Fault(
-        "a fleet's learner never starts to learn from a replay",
+        "an episode brings gradient steps that the fleet does not count",
         _REPLAYING,
-        "self.learner.decisions += new",
-        "self.learner.decisions += 0 * new",
+        "replace(self.algorithm, utd_ratio=_NEVER)",
+        "replace(self.algorithm)",
         (_STARTS,),
     ),
     Fault(

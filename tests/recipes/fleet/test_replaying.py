@@ -33,6 +33,7 @@ from vla_rl.recipes.fleet.replaying import LearnByReplay, ReplayLearner
 from vla_rl.recipes.fleet.timeline import Timeline, micros
 from vla_rl.recipes.fleet.virtual import FleetTimes, Releases, VirtualRobot
 from vla_rl.recipes.off_policy import AdaptiveReplay
+from vla_rl.recipes.policies import SACLatent
 from vla_rl.recipes.stages import collect
 
 TIMES = FleetTimes(decision=0.02, reset=0.3, upload=0.1)
@@ -255,8 +256,10 @@ def test_a_learner_goes_on_from_its_state_bit_for_bit(start, episodes) -> None:
 
 
 def test_what_a_fleets_learner_cannot_do_is_refused_in_one_sentence(start, episodes) -> None:
-    with pytest.raises(UserError, match="WSRLConfig learns offline first"):
+    with pytest.raises(UserError, match="WSRLConfig takes 1000000 steps before the first decision"):
         built(replace(quick_fleet.rlpd().method, algorithm=WSRLConfig(num_critics=2)), start)
+    with pytest.raises(UserError, match="SquashedLatent chooses noise"):
+        built(replace(METHOD, policy=SACLatent()), start)
     with pytest.raises(UserError, match=r"leave replay\.folder out"):
         built(replace(METHOD, replay=replace(METHOD.replay, folder="replay")), start)
     learner = built(METHOD, start)

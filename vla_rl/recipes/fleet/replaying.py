@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from vla_rl.algorithms.decisions import ages
-from vla_rl.algorithms.off_policy import OffPolicy, mean
+from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig, mean
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.contract.batch import OneProcess, Rollout
 from vla_rl.contract.errors import UserError
@@ -22,11 +22,12 @@ from vla_rl.policies.critics import QEnsemble
 from vla_rl.recipes.context import RunContext, Trainable, generator
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.fleet.relabelling import relabelled_episode
-from vla_rl.recipes.off_policy import AdaptiveReplay, OffPolicyAlgorithm, ReplayConfig
+from vla_rl.recipes.off_policy import AdaptiveReplay, ReplayConfig
 from vla_rl.recipes.policies import TD3Residual
 from vla_rl.recipes.trainers import PolicyConfig
 
 _STREAM, _RELABEL = 4, 6  # of the learner's generator and of the base's noise in demonstrations
+_NEVER = 1e-15  # gradient steps per decision: the fleet says when one is taken
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class LearnByReplay:
     """
 
     policy: PolicyConfig = field(default_factory=TD3Residual)
-    algorithm: OffPolicyAlgorithm = field(default_factory=ResidualTD3Config)
+    algorithm: OffPolicyConfig = field(default_factory=ResidualTD3Config)
     replay: ReplayConfig = field(default_factory=lambda: AdaptiveReplay(max_age=20))
     explore: bool = True  # simulated robots act with the policy's exploration noise
 
@@ -49,21 +50,27 @@ class LearnByReplay:
         return "sample" if self.explore else "eval"
 
     def build(self, base: Trainable, episodes: Demonstrations, seed: int) -> ReplayLearner:
-        """Raises UserError for an algorithm that does not learn step by step from a replay buffer alone."""
+        """Raises UserError for an algorithm that learns offline first, and for a policy of latent noise."""
+        numbers = replace(self.algorithm, utd_ratio=_NEVER)
+        if numbers.offline_steps:
+            raise UserError(
+                f"{type(numbers).__name__} takes {numbers.offline_steps} steps before the first decision but a fleet's "
+                "robots decide from the beginning; set offline_steps to 0, or choose ResidualTD3Config or RLPDConfig."
+            )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # module initialisation has no generator argument
             policy: Any = self.policy.build(RunContext(EnvConfig(""), base, seed, OneProcess()))  # type: ignore[arg-type]
             horizon, dims = getattr(policy, "horizon", 1), policy.spec.action_dim
-            sizes, numbers = {**policy.feature_sizes, "time": 1}, self.algorithm
+            if hasattr(policy, "latent"):
+                raise UserError(
+                    f"{type(policy).__name__} chooses noise and a robot sends actions, so its episodes could not be "
+                    "learnt from; choose a policy of actions, such as TD3Residual."
+                )
+            sizes = {**policy.feature_sizes, "time": 1}
             critic = QEnsemble(sizes, horizon * dims, numbers.num_critics, numbers.critic)
         families = family_numbers(policy.spec)
         replay = self.replay.joined(*self._parts(policy, episodes, families, seed), policy)
         learner = numbers.build(policy, policy.trainable(), critic, replay, generator(seed, _STREAM))
-        if not isinstance(learner, OffPolicy) or numbers.offline_steps:
-            raise UserError(
-                f"{type(numbers).__name__} learns offline first or has no step from a replay buffer, so a fleet's "
-                "learner cannot run it; choose ResidualTD3Config, SACConfig or RLPDConfig with offline_steps 0."
-            )
         return ReplayLearner(learner, families)
 
     def rollout(self, policy: Any, episode: FleetEpisode, known: Collection[int]) -> Rollout:
@@ -90,11 +97,12 @@ class LearnByReplay:
 
 
 class ReplayLearner:
-    """A ``FleetLearner``: an off-policy learner whose steps somebody else counts."""
+    """A ``FleetLearner``: an off-policy learner whose ``update`` takes no steps, for somebody else counts them."""
 
     def __init__(self, learner: OffPolicy, families: torch.Tensor) -> None:
         """``families`` int [M]: the family of each instruction."""
         self.learner, self._families = learner, families
+        self._said: dict[str, float] = {}  # by the learner of the latest episode
 
     @property
     def policy(self) -> Any:
@@ -107,10 +115,8 @@ class ReplayLearner:
         Raises ContractError for a decision of a version that the learner has not reached, and for one of another shape.
         """
         ages(rollout, self.policy.version)
-        self.learner.replay.add(by_family(rollout, self._families))
-        new = int(rollout.valid.any(-1).sum())
-        self.learner.decisions += new
-        return new
+        self._said = self.learner.update(by_family(rollout, self._families))
+        return int(rollout.valid.any(-1).sum())
 
     def learn(self, steps: int) -> dict[str, float]:
         """Take so many gradient steps of the critics; none, and no metrics, before ``learning_starts`` decisions."""
@@ -118,7 +124,7 @@ class ReplayLearner:
         if inner.decisions < max(1, inner.config.learning_starts):
             return {}
         infos = [inner.step() for _ in range(steps)]
-        return {"replay/size": float(len(inner.replay)), "critic/steps": float(inner.steps), **mean(infos)}
+        return {**self._said, "critic/steps": float(inner.steps), **mean(infos)}
 
     def state_dict(self) -> dict[str, Any]:
         """All of the learner's (see ``Resumable``), its replay buffer included."""
