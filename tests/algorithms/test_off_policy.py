@@ -115,6 +115,14 @@ def test_steps_follow_the_decisions_once_there_are_enough():
     assert empty.steps == 2
 
 
+def test_a_burst_is_taken_once_when_learning_starts():
+    """Seven steps on top of the half for the tenth decision, whatever the size of the rollout that brings it."""
+    td3 = build(burst=7)
+    assert [td3.update(decisions(number)) and td3.steps for number in (9, 1, 1, 4)] == [0, 7, 8, 10]
+    at_once = build(burst=7, learning_starts=0)
+    assert at_once.update(decisions(2)) and at_once.steps == 8 and at_once.update(decisions(2)) and at_once.steps == 9
+
+
 def test_the_actor_waits_for_the_warmup_and_then_steps_every_policy_delay():
     td3, moved = build(), []
     for _ in range(12):

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from sims.catalog import make
-from tests.by_hand import CONFIG, Line, batch, build, drift, learnt, seeded
+from tests.by_hand import CONFIG, Line, Recorded, batch, build, drift, learnt, seeded
 from tests.residuals import POINT, SMALL, StateEncoder, biased_base
-from vla_rl.algorithms.residual_td3 import ResidualTD3
+from vla_rl.algorithms.residual_td3 import ConservativeConfig, ResidualTD3
 from vla_rl.experience.replay import Replay
 from vla_rl.experience.rollout import RolloutSource
 from vla_rl.policies.critics import QEnsemble
@@ -110,3 +110,41 @@ def test_inputs_are_standardised_once_and_only_critics_receive_privileged_ones()
     for _ in range(4):
         td3.update(source.next())
     assert len(shown) == 2 and "privileged/mass" in shown[0] and "privileged/mass" not in shown[1]
+
+
+def test_the_conservative_penalty_by_hand():
+    """Two uniform corrections and two of the actor: log-sum-exp of their values, bounded by the return, less Q."""
+    td3, found = build(conservative=ConservativeConfig(0.7, 2), target_noise=0.3, target_clip=0.4), batch()
+    drift(td3.critic)
+    value = td3.critic(found.features, found.executed.flatten(1))
+    penalty = td3.regularizer(found, value)
+    generator, total = seeded(5), 0.0
+    state = found.features["state"].repeat_interleave(2, 0)
+    noise = (0.3 * torch.randn(80, 2, generator=generator)).clamp(-0.4, 0.4)
+    own = (0.5 * state + noise).clamp(-1, 1)
+    anywhere = 2 * torch.rand(80, 2, generator=generator) - 1
+    for k in range(4):
+        q_any, q_own = (td3.critic({"state": state}, action)[k].view(40, 2) for action in (anywhere, own))
+        bounded = torch.maximum(q_own, found.returns[:, None])
+        every = torch.cat([q_any, bounded], 1) + 2 * np.log(2.0)
+        total += (every.exp().sum(1).log() - value[k]).mean()
+    torch.testing.assert_close(penalty, 0.7 * total, rtol=1e-4, atol=1e-4)
+    assert not build().regularizer(found, value).any()
+
+
+def test_untried_corrections_are_worth_less_with_it():
+    """Recorded ones lie within .2 of 0, and all are worth the same: far from them a critic is free to guess."""
+    found = batch(200)
+    found = replace(
+        found, executed=0.2 * found.executed.clamp(-1, 1), discount=torch.zeros(200), reward=torch.ones(200)
+    )
+    gaps = []
+    for conservative in (None, ConservativeConfig(0.3, 4)):
+        td3 = build(replay=Recorded(found), conservative=conservative)
+        for _ in range(150):
+            td3.critic_step(found)
+        with torch.no_grad():
+            far = torch.full((200, 2), 0.9)
+            near = td3.critic(found.features, found.executed.flatten(1))
+            gaps.append(float((near - td3.critic(found.features, far)).mean()))
+    assert gaps[1] > gaps[0] + 0.2

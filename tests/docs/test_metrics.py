@@ -16,6 +16,7 @@ from docs.tables.hooks import meanings
 from tests.docs.conftest import PAGES, ROOT
 from tests.fingerprints import imagined, shrunk
 from vla_rl.algorithms.cal_ql import CalQLConfig
+from vla_rl.algorithms.guard import FallbackConfig, ReleaseConfig
 from vla_rl.algorithms.iql import IQLConfig
 from vla_rl.algorithms.policy_gradient import PolicyGradientConfig
 from vla_rl.cli.train import run
@@ -29,7 +30,8 @@ RUNS: dict[str, tuple[tuple[str, _Change], ...]] = {
     "grpo": (("compare.py:grpo", lambda config: paid(config)), ("demo.py:rloo", lambda config: paid(config))),
     "dppo": (("compare.py:dppo", lambda config: config),),
     "residual": (
-        ("compare.py:residual_td3", lambda config: algorithm(config, penalty=0.1)),
+        ("compare.py:residual_td3", lambda config: algorithm(config, penalty=0.1, fallback=FallbackConfig(1))),
+        ("compare.py:residual_td3", lambda config: algorithm(config, release=ReleaseConfig())),
         ("compare.py:residual_ppo", lambda config: config),
     ),
     "sac": (("compare.py:rlpd", lambda config: config),),

@@ -60,14 +60,14 @@ _POLICIES = (
     Fault(
         "the noise of an episode goes on in the next",
         _RESIDUAL,
-        "noise[torch.as_tensor(env_ids, dtype=torch.long)] = 0.0",
-        "noise[torch.as_tensor(env_ids, dtype=torch.long)] *= 1.0",
+        "noise[index] = 0.0",
+        "noise[index] *= 1.0",
         (f"{_ON_RESIDUAL}test_the_noise_is_an_ornstein_uhlenbeck_process",),
     ),
     Fault(
         "critics get a correction that the bounds clipped",
         _RESIDUAL,
-        "total = self.corrected(features, self.delta(features)).clamp(-1.0, 1.0)",
+        "total = self.corrected(features, self.correction(features)).clamp(-1.0, 1.0)",
         "total = self.corrected(features, self.delta(features))",
         (f"{_ON_RESIDUAL}test_it_corrects_by_at_most_its_scale_within_the_bounds",),
     ),
@@ -176,7 +176,7 @@ _LEARNING = (
     Fault(
         "the actor is trained before the critics",
         _OFF,
-        "if turn and self.steps >= self.config.critic_warmup:",
+        "if turn and self.steps >= self.config.critic_warmup and self.guard.free:",
         "if turn:",
         (f"{_ON_OFF}test_the_actor_waits_for_the_warmup_and_then_steps_every_policy_delay",),
     ),

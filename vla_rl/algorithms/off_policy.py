@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vla_rl.algorithms.guard import FallbackConfig, Guard, ReleaseConfig
 from vla_rl.algorithms.policy_gradient import forget_moments
 from vla_rl.contract.batch import LossReader, OneProcess, ReplayBuffer, Rollout, Transitions
 from vla_rl.contract.errors import NonFiniteError, UserError
 from vla_rl.contract.limits import check_limits, check_ordered, check_positive
-from vla_rl.contract.policy import ReparametrisedPolicy, public
+from vla_rl.contract.policy import GradualPolicy, ReparametrisedPolicy, public
 from vla_rl.policies.critics import QEnsemble
 from vla_rl.policies.heads import HeadConfig
 
@@ -34,6 +35,7 @@ class OffPolicyConfig:
     utd_ratio: float = 0.25  # gradient steps of the critics per collected decision
     learning_starts: int = 1000  # collected decisions before the first gradient step
     critic_warmup: int = 500  # first gradient steps, which train the critics only
+    burst: int = 0  # extra gradient steps at once when learning starts: what the base collected is learnt in one go
     policy_delay: int = 2  # gradient steps of the critics per step of the actor
     num_critics: int = 10
     num_min_q: int = 2  # target critics in the minimum
@@ -44,11 +46,14 @@ class OffPolicyConfig:
     grad_norm: float = 10.0
     value_bounds: tuple[float, float] | None = None  # known bounds of the returns, to which targets are clamped
     offline_steps: int = 0  # gradient steps from recorded data alone, before the first decision
+    release: ReleaseConfig | None = None  # move the actor only while the critics foresee outcomes
+    fallback: FallbackConfig | None = None  # return to the base when exploring succeeds less often than it
 
     def __post_init__(self) -> None:
         check_limits(self, batch=(1, math.inf), policy_delay=(1, math.inf), num_critics=(1, math.inf))
         check_positive(self, "utd_ratio", "lr", "critic_lr", "grad_norm")
-        check_limits(self, learning_starts=(0, math.inf), critic_warmup=(0, math.inf), offline_steps=(0, math.inf))
+        count = (0, math.inf)
+        check_limits(self, learning_starts=count, critic_warmup=count, burst=count, offline_steps=count)
         check_limits(self, num_min_q=(1, self.num_critics))
         check_positive(self, "tau")
         check_limits(self, tau=(0, 1))
@@ -108,6 +113,7 @@ class OffPolicy:
         self.optimizer = torch.optim.Adam(self.learnt.values(), lr=config.lr, fused=True)
         self.critic_optimizer = torch.optim.Adam(self._critic_parameters.values(), lr=config.critic_lr, fused=True)
         self.decisions, self.steps, self.update_debt = 0, 0, 0.0
+        self.guard = Guard(config.release, config.fallback)
 
     @property
     def lr(self) -> float:
@@ -122,12 +128,15 @@ class OffPolicy:
 
     def update(self, rollout: Rollout) -> dict[str, float]:
         """Add ``rollout`` to the replay buffer and take the gradient steps due for its decisions."""
+        watched = self._watch(rollout)  # before anything is learnt from it
         self.replay.add(rollout)
         new = int(rollout.valid.any(-1).sum())
         before, self.decisions = self.decisions, self.decisions + new
         if self.decisions >= self.config.learning_starts:
             self.update_debt += self.config.utd_ratio * (self.decisions - max(before, self.config.learning_starts - 1))
-        metrics = {"rollout/decisions": float(new), "replay/size": float(len(self.replay))}
+            if before < max(1, self.config.learning_starts):
+                self.update_debt += self.config.burst
+        metrics = {"rollout/decisions": float(new), "replay/size": float(len(self.replay)), **watched}
         if not len(self.replay):
             # Steps that nothing can be sampled for are not made up for all at once.
             self.update_debt = min(self.update_debt, self.config.utd_ratio * new)
@@ -150,8 +159,9 @@ class OffPolicy:
             self._calibrate()
         info = self.critic_step(batch)
         turn = (self.steps + 1) % self.config.policy_delay == 0  # after the last of policy_delay critic steps
-        if turn and self.steps >= self.config.critic_warmup:
+        if turn and self.steps >= self.config.critic_warmup and self.guard.free:
             info |= self.actor_step(batch)
+            self.guard.moves()
         self.soft_update()
         self.steps += 1
         return info
@@ -183,6 +193,33 @@ class OffPolicy:
             parameter.requires_grad_(True)
         self.optimizer_step(self.optimizer, loss, self.learnt, "policy")
         return {"policy/loss": float(loss.detach()), **info}
+
+    # -- remedies ---------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _watch(self, rollout: Rollout) -> dict[str, float]:
+        """Let the guard look at ``rollout``, and return to the weights that it asks for; metrics, if there are any."""
+        returned = self.guard.add(rollout, self._scores(rollout), self.learnt)
+        if returned is not None:
+            self._return(returned)
+        if isinstance(self.policy, GradualPolicy):
+            self.policy.set_released(self.guard.released)
+        return self.guard.metrics()
+
+    def _scores(self, rollout: Rollout) -> Tensor:
+        """What the critics expect of every decision [T,E]; zeros where nobody asks."""
+        if not self.guard.release:
+            return torch.zeros(rollout.valid.shape[:2])
+        features = {name: item[:-1].flatten(0, 1) for name, item in rollout.features.items()}
+        action = self.policy.critic_action(features, rollout.sample.flatten(0, 1), rollout.executed.flatten(0, 1))
+        value: Tensor = self.critic(features, action).mean(0)
+        return value.view(rollout.valid.shape[:2])
+
+    def _return(self, weights: Mapping[str, Tensor]) -> None:
+        """Give the actor earlier ``weights``, and forget the moments that led away from them."""
+        for name, parameter in self.learnt.items():
+            parameter.copy_(weights[name])
+        self.optimizer.state.clear()
 
     # -- implemented by subclasses-----------------------------------------------------------------------------------
 
@@ -256,6 +293,7 @@ class OffPolicy:
             "replay": self.replay.state_dict(),
             "generator": self.generator.get_state(),
             "counters": [self.decisions, self.steps, self.update_debt],
+            "guard": self.guard.state_dict(),
         }
 
     def _networks(self) -> dict[str, nn.Module]:
@@ -293,6 +331,7 @@ class OffPolicy:
             getattr(self, name).load_state_dict(state[name])
         self.generator.set_state(state["generator"])
         self.decisions, self.steps, self.update_debt = state["counters"]
+        self.guard.load_state_dict(state["guard"])
 
 
 @contextmanager

@@ -7,6 +7,10 @@
 R is the n-step return of m <= n actions and o' the observation after them; o includes the base's action b, also at the
 last observation of a truncated episode.  u is the correction, a = b + s u.  Deviations: critics evaluate u and not a
 (see ``policies/residual.py``); every critic has its own regression loss (``off_policy.py``).
+
+With ``conservative``, L_Q has Cal-QL's penalty as well (``cal_ql.py``), as in PLD (Xiao et al. 2025, arXiv 2511.00091):
+corrections that nobody tried are worth less than those that were, those of the actor never less than the episode's
+return.  The actor is deterministic, so its corrections are those of the target smoothing, all with uniform density.
 """
 
 from __future__ import annotations
@@ -19,12 +23,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vla_rl.algorithms.cal_ql import conservative_penalty, repeated
 from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig, swapped
 from vla_rl.contract.batch import ReplayBuffer, Transitions
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import ReparametrisedPolicy
 from vla_rl.policies.critics import QEnsemble
-from vla_rl.policies.noise import normal
+from vla_rl.policies.noise import normal, uniform
+
+
+@dataclass(frozen=True)
+class ConservativeConfig:
+    """Cal-QL's penalty on the values of corrections that were not tried."""
+
+    weight: float = 0.1  # alpha
+    actions: int = 4  # uniform corrections for every decision, and as many of the actor
+
+    def __post_init__(self) -> None:
+        check_limits(self, weight=(0, math.inf), actions=(1, math.inf))
 
 
 @dataclass(frozen=True)
@@ -34,6 +50,7 @@ class ResidualTD3Config(OffPolicyConfig):
     target_noise: float = 0.2  # std of the target smoothing
     target_clip: float = 0.3
     penalty: float = 0.0  # weight of the correction's squared norm
+    conservative: ConservativeConfig | None = None  # values of untried corrections are pushed down
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,10 +81,26 @@ class ResidualTD3(OffPolicy):
     @torch.no_grad()
     def target(self, batch: Transitions) -> Tensor:
         with swapped(self.learnt, self.target_parameters):
-            action = self.policy.rsample(batch.next_features, self.generator).action
-        noise = self.config.target_noise * normal(action.shape, self.generator, like=action)
-        action = (action + noise.clamp(-self.config.target_clip, self.config.target_clip)).clamp(-1.0, 1.0)
+            action = self._smoothed(self.policy.rsample(batch.next_features, self.generator).action)
         return batch.reward + batch.discount * self.min_target_q(batch.next_features, action)
+
+    def _smoothed(self, action: Tensor) -> Tensor:
+        """``action`` [B,A] with TD3's clipped noise."""
+        noise = self.config.target_noise * normal(action.shape, self.generator, like=action)
+        return (action + noise.clamp(-self.config.target_clip, self.config.target_clip)).clamp(-1.0, 1.0)
+
+    def regularizer(self, batch: Transitions, value: Tensor) -> Tensor:
+        """The penalty with ``conservative``, given the critics' ``value`` [K,B] of the recorded corrections."""
+        if not (config := self.config.conservative):
+            return super().regularizer(batch, value)
+        features, size = repeated(batch.features, config.actions), value.shape[1]
+        with torch.no_grad():
+            own = self._smoothed(self.policy.rsample(features, self.generator).action)
+            anywhere = 2.0 * uniform(own.shape, self.generator, like=own) - 1.0
+            density = own.new_full((size, config.actions), own.shape[-1] * math.log(0.5))
+        untried, chosen = (self.critic(features, it).unflatten(1, (size, config.actions)) for it in (anywhere, own))
+        penalty = conservative_penalty(untried, chosen, density, value, batch.returns, own.shape[-1])
+        return config.weight * penalty.mean(1).sum()
 
     def actor_loss(self, batch: Transitions) -> tuple[Tensor, dict[str, float]]:
         action = self.policy.rsample(batch.features, self.generator).action
@@ -82,6 +115,11 @@ class ResidualTD3(OffPolicy):
         super().soft_update()
         for name, parameter in self.learnt.items():
             self.target_parameters[name].lerp_(parameter, self.config.tau)
+
+    def _return(self, weights: Mapping[str, Tensor]) -> None:
+        super()._return(weights)
+        for name, parameter in self.learnt.items():
+            self.target_parameters[name].copy_(parameter)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "target_parameters": self.target_parameters}

@@ -78,6 +78,17 @@ class ScheduledPolicy(Policy, Protocol):
 
 
 @runtime_checkable
+class GradualPolicy(Policy, Protocol):
+    """A policy that hands over to what is learnt little by little, as a residual does from its base."""
+
+    def set_released(self, decisions: int) -> None:
+        """Adopt the settings for an actor that its learner released ``decisions`` decisions ago (0: not, or no more).
+
+        They are among the learner's parameters, so that they are published and restored with the weights.
+        """
+
+
+@runtime_checkable
 class ContextPolicy(Policy, Protocol):
     """A policy whose decision and critic also depend on its own state, such as the plan that it follows."""
 

@@ -25,6 +25,7 @@ from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import NonFiniteError, UserError
 from vla_rl.contract.policy import ActionOut, ContextPolicy, CriticAction, Features, Likelihood, Mode, Policy, State
 from vla_rl.contract.spec import EnvSpec
+from vla_rl.policies.blend import Blend, BlendConfig
 from vla_rl.policies.encoder import ObservationEncoder
 from vla_rl.policies.flow import gaussian_kl
 from vla_rl.policies.frozen import HoldsFrozen
@@ -52,6 +53,7 @@ class ResidualConfig:
     noise: float = 0.1  # standard deviation of exploration; that of ``u`` for a Gaussian residual
     correlation: float = 0.5  # between the noise of successive steps of a deterministic residual
     head: HeadConfig = HeadConfig()
+    blend: BlendConfig | None = None  # of a deterministic residual: little correction at first; None: all of it
 
 
 class ResidualPolicy(HoldsFrozen):
@@ -206,32 +208,59 @@ class DeterministicResidual(ResidualPolicy):
     ) -> None:
         super().__init__(base, encoder, config)
         self.delta = DeterministicHead(self.feature_sizes, self.spec.action_dim, self.config.head)
+        self.blend = Blend(self.config.blend, self.spec.time_limit) if self.config.blend else None
+        if self.blend:
+            # Probability and size of the correction: parameters, so that they are published and kept with the weights.
+            self.released = nn.Parameter(torch.zeros(2), requires_grad=False)
+            self.set_released(0)
+
+    @torch.no_grad()
+    def set_released(self, decisions: int) -> None:
+        """Adopt the schedule's settings, see ``GradualPolicy``."""
+        if self.blend:
+            config = self.blend.config
+            self.released.copy_(torch.tensor([config.grown(first, decisions) for first in (config.start, config.size)]))
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """The residual's weights, and how much of it is released (without gradient)."""
+        return super().trainable() | ({"released": self.released} if self.blend else {})
 
     def initial_state(self, num_envs: int) -> State:
-        """The queue, the base's own state and the noise [E,D]."""
+        """The queue, the base's own state, the noise [E,D] and where the correction acts."""
         noise = torch.zeros(num_envs, self.spec.action_dim, device=self.action_low.device)
-        return {**super().initial_state(num_envs), "noise": noise}
+        blend = self.blend.initial_state(num_envs, noise.device) if self.blend else {}
+        return {**super().initial_state(num_envs), "noise": noise, **blend}
 
     def reset_state(self, state: State, env_ids: Array) -> State:
-        noise = state["noise"].clone()
-        noise[torch.as_tensor(env_ids, dtype=torch.long)] = 0.0
-        return {**super().reset_state(state, env_ids), "noise": noise}
+        noise, index = state["noise"].clone(), torch.as_tensor(env_ids, dtype=torch.long)
+        noise[index] = 0.0
+        state = {**super().reset_state(state, env_ids), "noise": noise}
+        return self.blend.reset_state(state, index) if self.blend else state
+
+    def correction(self, features: Features) -> Tensor:
+        """``u`` [B,D], as large as it may be by now."""
+        u = self.delta(features)
+        return u * self.released[1] if self.blend else u
 
     @torch.no_grad()
     def act(self, features: Features, state: State, mode: Mode, generator: Generators) -> tuple[ActionOut, State]:
-        u = self.delta(features)
-        total = self.corrected(features, u)
+        u = self.correction(features)
+        total, aux = self.corrected(features, u), dict[str, Tensor]()
         if mode == "sample":
             correlation = self.config.correlation
             innovation = self.config.noise * (1.0 - correlation**2) ** 0.5 * normal(total.shape, generator, like=total)
             noise = correlation * state["noise"] + innovation
             total, state = total + noise, {**state, "noise": noise}
+            if self.blend:
+                acts, state = self.blend.draw(state, float(self.released[0]), generator)
+                total = torch.where(acts[:, None], total, features["base_action"].to(total))
+                aux = {"corrected": acts}
         out = self._action_out(total, u, u.new_zeros(len(u)))
-        return ActionOut(*out, {}, self.version), state
+        return ActionOut(*out, aux, self.version), state
 
     def rsample(self, features: Features, generator: torch.Generator) -> CriticAction:
         """The correction [B,D] after clipping to the bounds, without noise."""
-        total = self.corrected(features, self.delta(features)).clamp(-1.0, 1.0)
+        total = self.corrected(features, self.correction(features)).clamp(-1.0, 1.0)
         return CriticAction(self._correction(features, total), total.new_zeros(len(total)))
 
     def critic_action(self, features: Features, sample: Tensor, executed: Tensor) -> Tensor:
@@ -253,6 +282,11 @@ class GaussianResidual(ResidualPolicy):
         self, base: Base, encoder: ObservationEncoder | None = None, config: ResidualConfig | None = None
     ) -> None:
         super().__init__(base, encoder, config)
+        if self.config.blend:
+            raise UserError(
+                "a Gaussian residual's likelihood is that of a correction that always acts, so it cannot be blended "
+                "with the base; leave ResidualConfig.blend out, or train a deterministic residual."
+            )
         self.delta = GaussianHead(self.feature_sizes, self.spec.action_dim, self.config.head, self.config.noise)
 
     @torch.no_grad()

@@ -10,6 +10,7 @@ from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes import stages
 from vla_rl.recipes.context import RunContext, StartPolicy, placed
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.exploring import exploring
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.policies import start_policy
 from vla_rl.recipes.stages import EvaluationConfig, clock
@@ -62,6 +63,7 @@ class Improve:
             "env_steps": int(rows[-1]["env/steps_total"]),
             "env_steps_at_best": _steps_at(rows, best.iteration),
             "episodes": int(sum(row.get("rollout/episodes", 0) for row in rows)),
+            **exploring(rows),
             **_groups(rows),
             "seconds": seconds,
             "seed": self.seed,

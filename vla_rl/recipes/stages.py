@@ -192,5 +192,8 @@ def _report_rl(
         )
         if metrics.get("eval/collapsed"):
             console.print(f"iteration {iteration}: validation collapsed, went back to the best weights.")
+        if metrics.get("policy/returned"):
+            base = metrics["rollout/base_success"]
+            console.print(f"iteration {iteration}: exploring succeeds less often than the base ({base:.0%}), returned.")
 
     return report

@@ -1,0 +1,267 @@
+"""When an off-policy actor may move, and when it goes back: two remedies against the dip after its first steps.
+
+- :class:`ReleaseConfig`: the actor moves only while the critics rank the outcomes of episodes that they have not
+  learnt from (``ranking.py``), and is held again when they stop.
+- :class:`FallbackConfig`: when the success of the latest exploring episodes lies below the base's, the actor's last
+  good weights act again, for collecting too; the actor waits before it moves again.
+
+"Base" is the policy that collects before the actor's first step: a residual's base, WSRL's offline policy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from vla_rl.algorithms.ranking import Attempt, Attempts, RecentAttempts
+from vla_rl.contract.batch import Rollout
+from vla_rl.contract.intervals import wilson
+from vla_rl.contract.limits import check_limits
+
+
+@dataclass(frozen=True)
+class ReleaseConfig:
+    """The actor moves while the critics foresee outcomes.  Raises UserError for limits without a meaning."""
+
+    auroc: float = 0.7  # of the latest episodes; at this the actor is released
+    hold: float = 0.6  # below this it is held again
+    episodes: int = 128  # finished ones that are ranked
+    least: int = 16  # successes and failures among them; with fewer nothing is decided
+    decided: int = 10  # last control steps of an episode that are left out: its outcome can be seen
+
+    def __post_init__(self) -> None:
+        check_limits(self, auroc=(0, 1), hold=(0, self.auroc), episodes=(2, math.inf), least=(1, self.episodes / 2))
+        check_limits(self, decided=(0, math.inf))
+
+
+class Release:
+    """Whether the actor may move: opens at ``auroc``, closes below ``hold``, and stays as it is in between."""
+
+    def __init__(self, config: ReleaseConfig) -> None:
+        self.config, self.recent = config, RecentAttempts(config.episodes)
+        self.open, self.share = False, 0.5
+
+    def add(self, attempts: Sequence[Attempt]) -> None:
+        """Rank the latest episodes, ``attempts`` among them."""
+        if not attempts:
+            return
+        self.recent.attempts.extend(attempts)
+        self.share, pairs = self.recent.auroc(self.config.decided)
+        if pairs and min(self.recent.outcomes()) >= self.config.least:
+            self.open = self.share >= (self.config.hold if self.open else self.config.auroc)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See ``Resumable``."""
+        return {"recent": self.recent.state_dict(), "open": self.open, "share": self.share}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what :meth:`state_dict` returned."""
+        self.recent.load_state_dict(state["recent"])
+        self.open, self.share = state["open"], state["share"]
+
+
+@dataclass(frozen=True)
+class FallbackConfig:
+    """The actor goes back when exploring succeeds less often than the base.  Raises UserError for senseless counts.
+
+    Episodes in which the base acted, before the actor's first step and beside it, say what the base is worth.
+    """
+
+    base_episodes: int = 64  # of the base, without which the actor does not move
+    episodes: int = 64  # latest ones with the actor, whose success is compared
+    wait: int = 64  # episodes after a return before the actor moves again
+    restore: bool = True  # return to good weights; False: to the blend's first share only, while the actor learns on
+    z: float = 1.64  # half-width of Wilson's interval of the latest success, in standard errors
+
+    def __post_init__(self) -> None:
+        check_limits(self, base_episodes=(1, math.inf), episodes=(1, math.inf), wait=(0, math.inf), z=(0, math.inf))
+
+
+class Fallback:
+    """Compares the latest episodes of the actor with those of the base.
+
+    ``below`` after :meth:`add` asks to return.  Weights are good when the ``episodes`` episodes that followed them
+    succeeded at least as often as the base (``passed``): those before them may have been of better ones.
+    After a return nothing is compared for ``wait`` episodes, so that the actor does not swing to and fro.
+    """
+
+    def __init__(self, config: FallbackConfig) -> None:
+        self.config = config
+        self.base: list[int] = [0, 0]  # successes, episodes
+        self.trial: list[int] = [0, 0]  # the same since the weights on trial
+        self.latest: deque[bool] = deque(maxlen=config.episodes)
+        self.moved = False  # whether the actor differs from the base
+        self.waiting = 0
+        self.below = self.just_returned = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether the base is known and a return long enough ago."""
+        return self.base[1] >= self.config.base_episodes and not self.waiting
+
+    @property
+    def base_success(self) -> float:
+        """The base's share of successes so far."""
+        return self.base[0] / max(1, self.base[1])
+
+    @property
+    def level(self) -> bool:
+        """Whether the actor's latest episodes, if they are enough to say so, succeed as often as the base's."""
+        enough = len(self.latest) >= self.config.episodes // 2
+        return enough and sum(self.latest) / len(self.latest) >= self.base_success
+
+    @property
+    def tried(self) -> bool:
+        """Whether enough episodes followed the weights on trial."""
+        return self.trial[1] >= self.config.episodes
+
+    @property
+    def passed(self) -> bool:
+        """Whether they succeeded as often as the base."""
+        return self.tried and self.trial[0] / self.trial[1] >= self.base_success
+
+    def add(self, attempts: Sequence[Attempt]) -> None:
+        """Count ``attempts`` and decide."""
+        self.just_returned = False
+        for attempt in attempts:
+            self.waiting = max(0, self.waiting - 1)
+            counts = self.trial if self.moved and attempt.corrected else self.base
+            counts[0] += attempt.success
+            counts[1] += 1
+            if counts is self.trial:
+                self.latest.append(attempt.success)
+        high = wilson(sum(self.latest), len(self.latest), self.config.z)[1]
+        self.below = bool(attempts) and not self.waiting and high < self.base_success
+
+    def returned(self, moved: bool, wait: int) -> None:
+        """Good weights act again, or the base (not ``moved``), or the actor in few episodes."""
+        self.moved, self.below, self.just_returned = moved, False, True
+        self.waiting = wait
+        self.latest.clear()
+        self.trial = [0, 0]
+
+    def state_dict(self) -> dict[str, Any]:
+        """See ``Resumable``."""
+        counters = [self.moved, self.waiting]
+        return {"base": self.base, "trial": self.trial, "latest": list(self.latest), "counters": counters}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what :meth:`state_dict` returned."""
+        self.base, self.trial = list(state["base"]), list(state["trial"])
+        self.latest = deque((bool(success) for success in state["latest"]), maxlen=self.config.episodes)
+        self.moved, self.waiting = state["counters"]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Copies of an actor's weights, and for how many decisions it had been released."""
+
+    weights: Mapping[str, Tensor]
+    released: int
+
+    @classmethod
+    def of(cls, weights: Mapping[str, Tensor], released: int) -> Kept:
+        return cls({name: item.detach().clone() for name, item in weights.items()}, released)
+
+    def to_state(self) -> dict[str, Any]:
+        """Nested dicts of tensors (see ``Resumable``)."""
+        return {"weights": dict(self.weights), "released": self.released}
+
+
+class Guard:
+    """Both remedies of one learner, and since when its actor has been free."""
+
+    def __init__(self, release: ReleaseConfig | None, fallback: FallbackConfig | None) -> None:
+        self.release = Release(release) if release else None
+        self.fallback = Fallback(fallback) if fallback else None
+        self.attempts = Attempts()
+        self.kept: dict[str, Kept] = {}  # "base", "trial" and, unless they acted since the last return, "good"
+        # Decisions with a moving actor; beside a fallback, those with one that succeeds as often as the base.
+        self.released, self.moved = 0, False
+
+    @property
+    def watching(self) -> bool:
+        """Whether episodes have to be looked at."""
+        return self.release is not None or self.fallback is not None
+
+    @property
+    def free(self) -> bool:
+        """Whether the actor may move."""
+        return (self.release is None or self.release.open) and (self.fallback is None or self.fallback.ready)
+
+    def moves(self) -> None:
+        """The actor takes a step."""
+        self.moved = True
+        if self.fallback:
+            self.fallback.moved = True
+
+    def add(self, rollout: Rollout, score: Tensor, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
+        """Look at ``rollout``, whose decisions the critics give ``score`` [T,E], played with the actor's ``weights``.
+
+        Returns the weights that the actor must return to, if it must: the good ones, or the base's when the good ones
+        were returned to last time, and nothing better has come of them.
+        """
+        attempts = self.attempts.add(rollout, score) if self.watching else []
+        if self.release:
+            self.release.add(attempts)
+        if self.fallback:
+            self.fallback.add(attempts)
+        if self.moved and self.free and (self.fallback is None or self.fallback.level):
+            self.released += int(rollout.valid.any(-1).sum())
+        return self._settle(self.fallback, weights) if self.fallback else None
+
+    def _settle(self, fallback: Fallback, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
+        """Keep what is good, or the weights to return to; see :meth:`add`."""
+        self.kept.setdefault("base", Kept.of(weights, 0))
+        if fallback.below and fallback.config.restore:
+            return self._return(fallback)
+        if fallback.below and self.released:
+            fallback.returned(True, 0)
+            self.released = 0
+        if fallback.passed:
+            self.kept["good"] = self.kept["trial"]
+        if fallback.tried or "trial" not in self.kept:
+            self.kept["trial"], fallback.trial = Kept.of(weights, self.released), [0, 0]
+        return None
+
+    def _return(self, fallback: Fallback) -> Mapping[str, Tensor]:
+        to_base = "good" not in self.kept
+        kept = self.kept["base"] if to_base else self.kept.pop("good")
+        fallback.returned(not to_base, fallback.config.wait)
+        self.released, self.moved, self.kept["trial"] = kept.released, not to_base, kept
+        return kept.weights
+
+    def metrics(self) -> dict[str, float]:
+        """What the remedies know and do; nothing without them."""
+        found = {}
+        if self.release:
+            found["critic/auroc"] = self.release.share
+        if self.fallback:
+            found["rollout/base_success"] = self.fallback.base_success
+            latest = self.fallback.latest
+            if latest:
+                found["rollout/actor_success"] = sum(latest) / len(latest)
+            found["policy/returned"] = float(self.fallback.just_returned)
+        return {**found, "policy/free": float(self.free), "policy/released": float(self.released)} if found else {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """See ``Resumable``."""
+        state = {name: part.state_dict() for name, part in self._parts().items()}
+        kept = {name: item.to_state() for name, item in self.kept.items()}
+        return {**state, "kept": kept, "counters": [self.released, self.moved]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what :meth:`state_dict` returned."""
+        for name, part in self._parts().items():
+            part.load_state_dict(state[name])
+        self.kept = {name: Kept.of(item["weights"], item["released"]) for name, item in state["kept"].items()}
+        self.released, self.moved = state["counters"]
+
+    def _parts(self) -> dict[str, Any]:
+        parts = {"release": self.release, "fallback": self.fallback, "attempts": self.attempts}
+        return {name: part for name, part in parts.items() if part is not None}
