@@ -20,8 +20,11 @@ from vla_rl.cli import serve
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.fleet.canary import Outcomes
+from vla_rl.fleet.manifest import spec_hash
+from vla_rl.fleet.policy_cache import PolicyCache
 from vla_rl.fleet.registry import Registry
 from vla_rl.fleet.server import FleetServer, FleetServerConfig
+from vla_rl.fleet.signing import TrustedKeys
 from vla_rl.fleet.transport import TransportOptions
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.env_config import EnvConfig
@@ -31,6 +34,7 @@ from vla_rl.recipes.fleet.policies import key_file, signing_key
 from vla_rl.recipes.fleet.publishing import publish_first
 from vla_rl.recipes.fleet.releasing import Releasing
 from vla_rl.recipes.robots.decide import PolicyDecider
+from vla_rl.recipes.robots.fleet_policy import check_golden
 from vla_rl.recipes.stages import collect
 from vla_rl.training.checkpoint import latest_state
 from vla_rl.training.tracking import RunFolder
@@ -133,12 +137,20 @@ def test_a_residual_learns_from_what_robots_sent_goes_on_exactly_and_plays_on_an
     assert undisturbed.learner.learner.decisions == len(shown[1].state) == second.learner.learner.decisions
     drawn = second.learner.learner.replay.online.transitions(second.learner.learner.replay.online.decisions())
     assert int(drawn.intervened.sum()) == 3 * 3 and set(drawn.version.tolist()) == {1}
-    released = load_policy(second.run.checkpoint("published"))
     assert second.releasing.registry.releases.canary == 2
-    decide = PolicyDecider(released, torch.Generator().manual_seed(1))
-    seen = shown[1].observation()
+    plays_as_on_a_robot(second, tmp_path, shown[1].observation())
+
+
+def plays_as_on_a_robot(one: Learning, folder, seen) -> None:
+    """A robot fetches version 2, which answers as it did here and decides at every step."""
+    keys = TrustedKeys([(folder / "b" / "signing.pub").read_bytes()])
+    spec = one.learner.policy.spec
+    cached = PolicyCache(folder / "robot", keys).fetch(2, spec_hash(spec), one.releasing.registry)
+    fetched = load_policy(cached.folder, spec)
+    check_golden(fetched, cached)
+    decide = PolicyDecider(fetched, torch.Generator().manual_seed(1))
     chunks = [decide(Query(seen.select(np.array([i])), i, 1 if i else None, 0)).chunk for i in range(4)]
-    assert np.stack(chunks).shape == (4, 1, released.spec.action_dim) and np.isfinite(chunks).all()
+    assert np.stack(chunks).shape == (4, 1, spec.action_dim) and np.isfinite(chunks).all()
 
 
 def test_episodes_of_another_robot_are_told_once_and_not_learnt_from(shown, tmp_path):
