@@ -21,15 +21,15 @@ FAULTS = (
     Fault(
         "a state holds the last record and says that it does not",
         _LEARNING,
-        "self.position = position\n",
-        "self.position = position - 1\n",
+        "self.position = position",
+        "self.position = position - 1",
         _KILLED,
     ),
     Fault(
         "the steps of an episode that a state is in the middle of are not kept when they are passed over",
         "vla_rl/fleet/episodes.py",
-        "        if one := self._taken(record):\n            one.begin(record)\n",
-        "        self._open.setdefault(record.sender, _Open()).begin(record)\n",
+        "if one := self._taken(record):",
+        "if one := self._open.setdefault(record.sender, _Open()):",
         _KILLED,
     ),
 )
