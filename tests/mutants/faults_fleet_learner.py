@@ -6,8 +6,7 @@ from tests.mutants.fault import Fault
 
 _LEARNING = "vla_rl/recipes/fleet/learning.py"
 _KILLED = (
-    "tests/fleet/test_faults.py::"
-    "test_whoever_is_killed_comes_back_and_every_record_is_stored_and_learnt_from_once_and_in_order",
+    "tests/fleet/test_faults.py::test_whoever_is_killed_comes_back_and_all_is_stored_and_learnt_from_once_and_in_order",
 )
 
 FAULTS = (

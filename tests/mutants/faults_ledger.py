@@ -100,7 +100,7 @@ FAULTS = (
         "            self._source.acknowledged(durable)",
         "            self._source.acknowledged(self._source.next_seq - 1)",
         (
-            "tests/fleet/test_faults.py::test_whoever_is_killed_comes_back_and_every_record_is_stored_and_learnt_from_once_and_in_order",
+            "tests/fleet/test_faults.py::test_whoever_is_killed_comes_back_and_all_is_stored_and_learnt_from_once_and_in_order",
         ),
     ),
     Fault(
