@@ -52,28 +52,30 @@ def place() -> Improve:
 def place_residual() -> Improve:
     """Place by a residual that does not fall below its base: what to begin with where a fall would be dear.
 
-    The actor plays a quarter of the episodes until it succeeds as often as the base, and all of them soon after.  Its
-    noise covers the corrections that it can choose: beyond those that were tried, the critics guess.
+    The actor plays half of the episodes, with a fifth of its correction, and more of both while it is level with the
+    base.  Its noise covers the corrections that it can choose: beyond those that were tried, critics guess.
     """
     small = HeadConfig(width=128)
-    blend = BlendConfig(decisions=10_000, start=0.25, per="episode")
+    blend = BlendConfig(decisions=20_000, start=0.5, per="episode", size=0.2)
     algorithm = ResidualTD3Config(
         batch=128,
         learning_starts=1000,
+        burst=500,
         critic_warmup=1000,
         num_critics=4,
         critic=small,
         lr=1e-4,
         tau=0.01,
         value_bounds=(0.0, 1.0),
-        release=ReleaseConfig(auroc=0.6, hold=0.55),
-        fallback=FallbackConfig(restore=False),
+        penalty=0.01,
+        release=ReleaseConfig(auroc=0.65, hold=0.55),
+        fallback=FallbackConfig(margin=0.08),
     )
     return Improve(
         OffPolicyRL(
-            TD3Residual(ResidualConfig(scale=0.1, noise=0.05, head=small, blend=blend)),
+            TD3Residual(ResidualConfig(scale=0.1, noise=0.04, head=small, blend=blend)),
             replay=ReplayConfig(gamma=0.98, n_step=5, share=0.0),
-            loop=LoopConfig(100_000, 100_000, save_every=50, collapse=1.0, env_steps=150_000, validate_steps=15_000),
+            loop=LoopConfig(100_000, 100_000, save_every=50, collapse=1.0, env_steps=150_000, validate_steps=30_000),
             algorithm=algorithm,
         ),
         policy="runs/imitate_place/checkpoints/imitation",

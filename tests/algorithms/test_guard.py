@@ -179,6 +179,16 @@ def test_the_blend_grows_only_with_an_actor_that_succeeds_as_often_as_the_base()
     assert td3.guard.released == 3 and td3.guard.fallback.base == [17, 21]
 
 
+def test_a_margin_is_what_noise_may_cost():
+    """Base 6 of 8; 5 of 8 are as good for a margin of an eighth, for the growing blend and for weights on trial."""
+    for margin, good in ((0.0, False), (0.12, False), (0.125, True)):
+        fallback = Fallback(replace(BACK, margin=margin))
+        fallback.add(attempts([1, 1, 0, 1, 1, 1, 0, 1]))
+        fallback.moved = True
+        fallback.add(attempts([1, 1, 1, 0, 0, 1, 1, 0]))
+        assert (fallback.level, fallback.passed) == (good, good)
+
+
 def test_without_remedies_every_decision_of_a_moving_actor_counts():
     td3 = build(critic_warmup=0, policy_delay=1, learning_starts=8)
     info = [td3.update(ended([0] * 6)) for _ in range(3)]

@@ -76,17 +76,20 @@ class FallbackConfig:
     episodes: int = 64  # latest ones with the actor, whose success is compared
     wait: int = 64  # episodes after a return before the actor moves again
     restore: bool = True  # return to good weights; False: to the blend's first share only, while the actor learns on
+    margin: float = 0.0  # by which exploration noise may cost the actor success without its being worse than the base
     z: float = 1.64  # half-width of Wilson's interval of the latest success, in standard errors
 
     def __post_init__(self) -> None:
         check_limits(self, base_episodes=(1, math.inf), episodes=(1, math.inf), wait=(0, math.inf), z=(0, math.inf))
+        check_limits(self, margin=(0, 1))
 
 
 class Fallback:
     """Compares the latest episodes of the actor with those of the base.
 
-    ``below`` after :meth:`add` asks to return.  Weights are good when the ``episodes`` episodes that followed them
-    succeeded at least as often as the base (``passed``): those before them may have been of better ones.
+    The actor is ``level`` with the base while its latest success, give or take ``margin``, is not lower.  ``below``
+    after :meth:`add` asks to return.  Weights are good when the ``episodes`` episodes that followed them were as
+    successful (``passed``): those before them may have been of better ones.
     After a return nothing is compared for ``wait`` episodes, so that the actor does not swing to and fro.
     """
 
@@ -113,7 +116,7 @@ class Fallback:
     def level(self) -> bool:
         """Whether the actor's latest episodes, if they are enough to say so, succeed as often as the base's."""
         enough = len(self.latest) >= self.config.episodes // 2
-        return enough and sum(self.latest) / len(self.latest) >= self.base_success
+        return enough and sum(self.latest) / len(self.latest) >= self.base_success - self.config.margin
 
     @property
     def tried(self) -> bool:
@@ -123,7 +126,7 @@ class Fallback:
     @property
     def passed(self) -> bool:
         """Whether they succeeded as often as the base."""
-        return self.tried and self.trial[0] / self.trial[1] >= self.base_success
+        return self.tried and self.trial[0] / self.trial[1] >= self.base_success - self.config.margin
 
     def add(self, attempts: Sequence[Attempt]) -> None:
         """Count ``attempts`` and decide."""
