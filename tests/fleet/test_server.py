@@ -20,6 +20,7 @@ from tests.fleet.fleets import MemorySpool, wait_until
 from vla_rl.cli.main import main
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import load_demonstrations
+from vla_rl.fleet.episode_end import EpisodeEnd
 from vla_rl.fleet.policy_cache import PolicyCache
 from vla_rl.fleet.server import FleetServer, FleetServerConfig
 from vla_rl.fleet.transport import TransportOptions
@@ -86,6 +87,19 @@ def test_a_canary_that_fails_is_taken_back_and_that_is_an_alarm(opened, link, tm
     wait_until(lambda: server.registry.releases.canary is None)
     wait_until(lambda: any("the canary was taken back" in one["sentence"] for one in shown(server)["alarms"]))
     assert server.registry.releases.active == 1 and len(server.registry.history()) == 5
+
+
+def test_what_a_person_rescued_is_no_success_of_the_policy(opened, link, tmp_path):
+    server = opened()
+    server.registry.publish(checkpoint(tmp_path / "1", 1), PUBLISHED, KEY, *WHO)
+    server.registry.promote(1, *WHO)
+    rescued = [*episode("b", 2)]
+    end = replace(EpisodeEnd.from_payload(rescued[-1].payload), intervened=1)
+    link(server.transport.port, spool_of(episode("a", 2), [*rescued[:-1], replace(rescued[-1], payload=end.payload())]))
+    wait_until(lambda: shown(server)["total"]["episodes"] == 2)
+    found = server.registry.outcomes()[1]["arm"]
+    assert (found.episodes, found.successes, found.interventions) == (2, 1, 1)
+    assert shown(server)["total"]["successes"] == 2, "the task was done twice"
 
 
 def test_an_episode_whose_end_cannot_be_read_is_an_alarm_and_the_rest_is_counted(opened, link):

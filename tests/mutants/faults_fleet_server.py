@@ -7,6 +7,7 @@ from tests.mutants.fault import Fault
 _WATCHER, _ON = "vla_rl/fleet/watcher.py", "tests/fleet/test_server.py::"
 _LEARNING = "tests/recipes/fleet/test_learning.py::"
 _ROBOT = "tests/recipes/robots/test_fleet_policy.py::"
+_DEMO = "tests/recipes/fleet/test_demo.py::"
 _PAGE = (f"{_ON}test_what_robots_send_is_on_the_page_also_after_a_restart",)
 
 FAULTS = (
@@ -93,5 +94,43 @@ FAULTS = (
         "self._family.to(chunks.task.device)[chunks.task]",
         "chunks.task",
         ("tests/algorithms/test_hg_dagger.py::test_a_family_of_many_instructions_counts_once",),
+    ),
+    Fault(
+        "what a person rescued counts for the policy",
+        _WATCHER,
+        "end.success and not end.intervened",
+        "end.success",
+        (f"{_ON}test_what_a_person_rescued_is_no_success_of_the_policy",),
+    ),
+    Fault(
+        "an episode that a person ends belongs to no version",
+        "vla_rl/recipes/robots/streaming.py",
+        "version = max(record.policy_version for record in records)",
+        "version = records[-1].policy_version",
+        (
+            "tests/recipes/robots/test_streaming.py::"
+            "test_the_end_of_an_episode_belongs_to_the_version_that_it_was_played_with_whoever_acted_last",
+        ),
+    ),
+    Fault(
+        "the demo of a fleet does not see that a robot has failed",
+        "vla_rl/recipes/fleet/robot_processes.py",
+        "            if code:",
+        "            if code is None and not self._logs:",
+        (f"{_DEMO}test_a_robot_that_ends_with_an_error_is_named_with_the_end_of_its_log",),
+    ),
+    Fault(
+        "the demo's curve has what a person rescued",
+        "vla_rl/recipes/fleet/demo_report.py",
+        "Rate.of([one.alone for one in some]), sum",
+        "Rate.of([one.end.success for one in some]), sum",
+        (f"{_DEMO}test_a_curve_is_of_windows_of_episodes_without_a_person",),
+    ),
+    Fault(
+        "a demo that was stopped begins anew",
+        "vla_rl/recipes/fleet/demo.py",
+        "left = {name: self.episodes - before[name]",
+        "left = {name: self.episodes",
+        (f"{_DEMO}test_one_command_has_robots_practise_with_a_person_and_a_learner_and_makes_a_page",),
     ),
 )

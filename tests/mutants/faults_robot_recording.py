@@ -177,8 +177,8 @@ FAULTS = (
     Fault(
         "a scripted person keeps the arm once it is well again",
         "vla_rl/recipes/robots/scripted_person.py",
-        "            self._rule.hand_back()\n",
-        "",
+        "            self._rule.hand_back()",
+        "            pass",
         (f"{_SCRIPTED}test_control_comes_back_and_the_share_is_kept_over_episodes",),
     ),
     Fault(

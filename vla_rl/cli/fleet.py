@@ -1,8 +1,9 @@
-"""``vla-rl fleet simulate [FILE.py:function] [options]`` and ``COMMAND FOLDER``: commands about a fleet of robots."""
+"""``vla-rl fleet simulate | demo [FILE.py:function] [options]`` and ``COMMAND FOLDER``: about a fleet of robots."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from vla_rl.cli.override import override
@@ -22,40 +23,37 @@ failures; the same seed gives the same run.  FILE.py:function (default: fleet.py
   --policy FOLDER    the checkpoint that all robots begin with; --demonstrations FOLDER, what it has imitated
   --times.sync 60    any number of the fleet, such as the seconds between two publications
 
-Of a real fleet: export FOLDER; versions, publish, try, promote, rollback, pin and unpin FOLDER ... choose its policies
-with --why, --robot and --credentials (--help of each explains it)."""
+demo: a whole fleet on this machine (--robots, --episodes, --test, --page-port).  Of a real fleet: export FOLDER; and
+versions, publish, try, promote, rollback, pin, unpin FOLDER ... choose its policies (--why, --robot, --credentials)."""
+DEMO = """vla-rl fleet demo [FILE.py:function] [--out FOLDER] [--FIELD value ...]
+
+A whole fleet on this machine: a policy is imitated, --robots simulated arms play --episodes each with a scripted person
+beside them, a server stores what they do and shows it on a page, a learner imitates what people did, and robots take
+its versions between episodes; then a page about it.  FILE.py:function (default: fleet_demo.py:demo) returns it."""
 EXPORT = """vla-rl fleet export FOLDER [--out DATASET]
 
 The whole episodes that the fleet of FOLDER has recorded, as a LeRobotDataset v3.0 (default: FOLDER/dataset).  A dataset
 that is there is moved aside.  The server must not run meanwhile; after a crash it goes on as well as after Ctrl-C."""
-CONFIG = "fleet.py:hg_dagger"
 
 
 def fleet(arguments: Sequence[str]) -> None:
     """Run one of the commands."""
     given = list(arguments)
     if given in ([], ["-h"], ["--help"]):
-        simulate(["--help"])
+        COMMANDS["simulate"](["--help"])
     commands = COMMANDS if given[0] in COMMANDS else COMMANDS | load("vla_rl.cli.fleet_policies:COMMANDS")  # with gRPC
     if given[0] not in commands:
         raise UserError(f"fleet has no command {given[0]!r}; {did_you_mean(given[0], commands)}")
     commands[given[0]](given[1:])
 
 
-def simulate(given: list[str]) -> None:
-    """``vla-rl fleet simulate [FILE.py:function] [--out FOLDER] [--FIELD value ...]``."""
+def _run(command: str, usage: str, config: str, given: list[str]) -> None:
+    """``vla-rl fleet simulate | demo [FILE.py:function] [--out FOLDER] [--FIELD value ...]``."""
     if given in (["-h"], ["--help"]):
-        print(USAGE, end="\n\n", flush=True)
-    target, rest = (given[0], given[1:]) if given and not given[0].startswith("-") else (CONFIG, given)
+        print(usage, end="\n\n", flush=True)
+    target, rest = (given[0], given[1:]) if given and not given[0].startswith("-") else (config, given)
     out, rest = take_option(rest, "--out", f"runs/fleet/{target.rpartition(':')[2]}")
-    recipe = override(load_config(target), rest, f"vla-rl fleet simulate {target}")
-    summary = run(recipe, out, file_of(target))
-    for robots, found in summary["fleets"].items():
-        console.print(
-            f"{robots} robots: {summary['before']['success']:.1%} -> {found['test']['success']:.1%} on test seeds, a "
-            f"person in {found['share']:.1%} of the steps",
-            highlight=False,
-        )
+    run(override(load_config(target), rest, f"vla-rl fleet {command} {target}"), out, file_of(target))
 
 
 def export(given: list[str]) -> None:
@@ -75,4 +73,8 @@ def export(given: list[str]) -> None:
     console.print(f"{summary}: {out}", highlight=False)
 
 
-COMMANDS = {"simulate": simulate, "export": export}
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "simulate": partial(_run, "simulate", USAGE, "fleet.py:hg_dagger"),
+    "demo": partial(_run, "demo", DEMO, "fleet_demo.py:demo"),
+    "export": export,
+}

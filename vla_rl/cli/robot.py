@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager as ContextManager
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -232,14 +231,10 @@ def _through(name: str, config: Record, settings: EpisodesConfig) -> Callable[[S
     """What the session of the robot ``name`` is played through: its way to the server, if there is one."""
     if not config.server:
         return nullcontext
-    from vla_rl.recipes.robots import drive, streaming
+    from vla_rl.recipes.robots import streaming
 
-    policy = None
-    if isinstance(config, Run) and not config.policy:
-        make = partial(drive.decider_of, settings=settings)
-        policy = streaming.policy_of_server(name, config.credentials, config.trust, make)
-    server = streaming.server_config(name, config.server, config.credentials, policy)
-    return partial(streaming.streaming, config=server, show=console)
+    trust = config.trust if isinstance(config, Run) and not config.policy else None
+    return streaming.to_server(name, config.server, config.credentials, trust, settings, console)
 
 
 def _dry_run(name: str, config: Run) -> None:

@@ -11,7 +11,10 @@ from vla_rl.contract.intervals import poisson_rate, wilson
 
 @dataclass(frozen=True)
 class Outcomes:
-    """Finished episodes of one policy version; ``interventions`` and ``clips`` are events, ``seconds`` robot time."""
+    """Finished episodes of one policy version; ``seconds`` is robot time.
+
+    ``successes`` are those in which nobody intervened; ``interventions`` and ``clips`` are episodes with any.
+    """
 
     episodes: int = 0
     successes: int = 0

@@ -80,7 +80,8 @@ class Watcher:
         self._status.episode(record.robot, version, end)
         if version not in self._registry.releases.stages:
             return  # nobody's policy, or one from elsewhere
-        found = Outcomes(1, int(end.success), end.seconds, int(end.intervened > 0), int(end.clipped > 0))
+        alone = end.success and not end.intervened  # what a person rescued is no success of the policy
+        found = Outcomes(1, int(alone), end.seconds, int(end.intervened > 0), int(end.clipped > 0))
         verdict = self._registry.record(position, record.robot, version, found)
         if verdict is None:
             self._warned = frozenset()

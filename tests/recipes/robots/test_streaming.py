@@ -7,20 +7,26 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 from rich.console import Console
 
+from robot_drivers.decisions import Decision
 from tests.fleet.fleets import wait_until
 from tests.patience import PATIENCE
 from tests.recipes.robots.test_robot_recording import OPEN_LOOP, simulated
+from tests.recipes.robots.test_scripted_person import ENV
 from vla_rl.cli import robot
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import load_demonstrations
+from vla_rl.experience.person import PersonConfig
 from vla_rl.fleet.server import FleetServer, FleetServerConfig
 from vla_rl.fleet.transport import TransportOptions
 from vla_rl.recipes.fleet.export import export
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.robots import drive
+from vla_rl.recipes.robots.scripted_person import ScriptedPerson
+from vla_rl.recipes.robots.session import LockstepSession
 from vla_rl.recipes.robots.streaming import ServerConfig, streaming
 
 
@@ -49,6 +55,22 @@ def test_every_step_is_on_the_server_and_its_dataset_has_the_episodes(tmp_path):
     assert (found.episodes, found.steps) == (2, summary.steps) and not found.left_out
     dataset = load_demonstrations(tmp_path / "dataset", [0, 1])
     assert dataset.tasks == ("pick up the red cube",) and set(dataset.extras["complementary_info.robot"]) == {"arm-1"}
+
+
+def test_the_end_of_an_episode_belongs_to_the_version_that_it_was_played_with_whoever_acted_last(tmp_path):
+    always = PersonConfig(patience=3, delay=0, hold=200, max_share=1.0)
+    person = ScriptedPerson(ENV.make_expert().act, ENV.progress(), always)
+    printed = Console(file=io.StringIO())
+    with (
+        server_in(tmp_path / "fleet") as server,
+        closing(LockstepSession(replace(simulated(), seconds=0.4), OPEN_LOOP, person)) as session,
+    ):
+        config = ServerConfig(f"127.0.0.1:{server.transport.port}", "arm-1", tmp_path / "spool", patience_s=PATIENCE)
+        with streaming(session, config, printed) as sent:
+            list(sent.play(lambda query: Decision(np.repeat(query.obs.state, 8, 0), 4), 1, 3))
+        _, first, *_, last, end = (record for _, record in server.ledger.read(0, 1000))
+    assert (first.policy_version, first.intervened, last.policy_version, last.intervened) == (4, False, -1, True)
+    assert (end.kind, end.policy_version, end.intervened) == ("episode_end", 4, True)
 
 
 def test_without_a_server_a_robot_goes_on_and_sends_it_next_time(tmp_path):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,17 +32,26 @@ class Beginning:
 
 
 def serve(folder: Path, config: FleetServerConfig, credentials: str, beginning: Beginning, show: Console) -> None:
-    """Open the folder, listen, store; ``credentials`` is the folder of the server's certificate, "" for none."""
+    """Serve until somebody ends it; see :func:`opened`."""
+    _print_log()
+    with opened(folder, config, credentials, beginning, show):
+        threading.Event().wait()
+
+
+@contextmanager
+def opened(
+    folder: Path, config: FleetServerConfig, credentials: str, beginning: Beginning, show: Console
+) -> Iterator[FleetServer]:
+    """A server that listens and stores; ``credentials`` is the folder of its certificate, "" for none."""
     identity = load_credentials(Path(credentials), "server") if credentials else None
     revoked = Revoked(Path(credentials) / "revoked.txt") if credentials else None
     if beginning.learn:
         config = replace(config, canary=beginning.learn.canary)  # both judge by one rule
     with closing(FleetServer(folder, config, identity, revoked)) as server:
-        _print_log()
         show.print(f"robots connect to {config.transport.host}:{server.transport.port}; the page is {server.page.url}")
         show.print(f"{folder} holds {server.ledger.position} records (Ctrl-C ends it)", highlight=False)
         _begin(server, folder, credentials, beginning, show)
-        threading.Event().wait()
+        yield server
 
 
 def _begin(server: FleetServer, folder: Path, credentials: str, beginning: Beginning, show: Console) -> None:

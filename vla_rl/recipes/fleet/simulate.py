@@ -27,7 +27,7 @@ from vla_rl.recipes.fleet.timeline import SECOND, VALIDATION, micros
 from vla_rl.recipes.fleet.virtual import FleetTimes, VirtualFleet, virtual_fleet
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.policies import start_policy
-from vla_rl.recipes.progress import bar
+from vla_rl.recipes.progress import bar, console
 from vla_rl.recipes.stages import EvaluationConfig, clock
 from vla_rl.training.threads import alone
 from vla_rl.training.tracking import RunFolder
@@ -86,6 +86,11 @@ class Simulate:
             "seconds": seconds,
         }
         write_report(folder, summary, self.target)
+        for name, found in fleets.items():
+            console.print(
+                f"{name} robots: {before.rate.success:.1%} -> {found['test']['success']:.1%} on test seeds, a person "
+                f"in {found['share']:.1%} of the steps"
+            )
         return summary
 
     def start(self) -> Trainable:

@@ -7,8 +7,9 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -26,6 +27,7 @@ from vla_rl.fleet.policy_cache import PolicyCache
 from vla_rl.fleet.signing import TrustedKeys
 from vla_rl.fleet.spool import Spool
 from vla_rl.recipes.fleet.policies import PUBLIC_KEY
+from vla_rl.recipes.robots.drive import EpisodesConfig, decider_of
 from vla_rl.recipes.robots.fleet_policy import FleetPolicy
 from vla_rl.recipes.robots.fleet_step import episode_end, fleet_step
 from vla_rl.recipes.robots.recording import step_back
@@ -149,8 +151,11 @@ class StreamedSession:
         self._put("step", payload, name, self._task(step), step.record, step.record.intervened)
 
     def _end(self, records: Sequence[Record], name: str, task: str) -> None:
+        """The end of an episode belongs to the version that it was played with, whoever chose the last step."""
         person = any(record.intervened for record in records)
-        self._put("episode_end", episode_end(records).payload(), name, task, records[-1], person)
+        version = max(record.policy_version for record in records)
+        last = replace(records[-1], policy_version=version)
+        self._put("episode_end", episode_end(records).payload(), name, task, last, person)
 
     def _put(self, kind: str, payload: bytes, name: str, task: str, record: Record, person: bool) -> None:
         self._spool.put(
@@ -180,15 +185,23 @@ def _wait(spool: Spool, link: Link, patience: float) -> None:
             return
 
 
-def server_config(file: str, address: str, credentials: str, policy: PolicyOfServer | None = None) -> ServerConfig:
-    """The server at ``address`` for the robot of ``file``, whose certificate is in the folder ``credentials``."""
-    identity = load_credentials(Path(credentials), "robot") if credentials else None
-    robot = identity.name if identity else Path(file).stem
-    return ServerConfig(address, robot, SPOOLS / robot, identity, policy=policy)
+def to_server(
+    file: str, address: str, credentials: str, trust: str | None, settings: EpisodesConfig, show: Console
+) -> Callable[[Session], AbstractContextManager[Session]]:
+    """The way of what the robot of ``file`` plays to the server at ``address``.
+
+    ``credentials`` is the folder of the robot's certificate, "" for none.  With ``trust`` the server's policy drives
+    (:func:`policy_of_server`), None: whoever drives the session.
+    """
+    policy, (robot, identity) = None, _identity(file, credentials)
+    if trust is not None:
+        policy = policy_of_server(robot, credentials, trust, partial(decider_of, settings=settings))
+    server = ServerConfig(address, robot, SPOOLS / robot, identity, policy=policy)
+    return partial(streaming, config=server, show=show)
 
 
-def policy_of_server(file: str, credentials: str, trust: str, make: Callable[[Policy], Decide]) -> PolicyOfServer:
-    """The server's policies, signed by the key whose public half is in the file ``trust``, "" for that of
+def policy_of_server(robot: str, credentials: str, trust: str, make: Callable[[Policy], Decide]) -> PolicyOfServer:
+    """The server's policies for ``robot``, signed by the key whose public half is in the file ``trust``, "" for that of
     ``credentials``; raises UserError where there is neither.
     """
     path = Path(trust) if trust or not credentials else Path(credentials) / PUBLIC_KEY
@@ -204,4 +217,10 @@ def policy_of_server(file: str, credentials: str, trust: str, make: Callable[[Po
             f"the key of the fleet's policies {str(path)!r} cannot be read ({error.strerror}), so none is run; copy "
             "signing.pub of the fleet's folder, or of its certificates, to this robot."
         ) from error
-    return PolicyOfServer(POLICIES / Path(file).stem, keys, make)
+    return PolicyOfServer(POLICIES / robot, keys, make)
+
+
+def _identity(file: str, credentials: str) -> tuple[str, Credentials | None]:
+    """The robot's name, that of its certificate where it has one, and its credentials."""
+    identity = load_credentials(Path(credentials), "robot") if credentials else None
+    return identity.name if identity else Path(file).stem, identity

@@ -1,0 +1,34 @@
+"""A fleet on one machine, of four simulated SO-101 arms with scripted people: vla-rl fleet demo"""
+
+from vla_rl.algorithms.hg_dagger import HGDaggerConfig
+from vla_rl.fleet.canary import CanaryRule
+from vla_rl.policies.flow import AllSteps, FlowSampler
+from vla_rl.policies.flow_schedules import Ode
+from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.fleet.demo import FleetDemo
+from vla_rl.recipes.fleet.learn import Learn
+from vla_rl.recipes.fleet.learners import LearnByCorrections
+from vla_rl.recipes.imitate import Imitate
+from vla_rl.recipes.tiny import NewTinyOfJoints
+from vla_rl.training.fit import FitConfig
+from vla_rl.training.grounding import GroundingConfig
+from vla_rl.training.imitation import ImitationConfig
+
+
+def demo() -> FleetDemo:
+    """Twenty demonstrations and a short imitation, so that there is something to learn."""
+    base = Imitate(
+        env=EnvConfig("so101"),
+        new=NewTinyOfJoints(horizon=16, sampler=FlowSampler(Ode(), AllSteps(), 10)),
+        grounding=GroundingConfig(scenes=3000, fit=FitConfig(steps=600, batch=64, lr=2e-3)),
+        imitation=ImitationConfig(20, stride=1, fit=FitConfig(steps=1200, batch=64, lr=1e-3)),
+    )
+    learn = Learn(
+        LearnByCorrections(HGDaggerConfig(lr=2e-4)),
+        policy="",
+        demonstrations="",
+        updates_per_second=1000.0,  # as many as the machine can: simulated robots are faster than real ones, too
+        publish_every=400,
+        canary=CanaryRule(share=0.25, min_episodes=8),
+    )
+    return FleetDemo(base, learn)
