@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+from vla_rl.algorithms.guard import FallbackConfig, ReleaseConfig
 from vla_rl.algorithms.hg_dagger import HGDaggerConfig
 from vla_rl.algorithms.recap import RecapConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.algorithms.rlpd import RLPDConfig
 from vla_rl.experience.demonstrator import DemonstratorConfig
 from vla_rl.fleet.sampler import SamplerConfig
+from vla_rl.policies.blend import BlendConfig
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import ResidualConfig
 from vla_rl.policies.squashed import SquashedConfig
@@ -29,11 +31,15 @@ MIXED = EnvConfig("mixed", training_options={"deadlines": {"lift": 25, "place": 
 _CORRECTIONS = LearnByCorrections(HGDaggerConfig(lr=2e-4))
 _ADVANTAGE = LearnByAdvantage(RecapConfig(lr=2e-4), SamplerConfig(min_corrections=0.4), guidance=1.5)
 _SMALL = HeadConfig(width=128)
+# As tabletop.py:place_residual: a correction that moves at once takes the fleet far below its base.
 _RESIDUAL = LearnByReplay(
-    TD3Residual(ResidualConfig(head=_SMALL)),
+    TD3Residual(
+        ResidualConfig(scale=0.1, noise=0.04, head=_SMALL, blend=BlendConfig(start=0.5, per="episode", size=0.2))
+    ),
     ResidualTD3Config(
-        learning_starts=2000, critic_warmup=1000, num_critics=4, critic=_SMALL, lr=1e-4, tau=0.01,
-        value_bounds=(0.0, 1.0),
+        learning_starts=1000, burst=500, critic_warmup=1000, num_critics=4, critic=_SMALL, lr=1e-4, tau=0.01,
+        value_bounds=(0.0, 1.0), penalty=0.01, release=ReleaseConfig(auroc=0.65, hold=0.55),
+        fallback=FallbackConfig(margin=0.08),
     ),
     AdaptiveReplay(gamma=0.98, n_step=5, max_age=20),
 )  # fmt: skip
@@ -68,7 +74,7 @@ def residual() -> Simulate:
     It decides at every control step and not once in five, so a decision takes 20 ms here instead of 100.
     """
     fleet = _fleet(_RESIDUAL, CORRECTS)
-    return replace(fleet, times=replace(fleet.times, decision=0.02))
+    return replace(fleet, times=replace(fleet.times, decision=0.02, updates_per_second=24.0))
 
 
 def rlpd() -> Simulate:

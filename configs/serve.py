@@ -1,9 +1,11 @@
 """Learners beside a fleet's server: vla-rl serve FOLDER --learn serve.py:corrections --policy CHECKPOINT"""
 
+from vla_rl.algorithms.guard import FallbackConfig, ReleaseConfig
 from vla_rl.algorithms.hg_dagger import HGDaggerConfig
 from vla_rl.algorithms.recap import RecapConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.fleet.sampler import SamplerConfig
+from vla_rl.policies.blend import BlendConfig
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import ResidualConfig
 from vla_rl.recipes.fleet.learn import Learn
@@ -30,8 +32,11 @@ def residual() -> Learn:
     """Residual TD3: the policy stays, and a correction of it is learnt from everything."""
     head = HeadConfig(width=128)
     algorithm = ResidualTD3Config(
-        learning_starts=2000, critic_warmup=1000, num_critics=4, critic=head, lr=1e-4, tau=0.01,
-        value_bounds=(0.0, 1.0),
+        learning_starts=1000, burst=500, critic_warmup=1000, num_critics=4, critic=head, lr=1e-4, tau=0.01,
+        value_bounds=(0.0, 1.0), penalty=0.01, release=ReleaseConfig(auroc=0.65, hold=0.55),
+        fallback=FallbackConfig(margin=0.08),
     )  # fmt: skip
-    method = LearnByReplay(TD3Residual(ResidualConfig(head=head)), algorithm, AdaptiveReplay(gamma=0.98, n_step=5))
+    blend = BlendConfig(start=0.5, per="episode", size=0.2)
+    policy = TD3Residual(ResidualConfig(scale=0.1, noise=0.04, head=head, blend=blend))
+    method = LearnByReplay(policy, algorithm, AdaptiveReplay(gamma=0.98, n_step=5, max_age=20))
     return Learn(method, f"{BASE}/checkpoints/imitation", f"{BASE}/demonstrations")

@@ -12,6 +12,7 @@ import torch
 
 from tests.commands import save_untrained
 from tests.recipes.fleet import quick_fleet
+from vla_rl.algorithms.guard import ReleaseConfig
 from vla_rl.algorithms.wsrl import WSRLConfig
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.env import Observation, VecEnv
@@ -92,7 +93,8 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> DeterministicResidual:
 def played(policy: Any, person: PersonConfig, deadline: int, seconds: float) -> list[tuple[Rollout, FleetEpisode]]:
     """Episodes as the fleet in virtual time gives them, and as a robot would send them."""
     lift, timeline, found = EnvConfig("lift", options={"deadline": deadline}), Timeline(), []
-    env = Recorded(Corrects("sims.mujoco.tasks.lift_potential:potential", person).watch(lift.make(1), lift, 1))
+    (watched,) = Corrects("sims.mujoco.tasks.lift_potential:potential", person).watch([lift.make(1)], lift)
+    env = Recorded(watched)
 
     def deliver(rollout: Rollout) -> None:
         number = len(found)
@@ -214,6 +216,13 @@ def test_nothing_is_learnt_before_the_robots_have_done_enough_and_the_critics_be
     assert "policy/loss" in learner.learn(1), "the fourth: after the warm-up, and every second one"
     assert "policy/loss" not in learner.learn(1)
     assert any(not torch.equal(*pair) for pair in zip(before, weights(learner), strict=True))
+
+
+def test_the_actor_waits_while_the_critics_do_not_foresee_how_episodes_end(start, episodes) -> None:
+    learner = built(replace(METHOD, algorithm=replace(METHOD.algorithm, release=ReleaseConfig())), start)
+    fed(learner, episodes)
+    assert len(learner.learner.guard.release.recent.attempts) == len(episodes)
+    assert "policy/loss" not in learner.learn(8)
 
 
 def test_corrections_have_their_share_and_what_is_too_old_is_not_drawn_unless_a_person_did_it(start, episodes) -> None:
