@@ -11,7 +11,7 @@ import pytest
 from sims.toy.point_mass import PointMassEnv, optimal_action
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
-from vla_rl.experience.person import PersonConfig
+from vla_rl.experience.person import People, PersonConfig
 from vla_rl.experience.supervised import SupervisedEnv
 
 LIMIT = 16  # of an episode
@@ -121,6 +121,21 @@ def test_a_person_acts_in_no_larger_share_of_steps_than_allowed() -> None:
         env.reset(done, np.array([next(seeds) for _ in done], np.int64))
         shares.append(env.share)
     assert shares[-1] > 0.1 and max(shares) <= 0.2
+
+
+def test_one_person_is_with_one_robot_at_a_time_and_free_again_afterwards() -> None:
+    people = People(1)
+    envs = [SupervisedEnv(PointMassEnv(1), expert, progress, EVERYTHING, people) for _ in range(2)]
+    for number, env in enumerate(envs):
+        env.reset([0], [3 + number])
+    acted = np.array([[bool(env.step(still()).intervened[0, 0]) for env in envs] for _ in range(LIMIT)])
+    assert acted.any(0).all() and not acted.all(1).any()
+    assert acted[5:9, 0].all() and acted[9:, 1].any(), "the second robot waits for the first one's person"
+    alone = made()[0]
+    assert [bool(alone.step(still()).intervened[0, 0]) for _ in range(LIMIT)][:9] == acted[:9, 0].tolist()
+    for number, env in enumerate(envs):  # also where an episode ended under a person's control
+        env.reset([0], [5 + number])
+    assert people.free == 1
 
 
 def test_what_idles_is_neither_watched_nor_counted() -> None:

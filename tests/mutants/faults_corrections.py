@@ -110,6 +110,20 @@ FAULTS = (
         (f"{_ON_PERSON}test_a_person_acts_in_no_larger_share_of_steps_than_allowed",),
     ),
     Fault(
+        "one person is with several robots at once",
+        _PERSON,
+        "min(self._affordable(), self._people.free)",
+        "self._affordable()",
+        (f"{_ON_PERSON}test_one_person_is_with_one_robot_at_a_time_and_free_again_afterwards",),
+    ),
+    Fault(
+        "a person never comes back from a robot whose episode has ended",
+        _PERSON,
+        "        self._people.free += int((self._held[rows] > 0).sum())",
+        "        pass",
+        (f"{_ON_PERSON}test_one_person_is_with_one_robot_at_a_time_and_free_again_afterwards",),
+    ),
+    Fault(
         "the noise of a person is that of another seed",
         _SUPERVISED,
         "np.random.default_rng([int(seed), 1])",

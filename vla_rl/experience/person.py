@@ -33,14 +33,22 @@ class PersonConfig:
         check_limits(self, slip=(0, 1), gain=(0, 1), max_share=(0, 1))
 
 
-class InterventionRule:
-    """When one person who watches ``num_envs`` robots acts: told their progress [E] after every control step.
+class People:
+    """``count`` people who watch the robots of several rules together, each with one robot at a time."""
 
-    Whether they may begin depends on ``max_share`` of all robots' steps together.
+    def __init__(self, count: int) -> None:
+        self.free = count
+
+
+class InterventionRule:
+    """When a person acts who watches ``num_envs`` robots: told their progress [E] after every control step.
+
+    Whether they may begin depends on ``max_share`` of these robots' steps together and, with ``people``, on somebody
+    being free.  Whoever has control at the end of an episode stays with the robot until the next one begins.
     """
 
-    def __init__(self, config: PersonConfig, num_envs: int) -> None:
-        self.config, self.num_envs = config, num_envs
+    def __init__(self, config: PersonConfig, num_envs: int, people: People | None = None) -> None:
+        self.config, self.num_envs, self._people = config, num_envs, people or People(num_envs)
         self._best = np.zeros(num_envs)
         self._stalled = np.zeros(num_envs, int)  # steps since the last new best
         self._seen = np.zeros(num_envs, int)  # steps for which failure has been visible
@@ -61,6 +69,7 @@ class InterventionRule:
 
     def begin(self, rows: np.ndarray, progress: np.ndarray) -> None:
         """New episodes of the robots ``rows``, which begin at ``progress`` [E]."""
+        self._people.free += int((self._held[rows] > 0).sum())
         self._best[rows] = progress[rows]
         for counter in (self._stalled, self._seen, self._held, self._recovered):
             counter[rows] = 0
@@ -77,7 +86,8 @@ class InterventionRule:
         self._seen = np.where(failing & running, self._seen + 1, 0)
         self._recovered |= better
         begins = (self._held == 0) & running & (self._seen > config.delay)
-        begins[np.flatnonzero(begins)[self._affordable() :]] = False
+        begins[np.flatnonzero(begins)[min(self._affordable(), self._people.free) :]] = False
+        self._people.free -= int(begins.sum())
         self._held = np.where(begins, 1, np.where(self._held > 0, self._held + 1, 0))
         self._recovered &= ~begins
         # What was best before a fall is not asked for again.
@@ -86,6 +96,7 @@ class InterventionRule:
     def hand_back(self) -> None:
         """Leave the robots that are well again to their policy."""
         done = (self._held > self.config.hold) & self._recovered
+        self._people.free += int(done.sum())
         for counter in (self._held, self._seen, self._stalled):
             counter[done] = 0
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from vla_rl.contract.env import Observation, Observe, Step, VecEnv, on_host
 from vla_rl.contract.errors import UserError
-from vla_rl.experience.person import InterventionRule, PersonConfig
+from vla_rl.experience.person import InterventionRule, People, PersonConfig
 
 
 class SupervisedEnv:
@@ -28,8 +28,11 @@ class SupervisedEnv:
         expert: Callable[[Observation], np.ndarray],
         progress: Callable[[Observation], np.ndarray],
         config: PersonConfig,
+        people: People | None = None,
     ) -> None:
-        """Raises UserError for an environment on a device: experts are on the host."""
+        """``people`` watch other environments as well, None: one for every robot of this one.
+
+        Raises UserError for an environment on a device: experts are on the host."""
         if env.spec.device != "cpu":
             raise UserError(
                 f"{env.spec.name!r} is on {env.spec.device}, where a scripted person cannot act; choose one on the CPU."
@@ -39,7 +42,7 @@ class SupervisedEnv:
         low, high = (np.broadcast_to(np.asarray(end, np.float32), env.spec.action.shape) for end in _bounds(env))
         self._low, self._high = low, high
         self._generators = [np.random.default_rng(0) for _ in range(env.num_envs)]
-        self._rule = InterventionRule(config, env.num_envs)
+        self._rule = InterventionRule(config, env.num_envs, people)
         self._obs: Observation | None = None
 
     @property

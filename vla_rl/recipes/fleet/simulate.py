@@ -141,7 +141,7 @@ class Simulate:
         """A new fleet of so many robots."""
         episodes = load_demonstrations(Path(self.demonstrations)).with_tasks(self.env.spec().tasks)
         learner = self.method.build(self.start(), episodes, self.seed)
-        envs = [self.person.watch(self.env.make_training(1), self.env, robots) for _ in range(robots)]
+        envs = self.person.watch([self.env.make_training(1) for _ in range(robots)], self.env)
         block = seed_ranges.training_seeds(self.seed, "reinforcement")
         seeds = SeedStream(block.start, block.stop)
         fleet = virtual_fleet(envs, learner, self.times, seeds, self.seed, self.method.mode)
