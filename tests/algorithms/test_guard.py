@@ -236,6 +236,7 @@ def test_a_resumed_run_is_bit_identical_with_all_remedies(tmp_path):
     guard = td3.guard
     guard.fallback.base, guard.fallback.moved, guard.moved, guard.released = [1, 3], True, True, 17
     guard.kept["good"] = replace(guard.kept["base"], released=9)
+    guard.fallback.latest.extend([True, False, True])
     save_state(tmp_path, 1, td3.state_dict())
     _, resumed = whole(2)
     resumed.load_state_dict(latest_state(tmp_path)[1])

@@ -168,6 +168,13 @@ _GUARDS = (
         (_RESUMED,),
     ),
     Fault(
+        "a run whose actor is held has no estimate of its memory",
+        "vla_rl/recipes/memory.py",
+        '"release": None, "fallback": None}',
+        "}",
+        ("tests/recipes/test_memory.py::test_an_actor_that_would_be_held_is_estimated_as_if_it_were_not",),
+    ),
+    Fault(
         "the burst comes again with every rollout",
         _OFF,
         "            if before < max(1, self.config.learning_starts):",

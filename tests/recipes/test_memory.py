@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from tests.benchmarks.memory import ENV, Case, cases, live_peak, made_envs
 from vla_rl.algorithms.grpo import GRPOConfig
+from vla_rl.algorithms.guard import FallbackConfig, ReleaseConfig
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.policies.pretrained import load_policy
@@ -64,6 +65,13 @@ def test_a_replay_buffer_on_the_disk_takes_no_memory(tmp_path):
     for name in (COLLECT, LEARN, VALIDATE):
         assert outside.phases[name].peak <= inside.phases[name].peak
     assert not (tmp_path / "replay").exists()
+
+
+def test_an_actor_that_would_be_held_is_estimated_as_if_it_were_not():
+    case, held = CASES["residual_td3"], {"release": ReleaseConfig(), "fallback": FallbackConfig(), "burst": 1000}
+    guarded = replace(case.trainer, algorithm=replace(case.trainer.algorithm, **held))
+    found = of(replace(case, trainer=guarded))
+    assert found.learnt and found.peak == of(case).peak
 
 
 def test_groups_of_whole_episodes_are_learnt_from():

@@ -36,7 +36,8 @@ from vla_rl.training.shapes_only import META, shapes_only
 
 _ITERATIONS = 64  # at most, until the policy has learnt
 _STEPS = 2  # of the policy's optimizer: in the second one, its state and the old gradients are there
-_AT_ONCE = {"critic_warmup": 0, "learning_starts": 1}  # of algorithms that let the policy wait
+# Of algorithms that let the policy wait.
+_AT_ONCE: dict[str, Any] = {"critic_warmup": 0, "learning_starts": 1, "burst": 0, "release": None, "fallback": None}
 
 
 @dataclass
