@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
-from vla_rl.recipes.json_types import JsonObject
+from vla_rl.recipes.json_types import JsonMapping, JsonObject
 
 WINDOW = 64  # episodes
 
 
-def windows(rows: Iterable[Mapping[str, Any]], size: int = WINDOW) -> list[tuple[float, int, int]]:
+def windows(rows: Iterable[JsonMapping], size: int = WINDOW) -> list[tuple[float, int, int]]:
     """(success, episodes, control steps at its end) of windows in turn, from the lines of ``metrics.jsonl``.
 
     A window ends with the iteration in which it has ``size`` episodes; what is left in the end is none.  The deadline
@@ -26,7 +25,7 @@ def windows(rows: Iterable[Mapping[str, Any]], size: int = WINDOW) -> list[tuple
     return found
 
 
-def exploring(rows: Iterable[Mapping[str, Any]]) -> JsonObject:
+def exploring(rows: Iterable[JsonMapping]) -> JsonObject:
     """The first, lowest and last window of a run, for its summary; nothing for a run that is shorter than one."""
     found = windows(rows)
     if not found:
