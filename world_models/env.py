@@ -48,6 +48,7 @@ class ImaginationConfig:
     """Length, ends and noise of imagined rollouts."""
 
     horizon: int = 25  # control steps at most; a rollout that gets there is truncated, as at a time limit
+    longest: int = 0  # a renewed environment's horizon may become so long; snapshots fit every horizon up to it
     deadline: int | None = None  # control steps after which an unfinished episode has failed
     keyframe_share: float = 0.5  # of the rollouts begin at a keyframe
     success_threshold: float = 0.5  # predicted probability from which on the task counts as done
@@ -56,14 +57,19 @@ class ImaginationConfig:
     noise_seed: int = 0  # chooses other noise for the same seeds
     resamples: int = 1  # how often a success is predicted again with other noise before it counts
 
+    @property
+    def reach(self) -> int:
+        """The longest horizon of an environment with these numbers, whatever it is renewed with."""
+        return max(self.horizon, self.longest)
+
 
 def imagined_spec(model: WorldModel, config: ImaginationConfig) -> EnvSpec:
-    """The spec of imagined environments."""
+    """The spec of imagined environments: only its time limit changes when they are renewed."""
     return replace(
         model.spec,
         name=f"imagined {model.spec.name}",
         time_limit=config.horizon,
-        max_chunk=min(model.spec.max_chunk, config.horizon),
+        max_chunk=min(model.spec.max_chunk, config.reach),
         extras={},
         success="once",
         can_snapshot=True,
@@ -119,7 +125,7 @@ class ImaginedEnv:
         self._initial = {
             name: deepcopy(getattr(self, f"_{name}")) for name in ("context_frames", "context_state", "task")
         }
-        history = np.zeros((num_envs, self.config.horizon, model.spec.action_dim), np.float32)
+        history = np.zeros((num_envs, self.config.reach, model.spec.action_dim), np.float32)
         self._action_history = self._to_device(history)
         other = replace(self.config, resamples=0)
         self._resampling_envs = [
@@ -144,13 +150,20 @@ class ImaginedEnv:
         return self._outcome.copy()
 
     def renew(self, initial_states: Pool, limits: Limits | None, config: ImaginationConfig) -> None:
-        """Continue with other initial states, limits and threshold, after the model was trained further.
+        """Continue with other initial states, limits, threshold and horizon, after the model was trained further.
 
-        The horizon may only become shorter.
+        Running rollouts end at the new horizon, those that are older with their next action.  Raises UserError for a
+        horizon beyond ``ImaginationConfig.longest``.
         """
-        horizon = min(config.horizon, self.config.horizon)
-        config = replace(self.config, success_threshold=config.success_threshold, horizon=horizon)
+        if config.horizon > self.config.reach:
+            raise UserError(
+                f"a horizon of {config.horizon} control steps is beyond the {self.config.reach} that these imagined "
+                "environments were made for, so they cannot be renewed with it; give them a longer "
+                "ImaginationConfig.longest."
+            )
+        config = replace(self.config, success_threshold=config.success_threshold, horizon=config.horizon)
         self.initial_states, self.limits, self.config = initial_states, limits, config
+        self.spec = imagined_spec(self.model, config)
         for other in self._resampling_envs:  # each keeps its own noise
             other.renew(initial_states, None, config)
 

@@ -33,20 +33,36 @@ FAULTS = (
     Fault(
         "a renewed environment resamples with its own noise",
         "world_models/env.py",
-        "config = replace(self.config, success_threshold=config.success_threshold, horizon=horizon)",
-        "config = replace(config, horizon=horizon)",
+        "config = replace(self.config, success_threshold=config.success_threshold, horizon=config.horizon)",
+        "config = replace(config)",
+        ("tests/world_models/test_env_limits.py::test_a_renewed_environment_resamples_with_the_noise_that_it_had",),
+    ),
+    Fault(
+        "a renewed environment keeps a shorter horizon than is reported",
+        "world_models/env.py",
+        "config = replace(self.config, success_threshold=config.success_threshold, horizon=config.horizon)",
+        "config = replace(\n"
+        "            self.config,\n"
+        "            success_threshold=config.success_threshold,\n"
+        "            horizon=min(config.horizon, self.config.horizon),\n"
+        "        )",
+        ("tests/world_models/test_env_limits.py::test_a_renewed_environment_plays_the_horizon_that_it_is_given",),
+    ),
+    Fault(
+        "a snapshot fits the horizon that it was made with alone",
+        "world_models/env.py",
+        "history = np.zeros((num_envs, self.config.reach, model.spec.action_dim), np.float32)",
+        "history = np.zeros((num_envs, self.config.horizon, model.spec.action_dim), np.float32)",
         (
-            "tests/world_models/test_env_limits.py::test_a_renewed_environment_resamples_with_the_noise_and_the_horizon_that_it_had",
+            "tests/world_models/test_env_limits.py::test_a_snapshot_of_a_renewed_environment_fits_one_that_was_made_with_the_new_horizon",
         ),
     ),
     Fault(
-        "renewal lengthens the horizon",
-        "world_models/env.py",
-        "horizon = min(config.horizon, self.config.horizon)",
-        "horizon = config.horizon",
-        (
-            "tests/world_models/test_env_limits.py::test_a_renewed_environment_resamples_with_the_noise_and_the_horizon_that_it_had",
-        ),
+        "environments of a calibrated world model may not grow to the plan's horizon",
+        "vla_rl/recipes/imagine/calibrated_model.py",
+        "horizon=horizon, longest=imagination.reach)",
+        "horizon=horizon)",
+        ("tests/recipes/imagine/test_run_episodes.py::test_the_trusted_horizon_may_grow_to_that_of_the_plan",),
     ),
     Fault(
         "uncertainty at its limit truncates",

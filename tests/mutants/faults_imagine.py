@@ -105,7 +105,7 @@ FAULTS = (
     Fault(
         "imagined environments declare the simulator's longest chunk",
         "world_models/env.py",
-        "max_chunk=min(model.spec.max_chunk, config.horizon),",
+        "max_chunk=min(model.spec.max_chunk, config.reach),",
         "max_chunk=model.spec.max_chunk,",
         (
             "tests/recipes/imagine/test_imagined_env.py::test_imagined_environments_have_the_spec_that_their_factory_declares",

@@ -11,6 +11,7 @@ import torch
 
 from tests.world_models.small_models import imagined_env
 from vla_rl.contract.check import random_actions
+from vla_rl.contract.errors import UserError
 from world_models.env import ImaginedEnv
 from world_models.types import Future
 from world_models.uncertainty import Limits
@@ -45,15 +46,57 @@ def actions(seed: int) -> np.ndarray:
     return random_actions(imagined_env(len(EVERY)), 3, np.random.default_rng(seed))
 
 
-def test_a_renewed_environment_resamples_with_the_noise_and_the_horizon_that_it_had():
+def test_a_renewed_environment_resamples_with_the_noise_that_it_had():
     fresh, renewed = resampling_env(), resampling_env()
-    renewed.renew(renewed.initial_states, None, replace(renewed.config, horizon=15))
-    assert renewed.config.horizon == 12, "a horizon only becomes shorter"
+    renewed.renew(renewed.initial_states, None, renewed.config)
     causes = [[env.step(actions(seed)).cause for seed in (0, 1)] for env in (fresh, renewed)]
     assert {"success", "uncertainty"} <= set(causes[0][0]) | set(causes[0][1])
     assert causes[0] == causes[1]
-    renewed.renew(renewed.initial_states, None, replace(renewed.config, horizon=6))
-    assert renewed.config.horizon == 6
+
+
+def ends(env: ImaginedEnv) -> list[int]:
+    """When each rollout ends, in control steps, if nothing but the horizon ends it."""
+    obs = env.reset(np.arange(env.num_envs), np.arange(env.num_envs))
+    while not (step := env.step(random_actions(env, 3, np.random.default_rng(0)))).done.all():
+        assert obs.time.max() < env.config.horizon
+    return list(step.obs.time)
+
+
+@pytest.mark.parametrize("before, after", [(6, 12), (12, 6), (4, 11)])
+def test_a_renewed_environment_plays_the_horizon_that_it_is_given(before, after):
+    """Longer or shorter, with resampling; what it declares is what it plays."""
+    env = imagined_env(3, horizon=before, longest=12)
+    assert env.spec.time_limit == before and ends(env) == [before] * 3
+    env.renew(env.initial_states, None, replace(env.config, horizon=after))
+    assert env.config.horizon == env.spec.time_limit == after and ends(env) == [after] * 3
+    for other in env._resampling_envs:
+        assert other.config.horizon == after, "or a late success would never be confirmed"
+    fresh = imagined_env(3, horizon=after, longest=12)
+    assert env.spec == fresh.spec and env.spec.max_chunk == 12
+
+
+@pytest.mark.parametrize("before, after", [(6, 12), (12, 6)])
+def test_a_snapshot_of_a_renewed_environment_fits_one_that_was_made_with_the_new_horizon(before, after):
+    """As in a resumed run; the rollout is older than neither horizon and goes on bit for bit."""
+    renewed, ids = imagined_env(3, horizon=before, longest=12), np.arange(3)
+    renewed.reset(ids, ids)
+    renewed.step(random_actions(renewed, 3, np.random.default_rng(0)))
+    earlier = renewed.snapshot(ids)
+    renewed.renew(renewed.initial_states, None, replace(renewed.config, horizon=after))
+    fresh = imagined_env(3, horizon=after, longest=12)
+    for saved in (earlier, renewed.snapshot(ids)):
+        fresh.restore(ids, saved)
+        renewed.restore(ids, saved)
+        chunk = random_actions(fresh, 3, np.random.default_rng(1))
+        one, two = renewed.step(chunk), fresh.step(chunk)
+        np.testing.assert_array_equal(one.obs.state, two.obs.state)
+        assert one.cause == two.cause and list(one.done) == [after == 6] * 3
+
+
+def test_a_horizon_beyond_the_longest_is_refused():
+    env = imagined_env(2)
+    with pytest.raises(UserError, match="horizon of 13 control steps is beyond the 12"):
+        env.renew(env.initial_states, None, replace(env.config, horizon=13))
 
 
 def test_a_restored_rollout_is_resampled_from_its_own_beginning_with_its_own_actions():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from tests.world_models import pushing, small_models
+from vla_rl.recipes.imagine.calibrated_model import CalibratedModel
 from vla_rl.recipes.imagine.collect import CollectedEpisodes
 from vla_rl.recipes.imagine.imagined_env import ImaginedEnvFactory
 from vla_rl.recipes.imagine.run_episodes import RunEpisodes
@@ -40,3 +43,18 @@ def test_every_environment_that_is_in_use_is_renewed():
     for env in (used, evaluation, factory.make(2)):
         assert env.initial_states is second and env.limits.values == (2.0,) * 4  # type: ignore[attr-defined]
     assert evaluation.config.keyframe_share == 0.0  # type: ignore[attr-defined]
+
+
+def test_the_trusted_horizon_may_grow_to_that_of_the_plan(tmp_path):
+    """Environments that were made with a short one play the long one from then on, and declare it."""
+    model, plan = small_models.model(), ImaginationConfig(horizon=12, batch_size=4)
+    initial, limits = small_models.initial_states(model), Limits((1.0,) * 4)
+    for horizon in (6, 12):
+        CalibratedModel(model, limits, replace(plan, horizon=horizon)).save(tmp_path / str(horizon))
+    short, long = (CalibratedModel.load(tmp_path / name, plan).imagination for name in ("6", "12"))
+    assert (short.horizon, long.horizon) == (6, 12)
+    factory = ImaginedEnvFactory(model, initial, limits, short)
+    used, evaluation = factory.make_training(2), factory.make(2)
+    factory.renew(initial, limits, long)
+    for env in (used, evaluation):
+        assert env.config.horizon == env.spec.time_limit == 12 and env.spec == factory.spec()  # type: ignore[attr-defined]

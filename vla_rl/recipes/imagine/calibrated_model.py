@@ -31,7 +31,7 @@ class CalibratedModel:
     ) -> CalibratedModel:
         """What :meth:`save` wrote to ``folder``, its model on ``device``."""
         model, kept = load_world_model(folder)
-        trusted = replace(imagination, success_threshold=kept["threshold"], horizon=kept["horizon"])
+        trusted = _trusted(imagination, kept["threshold"], kept["horizon"])
         return cls(model.to(device), world_models.limits(kept["limits"]), trusted)
 
     def save(self, folder: Path) -> None:
@@ -60,8 +60,15 @@ def calibrate(model: world_models.WorldModel, trajectories: Trajectories, plan: 
 
     horizons = call_ends(model, trajectories, plan.imagination)
     trusted = plan.trust.choose(imagined_success_steps, *recorded_success_steps(trajectories), horizons)
-    imagination = replace(plan.imagination, success_threshold=trusted.threshold, horizon=trusted.table.horizon)
+    imagination = _trusted(plan.imagination, trusted.threshold, trusted.table.horizon)
     return CalibratedModel(model, world_models.calibrate_limits(found.by_depth(), trusted.quantile), imagination)
+
+
+def _trusted(
+    imagination: world_models.ImaginationConfig, threshold: float, horizon: int
+) -> world_models.ImaginationConfig:
+    """The plan's ``imagination`` with what is trusted now; a later calibration may trust as much as the plan allows."""
+    return replace(imagination, success_threshold=threshold, horizon=horizon, longest=imagination.reach)
 
 
 def call_ends(
