@@ -80,7 +80,7 @@ class Shifts:
             "rounds": tally.rounds,
             "hits": {kind: dict(sorted(hits.items())) for kind, hits in tally.hits.items()},
             **asdict(self.found),
-            "learner": asdict(self.learnt),
+            "learner": vars(self.learnt) | {"left_out": dict(self.learnt.left_out)},
             "in_flight": dict(tally.in_flight),
             "in_flight_means": IN_FLIGHT,
             "missed": dict(tally.missed),

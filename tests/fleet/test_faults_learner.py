@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import random
+
 import pytest
 
 from tests.faults import learner
 from tests.faults.known import EPISODE, LARGE, fields_of, identity
 from tests.faults.learnt import Learnt, Versions, audit_learner
+from tests.faults.shifts import Shifts
 from tests.fleet.checkpoints import PUBLISHED, checkpoint
 from tests.fleet.records import EPOCH
 from vla_rl.fleet.disk import RealDisk
@@ -78,6 +82,14 @@ def test_the_last_state_is_compared_with_what_a_reader_finds_in_the_ledger(tmp_p
     save_state(tmp_path / "run" / "state", 2, state | {"position": EPISODE, "learner": {"added": names(1)}})
     audit_learner(tmp_path / "ledger", tmp_path / "run", found)
     assert (found.lost, found.duplicated) == (1, 0) and "of position 40 of 120" in found.wrong[0]
+
+
+def test_the_summary_says_how_many_episodes_were_left_out(tmp_path):
+    shifts = Shifts(tmp_path, random.Random(0))
+    shifts.learnt.left_out.update(["incomplete", "incomplete", "redo"])
+    shifts.tally.in_flight["learner"] += 1
+    written = json.loads(json.dumps(shifts.summary()))
+    assert written["learner"]["left_out"] == {"incomplete": 2, "redo": 1} and written["in_flight"] == {"learner": 1}
 
 
 def test_versions_that_broke_or_were_published_twice_are_said(tmp_path):
