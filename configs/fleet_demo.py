@@ -29,6 +29,7 @@ def demo() -> FleetDemo:
         demonstrations="",
         updates_per_second=1000.0,  # as many as the machine can: simulated robots are faster than real ones, too
         publish_every=400,
+        rest_after=600.0,  # the robots wait for it
         canary=CanaryRule(share=0.25, min_episodes=8),
     )
     return FleetDemo(base, learn)

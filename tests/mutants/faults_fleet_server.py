@@ -120,6 +120,13 @@ FAULTS = (
         (f"{_DEMO}test_a_robot_that_ends_with_an_error_is_named_with_the_end_of_its_log",),
     ),
     Fault(
+        "simulated robots do not wait for the learner",
+        "vla_rl/recipes/fleet/robot_processes.py",
+        "signal.SIGSTOP if paused else signal.SIGCONT",
+        "signal.SIGCONT",
+        (f"{_DEMO}test_robots_stand_still_while_the_learner_is_behind_and_go_on",),
+    ),
+    Fault(
         "the demo's curve has what a person rescued",
         "vla_rl/recipes/fleet/demo_report.py",
         "Rate.of([one.alone for one in some]), sum",

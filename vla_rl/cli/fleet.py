@@ -23,8 +23,8 @@ failures; the same seed gives the same run.  FILE.py:function (default: fleet.py
   --policy FOLDER    the checkpoint that all robots begin with; --demonstrations FOLDER, what it has imitated
   --times.sync 60    any number of the fleet, such as the seconds between two publications
 
-demo: a whole fleet on this machine (--robots, --episodes, --test, --page-port).  Of a real fleet: export FOLDER; and
-versions, publish, try, promote, rollback, pin, unpin FOLDER ... choose its policies (--why, --robot, --credentials)."""
+demo: a whole fleet on this machine (--robots, --episodes, --updates-per-episode, --test, --page-port).  Of a real one:
+export FOLDER; versions, publish, try, promote, rollback, pin, unpin FOLDER ... (--why, --robot, --credentials)."""
 DEMO = """vla-rl fleet demo [FILE.py:function] [--out FOLDER] [--FIELD value ...]
 
 A whole fleet on this machine: a policy is imitated, --robots simulated arms play --episodes each with a scripted person

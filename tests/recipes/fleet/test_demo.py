@@ -59,6 +59,24 @@ def test_a_robot_that_ends_with_an_error_is_named_with_the_end_of_its_log(tmp_pa
         assert next(robots.told()).startswith("vla-rl: ")
 
 
+def test_robots_stand_still_while_the_learner_is_behind_and_go_on(tmp_path):
+    Authority.create(tmp_path / "certificates").robot("arm-1")
+    with closing(
+        RobotProcesses(tmp_path / "robots", "127.0.0.1:1", tmp_path / "certificates", {"arm-1": 1}, 1)
+    ) as robots:
+        (process,) = robots._processes.values()
+
+        def state() -> str:
+            return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+        robots.pause(True)
+        wait_until(lambda: state() == "T")
+        robots.pause(False)
+        wait_until(lambda: state() != "T")
+        robots.pause(True)  # and are ended all the same
+    assert process.returncode is not None
+
+
 def played(*alone: bool) -> list[Played]:
     ends = (EpisodeEnd("success", 10, 0 if one else 4, 0, 1.0) for one in alone)
     return [Played(n, "arm", 1, end) for n, end in enumerate(ends, 1)]

@@ -39,6 +39,7 @@ from vla_rl.training.threads import shared
 from vla_rl.training.tracking import RunFolder
 
 _LOOK_S = 0.5  # how often the server's counts are looked at
+_AHEAD = 20  # episodes by which robots may be ahead of the learner, which has nothing to learn at first
 _STEPS = 8  # actions of a chunk that a tested robot executes
 
 
@@ -52,16 +53,19 @@ class FleetDemo:
 
     base      the policy that the fleet begins with
     learn     the learner; its ``policy`` and ``demonstrations`` are those of ``base``
-    robots    simulated SO-101 arms
-    episodes  that each of them plays
-    test      scenes on which the first and the last policy are tried, each on a robot alone
-    page_port of the live page, 0: any that is free
+    robots               simulated SO-101 arms
+    episodes             that each of them plays
+    updates_per_episode  updates that the learner takes for every episode: the robots, which are faster than real ones,
+                         wait for it, so that what comes out depends little on the machine; 0: nobody waits
+    test                 scenes on which the first and the last policy are tried, each on a robot alone
+    page_port            of the live page, 0: any that is free
     """
 
     base: Imitate
     learn: Learn
     robots: int = 4
     episodes: int = 100
+    updates_per_episode: float = 15.0
     test: int = 100
     page_port: int = 0
     seed: int = 1
@@ -71,6 +75,7 @@ class FleetDemo:
         """Raises UserError for counts without meaning."""
         count = (1, math.inf)
         check_limits(self, robots=(1, 64), episodes=count, test=count, page_port=(0, 65535))
+        check_limits(self, updates_per_episode=(0, math.inf))
 
     def run(self, folder: RunFolder) -> JsonObject:
         """Imitate, practise, test, report."""
@@ -118,7 +123,10 @@ class FleetDemo:
         with bar("fleet", self.robots * self.episodes) as update:
             while robots.running:
                 time.sleep(_LOOK_S)
-                update(server.status.snapshot()["total"]["episodes"], _remark(server))
+                seen = server.status.snapshot()
+                episodes = seen["total"]["episodes"]
+                robots.pause(seen["learner"].get("updates", 0) < self.updates_per_episode * (episodes - _AHEAD))
+                update(episodes, _remark(server))
 
     def _last(self, folder: RunFolder, fleet: Path) -> Path:
         """The checkpoint of the version that is active in the end, as a robot would have it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -27,6 +28,7 @@ class RobotProcesses:
         folder.mkdir(parents=True, exist_ok=True)
         self._logs = {name: folder / f"{name}.log" for name in episodes}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.paused = False
         for number, (name, count) in enumerate(episodes.items()):
             credentials = (certificates / "robots" / name).resolve()
             given = {
@@ -52,6 +54,13 @@ class RobotProcesses:
                 )
         return None in ended.values()
 
+    def pause(self, paused: bool) -> None:
+        """Let them stand still, or go on; their time is virtual, so that they notice nothing but a late server."""
+        if paused != self.paused:
+            self.paused = paused
+            for process in self._processes.values():
+                process.send_signal(signal.SIGSTOP if paused else signal.SIGCONT)
+
     def told(self) -> Iterator[str]:
         """The last line of each robot's log: what it has played and sent."""
         return (self._last(name) for name in self._logs)
@@ -60,6 +69,7 @@ class RobotProcesses:
         """End those that still play; what they have not sent is on their disks.  Safe to call twice."""
         for process in self._processes.values():
             process.terminate()
+        self.pause(False)
         for process in self._processes.values():
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_PATIENCE_S)
