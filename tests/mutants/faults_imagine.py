@@ -13,6 +13,8 @@ _REPLAY, _LOOP, _ROWS = "world_models/replay.py", "vla_rl/training/loop.py", "vl
 _ON_BUY, _ON_AGREEMENT = "tests/training/test_coevolve.py::", "tests/evaluation/test_trust.py::"
 _SIGN = f"{_ON_BUY}test_each_sign_alone_buys_and_says_why"
 _WHOLE = "tests/recipes/imagine/test_imagined_env.py::test_a_policy_improves_in_imagination"
+_KILLED = "tests/recipes/imagine/test_coevolution.py::"
+_RESUMED = f"{_KILLED}test_a_killed_run_learns_from_every_purchase_and_ends_the_same"
 _PAGE = "tests/recipes/imagine/test_comparison.py::test_the_report_is_made_from_the_files_of_the_runs"
 
 FAULTS = (
@@ -194,8 +196,8 @@ FAULTS = (
     Fault(
         "bought episodes are not counted",
         "vla_rl/recipes/imagine/run_episodes.py",
-        "self.purchases, self.bought = number, self.bought + count",
-        "self.purchases = number",
+        "self.purchases, self.bought = purchases, sum(self._sizes[:purchases])",
+        "self.purchases, self.bought = purchases, 0",
         (_WHOLE,),
     ),
     Fault(
@@ -208,9 +210,44 @@ FAULTS = (
     Fault(
         "a decision before every iteration",
         _RUN,
-        'if iteration < last["iteration"] + config.every:',
+        'if iteration < self.decisions[-1]["iteration"] + self.plan.coevolution.every:',
         "if False:",
         (_WHOLE,),
+    ),
+    Fault(
+        "episodes that an interrupted run has bought are bought again",
+        "vla_rl/recipes/imagine/run_episodes.py",
+        "if self.purchases == len(self._sizes):",
+        "if env_config is not None or self.purchases == len(self._sizes):",
+        (f"{_KILLED}test_a_purchase_that_leaves_an_untrusted_world_model_is_not_forgotten",),
+    ),
+    Fault(
+        "a purchase counts as learnt from as soon as it is played",
+        _RUN,
+        "episodes.use(0)",
+        "pass",
+        (_RESUMED,),
+    ),
+    Fault(
+        "a run goes on from the newest world model, whatever its state was saved with",
+        "vla_rl/recipes/imagine/train_model.py",
+        'return earlier if (earlier / "config.json").exists() else folder.checkpoint("world")',
+        'return folder.checkpoint("world")',
+        (_RESUMED,),
+    ),
+    Fault(
+        "decisions after the saved state are not carried out again",
+        _RUN,
+        "self.decisions, self._again = written[:count], written[count:]",
+        "self.decisions, self._again = written, []",
+        (_RESUMED,),
+    ),
+    Fault(
+        "environments are restored before the world model that they had",
+        _RUN,
+        'self.world_model.load_state_dict(cast(dict[str, object], state["world_model"]))',
+        "pass",
+        (_RESUMED,),
     ),
     Fault(
         "a resumed run trains its world model again",

@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +88,15 @@ class RunFolder:
         if found is None:
             return None
         step, state = found
-        kept = [line for line in read_metrics(self.path) if line["stage"] != stage or line["step"] <= step]
+        self.keep_metrics(lambda line: line["stage"] != stage or line["step"] <= step)
+        return state
+
+    def keep_metrics(self, wanted: Callable[[Mapping[str, Any]], bool]) -> None:
+        """Remove the metrics of what a resumed run does again: every line that is not ``wanted``."""
+        kept = [line for line in read_metrics(self.path) if wanted(line)]
         writing = self.path / "metrics.jsonl.writing"
         writing.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
         os.replace(writing, self.path / "metrics.jsonl")
-        return state
 
     def log(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
         """Append one line to ``metrics.jsonl``; numbers that are not finite become null.

@@ -32,6 +32,24 @@ def test_bought_episodes_are_read_in_the_order_of_their_purchase(tmp_path):
     assert episodes.latest(2).count == 2 and episodes.latest(99).count == 6
 
 
+def test_a_purchase_that_an_interrupted_run_has_played_is_learnt_from_in_its_turn_and_not_played_again(
+    tmp_path,
+):
+    bought = [pushing.played(number, seed=10 + number) for number in (1, 2)]
+    for number, trajectories in enumerate(bought, 1):
+        trajectories.save(tmp_path / f"bought-{number}.npz")
+    episodes, before = RunEpisodes(tmp_path, collected(), []), collected().learnt
+    whole = episodes.learnt
+    episodes.use(0)
+    assert (episodes.purchases, episodes.bought) == (0, 0)
+    np.testing.assert_array_equal(episodes.learnt.state, before.state)
+    for number, total in ((1, 1), (2, 3)):
+        success = episodes.buy(None, None, 1, None, 1)  # type: ignore[arg-type]  # nothing is played
+        assert success == bought[number - 1].outcomes.mean()
+        assert (episodes.purchases, episodes.bought, episodes.learnt.count) == (number, total, before.count + total)
+    np.testing.assert_array_equal(episodes.learnt.state, whole.state)
+
+
 def test_every_environment_that_is_in_use_is_renewed():
     model = small_models.model()
     first, second = (small_models.initial_states(model, seed=seed) for seed in (0, 1))

@@ -20,7 +20,7 @@ from vla_rl.recipes.imagine.imagined_env import ImaginedEnvFactory, measure_roll
 from vla_rl.recipes.imagine.plan import Plan
 from vla_rl.recipes.imagine.replays import mine_initial_states, success_probability
 from vla_rl.recipes.imagine.run_episodes import RunEpisodes
-from vla_rl.recipes.imagine.train_model import train_model
+from vla_rl.recipes.imagine.train_model import train_model, world_after
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.trainers import TrainerConfig
@@ -32,7 +32,11 @@ _ROLLOUTS = 128  # imagined for one decision
 
 
 class WorldModelRun:
-    """The calibrated world model of a run with its episodes, environments and decisions (``coevolution.json``)."""
+    """The calibrated world model of a run with its episodes, environments and decisions (``coevolution.json``).
+
+    A decision is written down before it is carried out, and the world model before a purchase is kept, so that a run
+    that was killed goes on from the world model of its saved state, and carries out the later decisions again.
+    """
 
     def __init__(
         self,
@@ -43,17 +47,18 @@ class WorldModelRun:
         episodes: RunEpisodes,
         calibrated: CalibratedModel,
     ) -> None:
-        """``env``: the simulator."""
+        """``env``: the simulator; ``calibrated``: before any purchase (:meth:`load_state_dict` goes on from later)."""
         self.plan, self.env, self.seed, self.folder = plan, env, seed, folder
         self.episodes, self.calibrated = episodes, calibrated
+        episodes.use(0)
         self._initial_state_pool = self._mine_initial_states()
         self.env_factory = ImaginedEnvFactory(
             calibrated.model, self._initial_state_pool, calibrated.limits, calibrated.imagination
         )
         self._file = folder.path / "coevolution.json"
-        self.decisions: list[JsonObject] = []
-        if self._file.exists():
-            self.decisions = json.loads(self._file.read_text(encoding="utf-8"))
+        written = json.loads(self._file.read_text(encoding="utf-8")) if self._file.exists() else []
+        self.decisions: list[JsonObject] = written[:1]
+        self._again: list[JsonObject] = written[1:]  # to be carried out again, in turn
 
     def measure_baseline(self, policy: Policy) -> None:
         """Note the signals before RL, unless an earlier part of the run has."""
@@ -63,23 +68,51 @@ class WorldModelRun:
 
     def coevolve(self, policy: Policy, iteration: int) -> bool:
         """Before ``iteration`` of RL: buy real episodes if the signals ask for it; whether the model has changed."""
-        config, last = self.plan.coevolution, self.decisions[-1]
-        if iteration < last["iteration"] + config.every:
+        if iteration < self.decisions[-1]["iteration"] + self.plan.coevolution.every:
             return False
-        baseline = Signals(**last["baseline"])
-        signals = self._measure(policy, baseline.real, iteration)
-        decision = Coevolution(config, baseline, self.episodes.bought).decide(signals)
+        decision = self._decide(policy, iteration)
+        self._note(decision, iteration)
         if decision.buy:
             real = self.episodes.buy(self.env, policy, decision.buy, self.plan, self.seed)
             self._refit()
-            decision = replace(decision, baseline=self._measure(policy, real, iteration))
-        self._note(decision, iteration)
+            renewed = {"baseline": asdict(self._measure(policy, real, iteration)), "bought": self.episodes.bought}
+            self.decisions[-1] |= renewed
+            self._write()
         return decision.buy > 0
+
+    def state_dict(self) -> dict[str, object]:
+        """How many decisions are carried out; the world model and the episodes are in the run's folder."""
+        return {"decisions": len(self.decisions)}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """Go on from the world model, the episodes and the environments of :meth:`state_dict`."""
+        written, count = [*self.decisions, *self._again], cast(int, state["decisions"])
+        self.decisions, self._again = written[:count], written[count:]
+        last, purchases = self.decisions[-1], sum(one["buy"] > 0 for one in self.decisions)
+        self.folder.keep_metrics(lambda line: line["stage"] != "coevolution" or line["step"] <= last["iteration"])
+        self.folder.keep_metrics(lambda line: _bought_before(line["stage"]) <= last["bought"])
+        if purchases == self.episodes.purchases:
+            return
+        self.episodes.use(purchases)
+        model = self.calibrated.model
+        kept = CalibratedModel.load(world_after(self.folder, purchases), self.plan.imagination, model.device)
+        model.load_state_dict(kept.model.state_dict())
+        self._renew(replace(kept, model=model))
 
     @property
     def keyframes(self) -> int:
         """How many keyframes imagined rollouts may begin at."""
         return len(self._initial_state_pool.keyframes)
+
+    def _decide(self, policy: Policy, iteration: int) -> Decision:
+        """By the present signals, or as before the run was interrupted."""
+        if self._again and self._again[0]["iteration"] <= iteration:
+            one = self._again.pop(0)
+            signals, baseline = Signals(**one["signals"]), Signals(**one["baseline"])
+            return Decision(signals, baseline, one["buy"], tuple(one["reasons"]))
+        baseline = Signals(**self.decisions[-1]["baseline"])
+        signals = self._measure(policy, baseline.real, iteration)
+        return Coevolution(self.plan.coevolution, baseline, self.episodes.bought).decide(signals)
 
     def _measure(self, policy: Policy, real: float, iteration: int) -> Signals:
         """The signals of ``policy``, whose ``real`` success was last played."""
@@ -89,11 +122,28 @@ class WorldModelRun:
         return Signals(found.success, real, found.uncertain, found.inverse_dynamics_error)
 
     def _refit(self) -> None:
-        """Train on all episodes, calibrate again and renew the imagined environments."""
-        model = self.calibrated.model
+        """Train on all episodes, calibrate again and renew the imagined environments.
+
+        Raises UserError when no horizon is trusted; a resumed run trains on the same episodes again.
+        """
+        model, number = self.calibrated.model, self.episodes.purchases
+        earlier = self.folder.checkpoint(f"world-{number - 1}")
+        if not (earlier / "config.json").exists():
+            self.calibrated.save(earlier)
         train_model(model, self.episodes, self.plan.refit, self.seed, self.folder)
-        self.calibrated = calibrate(model, self.episodes.calibration, self.plan)
-        self.calibrated.save(self.folder.checkpoint("world"))
+        try:
+            calibrated = calibrate(model, self.episodes.calibration, self.plan)
+        except UserError as error:
+            raise UserError(
+                f"purchase {number} of real episodes leaves a world model that is not trusted: {error} The best policy "
+                "so far and the episodes are kept; a new run with --plan.coevolution.budget 0 buys none."
+            ) from error
+        calibrated.save(self.folder.checkpoint("world"))
+        self._renew(calibrated)
+
+    def _renew(self, calibrated: CalibratedModel) -> None:
+        """Imagine with ``calibrated``, in all environments that are in use."""
+        self.calibrated = calibrated
         self._initial_state_pool = self._mine_initial_states()
         self.env_factory.renew(self._initial_state_pool, self.calibrated.limits, self.calibrated.imagination)
 
@@ -103,10 +153,19 @@ class WorldModelRun:
 
     def _note(self, decision: Decision, iteration: int) -> None:
         self.decisions.append(asdict(decision) | {"iteration": iteration, "bought": self.episodes.bought})
-        write_json(self._file, self.decisions)
+        self._write()
         self.folder.log("coevolution", iteration, {**asdict(decision.signals), "buy": decision.buy})
         for reason in decision.reasons:
-            console.print(f"iteration {iteration}: {reason}; bought {decision.buy} real episodes.")
+            console.print(f"iteration {iteration}: {reason}; {decision.buy} real episodes are bought.")
+
+    def _write(self) -> None:
+        write_json(self._file, [*self.decisions, *self._again])
+
+
+def _bought_before(stage: str) -> int:
+    """How many episodes were bought before a ``stage`` that trains the world model; -1 for other stages."""
+    words = stage.split()  # "world after 100 bought"
+    return int(words[2]) if words[:2] == ["world", "after"] else -1
 
 
 @dataclass(frozen=True)
@@ -163,7 +222,9 @@ class CoevolvingSource:
         return self.world_model.coevolve(self.policy, round(progress * self.iterations))
 
     def state_dict(self) -> dict[str, object]:
-        return cast(Resumable, self.source).state_dict()
+        return {"world_model": self.world_model.state_dict(), "source": cast(Resumable, self.source).state_dict()}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        cast(Resumable, self.source).load_state_dict(state)
+        """The world model first: the environments of the source are restored under its horizon."""
+        self.world_model.load_state_dict(cast(dict[str, object], state["world_model"]))
+        cast(Resumable, self.source).load_state_dict(cast(dict[str, object], state["source"]))

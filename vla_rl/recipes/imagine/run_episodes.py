@@ -34,9 +34,10 @@ class RunEpisodes:
         self.folder = folder
         self.calibration, self.held_out = collected.calibration, collected.held_out
         self.policy_success = collected.policy_success
-        bought = [Trajectories.load(path) for path in self._files()]
-        self.purchases, self.bought = len(bought), sum(trajectories.count for trajectories in bought)
-        self.learnt = Trajectories.joined([*demonstrations, collected.learnt, *bought])
+        played = [Trajectories.load(path) for path in self._files()]
+        self._sizes = [trajectories.count for trajectories in played]  # of all purchases in the folder
+        self._all = Trajectories.joined([*demonstrations, collected.learnt, *played])
+        self.use(len(played))
 
     @classmethod
     def load_or_collect(
@@ -59,12 +60,30 @@ class RunEpisodes:
             demonstrations.append(Trajectories.from_demonstrations(recorded))
         return cls(folder, collected, demonstrations)
 
+    def use(self, purchases: int) -> None:
+        """Learn from the first ``purchases`` alone: :meth:`buy` finds later ones in the folder when it comes to them.
+
+        A run goes on from a saved state that may be older than its newest purchase.
+        """
+        self.purchases, self.bought = purchases, sum(self._sizes[:purchases])
+        unused = sum(self._sizes[purchases:])
+        self.learnt = self._all.select(np.arange(self._all.count - unused)) if unused else self._all
+
     def latest(self, count: int) -> Trajectories:
         """The latest ``count`` of ``learnt``."""
         return self.learnt.select(np.arange(max(0, self.learnt.count - count), self.learnt.count))
 
     def buy(self, env_config: EnvConfig, policy: Policy, count: int, plan: Plan, seed: int) -> float:
-        """Play ``count`` real episodes with ``policy``, on seeds that no other episode has; returns their success."""
+        """Learn from ``count`` real episodes of ``policy`` as well, on seeds that no other has; returns their success.
+
+        Those that an interrupted run has played already are not played again.
+        """
+        if self.purchases == len(self._sizes):
+            self._play(env_config, policy, count, plan, seed)
+        self.use(self.purchases + 1)
+        return float(self.latest(self._sizes[self.purchases - 1]).outcomes.mean())
+
+    def _play(self, env_config: EnvConfig, policy: Policy, count: int, plan: Plan, seed: int) -> None:
         number = self.purchases + 1
         first = plan.collect.episodes + self.bought
         seeds = seed_ranges.training_seeds(seed, "world_model")[first : first + count]
@@ -74,9 +93,8 @@ class RunEpisodes:
             fresh = collect_trajectories(env, policy, list(seeds), noise, "sample", show_success(update))
         env.close()
         fresh.save(self.folder / f"bought-{number}.npz")
-        self.purchases, self.bought = number, self.bought + count
-        self.learnt = Trajectories.joined([self.learnt, fresh])
-        return float(fresh.outcomes.mean())
+        self._sizes.append(fresh.count)
+        self._all = Trajectories.joined([self._all, fresh])
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("bought-*.npz"), key=lambda path: int(path.stem.partition("-")[2]))

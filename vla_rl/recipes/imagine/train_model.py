@@ -26,12 +26,12 @@ _SHOWN = ("state_dynamics", "mode_classifier", "pose", "video", "outcome")  # lo
 def load_or_train(
     folder: RunFolder, spec: EnvSpec, episodes: RunEpisodes, plan: Plan, seed: int, device: torch.device
 ) -> CalibratedModel:
-    """The calibrated world model of an earlier part of the run, or a new one: the checkpoints "first" and "world".
+    """The calibrated world model before any purchase, as an earlier part of the run left it or new ("first", "world").
 
     The weights come from training, or from the run ``plan.init_from``; the calibration is always this run's.  Raises
     UserError when no horizon is trusted; the weights are kept, for a run that asks for less.
     """
-    kept = folder.checkpoint("world")
+    kept = world_after(folder, 0)
     if (kept / "config.json").exists():
         return CalibratedModel.load(kept, plan.imagination, device)
     if plan.init_from:
@@ -47,6 +47,12 @@ def load_or_train(
         raise UserError(f"{error} {hint}") from error
     calibrated.save(kept)
     return calibrated
+
+
+def world_after(folder: RunFolder, purchases: int) -> Path:
+    """The checkpoint of the world model after so many purchases: "world", or "world-<n>" where that is a later one."""
+    earlier = folder.checkpoint(f"world-{purchases}")
+    return earlier if (earlier / "config.json").exists() else folder.checkpoint("world")
 
 
 def train_model(
