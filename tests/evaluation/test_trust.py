@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -51,12 +53,61 @@ def test_uncertainty_limits_allow_the_long_horizon():
 
 
 def test_without_a_strict_threshold_the_horizon_is_shorter():
-    found = UNLIMITED.choose(success_steps, TRUE, LENGTH, [5, 10])
-    assert found.table.horizon == 5  # neither has a success by then
+    early = np.where(np.arange(COUNT) < 30, 5, TRUE)  # thirty of the successes come by the fifth step
+
+    def in_time(threshold: float, quantile: float) -> np.ndarray:
+        return np.where(np.arange(COUNT) < 30, 5, success_steps(threshold, quantile))
+
+    found = UNLIMITED.choose(in_time, early, LENGTH, [5, 10])
+    assert (found.table.horizon, found.table.tp, found.table.fp) == (5, 30, 0)
+
+
+def never(threshold: float, quantile: float) -> np.ndarray:
+    return np.full(COUNT, NEVER)
+
+
+def test_imagined_rollouts_that_never_succeed_are_not_trusted_while_true_successes_exist():
+    """They hallucinate nothing at the longest horizon; a shorter one, by which they succeed, is chosen before it."""
+    true = np.where(np.arange(COUNT) < 30, 5, TRUE)
+
+    def strict_is_blind(threshold: float, quantile: float) -> np.ndarray:
+        return (
+            never(threshold, quantile) if threshold == 0.9 else np.where(np.arange(COUNT) < 60, true.clip(5, 10), NEVER)
+        )
+
+    config = TrustConfig(max_hallucinated=0.10, thresholds=(0.9, 0.5), quantiles=(1.0,))
+    found = config.choose(strict_is_blind, true, LENGTH, [5, 10])
+    assert (found.threshold, found.table.horizon, found.table.tp) == (0.5, 5, 30)
+    with pytest.raises(UserError, match=r"misses too many .*at best 40 of 40 by step 10.* 100.0 %.*trust.max_missed"):
+        UNLIMITED.choose(never, TRUE, LENGTH, [10])
+    assert UNLIMITED.choose(never, np.full(COUNT, NEVER), LENGTH, [10]).table.horizon == 10, "nothing is missed"
+
+
+@pytest.mark.parametrize(("seen", "trusted"), [(40, True), (9, True), (8, False), (1, False)])
+def test_imagined_rollouts_that_hardly_ever_succeed_are_not_trusted(seen, trusted):
+    """Of forty true successes; the upper bounds are 8.8, 87.7, 89.5 and 99.6 %."""
+
+    def rare(threshold: float, quantile: float) -> np.ndarray:
+        return np.where(np.arange(COUNT) < seen, 10, NEVER)
+
+    config = replace(UNLIMITED, max_missed=0.89)
+    if trusted:
+        assert config.choose(rare, TRUE, LENGTH, [10]).table.tp == seen
+    else:
+        with pytest.raises(UserError, match=f"at best {40 - seen} of 40"):
+            config.choose(rare, TRUE, LENGTH, [10])
+    assert replace(UNLIMITED, max_missed=1.0).choose(rare, TRUE, LENGTH, [10]).table.horizon == 10
+
+
+def test_a_horizon_by_which_nothing_succeeds_is_not_trusted():
+    """Nobody succeeds by the fifth step, and at the tenth too much is hallucinated: RL would get no reward."""
+    with pytest.raises(UserError, match=r"misses too many true ones \(at best 0 of 0 by step 5"):
+        UNLIMITED.choose(success_steps, TRUE, LENGTH, [5, 10])
+    assert replace(UNLIMITED, max_missed=1.0).choose(success_steps, TRUE, LENGTH, [5, 10]).table.horizon == 5
 
 
 def test_an_untrusted_world_model_is_refused_with_its_bounds():
     with pytest.raises(UserError, match="no horizon keeps hallucinated successes within 10 %"):
         UNLIMITED.choose(success_steps, TRUE, LENGTH, [10])
-    with pytest.raises(UserError, match="no threshold is given"):
+    with pytest.raises(UserError, match="no threshold or quantile is given"):
         TrustConfig(thresholds=()).choose(success_steps, TRUE, LENGTH, [10])

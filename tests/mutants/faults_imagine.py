@@ -54,6 +54,23 @@ FAULTS = (
         (f"{_ON_AGREEMENT}test_a_strict_threshold_allows_the_long_horizon",),
     ),
     Fault(
+        "imagined rollouts that never succeed are trusted",
+        _AGREEMENT,
+        "rewarding = [choice for choice in found if choice.table.missed_high <= self.max_missed]",
+        "rewarding = found",
+        (
+            f"{_ON_AGREEMENT}test_imagined_rollouts_that_never_succeed_are_not_trusted_while_true_successes_exist",
+            f"{_ON_AGREEMENT}test_imagined_rollouts_that_hardly_ever_succeed_are_not_trusted",
+        ),
+    ),
+    Fault(
+        "a horizon by which nothing succeeds is trusted",
+        _AGREEMENT,
+        "return 1.0 if self.missed is None else self.missed.high",
+        "return 0.0 if self.missed is None else self.missed.high",
+        (f"{_ON_AGREEMENT}test_a_horizon_by_which_nothing_succeeds_is_not_trusted",),
+    ),
+    Fault(
         "an imagined rollout is a success when it ends as one",
         _REPLAY,
         "first = self.step[np.arange(len(won)), won.argmax(1)].astype(float)",

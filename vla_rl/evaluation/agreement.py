@@ -61,6 +61,11 @@ class ReplayAgreement:
         """Upper bound of the hallucinated rate's interval; 1 when no replay truly failed (no evidence for less)."""
         return 1.0 if self.hallucinated is None else self.hallucinated.high
 
+    @property
+    def missed_high(self) -> float:
+        """Upper bound of the missed rate's interval; 1 when no replay truly succeeded by the horizon."""
+        return 1.0 if self.missed is None else self.missed.high
+
 
 @dataclass(frozen=True)
 class PolicyAgreement:
@@ -139,6 +144,10 @@ class TrustedHorizon:
 class TrustConfig:
     """How success threshold, uncertainty limits and horizon are chosen, on replays reserved for this choice.
 
+    A strict threshold hallucinates nothing because nothing succeeds: RL in such rollouts gets no reward.  So where
+    replays truly succeed, ``max_missed`` bounds how many of these successes may be missed, and a horizon by which none
+    truly succeeds is not trusted; 1 asks for nothing, for rollouts that succeed from keyframes alone.
+
     ``quantiles`` of the uncertainty of ordinary replays are candidates for its limit: 1 truncates nothing.  The best of
     many pairs is chosen, so its bound is more favourable than that of a pair fixed in advance.  Report the rate on
     other replays; ``max_hallucinated`` is below 10 % to leave room for that.
@@ -147,6 +156,7 @@ class TrustConfig:
     max_hallucinated: float = 0.08  # for the upper bound of the hallucinated rate
     thresholds: tuple[float, ...] = (0.5, 0.7, 0.9)
     quantiles: tuple[float, ...] = (1.0, 0.99, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
+    max_missed: float = 0.9  # for the upper bound of the missed rate, where there are true successes
 
     def choose(
         self,
@@ -158,18 +168,36 @@ class TrustConfig:
         """The longest trusted horizon over all thresholds and quantiles; among equals the most accurate.
 
         ``success_steps(threshold, quantile)`` [n] gives the control steps of the first imagined successes; the others
-        as for :func:`replay_agreement`.  Raises UserError, as :func:`trusted_horizon` does, if no pair has a horizon.
+        as for :func:`replay_agreement`.  Raises UserError, as :func:`trusted_horizon` does, if no pair has a horizon,
+        or if all that have one miss more than ``max_missed``.
         """
-        found, last_error = [], None
+        found: list[TrustedHorizon] = []
+        tables: tuple[ReplayAgreement, ...] = ()
         for threshold, quantile in itertools.product(self.thresholds, self.quantiles):
             tables = replay_agreement(success_steps(threshold, quantile), true, length, horizons)
-            try:
-                found.append(TrustedHorizon(threshold, quantile, trusted_horizon(tables, self.max_hallucinated)))
-            except UserError as error:
-                last_error = error
+            honest = [table for table in tables if table.hallucinated_high <= self.max_hallucinated]
+            found += [TrustedHorizon(threshold, quantile, table) for table in honest]
         if not found:
-            raise last_error or UserError("no threshold is given, so no imagined rollout can succeed; give one.")
+            if not (self.thresholds and self.quantiles):
+                raise UserError("no threshold or quantile is given, so no imagined rollout can succeed; give one.")
+            trusted_horizon(tables, self.max_hallucinated)  # raises, and names the bounds
+        rewarding = [choice for choice in found if choice.table.missed_high <= self.max_missed]
+        if np.isfinite(np.asarray(true, np.float64)).any():
+            self._require_reward(found, rewarding)
+            found = rewarding
         return max(found, key=lambda choice: (choice.table.horizon, choice.table.accuracy.success))
+
+    def _require_reward(self, found: Sequence[TrustedHorizon], rewarding: Sequence[TrustedHorizon]) -> None:
+        if rewarding:
+            return
+        table = min((choice.table for choice in found), key=lambda table: (table.missed_high, -table.horizon))
+        raise UserError(
+            f"whatever keeps hallucinated successes within {100 * self.max_hallucinated:g} % misses too many true ones "
+            f"(at best {table.fn} of {table.fn + table.tp} by step {table.horizon}, an upper bound of "
+            f"{100 * table.missed_high:.1f} % where {100 * self.max_missed:g} % are allowed), so RL would hardly be "
+            "rewarded; train the world model further, replay more action sequences that succeed, or raise "
+            "trust.max_missed."
+        )
 
 
 def policy_agreement(imagined: ArrayLike, true: ArrayLike) -> PolicyAgreement:

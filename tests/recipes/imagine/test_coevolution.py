@@ -60,7 +60,7 @@ def recipe(tmp_path_factory) -> Imagine:
         demonstrations=str(folder / "demonstrations"),
         fit=WorldModelFit(*[FitConfig(steps=2, batch=4)] * 4),
         refit=WorldModelFit(*[FitConfig(steps=1, batch=4)] * 4),
-        trust=TrustConfig(max_hallucinated=1.0),
+        trust=TrustConfig(max_hallucinated=1.0, max_missed=1.0),
         coevolution=CoevolutionConfig(budget=2, batch=1, every=2, uncertainty_rise=-1.0),
     )
     loop = LoopConfig(ITERATIONS, validate_every=2, save_every=2)

@@ -64,7 +64,7 @@ def recipe(tmp_path_factory) -> Imagine:
         ),
         demonstrations=str(folder / "demonstrations"),
         fit=WorldModelFit(*[FitConfig(steps=2, batch=4)] * 4),
-        trust=TrustConfig(max_hallucinated=1.0),
+        trust=TrustConfig(max_hallucinated=1.0, max_missed=1.0),
         coevolution=CoevolutionConfig(budget=0),
     )
     method = RLConfig(
@@ -99,7 +99,7 @@ def test_a_finished_run_has_its_summary_and_is_not_continued(run):
 def test_init_from_reuses_the_episodes_and_the_weights_of_another_run(run, recipe, tmp_path, monkeypatch):
     """Its trusted horizon and its thresholds are chosen anew."""
     monkeypatch.setattr("vla_rl.recipes.imagine.run_episodes.collect_episodes", None)  # nothing is played
-    other = replace(recipe, plan=replace(recipe.plan, init_from=str(run), trust=TrustConfig(1.0, (0.3,), (1.0,))))
+    other = replace(recipe, plan=replace(recipe.plan, init_from=str(run), trust=TrustConfig(1.0, (0.3,), (1.0,), 1.0)))
     folder = RunFolder(tmp_path / "other", other)
     model_run = other.prepare(folder)[1]
     folder.close()

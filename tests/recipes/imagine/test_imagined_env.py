@@ -204,7 +204,7 @@ def test_a_policy_improves_in_imagination(tmp_path, policy):
         COLLECT,
         fit=WorldModelFit(*[FitConfig(steps=3, batch=4)] * 4),
         refit=WorldModelFit(*[FitConfig(steps=1, batch=4)] * 4),
-        trust=TrustConfig(max_hallucinated=1.0),
+        trust=TrustConfig(max_hallucinated=1.0, max_missed=1.0),
         coevolution=CoevolutionConfig(
             budget=3, batch=2, every=1, uncertainty_rise=-1.0
         ),  # the uncertainty signal always fires
