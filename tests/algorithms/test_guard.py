@@ -29,7 +29,7 @@ from vla_rl.policies.residual import DeterministicResidual
 from vla_rl.training.checkpoint import latest_state, save_state
 
 GATE = ReleaseConfig(auroc=0.8, hold=0.6, episodes=20, least=4, decided=0)
-BACK = FallbackConfig(base_episodes=8, episodes=8, wait=6)
+BACK = FallbackConfig(base_episodes=8, episodes=8, least=1, wait=6)
 
 
 def attempts(outcomes: Sequence[int], scores: Sequence[float] = (), corrected: bool = True) -> list[Attempt]:
@@ -122,6 +122,16 @@ def test_it_returns_only_when_the_interval_lies_below_the_base():
         assert fallback.below == below, outcomes
 
 
+def test_a_few_failures_are_no_news():
+    fallback = Fallback(replace(BACK, least=4))
+    fallback.add(attempts([1] * 8))
+    fallback.moved = True
+    fallback.add(attempts([0] * 3))
+    assert not fallback.below
+    fallback.add(attempts([0]))
+    assert fallback.below
+
+
 def guarded(**changes) -> ResidualTD3:
     """Eight successes and four failures of the base, then an actor that is free to move."""
     td3 = build(fallback=replace(BACK, **changes), critic_warmup=0, policy_delay=1, learning_starts=1, lr=0.1)
@@ -170,7 +180,7 @@ def test_without_restoring_only_the_blend_goes_back_and_the_actor_learns_on():
 
 def test_the_blend_grows_only_with_an_actor_that_succeeds_as_often_as_the_base():
     """Base 8 of 12.  Three of the actor's episodes are too few to say, 4 of 6 are as many, 5 of 8 are fewer."""
-    td3, released = guarded(), []
+    td3, released = guarded(least=4), []
     for outcomes in ([1, 1, 1], [1, 0, 0], [0, 1]):
         td3.update(ended(outcomes))
         released.append(td3.guard.released)
@@ -202,6 +212,7 @@ def test_senseless_limits_are_refused():
         lambda: ReleaseConfig(episodes=20, least=11),
         lambda: FallbackConfig(base_episodes=0),
         lambda: FallbackConfig(z=-1.0),
+        lambda: FallbackConfig(episodes=8, least=9),
     ):
         with pytest.raises(UserError):
             make_config()
@@ -222,7 +233,7 @@ def whole(seed: int) -> tuple[RolloutSource, ResidualTD3]:
         critic_warmup=2,
         lr=1e-2,
         release=ReleaseConfig(0.0, 0.0, 12, 1, 1),
-        fallback=FallbackConfig(2, 6, 4),
+        fallback=FallbackConfig(2, 6, 2, 4),
     )
     td3 = ResidualTD3(policy, policy.trainable(), critic, Replay(1000, 0.9, 2), config, seeded(seed))
     return RolloutSource(make("point_mass", num_envs=6), policy, 11, itertools.count(50 * seed), seeded(seed)), td3

@@ -112,6 +112,13 @@ _GUARDS = (
         (f"{_ON_GUARD}test_it_returns_only_when_the_interval_lies_below_the_base",),
     ),
     Fault(
+        "two failures in a row send the actor back",
+        _GUARD,
+        "enough and high < self.base_success",
+        "high < self.base_success",
+        (f"{_ON_GUARD}test_a_few_failures_are_no_news",),
+    ),
+    Fault(
         "the actor does not wait after a return",
         _GUARD,
         "self.waiting = wait",

@@ -74,6 +74,7 @@ class FallbackConfig:
 
     base_episodes: int = 64  # of the base, without which the actor does not move
     episodes: int = 64  # latest ones with the actor, whose success is compared
+    least: int = 16  # of them; with fewer nothing is decided: two failures in a row are no news
     wait: int = 64  # episodes after a return before the actor moves again
     restore: bool = True  # return to good weights; False: to the blend's first share only, while the actor learns on
     margin: float = 0.0  # by which exploration noise may cost the actor success without its being worse than the base
@@ -81,7 +82,7 @@ class FallbackConfig:
 
     def __post_init__(self) -> None:
         check_limits(self, base_episodes=(1, math.inf), episodes=(1, math.inf), wait=(0, math.inf), z=(0, math.inf))
-        check_limits(self, margin=(0, 1))
+        check_limits(self, margin=(0, 1), least=(1, self.episodes))
 
 
 class Fallback:
@@ -115,7 +116,7 @@ class Fallback:
     @property
     def level(self) -> bool:
         """Whether the actor's latest episodes, if they are enough to say so, succeed as often as the base's."""
-        enough = len(self.latest) >= self.config.episodes // 2
+        enough = len(self.latest) >= self.config.least
         return enough and sum(self.latest) / len(self.latest) >= self.base_success - self.config.margin
 
     @property
@@ -139,7 +140,8 @@ class Fallback:
             if counts is self.trial:
                 self.latest.append(attempt.success)
         high = wilson(sum(self.latest), len(self.latest), self.config.z)[1]
-        self.below = bool(attempts) and not self.waiting and high < self.base_success
+        enough = len(self.latest) >= self.config.least
+        self.below = bool(attempts) and not self.waiting and enough and high < self.base_success
 
     def returned(self, moved: bool, wait: int) -> None:
         """Good weights act again, or the base (not ``moved``), or the actor in few episodes."""
