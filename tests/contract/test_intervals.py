@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from vla_rl.contract.intervals import Z95, poisson_rate, wilson
+from vla_rl.contract.intervals import Z95, difference, poisson_rate, wilson
 
 
 @pytest.mark.parametrize(
@@ -47,3 +47,26 @@ def test_a_rate_without_events_or_without_time():
     assert poisson_rate(0, 0.0) == (0.0, math.inf)
     with pytest.raises(ValueError, match="no rate"):
         poisson_rate(-1, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "low", "high"),
+    [
+        ((56, 70), (48, 80), 0.0524, 0.3339),
+        ((9, 10), (3, 10), 0.1705, 0.8090),
+        ((6, 7), (2, 7), 0.0582, 0.8062),
+        ((5, 56), (0, 29), -0.0381, 0.1926),
+        ((0, 10), (0, 20), -0.1611, 0.2775),
+        ((0, 10), (0, 10), -0.2775, 0.2775),
+        ((10, 10), (0, 20), 0.6791, 1.0),
+        ((10, 10), (0, 10), 0.6075, 1.0),
+    ],
+)
+def test_the_interval_of_a_difference_is_newcombes(one, other, low, high):
+    """Table II of Newcombe 1998, method 10."""
+    assert difference(one, other) == pytest.approx((low, high), abs=5.1e-5)
+    assert difference(other, one) == pytest.approx((-high, -low), abs=5.1e-5)
+
+
+def test_without_episodes_a_difference_is_anything():
+    assert difference((3, 5), (0, 0)) == difference((0, 0), (3, 5)) == (-1.0, 1.0)

@@ -21,6 +21,18 @@ def wilson(successes: int, n: int, z: float = Z95) -> tuple[float, float]:
     return (centre - half if successes else 0.0), (centre + half if successes < n else 1.0)
 
 
+def difference(one: tuple[int, int], other: tuple[int, int], z: float = Z95) -> tuple[float, float]:
+    """Interval of the rate of ``one`` minus that of ``other``, each (successes, episodes), independent of each other.
+
+    Newcombe's hybrid score interval (Newcombe 1998, method 10), from both Wilson intervals; [-1, 1] without episodes.
+    """
+    (a_low, a_high), (b_low, b_high) = wilson(*one, z), wilson(*other, z)
+    if not (one[1] and other[1]):
+        return -1.0, 1.0
+    a, b = one[0] / one[1], other[0] / other[1]
+    return a - b - math.hypot(a - a_low, b_high - b), a - b + math.hypot(a_high - a, b - b_low)
+
+
 def poisson_rate(count: int, duration: float, z: float = Z95) -> tuple[float, float]:
     """Score interval of ``count`` events in ``duration``, in events per unit of it: all rates ``r`` with ``z`` standard
 

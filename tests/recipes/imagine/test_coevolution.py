@@ -147,12 +147,14 @@ KILLS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "before the state with the grown one": lambda patch: raise_at(patch, Loop, "_revalidate_best", 1),
     "an iteration after the second growth": lambda patch: raise_at(patch, Loop, "_iterate", 5, True),
     "an iteration after the first growth": lambda patch: raise_at(patch, Loop, "_iterate", 3, True),
-    "with the state of the grown one": lambda patch: raise_at(patch, Loop, "_iterate", 5),
+    "with a state of the grown one": lambda patch: raise_at(patch, coevolution.WorldModelRun, "coevolve", 5),
+    "before learning after the second growth": lambda patch: raise_at(patch, Loop, "_iterate", 5),
 }
 
 
 QUICK = {
     "while learning from the first purchase",
+    "with a state of the grown one",
     "an iteration after the second growth",
 }
 

@@ -19,6 +19,7 @@ from tests.world_models.small_models import SMALL
 from vla_rl.cli import imagine as commands
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.agreement import TrustConfig
+from vla_rl.evaluation.report import Report
 from vla_rl.evaluation.stats import Rate
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.experience.rollout import WindowConfig
@@ -33,7 +34,7 @@ from vla_rl.recipes.imagine.collect import CollectConfig
 from vla_rl.recipes.imagine.comparison import evaluate_world_model, headline_agreement, summarize
 from vla_rl.recipes.imagine.plan import Plan
 from vla_rl.recipes.imagine.recipe import Imagine
-from vla_rl.recipes.imagine.report import _LOSSES, write_report
+from vla_rl.recipes.imagine.report import _LOSSES, _decisions, write_report
 from vla_rl.recipes.imagine.saved_run import find_run, load_run
 from vla_rl.recipes.metrics import watched
 from vla_rl.recipes.stages import EvaluationConfig, collect
@@ -151,6 +152,20 @@ def test_a_whole_run_on_another_device_is_that_on_the_host(recipe, run, tmp_path
         for key, item in expected.items():
             if "registration" not in key:  # solved from two moments: rounding decides
                 torch.testing.assert_close(weights[key], item, rtol=0.0, atol=1e-3, msg=f"{name}: {key}")
+
+
+def test_the_page_shows_decisions_about_a_policy_that_was_not_played_in_reality_yet(tmp_path):
+    signals = {"imagined": 0.5, "uncertain": 0.1, "inverse_dynamics_error": 0.2}
+    noted = [
+        {"iteration": i, "signals": signals | {"real": real}, "buy": 0, "reasons": []}
+        for i, real in enumerate((None, 0.25))
+    ]
+    (tmp_path / "coevolution.json").write_text(json.dumps(noted))
+    page = Report("title", "subtitle")
+    _decisions(page, tmp_path)
+    page.write(tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert "not played" in text and "25%" in text and "as last played" in text
 
 
 def test_a_device_that_is_not_there_is_refused_before_anything_is_played(recipe, tmp_path):

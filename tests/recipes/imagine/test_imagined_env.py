@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from tests.world_models.small_models import SMALL
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.agreement import TrustConfig
+from vla_rl.experience.collect import collect_trajectories
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.experience.trajectories import Trajectories
@@ -66,7 +68,8 @@ def world_model(trajectories: Trajectories) -> WorldModel:
 
 def test_every_kind_is_played_on_seeds_of_its_own_and_some_are_held_out(collected):
     parts = collected.learnt, collected.calibration, collected.held_out
-    assert [part.count for part in parts] == [5, 1, 2] and collected.policy_success == 0.0
+    assert [part.count for part in parts] == [5, 1, 2]
+    assert (collected.policy_success, collected.policy_episodes) == (0.0, 4)
     seeds = [int(part.seed[begin]) for part in parts for begin, _ in part.spans()]
     assert len(set(seeds)) == 8 and min(seeds) == 18_000_000 and max(seeds) == 18_000_007
 
@@ -76,13 +79,33 @@ def test_collected_episodes_come_back_bit_for_bit_or_are_refused(collected, tmp_
     collected.save(tmp_path)
     restored = CollectedEpisodes.load(tmp_path)
     assert restored is not None and restored.policy_success == collected.policy_success
+    assert restored.policy_episodes == collected.policy_episodes
     for name in ("learnt", "calibration", "held_out"):
         one, other = getattr(collected, name), getattr(restored, name)
         assert all(np.array_equal(one.images[camera], other.images[camera]) for camera in one.images)
         assert np.array_equal(one.action, other.action) and np.array_equal(one.seed, other.seed)
+    (tmp_path / "policy_success.json").write_text("0.5")
+    with pytest.raises(UserError, match="does not say in how many episodes"):
+        CollectedEpisodes.load(tmp_path)
+    collected.save(tmp_path)
     (tmp_path / "learnt.npz").write_bytes(b"PK")
     with pytest.raises(UserError, match="no episodes could be read"):
         CollectedEpisodes.load(tmp_path)
+
+
+def test_without_episodes_of_its_own_the_success_of_the_policy_is_unknown(policy, tmp_path, monkeypatch):
+    """And not that of the policy with random actions, every one of whose episodes succeeds here."""
+
+    def won(*given: Any) -> Trajectories:
+        played = collect_trajectories(*given)
+        return replace(played, success=np.ones_like(played.success))
+
+    monkeypatch.setattr("vla_rl.recipes.imagine.collect.collect_trajectories", won)
+    collected = collect_episodes(ENV, policy, replace(COLLECT, policy_episodes=0), seed=1)
+    assert (collected.policy_success, collected.policy_episodes) == (None, 0)
+    collected.save(tmp_path)
+    restored = CollectedEpisodes.load(tmp_path)
+    assert restored is not None and (restored.policy_success, restored.policy_episodes) == (None, 0)
 
 
 @pytest.mark.parametrize("numbers", [{"calibration": 6}, {"held_out": 7}, {"calibration": 0}, {"held_out": 0}])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import cast
 
@@ -63,7 +64,8 @@ class WorldModelRun:
     def measure_baseline(self, policy: Policy) -> None:
         """Note the signals before RL, unless an earlier part of the run has."""
         if not self.decisions:
-            first = self._measure(policy, self.episodes.policy_success, 0)
+            real = self.episodes.policy_success, self.episodes.policy_episodes
+            first = self._measure(policy, real, 0)
             self._note(Decision(first, first, 0, ()), 0)
 
     def coevolve(self, policy: Policy, iteration: int) -> bool:
@@ -75,8 +77,8 @@ class WorldModelRun:
         if decision.buy:
             real = self.episodes.buy(self.env, policy, decision.buy, self.plan, self.seed)
             self._refit()
-            renewed = {"baseline": asdict(self._measure(policy, real, iteration)), "bought": self.episodes.bought}
-            self.decisions[-1] |= renewed
+            baseline = self._measure(policy, real, iteration)
+            self.decisions[-1] |= {"baseline": asdict(baseline), "bought": self.episodes.bought}
             self._write()
         return decision.buy > 0
 
@@ -111,15 +113,15 @@ class WorldModelRun:
             signals, baseline = Signals(**one["signals"]), Signals(**one["baseline"])
             return Decision(signals, baseline, one["buy"], tuple(one["reasons"]))
         baseline = Signals(**self.decisions[-1]["baseline"])
-        signals = self._measure(policy, baseline.real, iteration)
+        signals = self._measure(policy, (baseline.real, baseline.real_episodes), iteration)
         return Coevolution(self.plan.coevolution, baseline, self.episodes.bought).decide(signals)
 
-    def _measure(self, policy: Policy, real: float, iteration: int) -> Signals:
-        """The signals of ``policy``, whose ``real`` success was last played."""
+    def _measure(self, policy: Policy, real: tuple[float | None, int], iteration: int) -> Signals:
+        """The signals of ``policy``, whose ``real`` success was last played, in so many episodes."""
         env, seeds = self.env_factory.make(_ROLLOUTS), seed_ranges.held_out(seed_ranges.VALIDATION, _ROLLOUTS, 10_000)
         noise = generator(self.seed, 1000 + iteration)
         found = measure_rollouts(env, self.calibrated.model, policy, seeds, noise)
-        return Signals(found.success, real, found.uncertain, found.inverse_dynamics_error)
+        return Signals(found.success, real[0], found.uncertain, found.inverse_dynamics_error, _ROLLOUTS, real[1])
 
     def _refit(self) -> None:
         """Train on all episodes, calibrate again and renew the imagined environments.
@@ -154,7 +156,8 @@ class WorldModelRun:
     def _note(self, decision: Decision, iteration: int) -> None:
         self.decisions.append(asdict(decision) | {"iteration": iteration, "bought": self.episodes.bought})
         self._write()
-        self.folder.log("coevolution", iteration, {**asdict(decision.signals), "buy": decision.buy})
+        numbers = {name: math.nan if value is None else value for name, value in asdict(decision.signals).items()}
+        self.folder.log("coevolution", iteration, {**numbers, "buy": decision.buy})
         for reason in decision.reasons:
             console.print(f"iteration {iteration}: {reason}; {decision.buy} real episodes are bought.")
 

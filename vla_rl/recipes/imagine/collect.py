@@ -43,27 +43,38 @@ class CollectConfig:
 
 @dataclass(frozen=True)
 class CollectedEpisodes:
-    """The three parts, equal mixtures of all kinds, and the success of the first kind that was played."""
+    """The three parts, equal mixtures of all kinds, and how often the policy itself succeeded."""
 
     learnt: Trajectories
     calibration: Trajectories
     held_out: Trajectories
-    policy_success: float
+    policy_success: float | None  # in the first kind of episodes; None if none was played
+    policy_episodes: int
 
     def save(self, folder: Path) -> None:
         """Write everything to ``folder``, the success last: where it exists, all files do."""
         for name in _PARTS:
             getattr(self, name).save(folder / f"{name}.npz")
-        write_json(folder / "policy_success.json", self.policy_success)
+        found = {"success": self.policy_success, "episodes": self.policy_episodes}
+        write_json(folder / "policy_success.json", found)
 
     @classmethod
     def load(cls, folder: Path) -> CollectedEpisodes | None:
-        """What :meth:`save` wrote; None when it did not get to the end."""
+        """What :meth:`save` wrote; None when it did not get to the end.
+
+        Raises UserError for episodes that an earlier version wrote.
+        """
         success = folder / "policy_success.json"
         if not success.exists():
             return None
+        found = json.loads(success.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise UserError(
+                f"{str(success)!r} does not say in how many episodes the policy succeeded, as it was written by an "
+                "earlier version, so imagined success cannot be compared with it; collect episodes in a new run."
+            )
         parts = {name: Trajectories.load(folder / f"{name}.npz") for name in _PARTS}
-        return cls(**parts, policy_success=json.loads(success.read_text(encoding="utf-8")))
+        return cls(**parts, policy_success=found["success"], policy_episodes=found["episodes"])
 
 
 def collect_episodes(env_config: EnvConfig, policy: Policy, config: CollectConfig, seed: int) -> CollectedEpisodes:
@@ -96,7 +107,8 @@ def collect_episodes(env_config: EnvConfig, policy: Policy, config: CollectConfi
     order = np.random.default_rng([seed, 31]).permutation(trajectories.count)
     cuts = np.split(order, [config.held_out, aside])
     held_out, calibration, learnt = (trajectories.select(part) for part in cuts)
-    return CollectedEpisodes(learnt, calibration, held_out, float(parts[0].outcomes.mean()))
+    own = float(parts[0].outcomes.mean()) if config.policy_episodes else None  # parts[0] is of another kind without
+    return CollectedEpisodes(learnt, calibration, held_out, own, config.policy_episodes)
 
 
 def show_success(update: Callable[[int, str], None]) -> Callable[[int, int], None]:

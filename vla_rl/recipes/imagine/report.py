@@ -104,11 +104,13 @@ def _decisions(report: Report, run: Path) -> None:
     asked = [one["iteration"] for one in decisions]
     signals = {
         name: [one["signals"][name] for one in decisions]
-        for name in ("imagined", "real", "uncertain", "inverse_dynamics_error")
+        for name in ("imagined", "uncertain", "inverse_dynamics_error")
     }
+    played = [one for one in decisions if one["signals"]["real"] is not None]
+    real = [one["iteration"] for one in played], [one["signals"]["real"] for one in played]
     pair = [
         Series("in imagination", asked, signals["imagined"]),
-        Series("in reality, as last played", asked, signals["real"]),
+        *([Series("in reality, as last played", *real)] if played else []),
     ]
     report.curves("Success of the exploring policy", "iteration", "success", pair, percent=True)
     truncated = [Series("imagined rollouts", asked, signals["uncertain"])]
@@ -123,7 +125,7 @@ def _decisions(report: Report, run: Path) -> None:
         [
             one["iteration"],
             f"{one['signals']['imagined']:.0%}",
-            f"{one['signals']['real']:.0%}",
+            "not played" if one["signals"]["real"] is None else f"{one['signals']['real']:.0%}",
             f"{one['signals']['uncertain']:.0%}",
             f"{one['signals']['inverse_dynamics_error']:.3f}",
             one["buy"],

@@ -33,7 +33,7 @@ class RunEpisodes:
         """``folder``: ``RUN/episodes``, which may hold bought episodes."""
         self.folder = folder
         self.calibration, self.held_out = collected.calibration, collected.held_out
-        self.policy_success = collected.policy_success
+        self.policy_success, self.policy_episodes = collected.policy_success, collected.policy_episodes
         played = [Trajectories.load(path) for path in self._files()]
         self._sizes = [trajectories.count for trajectories in played]  # of all purchases in the folder
         self._all = Trajectories.joined([*demonstrations, collected.learnt, *played])
@@ -73,15 +73,17 @@ class RunEpisodes:
         """The latest ``count`` of ``learnt``."""
         return self.learnt.select(np.arange(max(0, self.learnt.count - count), self.learnt.count))
 
-    def buy(self, env_config: EnvConfig, policy: Policy, count: int, plan: Plan, seed: int) -> float:
-        """Learn from ``count`` real episodes of ``policy`` as well, on seeds that no other has; returns their success.
+    def buy(self, env_config: EnvConfig, policy: Policy, count: int, plan: Plan, seed: int) -> tuple[float, int]:
+        """Learn from ``count`` real episodes of ``policy`` as well, on seeds that no other has.
 
+        Returns their success and how many they are.
         Those that an interrupted run has played already are not played again.
         """
         if self.purchases == len(self._sizes):
             self._play(env_config, policy, count, plan, seed)
         self.use(self.purchases + 1)
-        return float(self.latest(self._sizes[self.purchases - 1]).outcomes.mean())
+        fresh = self.latest(self._sizes[self.purchases - 1])
+        return float(fresh.outcomes.mean()), fresh.count
 
     def _play(self, env_config: EnvConfig, policy: Policy, count: int, plan: Plan, seed: int) -> None:
         number = self.purchases + 1
