@@ -12,11 +12,13 @@ import torch
 
 from sims.catalog import make
 from tests.by_hand import Line, build, seeded
+from tests.off_policy_toys import critics, env_spec, recorded, squashed
 from tests.residuals import POINT, SMALL, StateEncoder, biased_base
 from tests.toys import rollout
 from vla_rl.algorithms.guard import Fallback, FallbackConfig, Release, ReleaseConfig
 from vla_rl.algorithms.ranking import Attempt
 from vla_rl.algorithms.residual_td3 import ResidualTD3, ResidualTD3Config
+from vla_rl.algorithms.rlpd import RLPDConfig
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ActionOut
@@ -197,6 +199,21 @@ def test_a_margin_is_what_noise_may_cost():
         fallback.moved = True
         fallback.add(attempts([1, 1, 1, 0, 0, 1, 1, 0]))
         assert (fallback.level, fallback.passed) == (good, good)
+
+
+@pytest.mark.parametrize(
+    ("remedy", "moved"), [({"release": GATE}, [False, False]), ({"fallback": BACK}, [True, False])]
+)
+def test_rlpd_is_held_and_returns_as_well(remedy, moved):
+    """In the bandit: with the gate shut the actor does not move, and after a fall it has its first weights."""
+    policy = squashed(env_spec(), horizon=1)
+    first = {name: item.detach().clone() for name, item in policy.trainable().items() if item.requires_grad}
+    config = RLPDConfig(learning_starts=1, utd_ratio=0.5, policy_delay=1, num_critics=2, batch=16, **remedy)
+    rlpd, found = config.build(policy, policy.trainable(), critics(policy), Replay(500, 0.9), seeded()), []
+    for outcome in (True, False):
+        rlpd.update(replace(recorded(8, seeded(3)), success=torch.full((1, 8), outcome)))
+        found.append(any(not torch.equal(item, policy.trainable()[name]) for name, item in first.items()))
+    assert found == moved
 
 
 def test_without_remedies_every_decision_of_a_moving_actor_counts():
