@@ -19,7 +19,7 @@ from vla_rl.recipes.json_types import JsonMapping
 from vla_rl.training.tracking import RunFolder
 
 WINDOW = 60  # episodes that a point of a curve is of
-_CLIPS = 3  # of each kind
+_RESCUED, _ALONE = 2, 3  # clips: a row
 _FRAME, _PERSONS = 2, (255, 160, 0)  # pixels around a picture in which a person acts, and their colour
 
 
@@ -123,7 +123,7 @@ def _tables(report: Report, summary: JsonMapping, played: Sequence[Played], regi
 def _clips(report: Report, ledger: Ledger, played: Sequence[Played]) -> None:
     rescued = [one for one in played if one.end.success and one.end.intervened]
     alone = [one for one in reversed(played) if one.alone]
-    chosen = {one.position: one for one in (*islice(rescued, _CLIPS), *islice(alone, _CLIPS))}
+    chosen = {one.position: one for one in (*islice(rescued, _RESCUED), *islice(alone, _ALONE))}
     reader, clips = EpisodeReader(), list[Clip]()
     for position, record in records(ledger):
         if position not in chosen:
