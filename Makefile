@@ -72,7 +72,7 @@ mutants: install ## break what must hold, line by line, and see the tests fail
 soak: install ## kill and stop two thousand simulator processes while PPO trains (ten minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak
 
-faults: install ## kill a fleet's server, learner and robots a thousand times while records are in flight (half an hour)
+faults: install ## kill a fleet's server, learner and robots a thousand times while records are in flight (three quarters of an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults
 
 bench: install ## measure speed
