@@ -50,7 +50,7 @@ def place() -> Improve:
 
 
 def place_residual() -> Improve:
-    """Place by a residual that does not fall below its base: what to begin with where a fall would be dear.
+    """Place by a residual that is kept near its base: what to begin with where a fall would be dear.
 
     The actor plays half of the episodes, with a fifth of its correction, and more of both while it is level with the
     base.  Its noise covers the corrections that it can choose: beyond those that were tried, critics guess.
