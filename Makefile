@@ -45,7 +45,7 @@ imagine: install ## train a world model, improve a policy in it by RL, and repor
 imagine-study: install ## the same without one part at a time (an hour and a half; can be stopped and goes on)
 	$(BIN)/vla-rl imagine study
 
-fleet: install ## a server, a learner, four simulated arms and a scripted person, with a page (ten minutes)
+fleet: install ## a server, a learner, four simulated arms and a scripted person, with a page (a quarter of an hour)
 	$(BIN)/vla-rl fleet demo
 
 test: lint ## everything that must hold before a merge (eleven minutes on two cores)
