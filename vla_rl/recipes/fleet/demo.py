@@ -126,7 +126,7 @@ class FleetDemo:
                 seen = server.status.snapshot()
                 episodes = seen["total"]["episodes"]
                 robots.pause(seen["learner"].get("updates", 0) < self.updates_per_episode * (episodes - _AHEAD))
-                update(episodes, _remark(server))
+                update(episodes, _remark(server, seen))
 
     def _last(self, folder: RunFolder, fleet: Path) -> Path:
         """The checkpoint of the version that is active in the end, as a robot would have it."""
@@ -156,8 +156,7 @@ def _certificates(folder: Path, names: list[str]) -> Path:
     return folder
 
 
-def _remark(server: FleetServer) -> str:
-    seen = server.status.snapshot()
+def _remark(server: FleetServer, seen: dict[str, Any]) -> str:
     recent, version = [success for _, success in seen["recent"]][-100:], server.registry.releases.active
     return f"version {version}" + (f", success {np.mean(recent):.0%}" if recent else "")
 

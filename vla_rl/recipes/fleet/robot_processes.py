@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -60,10 +60,6 @@ class RobotProcesses:
             self.paused = paused
             for process in self._processes.values():
                 process.send_signal(signal.SIGSTOP if paused else signal.SIGCONT)
-
-    def told(self) -> Iterator[str]:
-        """The last line of each robot's log: what it has played and sent."""
-        return (self._last(name) for name in self._logs)
 
     def close(self) -> None:
         """End those that still play; what they have not sent is on their disks.  Safe to call twice."""
