@@ -51,11 +51,13 @@ def test_one_command_has_robots_practise_with_a_person_and_a_learner_and_makes_a
 
 def test_a_robot_that_ends_with_an_error_is_named_with_the_end_of_its_log(tmp_path):
     Authority.create(tmp_path / "certificates")
-    with closing(
-        RobotProcesses(tmp_path / "robots", "127.0.0.1:1", tmp_path / "certificates", {"arm-1": 1}, 1)
-    ) as robots:
-        with pytest.raises(UserError, match=r"arm-1 ended with exit code 2, .*vla-rl: .*robots/arm-1"):
-            wait_until(lambda: not robots.running)
+    with (
+        closing(
+            RobotProcesses(tmp_path / "robots", "127.0.0.1:1", tmp_path / "certificates", {"arm-1": 1}, 1)
+        ) as robots,
+        pytest.raises(UserError, match=r"arm-1 ended with exit code 2, .*vla-rl: .*robots/arm-1"),
+    ):
+        wait_until(lambda: not robots.running)
 
 
 def test_robots_stand_still_while_the_learner_is_behind_and_go_on(tmp_path):
