@@ -213,6 +213,13 @@ _BLENDS = (
         (f"{_ON_BLEND}test_the_base_plays_a_random_number_of_steps_first",),
     ),
     Fault(
+        "the base's first steps are counted in decisions",
+        _BLEND,
+        '"blend_steps": steps + self.horizon,',
+        '"blend_steps": steps + 1,',
+        ("tests/policies/test_residual_horizon.py::test_the_base_alone_plays_its_share_in_control_steps",),
+    ),
+    Fault(
         "the base's steps are those of the episode before",
         _BLEND,
         "steps[env_ids], begin[env_ids] = 0, -1",

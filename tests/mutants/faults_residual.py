@@ -9,6 +9,7 @@ _RESIDUAL, _HEADS, _CRITICS, _FUNCTION = (
 )
 _OFF, _TD3, _LOOP = "vla_rl/algorithms/off_policy.py", "vla_rl/algorithms/residual_td3.py", "vla_rl/training/loop.py"
 _ON_RESIDUAL, _ON_HEADS = "tests/policies/test_residual.py::", "tests/policies/test_heads.py::"
+_ON_HORIZON = "tests/policies/test_residual_horizon.py::"
 _ON_TD3, _ON_OFF = "tests/algorithms/test_residual_td3.py::", "tests/algorithms/test_off_policy.py::"
 _TARGET = f"{_ON_TD3}test_the_target_by_hand"
 _BASE = f"{_ON_RESIDUAL}test_at_first_it_is_the_base_chunk_by_chunk_after_every_kind_of_end"
@@ -49,6 +50,41 @@ _POLICIES = (
         "(position < left[:, None])[..., None]",
         "(position < 99 + left[:, None])[..., None]",
         (f"{_ON_RESIDUAL}test_the_rest_of_the_queue_is_observed_and_nothing_after_it",),
+    ),
+    Fault(
+        "a decision that corrects several actions uses up one",
+        _RESIDUAL,
+        "left - self.horizon}",
+        "left - 1}",
+        (f"{_ON_HORIZON}test_at_first_it_is_the_base_after_every_kind_of_end",),
+    ),
+    Fault(
+        "the plan begins at the second action, which is corrected already",
+        _RESIDUAL,
+        "position = torch.arange(self.horizon, self.horizon + self.config.plan, device=left.device)",
+        "position = torch.arange(1, 1 + self.config.plan, device=left.device)",
+        (f"{_ON_HORIZON}test_it_reads_the_actions_that_it_corrects_and_those_after_them",),
+    ),
+    Fault(
+        "the first correction is that of all actions",
+        _RESIDUAL,
+        "self.corrected(features, u), dict[str, Tensor]()",
+        "self.corrected(features, u[:, : self.spec.action_dim].repeat(1, self.horizon)), dict[str, Tensor]()",
+        (f"{_ON_HORIZON}test_every_action_has_a_correction_of_its_own",),
+    ),
+    Fault(
+        "a Gaussian residual's density is that of its first action",
+        _RESIDUAL,
+        "return Likelihood(terms.sum(-1, dtype=torch.float64), entropy, params)",
+        "return Likelihood(terms[:, : self.spec.action_dim].sum(-1, dtype=torch.float64), entropy, params)",
+        (f"{_ON_HORIZON}test_it_keeps_the_contract_and_learning_sees_the_density_of_acting",),
+    ),
+    Fault(
+        "a chunk that the residual cannot divide is cut off",
+        _RESIDUAL,
+        "if chunk.shape[1] % self.horizon:",
+        "if chunk.shape[1] < self.horizon:",
+        (f"{_ON_HORIZON}test_a_horizon_that_does_not_fit_is_refused",),
     ),
     Fault(
         "the noise grows with its correlation",

@@ -29,7 +29,7 @@ class BlendConfig:
 
     decisions: int = 20_000  # H: of the free actor, until the correction is whole
     start: float = 0.0  # probability of the correction at first
-    per: Literal["step", "episode"] = "step"  # what the probability is of
+    per: Literal["step", "episode"] = "step"  # what the probability is of: a decision, or a whole episode
     size: float = 1.0  # largest |u| at first, deployed too
     delay: float = 0.0  # of the time limit: the base alone plays up to this share of an episode, uniformly drawn
 
@@ -44,8 +44,9 @@ class BlendConfig:
 class Blend:
     """Draws where the correction acts; its state is the policy's: ``blend_*``, one entry an environment."""
 
-    def __init__(self, config: BlendConfig, time_limit: int) -> None:
-        self.config, self.time_limit = config, time_limit
+    def __init__(self, config: BlendConfig, time_limit: int, horizon: int = 1) -> None:
+        """``time_limit`` of an episode in control steps, of which a decision takes ``horizon``."""
+        self.config, self.time_limit, self.horizon = config, time_limit, horizon
 
     def initial_state(self, num_envs: int, device: torch.device) -> State:
         """Steps so far, the step at which the correction may begin (-1: not drawn), whether the episode is its."""
@@ -71,5 +72,5 @@ class Blend:
         begin = torch.where(new, waits.long(), begin)
         mine = torch.where(new, drawn[:, 1] < probability, mine)
         acts = mine if self.config.per == "episode" else drawn[:, 2] < probability
-        after = {**state, "blend_steps": steps + 1, "blend_begin": begin, "blend_mine": mine}
+        after = {**state, "blend_steps": steps + self.horizon, "blend_begin": begin, "blend_mine": mine}
         return acts & (steps >= begin), after

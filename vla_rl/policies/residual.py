@@ -1,11 +1,12 @@
-"""Residual policies: a small correction, at every step, of a frozen base policy that may be a black box.
+"""Residual policies: a small correction of every action of a frozen base policy, which may be a black box.
 
     a = clip(b + s * u),    b: the base's action, u: the residual's output, s: its scale; all in units of the bounds
 
 The base acts whenever its chunk queue is empty; the queue is state of this policy, so the base gets exactly the
 observations that it would get alone (Ankile et al. 2025, ResFiT, arXiv 2509.19301).  The residual's input includes
-``features["base_action"]`` [E,D], normalised.  Deviations: any policy can be the base; its queue is cleared after
-termination and truncation alike; and the rest of the queue is an input as well, since the next states depend on it.
+``features["base_action"]`` [E,H*D], normalised: the next H actions of the base, all of which one decision corrects.
+Deviations: any policy can be the base; its queue is cleared after termination and truncation alike; the rest of the
+queue is an input as well, since the next states depend on it; and H may be more than 1, up to the base's whole chunk.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from vla_rl.contract.batch import Reducer
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import NonFiniteError, UserError
+from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import ActionOut, ContextPolicy, CriticAction, Features, Likelihood, Mode, Policy, State
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.blend import Blend, BlendConfig
@@ -46,14 +48,22 @@ class Base(Policy, Saveable, Protocol):
 
 @dataclass(frozen=True)
 class ResidualConfig:
-    """Size of the correction and its exploration, in units of the action's half-range."""
+    """Size of the correction and its exploration, in units of the action's half-range.
+
+    ``horizon`` divides the base's chunk: 1 observes and corrects at every step, more as rarely as the base.  An episode
+    of few decisions tells sooner which of them was good.  Raises UserError for a horizon below 1.
+    """
 
     scale: float = 0.3
-    plan: int = 4  # queued base actions after the next one that the residual reads, 0 where the queue is shorter
+    horizon: int = 1  # actions of the base, H, that one decision corrects, each by its own ``u``
+    plan: int = 4  # queued base actions after those that the residual reads, 0 where the queue is shorter
     noise: float = 0.1  # standard deviation of exploration; that of ``u`` for a Gaussian residual
-    correlation: float = 0.5  # between the noise of successive steps of a deterministic residual
+    correlation: float = 0.5  # between the noise of successive decisions of a deterministic residual
     head: HeadConfig = HeadConfig()
     blend: BlendConfig | None = None  # of a deterministic residual: little correction at first; None: all of it
+
+    def __post_init__(self) -> None:
+        check_limits(self, horizon=(1, math.inf))
 
 
 class ResidualPolicy(HoldsFrozen):
@@ -76,6 +86,11 @@ class ResidualPolicy(HoldsFrozen):
                 "would have no input; give an encoder: a policy with feature_sizes, such as an imitation checkpoint."
             )
         self.config, self.version, self.spec = config or ResidualConfig(), 0, base.spec
+        if self.horizon > self.spec.max_chunk:
+            raise UserError(
+                f"a residual that corrects {self.horizon} actions at once would choose chunks that {self.spec.name!r} "
+                f"does not execute; give ResidualConfig a horizon of at most {self.spec.max_chunk}."
+            )
         self._frozen = (base, encoder)
         self.action_scale = Affine.from_bounds(self.spec.action)
         low, high = action_limits(self.spec)
@@ -93,9 +108,19 @@ class ResidualPolicy(HoldsFrozen):
         return encoder
 
     @property
+    def horizon(self) -> int:
+        """Actions that one decision corrects."""
+        return self.config.horizon
+
+    @property
+    def corrections(self) -> int:
+        """Entries of one decision: ``horizon`` actions of the spec's dimension."""
+        return self.horizon * self.spec.action_dim
+
+    @property
     def feature_sizes(self) -> dict[str, int]:
         """Sizes of the residual's inputs, by name."""
-        base = {"base_action": self.spec.action_dim, "base_plan": self.config.plan * self.spec.action_dim}
+        base = {"base_action": self.corrections, "base_plan": self.config.plan * self.spec.action_dim}
         return {**self.encoder.feature_sizes, **base}
 
     # -- observations and the base's queue --------------------------------------------------------------------------
@@ -122,17 +147,17 @@ class ResidualPolicy(HoldsFrozen):
 
     @torch.no_grad()
     def context(self, features: Features, state: State, generator: Generators) -> tuple[Features, State]:
-        """Adds ``base_action`` [E,D] and ``base_plan`` [E,plan*D]; the base acts where the queue is empty."""
+        """Adds ``base_action`` [E,H*D] and ``base_plan`` [E,plan*D]; the base acts where the queue is empty."""
         empty = (state["left"] == 0).nonzero().flatten()
         if len(empty):
             state = self._refill_queue(features, state, empty, generator)
         queue, left = state["queue"], state["left"]
         # Not the rest of what an encoder returns: a replay buffer would hold a VLA's prefix for every step.
         inputs = {name: features[name] for name in (*self.encoder.feature_sizes, "time") if name in features}
-        inputs["base_action"] = queue[:, 0].clone()
-        position = torch.arange(1, 1 + self.config.plan, device=left.device)
+        inputs["base_action"] = queue[:, : self.horizon].flatten(1)
+        position = torch.arange(self.horizon, self.horizon + self.config.plan, device=left.device)
         inputs["base_plan"] = (queue[:, position] * (position < left[:, None])[..., None]).flatten(1)
-        return inputs, {**state, "queue": queue.roll(-1, 1), "left": left - 1}
+        return inputs, {**state, "queue": queue.roll(-self.horizon, 1), "left": left - self.horizon}
 
     def _refill_queue(self, features: Features, state: State, env_ids: Tensor, generator: Generators) -> State:
         """``state`` with a new chunk of the base in the queues of ``env_ids``; raises NonFiniteError for a NaN."""
@@ -149,6 +174,12 @@ class ResidualPolicy(HoldsFrozen):
                 f"the base {type(self.base).__name__} chose a non-finite action in environment {int(env_ids[bad][0])}, "
                 "so nothing was executed; check the base's checkpoint, the residual cannot correct it."
             )
+        if chunk.shape[1] % self.horizon:
+            raise UserError(
+                f"the base {type(self.base).__name__} chose {chunk.shape[1]} actions, of which a residual cannot "
+                f"correct {self.horizon} at a time, so nothing was executed; give ResidualConfig a horizon that "
+                f"divides {chunk.shape[1]}."
+            )
         queue, left = state["queue"].clone(), state["left"].clone()
         queue[env_ids, : chunk.shape[1]] = self.action_scale.normalize(chunk).to(queue)
         left[env_ids] = chunk.shape[1]
@@ -160,12 +191,13 @@ class ResidualPolicy(HoldsFrozen):
     # -- acting -----------------------------------------------------------------------------------------------------
 
     def corrected(self, features: Features, u: Tensor) -> Tensor:
-        """``b + s u`` [B,D] before clipping."""
+        """``b + s u`` [B,H*D] before clipping."""
         return features["base_action"].to(u) + self.config.scale * u
 
     def _action_out(self, total: Tensor, sample: Tensor, logprob: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        action = self.action_scale.unnormalize(total[:, None]).clamp(self.action_low, self.action_high)
-        return action, sample[:, None], logprob
+        chunk = (self.horizon, self.spec.action_dim)
+        action = self.action_scale.unnormalize(total.unflatten(-1, chunk)).clamp(self.action_low, self.action_high)
+        return action, sample.unflatten(-1, chunk), logprob
 
     @torch.no_grad()
     def calibrate(self, features: Mapping[str, Tensor], reducer: Reducer) -> None:
@@ -207,8 +239,8 @@ class DeterministicResidual(ResidualPolicy):
         self, base: Base, encoder: ObservationEncoder | None = None, config: ResidualConfig | None = None
     ) -> None:
         super().__init__(base, encoder, config)
-        self.delta = DeterministicHead(self.feature_sizes, self.spec.action_dim, self.config.head)
-        self.blend = Blend(self.config.blend, self.spec.time_limit) if self.config.blend else None
+        self.delta = DeterministicHead(self.feature_sizes, self.corrections, self.config.head)
+        self.blend = Blend(self.config.blend, self.spec.time_limit, self.horizon) if self.config.blend else None
         if self.blend:
             # Probability and size of the correction: parameters, so that they are published and kept with the weights.
             self.released = nn.Parameter(torch.zeros(2), requires_grad=False)
@@ -226,8 +258,8 @@ class DeterministicResidual(ResidualPolicy):
         return super().trainable() | ({"released": self.released} if self.blend else {})
 
     def initial_state(self, num_envs: int) -> State:
-        """The queue, the base's own state, the noise [E,D] and where the correction acts."""
-        noise = torch.zeros(num_envs, self.spec.action_dim, device=self.action_low.device)
+        """The queue, the base's own state, the noise [E,H*D] and where the correction acts."""
+        noise = torch.zeros(num_envs, self.corrections, device=self.action_low.device)
         blend = self.blend.initial_state(num_envs, noise.device) if self.blend else {}
         return {**super().initial_state(num_envs), "noise": noise, **blend}
 
@@ -238,7 +270,7 @@ class DeterministicResidual(ResidualPolicy):
         return self.blend.reset_state(state, index) if self.blend else state
 
     def correction(self, features: Features) -> Tensor:
-        """``u`` [B,D], as large as it may be by now."""
+        """``u`` [B,H*D], as large as it may be by now."""
         u = self.delta(features)
         return u * self.released[1] if self.blend else u
 
@@ -259,17 +291,17 @@ class DeterministicResidual(ResidualPolicy):
         return ActionOut(*out, aux, self.version), state
 
     def rsample(self, features: Features, generator: torch.Generator) -> CriticAction:
-        """The correction [B,D] after clipping to the bounds, without noise."""
+        """The correction [B,H*D] after clipping to the bounds, without noise."""
         total = self.corrected(features, self.correction(features)).clamp(-1.0, 1.0)
         return CriticAction(self._correction(features, total), total.new_zeros(len(total)))
 
     def critic_action(self, features: Features, sample: Tensor, executed: Tensor) -> Tensor:
-        """The correction [B,D] that explains the executed action.
+        """The correction [B,H*D] that explains the executed actions.
 
         Deviation from ResFiT, whose critics take the whole action: b and a are nearly equal, so such a critic
         attributes the value of b to a, and its gradient moves the actor before the critic has learnt anything.
         """
-        return self._correction(features, self.action_scale.normalize(executed[:, 0]))
+        return self._correction(features, self.action_scale.normalize(executed).flatten(1))
 
     def _correction(self, features: Features, total: Tensor) -> Tensor:
         return (total - features["base_action"].to(total)) / self.config.scale
@@ -287,7 +319,7 @@ class GaussianResidual(ResidualPolicy):
                 "a Gaussian residual's likelihood is that of a correction that always acts, so it cannot be blended "
                 "with the base; leave ResidualConfig.blend out, or train a deterministic residual."
             )
-        self.delta = GaussianHead(self.feature_sizes, self.spec.action_dim, self.config.head, self.config.noise)
+        self.delta = GaussianHead(self.feature_sizes, self.corrections, self.config.head, self.config.noise)
 
     @torch.no_grad()
     def act(self, features: Features, state: State, mode: Mode, generator: Generators) -> tuple[ActionOut, State]:
@@ -295,14 +327,14 @@ class GaussianResidual(ResidualPolicy):
         logprob = u.new_zeros(len(u), dtype=torch.float64)
         if mode == "sample":
             u = u + std * normal(u.shape, generator, like=u)
-            logprob = self.log_prob(features, u[:, None], {}).logprob
+            logprob = self.log_prob(features, u, {}).logprob
         out = self._action_out(self.corrected(features, u), u, logprob)
         return ActionOut(*out, {}, self.version), state
 
     def log_prob(self, features: Features, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
         """Density of the raw corrections ``u``, summed in float64 to keep the precision of ratios."""
         mean, std = self.delta(features)
-        terms = -0.5 * ((sample[:, 0] - mean) / std).square() - std.log() - 0.5 * math.log(2.0 * math.pi)
+        terms = -0.5 * ((sample.flatten(1) - mean) / std).square() - std.log() - 0.5 * math.log(2.0 * math.pi)
         entropy = (std.log() + 0.5 * math.log(2.0 * math.pi * math.e)).sum(-1, dtype=torch.float64)
         params = {"mean": mean[:, None], "std": std[:, None]}
         return Likelihood(terms.sum(-1, dtype=torch.float64), entropy, params)
