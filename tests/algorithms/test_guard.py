@@ -199,6 +199,12 @@ def test_a_margin_is_what_noise_may_cost():
         fallback.moved = True
         fallback.add(attempts([1, 1, 1, 0, 0, 1, 1, 0]))
         assert (fallback.level, fallback.passed) == (good, good)
+    for margin, below in ((0.0, True), (0.09, True), (0.11, False)):  # Wilson's upper end of 3 in 8 is .65
+        fallback = Fallback(replace(BACK, margin=margin))
+        fallback.add(attempts([1, 1, 0, 1, 1, 1, 0, 1]))
+        fallback.moved = True
+        fallback.add(attempts([1, 0, 0, 0, 1, 0, 1, 0]))
+        assert fallback.below == below, margin
 
 
 @pytest.mark.parametrize(

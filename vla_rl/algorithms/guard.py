@@ -141,7 +141,7 @@ class Fallback:
                 self.latest.append(attempt.success)
         high = wilson(sum(self.latest), len(self.latest), self.config.z)[1]
         enough = len(self.latest) >= self.config.least
-        self.below = bool(attempts) and not self.waiting and enough and high < self.base_success
+        self.below = bool(attempts) and not self.waiting and enough and high < self.base_success - self.config.margin
 
     def returned(self, moved: bool, wait: int) -> None:
         """Good weights act again, or the base (not ``moved``), or the actor in few episodes."""

@@ -1,0 +1,92 @@
+"""The page of a study of few episodes: what a perfect model adds to the best residual alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vla_rl.evaluation.report import Report, Series
+from vla_rl.evaluation.stats import Rate
+
+if TYPE_CHECKING:
+    from vla_rl.recipes.few.study import Curve
+
+
+def write_page(path: Path, curves: Sequence[Curve], alone: Sequence[str], worth: float) -> None:
+    """``alone`` are the methods without a model, ``worth`` the gain from which a use is worth building."""
+    report = Report(
+        "A few hundred real episodes", "What a residual learns from them, and what a perfect model could add to that"
+    )
+    for task in dict.fromkeys(curve.task for curve in curves):
+        mine = [curve for curve in curves if curve.task == task]
+        best = best_of([curve for curve in mine if curve.method in alone])
+        report.section(task.capitalize())
+        report.table(*_success(mine))
+        report.table(*_gains([curve for curve in mine if curve.method not in alone], best, worth))
+        report.curves(f"{task}: test success", "real episodes", "success", [_series(one) for one in mine], percent=True)
+    report.command("vla-rl few")
+    report.write(path)
+
+
+def best_of(curves: Sequence[Curve]) -> Curve:
+    """The one with the largest area under its curve."""
+    return max(curves, key=lambda curve: curve.area())
+
+
+def _success(curves: Sequence[Curve]) -> tuple[list[str], list[list[str]], str]:
+    header = ["", *(f"{episodes} episodes" for episodes in curves[0].episodes), "while learning", "lowest below base"]
+    rows = [[_name(curve), *_at_milestones(curve), f"{curve.area():.1%}", _points(curve.lowest())] for curve in curves]
+    scenes = len(next(iter(curves[0].outcomes.values()))[0])
+    caption = (
+        f"Success on the same {scenes} test scenes: mean of the seeds (lowest to highest). While learning: the area "
+        "under the curve. Lowest: of any seed at any milestone, less its base."
+    )
+    return header, rows, caption
+
+
+def _at_milestones(curve: Curve) -> list[str]:
+    found = curve.success()
+    return [f"{one.mean():.1%} ({one.min():.1%} to {one.max():.1%})" for one in found.T]
+
+
+def _gains(uses: Sequence[Curve], best: Curve, worth: float) -> tuple[list[str], list[list[str]], str]:
+    header = [
+        "with the simulator as the model",
+        *(f"{n} episodes" for n in best.episodes[1:]),
+        "while learning",
+        "worth building",
+    ]
+    rows = []
+    for curve in uses:
+        gains = [curve.gain(best, milestone) for milestone in range(1, len(best.episodes))]
+        cells = [f"{_points(one.mean)} [{100 * one.low:.1f}, {100 * one.high:.1f}]" for one in gains]
+        more = curve.area() - best.area()
+        verdict = "yes" if max([more, *(one.mean for one in gains)]) >= worth else "no"
+        rows.append([_name(curve), *cells, _points(more), verdict])
+    caption = (
+        f"Points gained over the best residual alone ({_name(best)}) on the same scenes, with the 95 % interval of "
+        f"scenes resampled within seeds. Worth building: {100 * worth:g} points or more somewhere; no "
+        "learned model could do better."
+    )
+    return header, rows, caption
+
+
+def _series(curve: Curve) -> Series:
+    """The mean of the seeds, with Wilson's interval of all their scenes."""
+    pooled = [
+        Rate.of(np.concatenate([found[milestone] for found in curve.outcomes.values()]))
+        for milestone in range(len(curve.episodes))
+    ]
+    bounds = [rate.success for rate in pooled], [rate.low for rate in pooled], [rate.high for rate in pooled]
+    return Series(_name(curve), list(curve.episodes), *bounds)
+
+
+def _name(curve: Curve) -> str:
+    return curve.method.replace("_", " ")
+
+
+def _points(difference: float) -> str:
+    return f"{100 * difference:+.1f}"

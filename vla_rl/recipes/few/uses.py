@@ -1,0 +1,234 @@
+"""Uses of a model of decisions beside a residual, each with the simulator in the model's place.
+
+- :class:`Selection` (QWM, arXiv 2608.17163): of several candidates the one is executed whose reward and value after it
+  are highest, while collecting and when deployed; critics learn from what was executed alone.
+- :class:`Branches` of one decision (MAD-TD, arXiv 2410.08896): a small share of the critics' batch are decisions of the
+  present actor from recorded states.
+- :class:`Branches` that begin with what was executed (value expansion, Feinberg et al. 2018, arXiv 1803.00101): targets
+  look further ahead, along decisions of the present actor.  STEVE's weights (Buckman et al. 2018, arXiv 1807.01675)
+  distrust a model where it errs; this one does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from vla_rl.algorithms.off_policy import OffPolicy
+from vla_rl.contract.batch import ReplayBuffer, Rollout, Transitions
+from vla_rl.contract.env import VecEnv
+from vla_rl.contract.limits import check_limits
+from vla_rl.contract.policy import ActionOut, Features, Mode, Policy, State
+from vla_rl.experience.mixture import Mixture
+from vla_rl.experience.replay import Replay
+from vla_rl.experience.rollout import RolloutSource
+from vla_rl.recipes.few.simulator import Consequence, Moments, Simulator, Watching
+
+Value = Callable[[Features], Tensor]
+"""What a critic expects [B] of a policy from features {name: [B,...]} on."""
+
+
+class Use(Protocol):
+    """One use of a model."""
+
+    def attach(self, source: RolloutSource, learner: OffPolicy, simulator: Simulator, gamma: float) -> None:
+        """Change what collects and what is learnt from."""
+
+    def deployed(self, policy: Policy, env: VecEnv, simulator: Simulator, value: Value, gamma: float) -> Policy:
+        """What acts in ``env`` when ``policy`` is deployed."""
+
+
+def value_of(learner: OffPolicy) -> Value:
+    """The mean of the critics for the actor's own decision."""
+
+    @torch.no_grad()
+    def value(features: Features) -> Tensor:
+        action = learner.policy.rsample(features, learner.generator).action
+        found: Tensor = learner.critic(features, action).mean(0)
+        return found
+
+    return value
+
+
+@dataclass(frozen=True)
+class NoModel:
+    """The residual alone."""
+
+    def attach(self, source: RolloutSource, learner: OffPolicy, simulator: Simulator, gamma: float) -> None:
+        pass
+
+    def deployed(self, policy: Policy, env: VecEnv, simulator: Simulator, value: Value, gamma: float) -> Policy:
+        return policy
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The best of ``candidates``: the actor's decision and others with its exploration noise."""
+
+    candidates: int = 8
+
+    def __post_init__(self) -> None:
+        check_limits(self, candidates=(2, math.inf))
+
+    def attach(self, source: RolloutSource, learner: OffPolicy, simulator: Simulator, gamma: float) -> None:
+        source.policy = self.deployed(source.policy, source.env, simulator, value_of(learner), gamma)
+
+    def deployed(self, policy: Policy, env: VecEnv, simulator: Simulator, value: Value, gamma: float) -> Policy:
+        return Selecting(policy, simulator, env, self.candidates, value, gamma)
+
+
+class Selecting(Watching):
+    """Executes the candidate with the highest ``reward + gamma^n value``, whatever the mode."""
+
+    def __init__(
+        self, policy: Policy, simulator: Simulator, env: VecEnv, candidates: int, value: Value, gamma: float
+    ) -> None:
+        super().__init__(policy, simulator, env)
+        self.candidates, self.value, self.gamma = candidates, value, gamma
+
+    @torch.no_grad()
+    def act(self, features: Features, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:
+        moments = self.simulator.moments(self.env, features, state)
+        modes: list[Mode] = ["eval", *(["sample"] * (self.candidates - 1))]  # type: ignore[list-item]
+        tried = [self.policy.act(features, state, one, generator) for one in modes]
+        found = self.simulator.step(Moments.joined([moments] * len(tried)), torch.cat([out.action for out, _ in tried]))
+        reward, factor = found.discounted(self.gamma)
+        scores = (reward + factor * self.value(found.after.features)).view(len(tried), len(moments))
+        best, rows = scores.argmax(0), torch.arange(len(moments))
+
+        def chosen(items: list[Tensor]) -> Tensor:
+            return torch.stack(items)[best, rows]
+
+        out = replace(
+            tried[0][0],
+            action=chosen([one.action for one, _ in tried]),
+            sample=chosen([one.sample for one, _ in tried]),
+            aux={},
+        )
+        return out, {name: chosen([after[name] for _, after in tried]) for name in tried[0][1]}
+
+
+@dataclass(frozen=True)
+class Branches:
+    """``share`` of every batch from short imagined episodes that begin in recorded moments."""
+
+    share: float = 0.1
+    decisions: int = 1
+    first: str = "actor"  # the first decision: "actor", the present one's; "executed", what was executed there
+    new: int = 32  # branches after every rollout
+    kept: int = 1024  # the latest of them, so that they are of an actor of today
+
+    def __post_init__(self) -> None:
+        check_limits(self, share=(0, 1), decisions=(1, math.inf), new=(1, math.inf), kept=(self.new, math.inf))
+
+    def attach(self, source: RolloutSource, learner: OffPolicy, simulator: Simulator, gamma: float) -> None:
+        policy = source.policy
+        source.policy = watching = Watching(policy, simulator, source.env)
+        replay = Replay(self.kept * (self.decisions + 1), gamma, self.decisions)
+        learner.replay = Branched(learner.replay, replay, self, policy, watching, learner.generator)
+
+    def deployed(self, policy: Policy, env: VecEnv, simulator: Simulator, value: Value, gamma: float) -> Policy:
+        return policy
+
+
+class Branched:
+    """A ``ReplayBuffer`` of ``real`` decisions, and of branches that begin in the moments of real decisions."""
+
+    def __init__(
+        self,
+        real: ReplayBuffer,
+        branches: Replay,
+        config: Branches,
+        policy: Policy,
+        watching: Watching,
+        generator: torch.Generator,
+    ) -> None:
+        self.mixture = Mixture(
+            {"online": real, "branches": branches}, {"online": 1.0 - config.share, "branches": config.share}
+        )
+        self.config, self.policy, self.watching, self.generator = config, policy, watching, generator
+        self._moments: list[Moments] = []  # of all real decisions, rollout by rollout
+        self._executed: list[Tensor] = []
+
+    def __len__(self) -> int:
+        return len(self.mixture)
+
+    def add(self, rollout: Rollout) -> int:
+        """Add real decisions, and branches of today's actor from any that are known by now."""
+        new = self.mixture.add(rollout)
+        self._moments.append(Moments.joined(self.watching.take()))
+        self._executed.append(rollout.executed.flatten(0, 1))
+        if len(self._moments) > 1:  # one piece, which rows are drawn from
+            self._moments, self._executed = [Moments.joined(self._moments)], [torch.cat(self._executed)]
+        self.mixture.parts["branches"].add(self._branches())
+        return new
+
+    def sample(self, size: int, generator: torch.Generator) -> Transitions:
+        return self.mixture.sample(size, generator)
+
+    @torch.no_grad()
+    def _branches(self) -> Rollout:
+        moments, executed = self._moments[0], self._executed[0]
+        drawn = torch.randint(len(moments), (self.config.new,), generator=self.generator)
+        moment, consequences, features = moments.select(drawn.numpy()), list[Consequence](), list[Features]()
+        for depth in range(self.config.decisions):
+            action = executed[drawn]
+            if depth or self.config.first == "actor":
+                action = self.policy.act(moment.features, moment.state, "eval", self.generator)[0].action
+            consequence = self.watching.simulator.step(moment, action)
+            features.append(moment.features)
+            consequences.append(consequence)
+            moment = consequence.after
+        return as_rollout([*features, moment.features], consequences)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.mixture.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.mixture.load_state_dict(state)
+
+
+def as_rollout(features: list[Features], consequences: list[Consequence]) -> Rollout:
+    """Branches [T,E] as whole episodes: those that are not over by the end are truncated there."""
+
+    def over_time(name: str) -> Tensor:
+        return torch.stack([getattr(one, name) for one in consequences])
+
+    valid = over_time("valid")
+    active = valid.any(-1)
+    ends = (over_time("terminated") | over_time("truncated")) & active
+    ends[-1] |= active[-1]
+    terminated = over_time("terminated") & ends
+    truncated = ends & ~terminated
+    index = truncated.nonzero()
+    stacked = {name: torch.stack([item[name] for item in features]) for name in features[0]}
+    executed, zeros = over_time("executed"), torch.zeros(active.shape)
+    return Rollout(
+        features=stacked,
+        sample=torch.zeros_like(executed),
+        executed=executed,
+        aux={},
+        logprob=zeros,
+        reward=over_time("reward"),
+        valid=valid,
+        intervened=torch.zeros_like(valid),
+        terminated=terminated,
+        truncated=truncated,
+        success=over_time("success") & ends,
+        version=zeros.long(),
+        final_index=index,
+        final_features=final_features(stacked, index),
+        seeds=zeros.long(),
+        task=zeros.long(),
+        robot="branches",
+    )
+
+
+def final_features(features: Mapping[str, Tensor], index: Tensor) -> Features:
+    """The features {name: [F,...]} after the decisions ``index`` int [F,2]."""
+    return {name: item[index[:, 0] + 1, index[:, 1]] for name, item in features.items()}
