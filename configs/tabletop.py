@@ -52,30 +52,33 @@ def place() -> Improve:
 def place_residual() -> Improve:
     """Place by a residual that is kept near its base: what to begin with where a fall would be dear.
 
-    The actor plays half of the episodes, with a fifth of its correction, and more of both while it is level with the
-    base.  Its noise covers the corrections that it can choose: beyond those that were tried, critics guess.
+    A decision corrects a whole chunk of the base.  The actor plays half of the episodes at first, and more while it is
+    level with the base.  Its noise covers the corrections that it can choose: beyond those that were tried, critics
+    guess.
     """
     small = HeadConfig(width=128)
-    blend = BlendConfig(decisions=20_000, start=0.5, per="episode", size=0.2)
+    blend = BlendConfig(decisions=6000, start=0.5, per="episode")
     algorithm = ResidualTD3Config(
-        batch=128,
+        utd_ratio=1.0,
         learning_starts=1000,
         burst=500,
         critic_warmup=1000,
         num_critics=4,
         critic=small,
-        lr=1e-4,
+        lr=5e-5,
         tau=0.01,
         value_bounds=(0.0, 1.0),
-        penalty=0.01,
+        penalty=0.05,
         release=ReleaseConfig(auroc=0.65, hold=0.55),
-        fallback=FallbackConfig(margin=0.08),
+        fallback=FallbackConfig(margin=0.05),
     )
+    residual = ResidualConfig(scale=0.1, horizon=5, plan=0, noise=0.04, correlation=0.0, head=small, blend=blend)
     return Improve(
         OffPolicyRL(
-            TD3Residual(ResidualConfig(scale=0.1, noise=0.04, head=small, blend=blend)),
-            replay=ReplayConfig(gamma=0.98, n_step=5, share=0.0),
-            loop=LoopConfig(100_000, 100_000, save_every=50, collapse=1.0, env_steps=150_000, validate_steps=30_000),
+            TD3Residual(residual),
+            WindowConfig(num_envs=32, decisions=2),
+            replay=ReplayConfig(gamma=0.99, n_step=4, share=0.0),
+            loop=LoopConfig(100_000, 100_000, save_every=200, collapse=1.0, env_steps=150_000, validate_steps=50_000),
             algorithm=algorithm,
         ),
         policy="runs/imitate_place/checkpoints/imitation",

@@ -1,4 +1,4 @@
-"""``vla-rl imagine [train|improve|agreement|rollout|play|study] ...``: RL in a learned world model.
+"""``vla-rl imagine [train|improve|agreement|rank|rollout|play|study] ...``: RL in a learned world model.
 
 Without a command, the whole comparison: imitation, a world model, RL in it, the same PPO in the simulator, and a page.
 """
@@ -15,6 +15,7 @@ from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.recipes.config_files import file_of, keep_file, load_config, load_kept_files
 from vla_rl.recipes.imagine.comparison import ImagineComparison, compare, evaluate_world_model
 from vla_rl.recipes.imagine.play import Play, serve, steering_of
+from vla_rl.recipes.imagine.rank import Rank, needed, rank_policies
 from vla_rl.recipes.imagine.rollout import Rollout, write_rollout
 from vla_rl.recipes.imagine.saved_run import SavedRun, find_run
 from vla_rl.recipes.imagine.study import ImagineStudy, run_study
@@ -84,6 +85,23 @@ def agreement(arguments: Sequence[str]) -> None:
     console.print(f"r {found['policies']['r']:.2f} over {found['policies']['policies']} policies; {run}/agreement.json")
 
 
+def rank(arguments: Sequence[str]) -> None:
+    """``vla-rl imagine rank RUN POLICY POLICY ...``: which is best, and what would decide the rest."""
+    given = list(arguments)
+    count = next((i for i, text in enumerate(given) if text.startswith("-")), len(given))
+    policies = given[1:count]
+    folder, config = _run_and_options("rank", [*given[: min(1, count)], *given[count:]], Rank())
+    found = rank_policies(SavedRun.load(folder), policies, config)
+    for one in found.estimates:
+        console.print(f"{one.success:6.1%} [{one.low:.1%}, {one.high:.1%}], best with {one.best:4.0%}: {one.name}")
+    open_pairs = [pair for pair in found.pairs if not pair.decided]
+    console.print(f"{len(found.pairs) - len(open_pairs)} of {len(found.pairs)} pairs are decided.")
+    for pair in open_pairs:
+        what = needed(pair)
+        console.print(f"  {pair.better} > {pair.worse} with {pair.probability:.1%}; real episodes to decide it: {what}")
+    console.print(f"{config.out or find_run(folder)}/rank.html")
+
+
 def rollout(arguments: Sequence[str]) -> None:
     """``vla-rl imagine rollout RUN``: recorded actions replayed in the world model, as a page of clips."""
     folder, config = _run_and_options("rollout", arguments, Rollout())
@@ -136,6 +154,7 @@ COMMANDS = {
     "train": train,
     "improve": improve,
     "agreement": agreement,
+    "rank": rank,
     "rollout": rollout,
     "play": play,
     "study": study,

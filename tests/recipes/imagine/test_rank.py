@@ -1,0 +1,118 @@
+"""``vla-rl imagine rank``: policies that nobody has played for real, in the world model of a run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.recipes.imagine.runs import CALM, push, run_folder
+from vla_rl.cli.main import main
+from vla_rl.contract.env import Observation
+from vla_rl.contract.errors import UserError
+from vla_rl.evaluation.ranking import Played, rank
+from vla_rl.policies.function import FunctionPolicy
+from vla_rl.recipes.imagine.rank import Rank, rank_policies, tried
+from vla_rl.recipes.imagine.replays import recorded_initial_states, replay_trajectories
+from vla_rl.recipes.imagine.saved_run import SavedRun
+from world_models.env import ImaginedEnv
+from world_models.uncertainty import Limits
+
+SHORT = replace(CALM, horizon=6, deadline=6, resamples=0)
+
+
+def pull(obs: Observation) -> np.ndarray:
+    """[E,2,2]: the opposite of :func:`push`."""
+    return -push(obs)
+
+
+def still(obs: Observation) -> np.ndarray:
+    """[E,1,2]: far outside of what was recorded, which is between -0.5 and 0.5."""
+    return np.full((len(obs.state), 1, 2), 0.5)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> SavedRun:
+    """About half of ten imagined rollouts succeed."""
+    made = SavedRun.load(run_folder(tmp_path_factory.mktemp("runs") / "run", SHORT))
+    found = replay_trajectories(made.calibrated.model, made.held_out, SHORT)
+    done = float(np.median(np.nanmax(found.success, 1)))
+    imagination = replace(made.calibrated.imagination, success_threshold=done)
+    replace(made.calibrated, limits=Limits((1e9,)), imagination=imagination).save(made.folder / "checkpoints" / "world")
+    return SavedRun.load(made.folder)
+
+
+@pytest.fixture(scope="module")
+def policies(run, tmp_path_factory) -> list[str]:
+    folder = tmp_path_factory.mktemp("policies")
+    for function in (push, pull, still):
+        name = f"{function.__module__}:{function.__name__}"
+        FunctionPolicy(run.calibrated.model.spec, function, name).save_pretrained(folder / function.__name__)
+    return [str(folder / name) for name in ("push", "pull", "still")]
+
+
+def by_hand(run: SavedRun, function) -> tuple[np.ndarray, float]:
+    """Which of ten rollouts succeed, each alone; and the share of their decisions that leave what was tried."""
+    found, states, chunks = [], [], []
+    for episode in range(10):
+        config = replace(run.calibrated.imagination, keyframe_share=0.0)
+        pool = recorded_initial_states(run.calibrated.model, run.held_out)
+        env = ImaginedEnv(run.calibrated.model, pool, 1, run.calibrated.limits, config)
+        obs, success = env.reset(np.zeros(1, int), [episode]), False
+        while True:
+            states.append(obs.state[0].copy())
+            chunks.append(function(obs)[0].astype(np.float32))
+            step = env.step(chunks[-1][None])
+            obs, success = step.obs, bool(step.success[0])
+            if step.terminated[0] or step.truncated[0]:
+                break
+        found.append(success)
+    left = tried(run.held_out, len(chunks[0])).left(np.stack(states), np.stack(chunks))
+    return np.array(found), float(left.mean())
+
+
+def test_it_is_the_ranking_of_what_they_do_in_the_world_model(run, policies, capsys):
+    main(["imagine", "rank", str(run.folder), *policies, "--real", f"{policies[0]}=9/12", "--before-deployment"])
+    found = json.loads((run.folder / "rank.json").read_text())
+    played = {name: by_hand(run, function) for name, function in zip(policies, (push, pull, still), strict=True)}
+    outcomes = {name: one for name, (one, _) in played.items()}
+    assert 0 < sum(one.sum() for one in outcomes.values()) < 30
+    rows = {row["name"]: row for row in found["policies"]}
+    for name, row in rows.items():
+        assert row["imagined"]["success"] == outcomes[name].mean() and row["imagined"]["episodes"] == 10
+    expected = rank([Played(name, one, (9, 12) if name == policies[0] else (0, 0)) for name, one in outcomes.items()])
+    assert [row["name"] for row in found["policies"]] == [one.name for one in expected.estimates]
+    assert [row["success"] for row in found["policies"]] == [one.success for one in expected.estimates]
+    assert [pair["probability"] for pair in found["pairs"]] == [one.probability for one in expected.pairs]
+    assert rows[policies[0]]["real"] == [9, 12] and found["starts"] == 10
+    assert {name: row["outside"] for name, row in rows.items()} == {name: left for name, (_, left) in played.items()}
+    assert len({left for _, left in played.values()}) > 1
+    page, said = (run.folder / "rank.html").read_text(), capsys.readouterr().err
+    assert "9 of 12" in page and "leaves what was tried" in page and "real episodes that would decide it" in page
+    assert all(name in "".join(said.split()) for name in policies) and "of 3 pairs are decided" in said
+
+
+def test_tried_are_the_recorded_chunks_at_every_step(run):
+    found = tried(run.held_out, 2)
+    expected = [
+        np.concatenate([run.held_out.state[step], run.held_out.action[step], run.held_out.action[step + 1]])
+        for begin, end in run.held_out.spans()
+        for step in range(begin, end - 2)  # the last entry of an episode has no action
+    ]
+    np.testing.assert_allclose(found.decisions * found.std + found.mean, expected, atol=1e-5)
+    with pytest.raises(UserError, match="no recorded episode is longer than 500 actions"):
+        tried(run.held_out, 500)
+
+
+def test_less_can_be_asked_for_and_nonsense_is_refused(run, policies, complaint, tmp_path):
+    rank_policies(run, policies[:2], Rank(starts=4, out=str(tmp_path)))
+    assert json.loads((tmp_path / "rank.json").read_text())["starts"] == 4
+    command = ("imagine", "rank", str(run.folder))
+    assert "no two policies" in complaint(*command, policies[0])
+    assert "holds out 10 episodes" in complaint(*command, *policies, "--starts", "11")
+    assert "SUCCESSES/EPISODES" in complaint(*command, *policies, "--real", "13/12")
+    assert "SUCCESSES/EPISODES" in complaint(*command, *policies, "--real", f"{policies[0]}=13/12")
+    assert "which is not ranked" in complaint(*command, *policies, "--real", "other=1/12")
+    assert "needs a run folder" in complaint("imagine", "rank")

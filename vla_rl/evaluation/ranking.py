@@ -1,0 +1,223 @@
+"""Which of several policies is best, from imagined rollouts of all and real episodes of some.
+
+In log-odds, with ``t`` the true success of each of ``k`` policies, one Gaussian linear model:
+
+    real      r_i = t_i + n_i             n_i of s successes and f failures: variance 1/(s + 1/2) + 1/(f + 1/2)
+    imagined  x_i = t_i - a + e_i + m_i   a: by how much dreams are too strict; e_i: the error of the world model for
+                                          this policy, variance ``spread^2``; m: noise of rollouts from the same starts
+
+(empirical logits, Agresti 2013, "Categorical Data Analysis", 3.1; the spread between policies by DerSimonian and Laird
+1986).  ``a`` is common, so it says nothing about which of two is better, and the starts are common, so their noise
+partly cancels.  The posterior has a mean and a covariance of all ``t``: what is decided and what is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.intervals import Z95
+from vla_rl.evaluation.stats import Floats
+
+SPREAD = 0.35  # prior guess: 8 points at a success of one half; it counts as two degrees of freedom
+_WIDTH = 3.0  # prior standard deviation of a policy's log-odds: from 5 to 95 %
+_STRICTNESS = 1.0  # prior standard deviation of ``a``
+_MOST = 1 << 17  # real episodes; more is no plan
+_DRAWS = 20_000
+
+
+@dataclass(frozen=True)
+class Played:
+    """A policy's imagined outcomes bool [n], from the same starts for all, and its real (successes, episodes)."""
+
+    name: str
+    imagined: np.ndarray
+    real: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """True success of a policy with its 95 % interval, and the probability that it is the best."""
+
+    name: str
+    success: float
+    low: float
+    high: float
+    best: float
+
+
+@dataclass(frozen=True)
+class Pair:
+    """``better`` succeeds more often than ``worse`` with ``probability``.
+
+    ``episodes``: real ones of each of the two that would decide it, if the estimates are right; 0 where it is decided,
+    None where no reasonable number would.  ``episodes_alone``: the same without any imagined rollout.
+    """
+
+    better: str
+    worse: str
+    probability: float
+    episodes: int | None
+    episodes_alone: int | None
+
+    @property
+    def decided(self) -> bool:
+        return self.episodes == 0
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """``estimates``, the best first; ``pairs`` of all policies; ``strictness`` and ``spread`` of the world model."""
+
+    estimates: tuple[Estimate, ...]
+    pairs: tuple[Pair, ...]
+    strictness: float
+    spread: float
+
+
+def rank(policies: Sequence[Played]) -> Ranking:
+    """Raises UserError for fewer than two policies, equal names, or other numbers of imagined rollouts."""
+    _check(policies)
+    imagined = np.stack([np.asarray(one.imagined, bool) for one in policies])
+    noise, spread = _noise_covariance(imagined), _spread(policies)
+    mean, covariance, strictness = _posterior(policies, imagined, noise, spread)
+    estimates = _estimates(policies, mean, covariance)
+    order = np.argsort(-mean, kind="stable")
+    pairs = [
+        _pair(policies, mean, covariance, int(order[i]), int(order[j]))
+        for i in range(len(order))
+        for j in range(i + 1, len(order))
+    ]
+    return Ranking(tuple(estimates[i] for i in order), tuple(pairs), strictness, spread)
+
+
+def _check(policies: Sequence[Played]) -> None:
+    names = [one.name for one in policies]
+    if len(policies) < 2 or len(set(names)) < len(names):
+        raise UserError(f"{names} are no two policies with names of their own, so there is nothing to rank; name more.")
+    lengths = {len(one.imagined) for one in policies}
+    if len(lengths) > 1 or lengths == {0}:
+        raise UserError(
+            f"the policies have {sorted(lengths)} imagined rollouts, so they cannot be compared start by start; play "
+            "all of them from the same starts."
+        )
+
+
+def log_odds(successes: float, episodes: int) -> float:
+    """The empirical logit: finite without a success or a failure."""
+    return math.log((successes + 0.5) / (episodes - successes + 0.5))
+
+
+def _noise_covariance(imagined: np.ndarray) -> Floats:
+    """[k,k] of the empirical logits of ``imagined`` bool [k,n]: the starts are the same, so outcomes are correlated."""
+    n = imagined.shape[1]
+    rates = (imagined.sum(1) + 0.5) / (n + 1)
+    slope = 1.0 / (rates * (1.0 - rates))
+    deviations = imagined - imagined.mean(1, keepdims=True)
+    joint: Floats = deviations @ deviations.T / n**2 * slope[:, None] * slope
+    # The variance of an empirical logit, which is not 0 where all outcomes are equal.
+    np.fill_diagonal(joint, 1.0 / (imagined.sum(1) + 0.5) + 1.0 / ((~imagined).sum(1) + 0.5))
+    return joint
+
+
+def _spread(policies: Sequence[Played]) -> float:
+    """Standard deviation of the world model's error between policies: the guess, and those whose truth is known."""
+    known = [one for one in policies if one.real[1]]
+    freedom = max(0, len(known) - 1)
+    variance = _between(known) if freedom else 0.0
+    return math.sqrt((freedom * variance + 2 * SPREAD**2) / (freedom + 2))
+
+
+def _between(known: Sequence[Played]) -> float:
+    """DerSimonian and Laird's variance between two or more policies, at least 0."""
+    dreams = [(int(one.imagined.sum()), len(one.imagined)) for one in known]
+    gap = np.array([log_odds(*one.real) - log_odds(*dream) for one, dream in zip(known, dreams, strict=True)])
+    noise = np.array([_variance(*one.real) + _variance(*dream) for one, dream in zip(known, dreams, strict=True)])
+    weight = 1.0 / noise
+    centre = float((weight * gap).sum() / weight.sum())
+    excess = float((weight * (gap - centre) ** 2).sum()) - (len(known) - 1)
+    return max(0.0, excess / float(weight.sum() - (weight**2).sum() / weight.sum()))
+
+
+def _variance(successes: int, episodes: int) -> float:
+    return 1.0 / (successes + 0.5) + 1.0 / (episodes - successes + 0.5)
+
+
+def _posterior(
+    policies: Sequence[Played], imagined: np.ndarray, noise: Floats, spread: float
+) -> tuple[Floats, Floats, float]:
+    """Mean [k] and covariance [k,k] of the true log-odds, and the mean of ``a``."""
+    k = len(policies)
+    design = np.hstack([np.eye(k), -np.ones((k, 1))])  # of x, given (t, a)
+    weight = np.linalg.inv(noise + spread**2 * np.eye(k))
+    precision = np.diag([*[_WIDTH**-2] * k, _STRICTNESS**-2]) + design.T @ weight @ design
+    shown = design.T @ weight @ np.array([log_odds(int(row.sum()), len(row)) for row in imagined])
+    for i, one in enumerate(policies):
+        if one.real[1]:
+            precision[i, i] += 1.0 / _variance(*one.real)
+            shown[i] += log_odds(*one.real) / _variance(*one.real)
+    covariance = np.asarray(np.linalg.inv(precision), np.float64)
+    mean = covariance @ shown
+    return mean[:k], covariance[:k, :k], float(mean[k])
+
+
+def _estimates(policies: Sequence[Played], mean: Floats, covariance: Floats) -> list[Estimate]:
+    draws = np.random.default_rng(0).multivariate_normal(mean, covariance, _DRAWS, method="cholesky")
+    best = np.bincount(draws.argmax(1), minlength=len(mean)) / _DRAWS
+    half = Z95 * np.sqrt(np.diag(covariance))
+    return [
+        Estimate(
+            one.name,
+            success=_rate(float(mean[i])),
+            low=_rate(float(mean[i] - half[i])),
+            high=_rate(float(mean[i] + half[i])),
+            best=float(best[i]),
+        )
+        for i, one in enumerate(policies)
+    ]
+
+
+def _rate(log_odds: float) -> float:
+    return 1.0 / (1.0 + math.exp(-log_odds))
+
+
+def _pair(policies: Sequence[Played], mean: Floats, covariance: Floats, i: int, j: int) -> Pair:
+    """``i``, which is estimated to be better, and ``j``."""
+    gap = float(mean[i] - mean[j])
+    both = np.ix_([i, j], [i, j])
+    deviation = math.sqrt(_difference_variance(covariance[both], np.zeros(2)))
+    probability = 0.5 * (1.0 + math.erf(gap / deviation / math.sqrt(2.0)))
+    rates = np.array([_rate(float(mean[i])), _rate(float(mean[j]))])
+    alone = np.diag([_WIDTH**2] * 2)
+    needed = (_episodes(prior, gap, rates) for prior in (covariance[both], alone))
+    return Pair(policies[i].name, policies[j].name, probability, *needed)
+
+
+def _episodes(prior: Floats, gap: float, rates: Floats) -> int | None:
+    """The fewest real episodes of each of two policies after which ``gap`` is 1.96 standard deviations."""
+
+    def decides(n: int) -> bool:
+        return gap > Z95 * math.sqrt(_difference_variance(prior, n * rates * (1.0 - rates)))
+
+    if decides(0):
+        return 0
+    high = 1
+    while not decides(high):
+        high *= 2
+        if high > _MOST:
+            return None
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if decides(middle) else (middle, high)
+    return high
+
+
+def _difference_variance(prior: Floats, information: Floats) -> float:
+    """Of the difference of two with covariance ``prior`` [2,2] after observations of ``information`` [2] about each."""
+    covariance = np.linalg.inv(np.linalg.inv(prior) + np.diag(information))
+    return float(covariance[0, 0] + covariance[1, 1] - 2.0 * covariance[0, 1])
