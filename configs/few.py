@@ -11,13 +11,15 @@ from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import ResidualConfig
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.few.learn import FewEpisodes
-from vla_rl.recipes.few.uses import Branches, NoModel, Selection, Use
+from vla_rl.recipes.few.selection import CriticSelection, LatentSelection, Selection
+from vla_rl.recipes.few.uses import Branches, NoModel, Use
 from vla_rl.recipes.imitate import Imitate
 from vla_rl.recipes.off_policy import OffPolicyRL, ReplayConfig
 from vla_rl.recipes.policies import TD3Residual
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.grounding import GroundingConfig
 from vla_rl.training.imitation import ImitationConfig
+from world_models.latent import LatentConfig
 
 LIFT = EnvConfig("lift", training_options={"deadline": 25})
 PLACE = EnvConfig("place", training_options={"deadline": 50})
@@ -58,6 +60,16 @@ def lift_selection() -> FewEpisodes:
     return _lift(1.0, Selection())
 
 
+def lift_critic_selection() -> FewEpisodes:
+    """The best of eight candidates by the critics, without a model."""
+    return _lift(1.0, CriticSelection())
+
+
+def lift_latent_selection() -> FewEpisodes:
+    """The best of eight candidates by a latent model that is learnt beside the critics."""
+    return _lift(1.0, LatentSelection(LatentConfig()))
+
+
 def lift_branches() -> FewEpisodes:
     """A tenth of the batch are decisions of today's actor from recorded moments."""
     return _lift(1.0, Branches())
@@ -86,6 +98,16 @@ def place_residual_four() -> FewEpisodes:
 def place_selection() -> FewEpisodes:
     """The best of eight candidates one decision ahead."""
     return _place(1.0, Selection())
+
+
+def place_critic_selection() -> FewEpisodes:
+    """The best of eight candidates by the critics, without a model."""
+    return _place(1.0, CriticSelection())
+
+
+def place_latent_selection() -> FewEpisodes:
+    """The best of eight candidates by a latent model that is learnt beside the critics."""
+    return _place(1.0, LatentSelection(LatentConfig()))
 
 
 def place_branches() -> FewEpisodes:

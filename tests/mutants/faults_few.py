@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from tests.mutants.fault import Fault
 
-_SIMULATOR, _USES, _STUDY, _REPORT, _LEARN = (
-    f"vla_rl/recipes/few/{name}.py" for name in ("simulator", "uses", "study", "report", "learn")
+_SIMULATOR, _USES, _SELECTION, _STUDY, _REPORT, _LEARN = (
+    f"vla_rl/recipes/few/{name}.py" for name in ("simulator", "uses", "selection", "study", "report", "learn")
 )
+_LATENT, _TRAINER = "world_models/latent.py", "vla_rl/training/latent_model.py"
+_ON_LATENT, _ON_TRAINER = "tests/world_models/test_latent.py::", "tests/training/test_latent_model.py::"
 _ON_USES, _ON_FEW = "tests/recipes/test_few_uses.py::", "tests/recipes/test_few.py::"
 _COPY = f"{_ON_USES}test_a_decision_in_a_copy_is_what_the_environment_then_does"
 _BRANCHES = f"{_ON_USES}test_branches_begin_with_what_was_executed_or_with_the_actor_and_go_on_with_it"
@@ -56,14 +58,14 @@ _MODEL = (
 _USE = (
     Fault(
         "the worst candidate is executed",
-        _USES,
-        "best, rows = scores.argmax(0)",
-        "best, rows = scores.argmin(0)",
+        _SELECTION,
+        "[out for out, _ in tried]).argmax(0)",
+        "[out for out, _ in tried]).argmin(0)",
         (_BEST,),
     ),
     Fault(
         "candidates do not explore",
-        _USES,
+        _SELECTION,
         '*(["sample"] * (self.candidates - 1))',
         '*(["eval"] * (self.candidates - 1))',
         (_BEST,),
@@ -105,10 +107,90 @@ _USE = (
     ),
     Fault(
         "the value is that of the base",
-        _USES,
+        _SELECTION,
         "found: Tensor = learner.critic(features, action).mean(0)",
         "found: Tensor = learner.critic(features, 0 * action).mean(0)",
         (f"{_ON_USES}test_the_value_is_that_of_the_actors_own_decision",),
+    ),
+)
+
+_LEARNT = (
+    Fault(
+        "the critics score the actor's own decision",
+        _SELECTION,
+        "[critic(features, policy.critic_action(features, out.sample, out.action)).mean(0) for out in candidates]",
+        "[critic(features, policy.rsample(features, None).action).mean(0) for out in candidates]",
+        (f"{_ON_USES}test_critics_score_the_decision_that_would_be_executed",),
+    ),
+    Fault(
+        "the latent model never learns",
+        _SELECTION,
+        "for _ in range(steps):",
+        "for _ in range(0):",
+        (f"{_ON_USES}test_every_selection_collects_and_is_deployed",),
+    ),
+    Fault(
+        "what is deployed does not select",
+        _SELECTION,
+        "return Selecting(policy, simulator, env, self.candidates, self.scores(env, simulator))",
+        "return Selecting(policy, simulator, env, 2, self.scores(env, simulator))",
+        (f"{_ON_USES}test_every_selection_collects_and_is_deployed",),
+    ),
+    Fault(
+        "the score forgets the reward",
+        _LATENT,
+        "return (found.reward + discount",
+        "return (0 * found.reward + discount",
+        (f"{_ON_LATENT}test_it_scores_decisions_as_the_system_does",),
+    ),
+    Fault(
+        "a value follows an end",
+        _LATENT,
+        "(1.0 - found.end) * self.value(found.latent)",
+        "self.value(found.latent)",
+        (f"{_ON_LATENT}test_it_scores_decisions_as_the_system_does",),
+    ),
+    Fault(
+        "what follows an end is predicted",
+        _LATENT,
+        '"self_prediction": (apart * goes_on).mean(),',
+        '"self_prediction": apart.mean(),',
+        (f"{_ON_LATENT}test_what_follows_an_end_does_not_matter",),
+    ),
+    Fault(
+        "errors do not count by the value",
+        _LATENT,
+        "+ (reached * goes_on).mean(),",
+        "+ 0 * reached.mean(),",
+        (f"{_ON_LATENT}test_losses_by_hand",),
+    ),
+    Fault(
+        "the slow encoder stands still",
+        _LATENT,
+        "slow.lerp_(present, self.config.tau)",
+        "slow.lerp_(present, 0.0)",
+        (f"{_ON_LATENT}test_no_gradient_reaches_the_targets_and_the_slow_encoder_follows",),
+    ),
+    Fault(
+        "the model looks as far ahead as the critics",
+        _TRAINER,
+        "generator=generator).to(slots.device)], 1)",
+        "generator=generator).to(slots.device)], 0)",
+        (f"{_ON_TRAINER}test_decisions_are_single_whatever_the_buffer_looks_ahead",),
+    ),
+    Fault(
+        "the model's values are those of the base",
+        _TRAINER,
+        "found: Tensor = self.critic(features, action).mean(0)",
+        "found: Tensor = self.critic(features, 0 * action).mean(0)",
+        (f"{_ON_TRAINER}test_values_are_those_of_the_critics_for_the_actor",),
+    ),
+    Fault(
+        "a loss that is not finite is learnt from",
+        _TRAINER,
+        "if not torch.isfinite(total):",
+        "if False:",
+        (f"{_ON_TRAINER}test_a_loss_that_is_not_finite_moves_nothing",),
     ),
 )
 
@@ -144,10 +226,10 @@ _TABLE = (
     Fault(
         "the base is tested with the model",
         _LEARN,
-        "rows = [self._test(NoModel(), setup.policy, learner, 0, seconds)]",
+        "rows = [self._test(OnlyLearning(), setup.policy, 0, seconds)]",
         "rows = []",
         (f"{_ON_FEW}test_every_method_is_tested_at_every_milestone_and_nothing_runs_twice",),
     ),
 )
 
-FAULTS = (*_MODEL, *_USE, *_TABLE)
+FAULTS = (*_MODEL, *_USE, *_LEARNT, *_TABLE)

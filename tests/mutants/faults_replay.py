@@ -35,7 +35,7 @@ _BUFFER = (
     Fault(
         "n steps look past an end",
         _REPLAY,
-        'columns["remaining"][slots].clamp_max(self.n_step)',
+        'columns["remaining"][slots].clamp_max(n_step)',
         'columns["remaining"][slots].clamp(self.n_step, self.n_step)',
         (_BRUTE,),
     ),

@@ -8,7 +8,8 @@ from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import ResidualConfig
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.few.learn import FewEpisodes
-from vla_rl.recipes.few.uses import Branches, Selection
+from vla_rl.recipes.few.selection import LatentSelection, Selection
+from vla_rl.recipes.few.uses import Branches
 from vla_rl.recipes.imitate import Imitate
 from vla_rl.recipes.off_policy import OffPolicyRL, ReplayConfig
 from vla_rl.recipes.policies import TD3Residual
@@ -16,6 +17,7 @@ from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.grounding import GroundingConfig
 from vla_rl.training.imitation import ImitationConfig
+from world_models.latent import LatentConfig
 
 LIFT = EnvConfig("lift", training_options={"deadline": 5})
 SMALL = HeadConfig(width=16)
@@ -54,6 +56,11 @@ def lift_residual_one() -> FewEpisodes:
 def lift_selection() -> FewEpisodes:
     """The best of three."""
     return replace(lift_residual_one(), use=Selection(3))
+
+
+def lift_latent_selection() -> FewEpisodes:
+    """The best of three by a latent model."""
+    return replace(lift_residual_one(), use=LatentSelection(LatentConfig(width=16), 3))
 
 
 def lift_branches() -> FewEpisodes:

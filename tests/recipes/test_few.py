@@ -43,8 +43,15 @@ def test_a_gain_is_paired_by_scene_and_seed():
 
 def test_a_use_is_worth_building_only_where_the_perfect_model_gains_enough(tmp_path):
     alone = curve("residual_one", (4, 5, 5))
+    latent = curve("latent_selection", (4, 9, 9))
     for method, counts, verdict in (("selection", (4, 5, 6), "yes"), ("branches", (4, 5, 5), "no")):
-        write_page(tmp_path / f"{method}.html", [alone, curve(method, counts)], ["residual_one"], 0.05)
+        write_page(
+            tmp_path / f"{method}.html",
+            [alone, curve(method, counts), latent],
+            ["residual_one"],
+            ["latent_selection"],
+            0.05,
+        )
         page = (tmp_path / f"{method}.html").read_text()
         assert [one for one in ("yes", "no") if f">{one}</td>" in page] == [verdict]
     page = (tmp_path / "selection.html").read_text()
@@ -54,11 +61,11 @@ def test_a_use_is_worth_building_only_where_the_perfect_model_gains_enough(tmp_p
 def test_every_method_is_tested_at_every_milestone_and_nothing_runs_twice(tmp_path, capsys, complaint):
     out = tmp_path / "few"
     command = ["few", "--config", CONFIG, "--tasks", "lift", "--alone", "residual_one", "--seeds", "2"]
-    command += ["--uses", "selection", "--out", str(out)]
+    command += ["--uses", "selection", "--learnt", "latent_selection", "--out", str(out)]
     main(command)
     rows = json.loads((out / "results.json").read_text())
     assert all(row.keys() == {"task", "method", "episodes", "seed", "success", "low", "high"} for row in rows)
-    methods = ("residual_one", "selection")
+    methods = ("residual_one", "selection", "latent_selection")
     expected = {("base", 0)} | {(method, episodes) for method in methods for episodes in (4, 8)}
     assert sorted((row["method"], row["episodes"]) for row in rows) == sorted(expected)
     for method in methods:

@@ -13,13 +13,24 @@ from sims.catalog import make
 from tests.residuals import HORIZON, POINT, SMALL, StateEncoder, biased_base
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.policy import encode_observation
 from vla_rl.experience.replay import Replay
 from vla_rl.experience.rollout import RolloutSource
 from vla_rl.policies.critics import QEnsemble
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import DeterministicResidual
+from vla_rl.recipes.few.selection import (
+    CriticScores,
+    CriticSelection,
+    LatentSelection,
+    Selecting,
+    Selection,
+    SimulatorScores,
+    value_of,
+)
 from vla_rl.recipes.few.simulator import Consequence, Moments, Simulator, Watching
-from vla_rl.recipes.few.uses import Branched, Branches, Selection, as_rollout, value_of
+from vla_rl.recipes.few.uses import Branched, Branches, as_rollout
+from world_models.latent import LatentConfig
 
 GAMMA = 0.9
 
@@ -87,22 +98,64 @@ def test_the_best_candidate_is_executed(mode):
     env.reset(np.arange(4), np.arange(300, 304))
     chosen: dict[int, torch.Tensor] = {}
     for candidates in (2, 16):
-        use = Selection(candidates)
-        acting = use.deployed(policy, env, simulator, lambda features: features["state"][:, 0], GAMMA)
+        scores = SimulatorScores(env, simulator, lambda features: features["state"][:, 0], GAMMA)
+        acting = Selecting(policy, simulator, env, candidates, scores)
         state = acting.reset_state(acting.initial_state(4), np.arange(4))
         obs = env.restore(np.arange(4), env.snapshot(np.arange(4)))
         features, state = acting.context(acting.encode(obs), state, seeded())
-        moments = simulator.moments(env, features, state)
         out, _ = acting.act(features, state, mode, seeded(5))
         alone, _ = policy.act(features, state, "eval", seeded(5))
-        for one, action in (("ours", out.action), ("its own", alone.action)):
-            reward, factor = (found := simulator.step(moments, action)).discounted(GAMMA)
-            score = reward + factor * found.after.features["state"][:, 0]
-            if one == "ours":
-                chosen[candidates] = score
-            else:
-                assert (chosen[candidates] >= score - 1e-6).all()
+        chosen[candidates], its_own = scores(features, state, [out, alone])
+        assert (chosen[candidates] >= its_own - 1e-6).all()
+        moments = simulator.moments(env, features, state)
+        reward, factor = (found := simulator.step(moments, out.action)).discounted(GAMMA)
+        torch.testing.assert_close(chosen[candidates], reward + factor * found.after.features["state"][:, 0])
     assert chosen[16].mean() > chosen[2].mean() and not torch.equal(chosen[16], chosen[2])
+
+
+@pytest.mark.parametrize("use", [Selection(3), CriticSelection(3), LatentSelection(LatentConfig(width=16), 3)])
+def test_every_selection_collects_and_is_deployed(use):
+    policy, env = residual(), make("point_mass", num_envs=4)
+    td3 = learner(policy)
+    simulator = Simulator(make("point_mass", num_envs=3), policy, seeded())
+    source = RolloutSource(env, policy, 3, itertools.count(300), seeded(1))
+    in_use = use.attach(source, td3, simulator, GAMMA)
+    assert isinstance(source.policy, Selecting) and source.policy.candidates == 3
+    torch.nn.init.normal_(td3.critic.last.weight)
+    for _ in range(3):
+        td3.replay.add(source.next())
+        metrics = in_use.learn(5)
+    assert bool(metrics) == isinstance(use, LatentSelection)
+    other = make("point_mass", num_envs=2)
+    deployed = in_use.deployed(policy, other, Simulator(make("point_mass", num_envs=2), policy, seeded()))
+    obs = other.reset(np.arange(2), np.arange(2) + 500)
+    features, state = encode_observation(
+        deployed, obs, deployed.reset_state(deployed.initial_state(2), [0, 1]), seeded()
+    )
+    tried = [
+        policy.act(features, state, mode, generator)[0]
+        for generator in [seeded(7)]
+        for mode in ("eval", "sample", "sample")
+    ]
+    scores = deployed.scores(features, state, tried)
+    out, _ = deployed.act(features, state, "eval", seeded(7))
+    best = scores.argmax(0)
+    assert scores.shape == (3, 2) and len(set(scores[:, 0].tolist())) > 1
+    for env_id in range(2):
+        assert torch.equal(out.action[env_id], tried[int(best[env_id])].action[env_id])
+
+
+def test_critics_score_the_decision_that_would_be_executed():
+    policy, env = residual(), make("point_mass", num_envs=2)
+    td3 = learner(policy)
+    torch.nn.init.normal_(td3.critic.last.weight)
+    obs = env.reset([0, 1], [300, 301])
+    features, state = encode_observation(policy, obs, policy.reset_state(policy.initial_state(2), [0, 1]), seeded())
+    out, _ = policy.act(features, state, "sample", seeded(3))
+    found = CriticScores(td3)(features, state, [out])[0]
+    u = policy.critic_action(features, out.sample, out.action)
+    torch.testing.assert_close(found, td3.critic(features, u).mean(0))
+    assert not torch.allclose(found, td3.critic(features, policy.rsample(features, seeded()).action).mean(0))
 
 
 def branched(first: str, decisions: int = 2, share: float = 0.5):

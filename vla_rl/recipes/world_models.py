@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from world_models.initial_states import Pool as Pool
     from world_models.keyframes import KeyframeConfig as KeyframeConfig
     from world_models.keyframes import Keyframes as Keyframes
+    from world_models.latent import LatentConfig as LatentConfig
+    from world_models.latent import LatentModel as LatentModel
     from world_models.model import WorldModel as WorldModel
     from world_models.replay import ReplayResult as ReplayResult
     from world_models.types import Context as Context
@@ -30,6 +32,13 @@ def new_model(spec: EnvSpec, config: WorldModelConfig, statistics: tuple[np.ndar
     from world_models.model import WorldModel
 
     return WorldModel(spec, config, *statistics)
+
+
+def latent_model(sizes: Mapping[str, int], actions: int, config: LatentConfig) -> LatentModel:
+    """An untrained latent model, see ``world_models.latent.LatentModel``."""
+    from world_models.latent import LatentModel
+
+    return LatentModel(sizes, actions, config)
 
 
 def context_class() -> type[Context]:

@@ -18,7 +18,7 @@ from vla_rl.experience.rollout import RolloutSource
 from vla_rl.recipes.context import RunContext, Trainable, generator
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.few.simulator import Simulator
-from vla_rl.recipes.few.uses import NoModel, Use, value_of
+from vla_rl.recipes.few.uses import InUse, NoModel, OnlyLearning, Use
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.off_policy import OffPolicyRL
 from vla_rl.recipes.policies import start_policy
@@ -60,26 +60,26 @@ class FewEpisodes:
             learner, source = setup.learner, setup.source
             assert isinstance(learner, OffPolicy) and isinstance(source, RolloutSource)
             simulator = Simulator(copies, setup.policy, generator(self.seed, 11))
-            self.use.attach(source, learner, simulator, self.rl.replay.gamma)
+            in_use = self.use.attach(source, learner, simulator, self.rl.replay.gamma)
             counts = Counts()
-            rows = [self._test(NoModel(), setup.policy, learner, 0, seconds)]
+            rows = [self._test(OnlyLearning(), setup.policy, 0, seconds)]
             with bar("learn", self.episodes[-1]) as update:
                 for milestone in self.episodes:
                     while counts.episodes < milestone:
                         with clock(seconds, "learn"):
                             rollout = source.next()
+                            before = learner.steps
                             metrics = learner.update(rollout)
+                            metrics |= in_use.learn(learner.steps - before)
                             setup.store.publish(learner.parameters, counts.episodes / self.episodes[-1])
                         counts.add(rollout)
                         folder.log("rl", len(counts.outcomes), {**rollout.info, **metrics, **counts.total()})
                         update(min(counts.episodes, milestone), f"exploring {counts.recent():.0%}")
-                    tested = self._test(self.use, setup.policy, learner, milestone, seconds)
+                    tested = self._test(in_use, setup.policy, milestone, seconds)
                     rows.append(tested | counts.summary())
         return {"rows": rows, "seconds": seconds, "seed": self.seed}
 
-    def _test(
-        self, use: Use, policy: Trainable, learner: OffPolicy, episodes: int, seconds: dict[str, float]
-    ) -> JsonObject:
+    def _test(self, use: InUse, policy: Trainable, episodes: int, seconds: dict[str, float]) -> JsonObject:
         """Success on the test scenes, of what would be deployed now."""
         scenes = seed_ranges.held_out(seed_ranges.TEST, self.scenes)
         env, copies = self.env.make(self.num_envs), self.env.make(self.num_envs)
@@ -90,7 +90,7 @@ class FewEpisodes:
             bar(f"test after {episodes} episodes", self.scenes) as update,
         ):
             simulator = Simulator(copies, policy, generator(self.seed, 12))
-            deployed = use.deployed(policy, env, simulator, value_of(learner), self.rl.replay.gamma)
+            deployed = use.deployed(policy, env, simulator)
             found = evaluate(
                 env, deployed, scenes, self.seed, report=lambda done, won: update(done, f"success {won / done:.0%}")
             )

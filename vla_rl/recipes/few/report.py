@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vla_rl.evaluation.report import Report, Series
-from vla_rl.evaluation.stats import Rate
+from vla_rl.evaluation.stats import Difference, Rate
 
 if TYPE_CHECKING:
     from vla_rl.recipes.few.study import Curve
 
 
-def write_page(path: Path, curves: Sequence[Curve], alone: Sequence[str], worth: float) -> None:
-    """``alone`` are the methods without a model, ``worth`` the gain from which a use is worth building."""
+def write_page(path: Path, curves: Sequence[Curve], alone: Sequence[str], learnt: Sequence[str], worth: float) -> None:
+    """``alone`` are residuals without more, ``learnt`` have what can be learnt, all others the simulator as a model.
+
+    ``worth``: the gain from which a use is worth building.
+    """
     report = Report(
         "A few hundred real episodes", "What a residual learns from them, and what a perfect model could add to that"
     )
@@ -25,7 +28,8 @@ def write_page(path: Path, curves: Sequence[Curve], alone: Sequence[str], worth:
         best = best_of([curve for curve in mine if curve.method in alone])
         report.section(task.capitalize())
         report.table(*_success(mine))
-        report.table(*_gains([curve for curve in mine if curve.method not in alone], best, worth))
+        report.table(*_oracle([curve for curve in mine if curve.method not in (*alone, *learnt)], best, worth))
+        report.table(*_learnt([curve for curve in mine if curve.method in learnt], best))
         report.curves(f"{task}: test success", "real episodes", "success", [_series(one) for one in mine], percent=True)
     report.command("vla-rl few")
     report.write(path)
@@ -52,26 +56,35 @@ def _at_milestones(curve: Curve) -> list[str]:
     return [f"{one.mean():.1%} ({one.min():.1%} to {one.max():.1%})" for one in found.T]
 
 
-def _gains(uses: Sequence[Curve], best: Curve, worth: float) -> tuple[list[str], list[list[str]], str]:
-    header = [
-        "with the simulator as the model",
-        *(f"{n} episodes" for n in best.episodes[1:]),
-        "while learning",
-        "worth building",
-    ]
+def _oracle(uses: Sequence[Curve], best: Curve, worth: float) -> tuple[list[str], list[list[str]], str]:
     rows = []
     for curve in uses:
-        gains = [curve.gain(best, milestone) for milestone in range(1, len(best.episodes))]
-        cells = [f"{_points(one.mean)} [{100 * one.low:.1f}, {100 * one.high:.1f}]" for one in gains]
-        more = curve.area() - best.area()
-        verdict = "yes" if max([more, *(one.mean for one in gains)]) >= worth else "no"
-        rows.append([_name(curve), *cells, _points(more), verdict])
+        most = max(curve.area() - best.area(), *(one.mean for one in _gains(curve, best)))
+        rows.append([*_gain_cells(curve, best), "yes" if most >= worth else "no"])
     caption = (
         f"Points gained over the best residual alone ({_name(best)}) on the same scenes, with the 95 % interval of "
-        f"scenes resampled within seeds. Worth building: {100 * worth:g} points or more somewhere; no "
-        "learned model could do better."
+        f"scenes resampled within seeds. Worth building: {100 * worth:g} points or more somewhere; no learned model "
+        "could do better."
     )
-    return header, rows, caption
+    return [*_gain_header("with the simulator as the model", best), "worth building"], rows, caption
+
+
+def _learnt(uses: Sequence[Curve], best: Curve) -> tuple[list[str], list[list[str]], str]:
+    rows = [_gain_cells(curve, best) for curve in uses]
+    return _gain_header("with what is learnt from the same episodes", best), rows, "Points gained, as above."
+
+
+def _gain_header(what: str, best: Curve) -> list[str]:
+    return [what, *(f"{episodes} episodes" for episodes in best.episodes[1:]), "while learning"]
+
+
+def _gains(curve: Curve, best: Curve) -> list[Difference]:
+    return [curve.gain(best, milestone) for milestone in range(1, len(best.episodes))]
+
+
+def _gain_cells(curve: Curve, best: Curve) -> list[str]:
+    cells = [f"{_points(one.mean)} [{100 * one.low:.1f}, {100 * one.high:.1f}]" for one in _gains(curve, best)]
+    return [_name(curve), *cells, _points(curve.area() - best.area())]
 
 
 def _series(curve: Curve) -> Series:

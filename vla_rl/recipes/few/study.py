@@ -61,7 +61,8 @@ class FewStudy:
 
     tasks: tuple[str, ...] = ("lift", "place")
     alone: tuple[str, ...] = ("residual_quarter", "residual_one", "residual_four")
-    uses: tuple[str, ...] = ("selection", "branches", "expansion")
+    uses: tuple[str, ...] = ("selection", "branches", "expansion")  # with the simulator as the model
+    learnt: tuple[str, ...] = ("latent_selection", "critic_selection")  # with what is learnt from the same episodes
     config: str = "few.py"
     seeds: tuple[int, ...] = (1, 2, 3)
     processes: int = 2
@@ -82,11 +83,11 @@ class FewStudy:
         run_sweep(out, {"imitate": first, "learn": second}, self.processes)
         curves = [self._curve(task, name) for task in self.tasks for name in self._methods()]
         write_json(out / "results.json", list(_rows(curves)))
-        write_page(out / "report.html", curves, self.alone, self.worth)
+        write_page(out / "report.html", curves, self.alone, self.learnt, self.worth)
         return curves
 
     def _methods(self) -> tuple[str, ...]:
-        return (*self.alone, *self.uses)
+        return (*self.alone, *self.uses, *self.learnt)
 
     def _imitation(self, task: str, seed: int) -> Cell:
         folder = Path(self.out) / task / f"imitate-{seed}"

@@ -1,19 +1,17 @@
-"""Uses of a model of decisions beside a residual, each with the simulator in the model's place.
+"""Uses of a model of decisions beside a residual.  Here those of batches; those of acting: ``selection.py``.
 
-- :class:`Selection` (QWM, arXiv 2608.17163): of several candidates the one is executed whose reward and value after it
-  are highest, while collecting and when deployed; critics learn from what was executed alone.
 - :class:`Branches` of one decision (MAD-TD, arXiv 2410.08896): a small share of the critics' batch are decisions of the
   present actor from recorded states.
 - :class:`Branches` that begin with what was executed (value expansion, Feinberg et al. 2018, arXiv 1803.00101): targets
   look further ahead, along decisions of the present actor.  STEVE's weights (Buckman et al. 2018, arXiv 1807.01675)
-  distrust a model where it errs; this one does not.
+  distrust a model where it errs; the simulator in its place does not.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -23,94 +21,46 @@ from vla_rl.algorithms.off_policy import OffPolicy
 from vla_rl.contract.batch import ReplayBuffer, Rollout, Transitions
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.limits import check_limits
-from vla_rl.contract.policy import ActionOut, Features, Mode, Policy, State
+from vla_rl.contract.policy import Features, Policy
 from vla_rl.experience.mixture import Mixture
 from vla_rl.experience.replay import Replay
 from vla_rl.experience.rollout import RolloutSource
 from vla_rl.recipes.few.simulator import Consequence, Moments, Simulator, Watching
 
-Value = Callable[[Features], Tensor]
-"""What a critic expects [B] of a policy from features {name: [B,...]} on."""
+
+class InUse(Protocol):
+    """A use of a model in one run."""
+
+    def learn(self, steps: int) -> dict[str, float]:
+        """Train the model for ``steps`` gradient steps; returns metrics."""
+
+    def deployed(self, policy: Policy, env: VecEnv, simulator: Simulator) -> Policy:
+        """What acts in ``env`` when ``policy`` is deployed; ``simulator`` has copies of ``env``."""
 
 
 class Use(Protocol):
-    """One use of a model."""
+    """The frozen dataclass of one use of a model."""
 
-    def attach(self, source: RolloutSource, learner: OffPolicy, simulator: Simulator, gamma: float) -> None:
+    def attach(self, source: RolloutSource, learner: OffPolicy, simulator: Simulator, gamma: float) -> InUse:
         """Change what collects and what is learnt from."""
 
-    def deployed(self, policy: Policy, env: VecEnv, simulator: Simulator, value: Value, gamma: float) -> Policy:
-        """What acts in ``env`` when ``policy`` is deployed."""
 
+class OnlyLearning:
+    """An ``InUse`` without a model of its own, and without one that acts."""
 
-def value_of(learner: OffPolicy) -> Value:
-    """The mean of the critics for the actor's own decision."""
+    def learn(self, steps: int) -> dict[str, float]:
+        return {}
 
-    @torch.no_grad()
-    def value(features: Features) -> Tensor:
-        action = learner.policy.rsample(features, learner.generator).action
-        found: Tensor = learner.critic(features, action).mean(0)
-        return found
-
-    return value
+    def deployed(self, policy: Policy, env: VecEnv, simulator: Simulator) -> Policy:
+        return policy
 
 
 @dataclass(frozen=True)
 class NoModel:
     """The residual alone."""
 
-    def attach(self, source: RolloutSource, learner: OffPolicy, simulator: Simulator, gamma: float) -> None:
-        pass
-
-    def deployed(self, policy: Policy, env: VecEnv, simulator: Simulator, value: Value, gamma: float) -> Policy:
-        return policy
-
-
-@dataclass(frozen=True)
-class Selection:
-    """The best of ``candidates``: the actor's decision and others with its exploration noise."""
-
-    candidates: int = 8
-
-    def __post_init__(self) -> None:
-        check_limits(self, candidates=(2, math.inf))
-
-    def attach(self, source: RolloutSource, learner: OffPolicy, simulator: Simulator, gamma: float) -> None:
-        source.policy = self.deployed(source.policy, source.env, simulator, value_of(learner), gamma)
-
-    def deployed(self, policy: Policy, env: VecEnv, simulator: Simulator, value: Value, gamma: float) -> Policy:
-        return Selecting(policy, simulator, env, self.candidates, value, gamma)
-
-
-class Selecting(Watching):
-    """Executes the candidate with the highest ``reward + gamma^n value``, whatever the mode."""
-
-    def __init__(
-        self, policy: Policy, simulator: Simulator, env: VecEnv, candidates: int, value: Value, gamma: float
-    ) -> None:
-        super().__init__(policy, simulator, env)
-        self.candidates, self.value, self.gamma = candidates, value, gamma
-
-    @torch.no_grad()
-    def act(self, features: Features, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:
-        moments = self.simulator.moments(self.env, features, state)
-        modes: list[Mode] = ["eval", *(["sample"] * (self.candidates - 1))]  # type: ignore[list-item]
-        tried = [self.policy.act(features, state, one, generator) for one in modes]
-        found = self.simulator.step(Moments.joined([moments] * len(tried)), torch.cat([out.action for out, _ in tried]))
-        reward, factor = found.discounted(self.gamma)
-        scores = (reward + factor * self.value(found.after.features)).view(len(tried), len(moments))
-        best, rows = scores.argmax(0), torch.arange(len(moments))
-
-        def chosen(items: list[Tensor]) -> Tensor:
-            return torch.stack(items)[best, rows]
-
-        out = replace(
-            tried[0][0],
-            action=chosen([one.action for one, _ in tried]),
-            sample=chosen([one.sample for one, _ in tried]),
-            aux={},
-        )
-        return out, {name: chosen([after[name] for _, after in tried]) for name in tried[0][1]}
+    def attach(self, source: RolloutSource, learner: OffPolicy, simulator: Simulator, gamma: float) -> InUse:
+        return OnlyLearning()
 
 
 @dataclass(frozen=True)
@@ -126,14 +76,12 @@ class Branches:
     def __post_init__(self) -> None:
         check_limits(self, share=(0, 1), decisions=(1, math.inf), new=(1, math.inf), kept=(self.new, math.inf))
 
-    def attach(self, source: RolloutSource, learner: OffPolicy, simulator: Simulator, gamma: float) -> None:
+    def attach(self, source: RolloutSource, learner: OffPolicy, simulator: Simulator, gamma: float) -> InUse:
         policy = source.policy
         source.policy = watching = Watching(policy, simulator, source.env)
         replay = Replay(self.kept * (self.decisions + 1), gamma, self.decisions)
         learner.replay = Branched(learner.replay, replay, self, policy, watching, learner.generator)
-
-    def deployed(self, policy: Policy, env: VecEnv, simulator: Simulator, value: Value, gamma: float) -> Policy:
-        return policy
+        return OnlyLearning()
 
 
 class Branched:
