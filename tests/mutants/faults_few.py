@@ -130,6 +130,13 @@ _LEARNT = (
         (f"{_ON_USES}test_every_selection_collects_and_is_deployed",),
     ),
     Fault(
+        "a model that foresees nothing selects",
+        _SELECTION,
+        "(self.release is not None and not self.release.open)",
+        "(self.release is None and not self.model)",
+        (f"{_ON_USES}test_nothing_is_selected_by_a_model_that_does_not_foresee_outcomes",),
+    ),
+    Fault(
         "what is deployed does not select",
         _SELECTION,
         "return Selecting(policy, simulator, env, self.candidates, self.scores(env, simulator))",

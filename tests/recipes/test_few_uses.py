@@ -11,6 +11,7 @@ import torch
 
 from sims.catalog import make
 from tests.residuals import HORIZON, POINT, SMALL, StateEncoder, biased_base
+from vla_rl.algorithms.guard import ReleaseConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import encode_observation
@@ -113,7 +114,7 @@ def test_the_best_candidate_is_executed(mode):
     assert chosen[16].mean() > chosen[2].mean() and not torch.equal(chosen[16], chosen[2])
 
 
-@pytest.mark.parametrize("use", [Selection(3), CriticSelection(3), LatentSelection(LatentConfig(width=16), 3)])
+@pytest.mark.parametrize("use", [Selection(3), CriticSelection(3), LatentSelection(LatentConfig(width=16), 3, None)])
 def test_every_selection_collects_and_is_deployed(use):
     policy, env = residual(), make("point_mass", num_envs=4)
     td3 = learner(policy)
@@ -123,8 +124,8 @@ def test_every_selection_collects_and_is_deployed(use):
     assert isinstance(source.policy, Selecting) and source.policy.candidates == 3
     torch.nn.init.normal_(td3.critic.last.weight)
     for _ in range(3):
-        td3.replay.add(source.next())
-        metrics = in_use.learn(5)
+        td3.replay.add(rollout := source.next())
+        metrics = in_use.learn(rollout, 5)
     assert bool(metrics) == isinstance(use, LatentSelection)
     other = make("point_mass", num_envs=2)
     deployed = in_use.deployed(policy, other, Simulator(make("point_mass", num_envs=2), policy, seeded()))
@@ -143,6 +144,35 @@ def test_every_selection_collects_and_is_deployed(use):
     assert scores.shape == (3, 2) and len(set(scores[:, 0].tolist())) > 1
     for env_id in range(2):
         assert torch.equal(out.action[env_id], tried[int(best[env_id])].action[env_id])
+
+
+def test_nothing_is_selected_by_a_model_that_does_not_foresee_outcomes():
+    """The first candidate, the actor's own decision, is executed until the gate opens, and again when it shuts."""
+    policy, env = residual(), make("point_mass", num_envs=4)
+    td3 = learner(policy)
+    simulator = Simulator(make("point_mass", num_envs=3), policy, seeded())
+    source = RolloutSource(env, policy, 3, itertools.count(300), seeded(1))
+    gate = ReleaseConfig(auroc=0.8, hold=0.6, least=1, decided=0)
+    in_use = LatentSelection(LatentConfig(width=16), 5, gate).attach(source, td3, simulator, GAMMA)
+    scores = in_use.deployed(policy, env, simulator).scores
+    obs = env.reset(np.arange(4), np.arange(4) + 300)
+    features, state = encode_observation(policy, obs, policy.reset_state(policy.initial_state(4), range(4)), seeded())
+    tried = [policy.act(features, state, mode, seeded(i))[0] for i, mode in enumerate(("eval", "sample"))]
+    td3.replay.add(rollout := source.next())
+    seen = []
+    for share, held in ((0.9, False), (0.7, False), (0.5, True), (0.7, True), (0.8, False)):
+        scores.release.add = lambda attempts, share=share: shut(scores.release, share, gate, seen, attempts)
+        metrics = in_use.learn(rollout, 1)
+        assert (metrics["model/held"], metrics["model/auroc"]) == (float(held), share) or len(seen) == 1
+        assert scores.held == held and bool(scores(features, state, tried).any()) == (not held)
+    assert len(seen) == 5
+
+
+def shut(release, share: float, gate: ReleaseConfig, seen: list, attempts) -> None:
+    """As the gate decides when the latest episodes rank with ``share``."""
+    seen.append(attempts)
+    release.share = share
+    release.open = share >= (gate.hold if release.open else gate.auroc)
 
 
 def test_critics_score_the_decision_that_would_be_executed():

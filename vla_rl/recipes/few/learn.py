@@ -70,7 +70,7 @@ class FewEpisodes:
                             rollout = source.next()
                             before = learner.steps
                             metrics = learner.update(rollout)
-                            metrics |= in_use.learn(learner.steps - before)
+                            metrics |= in_use.learn(rollout, learner.steps - before)
                             setup.store.publish(learner.parameters, counts.episodes / self.episodes[-1])
                         counts.add(rollout)
                         folder.log("rl", len(counts.outcomes), {**rollout.info, **metrics, **counts.total()})

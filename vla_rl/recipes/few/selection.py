@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from vla_rl.algorithms.guard import Release, ReleaseConfig
 from vla_rl.algorithms.off_policy import OffPolicy
+from vla_rl.algorithms.ranking import Attempts
+from vla_rl.contract.batch import Rollout
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import ActionOut, Features, Mode, Policy, State
@@ -93,10 +96,15 @@ class CriticSelection:
 
 @dataclass(frozen=True)
 class LatentSelection:
-    """Scored by a latent model, which learns from the same decisions as the critics, as many steps as they."""
+    """Scored by a latent model, which learns from the same decisions as the critics, as many steps as they.
+
+    The actor's own decision is executed while the model does not rank the outcomes of episodes that it has not learnt
+    from (``release``): the best of several by a model that errs is where it errs most.
+    """
 
     model: Any  # a ``world_models.latent.LatentConfig``
     candidates: int = 8
+    release: ReleaseConfig | None = ReleaseConfig(auroc=0.8, hold=0.75)  # None: select from the beginning
 
     def __post_init__(self) -> None:
         check_limits(self, candidates=(2, math.inf))
@@ -109,7 +117,7 @@ class LatentSelection:
         trainer = LatentModelTrainer(
             model, list(model.parameters()), learner.policy, learner.critic, self.model.lr, learner.generator
         )
-        scores = LatentScores(model, trainer, learner, gamma**horizon)
+        scores = LatentScores(model, trainer, learner, gamma**horizon, self.release)
         return Selected(source, simulator, self.candidates, lambda env, copies: scores, scores.learn)
 
 
@@ -122,7 +130,7 @@ class Selected:
         simulator: Simulator,
         candidates: int,
         scores: Callable[[VecEnv, Simulator], Scores],
-        learn: Callable[[int], dict[str, float]] = lambda steps: {},
+        learn: Callable[[Rollout, int], dict[str, float]] = lambda rollout, steps: {},
     ) -> None:
         """``scores(env, simulator)`` scores in ``env``, of which ``simulator`` has copies."""
         self.candidates, self.scores, self.learn = candidates, scores, learn
@@ -160,24 +168,49 @@ class CriticScores:
 
 
 class LatentScores:
-    """The latent model's reward and value after the decision; equal for all until it has learnt."""
+    """The latent model's reward and value after the decision; equal for all while it is held, so the first is taken."""
 
-    def __init__(self, model: LatentModel, trainer: LatentModelTrainer, learner: OffPolicy, discount: float) -> None:
+    def __init__(
+        self,
+        model: LatentModel,
+        trainer: LatentModelTrainer,
+        learner: OffPolicy,
+        discount: float,
+        release: ReleaseConfig | None,
+    ) -> None:
         self.model, self.trainer, self.learner, self.discount = model, trainer, learner, discount
+        self.release, self.attempts = Release(release) if release else None, Attempts()
+
+    @property
+    def held(self) -> bool:
+        """Whether nothing is selected by the model."""
+        return not self.trainer.steps or (self.release is not None and not self.release.open)
 
     def __call__(self, features: Features, state: State, candidates: Sequence[ActionOut]) -> Tensor:
-        policy, rows = self.learner.policy, len(candidates[0].action)
-        if not self.trainer.steps:
-            return torch.zeros(len(candidates), rows)
-        actions = [policy.critic_action(features, out.sample, out.action) for out in candidates]
-        return torch.stack([self.model.score(features, action, self.discount) for action in actions])
+        if self.held:
+            return torch.zeros(len(candidates), len(candidates[0].action))
+        return torch.stack([self._score(features, out.sample, out.action) for out in candidates])
 
-    def learn(self, steps: int) -> dict[str, float]:
-        """``steps`` gradient steps; the metrics of the last."""
+    def learn(self, rollout: Rollout, steps: int) -> dict[str, float]:
+        """See how well the model foresees ``rollout``, then take ``steps`` gradient steps; the metrics of the last."""
         metrics: dict[str, float] = {}
+        if self.release:
+            self.release.add(self.attempts.add(rollout, self._foreseen(rollout)))
+            metrics = {"model/auroc": self.release.share, "model/held": float(self.held)}
         for _ in range(steps):
-            metrics = self.trainer.step(self.learner.replay, self.learner.config.batch)
+            metrics |= self.trainer.step(self.learner.replay, self.learner.config.batch)
         return metrics
+
+    @torch.no_grad()
+    def _foreseen(self, rollout: Rollout) -> Tensor:
+        """[T,E]: what the model expected of every decision."""
+        features = {name: item[:-1].flatten(0, 1) for name, item in rollout.features.items()}
+        found = self._score(features, rollout.sample.flatten(0, 1), rollout.executed.flatten(0, 1))
+        return found.view(rollout.valid.shape[:2])
+
+    def _score(self, features: Features, sample: Tensor, action: Tensor) -> Tensor:
+        chosen = self.learner.policy.critic_action(features, sample, action)
+        return self.model.score(features, chosen, self.discount)
 
 
 def value_of(learner: OffPolicy) -> Value:

@@ -31,8 +31,8 @@ from vla_rl.recipes.few.simulator import Consequence, Moments, Simulator, Watchi
 class InUse(Protocol):
     """A use of a model in one run."""
 
-    def learn(self, steps: int) -> dict[str, float]:
-        """Train the model for ``steps`` gradient steps; returns metrics."""
+    def learn(self, rollout: Rollout, steps: int) -> dict[str, float]:
+        """Look at ``rollout``, then train the model for ``steps`` gradient steps; returns metrics."""
 
     def deployed(self, policy: Policy, env: VecEnv, simulator: Simulator) -> Policy:
         """What acts in ``env`` when ``policy`` is deployed; ``simulator`` has copies of ``env``."""
@@ -48,7 +48,7 @@ class Use(Protocol):
 class OnlyLearning:
     """An ``InUse`` without a model of its own, and without one that acts."""
 
-    def learn(self, steps: int) -> dict[str, float]:
+    def learn(self, rollout: Rollout, steps: int) -> dict[str, float]:
         return {}
 
     def deployed(self, policy: Policy, env: VecEnv, simulator: Simulator) -> Policy:
