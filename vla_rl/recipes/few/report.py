@@ -28,8 +28,10 @@ def write_page(path: Path, curves: Sequence[Curve], alone: Sequence[str], learnt
         best = best_of([curve for curve in mine if curve.method in alone])
         report.section(task.capitalize())
         report.table(*_success(mine))
-        report.table(*_oracle([curve for curve in mine if curve.method not in (*alone, *learnt)], best, worth))
-        report.table(*_learnt([curve for curve in mine if curve.method in learnt], best))
+        if uses := [curve for curve in mine if curve.method not in (*alone, *learnt)]:
+            report.table(*_oracle(uses, best, worth))
+        if known := [curve for curve in mine if curve.method in learnt]:
+            report.table(*_learnt(known, best))
         report.curves(f"{task}: test success", "real episodes", "success", [_series(one) for one in mine], percent=True)
     report.command("vla-rl few")
     report.write(path)
@@ -41,19 +43,19 @@ def best_of(curves: Sequence[Curve]) -> Curve:
 
 
 def _success(curves: Sequence[Curve]) -> tuple[list[str], list[list[str]], str]:
-    header = ["", *(f"{episodes} episodes" for episodes in curves[0].episodes), "while learning", "lowest below base"]
+    header = ["real episodes", *map(str, curves[0].episodes), "while learning", "lowest"]
     rows = [[_name(curve), *_at_milestones(curve), f"{curve.area():.1%}", _points(curve.lowest())] for curve in curves]
     scenes = len(next(iter(curves[0].outcomes.values()))[0])
     caption = (
         f"Success on the same {scenes} test scenes: mean of the seeds (lowest to highest). While learning: the area "
-        "under the curve. Lowest: of any seed at any milestone, less its base."
+        "under the curve. Lowest: of any seed at any milestone, in points above its base."
     )
     return header, rows, caption
 
 
 def _at_milestones(curve: Curve) -> list[str]:
     found = curve.success()
-    return [f"{one.mean():.1%} ({one.min():.1%} to {one.max():.1%})" for one in found.T]
+    return [f"{one.mean():.1%} ({100 * one.min():.0f} to {100 * one.max():.0f})" for one in found.T]
 
 
 def _oracle(uses: Sequence[Curve], best: Curve, worth: float) -> tuple[list[str], list[list[str]], str]:
@@ -63,19 +65,20 @@ def _oracle(uses: Sequence[Curve], best: Curve, worth: float) -> tuple[list[str]
         rows.append([*_gain_cells(curve, best), "yes" if most >= worth else "no"])
     caption = (
         f"Points gained over the best residual alone ({_name(best)}) on the same scenes, with the 95 % interval of "
-        f"scenes resampled within seeds. Worth building: {100 * worth:g} points or more somewhere; no learned model "
-        "could do better."
+        f"scenes resampled within seeds. Worth it: {100 * worth:g} points or more somewhere; no learnt model could do "
+        "better."
     )
-    return [*_gain_header("with the simulator as the model", best), "worth building"], rows, caption
+    return [*_gain_header("the simulator as the model", best), "worth it"], rows, caption
 
 
 def _learnt(uses: Sequence[Curve], best: Curve) -> tuple[list[str], list[list[str]], str]:
     rows = [_gain_cells(curve, best) for curve in uses]
-    return _gain_header("with what is learnt from the same episodes", best), rows, "Points gained, as above."
+    caption = "Points gained by what is learnt from the same episodes, as above."
+    return _gain_header("learnt", best), rows, caption
 
 
 def _gain_header(what: str, best: Curve) -> list[str]:
-    return [what, *(f"{episodes} episodes" for episodes in best.episodes[1:]), "while learning"]
+    return [what, *map(str, best.episodes[1:]), "while learning"]
 
 
 def _gains(curve: Curve, best: Curve) -> list[Difference]:
