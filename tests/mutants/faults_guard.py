@@ -154,6 +154,13 @@ _GUARDS = (
         (f"{_ON_GUARD}test_the_blend_grows_only_with_an_actor_that_succeeds_as_often_as_the_base",),
     ),
     Fault(
+        "what noise costs counts against the actor when it is decided whether to return",
+        _GUARD,
+        "enough and high < self.base_success - self.config.margin",
+        "enough and high < self.base_success",
+        (f"{_ON_GUARD}test_a_margin_is_what_noise_may_cost",),
+    ),
+    Fault(
         "what noise costs counts against weights on trial",
         _GUARD,
         "self.trial[0] / self.trial[1] >= self.base_success - self.config.margin",
