@@ -139,8 +139,8 @@ _LEARNT = (
     Fault(
         "what is deployed does not select",
         _SELECTION,
-        "return Selecting(policy, simulator, env, self.candidates, self.scores(env, simulator))",
-        "return Selecting(policy, simulator, env, 2, self.scores(env, simulator))",
+        "return Selecting(policy, self.candidates, self.scores(env, simulator))",
+        "return Selecting(policy, 2, self.scores(env, simulator))",
         (f"{_ON_USES}test_every_selection_collects_and_is_deployed",),
     ),
     Fault(
@@ -229,6 +229,13 @@ _TABLE = (
         ">= worth else",
         ">= -worth else",
         (f"{_ON_FEW}test_a_use_is_worth_building_only_where_the_perfect_model_gains_enough",),
+    ),
+    Fault(
+        "a run that begins anew goes on with the old metrics",
+        _LEARN,
+        "if folder.resumed:",
+        "if False:",
+        (f"{_ON_FEW}test_a_run_that_was_stopped_begins_anew",),
     ),
     Fault(
         "the base is tested with the model",

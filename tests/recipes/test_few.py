@@ -13,6 +13,7 @@ from vla_rl.contract.config import from_json, to_json
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.few.report import best_of, write_page
 from vla_rl.recipes.few.study import Curve, FewStudy
+from vla_rl.training.tracking import RunFolder
 
 CONFIG = str(Path(__file__).parent / "quick_few.py")
 
@@ -94,6 +95,26 @@ def test_every_method_of_the_study_is_a_config_that_a_run_can_be_resumed_from(ta
         config = load_config(f"{study.config}:{task}_{name}")
         assert from_json(json.loads(json.dumps(to_json(config)))) == config
         assert config.episodes == (100, 200, 400) and config.scenes == 512 and config.env.name == task
+
+
+def test_a_run_that_was_stopped_begins_anew(tmp_path, untrained, monkeypatch):
+    given = ["train", f"{CONFIG}:lift_residual_one", "--policy", str(untrained()), "--out", str(tmp_path / "run")]
+    logged = RunFolder.log
+
+    def stopped(folder, stage, step, metrics) -> None:
+        logged(folder, stage, step, metrics)
+        if step >= 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunFolder, "log", stopped)
+    with pytest.raises(SystemExit):
+        main(given)
+    begun = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    monkeypatch.undo()
+    main(["train", "--resume", str(tmp_path / "run")])
+    steps = [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert begun and steps == sorted(set(steps)) and steps[-1] >= 8
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["rows"][-1]["episodes"] == 8
 
 
 def test_milestones_that_do_not_rise_are_refused(complaint, tmp_path, untrained):

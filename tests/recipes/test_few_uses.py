@@ -100,7 +100,7 @@ def test_the_best_candidate_is_executed(mode):
     chosen: dict[int, torch.Tensor] = {}
     for candidates in (2, 16):
         scores = SimulatorScores(env, simulator, lambda features: features["state"][:, 0], GAMMA)
-        acting = Selecting(policy, simulator, env, candidates, scores)
+        acting = Selecting(policy, candidates, scores)
         state = acting.reset_state(acting.initial_state(4), np.arange(4))
         obs = env.restore(np.arange(4), env.snapshot(np.arange(4)))
         features, state = acting.context(acting.encode(obs), state, seeded())

@@ -52,8 +52,13 @@ class FewEpisodes:
             raise UserError(f"episodes {self.episodes} are no rising milestones, so none could be tested; sort them.")
 
     def run(self, folder: RunFolder) -> JsonObject:
-        """``summary.json`` has a row for every milestone, 0 included, with the outcome of every scene."""
+        """``summary.json`` has a row for every milestone, 0 included, with the outcome of every scene.
+
+        A run that was stopped begins anew.
+        """
         seconds: dict[str, float] = {}
+        if folder.resumed:
+            folder.keep_metrics(lambda line: False)
         policy = start_policy(self.policy, self.env, self.seed)
         context = RunContext(self.env, policy, self.seed, current_reducer(), self.demonstrations)
         with closing(build(self.rl, context)) as setup, closing(self.env.make_training(self.num_envs)) as copies:

@@ -23,7 +23,7 @@ from vla_rl.contract.env import VecEnv
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import ActionOut, Features, Mode, Policy, State
 from vla_rl.experience.rollout import RolloutSource
-from vla_rl.recipes.few.simulator import Moments, Simulator, Watching
+from vla_rl.recipes.few.simulator import Moments, Simulator, Wrapped
 from vla_rl.recipes.few.uses import InUse
 from vla_rl.recipes.world_models import latent_model
 from vla_rl.training.latent_model import LatentModelTrainer
@@ -42,11 +42,11 @@ class Scores(Protocol):
         """[n,E] of ``n`` candidates, given what the policy knows."""
 
 
-class Selecting(Watching):
+class Selecting(Wrapped):
     """Executes the candidate with the highest score, whatever the mode."""
 
-    def __init__(self, policy: Policy, simulator: Simulator, env: VecEnv, candidates: int, scores: Scores) -> None:
-        super().__init__(policy, simulator, env)
+    def __init__(self, policy: Policy, candidates: int, scores: Scores) -> None:
+        super().__init__(policy)
         self.candidates, self.scores = candidates, scores
 
     @torch.no_grad()
@@ -137,7 +137,7 @@ class Selected:
         source.policy = self.deployed(source.policy, source.env, simulator)
 
     def deployed(self, policy: Policy, env: VecEnv, simulator: Simulator) -> Policy:
-        return Selecting(policy, simulator, env, self.candidates, self.scores(env, simulator))
+        return Selecting(policy, self.candidates, self.scores(env, simulator))
 
 
 class SimulatorScores:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -124,12 +125,11 @@ class Simulator:
         return encode_observation(self.policy, obs, state, self.generator)
 
 
-class Watching:
-    """``policy`` that notes the moments in which it decides, in the environments ``env``, until somebody takes them."""
+class Wrapped:
+    """Is ``policy`` in everything; a subclass does something else or more when it acts."""
 
-    def __init__(self, policy: Policy, simulator: Simulator, env: VecEnv) -> None:
-        self.policy, self.simulator, self.env = policy, simulator, env
-        self.noted: list[Moments] = []
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
 
     @property
     def version(self) -> int:
@@ -154,9 +154,21 @@ class Watching:
     def reset_state(self, state: State, env_ids: Array) -> State:
         return self.policy.reset_state(state, env_ids)
 
-    def act(self, features: Features, state: State, mode: Mode, generator: object) -> tuple[ActionOut, State]:
-        self.noted.append(self.simulator.moments(self.env, features, state))
+    def act(self, features: Features, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:
         return self.policy.act(features, state, mode, generator)
+
+
+class Watching(Wrapped):
+    """Notes the moments in which the policy decides, in the environments ``env``, until somebody takes them."""
+
+    def __init__(self, policy: Policy, simulator: Simulator, env: VecEnv) -> None:
+        super().__init__(policy)
+        self.simulator, self.env = simulator, env
+        self.noted: list[Moments] = []
+
+    def act(self, features: Features, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:
+        self.noted.append(self.simulator.moments(self.env, features, state))
+        return super().act(features, state, mode, generator)
 
     def take(self) -> list[Moments]:
         """The moments of the decisions since the last call."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -69,7 +69,7 @@ class Branches:
 
     share: float = 0.1
     decisions: int = 1
-    first: str = "actor"  # the first decision: "actor", the present one's; "executed", what was executed there
+    first: Literal["actor", "executed"] = "actor"  # the first decision: the present actor's, or what was executed there
     new: int = 32  # branches after every rollout
     kept: int = 1024  # the latest of them, so that they are of an actor of today
 
