@@ -42,7 +42,7 @@ compare: install ## ten ways to improve the same policies, side by side (hours; 
 imagine: install ## train a world model, improve a policy in it by RL, and report both (half an hour)
 	$(BIN)/vla-rl imagine
 
-imagine-study: install ## the same without one part at a time (an hour and a half; can be stopped and goes on)
+imagine-study: install ## the same with one part more or less at a time (hours; can be stopped and goes on)
 	$(BIN)/vla-rl imagine study
 
 few: install ## what 100 to 400 episodes teach a residual, and what a perfect model would add (hours; can be stopped and goes on)

@@ -1,9 +1,11 @@
-"""Train a world model on few episodes and improve a policy in it; and the same without one part at a time."""
+"""Train a world model on few episodes and improve a policy in it; and the same with one more part at a time."""
 
+import math
 from dataclasses import replace
 
 from vla_rl.algorithms.group_relative import Mean, PerTrajectory
 from vla_rl.algorithms.grpo import GRPOConfig
+from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.evaluation.agreement import TrustConfig
 from vla_rl.experience.groups import GroupConfig
@@ -17,11 +19,14 @@ from vla_rl.recipes.imagine.plan import Plan
 from vla_rl.recipes.imagine.recipe import Imagine
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.off_policy import OffPolicyRL, ReplayConfig
-from vla_rl.recipes.policies import TD3Residual
+from vla_rl.recipes.policies import StartFrom, TD3Residual
 from vla_rl.recipes.stages import EvaluationConfig
-from vla_rl.recipes.trainers import RLConfig
+from vla_rl.recipes.trainers import OnPolicyRL, RLConfig
 from vla_rl.training.coevolve import CoevolutionConfig
 from vla_rl.training.loop import LoopConfig
+from world_models.backbones.dit import DiTConfig
+from world_models.backbones.wan import WanConfig
+from world_models.backbones.wan_weights import WanFolder
 from world_models.config import WorldModelConfig
 from world_models.env import ImaginationConfig
 from world_models.keyframes import KeyframeConfig
@@ -45,9 +50,9 @@ def lift() -> Imagine:
     return Imagine(RL, PLAN, env=ENV)
 
 
-def no_keyframes() -> Imagine:
-    """All imagined rollouts begin where episodes do."""
-    return _with(replace(PLAN, imagination=replace(PLAN.imagination, keyframe_share=0.0)))
+def with_keyframes() -> Imagine:
+    """Half of the imagined rollouts begin at keyframes."""
+    return _with(replace(PLAN, imagination=replace(PLAN.imagination, keyframe_share=0.5)))
 
 
 def no_uncertainty() -> Imagine:
@@ -55,15 +60,15 @@ def no_uncertainty() -> Imagine:
     return _with(replace(PLAN, trust=TrustConfig(quantiles=(1.0,))))
 
 
-def no_resampling() -> Imagine:
-    """A success counts without being resampled."""
-    return _with(replace(PLAN, imagination=replace(PLAN.imagination, resamples=0)))
+def with_resampling() -> Imagine:
+    """A success counts if it happens again in a second imagined rollout."""
+    return _with(replace(PLAN, imagination=replace(PLAN.imagination, resamples=1)))
 
 
-def no_coevolution() -> Imagine:
-    """All real episodes are played at first."""
-    more = replace(PLAN.collect, policy_episodes=PLAN.collect.policy_episodes + PLAN.coevolution.budget)
-    return _with(replace(PLAN, collect=more, coevolution=CoevolutionConfig(budget=0)))
+def with_coevolution() -> Imagine:
+    """A hundred of the real episodes are played when imagination drifts away, by the policy of that moment."""
+    fewer = replace(PLAN.collect, policy_episodes=PLAN.collect.policy_episodes - 100)
+    return _with(replace(PLAN, collect=fewer, coevolution=CoevolutionConfig(budget=100)))
 
 
 def residual_td3() -> Improve:
@@ -78,11 +83,59 @@ def residual_td3() -> Improve:
         tau=0.01,
         value_bounds=(0.0, 1.0),
     )
-    # 1375 episodes: some 1310 of 21 or 22 control steps, and 32 to validate before and after, lest ruins are kept.
-    loop = LoopConfig(100_000, 100_000, save_every=50, collapse=1.0, env_steps=28_200)
+    # 1275 episodes: some 1210 of 21 or 22 control steps, and 32 to validate before and after, lest ruins are kept.
+    loop = LoopConfig(100_000, 100_000, save_every=50, collapse=1.0, env_steps=26_050)
     policy = TD3Residual(ResidualConfig(head=small))
     trainer = OffPolicyRL(policy, replay=ReplayConfig(gamma=0.98, n_step=5), loop=loop, algorithm=algorithm)
     return Improve(trainer, env=ENV, evaluation=EvaluationConfig(validation=32))
+
+
+# Longer episodes, and as much noise as PPO has for them in the simulator.
+PLACE_RL = RLConfig(
+    FlowSampler(FlowSde(0.5), LastStep(), 4),
+    WindowConfig(num_envs=128, decisions=10),
+    loop=LoopConfig(iterations=60, validate_every=12),
+)
+LONGER = replace(PLAN, imagination=ImaginationConfig(horizon=50, deadline=50))
+
+
+def place() -> Imagine:
+    """Place, from the checkpoint ``--policy``."""
+    env = EnvConfig("place", training_options={"deadline": 50})
+    return Imagine(PLACE_RL, LONGER, policy="runs/imitate_place/checkpoints/imitation", env=env)
+
+
+def push() -> Imagine:
+    """Push, from the checkpoint ``--policy``."""
+    env = EnvConfig("push", training_options={"deadline": 50})
+    return Imagine(PLACE_RL, LONGER, policy="runs/imitate_push/checkpoints/imitation", env=env)
+
+
+def catch() -> Imagine:
+    """A Gymnasium task that is only seen, from a policy of gym.py:pixels (``--policy``); nothing is assumed of a robot.
+
+    Success is a return of 1: the ball is caught.
+    """
+    env = EnvConfig("gym", {"id": "sims.catch:vla_rl/Catch-v0", "success_return": 1.0})
+    model = replace(PLAN.model, robot_crop=0, uncertainty="pictures")
+    plan = replace(PLAN, model=model, imagination=ImaginationConfig(horizon=10))
+    rl = OnPolicyRL(
+        StartFrom(),
+        WindowConfig(num_envs=32, decisions=36),
+        loop=LoopConfig(iterations=30, validate_every=10, collapse=math.inf),
+        algorithm=PPOConfig(epochs=5, minibatch=256, lr=1e-3, clip_low=0.2, clip_high=0.2),
+    )
+    return Imagine(rl, plan, policy="runs/pixels/checkpoints/best", env=env)
+
+
+def lift_dit() -> Imagine:
+    """As :func:`lift` with a diffusion transformer, which is made for larger pictures."""
+    return _with(replace(PLAN, model=replace(PLAN.model, backbone=DiTConfig())))
+
+
+def lift_wan() -> Imagine:
+    """As :func:`lift` with Wan; ``--plan.model.backbone.weights.path`` is a folder that diffusers wrote."""
+    return _with(replace(PLAN, model=replace(PLAN.model, backbone=WanConfig(WanFolder("wan")))))
 
 
 def _with(plan: Plan) -> Imagine:

@@ -35,12 +35,19 @@ class GymEnv:
     Rewards are Gymnasium's own.  Its termination is the cause "terminated", its truncation and the time limit are
     "time_limit" (termination at the same time counts); an observation that is not finite truncates the episode
     ("diverged", reward 0) and is not returned.  Gymnasium has no notion of success: ``spec.success`` is None and
-    ``success`` is always False; compare returns.
+    ``success`` is always False; compare returns.  With ``success_return`` an episode that has ended has succeeded if
+    its rewards add up to that at least ("at_end").
     """
 
-    def __init__(self, rows: Rows, privileged: Privileged, time_limit: int | None = None) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        privileged: Privileged,
+        time_limit: int | None = None,
+        success_return: float | None = None,
+    ) -> None:
         """Owns ``rows``; ``privileged`` is what only critics see; ``time_limit`` in actions, None: the registry's."""
-        self._rows = rows
+        self._rows, self._success_return = rows, success_return
         self._reader = ObservationReader(rows.facts.name, rows.facts.observation_space)
         self._write = ActionWriter(rows.facts.name, rows.facts.action_space)
         hidden = {name: self._reader.entries(name, chosen) for name, chosen in privileged.items()}
@@ -50,6 +57,7 @@ class GymEnv:
         self._public = np.setdiff1d(np.arange(size), np.array(taken, int))
         self.spec = self._make_spec(time_limit)
         self._book = EpisodeTracker(num_envs, ("terminated",))
+        self._return = np.zeros(num_envs, np.float64)
         self._vector = np.zeros((num_envs, size), np.float32)
         self._images = {
             name: np.zeros((num_envs, *item.shape), np.uint8) for name, item in self._reader.image_specs.items()
@@ -77,11 +85,15 @@ class GymEnv:
 
     def _execute(self, env_ids: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         reward, cause = self._advance(env_ids, action)
-        return reward, np.zeros(env_ids.size, bool), cause
+        success = np.zeros(env_ids.size, bool)
+        if self._success_return is not None:
+            success = (cause > 0) & (cause != DIVERGED) & (self._return[env_ids] >= self._success_return)
+        return reward, success, cause
 
     def _begin(self, env_ids: np.ndarray, seeds: np.ndarray) -> None:
         if not env_ids.size:
             return
+        self._return[env_ids] = 0.0
         for env_id, obs in zip(env_ids, self._rows.reset(env_ids.tolist(), seeds.tolist()), strict=True):
             self._keep(env_id, self._reader.vector(obs), obs)
 
@@ -97,6 +109,7 @@ class GymEnv:
             self._keep(env_ids[k], vector, obs)
             late = truncated or self._book.time[env_ids[k]] >= self.spec.time_limit
             reward[k], cause[k] = value, FAILURES if terminated else TIME_LIMIT if late else 0
+        self._return[env_ids] += reward
         return reward, cause
 
     def _keep(self, env_id: int, vector: np.ndarray, obs: Any) -> None:
@@ -127,7 +140,7 @@ class GymEnv:
             control_dt=facts.control_dt,
             time_limit=limit,
             max_chunk=limit,
-            success=None,
+            success=None if self._success_return is None else "at_end",
             extras={key: spec_of_entries(self._reader, entries) for key, entries in self._privileged.items()},
             can_snapshot=hasattr(self, "snapshot"),
         )
@@ -152,9 +165,10 @@ class ReplayingGymEnv(GymEnv):
         time_limit: int | None = None,
         declared: Sequence[Parameter] = (),
         physics: Sequence[ModelPhysics] = (),
+        success_return: float | None = None,
     ) -> None:
         """``physics`` of every environment, where parameters are ``declared``."""
-        super().__init__(rows, privileged, time_limit)
+        super().__init__(rows, privileged, time_limit, success_return)
         self._declared, self._physics = declared, physics
         self._values = parameter_rows(declared, {}, np.arange(rows.num_envs))
         shape = (rows.num_envs, self.spec.time_limit, self.spec.action_dim)
@@ -215,6 +229,7 @@ def make(
     wrappers: Mapping[str, Mapping[str, Any]] | None = None,
     vectorization_mode: str = "",
     vector_kwargs: Mapping[str, Any] | None = None,
+    success_return: float | None = None,
 ) -> GymEnv:
     """``num_envs`` environments of Gymnasium's ``id``; "module:ID" imports the module that registers it first.
 
@@ -225,6 +240,7 @@ def make(
     vectorization_mode  "": single environments, one after the other, with snapshots; "sync", "async" (a process for
                 each) or "vector_entry_point" (the id's own vector environment): as in ``gymnasium.make_vec``
     vector_kwargs  of Gymnasium's vector environment ("sync", "async"): ``{"autoreset_mode": "NextStep"}``
+    success_return  an episode whose rewards add up to this at its end has succeeded; None: no notion of success
 
     Raises UserError for an id that cannot be made and for spaces that no policy could read or choose from.
     """
@@ -239,7 +255,8 @@ def make(
             single = single_maker(id, options, around)
             envs, declared = [single() for _ in range(num_envs)], physics_of(id)
             physics = [ModelPhysics(one.unwrapped) for one in envs] if declared else []
-            return ReplayingGymEnv(SingleRows(envs), privileged or {}, time_limit, declared, physics)
+            rows = SingleRows(envs)
+            return ReplayingGymEnv(rows, privileged or {}, time_limit, declared, physics, success_return)
         env = make_vector(id, num_envs, vectorization_mode, options, around, vector_kwargs or {})
     except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
         if isinstance(error, UserError):
@@ -248,4 +265,4 @@ def make(
             f"Gymnasium cannot make {id!r} ({str(error).rstrip('.')}), so there is no environment; check the id and "
             "its arguments, or install its requirements (pip install 'gymnasium[mujoco]')."
         ) from error
-    return GymEnv(VectorRows(env), privileged or {}, time_limit)
+    return GymEnv(VectorRows(env), privileged or {}, time_limit, success_return)

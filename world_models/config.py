@@ -12,13 +12,22 @@ from world_models.backbones.video_model import VideoModel
 class BackboneConfig(Protocol):
     """The frozen dataclass of one backbone's sizes, which builds it."""
 
+    @property
+    def multiple(self) -> int:
+        """Sides of pictures are multiples of it."""
+
     def build(self, picture: tuple[int, int, int], context: int, frames: int, actions: int, maps: int) -> VideoModel:
         """A backbone for pictures (C, h, w), ``context`` and predicted ``frames``; sizes of ``ActionInput``."""
 
 
 @dataclass(frozen=True)
 class WorldModelConfig:
-    """Sizes of a call, and weights of the losses."""
+    """Sizes of a call, and weights of the losses.
+
+    ``robot_crop`` is a prior: cameras stand still, and the robot's position in their pictures is linear in the state.
+    Then whether a grasp will hold is read from a crop that moves with the robot, and what was learnt about it at one
+    position holds at all of them.  Where that is not so, as with a camera on the wrist, set it to 0.
+    """
 
     frames: int = 5  # F: control steps per call
     pictures: int = 1  # P: predicted per call, at equal distances, the last one at the last known action
@@ -26,7 +35,10 @@ class WorldModelConfig:
     modes: int = 3  # K: of each entry of the robot's state: moves freely, is stopped, and one more
     denoising_steps: int = 2  # of the video model
     pose_maps: int = 16  # learned maps of the robot's position in the picture, at present and predicted
-    backbone: UNetConfig = field(default_factory=UNetConfig)
+    resolution: tuple[int, int] | None = None  # (h, w) that all cameras are predicted at; None: the largest camera's
+    robot_crop: int = 24  # pixels a side, around the robot; 0: the whole picture is read, and nothing is assumed
+    backbone: BackboneConfig = field(default_factory=UNetConfig)
+    uncertainty: Literal["state", "pictures"] = "state"  # whose spread ends rollouts; see ``uncertainty.py``
     context_noise: float = 0.1  # highest noise level of context frames in training: imagined frames are not clean
     change_weight: float = 9.0  # additional weight of pixels that change
     outcome_weight: float = 1.0

@@ -1,7 +1,8 @@
 """A world model as an environment: imagined rollouts behind a simulator's contract (``VecEnv`` and ``Snapshots``).
 
-Every environment has its own clock, seed and reset.  The model predicts ``F`` control steps per call, and calls begin
-at multiples of ``F`` on an environment's clock.  An observation inside a call is predicted from the actions known so
+Every environment has its own clock, seed and reset; a rollout that begins in the midst of an episode, at a keyframe,
+goes on with that episode's clock: deadlines and critics read it.  The model predicts ``F`` control steps per call, one
+call after the other from where the rollout begins.  An observation inside a call is predicted from the actions known so
 far, so a chunk of five gives the same result as five chunks of one.  Success, failure and uncertainty are evaluated
 when a call is complete or time is up.
 
@@ -21,7 +22,7 @@ device.  The host waits for the device once for every call of the model, since t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,7 +38,7 @@ from vla_rl.contract.rows import FAILURES, SUCCESS, TIME_LIMIT, restore_rows, se
 from vla_rl.contract.spec import EnvSpec
 from world_models.initial_states import Pool
 from world_models.model import WorldModel
-from world_models.types import Context, Future
+from world_models.types import Context, Future, state_entries
 from world_models.uncertainty import Limits
 
 _LATE, _FAILED, _UNCERTAIN = FAILURES, FAILURES + 1, FAILURES + 2
@@ -47,15 +48,15 @@ _LATE, _FAILED, _UNCERTAIN = FAILURES, FAILURES + 1, FAILURES + 2
 class ImaginationConfig:
     """Length, ends and noise of imagined rollouts."""
 
-    horizon: int = 25  # control steps at most; a rollout that gets there is truncated, as at a time limit
+    horizon: int = 25  # control steps at most from where it begins; a rollout that gets there is truncated
     longest: int = 0  # a renewed environment's horizon may become so long; snapshots fit every horizon up to it
-    deadline: int | None = None  # control steps after which an unfinished episode has failed
-    keyframe_share: float = 0.5  # of the rollouts begin at a keyframe
+    deadline: int | None = None  # control steps of the episode after which it has failed unless it is finished
+    keyframe_share: float = 0.0  # of the rollouts begin at a keyframe, whose episode's clock goes on
     success_threshold: float = 0.5  # predicted probability from which on the task counts as done
     failure_threshold: float = 0.5  # and as failed
     batch_size: int = 16  # environments predicted together
     noise_seed: int = 0  # chooses other noise for the same seeds
-    resamples: int = 1  # how often a success is predicted again with other noise before it counts
+    resamples: int = 0  # how often a success is predicted again with other noise before it counts
 
     @property
     def reach(self) -> int:
@@ -64,11 +65,15 @@ class ImaginationConfig:
 
 
 def imagined_spec(model: WorldModel, config: ImaginationConfig) -> EnvSpec:
-    """The spec of imagined environments: only its time limit changes when they are renewed."""
+    """The spec of imagined environments: only its time limit changes when they are renewed.
+
+    A rollout that begins at a keyframe, anywhere in an episode, goes on with that episode's clock.
+    """
+    longest = config.horizon + (model.spec.time_limit if config.keyframe_share else 0)
     return replace(
         model.spec,
         name=f"imagined {model.spec.name}",
-        time_limit=config.horizon,
+        time_limit=longest,
         max_chunk=min(model.spec.max_chunk, config.reach),
         extras={},
         success="once",
@@ -101,7 +106,7 @@ class ImaginedEnv:
         if limits is not None:
             limits.warn_beyond(self.config.horizon, model.config.frames)
         self.spec = imagined_spec(model, self.config)
-        frames, size = model.config.frames, model.spec.state.shape[0]
+        frames, size = model.config.frames, state_entries(model.spec)
         self._device = model.device
         self._book = DeviceTracker(num_envs, self._to_device, ("too_late", "failed"), ("uncertainty",))
         # What the present call is predicted from: context frames, and the state at its beginning.
@@ -112,18 +117,23 @@ class ImaginedEnv:
         # The present observation.
         self._picture = self._to_device(np.zeros((num_envs, *model.picture), np.uint8))
         self._state = self._to_device(np.zeros((num_envs, size), np.float32))
-        bounds = self.spec.state.low, self.spec.state.high
+        self._entries = self.spec.state.shape[0]  # of the state that policies see
+        bounds = (self.spec.state.low, self.spec.state.high) if self._entries else (0.0, 0.0)
         self._bounds = [self._to_device(np.asarray(bound, np.float32)) for bound in bounds]
         self._task, self._depth = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
+        self._begun_at = np.zeros(num_envs, np.int64)  # the episode's clock where the rollout began
         actions = np.zeros((num_envs, frames, model.spec.action_dim), np.float32)
         self._actions = self._to_device(actions)  # of the present call
         self._known = np.zeros(num_envs, np.int64)  # how many of these are known
         self._uncertainty, self._outcome = np.zeros(num_envs, np.float32), np.zeros((num_envs, 3), np.float32)
         self._finite = np.zeros(num_envs, bool)  # whether the present state is known to be finite
         self._begun: list[Tensor] = []  # states of the last reset's observation, where they are known to be finite
+        # Told the pictures uint8 [R,C,h,w] before and after, and the actions [R,F,D], of whole calls that are certain.
+        self.on_call: Callable[[Tensor, Tensor, Tensor], None] | None = None
         # What resampling begins with and replays.
         self._initial = {
-            name: deepcopy(getattr(self, f"_{name}")) for name in ("context_frames", "context_state", "task")
+            name: deepcopy(getattr(self, f"_{name}"))
+            for name in ("context_frames", "context_state", "task", "begun_at")
         }
         history = np.zeros((num_envs, self.config.reach, model.spec.action_dim), np.float32)
         self._action_history = self._to_device(history)
@@ -138,6 +148,11 @@ class ImaginedEnv:
     @property
     def num_envs(self) -> int:
         return self._book.num_envs
+
+    @property
+    def pictures(self) -> Any:
+        """uint8 [E,C,h,w]: what each environment shows, as it was predicted (``Canvas``)."""
+        return self._view(self._picture.clone())
 
     @property
     def uncertainty(self) -> np.ndarray:
@@ -172,24 +187,28 @@ class ImaginedEnv:
         index = self._book.index(env_ids)
         seed = self._book.seeds(index, seeds)
         start = self.initial_states.draw(seed, self.config.keyframe_share)
-        self._begin(index, seed, (self._to_device(start.pictures), self._to_device(start.state)), start.task)
+        context = self._to_device(start.pictures), self._to_device(start.state)
+        self._begin(index, seed, context, start.task, start.time)
         self._finite[index] = np.isfinite(start.state).all(1)
         obs = self._observe()
         self._begun = [obs.state] if self._finite.all() else []
         return obs
 
-    def _begin(self, index: np.ndarray, seed: np.ndarray, context: tuple[Tensor, Tensor], task: np.ndarray) -> None:
+    def _begin(
+        self, index: np.ndarray, seed: np.ndarray, context: tuple[Tensor, Tensor], task: np.ndarray, time: np.ndarray
+    ) -> None:
         """Begin rollouts in the environments ``index``; ``context``: frames and state, as in ``InitialStates``."""
         rows = self._to_device(index)
         self._context_frames[rows], self._context_state[rows], self._task[index] = *context, task
         self._picture[rows], self._state[rows] = context[0][:, -1], context[1]
-        self._known[index] = self._depth[index] = 0
+        self._known[index], self._depth[index], self._begun_at[index] = 0, 0, time
         self._actions[rows], self._action_history[rows] = 0.0, 0.0
         self._uncertainty[index], self._outcome[index], self._finite[index] = 0.0, 0.0, False
         for name, item in self._initial.items():
             where = rows if isinstance(item, Tensor) else index
             item[where] = getattr(self, f"_{name}")[where]
         self._book.begin(index, seed)
+        self._book.time[index] = time
 
     def step(self, chunk: Any, observe: Observe = "last") -> Step:
         """Predict through ``chunk`` [E,H,D]; see ``VecEnv.step``.  The reward is 1 with the action that succeeds."""
@@ -238,15 +257,30 @@ class ImaginedEnv:
     def _call_complete(self, env_ids: np.ndarray) -> np.ndarray:
         """Those of ``env_ids`` whose call has all its actions or whose time is up."""
         whole = self._known[env_ids] == self.model.config.frames
-        ends = [limit for limit in (self.config.horizon, self.config.deadline) if limit is not None]
-        complete: np.ndarray = env_ids[whole | (self._book.time[env_ids] >= min(ends))]
+        complete: np.ndarray = env_ids[whole | self._out_of_time(env_ids) | self._too_late(env_ids)]
         return complete
+
+    def _age(self, env_ids: np.ndarray) -> np.ndarray:
+        """int [R]: control steps since the rollout began."""
+        age: np.ndarray = self._book.time[env_ids] - self._begun_at[env_ids]
+        return age
+
+    def _out_of_time(self, env_ids: np.ndarray) -> np.ndarray:
+        """bool [R]: whose rollout has reached the horizon."""
+        reached: np.ndarray = self._age(env_ids) >= self.config.horizon
+        return reached
+
+    def _too_late(self, env_ids: np.ndarray) -> np.ndarray:
+        """bool [R]: whose episode has reached its deadline."""
+        deadline = self.config.deadline
+        late: np.ndarray = self._book.time[env_ids] >= (np.inf if deadline is None else deadline)
+        return late
 
     def _keep_actions(self, env_ids: np.ndarray, action: Tensor, refused: Tensor) -> None:
         """Write ``action`` [E,D] of ``env_ids`` into their calls and histories, unless it is ``refused``."""
         rows = self._to_device(env_ids)
-        for kept, place in ((self._actions, self._known), (self._action_history, self._book.time)):
-            at = rows, self._to_device(place[env_ids])
+        for kept, place in ((self._actions, self._known[env_ids]), (self._action_history, self._age(env_ids))):
+            at = rows, self._to_device(place)
             kept[at] = torch.where(refused, kept[at], action[rows])
 
     def _advance(self, env_ids: np.ndarray, complete: np.ndarray, refused: Tensor) -> bool:
@@ -271,6 +305,9 @@ class ImaginedEnv:
         rows = self._to_device(uncertain)
         self._picture[rows], self._state[rows] = self._context_frames[rows, -1], self._context_state[rows]
         whole = complete[self._known[complete] == self.model.config.frames]
+        certain = self._to_device(np.setdiff1d(whole, uncertain))
+        if self.on_call is not None and len(certain):
+            self.on_call(self._context_frames[certain, -1], self._picture[certain], self._actions[certain])
         rows = self._to_device(whole)
         self._context_frames[rows, 1:-1] = self._context_frames[rows, 2:]
         self._context_frames[rows, -1], self._context_state[rows] = self._picture[rows], self._state[rows]
@@ -281,11 +318,10 @@ class ImaginedEnv:
 
     def _end_episodes(self, env_ids: np.ndarray) -> None:
         """Success, failure, uncertainty and time limits of ``env_ids`` [R], whose call is complete."""
-        time, config, outcome = self._book.time[env_ids], self.config, self._outcome[env_ids]
+        config, outcome = self.config, self._outcome[env_ids]
         success = outcome[:, 0] >= config.success_threshold
-        cause = np.where(time >= config.horizon, TIME_LIMIT, 0)
-        if config.deadline is not None:
-            cause = np.where(time >= config.deadline, _LATE, cause)
+        cause = np.where(self._out_of_time(env_ids), TIME_LIMIT, 0)
+        cause = np.where(self._too_late(env_ids), _LATE, cause)
         cause = np.where(outcome[:, 1] >= config.failure_threshold, _FAILED, cause)
         cause = np.where(success, SUCCESS, cause)
         if self.limits is not None:
@@ -308,11 +344,11 @@ class ImaginedEnv:
         index = np.concatenate([env_ids, np.full(self.num_envs - len(env_ids), env_ids[0])])
         initial = original._initial
         context = initial["context_frames"][index], initial["context_state"][index]
-        self._begin(np.arange(self.num_envs), original._book.seed[index], context, initial["task"][index])
-        length = original._book.time[index]
+        seed, length = original._book.seed[index], original._age(index)
+        self._begin(np.arange(self.num_envs), seed, context, initial["task"][index], initial["begun_at"][index])
         for first in range(0, int(length.max()), self.model.config.frames):
             self.step(original._action_history[index, first : first + self.model.config.frames])
-        success: np.ndarray = self._book.success & (self._book.time <= length)
+        success: np.ndarray = self._book.success & (self._age(np.arange(self.num_envs)) <= length)
         return success[: len(env_ids)]
 
     def _predict(self, env_ids: np.ndarray) -> Future:
@@ -339,12 +375,12 @@ class ImaginedEnv:
     # -- observations and snapshots ---------------------------------------------------------------------------------
 
     def _observe(self) -> Observation:
-        cameras = self._picture.movedim(1, -1).split(3, -1)
-        images = {name: self._output(picture) for name, picture in zip(self.model.cameras, cameras, strict=True)}
-        return Observation(images, *(self._output(item) for item in (self._state, self._task, self._book.time)))
+        images = {name: self._output(picture) for name, picture in self.model.canvas.split(self._picture).items()}
+        told = self._state[:, : self._entries], self._task, self._book.time
+        return Observation(images, *(self._output(item) for item in told))
 
     def _arrays(self) -> dict[str, Any]:
-        call = ("context_frames", "context_state", "task", "depth", "actions", "known")
+        call = ("context_frames", "context_state", "task", "begun_at", "depth", "actions", "known")
         shown = ("picture", "state", "uncertainty", "outcome")
         arrays = {f"rollout/{name}": getattr(self, f"_{name}") for name in (*call, *shown, "action_history")}
         arrays |= {f"initial/{name}": item for name, item in self._initial.items()}

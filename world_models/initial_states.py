@@ -17,18 +17,20 @@ class InitialStates:
     pictures  uint8 [N,1+context_frames,C,h,w]  the episode's first frame, then the latest ones in order
     state     float32 [N,S]
     task      int64 [N]
+    time      int64 [N]                         control steps since its episode began
     """
 
     pictures: np.ndarray
     state: np.ndarray
     task: np.ndarray
+    time: np.ndarray
 
     def __len__(self) -> int:
         return len(self.task)
 
     def select(self, index: np.ndarray) -> InitialStates:
         """Those at ``index``."""
-        return InitialStates(self.pictures[index], self.state[index], self.task[index])
+        return InitialStates(self.pictures[index], self.state[index], self.task[index], self.time[index])
 
 
 class Pool(Protocol):
@@ -74,7 +76,7 @@ class InitialStatePool:
         parts = [(self.keyframes if late else self.first).select(np.array([i])) for late, i in chosen]
         if not parts:
             return self.first.select(np.zeros(0, int))
-        names = ("pictures", "state", "task")
+        names = ("pictures", "state", "task", "time")
         return InitialStates(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
     def _choose(self, seed: int, keyframe_share: float) -> tuple[bool, int]:

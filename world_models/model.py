@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import EnvSpec
 from world_models.backbones.video_model import ActionInput, Autoencoded, ContextLatents, VideoModel
+from world_models.canvas import Canvas
 from world_models.config import WorldModelConfig
 from world_models.heads import InverseDynamics, OutcomeHead, PoseMaps
-from world_models.image_registration import register
+from world_models.mode_classifier import CropClassifier, ModeClassifier, PictureClassifier
 from world_models.robot import (
-    ModeClassifier,
     ModePrediction,
     ModeSelector,
     StateDynamics,
@@ -44,10 +44,11 @@ from world_models.types import (
     normal,
     random_known,
     select_step,
+    state_entries,
     to_unit_range,
     uniform,
 )
-from world_models.uncertainty import disagreement
+from world_models.uncertainty import disagreement, revision
 
 
 class WorldModel(nn.Module):
@@ -61,7 +62,8 @@ class WorldModel(nn.Module):
     def __init__(self, spec: EnvSpec, config: WorldModelConfig, state_mean: Any = 0.0, state_std: Any = 1.0) -> None:
         """``spec`` of what is imagined; statistics [S] of its state, saved with the weights.
 
-        Raises UserError for pictures that cannot lie at equal distances.
+        Raises UserError for pictures that cannot lie at equal distances, for an uncertainty that would always be 0, and
+        for what :meth:`Canvas.of` refuses.
         """
         super().__init__()
         if config.frames % config.pictures:
@@ -69,11 +71,15 @@ class WorldModel(nn.Module):
                 f"{config.pictures} pictures cannot lie at equal distances in {config.frames} control steps, so a call "
                 "would not end with one; choose a divisor."
             )
+        if config.uncertainty == "pictures" and config.denoising_steps < 2:
+            raise UserError(
+                f"{config.denoising_steps} denoising step revises no picture, so nothing would be uncertain; give "
+                "denoising_steps of at least 2, or uncertainty='state'."
+            )
         self.spec, self.config = spec, config
-        self.cameras = tuple(sorted(spec.images))
-        height, width, _ = spec.images[self.cameras[0]].shape
-        self.picture = (3 * len(self.cameras), height, width)
-        size, actions = spec.state.shape[0], spec.action_dim
+        self.canvas = Canvas.of(spec, config.resolution, config.backbone.multiple)
+        self.cameras, self.picture = tuple(self.canvas.cameras), self.canvas.shape
+        size, actions = state_entries(spec), spec.action_dim
         for name, value in (("state_mean", state_mean), ("state_std", state_std)):
             self.register_buffer(name, torch.as_tensor(value, dtype=torch.float32).expand(size).clone())
         low, high = (
@@ -90,9 +96,17 @@ class WorldModel(nn.Module):
         )
         self.poses = PoseMaps(size, config.pose_maps, self.video.latent)
         sides = self.video.latent[1:]
-        self.mode_classifier = ModeClassifier(len(self.cameras), (height, width), size, action_input, config.modes)
+        self.mode_classifier = self._mode_classifier(size, action_input)
         self.outcome = OutcomeHead(self.video.width, sides, size, len(spec.tasks), frames)
         self.inverse = InverseDynamics(self.picture, frames * actions)
+
+    def _mode_classifier(self, size: int, action_input: int) -> ModeClassifier:
+        """Of a crop that moves with the robot, or of the whole picture."""
+        given, crop = (
+            (len(self.cameras), self.canvas.sides, size, action_input, self.config.modes),
+            self.config.robot_crop,
+        )
+        return CropClassifier(*given, crop) if crop else PictureClassifier(*given)
 
     # -- predicting -------------------------------------------------------------------------------------------------
 
@@ -113,14 +127,19 @@ class WorldModel(nn.Module):
         modes, log_probs = self._modes(context.pictures[:, -1], before, actions, known)
         state = select_modes(modes, selector(modes, log_probs, noise[:, 0].flatten(1)[:, : before.shape[1]]))
         action_input, noisy, level = self._action_input(before, state, actions, known), noise, 1.0
+        estimates: list[Tensor] = []
         for step in range(self.config.denoising_steps):
             denoised = self.video(noisy, noisy.new_full(noisy.shape[:2], level), latents, action_input)
             next_level = 1.0 - (step + 1) / self.config.denoising_steps
             noisy, level = denoised.clean + next_level / level * (noisy - denoised.clean), next_level
+            estimates.append(select_step(denoised.clean, self.slot(known)))
         end = select_step(state, known - 1)
         outcome = self.outcome(denoised.features, end, context.task, known - 1).sigmoid().float()
         pictures = ((self.video.decode(denoised.clean) + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8)
-        uncertainty = disagreement(select_step(modes.transpose(1, 2), known - 1), log_probs)
+        if self.config.uncertainty == "pictures":
+            uncertainty = revision(estimates[0], estimates[-1])
+        else:
+            uncertainty = disagreement(select_step(modes.transpose(1, 2), known - 1), log_probs)
         return Future(pictures, self.state_mean + self.state_std * state, outcome, uncertainty)
 
     @torch.no_grad()
@@ -237,13 +256,7 @@ class WorldModel(nn.Module):
     @torch.no_grad()
     def fit_registration(self, batch: Mapping[str, Tensor]) -> None:
         """Fit where the crops of the mode classifier are, once; ``batch`` as for :meth:`pose_loss`."""
-        classifier = self.mode_classifier
-        if classifier.registration_weight.any():
-            return  # the classifier was trained with it
-        state = self.normalize(batch["state"])
-        found = [register(camera, state) for camera in to_unit_range(batch["pictures"]).split(3, 1)]
-        classifier.registration_weight.copy_(torch.cat([weight for weight, _ in found]))
-        classifier.registration_bias.copy_(torch.cat([bias for _, bias in found]))
+        self.mode_classifier.fit_registration(to_unit_range(batch["pictures"]), self.normalize(batch["state"]))
 
     def mode_classifier_loss(
         self, batch: Mapping[str, Tensor], generator: torch.Generator

@@ -21,7 +21,7 @@ class ReplayResult:
     step         int64 [N,K]        control steps by then; 0 beyond the last action
     success      float32 [N,K]      probability that the task is done
     uncertainty  float32 [N,K]
-    pictures     uint8 [N,K,C,h,w]
+    pictures     uint8 [N,K,C,h,w]  of the model's size
     state        float32 [N,K,S]
     """
 
@@ -108,5 +108,4 @@ def _replay_batch(env: ImaginedEnv, actions: Sequence[np.ndarray], batch: np.nda
         cell = batch[kept], (stop - 1) // frames
         result.step[cell], result.uncertainty[cell] = stop, env.uncertainty[kept]
         result.state[cell], result.success[cell] = on_host(obs.state)[kept], env.outcome[kept, 0]
-        pictures = np.concatenate([on_host(obs.images[name])[kept] for name in env.model.cameras], -1)
-        result.pictures[cell] = np.moveaxis(pictures, -1, 1)
+        result.pictures[cell] = on_host(env.pictures)[kept]

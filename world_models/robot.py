@@ -1,13 +1,13 @@
-"""The robot's next states: modes predicted from its actions, and a classifier of the mode from a crop of the picture.
+"""The robot's next states: modes predicted from its actions alone.
 
 The future is often bimodal: the fingers stop at an object or close fully.  A single prediction would be the mean of the
 two, which never happens and which the next call could not continue from.  So the prediction is a mixture of modes (a
 mixture density network, Bishop 1994), for each entry of the state by itself: what stops a hand is not what stops its
 fingers, and joint modes of all entries would be all pairs of the two.
 
-``StateDynamics`` predicts the modes from state and actions alone, ``ModeClassifier`` their probabilities from the
-picture.  One network for both hardly learns the probabilities: the gradient of a mode's value is larger than that of
-its probability by the inverse of the standard deviation, squared.
+``StateDynamics`` predicts the modes from state and actions alone, ``ModeClassifier`` (``mode_classifier.py``) their
+probabilities from the picture.  One network for both hardly learns the probabilities: the gradient of a mode's value is
+larger than that of its probability by the inverse of the standard deviation, squared.
 """
 
 from __future__ import annotations
@@ -20,9 +20,6 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-
-from world_models.types import uniform
 
 # Chooses among modes [B,K,F,S] with log-probabilities [B,K,S], given standard normal noise [B,S]: int64 [B,S].
 ModeSelector: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -48,73 +45,6 @@ class StateDynamics(nn.Module):
         return linear[:, None] + out[:, :, 1:], out[:, :, 0].log_softmax(1)
 
 
-class ModeClassifier(nn.Module):
-    """Probabilities of the modes, from a crop of the picture around the robot's predicted position.
-
-    The crop moves with the robot, so what was learnt about a grasp at one position holds at all of them.  Its centre is
-    linear in the state, as fitted by :func:`world_models.image_registration.register`, plus a learnt correction (a
-    spatial transformer without scale, Jaderberg et al. 2015, arXiv 1506.02025).
-    """
-
-    crop_grid: Tensor
-    registration_weight: Tensor
-    registration_bias: Tensor
-
-    def __init__(
-        self, cameras: int, sides: tuple[int, int], state: int, actions: int, modes: int, side: int = 24
-    ) -> None:
-        """``sides`` (h, w) of a picture; ``side`` of the crop in pixels; the others as for :class:`StateDynamics`."""
-        super().__init__()
-        self.cameras = cameras
-        self.register_buffer("registration_weight", torch.zeros(2 * cameras, state))
-        self.register_buffer("registration_bias", torch.zeros(2 * cameras))
-        self.correction = nn.Sequential(nn.Linear(2 * state, 32), nn.SiLU(), _zero_init(nn.Linear(32, 2 * cameras)))
-        sizes = ((3, 16, 1), (16, 16, 2), (16, 32, 2))
-        self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, stride, 1) for a, b, stride in sizes)
-        self.think = nn.Linear(cameras * 32 * (-(-side // 4)) ** 2 + 2 * state + actions, 128)
-        self.leave = _zero_init(nn.Linear(128, modes * state))
-        steps = torch.arange(side) - (side - 1) / 2
-        crop_grid = torch.stack(torch.meshgrid(2 * steps / sides[1], 2 * steps / sides[0], indexing="xy"), -1)
-        self.register_buffer("crop_grid", crop_grid, persistent=False)
-        self.pixel = 2.0 / max(sides)
-
-    def forward(
-        self,
-        picture: Tensor,
-        state: Tensor,
-        action_input: Tensor,
-        prediction: ModePrediction,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """Log-probabilities [B,K,S] of the modes of ``prediction``.
-
-        ``picture`` [B,C,h,w] from -1 to 1, cameras side by side in ``C``; ``state`` [B,S]; ``action_input`` [B,A].
-        A ``generator`` is given in training: it shifts every crop by up to a pixel and drops a fifth of the features.
-        """
-        start_and_end = torch.cat([prediction.expected_end, state], 1)
-        crop = self._crop_features(picture, start_and_end, generator)
-        hidden = functional.silu(self.think(torch.cat([crop, start_and_end, action_input], 1)))
-        if generator is not None:
-            kept = uniform(hidden.shape, generator, hidden) >= 0.2
-            hidden = hidden * kept / 0.8
-        evidence = self.leave(hidden).float().view_as(prediction.log_probs)
-        return (prediction.log_probs + evidence).log_softmax(1)
-
-    def _crop_features(self, picture: Tensor, start_and_end: Tensor, generator: torch.Generator | None) -> Tensor:
-        """[B,G]: features of the crop around the robot in the expected state, first in ``start_and_end`` [B,2S]."""
-        end = start_and_end[:, : self.registration_weight.shape[1]]
-        center = functional.linear(end, self.registration_weight, self.registration_bias)
-        center = center + self.correction(start_and_end).float()
-        if generator is not None:
-            center = center + self.pixel * (2.0 * uniform(center.shape, generator, center) - 1.0)
-        cells = picture.unflatten(1, (self.cameras, 3)).flatten(0, 1)
-        grid = self.crop_grid + center.view(-1, 1, 1, 2)
-        cells = functional.grid_sample(cells, grid, align_corners=False, padding_mode="border")
-        for conv in self.convs:
-            cells = functional.silu(conv(cells))
-        return cells.view(len(picture), -1)
-
-
 @dataclass(frozen=True)
 class ModePrediction:
     """The output of :class:`StateDynamics`.
@@ -133,13 +63,6 @@ class ModePrediction:
         """With ``known`` [B] actions, 1 to F."""
         ends = modes[torch.arange(len(known), device=known.device), :, known - 1]
         return cls(modes, log_probs, (log_probs.exp() * ends).sum(1))
-
-
-def _zero_init(layer: nn.Linear) -> nn.Linear:
-    """``layer`` with zero weights and biases."""
-    nn.init.zeros_(layer.weight)
-    nn.init.zeros_(layer.bias)
-    return layer
 
 
 def sample_modes(modes: Tensor, log_probs: Tensor, noise: Tensor) -> Tensor:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vla_rl.contract.spec import EnvSpec
+
 
 @dataclass(frozen=True)
 class Context:
@@ -55,6 +57,11 @@ class Target:
     actions: Tensor
     known: Tensor
     outcome: Tensor
+
+
+def state_entries(spec: EnvSpec) -> int:
+    """``S`` of a world model: an environment without proprioception has one entry that is always 0."""
+    return max(1, spec.state.shape[0])
 
 
 def mask_actions(actions: Tensor, flag: Tensor) -> Tensor:

@@ -1,7 +1,14 @@
 """Uncertainty of a model's prediction, and limits beyond which an imagined rollout ends.
 
-The uncertainty is the spread of the modes of the robot's next state, weighted by their probabilities: large for a grasp
-that may hold or slip.  It costs no additional forward pass.
+The uncertainty is, without an additional forward pass, one of two:
+
+    state     the spread of the modes of the robot's next state, weighted by their probabilities: large for a grasp that
+              may hold or slip
+    pictures  how much the last denoising step changes the first one's estimate of the picture: for tasks without
+              proprioception that would tell
+
+On lift the first finds hallucinated successes (AUROC .88 among imagined ones) and the second does not (.46); the second
+follows the error of pictures (rank correlation .37 to .67 by depth) and the first hardly does (.23 to .30).
 
 The limits are calibrated on recorded episodes: the model replays recorded actions from recorded initial states, and at
 every depth (number of calls) the limit is a quantile of the uncertainties it had.  So a known share of rollouts like
@@ -25,6 +32,11 @@ def disagreement(modes: Tensor, log_probs: Tensor) -> Tensor:
     share = log_probs.exp()
     apart = modes - (share * modes).sum(1, keepdim=True)
     return (share * apart.square()).sum(1).mean(-1).sqrt()
+
+
+def revision(first: Tensor, last: Tensor) -> Tensor:
+    """[B]: root mean square difference of two estimates [B,c,y,x] of the same latents."""
+    return (last - first).float().square().mean((1, 2, 3)).sqrt()
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from mujoco.batch import Batch
@@ -18,6 +18,8 @@ from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.randomization import parameter_rows
 from vla_rl.contract.rows import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT, EpisodeTracker, restore_rows, select_rows
 from vla_rl.contract.spec import ArraySpec, EnvSpec
+
+ImageSize: TypeAlias = int | Mapping[str, int]  # pixels a side, of all cameras or of each
 
 
 class MujocoEnv:
@@ -35,7 +37,7 @@ class MujocoEnv:
         task: Task,
         num_envs: int,
         cameras: tuple[str, ...] = ("front",),
-        image_size: int = 64,
+        image_size: ImageSize = 64,
         threads: int = 2,
         render: bool = True,
     ) -> None:
@@ -53,8 +55,7 @@ class MujocoEnv:
         self._task_state = {name: np.stack([value] * num_envs) for name, value in task.task_state.items()}
         self._parameters = parameter_rows(PARAMETERS, {}, np.arange(num_envs))
         self._physics: Physics | None = None  # until a parameter is given: what is not varied costs nothing
-        shape = (num_envs, image_size, image_size, 3)
-        self._images = {name: np.zeros(shape, np.uint8) for name in self._cameras}
+        self._images = {name: np.zeros((num_envs, *item.shape), np.uint8) for name, item in self.spec.images.items()}
         self._renderers: dict[int, Renderer] = {}
 
     @property
@@ -195,8 +196,10 @@ class MujocoEnv:
 _NAMES = tuple(parameter.name for parameter in PARAMETERS)
 
 
-def task_spec(task: Task, cameras: tuple[str, ...] = ("front",), image_size: int = 64, render: bool = True) -> EnvSpec:
-    """The spec of an environment of ``task``; raises UserError for an unknown camera or an empty image."""
+def task_spec(
+    task: Task, cameras: tuple[str, ...] = ("front",), image_size: ImageSize = 64, render: bool = True
+) -> EnvSpec:
+    """The spec of an environment of ``task``; raises UserError for an unknown camera, an empty or no size."""
     names = tuple(cameras) if render else ()
     known = [task.model.camera(i).name for i in range(task.model.ncam)]
     for name in names:
@@ -204,12 +207,12 @@ def task_spec(task: Task, cameras: tuple[str, ...] = ("front",), image_size: int
             raise UserError(
                 f"task {task.name!r} has no camera {name!r}, so nothing can be rendered; {did_you_mean(name, known)}"
             )
-    if image_size < 1:
-        raise UserError(f"image_size={image_size} leaves nothing to render; give at least 1.")
-    shape = (image_size, image_size, 3)
+    sizes = _sizes(names, image_size)
     return EnvSpec(
         name=task.name,
-        images={name: ArraySpec(shape, "uint8", 0, 255, unit="RGB", frame=name) for name in names},
+        images={
+            name: ArraySpec((size, size, 3), "uint8", 0, 255, unit="RGB", frame=name) for name, size in sizes.items()
+        },
         state=task.state,
         action=task.action,
         tasks=task.texts,
@@ -222,14 +225,28 @@ def task_spec(task: Task, cameras: tuple[str, ...] = ("front",), image_size: int
     )
 
 
+def _sizes(cameras: Sequence[str], image_size: ImageSize) -> dict[str, int]:
+    """Pixels a side of each of ``cameras``; raises UserError for one without any."""
+    given = dict.fromkeys((*cameras, ""), image_size) if isinstance(image_size, int) else dict(image_size)
+    missing = [name for name in cameras if name not in given]
+    if missing:
+        raise UserError(
+            f"image_size={given} gives the camera {missing[0]!r} no size, so it cannot be rendered; name every camera, "
+            "or give one number for all."
+        )
+    if min(given.values(), default=1) < 1:
+        raise UserError(f"image_size={image_size} leaves nothing to render; give at least 1.")
+    return {name: given[name] for name in cameras}
+
+
 OPTIONS = ("cameras", "image_size", "threads", "render")
 
 
 def make_env(task: Callable[..., Task], known: Sequence[str], num_envs: int, options: Mapping[str, Any]) -> MujocoEnv:
     """An environment of ``task`` with those of ``options`` that are in ``known``; the others are the environment's.
 
-    The environment's options: ``cameras`` out of "front", "side", "top" (("front",)), ``image_size`` in pixels (64),
-    ``threads`` (2), ``render`` (True).  Raises UserError for an unknown option.
+    The environment's options: ``cameras`` out of "front", "side", "top" (("front",)), ``image_size`` in pixels, for all
+    cameras or {camera: size} (64), ``threads`` (2), ``render`` (True).  Raises UserError for an unknown option.
     """
     made, rest = _make_task(task, known, options)
     return MujocoEnv(made, num_envs, **rest)

@@ -75,7 +75,8 @@ def _imagined_env(env: Any, config: WorldModelConfig, chunks: int) -> ImaginedEn
     model, env_ids = WorldModel(env.spec, config), np.arange(env.num_envs)
     obs = env.reset(env_ids, env_ids)
     pictures = np.moveaxis(np.concatenate([obs.images[name] for name in model.cameras], -1), -1, 1)
-    first = InitialStates(np.repeat(pictures[:, None], 1 + config.context_frames, 1), obs.state, obs.task)
+    frames = np.repeat(pictures[:, None], 1 + config.context_frames, 1)
+    first = InitialStates(frames, obs.state, obs.task, np.asarray(obs.time))
     # Random weights predict no outcome: there are no uncertainty limits, and no probability reaches a threshold.
     endless = ImaginationConfig(horizon=chunks * CHUNK + 1, success_threshold=2.0, failure_threshold=2.0, resamples=0)
     return ImaginedEnv(model, InitialStatePool(first, first.select(env_ids[:0])), env.num_envs, None, endless)

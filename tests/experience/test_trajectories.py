@@ -149,6 +149,10 @@ def test_context_at_equals_the_context_of_a_window():
     np.testing.assert_array_equal(start["pictures"], batch["pictures"][:, :3])
     np.testing.assert_array_equal(start["state"], batch["state"][:, 0])
     np.testing.assert_array_equal(start["task"], batch["task"])
+    begins = np.repeat(
+        [begin for begin, _ in trajectories.spans()], [end - begin for begin, end in trajectories.spans()]
+    )
+    np.testing.assert_array_equal(start["time"], table["past"][:8, -1] - begins[table["past"][:8, -1]])
 
 
 def test_episodes_are_selected_and_joined_without_loss():

@@ -6,6 +6,8 @@ from tests.mutants.fault import Fault
 
 _MODEL, _UNET = "world_models/model.py", "world_models/backbones/unet.py"
 _ROBOT, _ON_ROBOT = "world_models/robot.py", "tests/world_models/test_robot.py::"
+_CLASSIFIER = "world_models/mode_classifier.py"
+_ON_CLASSIFIER = "tests/world_models/test_mode_classifier.py::"
 _REGISTRATION, _ON_REGISTRATION = (
     "world_models/image_registration.py",
     "tests/world_models/test_image_registration.py::",
@@ -101,17 +103,17 @@ FAULTS = (
     ),
     Fault(
         "the mode classifier forgets the state dynamics",
-        _ROBOT,
+        _CLASSIFIER,
         "return (prediction.log_probs + evidence).log_softmax(1)",
         "return evidence.log_softmax(1)",
-        (f"{_ON_ROBOT}test_a_new_classifier_leaves_the_probabilities_of_the_modes",),
+        (f"{_ON_CLASSIFIER}test_a_new_classifier_leaves_the_probabilities_of_the_modes",),
     ),
     Fault(
         "every camera is cropped at the first one's position",
-        _ROBOT,
+        _CLASSIFIER,
         "grid = self.crop_grid + center.view(-1, 1, 1, 2)",
         "grid = self.crop_grid + center[:, :2].repeat(1, self.cameras).view(-1, 1, 1, 2)",
-        (f"{_ON_ROBOT}test_the_classifier_reads_every_camera_around_the_robot_only",),
+        (f"{_ON_CLASSIFIER}test_the_classifier_reads_every_camera_around_the_robot_only",),
     ),
     Fault(
         "the crop is at the first mode",
@@ -122,10 +124,10 @@ FAULTS = (
     ),
     Fault(
         "the crop is on the other side",
-        _ROBOT,
+        _CLASSIFIER,
         "grid = self.crop_grid + center.view(-1, 1, 1, 2)",
         "grid = self.crop_grid - center.view(-1, 1, 1, 2)",
-        (f"{_ON_ROBOT}test_the_crop_moves_with_the_robot",),
+        (f"{_ON_CLASSIFIER}test_the_crop_moves_with_the_robot",),
     ),
     Fault(
         "shifts are taken the wrong way round",
@@ -171,8 +173,8 @@ FAULTS = (
     ),
     Fault(
         "the registration is fitted again under a trained classifier",
-        _MODEL,
-        "if classifier.registration_weight.any():",
+        _CLASSIFIER,
+        "if self.registration_weight.any():",
         "if False:",
         (f"{_ON_MODEL}test_the_registration_is_fitted_once",),
     ),

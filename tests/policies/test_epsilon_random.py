@@ -9,6 +9,7 @@ import torch
 from sims.catalog import make
 from vla_rl.contract.check import check_policy
 from vla_rl.contract.errors import UserError
+from vla_rl.policies.categorical import CategoricalConfig, CategoricalPolicy
 from vla_rl.policies.epsilon_random import EpsilonRandomPolicy
 from vla_rl.policies.function import FunctionPolicy
 
@@ -41,3 +42,20 @@ def test_it_acts_randomly_in_a_share_of_its_decisions(env, share):
 def test_a_share_is_one(env, share):
     with pytest.raises(UserError, match="from 0 to 1"):
         EpsilonRandomPolicy(FunctionPolicy(env.spec, still), env.spec, share)
+
+
+def test_random_decisions_among_indices_are_whole_and_equally_likely():
+    """Catch: left, stay, right; of those that are not drawn, the policy's own stay."""
+    env = make("gym", num_envs=900, id="sims.catch:vla_rl/Catch-v0")
+    torch.manual_seed(0)
+    base = CategoricalPolicy(env.spec, config=CategoricalConfig(cameras=("image",)))
+    features = base.encode(env.reset(np.arange(900), np.arange(900)))
+    own = torch.as_tensor(base.act(features, {}, "eval", None)[0].action)
+    for share in (1.0, 0.5):
+        policy = EpsilonRandomPolicy(base, env.spec, share)
+        action = policy.act(features, {}, "eval", torch.Generator().manual_seed(1))[0].action
+        drawn = torch.bincount(action.long().ravel(), minlength=3)
+        assert torch.equal(action.float(), action.float().round()) and action.min() >= 0 and action.max() <= 2
+        assert abs((action == own).float().mean() - (1.0 - share * 2 / 3)) < 0.06
+        if share == 1.0:
+            assert (drawn.float() / 900 - 1 / 3).abs().max() < 0.06

@@ -146,6 +146,22 @@ def test_every_selection_collects_and_is_deployed(use):
         assert torch.equal(out.action[env_id], tried[int(best[env_id])].action[env_id])
 
 
+@pytest.mark.parametrize("every, steps", [(1, [5, 1, 1, 9]), (4, [1, 0, 0, 3]), (16, [0, 0, 0, 1])])
+def test_a_latent_model_takes_a_step_in_so_many_of_the_critics(every, steps):
+    """What a rollout leaves of a count goes on in the next: of 5, 1, 1 and 9 steps, 16 in all."""
+    policy, env = residual(), make("point_mass", num_envs=4)
+    td3, simulator = learner(policy), Simulator(make("point_mass", num_envs=3), residual(), seeded())
+    source = RolloutSource(env, policy, 3, itertools.count(300), seeded(1))
+    in_use = LatentSelection(LatentConfig(width=16), 3, None, every).attach(source, td3, simulator, GAMMA)
+    trainer = in_use.deployed(policy, env, simulator).scores.trainer
+    td3.replay.add(rollout := source.next())
+    taken = [0]
+    for count in (5, 1, 1, 9):
+        in_use.learn(rollout, count)
+        taken.append(trainer.steps)
+    assert np.diff(taken).tolist() == steps
+
+
 def test_nothing_is_selected_by_a_model_that_does_not_foresee_outcomes():
     """The first candidate, the actor's own decision, is executed until the gate opens, and again when it shuts."""
     policy, env = residual(), make("point_mass", num_envs=4)
@@ -153,7 +169,7 @@ def test_nothing_is_selected_by_a_model_that_does_not_foresee_outcomes():
     simulator = Simulator(make("point_mass", num_envs=3), policy, seeded())
     source = RolloutSource(env, policy, 3, itertools.count(300), seeded(1))
     gate = ReleaseConfig(auroc=0.8, hold=0.6, least=1, decided=0)
-    in_use = LatentSelection(LatentConfig(width=16), 5, gate).attach(source, td3, simulator, GAMMA)
+    in_use = LatentSelection(LatentConfig(width=16), 5, gate, every=1).attach(source, td3, simulator, GAMMA)
     scores = in_use.deployed(policy, env, simulator).scores
     obs = env.reset(np.arange(4), np.arange(4) + 300)
     features, state = encode_observation(policy, obs, policy.reset_state(policy.initial_state(4), range(4)), seeded())

@@ -172,3 +172,21 @@ def test_what_cannot_be_played_is_refused_in_one_sentence(options, sentence):
 
 def test_a_registry_without_a_limit_takes_the_option():
     assert make("gym", num_envs=1, id="TestTimeless-v0", time_limit=3).spec.time_limit == 3
+
+
+def test_an_episode_whose_rewards_add_up_to_enough_has_succeeded():
+    """1 + 2 + ... + length for actions of 0, which is 6 for three and 10 for four; the clock ends the fifth episode."""
+    env = countdown(4, success_return=10.0)
+    env.reset(np.arange(4), np.array([3, 4, 5, 9]))
+    step = env.step(np.zeros((4, 4, 1)))
+    assert env.spec.success == "at_end" and step.success.tolist() == [False, True, False, False]
+    snapshot = env.snapshot(np.arange(4))
+    for _ in range(2):  # restored rewards count once
+        step = env.step(np.zeros((4, 1, 1)))
+        assert step.success.tolist() == [False, True, True, True]
+        assert [str(cause) for cause in step.cause] == ["terminated", "terminated", "terminated", "time_limit"]
+        env.restore(np.arange(4), snapshot)
+    env.reset(np.arange(4), np.array([3, 3, 3, 3]))
+    assert not env.step(np.zeros((4, 5, 1))).success.any()
+    assert countdown(1).spec.success is None
+    check_env(countdown(3, success_return=3.0), seed=0)

@@ -10,18 +10,22 @@ import pytest
 import torch
 
 from tests.world_models.pushing import played
-from tests.world_models.small_models import SIDE, model, spec
+from tests.world_models.small_models import SIDE, SMALL, model, spec
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.trajectories import Trajectories
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.world_model import (
     WorldModelFit,
+    as_predicted,
     fit_world_model,
     imagine_along,
     load_world_model,
     require_same_env,
     save_world_model,
+    statistics,
 )
+from world_models.config import WorldModelConfig
+from world_models.model import WorldModel
 
 FIT = WorldModelFit(*[FitConfig(steps=1, batch=2)] * 4)
 
@@ -214,3 +218,40 @@ def test_crops_are_sampled_where_the_modes_are_uncertain(monkeypatch):
     )
     share = (torch.stack(sampled) == torch.from_numpy(trajectories.state[uncertain_step])).all(-1).float()
     assert abs(share[:, :32].mean() - 0.9) < 0.06
+
+
+def without_proprioception() -> Trajectories:
+    """The episodes of ``pushing`` as a grey camera of 12 x 20 pixels and one in colour see them."""
+    seen = played(12, seed=3)
+    front = seen.images["front"]
+    images = {"front": front, "grey": front[:, :12, :, :1].repeat(2, 2)[:, :, :20]}
+    return replace(seen, images=images, state=np.zeros((len(seen.state), 0), np.float32))
+
+
+def test_cameras_of_two_sizes_without_proprioception_can_be_learnt_and_imagined():
+    seen, table = without_proprioception(), spec()
+    images = {"front": table.images["front"], "grey": replace(table.images["front"], shape=(12, 20, 1))}
+    given = replace(table, images=images, state=replace(table.state, shape=(0,), low=(), high=()))
+    torch.manual_seed(0)
+    config = WorldModelConfig(frames=3, backbone=SMALL, robot_crop=0, resolution=(16, 24))
+    made, losses = WorldModel(given, config, *statistics(seen)), list[float]()
+
+    def note(step: int, info: dict[str, float]) -> None:
+        losses.extend(info.values())
+
+    fit_world_model(made, seen, FIT, torch.Generator().manual_seed(0), note)
+    assert losses and np.isfinite(losses).all()
+    predicted = as_predicted(made, seen)
+    assert {name: item.shape[1:] for name, item in predicted.images.items()} == {
+        "front": (16, 24, 3),
+        "grey": (16, 24, 3),
+    }
+    assert predicted.state.shape == (len(seen.state), 1) and not predicted.state.any()
+    imagined = imagine_along(made, predicted, torch.Generator().manual_seed(0)).trajectories
+    assert imagined.images["grey"].shape == predicted.images["grey"].shape
+
+
+def test_what_is_of_the_models_size_already_is_seen_as_it_is():
+    seen = played(2, seed=3)
+    same = as_predicted(model(), seen)
+    assert same.images["front"] is seen.images["front"] and same.state is seen.state

@@ -48,7 +48,8 @@ def initial_states(made: WorldModel, count: int = 5, keyframes: int = 4, seed: i
     def random_states(number: int) -> InitialStates:
         shape = (number, 1 + made.config.context_frames, *made.picture)
         state = chooser.uniform(-1, 1, (number, 3)).astype(np.float32)
-        return InitialStates(chooser.integers(0, 256, shape, np.uint8), state, chooser.integers(0, 2, number))
+        pictures, tasks = chooser.integers(0, 256, shape, np.uint8), chooser.integers(0, 2, number)
+        return InitialStates(pictures, state, tasks, np.zeros(number, np.int64))
 
     return InitialStatePool(random_states(count), random_states(keyframes))
 
@@ -58,6 +59,13 @@ def imagined_env(
 ) -> ImaginedEnv:
     made = model(cameras)
     config = ImaginationConfig(
-        **{"horizon": 12, "batch_size": 4, "success_threshold": 2.0, "failure_threshold": 2.0, **numbers}
+        **{
+            "horizon": 12,
+            "batch_size": 4,
+            "success_threshold": 2.0,
+            "failure_threshold": 2.0,
+            "resamples": 1,
+            **numbers,
+        }
     )
     return ImaginedEnv(made, initial_states(made), num_envs, limits, config)

@@ -11,11 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from tests.world_models.small_models import imagined_env
+from tests.world_models.small_models import SMALL, imagined_env, initial_states, model, spec
 from vla_rl.contract.check import check_env, random_actions
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
-from world_models.env import ImaginedEnv
+from vla_rl.contract.spec import ArraySpec
+from world_models.config import WorldModelConfig
+from world_models.env import ImaginationConfig, ImaginedEnv
+from world_models.initial_states import InitialStatePool, InitialStates
+from world_models.model import WorldModel
 from world_models.types import Future
 from world_models.uncertainty import Limits
 
@@ -257,3 +261,76 @@ def test_without_limits_nothing_is_warned_of():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         imagined_env(2, horizon=99)
+
+
+def keyframes_at(time: int, **numbers: Any) -> ImaginedEnv:
+    """Every rollout begins at a keyframe, ``time`` control steps into its episode."""
+    made = model()
+    pool = initial_states(made)
+    pool = replace(pool, keyframes=replace(pool.keyframes, time=np.full(len(pool.keyframes), time)))
+    numbers = {"batch_size": 4, "success_threshold": 2.0, "failure_threshold": 2.0, "keyframe_share": 1.0, **numbers}
+    return ImaginedEnv(made, pool, 3, None, ImaginationConfig(**numbers))
+
+
+@pytest.mark.parametrize("deadline, cause, lasts", [(None, "time_limit", 8), (9, "too_late", 2), (30, "time_limit", 8)])
+def test_a_rollout_from_a_keyframe_goes_on_with_its_episodes_clock(deadline, cause, lasts):
+    """The horizon counts from where it begins; the deadline is the episode's."""
+    env, env_ids = keyframes_at(7, horizon=8, deadline=deadline), np.arange(3)
+    assert env.reset(env_ids, env_ids).time.tolist() == [7] * 3
+    step = env.step(random_actions(env, 8, np.random.default_rng(3)))
+    assert set(step.cause) == {cause} and step.obs.time.tolist() == [7 + lasts] * 3
+    assert step.valid.sum(1).tolist() == [lasts] * 3 and env.spec.time_limit >= 7 + lasts
+
+
+def test_a_success_from_a_keyframe_is_resampled_from_there():
+    """With the same noise it happens again, so the clock is no reason to doubt it."""
+    env, env_ids = keyframes_at(7, horizon=8, success_threshold=0.0, resamples=1), np.arange(3)
+    env.reset(env_ids, env_ids)
+    snapshot = env.snapshot(env_ids)
+    step = env.step(random_actions(env, 3, np.random.default_rng(4)))
+    assert set(step.cause) == {"success"} and step.obs.time.tolist() == [10] * 3
+    env.reset(env_ids, env_ids + 9)
+    assert env.restore(env_ids, snapshot).time.tolist() == [7] * 3
+    assert set(env.step(random_actions(env, 3, np.random.default_rng(4))).cause) == {"success"}
+
+
+def test_every_whole_and_certain_call_is_told_of_however_long_chunks_are():
+    told: dict[int, list[Any]] = {}
+    for chunk in (1, 2, 3, 6):
+        env, env_ids, calls = imagined_env(2, horizon=7), np.arange(2), []
+        env.on_call = lambda *call, calls=calls: calls.append([item.clone() for item in call])
+        env.reset(env_ids, env_ids)
+        actions = random_actions(env, 6, np.random.default_rng(5))
+        for first in range(0, 6, chunk):
+            env.step(actions[:, first : first + chunk])
+        env.step(actions[:, :1])  # the seventh, which is no whole call
+        told[chunk] = calls
+    for calls in told.values():
+        assert len(calls) == 2
+        for call, other in zip(calls, told[3], strict=True):
+            assert all(torch.equal(one, two) for one, two in zip(call, other, strict=True))
+    (before, after, executed), (then, _, _) = told[3]
+    assert torch.equal(after, then) and not torch.equal(before, after)
+    np.testing.assert_allclose(executed.numpy(), actions[:, :3])
+    env, calls = imagined_env(2, limits=Limits((-1.0,) * 4)), []
+    env.on_call = lambda *call: calls.append(call)
+    env.reset(env_ids, env_ids)
+    assert set(env.step(actions[:, :3]).cause) == {"uncertainty"} and not calls
+
+
+def test_without_proprioception_and_with_cameras_of_two_sizes_it_keeps_the_contract():
+    """A grey picture of 20 x 20 and one of 12 x 16 in colour; policies get what the simulator gives them."""
+    images = {"board": ArraySpec((20, 20, 1), "uint8", 0, 255), "wrist": ArraySpec((12, 16, 3), "uint8", 0, 255)}
+    given = replace(spec(), images=images, state=ArraySpec((0,), "float32", (), ()))
+    torch.manual_seed(0)
+    made = WorldModel(given, WorldModelConfig(3, backbone=SMALL, robot_crop=0)).eval()
+    chooser, count = np.random.default_rng(0), 4
+    pictures = chooser.integers(0, 256, (count, 3, *made.picture), np.uint8)
+    moments = InitialStates(pictures, np.zeros((count, 1), np.float32), np.zeros(count, int), np.zeros(count, int))
+    pool = InitialStatePool(moments, moments.select(np.zeros(0, int)))
+    env = ImaginedEnv(made, pool, 3, Limits((1e9,) * 4), ImaginationConfig(horizon=12, batch_size=4))
+    check_env(env, seed=3)
+    obs = env.reset(np.arange(3), np.arange(3))
+    assert {name: item.shape for name, item in obs.images.items()} == {"board": (3, 20, 20, 1), "wrist": (3, 12, 16, 3)}
+    step = env.step(random_actions(env, 3, np.random.default_rng(1)))
+    assert step.obs.state.shape == (3, 0) and np.isfinite(env.uncertainty).all()

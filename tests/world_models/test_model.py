@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from tests.world_models.pushing import played, world
+from tests.world_models.small_models import model as small_model
+from vla_rl.contract.errors import UserError
 from vla_rl.experience.windows import make_windows, window_batch
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.world_model import WorldModelFit, fit_world_model, statistics
@@ -16,7 +18,7 @@ from world_models.config import WorldModelConfig
 from world_models.model import WorldModel
 from world_models.robot import sample_modes
 from world_models.types import Context, Future
-from world_models.uncertainty import disagreement
+from world_models.uncertainty import disagreement, revision
 
 FRAMES = 3
 FIT = WorldModelFit(
@@ -193,3 +195,16 @@ def test_the_registration_is_fitted_once(learnt, held_out):
     before = learnt.mode_classifier.registration_weight.clone()
     learnt.fit_registration({"state": held_out["state"][:50, 0], "pictures": held_out["pictures"][:50, -1]})
     assert before.abs().max() > 0.1 and torch.equal(learnt.mode_classifier.registration_weight, before)
+
+
+def test_uncertainty_of_pictures_is_what_the_last_denoising_step_revises(held_out):
+    """Of the picture at the last known action."""
+    made = small_model(uncertainty="pictures", frames=FRAMES, pictures=FRAMES)
+    estimates: list[torch.Tensor] = []
+    hook = made.video.register_forward_hook(lambda module, given, out: estimates.append(out.clean[:, 1]))
+    future = predicted(made, held_out, known=2)
+    hook.remove()
+    torch.testing.assert_close(future.uncertainty, revision(estimates[0], estimates[1]))
+    assert len(estimates) == 2 and (future.uncertainty > 0).all()
+    with pytest.raises(UserError, match="1 denoising step revises no picture"):
+        small_model(uncertainty="pictures", denoising_steps=1)

@@ -1,16 +1,14 @@
-"""State dynamics: modes, and the probabilities that the crop classifier gives them."""
+"""State dynamics: modes, and how they are learnt and chosen."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
 
 from vla_rl.training.fit import FitConfig, fit
 from world_models.robot import (
-    ModeClassifier,
     ModePrediction,
     StateDynamics,
     mixture_nll,
@@ -72,59 +70,8 @@ def test_modes_are_the_two_recorded_outcomes_and_not_their_mean(seed):
     torch.testing.assert_close(odds.exp(), torch.full((1, 2, 1), 0.5), atol=0.1, rtol=0.0)
 
 
-def crops(cameras: int = 1) -> tuple[ModeClassifier, torch.Tensor, list[Any]]:
-    """A classifier of pictures of 16 pixels, the pictures, and its further arguments."""
-    torch.manual_seed(0)
-    classifier = ModeClassifier(cameras, (16, 16), state=2, actions=1, modes=2, side=4)
-    generator = torch.Generator().manual_seed(1)
-    shapes = [(3, 3 * cameras, 16, 16), (3, 2), (3, 1), (3, 2, 1, 2), (3, 2, 2)]
-    pictures, state, actions, modes, odds = (torch.randn(shape, generator=generator) for shape in shapes)
-    prediction = ModePrediction.of(modes, odds.log_softmax(1), torch.ones(3, dtype=torch.long))
-    return classifier, pictures, [state, actions, prediction]
-
-
-def test_a_new_classifier_leaves_the_probabilities_of_the_modes():
-    classifier, pictures, given = crops()
-    torch.testing.assert_close(classifier(pictures, *given), given[-1].log_probs)
-
-
-@pytest.mark.parametrize("camera", [0, 1])
-def test_the_classifier_reads_every_camera_around_the_robot_only(camera):
-    classifier, pictures, given = crops(cameras=2)
-    torch.nn.init.normal_(classifier.leave.weight)
-    with torch.no_grad():  # (x, y) in the first camera, then in the second: pixels 6 to 9 and, there, 10 to 13
-        classifier.registration_bias.copy_(torch.tensor([0.0, 0.0, 0.5, 0.5]))
-    begin = (6, 10)[camera]
-    output = classifier(pictures, *given)
-    inside, outside = pictures.clone(), pictures.clone()
-    near = (slice(None), slice(3 * camera, 3 * camera + 3), slice(begin, begin + 4), slice(begin, begin + 4))
-    inside[near] += 1.0
-    outside[:, 3 * camera : 3 * camera + 3] += 1.0
-    outside[near] -= 1.0
-    assert (classifier(inside, *given) - output).abs().max() > 1e-3
-    torch.testing.assert_close(classifier(outside, *given), output)
-
-
-def test_the_crop_moves_with_the_robot():
-    """The same around another place is the same."""
-    classifier, pictures, given = crops()
-    torch.nn.init.normal_(classifier.leave.weight)
-    shifted = pictures.roll((2, 5), (2, 3))
-    output = classifier(pictures, *given)
-    with torch.no_grad():
-        classifier.registration_bias.copy_(torch.tensor([5 / 8, 2 / 8]))
-    torch.testing.assert_close(classifier(shifted, *given), output)
-
-
 def test_the_crop_is_at_the_mean_predicted_position():
     """Two modes, three control steps of which two are known; odds 3 to 1."""
     modes = torch.tensor([[[[0.0], [4.0], [9.0]], [[0.0], [8.0], [9.0]]]])
     prediction = ModePrediction.of(modes, torch.tensor([[[0.75], [0.25]]]).log(), torch.tensor([2]))
     torch.testing.assert_close(prediction.expected_end, torch.tensor([[5.0]]))
-
-
-def test_learning_crops_are_never_twice_the_same_but_repeat_with_their_seed():
-    classifier, pictures, given = crops()
-    torch.nn.init.normal_(classifier.leave.weight)
-    one, same, other = (classifier(pictures, *given, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
-    assert torch.equal(one, same) and not torch.allclose(one, other)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vla_rl.contract.errors import UserError
-from world_models.uncertainty import Limits, disagreement
+from world_models.uncertainty import Limits, disagreement, revision
 
 
 def test_disagreement_is_the_weighed_spread_of_the_modes():
@@ -16,6 +16,14 @@ def test_disagreement_is_the_weighed_spread_of_the_modes():
     found = disagreement(modes, torch.tensor([[[0.75, 0.5], [0.25, 0.5]]]).log())
     torch.testing.assert_close(found, torch.tensor([1.5]).sqrt())
     assert disagreement(modes, torch.tensor([[[0.0, 0.0], [-100.0, -100.0]]])).item() == pytest.approx(0.0, abs=1e-6)
+
+
+def test_revision_is_the_root_mean_square_change_of_an_estimate():
+    """Of eight numbers one by 4 and one by -2: (16 + 4) / 8; nothing where nothing changed."""
+    first = torch.zeros(2, 2, 2, 2)
+    last = first.clone()
+    last[0, 0, 1, 0], last[0, 1, 0, 1] = 4.0, -2.0
+    torch.testing.assert_close(revision(first, last), torch.tensor([2.5**0.5, 0.0]))
 
 
 def test_a_limit_is_the_conformal_quantile():

@@ -126,7 +126,7 @@ def play(arguments: Sequence[str]) -> None:
 
 
 def study(arguments: Sequence[str]) -> None:
-    """``vla-rl imagine study``: RL in imagination without one part at a time, on several training seeds."""
+    """``vla-rl imagine study``: RL in imagination with one part more or less at a time, on several training seeds."""
     run_study(override(ImagineStudy(), arguments, "vla-rl imagine study"))
 
 

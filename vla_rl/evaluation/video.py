@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -18,6 +19,23 @@ SUFFIX_OF = {mime: suffix for suffix, mime in MIME_OF.items()}
 # Policy cameras are small.  Whole-pixel enlargement keeps every pixel and, although H.264 halves the colour resolution,
 # its colour.
 _SMALLEST_SIDE = 192
+
+
+def mosaic(images: Mapping[str, np.ndarray], axis: int) -> np.ndarray:
+    """One picture uint8 [...,h,w,3] of the cameras in the order of their names, joined along ``axis``.
+
+    ``images``: {camera: uint8 [...,h_i,w_i,1 or 3]}; ``axis`` is that of the heights, to show them above each other, or
+    of the widths, beside each other.  Smaller pictures are followed by black.
+    """
+    parts = [images[name] for name in sorted(images)]
+    across = 2 * parts[0].ndim - 5 - axis  # the other of both axes
+    longest = max(part.shape[across] for part in parts)
+    padded = []
+    for part in parts:
+        room = [(0, longest - size if i == across else 0) for i, size in enumerate(part.shape)]
+        whole = np.pad(part, room)
+        padded.append(np.broadcast_to(whole, (*whole.shape[:-1], 3)))
+    return np.concatenate(padded, axis)
 
 
 @dataclass(frozen=True)

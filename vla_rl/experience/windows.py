@@ -32,7 +32,7 @@ def make_windows(trajectories: Trajectories, frames: int, context: int) -> dict[
 
 
 def context_at(trajectories: Trajectories, steps: np.ndarray, frames: int, context: int) -> dict[str, np.ndarray]:
-    """Context frames, state and task at the time steps ``steps`` [N], as ``world_models.initial_states`` takes them."""
+    """Context frames, state, task and clock at the time steps ``steps`` [N], as ``InitialStates`` has them."""
     begins = np.array([begin for begin, _ in trajectories.spans()])
     first = begins[np.searchsorted(begins, steps, side="right") - 1][:, None]
     recent = np.maximum(steps[:, None] - np.arange(context - 1, -1, -1) * frames, first)
@@ -40,6 +40,7 @@ def context_at(trajectories: Trajectories, steps: np.ndarray, frames: int, conte
         "pictures": _pictures(trajectories, np.concatenate([first, recent], 1)),
         "state": trajectories.state[steps],
         "task": trajectories.task[steps],
+        "time": steps - first[:, 0],
     }
 
 

@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ActionOut, Features, Mode, Policy, State
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.noise import uniform
-from vla_rl.policies.normalization import Affine, action_limits
+from vla_rl.policies.normalization import Affine
 
 
 class EpsilonRandomPolicy:
@@ -28,7 +29,9 @@ class EpsilonRandomPolicy:
                 f"random_action_prob is {random_action_prob}, which is no probability; choose one from 0 to 1."
             )
         self.base, self.random_action_prob, self.version = base, random_action_prob, base.version
-        self._scale, self._limits = Affine.from_bounds(spec.action), action_limits(spec)
+        self._scale, self._discrete = Affine.from_bounds(spec.action), spec.discrete
+        bounds, size = (spec.action.low, spec.action.high), spec.action_dim
+        self._limits = [torch.as_tensor(bound, dtype=torch.float32).expand(size) for bound in bounds]
 
     def encode(self, obs: Observation) -> Features:
         return self.base.encode(obs)
@@ -43,9 +46,16 @@ class EpsilonRandomPolicy:
         out, state = self.base.act(features, state, mode, generator)
         chosen = torch.as_tensor(out.action)
         num_envs, _, dims = chosen.shape
-        low, high = (bound.to(chosen) for bound in self._limits)
-        drawn = 2.0 * uniform((num_envs, 1, dims), generator, like=chosen) - 1.0
-        is_random = uniform((num_envs, 1, 1), generator, like=chosen) < self.random_action_prob
-        action = torch.where(is_random, self._scale.unnormalize(drawn).clamp(low, high), chosen)
-        logprob = action.new_zeros(num_envs)
-        return replace(out, action=action, sample=self._scale.normalize(action), logprob=logprob), state
+        like = chosen.float()
+        drawn = uniform((num_envs, 1, dims), generator, like=like)
+        is_random = uniform((num_envs, 1, 1), generator, like=like) < self.random_action_prob
+        action = torch.where(is_random, self._held(drawn).to(chosen), chosen)
+        sample = self._scale.normalize(action.float())
+        return replace(out, action=action, sample=sample, logprob=like.new_zeros(num_envs)), state
+
+    def _held(self, drawn: Tensor) -> Tensor:
+        """The action, in physical units or whole numbers, of ``drawn``, uniform in [0, 1)."""
+        low, high = (bound.to(drawn) for bound in self._limits)
+        if self._discrete:
+            return (low + (drawn * (high - low + 1.0)).floor()).clamp(low, high)
+        return self._scale.unnormalize(2.0 * drawn - 1.0).clamp(low, high)

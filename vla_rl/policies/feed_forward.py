@@ -81,6 +81,16 @@ class FeedForwardPolicy(nn.Module):
         """Numbers in a chunk, H*D."""
         return self.config.horizon * self.spec.action_dim
 
+    @property
+    def feature_sizes(self) -> dict[str, int]:
+        """The state is all that a head may act on; pixels are read through :meth:`new_vision`."""
+        size = self.spec.state.shape[0]
+        return {"state": size} if size else {}
+
+    def new_vision(self) -> ImageEncoder:
+        """An untrained encoder of the pictures that this policy reads, for its critic."""
+        return ImageEncoder.of(self.spec, self.config.cameras)
+
     @torch.no_grad()
     def encode(self, obs: Observation) -> Features:
         """``{"state": [E,S] physical, "time": [E,1], "image/NAME": uint8 [E,h,w,c]}``; see ``encode_inputs``."""

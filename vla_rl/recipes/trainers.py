@@ -18,6 +18,7 @@ from vla_rl.experience.background import CollectingSource
 from vla_rl.experience.rollout import SeedStream, WindowConfig
 from vla_rl.policies.critics import ValueCritic
 from vla_rl.policies.flow import FlowSampler
+from vla_rl.policies.image_encoder import ImageEncoder
 from vla_rl.recipes.context import RunContext, Trainable, generator, placed
 from vla_rl.training.loop import AlgorithmConfig, LoopConfig, LoopLearner
 
@@ -76,6 +77,13 @@ class TrainerConfig(Protocol):
         """
 
 
+@runtime_checkable
+class ReadsPixels(Protocol):
+    """A policy whose features hold pixels, which its critic has to read through an encoder of its own."""
+
+    def new_vision(self) -> ImageEncoder: ...
+
+
 class OnPolicyTrainer:
     """What all on-policy trainers share: a value critic, and environments that the processes split."""
 
@@ -87,7 +95,8 @@ class OnPolicyTrainer:
 
     def build_learner(self, context: RunContext, env: VecEnv, policy: Trainable) -> LoopLearner:
         torch.manual_seed(context.seed)  # module initialisation has no generator argument
-        critic = ValueCritic({**policy.feature_sizes, "time": 1}).to(context.device)
+        vision = policy.new_vision() if isinstance(policy, ReadsPixels) else None
+        critic = ValueCritic({**policy.feature_sizes, "time": 1}, vision=vision).to(context.device)
         return self.algorithm.build(
             policy,  # type: ignore[arg-type]  # the algorithm says which protocol it needs
             policy.trainable(),

@@ -10,6 +10,7 @@ import numpy as np
 from vla_rl.contract.spec import EnvSpec
 
 if TYPE_CHECKING:
+    from world_models.canvas import Canvas as Canvas
     from world_models.config import WorldModelConfig as WorldModelConfig
     from world_models.env import ImaginationConfig as ImaginationConfig
     from world_models.env import ImaginedEnv as ImaginedEnv
@@ -32,6 +33,13 @@ def new_model(spec: EnvSpec, config: WorldModelConfig, statistics: tuple[np.ndar
     from world_models.model import WorldModel
 
     return WorldModel(spec, config, *statistics)
+
+
+def canvas(spec: EnvSpec, config: WorldModelConfig) -> Canvas:
+    """The size that a new model predicts the cameras of ``spec`` at; see ``world_models.canvas.Canvas.of``."""
+    from world_models.canvas import Canvas
+
+    return Canvas.of(spec, config.resolution, config.backbone.multiple)
 
 
 def latent_model(sizes: Mapping[str, int], actions: int, config: LatentConfig) -> LatentModel:
@@ -84,11 +92,11 @@ def endless_rollouts(config: ImaginationConfig, horizon: int) -> ImaginationConf
     return endless_rollouts(config, horizon)
 
 
-def initial_states(pictures: np.ndarray, state: np.ndarray, task: np.ndarray) -> InitialStates:
+def initial_states(pictures: np.ndarray, state: np.ndarray, task: np.ndarray, time: np.ndarray) -> InitialStates:
     """See ``world_models.initial_states.InitialStates``."""
     from world_models.initial_states import InitialStates
 
-    return InitialStates(pictures, state, task)
+    return InitialStates(pictures, state, task, time)
 
 
 def ordered_pool(moments: InitialStates) -> OrderedPool:

@@ -33,6 +33,7 @@ class TrainableWorldModel(Protocol):
 
     spec: EnvSpec
     config: Any
+    canvas: Any  # a ``world_models.canvas.Canvas``
 
     @property
     def device(self) -> torch.device: ...
@@ -102,6 +103,7 @@ def fit_world_model(
     """
     require_same_env(model.spec, trajectories)
     require_both_outcomes(trajectories)
+    trajectories = as_predicted(model, trajectories)
     device, table = model.device, make_windows(trajectories, model.config.frames, model.config.context_frames)
     count, steps = len(table["count"]), _Offset(report)
     index = _minibatches(count, config.state_dynamics, generator)
@@ -272,6 +274,18 @@ def _require_same(trained: EnvSpec, spec: EnvSpec, folder: Path) -> None:
             )
 
 
+def as_predicted(model: TrainableWorldModel, trajectories: Trajectories) -> Trajectories:
+    """``trajectories`` as ``model`` sees them: pictures on its canvas, and at least one entry of state."""
+    images = model.canvas.fit(trajectories.images)
+    return replace(trajectories, images=images, state=at_least_one(trajectories.state))
+
+
+def at_least_one(state: np.ndarray) -> np.ndarray:
+    """``state`` [M,S], without proprioception one entry that is always 0."""
+    return state if state.shape[1] else np.zeros((len(state), 1), np.float32)
+
+
 def statistics(trajectories: Trajectories) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation [S] of the recorded states; the latter at least 1e-3."""
-    return trajectories.state.mean(0), np.maximum(trajectories.state.std(0), 1e-3)
+    state = at_least_one(trajectories.state)
+    return state.mean(0), np.maximum(state.std(0), 1e-3)

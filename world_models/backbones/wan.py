@@ -34,6 +34,9 @@ from world_models.backbones.video_model import ActionInput, ContextLatents, Deno
 from world_models.backbones.wan_weights import WanSizes, WanWeights
 
 _TIMESTEPS = 1000.0
+_MULTIPLE = (
+    16  # of the sides of pictures, in the published networks: their autoencoder halves thrice, then a patch of 2
+)
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,11 @@ class WanConfig:
     weights: WanWeights = field(default_factory=WanSizes)
     lora: Lora | None = field(default_factory=Lora)  # None trains the whole transformer
     width: int = 256  # entries of a feature
+
+    @property
+    def multiple(self) -> int:
+        """Sides of pictures are multiples of it."""
+        return _MULTIPLE
 
     def build(self, picture: tuple[int, int, int], context: int, frames: int, actions: int, maps: int) -> WanVideo:
         """The network; see :class:`WanVideo`."""

@@ -35,7 +35,7 @@ from vla_rl.recipes.imagine.comparison import evaluate_world_model, headline_agr
 from vla_rl.recipes.imagine.plan import Plan
 from vla_rl.recipes.imagine.recipe import Imagine
 from vla_rl.recipes.imagine.report import _LOSSES, _decisions, write_report
-from vla_rl.recipes.imagine.saved_run import find_run, load_run
+from vla_rl.recipes.imagine.saved_run import SavedRun, find_run, load_run
 from vla_rl.recipes.metrics import watched
 from vla_rl.recipes.stages import EvaluationConfig, collect
 from vla_rl.recipes.trainers import RLConfig
@@ -189,8 +189,8 @@ def test_a_loaded_world_model_has_its_trusted_horizon_and_limits(run, recipe):
     assert list(trained.limits.values) == kept["limits"]
 
 
-def test_imagined_rollouts_begin_with_the_pictures_of_the_scenes():
-    initial = first_observations(ENV, SCENES, context_frames=2)
+def test_imagined_rollouts_begin_with_the_pictures_of_the_scenes(run):
+    initial = first_observations(ENV, SCENES, SavedRun.load(run).calibrated.model)
     env = ENV.make(1)
     for i, scene in enumerate(SCENES):
         obs = env.reset(np.array([0]), np.array([scene]))

@@ -44,7 +44,8 @@ def policy(tmp_path_factory) -> TinyVLA:
 def moments(model: WorldModel, count: int, chooser: np.random.Generator) -> InitialStates:
     pictures = chooser.integers(0, 256, (count, 1 + model.config.context_frames, *model.picture), np.uint8)
     state = chooser.uniform(model.spec.state.low, model.spec.state.high, (count, model.spec.state.shape[0]))
-    return InitialStates(pictures, state.astype(np.float32), chooser.integers(0, len(model.spec.tasks), count))
+    tasks = chooser.integers(0, len(model.spec.tasks), count)
+    return InitialStates(pictures, state.astype(np.float32), tasks, np.zeros(count, np.int64))
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from vla_rl.cli.imagine import study
 from vla_rl.recipes.imagine.study import ImagineStudy
 from vla_rl.recipes.sweep import Cell
 
-SHARING = "no_keyframes", "no_uncertainty", "no_resampling"
-SUCCESS = {"lift": 0.7, "no_coevolution": 0.6, "residual_td3": 0.9}
+SHARING = "no_uncertainty", "with_keyframes", "with_resampling"
+SUCCESS = {"lift": 0.7, "with_coevolution": 0.6, "residual_td3": 0.9}
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_every_method_is_tabled_over_its_seeds(asked, tmp_path):
     found = {(row["method"], row["seed"]): row for row in results}
     assert found["lift", 2]["success"] == 0.72 and found["lift", 2]["simulator_episodes"] == 1375
     assert found["residual_td3", 1]["simulator_episodes"] == 1000 + 256, "validation is paid for as well"
-    assert found["no_keyframes", 3]["seconds"] == 120.0
+    assert found["with_keyframes", 3]["seconds"] == 120.0
     page = (tmp_path / "report.html").read_text()
     cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", page)]
     assert cells[1] == ["imitation", *["50.0% [40.0, 60.0]"] * 3, "50.0% (50.0% to 50.0%)"], (

@@ -18,6 +18,7 @@ from vla_rl.contract.policy import ActionOut, Likelihood
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import SeedStream
 from vla_rl.experience.truncation_value import ConstantValue, ZeroValue
+from world_models.canvas import Canvas
 from world_models.config import WorldModelConfig
 from world_models.env import ImaginationConfig, ImaginedEnv
 from world_models.types import Future
@@ -35,7 +36,7 @@ class TwoArms:
 
     def __init__(self) -> None:
         self.spec, self.config = spec(), WorldModelConfig(frames=1)
-        self.cameras, self.picture = ("front",), (3, 16, 16)
+        self.canvas, self.picture = Canvas.of(self.spec, None, 4), (3, 16, 16)
         self.video, self.device = SimpleNamespace(latent=(1, 1, 1)), torch.device("cpu")
 
     def eval(self) -> TwoArms:

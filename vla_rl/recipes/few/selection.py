@@ -96,7 +96,7 @@ class CriticSelection:
 
 @dataclass(frozen=True)
 class LatentSelection:
-    """Scored by a latent model, which learns from the same decisions as the critics, as many steps as they.
+    """Scored by a latent model, which learns from the same decisions as the critics: a step in ``every`` of theirs.
 
     The actor's own decision is executed while the model does not rank the outcomes of episodes that it has not learnt
     from (``release``): the best of several by a model that errs is where it errs most.
@@ -105,9 +105,10 @@ class LatentSelection:
     model: Any  # a ``world_models.latent.LatentConfig``
     candidates: int = 8
     release: ReleaseConfig | None = ReleaseConfig(auroc=0.8, hold=0.75)  # None: select from the beginning
+    every: int = 4  # a step of the model costs one and a half of the critics
 
     def __post_init__(self) -> None:
-        check_limits(self, candidates=(2, math.inf))
+        check_limits(self, candidates=(2, math.inf), every=(1, math.inf))
 
     def attach(self, source: RolloutSource, learner: OffPolicy, simulator: Simulator, gamma: float) -> InUse:
         policy: Any = learner.policy
@@ -117,7 +118,7 @@ class LatentSelection:
         trainer = LatentModelTrainer(
             model, list(model.parameters()), learner.policy, learner.critic, self.model.lr, learner.generator
         )
-        scores = LatentScores(model, trainer, learner, gamma**horizon, self.release)
+        scores = LatentScores(model, trainer, learner, gamma**horizon, self.release, self.every)
         return Selected(source, simulator, self.candidates, lambda env, copies: scores, scores.learn)
 
 
@@ -177,8 +178,10 @@ class LatentScores:
         learner: OffPolicy,
         discount: float,
         release: ReleaseConfig | None,
+        every: int = 1,
     ) -> None:
         self.model, self.trainer, self.learner, self.discount = model, trainer, learner, discount
+        self.every, self._counted = every, 0  # steps of the critics for one of the model; since its last
         self.release, self.attempts = Release(release) if release else None, Attempts()
 
     @property
@@ -192,12 +195,13 @@ class LatentScores:
         return torch.stack([self._score(features, out.sample, out.action) for out in candidates])
 
     def learn(self, rollout: Rollout, steps: int) -> dict[str, float]:
-        """See how well the model foresees ``rollout``, then take ``steps`` gradient steps; the metrics of the last."""
+        """See how well the model foresees ``rollout``, then take a step in ``every`` of ``steps``; metrics of the last."""
         metrics: dict[str, float] = {}
         if self.release:
             self.release.add(self.attempts.add(rollout, self._foreseen(rollout)))
             metrics = {"model/auroc": self.release.share, "model/held": float(self.held)}
-        for _ in range(steps):
+        due, self._counted = divmod(self._counted + steps, self.every)
+        for _ in range(due):
             metrics |= self.trainer.step(self.learner.replay, self.learner.config.batch)
         return metrics
 

@@ -74,9 +74,13 @@ def _trusted(
 def call_ends(
     model: world_models.WorldModel, trajectories: Trajectories, imagination: world_models.ImaginationConfig
 ) -> list[int]:
-    """Ends of calls, in control steps, up to the horizon of ``imagination`` and the longest of ``trajectories``."""
+    """Ends of calls, in control steps, up to the horizon of ``imagination`` and the longest of ``trajectories``.
+
+    The last one may come in the middle of a call: success may be decided only there.
+    """
     frames, longest = model.config.frames, int(recorded_success_steps(trajectories)[1].max())
-    return list(range(frames, min(longest, imagination.horizon) + 1, frames))
+    last = min(longest, imagination.horizon)
+    return [*range(frames, last, frames), last]
 
 
 def recorded_success_steps(trajectories: Trajectories) -> tuple[np.ndarray, np.ndarray]:

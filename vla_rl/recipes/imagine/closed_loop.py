@@ -18,6 +18,7 @@ from vla_rl.recipes.env_config import EnvConfig, EnvFactory
 from vla_rl.recipes.imagine.calibrated_model import CalibratedModel
 from vla_rl.recipes.imagine.imagined_env import ImaginedEnvFactory
 from vla_rl.recipes.progress import bar
+from vla_rl.training.world_model import at_least_one
 
 # Of a decision; chosen beforehand, so that the policies range from good to hopeless.
 RANDOM_ACTION_PROBS = (0.0, 0.1, 0.2, 0.35, 0.5, 0.75)
@@ -44,7 +45,7 @@ def rate_policies(
 
     Imagined rollouts have the trusted horizon and end as in RL; simulated episodes have RL's deadline.
     """
-    first = first_observations(env, scenes, calibrated.model.config.context_frames)
+    first = first_observations(env, scenes, calibrated.model)
     pool = world_models.ordered_pool(first)
     factory = ImaginedEnvFactory(calibrated.model, pool, calibrated.limits, calibrated.imagination)
     ratings = []
@@ -85,15 +86,15 @@ def _evaluate(
     return outcomes
 
 
-def first_observations(env_config: EnvConfig, scenes: Sequence[int], context_frames: int) -> world_models.InitialStates:
+def first_observations(
+    env_config: EnvConfig, scenes: Sequence[int], model: world_models.WorldModel
+) -> world_models.InitialStates:
     """The first observation of each of ``scenes``, which is all of its context."""
-    env = env_config.make(min(64, len(scenes)))
-    cameras, parts = sorted(env.spec.images), []
+    env, parts = env_config.make(min(64, len(scenes))), []
     for first in range(0, len(scenes), env.num_envs):
         batch = np.array(scenes[first : first + env.num_envs])
         obs = env.reset(np.arange(len(batch)), batch).select(slice(0, len(batch)))
-        pictures = np.moveaxis(np.concatenate([obs.images[name] for name in cameras], -1), -1, 1)
-        context = np.repeat(pictures[:, None], 1 + context_frames, 1)
-        parts.append((context, np.asarray(obs.state), np.asarray(obs.task)))
+        context = np.repeat(model.canvas.stack(obs.images)[:, None], 1 + model.config.context_frames, 1)
+        parts.append((context, at_least_one(np.asarray(obs.state)), np.asarray(obs.task), np.asarray(obs.time)))
     env.close()
     return world_models.initial_states(*(np.concatenate(items) for items in zip(*parts, strict=True)))

@@ -19,7 +19,7 @@ from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imagine.calibrated_model import CalibratedModel, calibrate
 from vla_rl.recipes.imagine.imagined_env import ImaginedEnvFactory, measure_rollouts
 from vla_rl.recipes.imagine.plan import Plan
-from vla_rl.recipes.imagine.replays import mine_initial_states, success_probability
+from vla_rl.recipes.imagine.replays import first_initial_states, mine_initial_states, success_probability
 from vla_rl.recipes.imagine.run_episodes import RunEpisodes
 from vla_rl.recipes.imagine.train_model import train_model, world_after
 from vla_rl.recipes.json_types import JsonObject
@@ -151,6 +151,8 @@ class WorldModelRun:
 
     def _mine_initial_states(self) -> world_models.InitialStatePool:
         model, latest = self.calibrated.model, self.episodes.latest(self.plan.initial_episodes)
+        if not self.plan.imagination.keyframe_share:
+            return first_initial_states(model, latest)
         return mine_initial_states(model, latest, success_probability(model, latest), self.plan.keyframes)
 
     def _note(self, decision: Decision, iteration: int) -> None:
@@ -158,8 +160,9 @@ class WorldModelRun:
         self._write()
         numbers = {name: math.nan if value is None else value for name, value in asdict(decision.signals).items()}
         self.folder.log("coevolution", iteration, {**numbers, "buy": decision.buy})
+        does = f"{decision.buy} real episodes are bought" if decision.buy else "the budget of real episodes is spent"
         for reason in decision.reasons:
-            console.print(f"iteration {iteration}: {reason}; {decision.buy} real episodes are bought.")
+            console.print(f"iteration {iteration}: {reason}; {does}.")
 
     def _write(self) -> None:
         write_json(self._file, [*self.decisions, *self._again])

@@ -31,8 +31,8 @@ class CollectConfig:
     epsilon_random_episodes: int = 330  # of the policy with random decisions: near-successes, failures of all kinds
     random_episodes: int = 115  # of random actions
     random_action_prob: float = 0.3  # of a decision, in the second kind
-    calibration: int = 300  # of all of them, held out for the limits of uncertainty, the threshold and the horizon
-    held_out: int = 300  # and to measure agreement on
+    calibration: int = 175  # of all of them, held out for the limits of uncertainty, the threshold and the horizon
+    held_out: int = 100  # and to measure agreement on
     num_envs: int = 32
 
     @property

@@ -9,7 +9,7 @@ from weakref import WeakSet
 import numpy as np
 import torch
 
-from vla_rl.contract.env import Observation, VecEnv, on_host
+from vla_rl.contract.env import VecEnv, on_host
 from vla_rl.contract.policy import Policy
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.driver import Driver
@@ -30,7 +30,7 @@ class ImaginedEnvFactory:
         self.model, self.initial_states, self.limits, self.config = model, initial_states, limits, config
         self._made: WeakSet[world_models.ImaginedEnv] = WeakSet()  # those that are still in use
 
-    def make(self, num_envs: int) -> VecEnv:
+    def make(self, num_envs: int) -> world_models.ImaginedEnv:
         """``num_envs`` imagined environments to evaluate in: every rollout is a whole episode."""
         return self._make(num_envs, replace(self.config, keyframe_share=0.0))
 
@@ -53,7 +53,7 @@ class ImaginedEnvFactory:
         for env in self._made:
             env.renew(initial_states, limits, config)
 
-    def _make(self, num_envs: int, config: world_models.ImaginationConfig) -> VecEnv:
+    def _make(self, num_envs: int, config: world_models.ImaginationConfig) -> world_models.ImaginedEnv:
         env = world_models.make_env(self.model, self.initial_states, num_envs, self.limits, config)
         self._made.add(env)
         return env
@@ -69,24 +69,22 @@ class RolloutStatistics:
 
 
 def measure_rollouts(
-    env: VecEnv, model: world_models.WorldModel, policy: Policy, seeds: Sequence[int], noise: torch.Generator
+    env: world_models.ImaginedEnv,
+    model: world_models.WorldModel,
+    policy: Policy,
+    seeds: Sequence[int],
+    noise: torch.Generator,
 ) -> RolloutStatistics:
     """Play one episode of ``policy``, exploring, in each environment of ``env``."""
-    driver, errors = Driver(env, policy, noise), []
+    errors: list[torch.Tensor] = []
+
+    def compare(before: torch.Tensor, after: torch.Tensor, actions: torch.Tensor) -> None:
+        errors.append(model.inverse_dynamics_error(before, after, actions))
+
+    env.on_call = compare
+    driver = Driver(env, policy, noise)
     driver.start(seeds)
-    for decision in driver.until_done():
-        step = decision.step
-        uncertain = np.array([cause == "uncertainty" for cause in step.cause])  # its picture is the one before
-        whole = np.flatnonzero(on_host(step.valid).all(1) & ~uncertain)
-        if len(whole) and step.executed.shape[1] == model.config.frames:
-            executed = torch.as_tensor(step.executed, device=model.device)
-            before, after = _pictures(model, decision.obs), _pictures(model, step.obs)
-            errors.append(model.inverse_dynamics_error(before[whole], after[whole], executed[whole]))
+    *_, last = driver.until_done()
     error = float(torch.cat(errors).mean()) if errors else 0.0
-    return RolloutStatistics(float(on_host(step.success).mean()), float(np.mean(uncertain)), error)
-
-
-def _pictures(model: world_models.WorldModel, obs: Observation) -> torch.Tensor:
-    """uint8 [E,C,h,w], cameras side by side."""
-    pictures = torch.cat([torch.as_tensor(obs.images[name], device=model.device) for name in model.cameras], -1)
-    return pictures.movedim(-1, 1).contiguous()
+    uncertain = float(np.mean([cause == "uncertainty" for cause in last.step.cause]))
+    return RolloutStatistics(float(on_host(last.step.success).mean()), uncertain, error)

@@ -19,6 +19,7 @@ from vla_rl.recipes.imagine.replays import replay_trajectories
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.progress import bar
 from vla_rl.training.probe import FIT, fit_probe
+from vla_rl.training.world_model import as_predicted
 
 _PROBE_EPISODES = 400  # that the probe is trained on
 
@@ -36,7 +37,7 @@ def measure_prediction_quality(
     calls = np.array([(end - begin - 1) // frames for begin, end in spans])
     kept = np.flatnonzero(calls)
     imagined = np.moveaxis(found.pictures, 2, -1)[kept]
-    pictures = _side_by_side(held_out)
+    pictures = _side_by_side(as_predicted(calibrated.model, held_out))
     true = np.zeros_like(imagined)
     for row, i in enumerate(kept):
         true[row, : calls[i]] = pictures[spans[i][0] + frames * np.arange(1, calls[i] + 1)]
@@ -45,7 +46,7 @@ def measure_prediction_quality(
     rows = [asdict(one) for one in frame_agreement(imagined, true, first, calls[kept], depths)]
     env = env_config.make(32, **{**env_config.training_options, "render": False})
     if TARGET in env.spec.extras:
-        probe = _probe(env, learnt, seed)
+        probe = _probe(env, as_predicted(calibrated.model, learnt), seed)
         positions = np.zeros((*true.shape[:2], 3), np.float32)
         for row, (i, where) in enumerate(zip(kept, _positions(env, held_out.select(kept)), strict=True)):
             positions[row, : calls[i]] = where[frames : frames * calls[i] + 1 : frames]

@@ -7,11 +7,12 @@ from dataclasses import asdict, dataclass, field
 
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
+from vla_rl.contract.spec import EnvSpec
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.stats import mcnemar_exact, paired_bootstrap
 from vla_rl.policies.vla.options import VLAOptions
-from vla_rl.recipes import stages
+from vla_rl.recipes import stages, world_models
 from vla_rl.recipes.context import RunContext, StartPolicy, placed
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imagine.coevolution import CoevolvingTrainer, WorldModelRun
@@ -78,6 +79,7 @@ class Imagine:
     def prepare(self, folder: RunFolder) -> tuple[StartPolicy, WorldModelRun]:
         """The starting policy and a calibrated world model, as far as an earlier part of the run has not made them."""
         device, spec = resolve_device(self.device), self.env.spec()
+        require_imaginable(spec, self.plan)
         policy = placed(self._start(folder), device)
         episodes = RunEpisodes.load_or_collect(
             folder.path / "episodes", self.env, policy, spec.tasks, self.plan, self.seed
@@ -104,6 +106,16 @@ class Imagine:
         """``policy`` on the test scenes of the simulator."""
         scenes = seed_ranges.held_out(seed_ranges.TEST, self.evaluation.test)
         return stages.play(self.env, policy, scenes, self.evaluation, self.seed, f"test {name}")
+
+
+def require_imaginable(spec: EnvSpec, plan: Plan) -> None:
+    """Raise UserError, before anything is played, where a world model of ``spec`` would have nothing to predict."""
+    world_models.canvas(spec, plan.model)
+    if spec.success is None:
+        raise UserError(
+            f"{spec.name!r} has no notion of success, which imagined rollouts are rewarded with; an environment of "
+            "Gymnasium gets one by the option success_return."
+        )
 
 
 def _compare(before: Outcomes, after: Outcomes, seed: int) -> JsonObject:

@@ -12,6 +12,7 @@ from vla_rl.experience.windows import context_at
 from vla_rl.recipes import world_models
 from vla_rl.recipes.context import generator
 from vla_rl.recipes.progress import bar
+from vla_rl.training.world_model import as_predicted
 
 _BATCH = 64  # moments whose value is predicted together
 
@@ -44,6 +45,7 @@ def success_probability(model: world_models.WorldModel, trajectories: Trajectori
 
     Predicted at the ends of calls along the recorded actions, and interpolated between.
     """
+    trajectories = as_predicted(model, trajectories)
     config, frames, spans = model.config, model.config.frames, trajectories.spans()
     starts = [(m, end) for begin, end in spans for m in range(begin, end - 1, frames)]
     moments = np.array([m for m, _ in starts])
@@ -54,7 +56,8 @@ def success_probability(model: world_models.WorldModel, trajectories: Trajectori
     with bar("value", len(moments)) as update:
         for first in range(0, len(moments), _BATCH):
             part = slice(first, first + _BATCH)
-            batch = {name: torch.from_numpy(item[part]).to(model.device) for name, item in context.items()}
+            given = {name: context[name][part] for name in ("pictures", "state", "task")}
+            batch = {name: torch.from_numpy(item).to(model.device) for name, item in given.items()}
             noise = torch.randn(len(moments[part]), config.pictures, *model.video.latent, generator=noise_source)
             inputs = (torch.from_numpy(trajectories.action[ahead[part]]), torch.from_numpy(known[part]), noise)
             future = model.predict(world_models.context_class()(**batch), *(item.to(model.device) for item in inputs))
@@ -85,6 +88,14 @@ def mine_initial_states(
     )
 
 
+def first_initial_states(model: world_models.WorldModel, trajectories: Trajectories) -> world_models.InitialStatePool:
+    """First moments of ``trajectories``, and no keyframe."""
+    first = np.array([begin for begin, _ in trajectories.spans()])
+    return world_models.initial_state_pool(
+        recorded_moments(model, trajectories, first), recorded_moments(model, trajectories, first[:0])
+    )
+
+
 def recorded_initial_states(model: world_models.WorldModel, trajectories: Trajectories) -> world_models.OrderedPool:
     """The first moments of ``trajectories`` in their order: seed ``i`` begins in episode ``i``."""
     first = np.array([begin for begin, _ in trajectories.spans()])
@@ -95,5 +106,5 @@ def recorded_moments(
     model: world_models.WorldModel, trajectories: Trajectories, moments: np.ndarray
 ) -> world_models.InitialStates:
     """Context frames, states and tasks at ``moments`` int [N]."""
-    config = model.config
-    return world_models.initial_states(**context_at(trajectories, moments, config.frames, config.context_frames))
+    config, seen = model.config, as_predicted(model, trajectories)
+    return world_models.initial_states(**context_at(seen, moments, config.frames, config.context_frames))

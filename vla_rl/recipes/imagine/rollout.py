@@ -18,7 +18,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.agreement import ReplayAgreement
 from vla_rl.evaluation.report import Cell, Report, Tile
 from vla_rl.evaluation.stats import Rate
-from vla_rl.evaluation.video import Clip, encode
+from vla_rl.evaluation.video import Clip, encode, mosaic
 from vla_rl.experience.driver import Driver
 from vla_rl.experience.expert import ExpertPolicy
 from vla_rl.experience.trajectories import Trajectories
@@ -184,7 +184,7 @@ def _film(replays: _Replays, chosen: np.ndarray) -> _Film:
 
 def _stack_cameras(images: Mapping[str, np.ndarray]) -> np.ndarray:
     """uint8 [n,h,w,3]: the cameras in the order of their names, above each other."""
-    return np.concatenate([images[name] for name in sorted(images)], 1)
+    return mosaic(images, 1)
 
 
 def _frame(recorded: np.ndarray, imagined: np.ndarray, won: bool, imagined_won: bool, uncertainty: float) -> np.ndarray:

@@ -16,6 +16,7 @@ from vla_rl.contract.env import Observation, Snapshot
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.policy import Policy, State, encode_observation
 from vla_rl.contract.spec import ArraySpec
+from vla_rl.evaluation.video import mosaic
 from vla_rl.recipes import world_models
 
 FINE = 0.25  # of a whole move, with Shift
@@ -267,5 +268,4 @@ def _entry(action: ArraySpec, axis: str) -> int | None:
 
 def _picture(obs: Observation) -> np.ndarray:
     """uint8 [h,w,3] of the only row."""
-    images = obs.images
-    return np.concatenate([np.asarray(images[name])[0] for name in sorted(images)], 1)
+    return mosaic({name: np.asarray(image)[0] for name, image in obs.images.items()}, 1)

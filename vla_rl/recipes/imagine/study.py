@@ -1,4 +1,4 @@
-"""RL in imagination without one part at a time, on several training seeds, unattended.
+"""RL in imagination with one part more or less at a time, on several training seeds, unattended.
 
 Methods that train the same world model on the same episodes share it, so that they differ in one part alone.
 """
@@ -26,10 +26,10 @@ class ImagineStudy:
 
     methods: tuple[str, ...] = (
         "lift",
-        "no_keyframes",
         "no_uncertainty",
-        "no_resampling",
-        "no_coevolution",
+        "with_keyframes",
+        "with_resampling",
+        "with_coevolution",
         "residual_td3",
     )
     config: str = "imagine.py"
@@ -114,7 +114,7 @@ def _row(out: Path, method: str, seed: int) -> JsonObject:
 
 def _report(out: Path, rows: list[JsonObject], config: ImagineStudy) -> None:
     report = Report(
-        "Reinforcement learning in imagination, without one part at a time",
+        "Reinforcement learning in imagination, with one part more or less at a time",
         "The same imitation policies; success on test scenes of the simulator",
     )
     methods = {_name(method): [row for row in rows if row["method"] == method] for method in config.methods}

@@ -1,0 +1,125 @@
+"""The same recipe on what people bring: cameras of several sizes, a Gymnasium task that is only seen, no camera."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tests.commands import complaint, save_untrained  # noqa: F401  # a fixture
+from tests.world_models.small_models import SMALL
+from vla_rl.cli.main import main
+from vla_rl.evaluation.agreement import TrustConfig
+from vla_rl.experience.datasets import save_demonstrations
+from vla_rl.experience.rollout import WindowConfig
+from vla_rl.recipes.config_files import load_config
+from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.imagine.collect import CollectConfig
+from vla_rl.recipes.imagine.plan import Plan
+from vla_rl.recipes.imagine.recipe import Imagine
+from vla_rl.recipes.stages import EvaluationConfig, collect
+from vla_rl.training.fit import FitConfig
+from vla_rl.training.loop import LoopConfig
+from vla_rl.training.tracking import RunFolder
+from vla_rl.training.world_model import WorldModelFit
+from world_models.config import WorldModelConfig
+from world_models.env import ImaginationConfig
+from world_models.keyframes import KeyframeConfig
+
+COLLECT = CollectConfig(4, 2, 2, calibration=2, held_out=2, num_envs=4)
+EVALUATION = EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4)
+SIZES = {"cameras": ["front", "side"], "image_size": {"front": 32, "side": 24}}
+
+
+def short(recipe: Imagine, frames: int = 5, **model: object) -> Imagine:
+    """``recipe`` with the smallest of everything, trusting whatever comes out."""
+    plan = Plan(
+        WorldModelConfig(frames, backbone=SMALL, **model),
+        ImaginationConfig(horizon=10, deadline=10, batch_size=4),
+        KeyframeConfig(),
+        COLLECT,
+        fit=WorldModelFit(*[FitConfig(steps=2, batch=4)] * 4),
+        trust=TrustConfig(max_hallucinated=1.0, max_missed=1.0),
+    )
+    rl = replace(recipe.rl, experience=WindowConfig(4, 2), loop=LoopConfig(1, validate_every=1))
+    return replace(recipe, plan=plan, rl=rl, evaluation=EVALUATION)
+
+
+def test_cameras_of_two_sizes_go_through_the_whole_recipe_and_its_commands(tmp_path, capsys):
+    env = EnvConfig("lift", options=SIZES, training_options={"deadline": 7})
+    demonstrations = tmp_path / "demonstrations"
+    save_demonstrations(collect(env, 2, seed=1), demonstrations, video="never")
+    start = save_untrained(tmp_path / "start", **SIZES)
+    recipe = short(load_config("imagine.py:lift"), robot_crop=0, resolution=(24, 32), uncertainty="pictures")
+    recipe = replace(recipe, env=env, policy=str(start), plan=replace(recipe.plan, demonstrations=str(demonstrations)))
+    folder = RunFolder(tmp_path / "run", recipe)
+    found = recipe.run(folder)
+    assert found["imagined_rl"]["episodes"] == 4
+    saved = json.loads((folder.checkpoint("world") / "config.json").read_text())
+    assert saved["config"]["resolution"] == [24, 32]
+    main(["imagine", "rollout", str(folder.path), "--episodes", "2"])
+    policies = [str(folder.checkpoint(name)) for name in ("start", "best")]
+    main(["imagine", "rank", str(folder.path), *policies])
+    assert "Which policy is best" in (folder.path / "rank.html").read_text()
+
+
+def test_a_gymnasium_task_that_is_only_seen_goes_through_the_same_recipe(tmp_path):
+    main(
+        [
+            "train",
+            "gym.py:pixels",
+            "--loop.iterations",
+            "1",
+            "--evaluation.test",
+            "4",
+            "--out",
+            str(tmp_path / "pixels"),
+        ]
+    )
+    recipe = short(load_config("imagine.py:catch"), frames=3, robot_crop=0, uncertainty="pictures")
+    many = CollectConfig(40, 0, 40, calibration=10, held_out=10, num_envs=16)  # a random paddle catches one in nine
+    plan = replace(recipe.plan, collect=many)
+    recipe = replace(recipe, policy=str(tmp_path / "pixels" / "checkpoints" / "best"), plan=plan)
+    found = recipe.run(RunFolder(tmp_path / "run", recipe))
+    assert found["imagined_rl"]["episodes"] == 4 and found["simulator_episodes"] == 80 and found["horizon"] <= 9
+
+
+@pytest.mark.parametrize("name", ["lift", "place", "push", "lift_dit", "lift_grpo", "lift_wovr"])
+def test_every_recipe_is_ready_for_what_its_task_gives(name):
+    """Model, window and deadlines fit the environment that the recipe is for."""
+    from vla_rl.recipes.world_models import new_model
+
+    recipe = load_config(f"imagine.py:{name}")
+    spec = recipe.env.spec()
+    model = new_model(spec, replace(recipe.plan.model, precision="float32"), (0.0, 1.0))
+    assert model.picture == (3, 64, 64)
+    assert recipe.plan.imagination.deadline == recipe.env.training_options["deadline"]
+    assert recipe.plan.imagination.horizon <= spec.time_limit
+
+
+@pytest.mark.parametrize(
+    "arguments, what",
+    [
+        (("--env.options", '{"render": false}'), "'lift' has no camera, so there is nothing to imagine"),
+        (
+            ("--plan.model.resolution", "60", "30"),
+            "pictures of 60 x 30 pixels do not divide into the model's cells of 4",
+        ),
+        (
+            (
+                "--env.name",
+                "gym",
+                "--env.options",
+                '{"id": "sims.catch:vla_rl/Catch-v0"}',
+                "--env.training-options",
+                "{}",
+            ),
+            "has no notion of success, which imagined rollouts are rewarded with",
+        ),
+    ],
+)
+def test_what_cannot_be_imagined_is_refused_before_anything_is_played(arguments, what, complaint, tmp_path):
+    out = tmp_path / "run"
+    assert what in complaint("train", "imagine.py:lift", *arguments, "--policy", "nowhere", "--out", out)
+    assert not (out / "episodes").exists()
