@@ -46,12 +46,13 @@ def run_folder(
     names: tuple[str, ...] = NAMES,
     policy: bool = True,
 ) -> Path:
-    """A run in ``path`` with ten held-out episodes and, by default, a policy."""
+    """A run in ``path`` with ten held-out episodes, two of calibration and, by default, a policy."""
     recipe, model = load_config("configs/imagine.py:lift"), world_model(names)
     folder = RunFolder(path, replace(recipe, plan=replace(recipe.plan, imagination=imagination)))
     CalibratedModel(model, Limits(limits), imagination).save(folder.checkpoint("world"))
     (path / "episodes").mkdir()
-    pushing.played(10, seed=11).save(path / "episodes" / "held_out.npz")
+    for name, count, seed in (("held_out", 10, 11), ("calibration", 2, 12)):
+        pushing.played(count, seed=seed).save(path / "episodes" / f"{name}.npz")
     if policy:
         FunctionPolicy(model.spec, push, "tests.recipes.imagine.runs:push").save_pretrained(folder.checkpoint("best"))
     return path

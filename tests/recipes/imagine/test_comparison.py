@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from dataclasses import asdict, replace
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 
 from tests.commands import save_untrained
 from tests.elsewhere import ELSEWHERE, elsewhere
+from tests.world_models.pushing import played
 from tests.world_models.small_models import SMALL
 from vla_rl.cli import imagine as commands
 from vla_rl.contract.errors import UserError
@@ -28,7 +30,7 @@ from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.imagine import comparison
+from vla_rl.recipes.imagine import calibrated_model, comparison
 from vla_rl.recipes.imagine.closed_loop import RANDOM_ACTION_PROBS, PolicyRating, first_observations, rate_policies
 from vla_rl.recipes.imagine.collect import CollectConfig
 from vla_rl.recipes.imagine.comparison import evaluate_world_model, headline_agreement, summarize
@@ -200,6 +202,30 @@ def test_imagined_rollouts_begin_with_the_pictures_of_the_scenes(run):
     env.close()
 
 
+def test_foresight_is_the_auroc_of_what_is_not_decided_yet(run, monkeypatch):
+    """By all pairs: at the same control step, the last call of every episode left out."""
+    trained, chooser = load_run(run)[1], np.random.default_rng(0)
+    parts = [played(1, seed=0).select([0]) for _ in range(30)]
+    for number, part in enumerate(parts):  # longer ones, of either outcome
+        index = np.zeros(int(chooser.integers(8, 20)), int)
+        last = np.arange(len(index)) == len(index) - 1
+        taken = {name: getattr(part, name)[index] for name in ("state", "action", "task", "failed", "seed")}
+        images = {name: item[index] for name, item in part.images.items()}
+        episode = np.zeros(len(index), np.int64)
+        parts[number] = Trajectories(images, success=last & bool(number % 2), episode=episode, **taken)
+    episodes = Trajectories.joined(parts)
+    value = np.round(chooser.uniform(size=len(episodes.state)), 1)
+    monkeypatch.setattr(calibrated_model, "success_probability", lambda model, trajectories: value)
+    above, pairs = 0.0, 0
+    spans, won = episodes.spans(), episodes.outcomes
+    for good, bad in itertools.product(np.flatnonzero(won), np.flatnonzero(~won)):
+        for time in (5, 10, 15):
+            if all(spans[i][1] - 1 - spans[i][0] - time > 5 for i in (good, bad)):
+                one, other = (value[spans[i][0] + time] for i in (good, bad))
+                above, pairs = above + (one > other) + 0.5 * (one == other), pairs + 1
+    assert pairs > 5 and trained.foresight(episodes) == (pytest.approx(above / pairs), pairs)
+
+
 def test_every_policy_is_rated_in_the_simulator_and_in_imagination_with_random_actions(run):
     recipe, trained = load_run(run)
     policy = TinyVLA.from_pretrained(run / "checkpoints" / "start")
@@ -282,6 +308,7 @@ def test_the_report_is_made_from_the_files_of_the_runs(run, monkeypatch):
     write_report(out, summary, found)
     page = (out / "report.html").read_text()
     assert "after reinforcement learning in imagination" in page and "r = " in page
+    assert "will succeed above one that will fail" in page
     needed = summary["simulator_rl"]["episodes_to_imagined_success"]  # 0 when the beginning is as good already
     assert re.search(rf"first as good after <[a-z]+>{needed}</[a-z]+> episodes", page)
     found["policies"]["optimism"] = -0.087

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.commands import complaint, save_untrained  # noqa: F401  # a fixture
+from tests.commands import save_untrained
 from tests.world_models.small_models import SMALL
 from vla_rl.cli.main import main
 from vla_rl.evaluation.agreement import TrustConfig

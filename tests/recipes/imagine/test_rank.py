@@ -54,11 +54,11 @@ def policies(run, tmp_path_factory) -> list[str]:
 
 
 def by_hand(run: SavedRun, function) -> tuple[np.ndarray, float]:
-    """Which of ten rollouts succeed, each alone; and the share of their decisions that leave what was tried."""
+    """Which of twelve rollouts succeed, each alone; and the share of their decisions that leave what was tried."""
     found, states, chunks = [], [], []
-    for episode in range(10):
+    for episode in range(12):
         config = replace(run.calibrated.imagination, keyframe_share=0.0)
-        pool = recorded_initial_states(run.calibrated.model, run.held_out)
+        pool = recorded_initial_states(run.calibrated.model, run.not_learnt_from())
         env = ImaginedEnv(run.calibrated.model, pool, 1, run.calibrated.limits, config)
         obs, success = env.reset(np.zeros(1, int), [episode]), False
         while True:
@@ -69,7 +69,7 @@ def by_hand(run: SavedRun, function) -> tuple[np.ndarray, float]:
             if step.terminated[0] or step.truncated[0]:
                 break
         found.append(success)
-    left = tried(run.held_out, len(chunks[0])).left(np.stack(states), np.stack(chunks))
+    left = tried(run.not_learnt_from(), len(chunks[0])).left(np.stack(states), np.stack(chunks))
     return np.array(found), float(left.mean())
 
 
@@ -78,15 +78,15 @@ def test_it_is_the_ranking_of_what_they_do_in_the_world_model(run, policies, cap
     found = json.loads((run.folder / "rank.json").read_text())
     played = {name: by_hand(run, function) for name, function in zip(policies, (push, pull, still), strict=True)}
     outcomes = {name: one for name, (one, _) in played.items()}
-    assert 0 < sum(one.sum() for one in outcomes.values()) < 30
+    assert 0 < sum(one.sum() for one in outcomes.values()) < 36
     rows = {row["name"]: row for row in found["policies"]}
     for name, row in rows.items():
-        assert row["imagined"]["success"] == outcomes[name].mean() and row["imagined"]["episodes"] == 10
+        assert row["imagined"]["success"] == outcomes[name].mean() and row["imagined"]["episodes"] == 12
     expected = rank([Played(name, one, (9, 12) if name == policies[0] else (0, 0)) for name, one in outcomes.items()])
     assert [row["name"] for row in found["policies"]] == [one.name for one in expected.estimates]
     assert [row["success"] for row in found["policies"]] == [one.success for one in expected.estimates]
     assert [pair["probability"] for pair in found["pairs"]] == [one.probability for one in expected.pairs]
-    assert rows[policies[0]]["real"] == [9, 12] and found["starts"] == 10
+    assert rows[policies[0]]["real"] == [9, 12] and found["starts"] == 12
     assert {name: row["outside"] for name, row in rows.items()} == {name: left for name, (_, left) in played.items()}
     assert len({left for _, left in played.values()}) > 1
     page, said = (run.folder / "rank.html").read_text(), capsys.readouterr().err
@@ -95,15 +95,21 @@ def test_it_is_the_ranking_of_what_they_do_in_the_world_model(run, policies, cap
 
 
 def test_tried_are_the_recorded_chunks_at_every_step(run):
-    found = tried(run.held_out, 2)
+    found = tried(run.not_learnt_from(), 2)
     expected = [
-        np.concatenate([run.held_out.state[step], run.held_out.action[step], run.held_out.action[step + 1]])
-        for begin, end in run.held_out.spans()
+        np.concatenate(
+            [
+                run.not_learnt_from().state[step],
+                run.not_learnt_from().action[step],
+                run.not_learnt_from().action[step + 1],
+            ]
+        )
+        for begin, end in run.not_learnt_from().spans()
         for step in range(begin, end - 2)  # the last entry of an episode has no action
     ]
     np.testing.assert_allclose(found.decisions * found.std + found.mean, expected, atol=1e-5)
     with pytest.raises(UserError, match="no recorded episode is longer than 500 actions"):
-        tried(run.held_out, 500)
+        tried(run.not_learnt_from(), 500)
 
 
 def test_less_can_be_asked_for_and_nonsense_is_refused(run, policies, complaint, tmp_path):
@@ -111,7 +117,7 @@ def test_less_can_be_asked_for_and_nonsense_is_refused(run, policies, complaint,
     assert json.loads((tmp_path / "rank.json").read_text())["starts"] == 4
     command = ("imagine", "rank", str(run.folder))
     assert "no two policies" in complaint(*command, policies[0])
-    assert "holds out 10 episodes" in complaint(*command, *policies, "--starts", "11")
+    assert "holds out 12 episodes" in complaint(*command, *policies, "--starts", "13")
     assert "SUCCESSES/EPISODES" in complaint(*command, *policies, "--real", "13/12")
     assert "SUCCESSES/EPISODES" in complaint(*command, *policies, "--real", f"{policies[0]}=13/12")
     assert "which is not ranked" in complaint(*command, *policies, "--real", "other=1/12")

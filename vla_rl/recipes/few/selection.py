@@ -195,7 +195,7 @@ class LatentScores:
         return torch.stack([self._score(features, out.sample, out.action) for out in candidates])
 
     def learn(self, rollout: Rollout, steps: int) -> dict[str, float]:
-        """See how well the model foresees ``rollout``, then take a step in ``every`` of ``steps``; metrics of the last."""
+        """See how well the model foresees ``rollout``, then take one in ``every`` of ``steps``; metrics of the last."""
         metrics: dict[str, float] = {}
         if self.release:
             self.release.add(self.attempts.add(rollout, self._foreseen(rollout)))

@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from vla_rl.algorithms.ranking import Attempt, auroc
 from vla_rl.evaluation.agreement import NEVER, ReplayAgreement, replay_agreement
 from vla_rl.experience.trajectories import Trajectories
 from vla_rl.recipes import world_models
 from vla_rl.recipes.context import CPU
 from vla_rl.recipes.imagine.plan import Plan
-from vla_rl.recipes.imagine.replays import replay_trajectories
+from vla_rl.recipes.imagine.replays import replay_trajectories, success_probability
 from vla_rl.training.world_model import load_world_model, save_world_model
 
 
@@ -45,6 +46,19 @@ class CalibratedModel:
         imagined = found.success_step(self.imagination.success_threshold)
         horizons = call_ends(self.model, trajectories, self.imagination)
         return replay_agreement(imagined, *recorded_success_steps(trajectories), horizons)
+
+    def foresight(self, trajectories: Trajectories) -> tuple[float, int]:
+        """AUROC of the success that is predicted where it is not decided yet, and how many pairs that is over.
+
+        The probability that an episode will succeed, a call ahead of what was recorded, of a success and of a failure
+        at the same control step; the last call of every episode is left out, since by then it can be seen.
+        """
+        value, frames = success_probability(self.model, trajectories), self.model.config.frames
+        attempts = []
+        for (begin, end), success in zip(trajectories.spans(), trajectories.outcomes, strict=True):
+            time = np.arange(frames, end - 1 - begin, frames)  # ends of calls
+            attempts.append(Attempt(time, value[begin + time].astype(np.float32), end - 1 - begin, bool(success), True))
+        return auroc(attempts, frames)
 
 
 def calibrate(model: world_models.WorldModel, trajectories: Trajectories, plan: Plan) -> CalibratedModel:

@@ -73,8 +73,10 @@ def evaluate_world_model(run: Path, scenes: int) -> JsonObject:
     rates = [one.imagined.success for one in ratings], [one.true.success for one in ratings]
     learnt = Trajectories.load(run / "episodes" / "learnt.npz")
     quality = measure_prediction_quality(calibrated, recipe.env, learnt, saved.held_out, recipe.seed)
+    share, pairs = calibrated.foresight(saved.held_out)
     return {
         "replays": [asdict(table) for table in calibrated.agreement(saved.held_out)],
+        "foresight": {"auroc": share, "pairs": pairs},
         "prediction_quality": quality,
         "horizon": calibrated.imagination.horizon,
         "policies": asdict(policy_agreement(*rates)),

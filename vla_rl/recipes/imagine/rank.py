@@ -20,6 +20,7 @@ from vla_rl.evaluation.stats import Rate
 from vla_rl.experience.driver import Decision
 from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.pretrained import load_policy
+from vla_rl.recipes import world_models
 from vla_rl.recipes.imagine.imagined_env import ImaginedEnvFactory
 from vla_rl.recipes.imagine.replays import recorded_initial_states
 from vla_rl.recipes.imagine.saved_run import SavedRun
@@ -30,10 +31,10 @@ from vla_rl.training.tracking import write_json
 
 @dataclass(frozen=True)
 class Rank:
-    """Policies in the world model of a run, from the starts of its held-out episodes."""
+    """Policies in the world model of a run, from the starts of the episodes that it was not trained on."""
 
     real: tuple[str, ...] = ()  # what is known: NAME=SUCCESSES/EPISODES of policies that were played for real
-    starts: int = 0  # imagined rollouts of each; 0: as many as there are held-out episodes
+    starts: int = 0  # imagined rollouts of each; 0: as many as there are such episodes
     num_envs: int = 64
     seed: int = 1
     before_deployment: bool = False  # also the share of decisions that leave what was tried
@@ -46,20 +47,22 @@ def rank_policies(run: SavedRun, policies: Sequence[str], config: Rank) -> Ranki
     Raises UserError for fewer than two, a checkpoint of another environment, and known results that nobody can read.
     """
     known = _known(config.real, policies)
-    starts = config.starts or run.held_out.count
-    if starts > run.held_out.count:
+    recorded = run.not_learnt_from()
+    starts = config.starts or recorded.count
+    if starts > recorded.count:
         raise UserError(
-            f"{starts} starts were asked for and the run holds out {run.held_out.count} episodes, so some would be "
-            f"played twice and look like news; ask for at most {run.held_out.count}."
+            f"{starts} starts were asked for and the run holds out {recorded.count} episodes, so some would be "
+            f"played twice and look like news; ask for at most {recorded.count}."
         )
+    pool = recorded_initial_states(run.calibrated.model, recorded)
     loaded = {name: load_policy(name, run.calibrated.model.spec) for name in policies}
     played, outside = list[Played](), dict[str, float]()
     for name, policy in loaded.items():
         watched = _Watched()
-        outcomes = _imagine(run, policy, starts, config, watched, name)
+        outcomes = _imagine(run, pool, policy, starts, config, watched, name)
         played.append(Played(name, outcomes, known.get(name, (0, 0))))
         if config.before_deployment:
-            outside[name] = watched.share_left(run.held_out)
+            outside[name] = watched.share_left(recorded)
     found = rank(played)
     out = Path(config.out or run.folder)
     write_json(out / "rank.json", _summary(found, played, outside, starts))
@@ -114,10 +117,17 @@ def tried(recorded: Trajectories, horizon: int) -> Tried:
     return Tried.of(recorded.state[begins], chunks, recorded.episode[begins])
 
 
-def _imagine(run: SavedRun, policy: Policy, starts: int, config: Rank, watch: _Watched, name: str) -> np.ndarray:
+def _imagine(
+    run: SavedRun,
+    pool: world_models.OrderedPool,
+    policy: Policy,
+    starts: int,
+    config: Rank,
+    watch: _Watched,
+    name: str,
+) -> np.ndarray:
     """bool [starts]: which imagined rollouts succeed."""
     calibrated = run.calibrated
-    pool = recorded_initial_states(calibrated.model, run.held_out)
     factory = ImaginedEnvFactory(calibrated.model, pool, calibrated.limits, calibrated.imagination)
     env = factory.make(min(config.num_envs, starts))
     with bar(f"imagined: {Path(name).name}", starts) as update:

@@ -158,6 +158,12 @@ def _replays(report: Report, found: JsonMapping) -> None:
     ]
     header = ["steps", "both", "imagined only", "true only", "neither", "agreement", "hallucinated", "kappa"]
     report.table(header, table, "Hallucinated: failures that are imagined as successes.")
+    foresight = found["foresight"]
+    report.text(
+        "Where success is not decided yet, more than a call before an episode's end, the model ranks an episode that "
+        f"will succeed above one that will fail, at the same control step, in **{foresight['auroc']:.0%}** of "
+        f"{foresight['pairs']:,} pairs (AUROC; chance: 50 %)."
+    )
 
 
 def _prediction_quality(report: Report, found: JsonMapping) -> None:

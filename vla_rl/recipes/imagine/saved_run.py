@@ -37,6 +37,11 @@ class SavedRun:
                 )
         return cls(folder, load_run(folder)[1], Trajectories.load(episodes))
 
+    def not_learnt_from(self) -> Trajectories:
+        """All episodes that the model was not trained on: held-out ones, then those of calibration."""
+        calibration = Trajectories.load(self.folder / "episodes" / "calibration.npz")
+        return Trajectories.joined([self.held_out, calibration])
+
 
 def find_run(run: str | Path) -> Path:
     """The run with a world model: ``run`` itself, or the one in the comparison ``run``."""
