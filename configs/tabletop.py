@@ -1,5 +1,6 @@
 """The other tabletop tasks: place, push, and one policy for all three; the same PPO as the demo's."""
 
+import math
 from dataclasses import replace
 
 from vla_rl.algorithms.guard import FallbackConfig, ReleaseConfig
@@ -17,6 +18,7 @@ from vla_rl.recipes.imitate import Imitate
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.off_policy import OffPolicyRL, ReplayConfig
 from vla_rl.recipes.policies import TD3Residual
+from vla_rl.recipes.self_imitated import SelfImitated
 from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.recipes.trainers import RLConfig
 from vla_rl.training.fit import FitConfig
@@ -84,6 +86,12 @@ def place_residual() -> Improve:
         policy="runs/imitate_place/checkpoints/imitation",
         env=PLACE,
     )
+
+
+def place_self_imitation() -> Improve:
+    """Place by imitating its own successes: exploring is what the policy does anyway, so it costs nothing."""
+    loop = LoopConfig(24, 8, save_every=4, collapse=math.inf)  # 150,000 control steps
+    return Improve(SelfImitated(loop=loop), policy="runs/imitate_place/checkpoints/imitation", env=PLACE)
 
 
 PUSH = EnvConfig("push", training_options={"deadline": 50})

@@ -136,8 +136,8 @@ FAULTS = (
     Fault(
         "a demo that was stopped begins anew",
         "vla_rl/recipes/fleet/demo.py",
-        "left = {name: self.episodes - before[name]",
-        "left = {name: self.episodes",
+        "left = {name: self.episodes - before[name] for name in names if before[name] < self.episodes}",
+        "left = dict.fromkeys(names, self.episodes)",
         (f"{_DEMO}test_one_command_has_robots_practise_with_a_person_and_a_learner_and_makes_a_page",),
     ),
 )

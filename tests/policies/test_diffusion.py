@@ -23,7 +23,7 @@ from vla_rl.contract.policy import LikelihoodPolicy, ScheduledPolicy
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.diffusion import DiffusionConfig, DiffusionPolicy
 from vla_rl.policies.diffusion_steps import Ddim, Ddpm, DiffusionSampler, Process, denoising_loss, step_logprob
-from vla_rl.policies.gaussian import GaussianPolicy
+from vla_rl.policies.function import FunctionPolicy
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy, read_config
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
@@ -308,7 +308,10 @@ def test_imitation_recovers_a_known_distribution():
         (lambda: DiffusionSampler(steps=40), "40 steps do not divide"),
         (lambda: DiffusionSampler(floor=0.0), "set it above 0"),
         (lambda: Ddim(1.5), "eta is 1.5"),
-        (lambda: DiffusionPolicy(GaussianPolicy(ENV.spec)), "GaussianPolicy has no feature_sizes"),
+        (
+            lambda: DiffusionPolicy(FunctionPolicy(ENV.spec, lambda obs: obs.state)),
+            "FunctionPolicy has no feature_sizes",
+        ),
         (lambda: made().with_sampler(POLICIES["epsilon"]), "keep the process"),
         (lambda: made(POLICIES["ddim, last two"]).with_sampler(DiffusionSampler()), "last 2 of 5 steps"),
         (

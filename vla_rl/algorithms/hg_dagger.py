@@ -21,49 +21,33 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 
-from vla_rl.algorithms.chunks import (
-    Chunks,
-    ChunkSampler,
-    TasksEqually,
-    chunks_of,
-    joined,
-    mean_loss,
-    require_actionwise,
-)
+from vla_rl.algorithms.chunk_learner import ChunkLearner, GradientConfig
+from vla_rl.algorithms.chunks import Chunks, ChunkSampler, chunks_of
 from vla_rl.algorithms.decisions import ages
 from vla_rl.algorithms.off_policy import mean
 from vla_rl.contract.batch import Rollout
-from vla_rl.contract.errors import NonFiniteError
-from vla_rl.contract.limits import check_limits, check_positive
+from vla_rl.contract.limits import check_limits
 
 
 @dataclass(frozen=True)
-class HGDaggerConfig:
-    """The schedule of gradient steps, and the weight of demonstrations."""
+class HGDaggerConfig(GradientConfig):
+    """And the schedule."""
 
     steps: int = 50  # gradient steps per rollout, once there are corrections
-    batch: int = 64  # decisions with a correction in a step, and as many demonstrations
-    draws: int = 2  # random draws, of noise and time for instance, per decision and step
-    alpha: float = 1.0  # weight of the demonstrations
-    capacity: int = 50_000  # corrected decisions that are kept
-    lr: float = 3e-4
-    weight_decay: float = 1e-4
-    grad_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        count = (1, math.inf)
-        check_limits(self, steps=count, batch=count, draws=count, capacity=count)
-        check_limits(self, alpha=(0, math.inf), weight_decay=(0, math.inf))
-        check_positive(self, "lr", "grad_norm")
+        super().__post_init__()
+        check_limits(self, steps=(1, math.inf))
 
 
-class HGDagger:
+class HGDagger(ChunkLearner):
     """A ``LoopLearner`` of a policy with a loss for every action (``ActionwiseImitation``)."""
+
+    name, imitated = "HG-DAgger", "correction"
 
     def __init__(
         self,
@@ -74,27 +58,14 @@ class HGDagger:
         generator: torch.Generator,
         sampler: ChunkSampler | None = None,
     ) -> None:
-        """``demonstrations`` None: corrections alone; ``sampler`` chooses of both, None: ``TasksEqually``.
-
-        Raises UserError for a policy without such a loss.
-        """
-        self._sampler = sampler or TasksEqually()
-        self.policy, self.config = require_actionwise(policy, "HG-DAgger"), config
-        self.parameters, self.generator = dict(parameters), generator
-        self.demonstrations = demonstrations if config.alpha and demonstrations else None
-        self.corrections: Chunks | None = None
-        self.steps = 0
-        trained = [parameter for parameter in self.parameters.values() if parameter.requires_grad]
-        self.optimizer = torch.optim.AdamW(trained, lr=config.lr, weight_decay=config.weight_decay, fused=True)
+        """As for ``ChunkLearner``."""
+        super().__init__(policy, parameters, demonstrations, config, generator, sampler)
+        self.config = config
 
     @property
-    def lr(self) -> float:
-        """The learning rate."""
-        return float(self.optimizer.param_groups[0]["lr"])
-
-    @lr.setter
-    def lr(self, value: float) -> None:
-        self.optimizer.param_groups[0]["lr"] = value
+    def corrections(self) -> Chunks | None:
+        """What a person did."""
+        return self.kept
 
     def update(self, rollout: Rollout) -> dict[str, float]:
         """Add what a person did in ``rollout``, then take the gradient steps; none while nobody has intervened.
@@ -106,7 +77,7 @@ class HGDagger:
         metrics = {
             "rollout/intervened": acted / max(1.0, all_steps),
             "rollout/decisions": float(self.add(rollout)),
-            "replay/corrections": float(len(self.corrections) if self.corrections else 0),
+            "replay/corrections": float(len(self.kept) if self.kept else 0),
         }
         return {**metrics, **self.learn(self.config.steps)}
 
@@ -117,62 +88,10 @@ class HGDagger:
         """
         human = rollout.intervened & rollout.valid
         ages(rollout, self.policy.version)
-        new = chunks_of(rollout, human, self.policy)
-        if len(new):
-            self.corrections = self._newest(joined([self.corrections, new]) if self.corrections else new)
-        return len(new)
+        return self.keep(chunks_of(rollout, human, self.policy))
 
     def learn(self, steps: int) -> dict[str, float]:
         """Take so many gradient steps; none, and no metrics, while nobody has intervened."""
-        if self.corrections is None:
+        if self.kept is None:
             return {}
-        return mean([self.step(self.corrections) for _ in range(steps)])
-
-    def step(self, corrections: Chunks) -> dict[str, float]:
-        """One gradient step."""
-        config = self.config
-        loss = mean_loss(self.policy, self._drawn(corrections), config.draws, self.generator)
-        metrics = {"policy/correction_loss": float(loss.detach())}
-        if self.demonstrations is not None:
-            recorded = mean_loss(self.policy, self._drawn(self.demonstrations), config.draws, self.generator)
-            metrics["policy/demonstration_loss"] = float(recorded.detach())
-            loss = loss + config.alpha * recorded
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        norm = float(nn.utils.clip_grad_norm_(self.parameters.values(), config.grad_norm))
-        if not math.isfinite(norm):
-            raise NonFiniteError(
-                f"the gradient of HG-DAgger's step {self.steps} is not finite, so the step was not taken; lower the "
-                "learning rate or look for NaN in what was recorded."
-            )
-        self.optimizer.step()
-        self.steps += 1
-        return {**metrics, "policy/loss": float(loss.detach()), "policy/grad_norm": norm}
-
-    def _drawn(self, chunks: Chunks) -> Chunks:
-        human = torch.ones_like(chunks.task, dtype=torch.bool)
-        return chunks.select(self._sampler.draw(chunks, human, self.config.batch, self.generator))
-
-    def _newest(self, corrections: Chunks) -> Chunks:
-        return corrections.select(torch.arange(len(corrections))[-self.config.capacity :])
-
-    # -- state ------------------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights, optimizer, corrections, generator and counter (see ``Resumable``); demonstrations are the run's."""
-        return {
-            "parameters": {name: parameter.detach() for name, parameter in self.parameters.items()},
-            "optimizer": self.optimizer.state_dict(),
-            "corrections": self.corrections.to_state() if self.corrections else {},
-            "generator": self.generator.get_state(),
-            "steps": self.steps,
-        }
-
-    @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, parameter in self.parameters.items():
-            parameter.copy_(state["parameters"][name])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.corrections = Chunks(**state["corrections"]) if state["corrections"] else None
-        self.generator.set_state(state["generator"])
-        self.steps = state["steps"]
+        return mean([self.step(self.kept) for _ in range(steps)])

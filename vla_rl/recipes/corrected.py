@@ -6,16 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 
-from vla_rl.algorithms.chunks import Chunks, demonstrated
 from vla_rl.algorithms.hg_dagger import HGDagger, HGDaggerConfig
-from vla_rl.contract.batch import ExperienceSource
 from vla_rl.contract.env import Observation, VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
-from vla_rl.experience.background import CollectingSource
-from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.person import PersonConfig
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.experience.supervised import SupervisedEnv
@@ -23,13 +18,13 @@ from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.recipes.context import RunContext, Trainable, generator
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.imitation import encode_episodes
-from vla_rl.recipes.trainers import FlowSampled, SourceConfig
+from vla_rl.recipes.imitating import ImitatingTrainer
+from vla_rl.recipes.trainers import SourceConfig
 from vla_rl.training.loop import LoopConfig, LoopLearner
 
 
 @dataclass(frozen=True)
-class Corrected:
+class Corrected(ImitatingTrainer):
     """HG-DAgger of a flow policy (a ``TrainerConfig``); it runs in one process.
 
     A resumed run keeps weights and corrections and begins new episodes: those that a person watches have no snapshots.
@@ -47,11 +42,7 @@ class Corrected:
 
     def build_env(self, context: RunContext) -> VecEnv:
         """Raises UserError for an environment without a scripted expert, and for several processes."""
-        if context.group.size > 1 or context.collectors > 1:
-            raise UserError(
-                "HG-DAgger keeps what a person corrected in one process, so several would learn different things; "
-                "start one process with one collector."
-            )
+        self.require_one_process(context, "HG-DAgger")
         if not isinstance(context.env, EnvConfig):
             raise UserError(
                 f"{type(context.env).__name__} has no scripted expert, so nobody can correct the policy; train in an "
@@ -61,34 +52,8 @@ class Corrected:
         env = context.env.make_training(self.experience.num_envs)
         return SupervisedEnv(env, context.env.make_expert().act, progress, self.person)
 
-    def build_policy(self, context: RunContext) -> Trainable:
-        """``context.base`` itself; raises UserError unless it is a flow policy."""
-        base = context.start("improvement by corrections")
-        if not isinstance(base, FlowSampled):
-            raise UserError(
-                f"{type(base).__name__} has no with_sampler, so it is no flow policy and cannot be corrected here; "
-                "choose a flow policy such as an imitation checkpoint."
-            )
-        return base.with_sampler(self.sampler, 1.0)
-
     def build_learner(self, context: RunContext, env: VecEnv, policy: Trainable) -> LoopLearner:
         """Demonstrations, if there are any (``--demonstrations``), are imitated beside the corrections."""
-        recorded = self._recorded(context, policy) if context.demonstrations and self.algorithm.alpha else None
-        return HGDagger(policy, policy.trainable(), recorded, self.algorithm, generator(context.seed, 4))
-
-    def _recorded(self, context: RunContext, policy: Trainable) -> Chunks:
-        episodes: Demonstrations = context.episodes("HG-DAgger").with_tasks(context.env.spec().tasks)
-        features = {name: item.to(context.device) for name, item in encode_episodes(policy, episodes).items()}
-        scale, horizon = policy.action_scale, policy.horizon  # type: ignore[attr-defined]  # a flow policy has both
-        actions = scale.normalize(torch.as_tensor(episodes.chunks(horizon), device=context.device))
-        return demonstrated(features, actions, torch.as_tensor(episodes.task, device=context.device))
-
-    def build_source(self, context: RunContext, env: VecEnv, policy: Trainable) -> CollectingSource:
-        return self.experience.build(env, policy, context.seeds(), context.exploration())
-
-    def whole_source(self, source: ExperienceSource, policy: Trainable) -> ExperienceSource:
-        return source
-
-    def pretrain(self, learner: LoopLearner) -> bool:
-        """Nothing: the policy that the run starts from has imitated already."""
-        return False
+        wanted = context.demonstrations and self.algorithm.alpha
+        shown = self.recorded(context, policy, "HG-DAgger") if wanted else None
+        return HGDagger(policy, policy.trainable(), shown, self.algorithm, generator(context.seed, 4))

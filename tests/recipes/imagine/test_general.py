@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from tests.commands import save_untrained
+from tests.world_models.pushing import played
 from tests.world_models.small_models import SMALL
 from vla_rl.cli.main import main
 from vla_rl.evaluation.agreement import TrustConfig
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.experience.rollout import WindowConfig
+from vla_rl.experience.trajectories import Trajectories
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.imagine.calibrated_model import call_ends
 from vla_rl.recipes.imagine.collect import CollectConfig
 from vla_rl.recipes.imagine.plan import Plan
 from vla_rl.recipes.imagine.recipe import Imagine
@@ -123,3 +128,20 @@ def test_what_cannot_be_imagined_is_refused_before_anything_is_played(arguments,
     out = tmp_path / "run"
     assert what in complaint("train", "imagine.py:lift", *arguments, "--policy", "nowhere", "--out", out)
     assert not (out / "episodes").exists()
+
+
+def test_the_last_horizon_may_end_in_the_middle_of_a_call():
+    """Catch is decided with the ninth action, and calls end after the fifth and the tenth."""
+    index = np.zeros(10, int)
+    one = played(1, seed=0)
+    taken = {name: getattr(one, name)[index] for name in ("state", "action", "task", "success", "failed", "seed")}
+    images = {name: item[index] for name, item in one.images.items()}
+    nine = Trajectories(images, episode=index.astype(np.int64), **taken)
+    calls = SimpleNamespace(config=WorldModelConfig(frames=5))
+    assert [call_ends(calls, nine, ImaginationConfig(horizon=h)) for h in (3, 5, 7, 9, 25)] == [
+        [3],
+        [5],
+        [5, 7],
+        [5, 9],
+        [5, 9],
+    ]

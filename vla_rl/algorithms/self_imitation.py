@@ -1,0 +1,121 @@
+"""Imitation of one's own successes: play, keep the episodes that succeeded, imitate every decision of them, play again.
+
+    theta <- argmin  mean_successes l(o, a) + alpha mean_demonstrations l(o, a),    from the weights at the beginning
+
+with the policy's own imitation loss ``l`` (flow matching for a flow policy).  What succeeded is distributed as
+
+    pi(a | o, success) = pi(a | o) P(success | o, a) / P(success | o)
+
+so this is a step of policy improvement towards what the policy does anyway when it succeeds: without a critic, and
+without an action that it would not choose itself, so exploring costs nothing (grow and improve: ReST, Gulcehre et al.
+2023, arXiv 2308.08998; reward-ranked fine-tuning: RAFT, Dong et al. 2023, arXiv 2304.06767; with a critic:
+self-imitation learning, Oh et al. 2018, arXiv 1806.05635).
+
+As in ReST every improvement begins at the first weights and learns from all successes so far.  Going on from the last
+weights instead, after every rollout, repeats the first few successes too often: place fell from 61 to 50 %.
+
+Deviations: nothing is ranked, as success is all that is known; older successes stay, up to ``capacity`` decisions, for
+they are right whoever played them.  Episodes that a rollout begins or leaves unfinished count for nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vla_rl.algorithms.chunk_learner import ChunkLearner, GradientConfig
+from vla_rl.algorithms.chunks import Chunks, ChunkSampler, chunks_of
+from vla_rl.algorithms.decisions import ages
+from vla_rl.algorithms.off_policy import mean
+from vla_rl.contract.batch import Rollout
+from vla_rl.contract.limits import check_limits
+
+
+@dataclass(frozen=True)
+class SelfImitationConfig(GradientConfig):
+    """And when it improves, and for how long."""
+
+    batch: int = 128
+    draws: int = 4
+    alpha: float = 0.0
+    grow: int = 8  # rollouts from one improvement to the next
+    epochs: int = 20  # passes over the successes, while the learning rate falls to 0 (cosine)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_limits(self, grow=(1, math.inf), epochs=(1, math.inf))
+
+
+class SelfImitation(ChunkLearner):
+    """A ``LoopLearner`` of a policy with a loss for every action (``ActionwiseImitation``)."""
+
+    name, imitated = "self-imitation", "success"
+
+    def __init__(
+        self,
+        policy: object,
+        parameters: Mapping[str, nn.Parameter],
+        demonstrations: Chunks | None,
+        config: SelfImitationConfig,
+        generator: torch.Generator,
+        sampler: ChunkSampler | None = None,
+    ) -> None:
+        """As for ``ChunkLearner``; improvements begin at the present ``parameters``."""
+        super().__init__(policy, parameters, demonstrations, config, generator, sampler)
+        self.config, self.rollouts = config, 0
+        self._first = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+
+    def update(self, rollout: Rollout) -> dict[str, float]:
+        """Keep what succeeded in ``rollout``, and improve after every ``grow`` of them.
+
+        Raises NonFiniteError before a NaN could enter the weights, and ContractError for a decision of a version that
+        the learner has not reached.
+        """
+        kept, self.rollouts = self.add(rollout), self.rollouts + 1
+        metrics = {"rollout/decisions": float(kept), "replay/successes": float(len(self.kept) if self.kept else 0)}
+        if self.kept is None or self.rollouts % self.config.grow:
+            return metrics
+        return {**metrics, **self.improve(self.kept)}
+
+    def add(self, rollout: Rollout) -> int:
+        """Keep the decisions of the episodes that succeeded in ``rollout``; returns how many."""
+        ages(rollout, self.policy.version)
+        return self.keep(chunks_of(rollout, rollout.valid & of_successes(rollout)[..., None], self.policy))
+
+    def improve(self, kept: Chunks) -> dict[str, float]:
+        """Imitate ``kept`` from the first weights on; metrics are means of all steps."""
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(self._first[name])
+        self.optimizer.state.clear()
+        steps, infos, highest = math.ceil(self.config.epochs * len(kept) / self.config.batch), [], self.config.lr
+        for step in range(steps):
+            self.lr = 0.5 * highest * (1.0 + math.cos(math.pi * step / steps))
+            infos.append(self.step(kept))
+        return mean(infos)
+
+    def state_dict(self) -> dict[str, Any]:
+        """And the first weights, and the number of rollouts."""
+        return {**super().state_dict(), "first": self._first, "rollouts": self.rollouts}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._first, self.rollouts = dict(state["first"]), state["rollouts"]
+
+
+def of_successes(rollout: Rollout) -> Tensor:
+    """bool [T,E]: the decisions of episodes that ended in success within ``rollout``.
+
+    A simulator's breakdown ends an episode by a decision without valid actions; that is no success.
+    """
+    active, ends = rollout.valid.any(-1), rollout.terminated | rollout.truncated
+    found, won = torch.zeros_like(ends), torch.zeros_like(ends[0])
+    for t in reversed(range(len(ends))):
+        won = torch.where(ends[t], rollout.success[t] & active[t], won)
+        found[t] = won & active[t]
+    return found
