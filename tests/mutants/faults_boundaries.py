@@ -26,7 +26,7 @@ FAULTS = (
     Fault(
         "a later success confirms",
         "world_models/env.py",
-        "self._book.success & (self._book.time <= length)",
+        "self._book.success & (self._age(np.arange(self.num_envs)) <= length)",
         "self._book.success.copy()",
         ("tests/world_models/test_env_limits.py::test_a_success_that_resampling_reaches_later_does_not_count",),
     ),

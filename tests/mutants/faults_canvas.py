@@ -1,4 +1,4 @@
-"""Faults in what makes a world model general: sizes of pictures, clocks, no robot, no proprioception, Gymnasium."""
+"""Faults in what makes a world model general: sizes, clocks, no robot, Gymnasium; and in self-imitation."""
 
 from __future__ import annotations
 
@@ -166,6 +166,51 @@ FAULTS = (
         "due, self._counted = divmod(self._counted + steps, self.every)",
         "due = steps // self.every",
         ("tests/recipes/test_few_uses.py::test_a_latent_model_takes_a_step_in_so_many_of_the_critics",),
+    ),
+    Fault(
+        "what is uncertain counts as a failure where policies are ranked",
+        "vla_rl/recipes/imagine/rank.py",
+        "ImaginedEnvFactory(model, pool, None, imagination)",
+        "ImaginedEnvFactory(model, pool, run.calibrated.limits, imagination)",
+        ("tests/recipes/imagine/test_rank.py::test_it_is_the_ranking_of_what_they_do_in_the_world_model",),
+    ),
+    Fault(
+        "of an episode that has not ended the outcome is guessed",
+        "vla_rl/algorithms/self_imitation.py",
+        "found, won = torch.zeros_like(ends), torch.zeros_like(ends[0])",
+        "found, won = torch.zeros_like(ends), torch.ones_like(ends[0])",
+        ("tests/algorithms/test_self_imitation.py::test_whole_successes_are_kept_and_nothing_else",),
+    ),
+    Fault(
+        "what a breakdown ended has succeeded",
+        "vla_rl/algorithms/self_imitation.py",
+        "won = torch.where(ends[t], rollout.success[t] & active[t], won)",
+        "won = torch.where(ends[t], rollout.success[t], won)",
+        ("tests/algorithms/test_self_imitation.py::test_whole_successes_are_kept_and_nothing_else",),
+    ),
+    Fault(
+        "an improvement goes on from the last weights",
+        "vla_rl/algorithms/self_imitation.py",
+        "parameter.copy_(self._first[name])",
+        "parameter.copy_(parameter.clone())",
+        (
+            "tests/algorithms/test_self_imitation.py::"
+            "test_it_improves_after_so_many_rollouts_from_the_first_weights_on_all_successes",
+        ),
+    ),
+    Fault(
+        "the learning rate does not fall",
+        "vla_rl/algorithms/self_imitation.py",
+        "self.lr = 0.5 * highest * (1.0 + math.cos(math.pi * step / steps))",
+        "self.lr = highest",
+        ("tests/algorithms/test_self_imitation.py::test_the_learning_rate_falls_to_nothing_along_a_cosine",),
+    ),
+    Fault(
+        "a resumed run improves from other first weights",
+        "vla_rl/algorithms/self_imitation.py",
+        'self._first, self.rollouts = dict(state["first"]), state["rollouts"]',
+        'self.rollouts = state["rollouts"]',
+        ("tests/algorithms/test_self_imitation.py::test_a_resumed_learner_is_the_same_bit_for_bit",),
     ),
     Fault(
         "policies are ranked from half of the starts",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.fault import Fault
 
 _CHUNKS, _DAGGER = "vla_rl/algorithms/chunks.py", "vla_rl/algorithms/hg_dagger.py"
+_LEARNER = "vla_rl/algorithms/chunk_learner.py"
 _ON = "tests/algorithms/test_hg_dagger.py::"
 _PERSON, _SUPERVISED = "vla_rl/experience/person.py", "vla_rl/experience/supervised.py"
 _ON_PERSON = "tests/experience/test_person.py::"
@@ -48,22 +49,22 @@ FAULTS = (
     ),
     Fault(
         "demonstrations enter with full weight",
-        _DAGGER,
+        _LEARNER,
         "loss + config.alpha * recorded",
         "loss + recorded",
         (f"{_ON}test_demonstrations_enter_by_their_weight",),
     ),
     Fault(
         "the newest corrections leave",
-        _DAGGER,
-        "[-self.config.capacity :]",
-        "[: self.config.capacity]",
+        _LEARNER,
+        "[-self.gradient.capacity :]",
+        "[: self.gradient.capacity]",
         (f"{_ON}test_the_oldest_corrections_leave",),
     ),
     Fault(
         "a resumed HG-DAgger has lost its corrections",
-        _DAGGER,
-        'Chunks(**state["corrections"]) if state["corrections"] else None',
+        _LEARNER,
+        'Chunks(**state["kept"]) if state["kept"] else None',
         "None",
         (f"{_ON}test_a_resumed_learner_is_the_same_bit_for_bit",),
     ),
@@ -140,8 +141,8 @@ FAULTS = (
     Fault(
         "demonstrations are not imitated beside corrections",
         "vla_rl/recipes/corrected.py",
-        "if context.demonstrations and self.algorithm.alpha else None",
-        "if not context.demonstrations else None",
+        "wanted = context.demonstrations and self.algorithm.alpha",
+        "wanted = not context.demonstrations",
         ("tests/recipes/test_corrected.py::test_demonstrations_are_imitated_beside_corrections",),
     ),
 )

@@ -125,7 +125,7 @@ _LEARNT = (
     Fault(
         "the latent model never learns",
         _SELECTION,
-        "for _ in range(steps):",
+        "for _ in range(due):",
         "for _ in range(0):",
         (f"{_ON_USES}test_every_selection_collects_and_is_deployed",),
     ),

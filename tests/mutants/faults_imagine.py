@@ -205,15 +205,6 @@ FAULTS = (
         ),
     ),
     Fault(
-        "an imagined rollout that ended in uncertainty seems not to have moved",
-        "vla_rl/recipes/imagine/imagined_env.py",
-        "on_host(step.valid).all(1) & ~uncertain)",
-        "on_host(step.valid).all(1))",
-        (
-            "tests/recipes/imagine/test_imagined_env.py::test_truncated_calls_are_left_out_of_the_inverse_dynamics_error",
-        ),
-    ),
-    Fault(
         "an imagined rollout that was uncertain once counts as certain later",
         "world_models/replay.py",
         "np.logical_or.accumulate(exceeded, 1)",

@@ -20,8 +20,8 @@ FAULTS = (
     Fault(
         "a reset restarts the call of every row",
         _ENV,
-        "self._known[index] = self._depth[index] = 0",
-        "self._known[:] = self._depth[:] = 0",
+        "self._known[index], self._depth[index], self._begun_at[index] = 0, 0, time",
+        "self._known[:], self._depth[:], self._begun_at[index] = 0, 0, time",
         (_ALONE,),
     ),
     Fault(
@@ -98,8 +98,8 @@ FAULTS = (
     Fault(
         "the deadline is forgotten",
         _ENV,
-        "for limit in (self.config.horizon, self.config.deadline) if limit is not None",
-        "for limit in (self.config.horizon,)",
+        "env_ids[whole | self._out_of_time(env_ids) | self._too_late(env_ids)]",
+        "env_ids[whole | self._out_of_time(env_ids)]",
         (f"{_ON_ENV}test_time_is_up_in_the_middle_of_a_call",),
     ),
     Fault(

@@ -40,7 +40,9 @@ def run(tmp_path_factory) -> SavedRun:
     found = replay_trajectories(made.calibrated.model, made.held_out, SHORT)
     done = float(np.median(np.nanmax(found.success, 1)))
     imagination = replace(made.calibrated.imagination, success_threshold=done)
-    replace(made.calibrated, limits=Limits((1e9,)), imagination=imagination).save(made.folder / "checkpoints" / "world")
+    replace(made.calibrated, limits=Limits((-1.0,)), imagination=imagination).save(
+        made.folder / "checkpoints" / "world"
+    )
     return SavedRun.load(made.folder)
 
 
@@ -57,9 +59,9 @@ def by_hand(run: SavedRun, function) -> tuple[np.ndarray, float]:
     """Which of twelve rollouts succeed, each alone; and the share of their decisions that leave what was tried."""
     found, states, chunks = [], [], []
     for episode in range(12):
-        config = replace(run.calibrated.imagination, keyframe_share=0.0)
+        config = replace(run.calibrated.imagination, keyframe_share=0.0, resamples=0)
         pool = recorded_initial_states(run.calibrated.model, run.not_learnt_from())
-        env = ImaginedEnv(run.calibrated.model, pool, 1, run.calibrated.limits, config)
+        env = ImaginedEnv(run.calibrated.model, pool, 1, None, config)
         obs, success = env.reset(np.zeros(1, int), [episode]), False
         while True:
             states.append(obs.state[0].copy())

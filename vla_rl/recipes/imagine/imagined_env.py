@@ -23,10 +23,10 @@ class ImaginedEnvFactory:
         self,
         model: world_models.WorldModel,
         initial_states: world_models.Pool,
-        limits: world_models.Limits,
+        limits: world_models.Limits | None,
         config: world_models.ImaginationConfig,
     ) -> None:
-        """``config`` is that of the training environments."""
+        """``limits`` None: uncertainty ends no rollout; ``config`` is that of the training environments."""
         self.model, self.initial_states, self.limits, self.config = model, initial_states, limits, config
         self._made: WeakSet[world_models.ImaginedEnv] = WeakSet()  # those that are still in use
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -126,9 +126,13 @@ def _imagine(
     watch: _Watched,
     name: str,
 ) -> np.ndarray:
-    """bool [starts]: which imagined rollouts succeed."""
-    calibrated = run.calibrated
-    factory = ImaginedEnvFactory(calibrated.model, pool, calibrated.limits, calibrated.imagination)
+    """bool [starts]: which imagined rollouts succeed.
+
+    Uncertainty ends none and a success is not doubted, as they are where a policy is trained: what a policy does
+    differently is often uncertain, and would count as a failure of those that are new.
+    """
+    model, imagination = run.calibrated.model, replace(run.calibrated.imagination, resamples=0)
+    factory = ImaginedEnvFactory(model, pool, None, imagination)
     env = factory.make(min(config.num_envs, starts))
     with bar(f"imagined: {Path(name).name}", starts) as update:
         outcomes = evaluate(
