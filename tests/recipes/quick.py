@@ -5,6 +5,7 @@ from dataclasses import replace
 from vla_rl.algorithms.hg_dagger import HGDaggerConfig
 from vla_rl.algorithms.iql import IQLConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
+from vla_rl.algorithms.self_imitation import SelfImitationConfig
 from vla_rl.algorithms.wsrl import WSRLConfig
 from vla_rl.experience.person import PersonConfig
 from vla_rl.experience.rollout import WindowConfig
@@ -19,6 +20,7 @@ from vla_rl.recipes.imitate import Imitate
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.off_policy import OffPolicyRL, ReplayConfig
 from vla_rl.recipes.policies import SquashedActor, TD3Residual
+from vla_rl.recipes.self_imitated import SelfImitated
 from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.recipes.tiny import NewTiny
 from vla_rl.recipes.trainers import RLConfig
@@ -77,6 +79,18 @@ def corrected() -> Improve:
         algorithm=HGDaggerConfig(steps=2, batch=8),
     )
     return replace(recipe, rl=trainer)
+
+
+def self_imitated() -> Improve:
+    """Self-imitation of the same policy, where every second episode succeeds."""
+    trainer = SelfImitated(
+        WindowConfig(4, 4),
+        loop=LoopConfig(4, validate_every=2),
+        algorithm=SelfImitationConfig(batch=8, draws=1, grow=2, epochs=1),
+    )
+    recipe = improve()
+    env = EnvConfig("tests.recipes.generous_env:make", options={"deadline": 7})
+    return replace(recipe, rl=trainer, env=env)
 
 
 def residual() -> Improve:

@@ -1,0 +1,53 @@
+"""A run that improves a policy by its own successes, from the command line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.commands import save_untrained
+from tests.recipes import quick as configs
+from vla_rl.cli.main import main
+from vla_rl.contract.batch import OneProcess
+from vla_rl.contract.errors import UserError
+from vla_rl.policies.pretrained import load_policy
+from vla_rl.recipes.context import RunContext
+from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.self_imitated import SelfImitated
+from vla_rl.recipes.training_setup import build
+from vla_rl.training.loop import LoopConfig
+
+
+def test_its_successes_are_gathered_and_imitated_after_every_second_rollout(untrained, quick, tmp_path) -> None:
+    policy, run = untrained(), tmp_path / "run"
+    main(["train", quick.replace(":improve", ":self_imitated"), "--policy", str(policy), "--out", str(run)])
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    learnt = [row for row in rows if row["stage"] == "rl" and row["step"]]
+    kept = [row["replay/successes"] for row in learnt]
+    assert len(kept) == 4 and kept == sorted(kept) and kept[-1] > kept[1] > 0
+    assert ["policy/success_loss" in row for row in learnt] == [False, True, False, True]
+    assert all(row["rollout/successes"] > 0 for row in learnt) and "policy/demonstration_loss" not in learnt[-1]
+
+
+def trainer() -> SelfImitated:
+    found = configs.self_imitated().rl
+    assert isinstance(found, SelfImitated)
+    return found
+
+
+def test_what_cannot_imitate_itself_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    policy = load_policy(save_untrained(tmp_path / "policy"))
+    context = RunContext(EnvConfig("lift"), policy, 1, OneProcess())
+    with pytest.raises(UserError, match="one process"):
+        build(replace(trainer(), loop=LoopConfig(1, collectors=2)), context)
+    with pytest.raises(UserError, match="no flow policy"):
+        trainer().build_policy(replace(context, base=Bare()))  # type: ignore[arg-type]
+
+
+class Bare:
+    """Has what every policy has, and no more."""
+
+    spec = feature_sizes = encode = None
