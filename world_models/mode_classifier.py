@@ -123,6 +123,14 @@ class PictureClassifier(ModeClassifier):
         return cells.flatten(1)
 
 
+def mode_classifier(
+    cameras: int, sides: tuple[int, int], state: int, actions: int, modes: int, crop: int
+) -> ModeClassifier:
+    """From a ``crop`` of so many pixels a side, or from the whole picture where that is 0."""
+    given = (cameras, sides, state, actions, modes)
+    return CropClassifier(*given, crop) if crop else PictureClassifier(*given)
+
+
 def _shifted(picture: Tensor, generator: torch.Generator) -> Tensor:
     """``picture`` [B,C,h,w], each by up to a pixel in both directions, its border repeated."""
     height, width = picture.shape[-2:]

@@ -26,7 +26,7 @@ from world_models.backbones.video_model import ActionInput, Autoencoded, Context
 from world_models.canvas import Canvas
 from world_models.config import WorldModelConfig
 from world_models.heads import InverseDynamics, OutcomeHead, PoseMaps
-from world_models.mode_classifier import CropClassifier, ModeClassifier, PictureClassifier
+from world_models.mode_classifier import mode_classifier
 from world_models.robot import (
     ModePrediction,
     ModeSelector,
@@ -96,17 +96,10 @@ class WorldModel(nn.Module):
         )
         self.poses = PoseMaps(size, config.pose_maps, self.video.latent)
         sides = self.video.latent[1:]
-        self.mode_classifier = self._mode_classifier(size, action_input)
+        classified = (len(self.cameras), self.canvas.sides, size, action_input, config.modes)
+        self.mode_classifier = mode_classifier(*classified, config.robot_crop)
         self.outcome = OutcomeHead(self.video.width, sides, size, len(spec.tasks), frames)
         self.inverse = InverseDynamics(self.picture, frames * actions)
-
-    def _mode_classifier(self, size: int, action_input: int) -> ModeClassifier:
-        """Of a crop that moves with the robot, or of the whole picture."""
-        given, crop = (
-            (len(self.cameras), self.canvas.sides, size, action_input, self.config.modes),
-            self.config.robot_crop,
-        )
-        return CropClassifier(*given, crop) if crop else PictureClassifier(*given)
 
     # -- predicting -------------------------------------------------------------------------------------------------
 

@@ -70,7 +70,7 @@ FAULTS = (
         "a success from a keyframe is resampled as if from the beginning",
         _ENV,
         'initial["begun_at"][index])',
-        '0 * initial["begun_at"][index] - 1)',
+        '0 * initial["begun_at"][index])',
         (f"{_ON_ENV}test_a_success_from_a_keyframe_is_resampled_from_there",),
     ),
     Fault(

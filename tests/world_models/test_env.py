@@ -283,8 +283,12 @@ def test_a_rollout_from_a_keyframe_goes_on_with_its_episodes_clock(deadline, cau
 
 
 def test_a_success_from_a_keyframe_is_resampled_from_there():
-    """With the same noise it happens again, so the clock is no reason to doubt it."""
-    env, env_ids = keyframes_at(7, horizon=8, success_threshold=0.0, resamples=1), np.arange(3)
+    """With any noise it happens again, also where the episode's deadline ends the call."""
+    env, env_ids = keyframes_at(7, horizon=8, success_threshold=0.0, resamples=1, deadline=9), np.arange(3)
+    env.reset(env_ids, env_ids)
+    step = env.step(random_actions(env, 3, np.random.default_rng(4)))
+    assert set(step.cause) == {"success"} and step.obs.time.tolist() == [9] * 3
+    env = keyframes_at(7, horizon=8, success_threshold=0.0, resamples=1)
     env.reset(env_ids, env_ids)
     snapshot = env.snapshot(env_ids)
     step = env.step(random_actions(env, 3, np.random.default_rng(4)))
