@@ -37,18 +37,18 @@ def window(executed: Tensor, ends: str, won: str, valid: Tensor | None = None) -
 
 def test_whole_successes_are_kept_and_nothing_else() -> None:
     """Episodes of 2, 3 and 2 decisions, won, lost, won; a breakdown; a win; and one that has not ended."""
-    executed = torch.arange(10.0)[:, None, None].expand(10, H, D).clone()
-    valid = torch.ones(10, H, dtype=torch.bool)
-    valid[7] = False  # the breakdown
+    executed = torch.arange(11.0)[:, None, None].expand(11, H, D).clone()
+    valid = torch.ones(11, H, dtype=torch.bool)
+    valid[8] = False  # the breakdown, of an episode of two decisions
     valid[6, 1:] = False  # won with the first action of its chunk
-    found = window(executed, "0100101110", "0100001110", valid)
-    assert of_successes(found).flatten().tolist() == [c == "1" for c in "1100011010"]
+    found = window(executed, "01001010110", "01000010110", valid)
+    assert of_successes(found).flatten().tolist() == [c == "1" for c in "11000110010"]
     agent = learner(Table())
     assert agent.update(found)["rollout/decisions"] == 5.0
     assert agent.kept is not None
-    assert agent.kept.features["state"].flatten().tolist() == [0.0, 1.0, 5.0, 6.0, 8.0]
+    assert agent.kept.features["state"].flatten().tolist() == [0.0, 1.0, 5.0, 6.0, 9.0]
     assert agent.kept.counts.tolist() == [[True] * 3] * 3 + [[True, False, False], [True] * 3]
-    assert agent.kept.actions[:, 0, 0].tolist() == [-0.5, 0.0, 2.0, 2.5, 3.5]  # normalised: (a - 1) / 2
+    assert agent.kept.actions[:, 0, 0].tolist() == [-0.5, 0.0, 2.0, 2.5, 4.0]  # normalised: (a - 1) / 2
 
 
 def test_nothing_changes_until_something_succeeds() -> None:
