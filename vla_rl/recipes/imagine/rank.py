@@ -163,17 +163,24 @@ def needed(pair: Pair) -> str:
     return "decided" if pair.decided else "too many" if pair.episodes is None else f"{pair.episodes} of each"
 
 
+def short_names(folders: Sequence[str]) -> dict[str, str]:
+    """{folder: "RUN/CHECKPOINT"} for ``RUN/checkpoints/CHECKPOINT``, where that tells all ``folders`` apart."""
+    parts = {name: [part for part in Path(name).parts if part != "checkpoints"] for name in folders}
+    short = {name: "/".join(found[-2:]) for name, found in parts.items()}
+    return short if len(set(short.values())) == len(set(folders)) else {name: name for name in folders}
+
+
 def _page(path: Path, found: Ranking, played: Sequence[Played], outside: dict[str, float], run: Path) -> None:
     report = Report("Which policy is best", f"Imagined rollouts of {run}, and what is known from real episodes")
-    by_name = {one.name: one for one in played}
+    by_name, short = {one.name: one for one in played}, short_names([one.name for one in played])
     rows, bars = [], []
     for estimate in found.estimates:
         one, rate = by_name[estimate.name], Rate(estimate.success, estimate.low, estimate.high, 0)
         real = f"{one.real[0]} of {one.real[1]}" if one.real[1] else "–"
         shown = f"{rate.success:.1%} [{rate.low:.1%}, {rate.high:.1%}]"
         left = [f"{outside[one.name]:.1%}"] if outside else []
-        rows.append([one.name, shown, f"{estimate.best:.0%}", f"{one.imagined.mean():.1%}", real, *left])
-        bars.append(Bar.of(one.name, rate))
+        rows.append([short[one.name], shown, f"{estimate.best:.0%}", f"{one.imagined.mean():.1%}", real, *left])
+        bars.append(Bar.of(short[one.name], rate))
     header = [
         "",
         "success, estimated",
@@ -189,7 +196,9 @@ def _page(path: Path, found: Ranking, played: Sequence[Played], outside: dict[st
     )
     report.table(header, rows, caption)
     report.bars("Estimated success", bars)
-    pairs = [[f"{one.better} > {one.worse}", f"{one.probability:.1%}", needed(one)] for one in found.pairs]
+    pairs = [
+        [f"{short[one.better]} > {short[one.worse]}", f"{one.probability:.1%}", needed(one)] for one in found.pairs
+    ]
     report.table(["", "probability", "real episodes that would decide it"], pairs)
     report.command(f"vla-rl imagine rank {run} POLICY ...")
     report.write(path)
