@@ -156,7 +156,7 @@ FAULTS = (
     ),
     Fault(
         "imagined environments declare the simulator's longest chunk",
-        "world_models/env.py",
+        "world_models/imagined_spec.py",
         "max_chunk=min(model.spec.max_chunk, config.reach),",
         "max_chunk=model.spec.max_chunk,",
         (
