@@ -49,7 +49,7 @@ def test_a_difference_that_chance_explains_buys_nothing(imagined, rollouts, boug
 @pytest.mark.parametrize("rate", [0.02, 0.3, 0.5, 0.8, 0.95])
 def test_equal_rates_buy_in_at_most_two_of_a_hundred_decisions(rate, real_episodes):
     """Success and uncertainty by chance, 128 rollouts a decision, the default config; forty points are seen."""
-    rng, config, decisions = np.random.default_rng(1), CoevolutionConfig(), 3000
+    rng, config, decisions = np.random.default_rng(1), CoevolutionConfig(budget=100), 3000
 
     def signals(real: float) -> Signals:
         imagined, uncertain = rng.binomial(128, rate, 2) / 128
@@ -64,7 +64,7 @@ def test_equal_rates_buy_in_at_most_two_of_a_hundred_decisions(rate, real_episod
 
 
 def test_one_false_alarm_does_not_spend_the_budget():
-    config = CoevolutionConfig()
+    config = CoevolutionConfig(budget=100)
     first = Coevolution(config, CALM).decide(replace(CALM, uncertain=0.5)).buy
     assert 0 < first <= config.budget / 2
 
