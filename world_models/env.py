@@ -103,19 +103,19 @@ class ImaginedEnv:
         bounds = (self.spec.state.low, self.spec.state.high) if self._entries else (0.0, 0.0)
         self._bounds = [self._to_device(np.asarray(bound, np.float32)) for bound in bounds]
         self._task, self._depth = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
-        self._begun_at = np.zeros(num_envs, np.int64)  # the episode's clock where the rollout began
+        self._start_time = np.zeros(num_envs, np.int64)  # the episode's clock where the rollout began
         actions = np.zeros((num_envs, frames, model.spec.action_dim), np.float32)
         self._actions = self._to_device(actions)  # of the present call
         self._known = np.zeros(num_envs, np.int64)  # how many of these are known
         self._uncertainty, self._outcome = np.zeros(num_envs, np.float32), np.zeros((num_envs, 3), np.float32)
         self._finite = np.zeros(num_envs, bool)  # whether the present state is known to be finite
         self._begun: list[Tensor] = []  # states of the last reset's observation, where they are known to be finite
-        # Told the pictures uint8 [R,C,h,w] before and after, and the actions [R,F,D], of whole calls that are certain.
+        # Called with pictures uint8 [R,C,h,w] before and after, and actions [R,F,D], of whole calls that are certain.
         self.on_call: Callable[[Tensor, Tensor, Tensor], None] | None = None
         # What resampling begins with and replays.
         self._initial = {
             name: deepcopy(getattr(self, f"_{name}"))
-            for name in ("context_frames", "context_state", "task", "begun_at")
+            for name in ("context_frames", "context_state", "task", "start_time")
         }
         history = np.zeros((num_envs, self.config.reach, model.spec.action_dim), np.float32)
         self._action_history = self._to_device(history)
@@ -183,7 +183,7 @@ class ImaginedEnv:
         rows = self._to_device(index)
         self._context_frames[rows], self._context_state[rows], self._task[index] = *context, task
         self._picture[rows], self._state[rows] = context[0][:, -1], context[1]
-        self._known[index], self._depth[index], self._begun_at[index] = 0, 0, time
+        self._known[index], self._depth[index], self._start_time[index] = 0, 0, time
         self._actions[rows], self._action_history[rows] = 0.0, 0.0
         self._uncertainty[index], self._outcome[index], self._finite[index] = 0.0, 0.0, False
         for name, item in self._initial.items():
@@ -244,7 +244,7 @@ class ImaginedEnv:
 
     def _age(self, env_ids: np.ndarray) -> np.ndarray:
         """int [R]: control steps since the rollout began."""
-        age: np.ndarray = self._book.time[env_ids] - self._begun_at[env_ids]
+        age: np.ndarray = self._book.time[env_ids] - self._start_time[env_ids]
         return age
 
     def _out_of_time(self, env_ids: np.ndarray) -> np.ndarray:
@@ -327,7 +327,7 @@ class ImaginedEnv:
         initial = original._initial
         context = initial["context_frames"][index], initial["context_state"][index]
         seed, length = original._book.seed[index], original._age(index)
-        self._begin(np.arange(self.num_envs), seed, context, initial["task"][index], initial["begun_at"][index])
+        self._begin(np.arange(self.num_envs), seed, context, initial["task"][index], initial["start_time"][index])
         for first in range(0, int(length.max()), self.model.config.frames):
             self.step(original._action_history[index, first : first + self.model.config.frames])
         success: np.ndarray = self._book.success & (self._age(np.arange(self.num_envs)) <= length)
@@ -358,11 +358,11 @@ class ImaginedEnv:
 
     def _observe(self) -> Observation:
         images = {name: self._output(picture) for name, picture in self.model.canvas.split(self._picture).items()}
-        told = self._state[:, : self._entries], self._task, self._book.time
-        return Observation(images, *(self._output(item) for item in told))
+        rest = self._state[:, : self._entries], self._task, self._book.time
+        return Observation(images, *(self._output(item) for item in rest))
 
     def _arrays(self) -> dict[str, Any]:
-        call = ("context_frames", "context_state", "task", "begun_at", "depth", "actions", "known")
+        call = ("context_frames", "context_state", "task", "start_time", "depth", "actions", "known")
         shown = ("picture", "state", "uncertainty", "outcome")
         arrays = {f"rollout/{name}": getattr(self, f"_{name}") for name in (*call, *shown, "action_history")}
         arrays |= {f"initial/{name}": item for name, item in self._initial.items()}

@@ -69,8 +69,8 @@ FAULTS = (
     Fault(
         "a success from a keyframe is resampled as if from the beginning",
         _ENV,
-        'initial["begun_at"][index])',
-        '0 * initial["begun_at"][index])',
+        'initial["start_time"][index])',
+        '0 * initial["start_time"][index])',
         (f"{_ON_ENV}test_a_success_from_a_keyframe_is_resampled_from_there",),
     ),
     Fault(
@@ -90,8 +90,8 @@ FAULTS = (
     Fault(
         "policies see the entry that stands for no proprioception",
         _ENV,
-        "told = self._state[:, : self._entries]",
-        "told = self._state[:, :1]",
+        "rest = self._state[:, : self._entries]",
+        "rest = self._state[:, :1]",
         (f"{_ON_ENV}test_without_proprioception_and_with_cameras_of_two_sizes_it_keeps_the_contract",),
     ),
     Fault(
@@ -211,6 +211,20 @@ FAULTS = (
         'self._first, self.rollouts = dict(state["first"]), state["rollouts"]',
         'self.rollouts = state["rollouts"]',
         ("tests/algorithms/test_self_imitation.py::test_a_resumed_learner_is_the_same_bit_for_bit",),
+    ),
+    Fault(
+        "a critic is blind where its policy sees",
+        "vla_rl/recipes/trainers.py",
+        "vision = policy.new_vision() if isinstance(policy, ReadsPixels) else None",
+        "vision = None",
+        (f"{_PIXELS}test_the_critic_of_a_policy_of_pixels_reads_pixels",),
+    ),
+    Fault(
+        "a camera without a size gets the smallest",
+        "sims/mujoco/env.py",
+        "missing = [name for name in cameras if name not in given]",
+        "missing = [name for name in cameras if name not in given and given.setdefault(name, 1) > 1]",
+        ("tests/sims/test_camera_sizes.py::test_a_camera_without_a_size_is_refused",),
     ),
     Fault(
         "policies are ranked from half of the starts",

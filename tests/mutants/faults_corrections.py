@@ -57,8 +57,8 @@ FAULTS = (
     Fault(
         "the newest corrections leave",
         _LEARNER,
-        "[-self.gradient.capacity :]",
-        "[: self.gradient.capacity]",
+        "[-self.config.capacity :]",
+        "[: self.config.capacity]",
         (f"{_ON}test_the_oldest_corrections_leave",),
     ),
     Fault(

@@ -20,8 +20,8 @@ FAULTS = (
     Fault(
         "a reset restarts the call of every row",
         _ENV,
-        "self._known[index], self._depth[index], self._begun_at[index] = 0, 0, time",
-        "self._known[:], self._depth[:], self._begun_at[index] = 0, 0, time",
+        "self._known[index], self._depth[index], self._start_time[index] = 0, 0, time",
+        "self._known[:], self._depth[:], self._start_time[index] = 0, 0, time",
         (_ALONE,),
     ),
     Fault(

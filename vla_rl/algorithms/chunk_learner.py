@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -34,7 +34,10 @@ class GradientConfig:
         check_positive(self, "lr", "grad_norm")
 
 
-class ChunkLearner:
+Config = TypeVar("Config", bound=GradientConfig)
+
+
+class ChunkLearner(Generic[Config]):
     """Imitates the decisions that it keeps, and demonstrations: what HG-DAgger and self-imitation share."""
 
     name, imitated = "", ""  # of the algorithm; of what is kept, in metrics
@@ -44,7 +47,7 @@ class ChunkLearner:
         policy: object,
         parameters: Mapping[str, nn.Parameter],
         demonstrations: Chunks | None,
-        config: GradientConfig,
+        config: Config,
         generator: torch.Generator,
         sampler: ChunkSampler | None = None,
     ) -> None:
@@ -53,7 +56,7 @@ class ChunkLearner:
         Raises UserError for a policy without a loss for every action (``ActionwiseImitation``).
         """
         self._sampler = sampler or TasksEqually()
-        self.policy, self.gradient = require_actionwise(policy, self.name), config
+        self.policy, self.config = require_actionwise(policy, self.name), config
         self.parameters, self.generator = dict(parameters), generator
         self.demonstrations = demonstrations if config.alpha and demonstrations else None
         self.kept: Chunks | None = None
@@ -78,7 +81,7 @@ class ChunkLearner:
 
     def step(self, kept: Chunks) -> dict[str, float]:
         """One gradient step."""
-        config = self.gradient
+        config = self.config
         loss = mean_loss(self.policy, self._drawn(kept), config.draws, self.generator)
         metrics = {f"policy/{self.imitated}_loss": float(loss.detach())}
         if self.demonstrations is not None:
@@ -99,10 +102,10 @@ class ChunkLearner:
 
     def _drawn(self, chunks: Chunks) -> Chunks:
         human = torch.ones_like(chunks.task, dtype=torch.bool)
-        return chunks.select(self._sampler.draw(chunks, human, self.gradient.batch, self.generator))
+        return chunks.select(self._sampler.draw(chunks, human, self.config.batch, self.generator))
 
     def _newest(self, kept: Chunks) -> Chunks:
-        return kept.select(torch.arange(len(kept))[-self.gradient.capacity :])
+        return kept.select(torch.arange(len(kept))[-self.config.capacity :])
 
     # -- state ------------------------------------------------------------------------------------------------------
 

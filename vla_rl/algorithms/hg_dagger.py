@@ -19,14 +19,10 @@ corrections); the paper's risk estimate, an ensemble's doubt above which a perso
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-from torch import nn
-
 from vla_rl.algorithms.chunk_learner import ChunkLearner, GradientConfig
-from vla_rl.algorithms.chunks import Chunks, ChunkSampler, chunks_of
+from vla_rl.algorithms.chunks import Chunks, chunks_of
 from vla_rl.algorithms.decisions import ages
 from vla_rl.algorithms.off_policy import mean
 from vla_rl.contract.batch import Rollout
@@ -44,23 +40,10 @@ class HGDaggerConfig(GradientConfig):
         check_limits(self, steps=(1, math.inf))
 
 
-class HGDagger(ChunkLearner):
+class HGDagger(ChunkLearner[HGDaggerConfig]):
     """A ``LoopLearner`` of a policy with a loss for every action (``ActionwiseImitation``)."""
 
     name, imitated = "HG-DAgger", "correction"
-
-    def __init__(
-        self,
-        policy: object,
-        parameters: Mapping[str, nn.Parameter],
-        demonstrations: Chunks | None,
-        config: HGDaggerConfig,
-        generator: torch.Generator,
-        sampler: ChunkSampler | None = None,
-    ) -> None:
-        """As for ``ChunkLearner``."""
-        super().__init__(policy, parameters, demonstrations, config, generator, sampler)
-        self.config = config
 
     @property
     def corrections(self) -> Chunks | None:

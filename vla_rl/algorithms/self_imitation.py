@@ -51,7 +51,7 @@ class SelfImitationConfig(GradientConfig):
         check_limits(self, grow=(1, math.inf), epochs=(1, math.inf))
 
 
-class SelfImitation(ChunkLearner):
+class SelfImitation(ChunkLearner[SelfImitationConfig]):
     """A ``LoopLearner`` of a policy with a loss for every action (``ActionwiseImitation``)."""
 
     name, imitated = "self-imitation", "success"
@@ -67,7 +67,7 @@ class SelfImitation(ChunkLearner):
     ) -> None:
         """As for ``ChunkLearner``; improvements begin at the present ``parameters``."""
         super().__init__(policy, parameters, demonstrations, config, generator, sampler)
-        self.config, self.rollouts = config, 0
+        self.rollouts = 0
         self._first = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
 
     def update(self, rollout: Rollout) -> dict[str, float]:

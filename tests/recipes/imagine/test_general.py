@@ -8,16 +8,20 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from tests.commands import save_untrained
 from tests.world_models.pushing import played
 from tests.world_models.small_models import SMALL
 from vla_rl.cli.main import main
+from vla_rl.contract.batch import OneProcess
 from vla_rl.evaluation.agreement import TrustConfig
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.experience.trajectories import Trajectories
+from vla_rl.policies.categorical import CategoricalConfig, CategoricalPolicy
 from vla_rl.recipes.config_files import load_config
+from vla_rl.recipes.context import RunContext
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imagine.calibrated_model import call_ends
 from vla_rl.recipes.imagine.collect import CollectConfig
@@ -88,6 +92,19 @@ def test_a_gymnasium_task_that_is_only_seen_goes_through_the_same_recipe(tmp_pat
     recipe = replace(recipe, policy=str(tmp_path / "pixels" / "checkpoints" / "best"), plan=plan)
     found = recipe.run(RunFolder(tmp_path / "run", recipe))
     assert found["imagined_rl"]["episodes"] == 4 and found["simulator_episodes"] == 80 and found["horizon"] <= 9
+
+
+def test_the_critic_of_a_policy_of_pixels_reads_pixels():
+    """Catch has no proprioception: without them every state but its time would be the same."""
+    env_config = load_config("imagine.py:catch").env
+    env = env_config.make(4)
+    policy = CategoricalPolicy(env.spec, config=CategoricalConfig(cameras=("image",)))
+    context = RunContext(env_config, policy, 1, OneProcess())
+    critic = load_config("imagine.py:catch").rl.build_learner(context, env, policy).critic
+    torch.nn.init.normal_(critic.head.weight)
+    value = critic(policy.encode(env.reset(np.arange(4), np.arange(4))))
+    env.close()
+    assert len(set(value.tolist())) > 1
 
 
 @pytest.mark.parametrize("name", ["lift", "place", "push", "lift_dit", "lift_grpo", "lift_wovr"])

@@ -160,7 +160,11 @@ class WorldModelRun:
         self._write()
         numbers = {name: math.nan if value is None else value for name, value in asdict(decision.signals).items()}
         self.folder.log("coevolution", iteration, {**numbers, "buy": decision.buy})
-        does = f"{decision.buy} real episodes are bought" if decision.buy else "the budget of real episodes is spent"
+        does = (
+            f"{decision.buy} real episodes are bought"
+            if decision.buy
+            else "plan.coevolution.budget allows no more of them"
+        )
         for reason in decision.reasons:
             console.print(f"iteration {iteration}: {reason}; {does}.")
 

@@ -128,8 +128,8 @@ def _imagine(
 ) -> np.ndarray:
     """bool [starts]: which imagined rollouts succeed.
 
-    Uncertainty ends none and a success is not doubted, as they are where a policy is trained: what a policy does
-    differently is often uncertain, and would count as a failure of those that are new.
+    Neither uncertainty nor resampling ends one, as in training: what a new policy does differently is often
+    uncertain, and would count as its failure.
     """
     model, imagination = run.calibrated.model, replace(run.calibrated.imagination, resamples=0)
     factory = ImaginedEnvFactory(model, pool, None, imagination)
