@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
+from docs.examples.noisy_policy import LinearGaussian
 from vla_rl.cli.main import main
+from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.saved import env_config_of
 
 SMALL = ("--env", "lift", "--episodes", "6", "--num-envs", "4", "--env.options", '{"deadline": 10}')
@@ -34,6 +37,7 @@ def test_the_rate_comes_with_interval_seeds_and_causes(untrained, capsys, tmp_pa
         (("{}", "--episodes", "0"), "measure nothing"),
         (("{}", "--num-envs", "0"), "measure nothing"),
         (("{}", "--env", "lift", "--device", "gpu"), "there is no device 'gpu'"),
+        (("{}", "--env", "lift", "--temperature", "-1"), "temperature is -1"),
         (("{}", "--epsodes", "1"), "no field '--epsodes', so it cannot be set; did you mean '--episodes'?"),
         (("{}", "--env.name", "point_mass"), "trained for images"),
         (("{}", "--env", "lift", "--env.options", '{"image_size": 48}'), "trained for images"),
@@ -48,6 +52,22 @@ def test_the_rate_comes_with_interval_seeds_and_causes(untrained, capsys, tmp_pa
 def test_what_does_not_fit_is_said(complaint, untrained, arguments, sentence):
     folder = str(untrained())
     assert sentence in complaint("eval", *(argument.replace("{}", folder) for argument in arguments))
+
+
+def test_at_temperature_0_the_noise_decides_nothing(untrained, tmp_path):
+    folder, chosen = str(untrained()), []
+    for noise, temperature in (("1", "0"), ("2", "0"), ("2", "1")):
+        trace = tmp_path / f"{noise}-{temperature}"
+        given = ("--seed", noise, "--temperature", temperature, "--trace", str(trace))
+        main(["eval", folder, *SMALL, *given])
+        chosen.append(np.stack([np.load(file)["sample"] for file in sorted(trace.glob("*.npz"))]))
+    assert np.array_equal(chosen[0], chosen[1]) and not np.array_equal(chosen[1], chosen[2])
+
+
+def test_a_policy_without_starting_noise_has_no_temperature(complaint, tmp_path):
+    LinearGaussian(EnvConfig("point_mass").spec()).save_pretrained(tmp_path / "policy")
+    said = complaint("eval", tmp_path / "policy", "--env", "point_mass", "--episodes", "2", "--temperature", "0")
+    assert "LinearGaussian starts from no noise, so --temperature would change nothing" in said
 
 
 def test_a_checkpoint_for_another_camera_is_played_with_its_options(untrained, capsys):

@@ -26,6 +26,20 @@ _POLICIES = (
         (f"{_ON_TINY}test_what_is_deployed_is_the_ode_and_has_no_density",),
     ),
     Fault(
+        "deployed actions start from all noise whatever the temperature",
+        _FLOW_POLICY,
+        "self.sampler.temperature * noise",
+        "noise",
+        (f"{_ON_TINY}test_the_temperature_is_that_of_the_noise_that_deployed_actions_start_from",),
+    ),
+    Fault(
+        "a checkpoint forgets its temperature",
+        _FLOW_POLICY,
+        "self.config = replace(self.config, sampler=replace(self.config.sampler, temperature=temperature))",
+        "",
+        (f"{_ON_TINY}test_the_temperature_is_that_of_the_noise_that_deployed_actions_start_from",),
+    ),
+    Fault(
         "the sample is not the chain's last point",
         _FLOW_POLICY,
         "self._action_out(chain.sample, density.logprob, aux)",

@@ -97,6 +97,23 @@ def test_what_is_deployed_is_the_ode_and_has_no_density():
     assert torch.equal(out.sample, other.sample) and not out.logprob.any() and not out.aux
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+def test_the_temperature_is_that_of_the_noise_that_deployed_actions_start_from(tmp_path, temperature):
+    policy = made().with_temperature(temperature)
+    features, noise = policy.encode(observations()), made().initial_noise(BATCH, seeded(1))
+    deployed = policy.act(features, {}, "eval", seeded(1))[0].sample
+    expected = policy.sampler.deterministic(policy.field(features), temperature * noise)
+    assert torch.equal(deployed.flatten(1), expected)
+    policy.save_pretrained(tmp_path / "checkpoint")
+    assert load_policy(tmp_path / "checkpoint", SPEC).config.sampler.temperature == temperature
+
+
+def test_exploring_starts_from_all_noise_whatever_the_temperature():
+    sampler, features = FlowSampler(FlowSde(0.5), AllSteps(), 4), made().encode(observations())
+    cool = made(replace(sampler, temperature=0.0)).act(features, {}, "sample", seeded(1))[0]
+    assert torch.equal(cool.sample, made(sampler).act(features, {}, "sample", seeded(1))[0].sample)
+
+
 # -- what it reads ----------------------------------------------------------------------------------------------------
 
 

@@ -19,7 +19,9 @@ from vla_rl.evaluation.report import percent
 from vla_rl.evaluation.run import Outcomes, evaluate
 from vla_rl.evaluation.stats import MeanReturn
 from vla_rl.evaluation.trace import TraceRecorder
+from vla_rl.policies.flow_policy import FlowPolicy
 from vla_rl.policies.pretrained import default_options
+from vla_rl.policies.renumbered import Renumbered
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes.deployed import deployed
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
@@ -41,6 +43,7 @@ class Evaluate:
     episodes: int = 512
     num_envs: int = 64
     seed: int = 1  # of the flow's starting noise
+    temperature: float | None = None  # std of that noise; None: the checkpoint's, which is 1 unless set otherwise
     out: str = ""  # write the result there as JSON
     device: str = "cpu"  # where the policy computes: "cpu", "cuda", "cuda:1", "auto"
     trace: str = ""  # write every decision there, see docs/commands.md
@@ -70,7 +73,7 @@ def evaluate_checkpoint(arguments: Sequence[str]) -> None:
         )
     seeds = seed_ranges.held_out(ranges[config.seeds], config.episodes)
     with deployed(checkpoint, config.env.required("eval"), config.device, options=config.vla) as policy:
-        outcomes = _play(config, policy, seeds)
+        outcomes = _play(config, _at(policy, config.temperature), seeds)
     ends = ", ".join(f"{cause.replace('_', ' ')} {count}" for cause, count in Counter(outcomes.cause).most_common())
     earned = MeanReturn.of(outcomes.returns)
     mean = f"mean return {earned.mean:.4g} [{earned.low:.4g}, {earned.high:.4g}]"
@@ -87,6 +90,20 @@ def evaluate_checkpoint(arguments: Sequence[str]) -> None:
         write_json(Path(config.out), {**result, "seeds": config.seeds, "checkpoint": checkpoint})
     else:
         print(json.dumps(result))
+
+
+def _at(policy: Policy, temperature: float | None) -> Policy:
+    """``policy`` at ``temperature``; raises UserError for one without starting noise."""
+    if temperature is None:
+        return policy
+    flow = policy.policy if isinstance(policy, Renumbered) else policy
+    if not isinstance(flow, FlowPolicy):
+        raise UserError(
+            f"{type(flow).__name__} starts from no noise, so --temperature would change nothing; leave it out, or "
+            "name the checkpoint of a flow policy."
+        )
+    flow.with_temperature(temperature)
+    return policy
 
 
 def _play(config: Evaluate, policy: Policy, seeds: list[int]) -> Outcomes:

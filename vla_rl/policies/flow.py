@@ -234,15 +234,19 @@ class FlowSampler:
 
     ``schedule``: how much noise each step adds; ``placement``: which steps are noisy; ``steps``: K (4 for pi0, 5 for
     pi0.5).  See each schedule for its bias at K=4 and each placement for whether its gradient is exact.
+    ``temperature``: std of the noise that :meth:`deterministic` starts from, in evaluation and deployment (Glow,
+    Kingma and Dhariwal 2018, arXiv 1807.03039, section 6).  Below 1 the actions keep near the middle of what was
+    imitated; chains that are sampled to explore start from N(0, 1) all the same, which is what the field was trained on.
     """
 
     schedule: Schedule
     placement: NoisePlacement
     steps: int
+    temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        """Raises UserError for less than one step, which would leave the noise as it is."""
-        check_limits(self, steps=(1, math.inf))
+        """Raises UserError for less than one step, which would leave the noise as it is, or less noise than none."""
+        check_limits(self, steps=(1, math.inf), temperature=(0, math.inf))
 
     @cached_property
     def table(self) -> StepTable:

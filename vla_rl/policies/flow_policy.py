@@ -24,7 +24,7 @@ class FlowPolicy(nn.Module):
 
     Its density is that of ``config.sampler``'s chain (Flow-SDE, Flow-Noise, ...; see ``policies/flow.py``).  The first
     ``H`` rows and ``D`` columns of the chain's end are ``sample``; un-normalised and clipped they are executed.  Mode
-    "eval" is always the deterministic ODE from random noise.
+    "eval" is always the deterministic ODE, from random noise of the sampler's ``temperature``.
     """
 
     config: Any  # a frozen dataclass with horizon and sampler
@@ -88,8 +88,8 @@ class FlowPolicy(nn.Module):
         return normal((count, math.prod(self.latent_shape)), generator, like=self.action_low)
 
     def integrated(self, field: VelocityField, noise: Tensor) -> ActionOut:
-        """The decisions that the ODE of ``field`` makes of ``noise`` [E,N], as in mode "eval"."""
-        end = self.sampler.deterministic(field, noise)
+        """The decisions that the ODE of ``field`` makes of ``noise`` N(0, 1) [E,N], as in mode "eval"."""
+        end = self.sampler.deterministic(field, self.sampler.temperature * noise)
         return self._action_out(end, end.new_zeros(len(noise)), {})
 
     def _action_out(self, end: Tensor, logprob: Tensor, aux: Mapping[str, Tensor]) -> ActionOut:
@@ -119,6 +119,12 @@ class FlowPolicy(nn.Module):
         """Replace the sampler; returns ``self``.  Its noise falls linearly to ``final_noise`` times itself in a run."""
         self.config, self.final_noise = replace(self.config, sampler=sampler), final_noise
         self.set_progress(0.0)
+        return self
+
+    def with_temperature(self, temperature: float) -> Self:
+        """Deploy at another ``temperature`` (see ``FlowSampler``); returns ``self``."""
+        self.config = replace(self.config, sampler=replace(self.config.sampler, temperature=temperature))
+        self.sampler = replace(self.sampler, temperature=temperature)
         return self
 
     def set_progress(self, progress: float) -> None:
