@@ -236,7 +236,7 @@ class FlowSampler:
     pi0.5).  See each schedule for its bias at K=4 and each placement for whether its gradient is exact.
     ``temperature``: std of the noise that :meth:`deterministic` starts from, in evaluation and deployment (Glow,
     Kingma and Dhariwal 2018, arXiv 1807.03039, section 6).  Below 1 the actions keep near the middle of what was
-    imitated; chains that are sampled to explore start from N(0, 1) all the same, which is what the field was trained on.
+    imitated.  Chains that are sampled to explore start from N(0, 1) all the same, on which the field was trained.
     """
 
     schedule: Schedule
