@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -133,6 +134,14 @@ def test_protocol_typed_fields_have_the_fields_of_their_present_value():
     assert vars(after) == {**vars(before), "a": 0.9}
     with pytest.raises(UserError, match=r"no field '--rl\.sampler\.schedule\.b'"):
         override(load_config("demo.py:demo"), ["--rl.sampler.schedule.b", "1"], "test")
+
+
+def test_sources_and_staleness_are_short_for_fields_of_the_loop():
+    given, before = ["--sources", "2", "--staleness=3"], load_config("demo.py:flow_ou")
+    loop = override(before, given, "test").rl.loop
+    assert loop == replace(before.rl.loop, collectors=2, staleness=3)
+    with pytest.raises(UserError, match="no field '--sources'"):
+        override(Collect(), given, "test")
 
 
 def test_options_of_an_environment_are_given_as_json(capsys):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from sims.catalog import make
+from tests.auditing import AuditingPolicy
 from vla_rl.contract.batch import Rollout
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.experience.worker import Worker
@@ -124,3 +125,9 @@ def failing() -> Failing:
 def unable(**options: Any) -> None:
     """Cannot be made."""
     raise RuntimeError(f"no such device: {sorted(options)}")
+
+
+def counting(part: int, parts: int) -> RolloutSource:
+    """Share ``part`` of the counting environment's episodes, audited by the policy."""
+    seeds, toy = SeedStream(300 + part, 300_000, parts), make("counting", num_envs=3)
+    return RolloutSource(toy, AuditingPolicy(4), 6, seeds, torch.Generator())

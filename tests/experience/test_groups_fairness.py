@@ -90,9 +90,9 @@ def test_refilling_weights_short_easy_and_long_hard_episodes_alike(ahead):
 class Hasty(GroupSource):
     """What not to do: the first groups to end are delivered and the others dropped."""
 
-    def _deliver(self) -> Rollout:
+    def deliver(self) -> Rollout:
         self._groups.sort(key=lambda group: max(member.stop for member in group.members))
-        rollout, self._carried = super()._deliver(), []
+        rollout, self._carried = super().deliver(), []
         return rollout
 
 

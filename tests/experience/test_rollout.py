@@ -164,6 +164,16 @@ def test_a_nan_is_refused_before_anything_moves_and_nothing_is_lost():
     assert torch.equal(join(parts).reward, whole.reward) and torch.equal(join(parts).seeds, whole.seeds)
 
 
+def test_a_full_window_waits_until_it_is_delivered():
+    maker = source(4, 6)
+    parts = []
+    for _ in range(2):
+        assert [maker.advance() for _ in range(8)] == [False] * 5 + [True] * 3
+        parts.append(maker.deliver())
+    whole = windows(4, 12, 1)[0]
+    assert torch.equal(join(parts).reward, whole.reward) and torch.equal(join(parts).seeds, whole.seeds)
+
+
 def test_arrays_become_tensors_without_copying():
     array = np.zeros((2, 3), np.float32)
     to_tensor(array)[0, 1] = 7.0

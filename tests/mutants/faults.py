@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants import (
     faults_agreement,
     faults_as_gymnasium,
+    faults_asynchronous,
     faults_backbones,
     faults_background,
     faults_boundaries,
@@ -184,6 +185,7 @@ FAULTS: tuple[Fault, ...] = (
     *faults_gym.FAULTS,
     *faults_gym_spaces.FAULTS,
     *faults_as_gymnasium.FAULTS,
+    *faults_asynchronous.FAULTS,
     *faults_sac.FAULTS,
     *faults_robot_runtime.FAULTS,
     *faults_rollback.FAULTS,

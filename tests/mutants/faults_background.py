@@ -44,7 +44,7 @@ FAULTS = (
     Fault(
         "the rollout that was being collected is not saved",
         _BACKGROUND,
-        "None if pending is None else _saved(pending.result()) for pending in self._pending",
+        "None if pending is None else saved_rollout(pending.result()) for pending in self._pending",
         "None for _ in self._pending",
         (_RESUMED,),
     ),
@@ -146,8 +146,8 @@ FAULTS = (
     Fault(
         "rollouts_ahead is ignored",
         "vla_rl/recipes/training_setup.py",
-        "background = BackgroundSource(sources, policy, loop.rollouts_ahead)",
-        "background = BackgroundSource(sources, policy)",
+        "closing(BackgroundSource(sources, policy, loop.rollouts_ahead))",
+        "closing(BackgroundSource(sources, policy))",
         (f"{_PATH}test_a_rollout_ahead_is_one_version_old_in_a_whole_run",),
     ),
 )

@@ -77,11 +77,11 @@ _ROLLOUTS = (
         ),
     ),
     Fault(
-        "decisions before a NaN are lost",
+        "a full window goes on",
         _ROLLOUT,
-        "while len(self._window.decisions) < self.decisions:",
-        "for _ in range(self.decisions):",
-        (f"{_ON_ROLLOUT}test_a_nan_is_refused_before_anything_moves_and_nothing_is_lost",),
+        "if len(self._window.decisions) < self.decisions:",
+        "if True:",
+        (f"{_ON_ROLLOUT}test_a_full_window_waits_until_it_is_delivered",),
     ),
 )
 

@@ -104,8 +104,8 @@ FAULTS = (
     Fault(
         "a flow may have no step",
         "vla_rl/policies/flow.py",
-        "check_limits(self, steps=(1, math.inf))",
-        "check_limits(self, steps=(0, math.inf))",
+        "check_limits(self, steps=(1, math.inf), temperature=(0, math.inf))",
+        "check_limits(self, steps=(0, math.inf), temperature=(0, math.inf))",
         (f"{_TINY}test_a_checkpoint_without_steps_is_refused",),
     ),
     Fault(

@@ -40,7 +40,7 @@ FAULTS = (
     Fault(
         "all processes collect the first share",
         "vla_rl/recipes/collectors.py",
-        '"part": share.part}',
+        '"part": self._shares[i].part}',
         '"part": 0}',
         _COLLECTORS,
     ),

@@ -143,8 +143,8 @@ FAULTS = (
     Fault(
         "a short flag loses its value after an equals sign",
         "vla_rl/cli/override.py",
-        'return f"--{field}.name{equals}{value}" if short else argument',
-        'return f"--{field}.name" if short else argument',
+        'return f"--{field}.name{equals}{value}"',
+        'return f"--{field}.name"',
         (f"{_ON_FILES}test_env_is_short_for_its_name",),
     ),
     Fault(

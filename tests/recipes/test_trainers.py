@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.recipes import quick
 from tests.recipes.outside.straight import Straight
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.experience.asynchronous import AsyncSource
 from vla_rl.experience.background import BackgroundSource
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.experience.process import ProcessSource
@@ -32,7 +34,8 @@ from vla_rl.recipes.policies import NewPolicy, StartFrom, TD3Residual
 from vla_rl.recipes.stages import EvaluationConfig, collect, improve
 from vla_rl.recipes.trainers import OnPolicyRL, OnPolicyTrainer, RLConfig
 from vla_rl.recipes.training_setup import TrainingSetup, build
-from vla_rl.recipes.workers import worker_processes
+from vla_rl.recipes.workers import worker_processes, workers
+from vla_rl.training.distributed import SummedCounters
 from vla_rl.training.loop import LoopConfig
 from vla_rl.training.policy_store import InProcessPolicyStore
 from vla_rl.training.tracking import RunFolder
@@ -122,9 +125,16 @@ def test_demonstrations_are_replayed_without_an_environment_of_their_own(tmp_pat
     assert made.made == 1, "the one that is learned in"
 
 
-@pytest.mark.parametrize(("ahead", "kind"), [(0, RolloutSource), (1, BackgroundSource)])
-def test_a_single_collector_that_is_never_ahead_needs_no_thread(ahead, kind):
-    setup = build(Collecting(LoopConfig(rollouts_ahead=ahead)), RunContext(POINT_MASS, None, 1, OneProcess()))
+@pytest.mark.parametrize(
+    ("loop", "kind"),
+    [
+        (LoopConfig(), RolloutSource),
+        (LoopConfig(rollouts_ahead=1), BackgroundSource),
+        (LoopConfig(staleness=2), AsyncSource),
+    ],
+)
+def test_a_single_collector_that_is_never_ahead_needs_no_thread(loop, kind):
+    setup = build(Collecting(loop), RunContext(POINT_MASS, None, 1, OneProcess()))
     assert type(setup.source) is kind and setup.source.next().reward.shape[:2] == (2, 4)
     setup.close()
 
@@ -172,6 +182,39 @@ def test_collectors_are_processes_whose_rollouts_are_those_of_sources_here(monke
         resumed.close()
 
 
+def test_asynchronous_collectors_are_processes_and_a_killed_one_is_started_again(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    trainer = Collecting(LoopConfig(collectors=2, staleness=1))
+    with worker_processes(""):
+        setup = build(trainer, RunContext(POINT_MASS, None, 1, OneProcess()))
+        rollouts, killed = [setup.source.next()], workers(2).all[1].pid
+        os.kill(killed, signal.SIGKILL)
+        for _ in range(4):
+            setup.store.publish({}, 0.5)
+            rollouts.append(setup.source.next())
+        pids = {worker.pid for worker in workers(2).all}
+        setup.close()
+    assert rollouts[-1].info["source/restarts"] == 1 and len(pids) == 2 and killed not in pids
+    assert all(rollout.reward.shape[:2] == (2, 4) for rollout in rollouts)
+    ages = [number - rollout.version for number, rollout in enumerate(rollouts)]
+    assert all(age.min() >= 0 and age.max() <= 1 for age in ages)
+
+
+def test_off_policy_learners_get_the_windows_of_asynchronous_collectors_one_by_one():
+    assert OffPolicyRL(TD3Residual()).windows(3) == 1 and Collecting(LoopConfig()).windows(3) == 3
+
+
+def test_a_source_that_cannot_change_weights_between_decisions_is_not_asynchronous():
+    class Whole(Collecting):
+        """Its source knows whole rollouts only."""
+
+        def build_source(self, context, env, policy):
+            return SummedCounters(super().build_source(context, env, policy), OneProcess())
+
+    with pytest.raises(UserError, match="SummedCounters has no advance and deliver"):
+        build(Whole(LoopConfig(staleness=1)), RunContext(POINT_MASS, None, 1, OneProcess()))
+
+
 def test_what_another_process_cannot_make_is_not_shared():
     class Here:
         """Makes environments that exist here alone."""
@@ -183,8 +226,14 @@ def test_what_another_process_cannot_make_is_not_shared():
 
 
 def test_a_rollout_ahead_of_a_learning_world_model_is_refused():
-    with pytest.raises(UserError, match="set rollouts_ahead to 0"):
-        CoevolvingTrainer(Collecting(LoopConfig(rollouts_ahead=1)), None)
+    for loop in (LoopConfig(rollouts_ahead=1), LoopConfig(staleness=1)):
+        with pytest.raises(UserError, match="set rollouts_ahead and staleness to 0"):
+            CoevolvingTrainer(Collecting(loop), None)
+
+
+def test_a_loop_is_ahead_in_one_way():
+    with pytest.raises(UserError, match="leave one of the two at 0"):
+        LoopConfig(rollouts_ahead=1, staleness=1)
 
 
 def test_processes_explore_with_different_noise():

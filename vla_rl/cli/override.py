@@ -12,6 +12,8 @@ from tyro import constructors
 
 from vla_rl.contract.errors import UserError, did_you_mean
 
+_SHORT = {"sources": "loop.collectors", "staleness": "loop.staleness"}
+
 
 def override(config: Any, arguments: Sequence[str], command: str) -> Any:
     """``config`` with fields replaced by ``--field value`` (nested: ``--rl.algorithm.gamma 0.98``).
@@ -31,10 +33,18 @@ def override(config: Any, arguments: Sequence[str], command: str) -> Any:
 
 
 def _name_of(argument: str, known: set[str]) -> str:
-    """``--env lift`` is short for ``--env.name lift``, and so for every field that has a ``name``."""
+    """``--env lift`` is short for ``--env.name lift``, and so for every field that has a ``name``.
+
+    The names of ``_SHORT`` stand for the one field that ends like theirs.
+    """
     field, equals, value = argument.removeprefix("--").partition("=")
-    short = argument.startswith("--") and f"{field.replace('-', '_')}.name" in known
-    return f"--{field}.name{equals}{value}" if short else argument
+    if not argument.startswith("--"):
+        return argument
+    if f"{field.replace('-', '_')}.name" in known:
+        return f"--{field}.name{equals}{value}"
+    ends = _SHORT.get(field, field)
+    meant = [name for name in known if f".{name}".endswith(f".{ends}")]
+    return f"--{meant[0]}{equals}{value}" if field in _SHORT and len(meant) == 1 else argument
 
 
 def _registry() -> constructors.ConstructorRegistry:

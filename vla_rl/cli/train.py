@@ -22,6 +22,8 @@ Run the config that the function returns.  FILE.py is a path, or the name of a c
   --seeds N          train on the seeds 1 to N in OUT/seed-1 ... with one table; {seed} in a value is the seed
   --processes P      with --seeds: how many run at a time (default: 2)
   --resume RUN       go on with a run that was stopped, with the config that it began with
+  --sources N        collect in N processes (short for --rl.loop.collectors)
+  --staleness K      which play on while the policy learns, at most K updates ahead (--rl.loop.staleness)
   --env NAME         environment of the catalogue, or package.module:make (short for --env.name)
   --field value      any field of the config, nested ones with dots (--rl.algorithm.gamma 0.98)
 

@@ -72,13 +72,13 @@ class BackgroundSource:
         if self.rollouts_ahead:
             self._launch()
         seconds = no_seconds() | {"time/wait_s": time.perf_counter() - start}
-        return side_by_side(rollouts, _total(rollouts) | seconds)
+        return side_by_side(rollouts, summed_info(rollouts) | seconds)
 
     def state_dict(self) -> dict[str, Any]:
         """The rollouts that are being collected, when complete, and the sources' states (see ``Resumable``)."""
         self._wait()
         return {
-            "pending": [None if pending is None else _saved(pending.result()) for pending in self._pending],
+            "pending": [None if pending is None else saved_rollout(pending.result()) for pending in self._pending],
             "sources": [self._ask(i, source.state_dict) for i, source in enumerate(self.sources)],
         }
 
@@ -134,7 +134,7 @@ def acting_copy(policy: Policy) -> Policy:
     return copy.deepcopy(policy, shared)
 
 
-def _saved(rollout: Rollout) -> dict[str, Any]:
+def saved_rollout(rollout: Rollout) -> dict[str, Any]:
     """``rollout`` without the seconds that it took, so that equal runs have equal states."""
     info = {name: value for name, value in rollout.info.items() if not name.endswith("_s")}
     return {**to_state(rollout), "info": info}
@@ -149,7 +149,8 @@ def _finished(state: dict[str, Any] | None) -> Future[Rollout] | None:
     return future
 
 
-def _total(rollouts: Sequence[Rollout]) -> dict[str, float]:
+def summed_info(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """The sums of the counters of ``rollouts``; their seconds are means, called ``collector/``."""
     names = dict.fromkeys(name for rollout in rollouts for name in rollout.info)
     sums = {name: sum(rollout.info.get(name, 0.0) for rollout in rollouts) for name in names}
     return {

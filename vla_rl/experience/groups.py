@@ -133,11 +133,17 @@ class GroupSource:
         Raises NonFiniteError when the policy chose a NaN: that decision moved nothing, and a next call with repaired
         weights continues the rollout.
         """
+        while not self.advance():
+            pass
+        return self.deliver()
+
+    def advance(self) -> bool:
+        """Make one decision, unless the rollout is complete; returns whether it is now, for :meth:`deliver`."""
         self._fill()
-        while self._running:
+        if self._running:
             self._decide()
             self._fill()
-        return self._deliver()
+        return not self._running
 
     def state_dict(self) -> dict[str, Any]:
         """Seeds, generator and the groups carried over (see ``Resumable``)."""
@@ -248,7 +254,7 @@ class GroupSource:
 
     # -- delivering -------------------------------------------------------------------------------------------------
 
-    def _deliver(self) -> Rollout:
+    def deliver(self) -> Rollout:
         """The first ``groups`` mixed groups in the order of their launch; the others stay for the next rollout."""
         old, wanted = len(self._carried), self.config.groups
         uniform = [group.seed for group in self._groups if not group.mixed]

@@ -78,13 +78,23 @@ class OverlappedSource:
 
         After a NonFiniteError the other half's decision, which had begun, is kept as well.
         """
+        while not self.advance():
+            pass
+        return self.deliver()
+
+    def advance(self) -> bool:
+        """Make one decision of the half that has fewer, unless both are full; returns whether they are now."""
         for half in self._halves:
             half.start()
-        while not all(half.full for half in self._halves):
+        if not all(half.full for half in self._halves):
             late = min(self._halves, key=lambda half: half.decided)
             for half in self._halves:
                 half.begin()
             late.finish()
+        return all(half.full for half in self._halves)
+
+    def deliver(self) -> Rollout:
+        """The window as a rollout; the next one begins."""
         parts = [half.deliver() for half in self._halves]
         info = {name: sum(part.info.get(name, 0.0) for part in parts) for part in parts for name in part.info}
         joined = side_by_side([replace(part, features={}) for part in parts], info)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from types import TracebackType
 from typing import Any
 
@@ -14,6 +13,7 @@ from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy, ScheduledPolicy
+from vla_rl.experience.columns import to_state
 from vla_rl.experience.worker import Worker
 
 _ACTOR = "vla_rl.experience.process:Actor"
@@ -56,10 +56,22 @@ class ProcessSource:
 
     def next(self) -> Rollout:
         """One rollout as torch tensors; ``version`` is that of the weights that acted."""
+        self._send_weights()
+        return Rollout(**self.worker.call(self._number, "next"))
+
+    def advance(self) -> bool:
+        """One decision over there; returns whether the window is complete, for :meth:`deliver`."""
+        self._send_weights()
+        return bool(self.worker.call(self._number, "advance"))
+
+    def deliver(self) -> Rollout:
+        """The complete window."""
+        return Rollout(**self.worker.call(self._number, "deliver"))
+
+    def _send_weights(self) -> None:
         if self._unsent:
             unsent, self._unsent = self._unsent, {}
             self.worker.call(self._number, "publish", **unsent)
-        return Rollout(**self.worker.call(self._number, "next"))
 
     def publish(self, weights: Mapping[str, Tensor], progress: float = 0.0) -> int:
         """Copy ``weights`` (any of the policy's, by name) into the acting policy, as its next version."""
@@ -115,8 +127,13 @@ class Actor:
         self.source: Any = load(make)(**arguments)
 
     def next(self) -> dict[str, Any]:
-        rollout: Rollout = self.source.next()
-        return {field.name: getattr(rollout, field.name) for field in fields(rollout)}
+        return to_state(self.source.next())
+
+    def advance(self) -> bool:
+        return bool(self.source.advance())
+
+    def deliver(self) -> dict[str, Any]:
+        return to_state(self.source.deliver())
 
     @torch.no_grad()
     def publish(self, weights: dict[str, Tensor], progress: float, version: int | None = None) -> int:

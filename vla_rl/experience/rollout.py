@@ -143,10 +143,16 @@ class RolloutSource:
         Raises NonFiniteError when the policy chose a NaN: that decision moved nothing and the earlier ones are kept, so
         a next call with repaired weights continues the window.
         """
-        self.start()
-        while len(self._window.decisions) < self.decisions:
-            self._keep(self.driver.step(), self._window)
+        while not self.advance():
+            pass
         return self.deliver()
+
+    def advance(self) -> bool:
+        """Make one decision, unless the window is full; returns whether it is full now, for :meth:`deliver`."""
+        self.start()
+        if len(self._window.decisions) < self.decisions:
+            self._keep(self.driver.step(), self._window)
+        return len(self._window.decisions) == self.decisions
 
     def state_dict(self) -> dict[str, Any]:
         """Seeds, generator, environments and the policy's own state (see ``Resumable``).

@@ -29,12 +29,16 @@ COMMAND = (sys.executable, "-m", "vla_rl.experience.worker")
 Report = Callable[..., None]
 
 
+class LostWorkerError(UserError):
+    """The process of a worker has ended by itself or was killed."""
+
+
 class Worker:
     """Another Python process.
 
     It is started at once, and waited for with the first request.  Requests of several threads wait for each other.  An
-    exception in the process is raised here as UserError (or as its own class, if it is one of ours), and so is the end
-    of the process.
+    exception in the process is raised here as UserError (or as its own class, if it is one of ours), and the end of the
+    process as LostWorkerError.
     """
 
     def __init__(self, command: Sequence[str] = COMMAND, environment: Mapping[str, str] | None = None) -> None:
@@ -52,6 +56,11 @@ class Worker:
     def alive(self) -> bool:
         """Whether requests can be made."""
         return not self._answering and self._child.running
+
+    @property
+    def lost(self) -> bool:
+        """Whether the process has ended, so that it must be replaced."""
+        return not self._child.running
 
     def make(self, target: str, shown: str = "", /, **arguments: Any) -> int:
         """Call ``target`` ("module:function") with ``arguments`` there; returns the number of the object it made.
@@ -107,7 +116,7 @@ class Worker:
             return dict(answer)
         except ChildError as error:
             self._answering = False
-            raise UserError(
+            raise LostWorkerError(
                 f"the acting process {self.pid} of {target!r} {error} during {method!r}, so what it had "
                 "collected is lost; its own messages are above, start it again."
             ) from error

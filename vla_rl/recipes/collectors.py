@@ -12,6 +12,7 @@ from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.experience.background import CollectingSource
 from vla_rl.experience.process import ProcessSource
+from vla_rl.experience.worker import Worker
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.config_files import load_kept_files
 from vla_rl.recipes.context import RunContext, placed
@@ -25,30 +26,40 @@ from vla_rl.recipes.workers import workers
 _MAKE = "vla_rl.recipes.collectors:make_source"
 
 
-def process_sources(
-    trainer: TrainerConfig, shares: list[RunContext], progress: Callable[[], float]
-) -> list[CollectingSource]:
-    """A source for each of ``shares``, in a worker process of its own; ``progress`` as for ``ProcessSource``.
+class ProcessSources:
+    """Makes the source of each of ``shares``, in a worker process of its own, and makes it again when that has died."""
 
-    Raises UserError for an environment or policy that another process cannot make.
-    """
-    pool = workers(len(shares))
-    first = shares[0]
-    given = {
-        "trainer": to_json(trainer),
-        "env": remote_env(first.env),
-        "seed": first.seed,
-        "parts": first.parts,
-        "demonstrations": first.demonstrations,
-        "device": str(first.device),
-        "run": pool.run,
-    }
-    with ExitStack() as folders:
-        base = "" if first.base is None else folders.enter_context(saved(first.base))
-        return [
-            ProcessSource(_MAKE, {**given, "base": base, "part": share.part}, worker, progress)
-            for share, worker in zip(shares, pool.all, strict=False)
-        ]
+    def __init__(self, trainer: TrainerConfig, shares: list[RunContext], progress: Callable[[], float]) -> None:
+        """``progress`` as for ``ProcessSource``; raises UserError for what another process cannot make."""
+        self._pool, self._progress, self._shares = workers(len(shares)), progress, shares
+        first = shares[0]
+        self._given = {
+            "trainer": to_json(trainer),
+            "env": remote_env(first.env),
+            "seed": first.seed,
+            "parts": first.parts,
+            "demonstrations": first.demonstrations,
+            "device": str(first.device),
+            "run": self._pool.run,
+        }
+        self._files = ExitStack()
+        base = "" if first.base is None else self._files.enter_context(saved(first.base))
+        self._given["base"] = base
+
+    def all(self) -> list[ProcessSource]:
+        """The sources, in the order of their shares."""
+        return [self._made(i, worker) for i, worker in enumerate(self._pool.all[: len(self._shares)])]
+
+    def remake(self, i: int) -> ProcessSource:
+        """Source ``i`` in a new process."""
+        return self._made(i, self._pool.replaced(i))
+
+    def close(self) -> None:
+        """Remove the files that the processes read; the processes are those of the whole run."""
+        self._files.close()
+
+    def _made(self, i: int, worker: Worker) -> ProcessSource:
+        return ProcessSource(_MAKE, {**self._given, "part": self._shares[i].part}, worker, self._progress)
 
 
 def make_source(

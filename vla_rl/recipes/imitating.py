@@ -52,6 +52,10 @@ class ImitatingTrainer:
     def build_source(self, context: RunContext, env: VecEnv, policy: Trainable) -> CollectingSource:
         return self.experience.build(env, policy, context.seeds(), context.exploration())
 
+    def windows(self, sources: int) -> int:
+        """All of them; there is one, see :meth:`require_one_process`."""
+        return sources
+
     def whole_source(self, source: ExperienceSource, policy: Trainable) -> ExperienceSource:
         return source
 

@@ -168,6 +168,10 @@ class OffPolicyRL:
         part = self.experience.split(context.parts)
         return part.build(env, policy, context.seeds(), context.exploration())
 
+    def windows(self, sources: int) -> int:
+        """One: the replay buffer keeps the episodes of every source apart."""
+        return 1
+
     def whole_source(self, source: ExperienceSource, policy: Trainable) -> ExperienceSource:
         return source
 

@@ -45,6 +45,9 @@ class Rewarded:
     def build_source(self, context: RunContext, env: VecEnv, policy: Trainable) -> CollectingSource:
         return self.trainer.build_source(context, env, policy)
 
+    def windows(self, sources: int) -> int:
+        return self.trainer.windows(sources)
+
     def whole_source(self, source: ExperienceSource, policy: Trainable) -> ExperienceSource:
         return self.trainer.whole_source(source, policy)
 

@@ -67,6 +67,9 @@ class TrainerConfig(Protocol):
     def build_source(self, context: RunContext, env: VecEnv, policy: Trainable) -> CollectingSource:
         """The experience of this process, or of one of its collectors."""
 
+    def windows(self, sources: int) -> int:
+        """How many sources' windows an update learns from, where ``sources`` are asynchronous."""
+
     def whole_source(self, source: ExperienceSource, policy: Trainable) -> ExperienceSource:
         """``source``, which joins all processes, or a ``RenewableSource`` around it."""
 
@@ -108,6 +111,10 @@ class OnPolicyTrainer:
     def build_source(self, context: RunContext, env: VecEnv, policy: Trainable) -> CollectingSource:
         part = self.experience.split(context.parts)
         return part.build(env, policy, context.seeds(), context.exploration())
+
+    def windows(self, sources: int) -> int:
+        """As many as there are sources, so that a batch has the size that it has without them."""
+        return sources
 
     def pretrain(self, learner: LoopLearner) -> bool:
         """Nothing: on-policy algorithms learn from their own experience only."""

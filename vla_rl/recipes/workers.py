@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from queue import LifoQueue
+from threading import Lock
 
-from vla_rl.experience.worker import COMMAND, Report, Worker
+from vla_rl.experience.worker import COMMAND, LostWorkerError, Report, Worker
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.training.threads import ALONE
 
@@ -24,8 +25,9 @@ class WorkerPool:
         """``run`` is the run folder, whose own config file may define what the processes need."""
         self.run = run
         self.all: list[Worker] = []
-        self._idle: LifoQueue[Worker] = LifoQueue()  # the first ones, which collect, are taken last
+        self._idle: LifoQueue[int] = LifoQueue()  # the first ones, which collect, are taken last
         self._jobs: dict[Worker, int] = {}
+        self._replacing = Lock()
         self._threads = ThreadPoolExecutor(64, "worker")
         self._background: Worker | None = None
         self._in_turn = ThreadPoolExecutor(1, "background")
@@ -34,7 +36,15 @@ class WorkerPool:
         """Start processes until there are ``count``; nobody waits for them yet."""
         while len(self.all) < count:
             self.all.append(self._new())
-            self._idle.put(self.all[-1])
+            self._idle.put(len(self.all) - 1)
+
+    def replaced(self, number: int) -> Worker:
+        """Process ``number``, or a new one in its place if it has died."""
+        with self._replacing:
+            if self.all[number].lost:
+                self.all[number].close()
+                self.all[number] = self._new()
+            return self.all[number]
 
     def submit(self, job: str, report: Report | None = None, **arguments: object) -> Future[JsonObject]:
         """Call the method ``job`` of ``Jobs`` in the next idle process; ``report`` as for ``Worker.call``."""
@@ -58,11 +68,13 @@ class WorkerPool:
             worker.close()
 
     def _run(self, job: str, report: Report | None, arguments: Mapping[str, object]) -> JsonObject:
-        worker = self._idle.get()
+        number = self._idle.get()
         try:
-            return self._call(worker, job, report, arguments)
+            return self._call(self.replaced(number), job, report, arguments)
+        except LostWorkerError:  # a job changes nothing until it has ended
+            return self._call(self.replaced(number), job, report, arguments)
         finally:
-            self._idle.put(worker)
+            self._idle.put(number)
 
     def _run_background(self, job: str, report: Report | None, arguments: Mapping[str, object]) -> JsonObject:
         if self._background is None:

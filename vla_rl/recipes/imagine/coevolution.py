@@ -186,11 +186,11 @@ class CoevolvingTrainer:
     world_model: WorldModelRun
 
     def __post_init__(self) -> None:
-        """Raises UserError for a rollout ahead: it would be played while the world model changes."""
-        if self.trainer.loop.rollouts_ahead:
+        """Raises UserError for a source ahead of the learner: it would play while the world model changes."""
+        if self.trainer.loop.rollouts_ahead or self.trainer.loop.staleness:
             raise UserError(
                 "a world model that is trained beside the policy cannot be played in one rollout ahead, so this run "
-                "could not be repeated; set rollouts_ahead to 0."
+                "could not be repeated; set rollouts_ahead and staleness to 0."
             )
 
     @property
@@ -211,6 +211,9 @@ class CoevolvingTrainer:
 
     def pretrain(self, learner: LoopLearner) -> bool:
         return self.trainer.pretrain(learner)
+
+    def windows(self, sources: int) -> int:
+        return self.trainer.windows(sources)
 
     def whole_source(self, source: ExperienceSource, policy: Trainable) -> ExperienceSource:
         """``source``, whose imagined environments are renewed when the world model was trained."""

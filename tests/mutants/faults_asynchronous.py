@@ -1,0 +1,84 @@
+"""Faults in sources that are ahead of the learner, and in processes that are started again."""
+
+from __future__ import annotations
+
+from tests.mutants.fault import Fault
+
+_ASYNC, _WORKERS = "vla_rl/experience/asynchronous.py", "vla_rl/recipes/workers.py"
+_ON_ASYNC, _ON_TRAINERS = "tests/experience/test_asynchronous.py::", "tests/recipes/test_trainers.py::"
+_SLOW = f"{_ON_ASYNC}test_a_slow_source_holds_nobody_up_until_its_window_is_about_to_be_too_old"
+_SAVED = f"{_ON_ASYNC}test_a_saved_run_goes_on_where_it_was_without_waiting"
+_KILLED = f"{_ON_ASYNC}test_a_source_whose_process_is_killed_plays_its_window_again"
+
+FAULTS = (
+    Fault(
+        "sources begin windows without end",
+        _ASYNC,
+        "self._begun < self.windows * (self._asked + self.staleness)",
+        "self._asked > 0",
+        (f"{_ON_ASYNC}test_the_bound_is_on_what_is_begun",),
+    ),
+    Fault(
+        "a window that grows too old is not waited for",
+        _ASYNC,
+        "return due and finished >= self.windows",
+        "return finished >= self.windows",
+        (_SLOW,),
+    ),
+    Fault(
+        "everybody waits for the slowest source",
+        _ASYNC,
+        "return due and finished >= self.windows",
+        "return due and finished >= len(self._open)",
+        (_SLOW,),
+    ),
+    Fault(
+        "a window keeps the weights that it began with",
+        _ASYNC,
+        "if policy is not self._acting:",
+        "if self._acting is None:",
+        (f"{_ON_ASYNC}test_a_window_goes_on_over_a_change_of_weights",),
+    ),
+    Fault(
+        "the newest windows are learnt from first",
+        _ASYNC,
+        "(not self._is_due(window), window.number))[: self.windows]",
+        "(not self._is_due(window), -window.number))[: self.windows]",
+        (f"{_ON_ASYNC}test_windows_one_by_one_are_streams_of_their_own",),
+    ),
+    Fault(
+        "a saved run plays its finished windows again",
+        _ASYNC,
+        "window.rollout, player.state = played",
+        "window.rollout = played[0]",
+        (_SAVED,),
+    ),
+    Fault(
+        "a saved run forgets its finished windows",
+        _ASYNC,
+        "finished = [(window, window.rollout) for window in self._open if window.rollout is not None]",
+        "finished = [(window, window.rollout) for window in self._open[:0] if window.rollout is not None]",
+        (_SAVED,),
+    ),
+    Fault(
+        "a source that was made anew begins with other episodes",
+        _ASYNC,
+        "self._lost, self._placed = True, False",
+        "self._lost = True",
+        (_KILLED,),
+    ),
+    Fault(
+        "an error is never forgotten",
+        _ASYNC,
+        "window.error = None",
+        "pass",
+        (f"{_ON_ASYNC}test_an_error_of_a_source_is_raised_by_next_and_repaired_weights_go_on",),
+    ),
+    Fault(
+        "a dead process is not replaced",
+        _WORKERS,
+        "if self.all[number].lost:",
+        "if False:",
+        (f"{_ON_TRAINERS}test_asynchronous_collectors_are_processes_and_a_killed_one_is_started_again",),
+    ),
+)
