@@ -105,6 +105,14 @@ def uneven(source: AsyncSource, seed: int) -> None:
         player.source.advance = slow
 
 
+def wait_for_windows(source: AsyncSource, count: int) -> None:
+    """Return when so many finished windows wait."""
+    deadline = time.monotonic() + PATIENCE
+    while len(source.state_dict()["windows"]) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 @pytest.mark.parametrize("staleness", [1, 2, 8])
 @pytest.mark.parametrize("sources", [1, 2, 4])
 def test_nothing_is_lost_doubled_or_reordered_and_no_decision_is_too_old(sources, staleness):
@@ -150,10 +158,7 @@ def test_a_window_goes_on_over_a_change_of_weights():
 def test_the_bound_is_on_what_is_begun():
     source = threads(2, 3)
     source.next()
-    deadline = time.monotonic() + PATIENCE
-    while source.state_dict()["windows"] == [] or len(source.state_dict()["windows"]) < 2 * 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_for_windows(source, 6)
     time.sleep(0.05)
     assert source._begun == 2 * (1 + 3) and len(source.state_dict()["windows"]) == 6
     source.close()
@@ -191,6 +196,7 @@ def test_a_saved_run_goes_on_where_it_was_without_waiting(tmp_path):
     stuck = source._players[1].source
     advance = stuck.advance
     stuck.advance = lambda: gate.wait(PATIENCE) and advance()
+    wait_for_windows(source, 1)
     save_state(tmp_path, 3, source.state_dict())  # although a window is running and will not end
     gate.set()
     source.close()
