@@ -296,6 +296,7 @@ def test_a_source_whose_process_is_killed_plays_its_window_again(monkeypatch):
 
 
 @pytest.mark.full
+@pytest.mark.timeout(2000)
 def test_two_hundred_kills_lose_nothing(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", ROOT)
     assert kill_while_training(kills=200, sources=3, staleness=2) >= 100

@@ -16,7 +16,7 @@ from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.contract.batch import ExperienceSource, Rollout
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.experience.process import ProcessSource, changing
-from vla_rl.experience.worker import Worker
+from vla_rl.experience.worker import Pipes, Worker
 from vla_rl.policies.critics import ValueCritic
 from vla_rl.training.policy_store import InProcessPolicyStore
 
@@ -203,7 +203,7 @@ def test_a_source_that_cannot_be_built_is_reported(maker, message):
 
 def test_a_command_that_does_not_exist_is_named():
     with pytest.raises(UserError, match="'no/such/python' cannot be started"):
-        Worker(("no/such/python", "-m", "x"))
+        Worker(Pipes(("no/such/python", "-m", "x")))
 
 
 SPEAKS = "import sys; from vla_rl.contract import wire; o, i = sys.stdout.buffer, sys.stdin.buffer; "
@@ -221,4 +221,4 @@ OTHER = SPEAKS + "wire.CONTRACT_VERSION = 99; wire.handshake(i, o, 'actor')"
 )
 def test_a_process_that_is_no_actor_is_refused(code, message):
     with pytest.raises(UserError, match=message):
-        ProcessSource("anything:at_all", {}, Worker((sys.executable, "-c", code)))
+        ProcessSource("anything:at_all", {}, Worker(Pipes((sys.executable, "-c", code))))

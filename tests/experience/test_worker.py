@@ -13,7 +13,7 @@ import torch
 
 from tests.patience import PATIENCE
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.experience.worker import COMMAND, Worker
+from vla_rl.experience.worker import COMMAND, Pipes, Worker
 
 ROOT = str(Path(__file__).resolve().parents[2])
 MAKE = "tests.experience.makers:Counter"
@@ -120,14 +120,14 @@ def test_closing_while_another_thread_waits_for_an_answer_ends_both(worker):
 
 
 def test_the_environment_of_the_process_can_be_given():
-    with Worker(COMMAND, {**os.environ, "PYTHONPATH": ROOT, "A_VARIABLE": "of its own"}) as other:
+    with Worker(Pipes(COMMAND, {**os.environ, "PYTHONPATH": ROOT, "A_VARIABLE": "of its own"})) as other:
         assert other.call(other.make(MAKE, start=0), "variable", name="A_VARIABLE") == "of its own"
     assert "A_VARIABLE" not in os.environ
 
 
 def test_a_process_ends_with_its_owner():
     """A worker whose owner was killed sees its pipe end."""
-    with Worker(COMMAND, {**os.environ, "PYTHONPATH": ROOT}) as owner:
+    with Worker(Pipes(COMMAND, {**os.environ, "PYTHONPATH": ROOT})) as owner:
         number = owner.make("tests.experience.makers:Owner")
         pid = owner.call(number, "start")
         os.kill(pid, 0)

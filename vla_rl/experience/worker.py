@@ -12,8 +12,9 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import numpy as np
 import torch
@@ -33,6 +34,49 @@ class LostWorkerError(UserError):
     """The process of a worker has ended by itself or was killed."""
 
 
+class Link(Protocol):
+    """A process and the way to it."""
+
+    @property
+    def pid(self) -> int:
+        """Process id on its machine."""
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is neither closed nor known to have ended."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+
+    def exchange(self, request: dict[str, Any], report: Report) -> dict[str, Any]:
+        """The answer to ``request``; what is reported before it is given to ``report``.
+
+        Raises ChildError when the process has ended.
+        """
+
+    def kill(self) -> None:
+        """End the process at once."""
+
+    def close(self) -> None:
+        """End the process; safe to call twice."""
+
+
+class Pipes(Child):
+    """The link to a process of this machine, by its standard input and output."""
+
+    def __init__(self, command: Sequence[str] = COMMAND, environment: Mapping[str, str] | None = None) -> None:
+        """``command`` and ``environment`` are those of ``Child``."""
+        super().__init__(command, environment, name="learner")
+
+    def exchange(self, request: dict[str, Any], report: Report) -> dict[str, Any]:
+        """See ``Link``."""
+        self.send(request)
+        while "report" in (answer := self.receive()):
+            report(*answer["report"])
+        return dict(answer)
+
+
 class Worker:
     """Another Python process.
 
@@ -41,26 +85,26 @@ class Worker:
     process as LostWorkerError.
     """
 
-    def __init__(self, command: Sequence[str] = COMMAND, environment: Mapping[str, str] | None = None) -> None:
-        """``command`` and ``environment`` are those of ``Child``."""
-        self._child = Child(command, environment, name="learner")
+    def __init__(self, link: Link | None = None) -> None:
+        """``link`` to the process (None: a new one of this machine)."""
+        self._link = link or Pipes()
         self._lock, self._answering = threading.Lock(), False
         self._targets: list[str] = []
 
     @property
     def pid(self) -> int:
         """Process id."""
-        return self._child.pid
+        return self._link.pid
 
     @property
     def alive(self) -> bool:
         """Whether requests can be made."""
-        return not self._answering and self._child.running
+        return not self._answering and self._link.running
 
     @property
     def lost(self) -> bool:
         """Whether the process has ended, so that it must be replaced."""
-        return not self._child.running
+        return not self._link.running
 
     def make(self, target: str, shown: str = "", /, **arguments: Any) -> int:
         """Call ``target`` ("module:function") with ``arguments`` there; returns the number of the object it made.
@@ -81,9 +125,9 @@ class Worker:
     def close(self) -> None:
         """End the process, at once if it is at work; safe to call twice and after its death."""
         if self._answering:
-            self._child.kill()
+            self._link.kill()
         with self._lock:  # another thread that is reading sees the end of its stream first
-            self._child.close()
+            self._link.close()
 
     def __enter__(self) -> Worker:
         return self
@@ -95,7 +139,7 @@ class Worker:
 
     def _request(self, request: dict[str, Any], target: str, method: str, report: Report = lambda *_: None) -> Any:
         with self._lock:  # one request at a time
-            if self._child.closed or self._answering:
+            if self._link.closed or self._answering:
                 raise UserError(
                     f"the acting process of {target!r} was {'interrupted' if self._answering else 'closed'}, so it "
                     f"has no {method!r}; make a new one."
@@ -110,10 +154,7 @@ class Worker:
     def _exchange(self, request: dict[str, Any], target: str, method: str, report: Report) -> dict[str, Any]:
         """The answer to ``request``; raises UserError when the process has died."""
         try:
-            self._child.send(_arrays(request))
-            while "report" in (answer := self._child.receive()):
-                report(*answer["report"])
-            return dict(answer)
+            return self._link.exchange(_arrays(request), report)
         except ChildError as error:
             self._answering = False
             raise LostWorkerError(
@@ -128,25 +169,23 @@ class Worker:
 # -- the other process -------------------------------------------------------------------------------------------------
 
 
-class _Server:
+class Server:
     """Makes objects and calls their methods."""
 
     def __init__(self) -> None:
         self.objects: list[Any] = []
-        self.writer: IO[bytes]
 
-    def answer(self, request: dict[str, Any], writer: IO[bytes]) -> dict[str, Any]:
-        """What ``request`` asks for, or the error that came up."""
-        self.writer = writer
+    def answer(self, request: dict[str, Any], report: Report) -> dict[str, Any]:
+        """What ``request`` asks for, or the error that came up; what methods report goes to ``report``."""
         try:
-            return {"value": _arrays(self._do(request))}
+            return {"value": _arrays(self._do(request, report))}
         except BrokenPipeError:
             raise
         except Exception as error:
             return error_answer(error, "the acting process")
 
-    def _do(self, request: dict[str, Any]) -> Any:
-        requests: dict[str, Callable[..., Any]] = {"make": self.make, "call": self.call}
+    def _do(self, request: dict[str, Any], report: Report) -> Any:
+        requests: dict[str, Callable[..., Any]] = {"make": self.make, "call": partial(self.call, report)}
         what = str(request.pop("do"))
         if what not in requests:
             raise ContractError(
@@ -158,22 +197,25 @@ class _Server:
         self.objects.append(load(target)(**arguments))
         return len(self.objects) - 1
 
-    def call(self, number: int, method: str, arguments: dict[str, Any], reports: bool) -> Any:
+    def call(self, report: Report, number: int, method: str, arguments: dict[str, Any], reports: bool) -> Any:
         called = self.objects[number]
         known = [name for name in dir(called) if not name.startswith("_")]
         if method not in known:
             raise ContractError(
                 f"{type(called).__name__} has no {method!r}, so nothing was done; {did_you_mean(method, known)}"
             )
-        return getattr(called, method)(**arguments, **({"report": self.report} if reports else {}))
-
-    def report(self, *values: Any) -> None:
-        write_message(self.writer, {"report": _arrays(list(values))})
+        told = {"report": lambda *values: report(*_arrays(list(values)))} if reports else {}
+        return getattr(called, method)(**arguments, **told)
 
 
 def main() -> None:
     """Serve one owner over the standard input and output until it closes them."""
-    serve_owner("actor", _Server().answer)
+    server = Server()
+
+    def answer(request: dict[str, Any], writer: IO[bytes]) -> dict[str, Any]:
+        return server.answer(request, lambda *values: write_message(writer, {"report": list(values)}))
+
+    serve_owner("actor", answer)
 
 
 def _arrays(value: Any) -> Any:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from queue import LifoQueue
 from threading import Lock
 
-from vla_rl.experience.worker import COMMAND, LostWorkerError, Report, Worker
+from vla_rl.experience.worker import COMMAND, LostWorkerError, Pipes, Report, Worker
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.training.threads import ALONE
 
@@ -90,7 +90,7 @@ class WorkerPool:
 
     @staticmethod
     def _new() -> Worker:
-        return Worker(COMMAND, {**os.environ, "OMP_NUM_THREADS": "1", ALONE: "1"})
+        return Worker(Pipes(COMMAND, {**os.environ, "OMP_NUM_THREADS": "1", ALONE: "1"}))
 
 
 class BackgroundJob:
