@@ -119,7 +119,18 @@ def test_cheap_commands_run(tmp_path):
 SECTIONS = dict(
     re.findall(r"^## vla-rl ([\w-]+)\n(.*?)(?=^## |\Z)", (ROOT / "docs/commands.md").read_text(), re.M | re.S)
 )
-_TRAIN = {"--out", "--seeds", "--processes", "--resume", "--sources", "--staleness", "--env", "--FIELD"}
+_TRAIN = {
+    "--out",
+    "--seeds",
+    "--processes",
+    "--resume",
+    "--sources",
+    "--staleness",
+    "--engine",
+    "--address",
+    "--env",
+    "--FIELD",
+}
 
 
 def test_every_command_has_a_section():

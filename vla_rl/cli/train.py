@@ -9,8 +9,10 @@ from pathlib import Path
 from vla_rl.cli.override import override
 from vla_rl.contract.errors import UserError
 from vla_rl.recipes.config_files import file_of, load_config, load_kept_files
+from vla_rl.recipes.engines import new_engine
 from vla_rl.recipes.recipe import run, run_in
 from vla_rl.recipes.seeds import train_seeds
+from vla_rl.recipes.workers import on_engine
 from vla_rl.training.tracking import RunFolder
 
 USAGE = """vla-rl train FILE.py:function [options] [--field value ...]
@@ -24,6 +26,8 @@ Run the config that the function returns.  FILE.py is a path, or the name of a c
   --resume RUN       go on with a run that was stopped, with the config that it began with
   --sources N        collect in N processes (short for --rl.loop.collectors)
   --staleness K      which play on while the policy learns, at most K updates ahead (--rl.loop.staleness)
+  --engine ray       start those processes, and those that evaluate, in a Ray cluster (default: local)
+  --address ADDRESS  HOST:PORT of its head node (default: RAY_ADDRESS, or a new one on this machine)
   --env NAME         environment of the catalogue, or package.module:make (short for --env.name)
   --field value      any field of the config, nested ones with dots (--rl.algorithm.gamma 0.98)
 
@@ -35,14 +39,21 @@ def train(arguments: Sequence[str]) -> None:
     if list(arguments) in (["-h"], ["--help"]):
         print(USAGE)
         return
-    stopped, others = take_option(list(arguments), "--resume", "")
-    if stopped:
-        _resume(stopped, others)
-        return
+    engine, rest = take_option(list(arguments), "--engine", "local")
+    address, rest = take_option(rest, "--address", "")
+    stopped, others = take_option(rest, "--resume", "")
+    with on_engine(new_engine(engine, address)):
+        if stopped:
+            _resume(stopped, others)
+        else:
+            _begin(others)
+
+
+def _begin(arguments: list[str]) -> None:
     if not arguments or arguments[0].startswith("-"):
         raise UserError("train needs a config, so it knows what to run; write vla-rl train FILE.py:function.")
     target = arguments[0]
-    out, rest = take_option(list(arguments[1:]), "--out", f"runs/{target.rpartition(':')[2]}")
+    out, rest = take_option(arguments[1:], "--out", f"runs/{target.rpartition(':')[2]}")
     seeds, rest = take_option(rest, "--seeds", "")
     if {"-h", "--help"} & set(rest):
         print(USAGE, end="\n\n", flush=True)

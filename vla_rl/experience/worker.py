@@ -38,6 +38,10 @@ class Link(Protocol):
     """A process and the way to it."""
 
     @property
+    def name(self) -> str:
+        """What error messages call it."""
+
+    @property
     def pid(self) -> int:
         """Process id on its machine."""
 
@@ -68,6 +72,7 @@ class Pipes(Child):
     def __init__(self, command: Sequence[str] = COMMAND, environment: Mapping[str, str] | None = None) -> None:
         """``command`` and ``environment`` are those of ``Child``."""
         super().__init__(command, environment, name="learner")
+        self.name = f"process {self.pid}"
 
     def exchange(self, request: dict[str, Any], report: Report) -> dict[str, Any]:
         """See ``Link``."""
@@ -158,7 +163,7 @@ class Worker:
         except ChildError as error:
             self._answering = False
             raise LostWorkerError(
-                f"the acting process {self.pid} of {target!r} {error} during {method!r}, so what it had "
+                f"the acting {self._link.name} of {target!r} {error} during {method!r}, so what it had "
                 "collected is lost; its own messages are above, start it again."
             ) from error
         except ContractError:

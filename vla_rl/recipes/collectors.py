@@ -40,11 +40,9 @@ class ProcessSources:
             "parts": first.parts,
             "demonstrations": first.demonstrations,
             "device": str(first.device),
-            "run": self._pool.run,
         }
         self._files = ExitStack()
-        base = "" if first.base is None else self._files.enter_context(saved(first.base))
-        self._given["base"] = base
+        self._base = "" if first.base is None else self._files.enter_context(saved(first.base))
 
     def all(self) -> list[ProcessSource]:
         """The sources, in the order of their shares."""
@@ -59,7 +57,12 @@ class ProcessSources:
         self._files.close()
 
     def _made(self, i: int, worker: Worker) -> ProcessSource:
-        return ProcessSource(_MAKE, {**self._given, "part": self._shares[i].part}, worker, self._progress)
+        with (
+            self._pool.engine.placed(worker, self._base) as base,
+            self._pool.engine.placed(worker, self._pool.run) as run,
+        ):
+            given = {**self._given, "base": base, "run": run, "part": self._shares[i].part}
+            return ProcessSource(_MAKE, given, worker, self._progress)
 
 
 def make_source(

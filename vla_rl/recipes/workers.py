@@ -10,20 +10,25 @@ from contextlib import contextmanager
 from queue import LifoQueue
 from threading import Lock
 
-from vla_rl.experience.worker import COMMAND, LostWorkerError, Pipes, Report, Worker
+from vla_rl.experience.worker import LostWorkerError, Report, Worker
+from vla_rl.recipes.engines import Engine, LocalEngine
 from vla_rl.recipes.json_types import JsonObject
-from vla_rl.training.threads import ALONE
 
 JOBS = "vla_rl.recipes.jobs:Jobs"
 _LOW_PRIORITY = 10  # nice; with less, a job that has begun would hardly go on where no core is idle
+_HERE = LocalEngine()  # where jobs in the background are, which write into folders of this machine
+FOLDER = "policy"  # the argument of a job that names a folder of this machine
 
 
 class WorkerPool:
     """Processes that compute with one thread each.  Those of the same program are found by :func:`workers`."""
 
-    def __init__(self, run: str = "") -> None:
-        """``run`` is the run folder, whose own config file may define what the processes need."""
-        self.run = run
+    def __init__(self, run: str = "", engine: Engine | None = None) -> None:
+        """``run`` is the run folder, whose own config file may define what the processes need.
+
+        ``engine`` starts them (None: on this machine).
+        """
+        self.run, self.engine = run, engine or LocalEngine()
         self.all: list[Worker] = []
         self._idle: LifoQueue[int] = LifoQueue()  # the first ones, which collect, are taken last
         self._jobs: dict[Worker, int] = {}
@@ -34,8 +39,10 @@ class WorkerPool:
 
     def grow(self, count: int) -> None:
         """Start processes until there are ``count``; nobody waits for them yet."""
+        if count > len(self.all):
+            self.engine.require(count)
         while len(self.all) < count:
-            self.all.append(self._new())
+            self.all.append(Worker(self.engine.link()))
             self._idle.put(len(self.all) - 1)
 
     def replaced(self, number: int) -> Worker:
@@ -43,7 +50,7 @@ class WorkerPool:
         with self._replacing:
             if self.all[number].lost:
                 self.all[number].close()
-                self.all[number] = self._new()
+                self.all[number] = Worker(self.engine.link())
             return self.all[number]
 
     def submit(self, job: str, report: Report | None = None, **arguments: object) -> Future[JsonObject]:
@@ -70,27 +77,28 @@ class WorkerPool:
     def _run(self, job: str, report: Report | None, arguments: Mapping[str, object]) -> JsonObject:
         number = self._idle.get()
         try:
-            return self._call(self.replaced(number), job, report, arguments)
+            return self._call(self.engine, self.replaced(number), job, report, arguments)
         except LostWorkerError:  # a job changes nothing until it has ended
-            return self._call(self.replaced(number), job, report, arguments)
+            return self._call(self.engine, self.replaced(number), job, report, arguments)
         finally:
             self._idle.put(number)
 
     def _run_background(self, job: str, report: Report | None, arguments: Mapping[str, object]) -> JsonObject:
         if self._background is None:
-            self._background = self._new()
+            self._background = Worker(_HERE.link())
             os.setpriority(os.PRIO_PROCESS, self._background.pid, _LOW_PRIORITY)
-        return self._call(self._background, job, report, arguments)
+        return self._call(_HERE, self._background, job, report, arguments)
 
-    def _call(self, worker: Worker, job: str, report: Report | None, arguments: Mapping[str, object]) -> JsonObject:
+    def _call(
+        self, engine: Engine, worker: Worker, job: str, report: Report | None, arguments: Mapping[str, object]
+    ) -> JsonObject:
         if worker not in self._jobs:
-            self._jobs[worker] = worker.make(JOBS, run=self.run)
-        found: JsonObject = worker.call(self._jobs[worker], job, report, **arguments)
+            with engine.placed(worker, self.run) as run:
+                self._jobs[worker] = worker.make(JOBS, run=run)
+        with engine.placed(worker, str(arguments.get(FOLDER, ""))) as folder:
+            given = {**arguments, **({FOLDER: folder} if FOLDER in arguments else {})}
+            found: JsonObject = worker.call(self._jobs[worker], job, report, **given)
         return found
-
-    @staticmethod
-    def _new() -> Worker:
-        return Worker(Pipes(COMMAND, {**os.environ, "OMP_NUM_THREADS": "1", ALONE: "1"}))
 
 
 class BackgroundJob:
@@ -111,6 +119,7 @@ class BackgroundJob:
 
 _pools: list[WorkerPool] = []  # the one of the run that is on, if it has asked for processes
 _run = [""]
+_engine: list[Engine] = []  # the one that was chosen, if one was
 
 
 @contextmanager
@@ -124,10 +133,21 @@ def worker_processes(run: str) -> Iterator[None]:
         close_workers()
 
 
+@contextmanager
+def on_engine(engine: Engine) -> Iterator[None]:
+    """Start the processes of the block by ``engine``, and close it afterwards."""
+    _engine.append(engine)
+    try:
+        yield
+    finally:
+        close_workers()
+        _engine.pop().close()
+
+
 def workers(count: int) -> WorkerPool:
     """The processes of this program, at least ``count``; they are started once."""
     if not _pools:
-        _pools.append(WorkerPool(_run[-1]))
+        _pools.append(WorkerPool(_run[-1], _engine[-1] if _engine else None))
     _pools[0].grow(count)
     return _pools[0]
 

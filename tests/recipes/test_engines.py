@@ -1,0 +1,43 @@
+"""Where worker processes are started."""
+
+from __future__ import annotations
+
+import pytest
+
+from vla_rl.contract.errors import UserError
+from vla_rl.recipes.engines import LocalEngine, new_engine
+from vla_rl.recipes.workers import on_engine, workers
+
+
+def test_a_mistake_is_one_sentence(complaint):
+    with pytest.raises(UserError, match=r"no engine 'rai', so nothing was started; did you mean 'ray'\?"):
+        new_engine("rai")
+    with pytest.raises(UserError, match=r"--address head:6379 would change nothing; leave it out, or add --engine ray"):
+        new_engine("local", "head:6379")
+    assert "no engine 'rai'" in complaint("train", "demo.py:demo", "--engine", "rai")
+
+
+class Small(LocalEngine):
+    """Has room for one process, and notes what happens."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def require(self, workers: int) -> None:
+        if workers > 1:
+            raise UserError("there is room for one.")
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_the_engine_of_a_block_starts_its_processes_and_is_closed_after_them():
+    engine = Small()
+    with on_engine(engine):
+        pool = workers(1)
+        assert pool.engine is engine and not pool.all[0].lost
+        with pytest.raises(UserError, match="room for one"):
+            workers(2)
+    assert engine.closed == 1 and pool.all[0].lost
+    with on_engine(LocalEngine()):
+        assert isinstance(workers(0).engine, LocalEngine)
