@@ -117,8 +117,8 @@ FAULTS = (
     Fault(
         "the answer to an interrupted request is taken for the next one's",
         _WORKER,
-        "if self._child.closed or self._answering:",
-        "if self._child.closed:",
+        "if self._link.closed or self._answering:",
+        "if self._link.closed:",
         (f"{_ON_WORKER}test_a_request_that_was_interrupted_leaves_a_process_that_only_can_be_closed",),
     ),
     Fault(
@@ -151,7 +151,7 @@ FAULTS = (
     ),
     Fault(
         "worker processes compute with every core",
-        "vla_rl/recipes/workers.py",
+        "vla_rl/recipes/engines.py",
         '"OMP_NUM_THREADS": "1", ',
         "",
         ("tests/recipes/test_threads.py::test_worker_processes_compute_with_one_thread",),
