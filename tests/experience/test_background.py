@@ -74,7 +74,9 @@ def same(one: Rollout, two: Rollout) -> bool:
             return a == b
         return torch.equal(a, b) if torch.is_tensor(a) else all(equal(a[n], b[n]) for n in [*a, *b])
 
-    return all(equal(getattr(one, f.name), getattr(two, f.name)) for f in fields(Rollout) if f.name not in ("info", "spans"))
+    return all(
+        equal(getattr(one, f.name), getattr(two, f.name)) for f in fields(Rollout) if f.name not in ("info", "spans")
+    )
 
 
 def follows(rollouts: list[Rollout], column: int, seeds) -> None:
