@@ -83,6 +83,17 @@ def test_a_saved_rollout_has_no_spans():
     assert pending["spans"] == {}
 
 
+def test_a_learner_that_saves_waits_for_the_rollout_that_is_being_collected():
+    background = BackgroundSource([plain()], plain().policy, rollouts_ahead=1)
+    background.next()
+    saved = now()
+    background.state_dict()
+    asked, rollout = now(), background.next()
+    background.close()
+    waits = rollout.spans[OWN]
+    assert [KINDS[int(kind)] for kind in waits[:, 0]] == ["waiting", "waiting"] and saved <= waits[0, 1] < asked
+
+
 def test_drivers_that_take_turns_share_a_lane_in_order_of_time():
     one, other = np.array([[1, 0.0, 1.0], [2, 3.0, 4.0]]), np.array([[2, 1.0, 3.0]])
     assert joined([{OWN: one}, {OWN: torch.from_numpy(other)}])[OWN][:, 1].tolist() == [0.0, 1.0, 3.0]

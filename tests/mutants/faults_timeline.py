@@ -90,6 +90,20 @@ FAULTS = (
         (f"{_ON_TIMELINE}who_brings_no_spans_was_waited_for",),
     ),
     Fault(
+        "saving counts twice where it was waiting",
+        _TIMELINE,
+        "period.count(OWN, KINDS[other], start - stop)",
+        "pass",
+        (f"{_ON_TIMELINE}what_a_source_says_later_about_a_span_is_more_exact",),
+    ),
+    Fault(
+        "waiting for a rollout to save it is not waiting",
+        _BACKGROUND,
+        'self._waits.add("waiting", start, time.perf_counter())',
+        "pass",
+        (f"{_ON_SPANS}a_learner_that_saves_waits_for_the_rollout_that_is_being_collected",),
+    ),
+    Fault(
         "a long run keeps a period for every iteration",
         _TIMELINE,
         "if len(self.periods) >= 2 * PERIODS:",
@@ -113,7 +127,7 @@ FAULTS = (
     Fault(
         "the iteration shown closely lacks what its collectors did",
         _PAGE,
-        "[n for n in plain if n + 1 in timeline.recent] or plain",
+        "[n for n in plain if n in followed] or plain",
         "plain",
         (f"{_ON_PAGE}the_iteration_that_is_shown_closely_is_one_whose_collectors_have_delivered",),
     ),

@@ -69,6 +69,22 @@ def test_who_brings_no_spans_was_waited_for(clock):
     assert line.recent[1] == {OWN: [(WAITING, 0.5, 2.0)]}
 
 
+def test_what_a_source_says_later_about_a_span_is_more_exact(clock):
+    """Saving from 1 to 5 s was waiting from 2 to 4 s, which comes with the next rollout."""
+    line = Timeline()
+    line.begin(1)
+    clock(1)
+    with line.span("saving"):
+        clock(5)
+    line.begin(2)
+    clock(7)
+    line.collected({OWN: np.array([[WAITING, 1002.0, 1004.0], [WAITING, 1005.0, 1007.0]])}, 1005.0)
+    saving = KINDS.index("saving")
+    assert line.recent[1][OWN] == [(saving, 1.0, 2.0), (WAITING, 2.0, 4.0), (saving, 4.0, 5.0)]
+    assert line.recent[2][OWN] == [(WAITING, 5.0, 7.0)]
+    assert [p.seconds[OWN] for p in line.periods] == [{"saving": 2.0, "waiting": 2.0}, {"waiting": 2.0}]
+
+
 def test_a_long_run_keeps_recent_spans_and_the_seconds_of_all(clock):
     line = Timeline()
     iterations = 5 * PERIODS

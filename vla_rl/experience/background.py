@@ -80,7 +80,9 @@ class BackgroundSource:
 
     def state_dict(self) -> dict[str, Any]:
         """The rollouts that are being collected, when complete, and the sources' states (see ``Resumable``)."""
+        start = time.perf_counter()
         self._wait()
+        self._waits.add("waiting", start, time.perf_counter())
         return {
             "pending": [None if pending is None else _saved(pending.result()) for pending in self._pending],
             "sources": [self._ask(i, source.state_dict) for i, source in enumerate(self.sources)],

@@ -91,7 +91,8 @@ def closest(timeline: Timeline) -> tuple[float, ...]:
         for number, lanes in timeline.recent.items()
         if all(kind != _VALIDATING for kind, _, _ in lanes.get(OWN, [])) and _extent(timeline, number, number)
     ]
-    chosen = ([n for n in plain if n + 1 in timeline.recent] or plain or [max(timeline.recent)])[-1]
+    followed = [number for number in timeline.recent if number + 1 in timeline.recent]
+    chosen = ([n for n in plain if n in followed] or plain or followed or [max(timeline.recent)])[-1]
     extent = _extent(timeline, chosen, chosen)
     return (chosen, *extent) if extent else (chosen,)
 

@@ -91,8 +91,27 @@ class Timeline:
         if OWN not in spans:
             self._add(OWN, [(KINDS.index("waiting"), start, now())])
         for lane, found in spans.items():
-            rows = np.asarray(on_host(found), np.float64).reshape(-1, 3).tolist()
-            self._add(lane, [(int(kind), begin, end) for kind, begin, end in rows], beside=lane != OWN)
+            table = np.asarray(on_host(found), np.float64).reshape(-1, 3).tolist()
+            rows = [(int(kind), begin, end) for kind, begin, end in table]
+            if lane == OWN:
+                rows = [row for row in rows if not (row[1] < start and self._overrules(row))]
+            self._add(lane, rows, beside=lane != OWN)
+
+    def _overrules(self, span: Span) -> bool:
+        """Whether ``span`` lies in a kept one of this process, in whose place it says more exactly what was done.
+
+        For instance: to save the state of a source is to wait for the rollout that it collects.
+        """
+        kind, start, stop = span[0], span[1] - self._zero, span[2] - self._zero
+        for number, lanes in self.recent.items():
+            for i, (other, begin, end) in enumerate(lanes.get(OWN, [])):
+                if begin <= start and stop <= end:
+                    lanes[OWN][i : i + 1] = [(other, begin, start), (kind, start, stop), (other, stop, end)]
+                    period = next(period for period in self.periods if period.first <= number <= period.last)
+                    period.count(OWN, KINDS[other], start - stop)
+                    period.count(OWN, KINDS[kind], stop - start)
+                    return True
+        return False
 
     def _add(self, lane: str, spans: list[Span], beside: bool = False) -> None:
         if not (spans and self._began):
