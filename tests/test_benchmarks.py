@@ -33,6 +33,8 @@ EXPECTED = {
     "imagined_vs_simulator": 2,
     "wan_frames": 2,
     "memory_estimate": 1,  # of three, which tests/recipes/test_memory.py estimates
+    "timeline_cost": 2,
+    "throughput_model": 2,
     "prefix_stored_vs_recomputed": 2,
 }
 

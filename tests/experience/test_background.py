@@ -74,7 +74,9 @@ def same(one: Rollout, two: Rollout) -> bool:
             return a == b
         return torch.equal(a, b) if torch.is_tensor(a) else all(equal(a[n], b[n]) for n in [*a, *b])
 
-    return all(equal(getattr(one, f.name), getattr(two, f.name)) for f in fields(Rollout) if f.name != "info")
+    return all(
+        equal(getattr(one, f.name), getattr(two, f.name)) for f in fields(Rollout) if f.name not in ("info", "spans")
+    )
 
 
 def follows(rollouts: list[Rollout], column: int, seeds) -> None:
@@ -263,7 +265,7 @@ def _columns(rollout: Rollout, stop: int) -> Rollout:
     def cut(value):
         return {name: item[:, :stop] for name, item in value.items()} if isinstance(value, dict) else value[:, :stop]
 
-    other = ("final", "info", "robot", "stream")
+    other = ("final", "info", "robot", "stream", "spans")
     own = {f.name: cut(getattr(rollout, f.name)) for f in fields(Rollout) if not f.name.startswith(other)}
     final = {name: item[kept] for name, item in rollout.final_features.items()}
     return Rollout(**own, final_index=rollout.final_index[kept], final_features=final, robot=rollout.robot)

@@ -97,8 +97,8 @@ _COLLECTING = (
     Fault(
         "the newest groups are delivered",
         _GROUPS,
-        "return side_by_side(parts[:wanted], info)",
-        "return side_by_side(parts[-wanted:], info)",
+        "replace(side_by_side(parts[:wanted], info), spans",
+        "replace(side_by_side(parts[-wanted:], info), spans",
         (_NUMBERS,),
     ),
     Fault(

@@ -78,8 +78,8 @@ FAULTS = (
     Fault(
         "waiting for collectors is not counted",
         _BACKGROUND,
-        '{"time/wait_s": time.perf_counter() - start}',
-        "{}",
+        '| {"time/wait_s": stop - start})',
+        ")",
         _AHEAD,
     ),
     Fault(

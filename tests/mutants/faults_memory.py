@@ -70,8 +70,8 @@ FAULTS = (
     Fault(
         "out of memory while learning is said of collecting",
         _LOOP,
-        "with phase_of_memory(LEARN):",
-        "with phase_of_memory(COLLECT):",
+        "with phase_of_memory(LEARN), self",
+        "with phase_of_memory(COLLECT), self",
         (f"{_ON_ERRORS}test_the_loop_says_in_which_phase",),
     ),
     Fault(

@@ -29,7 +29,7 @@ class Fake:
 
     def next(self):
         self.calls.append("next")
-        return SimpleNamespace(info={"env/steps": 10.0})
+        return SimpleNamespace(info={"env/steps": 10.0}, spans={})
 
     def update(self, rollout):
         self.calls.append("update")

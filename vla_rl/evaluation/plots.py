@@ -26,7 +26,10 @@ _MOST_MARKERS = 40  # more dots would hide the line
 
 @dataclass(frozen=True)
 class Series:
-    """One line; ``low`` and ``high`` are its band, a non-finite value is a gap, a ``reference`` is dashed and grey."""
+    """One line; ``low`` and ``high`` are its band, a non-finite value is a gap, a ``reference`` is dashed and grey.
+
+    ``colour``, a value of CSS, is for what has a colour of its own on the page.
+    """
 
     name: str
     x: Values
@@ -34,6 +37,7 @@ class Series:
     low: Values | None = None
     high: Values | None = None
     reference: bool = False
+    colour: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,8 @@ def curves(title: str, x_label: str, y_label: str, series: Sequence[Series], per
     ys = [float(v) for part in parts for v in part if math.isfinite(v)]
     x = axis_of(min(xs), max(xs), 5, widen=False)
     y = axis_of(0.0, 1.0, 4) if percent else axis_of(min(ys, default=0.0), max(ys, default=1.0), 4)
-    colours = _colours([line.reference for line in series])
+    ranked = _colours([line.reference for line in series])
+    colours = [line.colour or colour for line, colour in zip(series, ranked, strict=True)]
     lines = "".join(_line(line, colour, x, y) for line, colour in zip(series, colours, strict=True))
     data = {"x": [x.low, x.high], "percent": percent, "series": list(map(_data, series, colours))}
     plane = Plane(title, x_label, y_label, x, y, percent=percent)

@@ -24,12 +24,15 @@ from functools import partial
 from threading import Condition, Thread
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
 from vla_rl.experience.background import CollectingSource, acting_copy, saved_rollout, summed_info
 from vla_rl.experience.columns import side_by_side
 from vla_rl.experience.driver import no_seconds
+from vla_rl.experience.spans import Spans, joined
 from vla_rl.experience.worker import LostWorkerError
 
 ATTEMPTS = 5  # at a window whose source's process dies
@@ -153,6 +156,7 @@ class AsyncSource:
         self._open: list[_Window] = []  # begun and not delivered, in this order
         self._begun = self._asked = self._delivered = 0
         self._newest: Policy | None = None
+        self._waits = Spans()  # the learner's
         self._threads: list[Thread] = []
         self._closed = False
 
@@ -175,12 +179,15 @@ class AsyncSource:
             chosen = self._choose()
             self._delivered += 1
             waiting = sum(window.rollout is not None for window in self._open)
+        stop = time.perf_counter()
+        self._waits.add("waiting", start, stop)
         rollouts = [window.rollout for window in chosen if window.rollout is not None]
-        seconds = no_seconds() | {"time/wait_s": time.perf_counter() - start}
+        seconds = no_seconds() | {"time/wait_s": stop - start}
         restarts = sum(player.restarts for player in self._players)
         told = {"source/waiting": float(waiting), **({"source/restarts": float(restarts)} if restarts else {})}
-        joined = side_by_side(rollouts, summed_info(rollouts) | seconds | told)
-        return replace(joined, stream=f"source-{chosen[0].player}") if self.windows == 1 else joined
+        whole = side_by_side(rollouts, summed_info(rollouts) | seconds | told)
+        stream = f"source-{chosen[0].player}" if self.windows == 1 else ""
+        return replace(whole, stream=stream, spans=self._waits.take() | _lanes(chosen))
 
     def state_dict(self) -> dict[str, Any]:
         """Finished windows and the sources' states after them (see ``Resumable``); running ones are played again."""
@@ -292,6 +299,15 @@ class AsyncSource:
             with self._changed:  # a state is never saved without the window that led to it
                 window.rollout, player.state = played
                 self._changed.notify_all()
+
+
+def _lanes(windows: Sequence[_Window]) -> dict[str, np.ndarray]:
+    """The spans of ``windows``, those of a source in lanes of its own."""
+    found: dict[str, np.ndarray] = {}
+    for player in dict.fromkeys(window.player for window in windows):
+        spans = joined([window.rollout.spans for window in windows if window.player == player and window.rollout])
+        found |= {f"source {player + 1} {lane}".strip(): item for lane, item in spans.items()}
+    return found
 
 
 def _require_busy(sources: int, staleness: int, windows: int) -> None:

@@ -14,6 +14,7 @@ import copy
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -24,6 +25,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
 from vla_rl.experience.columns import side_by_side, to_state
 from vla_rl.experience.driver import no_seconds
+from vla_rl.experience.spans import Spans, beside
 
 T = TypeVar("T")
 
@@ -56,7 +58,7 @@ class BackgroundSource:
         self.sources, self.policy, self.rollouts_ahead = list(sources), policy, rollouts_ahead
         self._threads = [ThreadPoolExecutor(1, f"collector-{i}") for i in range(len(sources))]
         self._pending: list[Future[Rollout] | None] = [None] * len(sources)
-        self._closed = False
+        self._closed, self._waits = False, Spans()
 
     def next(self) -> Rollout:
         """The next rollout; counters in its ``info`` are the sources' sums.
@@ -71,12 +73,16 @@ class BackgroundSource:
         self._pending = [None] * len(self.sources)
         if self.rollouts_ahead:
             self._launch()
-        seconds = no_seconds() | {"time/wait_s": time.perf_counter() - start}
-        return side_by_side(rollouts, summed_info(rollouts) | seconds)
+        stop = time.perf_counter()
+        self._waits.add("waiting", start, stop)
+        whole = side_by_side(rollouts, summed_info(rollouts) | no_seconds() | {"time/wait_s": stop - start})
+        return replace(whole, spans=beside(rollouts, self._waits.take()))
 
     def state_dict(self) -> dict[str, Any]:
         """The rollouts that are being collected, when complete, and the sources' states (see ``Resumable``)."""
+        start = time.perf_counter()
         self._wait()
+        self._waits.add("waiting", start, time.perf_counter())
         return {
             "pending": [None if pending is None else saved_rollout(pending.result()) for pending in self._pending],
             "sources": [self._ask(i, source.state_dict) for i, source in enumerate(self.sources)],
@@ -137,7 +143,7 @@ def acting_copy(policy: Policy) -> Policy:
 def saved_rollout(rollout: Rollout) -> dict[str, Any]:
     """``rollout`` without the seconds that it took, so that equal runs have equal states."""
     info = {name: value for name, value in rollout.info.items() if not name.endswith("_s")}
-    return {**to_state(rollout), "info": info}
+    return {**to_state(rollout), "info": info, "spans": {}}
 
 
 def _finished(state: dict[str, Any] | None) -> Future[Rollout] | None:

@@ -25,6 +25,7 @@ from vla_rl.contract.env import Array, AsyncSteps, Observation, Observe, OnHost,
 from vla_rl.contract.errors import NonFiniteError
 from vla_rl.contract.foreign import require_finite_observation, require_finite_step
 from vla_rl.contract.policy import ActionOut, Features, Mode, Policy, State, encode_observation, recorded
+from vla_rl.experience.spans import Spans
 
 ATTEMPTS = 5  # at an episode whose simulator breaks down
 _NOT_RESET = "reset every environment before the first step"
@@ -74,7 +75,7 @@ class Driver:
 
     ``view`` changes what the policy sees (black images, for instance).  ``seconds`` adds up the wall time of
     environment, encoder and policy, and of waiting for the policy's device and for an environment that computes
-    elsewhere (``AsyncSteps``), until somebody sets it back.
+    elsewhere (``AsyncSteps``), until somebody sets it back; ``spans`` says when each of them was.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Driver:
         self.obs: Observation | None = None  # None before the first reset
         self.state: State = policy.initial_state(env.num_envs)
         self.seeds = np.zeros(env.num_envs, np.int64)
-        self.seconds = no_seconds()
+        self.seconds, self.spans = no_seconds(), Spans()
         self._features: Features | None = None
         self._unchecked: Observation | None = None  # of the last reset, if it is on a device
         self._elsewhere = env if isinstance(env, AsyncSteps) else None
@@ -224,12 +225,23 @@ class Driver:
     def _clock(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
-        self.seconds[name] += time.perf_counter() - start
+        stop = time.perf_counter()
+        self.seconds[name] += stop - start
+        self.spans.add(_KINDS[name], start, stop)
+
+
+_KINDS = {
+    "time/env_s": "simulating",
+    "time/encode_s": "inferring",
+    "time/act_s": "inferring",
+    "time/sync_s": "syncing",
+    "time/wait_s": "waiting",
+}
 
 
 def no_seconds() -> dict[str, float]:
     """The wall times of a driver, all 0."""
-    return dict.fromkeys(("time/env_s", "time/encode_s", "time/act_s", "time/sync_s", "time/wait_s"), 0.0)
+    return dict.fromkeys(_KINDS, 0.0)
 
 
 def require_finite(out: ActionOut, action: np.ndarray) -> None:

@@ -277,7 +277,7 @@ class GroupSource:
         }
         self._carried = parts[wanted:]
         self._clear()
-        return side_by_side(parts[:wanted], info)
+        return replace(side_by_side(parts[:wanted], info), spans=self.driver.spans.take())
 
 
 def _require(config: GroupConfig, num_envs: int) -> None:

@@ -23,6 +23,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Features, Policy
 from vla_rl.experience.columns import side_by_side
 from vla_rl.experience.rollout import RolloutSource, SeedStream, Window
+from vla_rl.experience.spans import joined
 
 
 class OverlappedSource:
@@ -97,8 +98,9 @@ class OverlappedSource:
         """The window as a rollout; the next one begins."""
         parts = [half.deliver() for half in self._halves]
         info = {name: sum(part.info.get(name, 0.0) for part in parts) for part in parts for name in part.info}
-        joined = side_by_side([replace(part, features={}) for part in parts], info)
-        return replace(joined, features=self._columns.take(), stream=self.stream)
+        whole = side_by_side([replace(part, features={}) for part in parts], info)
+        spans = joined([part.spans for part in parts])
+        return replace(whole, features=self._columns.take(), stream=self.stream, spans=spans)
 
     def state_dict(self) -> dict[str, Any]:
         """The states of both halves; see :meth:`RolloutSource.state_dict`."""

@@ -220,7 +220,8 @@ class RolloutSource:
         self._window.keep(last, self.decisions + 1)
         seconds, self.driver.seconds = self.driver.seconds, no_seconds()
         window, self._window = self._window, self._new_window()
-        return replace(_stack(window, self.env.spec, seconds), stream=self.stream)
+        stacked = _stack(window, self.env.spec, seconds)
+        return replace(stacked, stream=self.stream, spans=self.driver.spans.take())
 
     def _features(self, obs: Observation | None, features: Features) -> Features:
         """``features`` of ``obs`` with the privileged extras that critics read."""

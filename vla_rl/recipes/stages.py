@@ -17,6 +17,7 @@ from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.stats import MeanReturn, Rate
 from vla_rl.experience.collect import collect_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
+from vla_rl.recipes.bottleneck import Arguments
 from vla_rl.recipes.context import RunContext, Trainable, generator
 from vla_rl.recipes.env_config import EnvConfig, EnvFactory
 from vla_rl.recipes.evaluators import Evaluator, new_evaluator
@@ -24,6 +25,7 @@ from vla_rl.recipes.memory_knobs import naming_knobs
 from vla_rl.recipes.progress import Clock, bar, console, mostly, steps_per_second
 from vla_rl.recipes.shared_envs import SharedEnvs
 from vla_rl.recipes.signals import Terminated, patient_sigterm
+from vla_rl.recipes.timeline_page import TimelinePage
 from vla_rl.recipes.trainers import TrainerConfig
 from vla_rl.recipes.training_setup import TrainingSetup, build
 from vla_rl.training.loop import BestWeights, Loop
@@ -126,6 +128,7 @@ def _train(
     policy, held_out = setup.policy, seed_ranges.held_out(seed_ranges.VALIDATION, evaluation.validation)
     by_family: dict[str, float] = {}
     spent = Clock()
+    page = TimelinePage(folder, Arguments.of(trainer.loop, evaluation.processes))
     saved = folder.load_state("rl") if folder.resumed else None
     with phase_of_memory(LEARN):
         pretrained = saved is None and trainer.pretrain(setup.learner)
@@ -151,8 +154,9 @@ def _train(
             validate,
             trainer.loop,
             on_best=lambda iteration: policy.save_pretrained(folder.checkpoint("best")),
-            report=_report_rl(folder, update, by_family, spent),
+            report=_report_rl(folder, update, by_family, spent, page),
             save=save,
+            timeline=page.timeline,
         )
         reason = loop.not_resumable() if group.size == 1 else ""
         if reason:
@@ -166,22 +170,30 @@ def _train(
             best = loop.run()
         except NonFiniteError as error:
             raise NonFiniteError(f"{error} The last good weights are in {str(folder.checkpoint('best'))!r}.") from error
+        finally:
+            page.write()
     spent.tell()
     return policy, best
 
 
 def _report_rl(
-    folder: RunFolder, update: Callable[[int, str], None], by_family: dict[str, float], spent: Clock
+    folder: RunFolder,
+    update: Callable[[int, str], None],
+    by_family: dict[str, float],
+    spent: Clock,
+    page: TimelinePage,
 ) -> Callable[[int, dict[str, float]], None]:
     """Metrics to the folder, those of a validation with its rates ``by_family``; a short remark to the progress bar.
 
-    ``spent`` counts the time.
+    ``spent`` counts the time; ``page`` is written anew after a validation.
     """
     best = {"eval/score": 0.0}
 
     def report(iteration: int, metrics: dict[str, float]) -> None:
         metrics |= by_family if "eval/score" in metrics else {}
         folder.log("rl", iteration, metrics)
+        if "eval/score" in metrics:
+            page.write()
         best["eval/score"] = metrics.get("eval/score", best["eval/score"])
         spent.add(metrics)
         trying = metrics.get("rollout/successes", 0.0) / max(1.0, metrics.get("rollout/episodes", 0.0))

@@ -26,6 +26,7 @@ from vla_rl.policies.actor import ActorConfig
 from vla_rl.policies.critics import RunningCritic
 from vla_rl.policies.image_encoder import ImageEncoder
 from vla_rl.policies.statistics import RunningStatistics
+from vla_rl.recipes.bottleneck import Arguments
 from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.json_types import JsonObject
@@ -34,6 +35,7 @@ from vla_rl.recipes.progress import Clock, bar, console, mostly, steps_per_secon
 from vla_rl.recipes.shared_envs import lending, require_same
 from vla_rl.recipes.signals import Terminated, patient_sigterm
 from vla_rl.recipes.stages import EvaluationConfig, clock
+from vla_rl.recipes.timeline_page import TimelinePage
 from vla_rl.training.device import resolve_device
 from vla_rl.training.distributed import SummedCounters, current_reducer
 from vla_rl.training.loop import BestWeights, Loop, LoopConfig, LoopLearner
@@ -167,10 +169,12 @@ def _train(loop: Loop, folder: RunFolder, group: Reducer) -> BestWeights:
     """Run ``loop`` with a progress bar, metrics and states to go on from in ``folder``."""
     with bar("improve", loop.config.iterations) as update, patient_sigterm() as asked_to_stop:
         last = {"eval/score": math.nan}
-        spent = Clock()
+        spent, page = Clock(), TimelinePage(folder, Arguments.without_collectors())
 
         def report(iteration: int, metrics: dict[str, float]) -> None:
             folder.log("rl", iteration, metrics)
+            if "eval/score" in metrics:
+                page.write()
             last["eval/score"] = metrics.get("eval/score", last["eval/score"])
             spent.add(metrics)
             speed = steps_per_second(metrics)
@@ -182,13 +186,16 @@ def _train(loop: Loop, folder: RunFolder, group: Reducer) -> BestWeights:
             if asked_to_stop():
                 raise Terminated
 
-        loop.report, loop.save = report, save
+        loop.report, loop.save, loop.timeline = report, save, page.timeline
         reason = loop.not_resumable() if group.size == 1 else ""
         if reason:
             console.print(reason)
         can_resume = group.size == 1 and not reason
         if folder.resumed and (state := folder.load_state("rl")):
             loop.load_state_dict(state)
-        best = loop.run()
+        try:
+            best = loop.run()
+        finally:
+            page.write()
     spent.tell()
     return best

@@ -19,7 +19,9 @@ from vla_rl.contract.batch import ExperienceSource, Learner, PolicyStore, Reduce
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import LikelihoodPolicy
+from vla_rl.experience.spans import now
 from vla_rl.training.out_of_memory import COLLECT, LEARN, VALIDATE, phase_of_memory
+from vla_rl.training.timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,8 @@ class Loop:
 
     ``validate() -> EvaluationResult`` plays validation seeds; without it (None) the last weights are kept.
     ``on_best(iteration)`` saves the present weights as the best ones.  ``report(iteration, metrics)`` is called after
-    every iteration, then ``save(iteration)``, which may call :meth:`state_dict`.
+    every iteration, then ``save(iteration)``, which may call :meth:`state_dict`.  ``timeline`` collects what takes
+    the time.
 
     Out of memory is an OutOfMemoryError that names the phase (``out_of_memory.py``).
     The share of the run that is done is published with the weights, for policies whose exploration changes with it.
@@ -146,9 +149,11 @@ class Loop:
         on_best: Callable[[int], None] = lambda iteration: None,
         report: Callable[[int, dict[str, float]], None] = lambda iteration, metrics: None,
         save: Callable[[int], None] = lambda iteration: None,
+        timeline: Timeline | None = None,
     ) -> None:
         self.source, self.learner, self.store, self.config = source, learner, store, config
         self.validate, self.on_best, self.report, self.save = validate, on_best, report, save
+        self.timeline = timeline or Timeline()
         self.best = BestWeights()
         self.iteration = 0  # completed iterations
         self.env_steps = 0.0
@@ -157,23 +162,28 @@ class Loop:
     def run(self) -> BestWeights:
         """Run the remaining iterations; the learner's parameters end as the best validated ones."""
         if self.iteration == 0 and not self.best.weights:
-            self.report(0, {**self._validate(), "env/steps_total": 0.0})
-            self.save(0)
+            self.timeline.begin(0)
+            self._record({**self._validate(), "env/steps_total": 0.0})
         while (progress := self.progress()) < 1:
             start = time.perf_counter()
+            self.timeline.begin(self.iteration + 1)
             if isinstance(self.source, RenewableSource) and self.source.renew(progress):
                 self._revalidate_best()
             metrics = self._iterate()
             if self._should_validate():
                 metrics |= self._validate()
             metrics["time/iteration_s"] = time.perf_counter() - start
-            self.report(self.iteration, metrics)
-            self.save(self.iteration)
+            self._record(metrics)
         if self.validate is None:
             self.best.offer(-math.inf, self.iteration, self.learner.parameters)
             self.on_best(self.iteration)
         self._restore_and_publish(self.best)
         return self.best
+
+    def _record(self, metrics: dict[str, float]) -> None:
+        with self.timeline.span("saving"):
+            self.report(self.iteration, metrics)
+            self.save(self.iteration)
 
     def progress(self) -> float:
         """The share of the run that is done: of its iterations, or of its actions if those are used up first."""
@@ -222,10 +232,12 @@ class Loop:
         return {"learner": self.learner, "source": self.source, "store": self.store}
 
     def _iterate(self) -> dict[str, float]:
+        asked = now()
         with phase_of_memory(COLLECT):
             rollout = self.source.next()
+        self.timeline.collected(rollout.spans, asked)
         start = time.perf_counter()
-        with phase_of_memory(LEARN):
+        with phase_of_memory(LEARN), self.timeline.span("learning"):
             metrics = self.learner.update(rollout)
         metrics["time/learn_s"] = time.perf_counter() - start
         self.iteration += 1
@@ -234,7 +246,8 @@ class Loop:
         return {**rollout.info, **metrics, "env/steps_total": self.env_steps}
 
     def _publish(self) -> None:
-        self.store.publish(self.learner.parameters, self.progress())
+        with self.timeline.span("syncing"):
+            self.store.publish(self.learner.parameters, self.progress())
 
     def _revalidate_best(self) -> None:
         """Score the best weights in the renewed environment, and continue with the present ones."""
@@ -243,7 +256,7 @@ class Loop:
         present = BestWeights()
         present.offer(0.0, self.iteration, self.learner.parameters)
         self._restore_and_publish(self.best)
-        with phase_of_memory(VALIDATE):
+        with phase_of_memory(VALIDATE), self.timeline.span("validating"):
             self.best.score = self.validate().score
         self._restore_and_publish(present)
 
@@ -264,14 +277,15 @@ class Loop:
         if self.validate is None:
             return {}
         start = time.perf_counter()
-        with phase_of_memory(VALIDATE):
+        with phase_of_memory(VALIDATE), self.timeline.span("validating"):
             found, self.validated_at = self.validate(), self.env_steps
         seconds = time.perf_counter() - start
         collapsed = found.score < self.best.score - self.config.collapse
         if self.best.offer(found.score, self.iteration, self.learner.parameters):
             if isinstance(self.learner, CanRollBack):
                 self.best.learner = self.learner.best_state()
-            self.on_best(self.iteration)
+            with self.timeline.span("saving"):
+                self.on_best(self.iteration)
         elif collapsed:
             self._roll_back()
         return {

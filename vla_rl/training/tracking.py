@@ -103,7 +103,7 @@ class RunFolder:
 
         Raises ContractError when a metric has the name of one of the line's own entries.
         """
-        line = {"stage": stage, "step": step, "elapsed_s": round(time.monotonic() - self._start, 3)}
+        line = {"stage": stage, "step": step, "elapsed_s": round(self.elapsed, 3)}
         if taken := sorted(line.keys() & metrics):
             raise ContractError(
                 f"the metric {taken[0]!r} has the name of an entry that every line has, so the line would be filed "
@@ -137,6 +137,11 @@ class RunFolder:
         shutil.rmtree(self.path, ignore_errors=True)
         if self.moved_to and not self.path.exists():
             os.replace(self.moved_to, self.path)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start, without the pauses between a stopped run and its going on."""
+        return time.monotonic() - self._start
 
     def metrics(self, stage: str) -> list[dict[str, Any]]:
         """All lines of one stage."""
@@ -173,10 +178,15 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON atomically; raises UserError when the disk is full or the folder cannot be written."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file atomically; raises UserError when the disk is full or the folder cannot be written."""
     writing = path.with_name(path.name + ".writing")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        writing.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+        writing.write_text(text, encoding="utf-8")
         os.replace(writing, path)
     except OSError as error:
         raise _write_error(path, error) from error

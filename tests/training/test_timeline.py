@@ -1,0 +1,146 @@
+"""The timeline of a run: whose spans, in which iteration, how many are kept, and how a resumed run continues it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from tests.training.test_loop import Fake
+from vla_rl.contract.errors import UserError
+from vla_rl.experience.spans import KINDS, LIMIT, OWN
+from vla_rl.training import timeline as module
+from vla_rl.training.loop import Loop, LoopConfig
+from vla_rl.training.policy_store import InProcessPolicyStore
+from vla_rl.training.timeline import PERIODS, RECENT, Period, Timeline
+
+WAITING, SIMULATING = KINDS.index("waiting"), KINDS.index("simulating")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Sets what ``now`` says."""
+    times = [1000.0]
+    monkeypatch.setattr(module, "now", lambda: times[0])
+
+    def at(seconds: float) -> None:
+        times[0] = 1000.0 + seconds
+
+    return at
+
+
+def test_spans_are_in_seconds_since_the_run_began_and_count_in_their_iteration(clock):
+    line = Timeline(elapsed=50.0)
+    clock(1)
+    line.begin(1)
+    with line.span("learning"):
+        clock(3)
+    clock(4)
+    line.begin(2)
+    with line.span("learning"):
+        clock(5)
+    assert line.recent[1][OWN] == [(KINDS.index("learning"), 51.0, 53.0)]
+    assert [(p.first, p.start, p.stop, p.seconds[OWN]) for p in line.periods] == [
+        (1, 51.0, 54.0, {"learning": 2.0}),
+        (2, 54.0, 55.0, {"learning": 1.0}),
+    ]
+
+
+def test_a_collector_waits_between_its_rollouts_and_before_the_first(clock):
+    line = Timeline()
+    line.begin(1)
+    clock(3)
+    line.collected({OWN: np.zeros((0, 3)), "collector 1": np.array([[SIMULATING, 1001.0, 1002.0]])}, 1000.0)
+    line.begin(2)
+    clock(9)
+    line.collected({OWN: np.zeros((0, 3)), "collector 1": np.array([[SIMULATING, 1006.0, 1008.0]])}, 1003.0)
+    assert line.recent[1]["collector 1"] == [(WAITING, 0.0, 1.0), (SIMULATING, 1.0, 2.0)]
+    assert line.recent[2]["collector 1"] == [(WAITING, 2.0, 6.0), (SIMULATING, 6.0, 8.0)]
+    assert line.periods[1].seconds["collector 1"] == {"waiting": 4.0, "simulating": 2.0}
+
+
+def test_who_brings_no_spans_was_waited_for(clock):
+    line = Timeline()
+    line.begin(1)
+    clock(2)
+    line.collected({}, 1000.5)
+    assert line.recent[1] == {OWN: [(WAITING, 0.5, 2.0)]}
+
+
+def test_what_a_source_says_later_about_a_span_is_more_exact(clock):
+    """Saving from 1 to 5 s was waiting from 2 to 4 s, which comes with the next rollout."""
+    line = Timeline()
+    line.begin(1)
+    clock(1)
+    with line.span("saving"):
+        clock(5)
+    line.begin(2)
+    clock(7)
+    line.collected({OWN: np.array([[WAITING, 1002.0, 1004.0], [WAITING, 1005.0, 1007.0]])}, 1005.0)
+    saving = KINDS.index("saving")
+    assert line.recent[1][OWN] == [(saving, 1.0, 2.0), (WAITING, 2.0, 4.0), (saving, 4.0, 5.0)]
+    assert line.recent[2][OWN] == [(WAITING, 5.0, 7.0)]
+    assert [p.seconds[OWN] for p in line.periods] == [{"saving": 2.0, "waiting": 2.0}, {"waiting": 2.0}]
+
+
+def test_a_long_run_keeps_recent_spans_and_the_seconds_of_all(clock):
+    line = Timeline()
+    iterations = 5 * PERIODS
+    for i in range(1, iterations + 1):
+        clock(2 * i)
+        line.begin(i)
+        with line.span("learning"):
+            clock(2 * i + 1)
+    assert sorted(line.recent) == list(range(iterations - RECENT + 1, iterations + 1))
+    assert len(line.periods) <= 2 * PERIODS
+    assert sum(p.seconds[OWN]["learning"] for p in line.periods) == iterations
+    edges = [(p.first, p.last) for p in line.periods]
+    assert edges[0][0] == 1 and edges[-1][1] == iterations
+    assert all(later == last + 1 for (_, last), (later, _) in itertools.pairwise(edges))
+
+
+def test_one_iteration_keeps_a_bounded_number_of_spans(clock):
+    line = Timeline()
+    line.begin(1)
+    for i in range(3 * LIMIT):
+        line.collected({OWN: np.array([[i % 2, 1000.0 + i, 1000.5 + i]])}, 0.0)
+    assert len(line.recent[1][OWN]) <= LIMIT and line.periods[0].seconds[OWN]["simulating"] == 0.75 * LIMIT
+
+
+def test_a_resumed_run_goes_on_and_replaces_what_it_repeats(clock):
+    line = Timeline()
+    for i in range(1, 4):
+        clock(i)
+        line.begin(i)
+        with line.span("learning"):
+            clock(i + 0.5)
+    clock(100)  # the pause
+    resumed = Timeline(elapsed=3.5)
+    resumed.restore(json.dumps(line.to_json()))
+    resumed.begin(3)
+    with resumed.span("learning"):
+        clock(101)
+    assert [p.first for p in resumed.periods] == [1, 2, 3] and sorted(resumed.recent) == [1, 2, 3]
+    assert resumed.recent[3][OWN] == [(KINDS.index("learning"), 3.5, 4.5)]
+    assert resumed.periods[1] == Period(2, 2, 2.0, 3.0, {OWN: {"learning": 0.5}})
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"kinds": ["sleeping"], "periods": [], "spans": {}}'])
+def test_a_damaged_timeline_is_named_in_one_sentence(text):
+    with pytest.raises(UserError, match=r"timeline\.json is damaged .* delete that file\.$"):
+        Timeline().restore(text)
+
+
+def test_the_loop_says_what_it_does():
+    fake = Fake([0.1, 0.9, 0.5])
+    loop = Loop(
+        fake, fake, InProcessPolicyStore(fake), fake.validate, LoopConfig(2, validate_every=1), timeline=Timeline()
+    )
+    loop.run()
+    did = [set(period.seconds[OWN]) for period in loop.timeline.periods]
+    assert did[0] == {"validating", "saving"}
+    assert did[1] == {"waiting", "learning", "syncing", "validating", "saving"}
+    order = [KINDS[kind] for kind, _, _ in loop.timeline.recent[1][OWN]]
+    assert order == ["waiting", "learning", "syncing", "validating", "saving", "saving"]
