@@ -68,11 +68,11 @@ class GaussianPolicy(FeedForwardPolicy):
     def act(self, features: Features, state: State, mode: Mode, generator: Generators) -> tuple[ActionOut, State]:
         """Mode "eval" draws nothing, so it needs no generator."""
         sample = mean = self.mean(features)
-        logprob = self.logprob(torch.zeros_like(mean))
+        terms = torch.zeros_like(mean)
         if mode == "sample":
             sample = mean + self.log_std.exp() * normal(mean.shape, generator, like=mean)
-            logprob = self.logprob(self._log_density(mean, sample))
-        sample = self.chunked(sample)
+            terms = self._log_density(mean, sample)
+        logprob, sample = self.logprob(terms), self.chunked(sample)
         action = self.action_scale.unnormalize(sample).clamp(self.action_low, self.action_high)
         return ActionOut(action, sample, logprob, {}, self.version), state
 
