@@ -39,7 +39,7 @@ def table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     cells = {row.key: row for row in rows}
     lines = []
     for task in dict.fromkeys(row.task for row in rows):
-        for peer in dict.fromkeys(row.peer for row in rows if row.task == task):
+        for peer in sorted({row.peer for row in rows if row.task == task}, key=lambda name: (name != OURS, name)):
             own = [row for row in rows if (row.task, row.peer) == (task, peer)]
             pairs = [(cells[task, OURS, row.seed], row) for row in own if (task, OURS, row.seed) in cells]
             means = [np.mean([getattr(row, name) for row in own]) for name in ("steps", "cpu_seconds", "seconds")]
