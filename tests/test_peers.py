@@ -40,6 +40,12 @@ def test_a_learner_in_a_process_counts_its_turns_and_its_end_is_said(tmp_path):
         racer.turn()
 
 
+def test_turns_add_up_until_the_goal():
+    row = Row("task", "ours", 1).after(1.0, 0.5, 10, 5.0, goal=6.0).after(2.0, 1.5, 10, 7.0, goal=6.0)
+    assert row == Row("task", "ours", 1, 3.0, 2.0, 20, 7.0, reached=True)
+    assert not Row("task", "ours", 1).after(1.0, 0.5, 10, 6.0, goal=6.0).reached
+
+
 def test_a_cell_is_measured_once_and_written_at_once(tmp_path, monkeypatch, capsys):
     asked: list[tuple[int, list[str]]] = []
 

@@ -51,9 +51,9 @@ FAULTS = (
     Fault(
         "only the last turn is timed",
         _RACE,
-        "old.seconds + seconds,",
-        "seconds * 1e-9,",
-        (f"{_ON}test_a_learner_in_a_process_counts_its_turns_and_its_end_is_said",),
+        "spent = self.seconds + seconds,",
+        "spent = seconds,",
+        (f"{_ON}test_turns_add_up_until_the_goal",),
     ),
     Fault(
         "advantages go on after an episode's end",

@@ -43,6 +43,11 @@ class Row:
         """What is measured once."""
         return self.task, self.peer, self.seed
 
+    def after(self, seconds: float, cpu_seconds: float, steps: int, score: float, goal: float) -> Row:
+        """The row when a turn of so many ``seconds`` and ``steps`` has ended with ``score``."""
+        spent = self.seconds + seconds, self.cpu_seconds + cpu_seconds, self.steps + steps
+        return Row(*self.key, *spent, score, score > goal)
+
 
 @dataclass(frozen=True)
 class Task:
@@ -90,15 +95,8 @@ class Racer:
                 f"the process of {self.row.peer!r} with seed {self.row.seed} ended, so its cell was not measured; see "
                 f"the end of {self._log}, and run the same command again."
             ) from error
-        old, steps = self.row, self._task.turn * self._task.steps
-        self.row = Row(
-            *old.key,
-            old.seconds + seconds,
-            old.cpu_seconds + cpu_seconds,
-            old.steps + steps,
-            score,
-            score > self._task.goal,
-        )
+        task = self._task
+        self.row = self.row.after(seconds, cpu_seconds, task.turn * task.steps, score, task.goal)
         return self.row
 
     @property

@@ -59,7 +59,7 @@ def _plain(recipe: StateBased, seed: int) -> Contender:
     return PlainPPO(single(recipe.env.options), sizes.num_envs, sizes.decisions, seed, PLAIN)
 
 
-# Each is the fastest of those tried on seeds 1 to 3, the library's own numbers among them (docs/results/speed.md).
+# Each is the fastest of those tried on seeds 1 to 3; docs/results/speed.md names the others.
 SB3: Mapping[str, Any] = {
     "learning_rate": 3e-3,
     "batch_size": 512,
