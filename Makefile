@@ -12,7 +12,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 SHARED := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo study compare imagine imagine-study few fleet test pytest test-plain test-full test-sims mutants soak faults bench gpu docs wheel lint types clean
+.PHONY: help install demo study compare imagine imagine-study few fleet test pytest test-plain test-full test-sims mutants soak faults bench peers gpu docs wheel lint types clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -80,6 +80,9 @@ faults: install ## kill a fleet's server, learner and robots a thousand times wh
 
 bench: install ## measure speed
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks
+
+peers: install ## our PPO beside that of three other libraries, to the same return (a quarter of an hour; can be stopped and goes on)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.peers
 
 gpu: install ## everything that needs a GPU, into runs/gpu (an hour; small on the CPU where there is none)
 	$(BIN)/python -m tests.gpu

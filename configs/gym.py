@@ -13,7 +13,7 @@ from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.actor import ActorConfig
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.stages import EvaluationConfig
-from vla_rl.recipes.state_ppo import StateBased
+from vla_rl.recipes.state_ppo import CriticConfig, StateBased
 from vla_rl.training.loop import LoopConfig
 
 PPO = PPOConfig(
@@ -43,8 +43,9 @@ def half_cheetah() -> StateBased:
     """Run: a planar cheetah with six joints."""
     return StateBased(
         EnvConfig("gym", {"id": "HalfCheetah-v5"}),
-        policy=ActorConfig(std=0.6),
-        algorithm=replace(PPO, target_kl=0.04),
+        policy=ActorConfig(std=0.6, activation="elu"),
+        critic=CriticConfig(activation="elu"),
+        algorithm=replace(PPO, lr=4e-3, critic_lr=3e-3, target_kl=0.06),
         experience=WindowConfig(num_envs=32, decisions=64),
         loop=LoopConfig(iterations=250, validate_every=25, save_every=25, collapse=math.inf),
     )

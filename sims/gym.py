@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -94,28 +93,30 @@ class GymEnv:
         if not env_ids.size:
             return
         self._return[env_ids] = 0.0
-        for env_id, obs in zip(env_ids, self._rows.reset(env_ids.tolist(), seeds.tolist()), strict=True):
-            self._keep(env_id, self._reader.vector(obs), obs)
+        observations = self._rows.reset(env_ids.tolist(), seeds.tolist())
+        self._keep(env_ids, self._reader.vectors(observations), observations)
 
     def _advance(self, env_ids: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Execute ``action`` [R,D]: rewards [R] and the codes of the causes of ends [R] (0: still running)."""
-        reward, cause = np.zeros(env_ids.size, np.float32), np.zeros(env_ids.size, np.int8)
         results = self._rows.step(env_ids.tolist(), [self._write(item) for item in action])
-        for k, (obs, value, terminated, truncated) in enumerate(results):
-            vector = self._reader.vector(obs)
-            if not (np.isfinite(vector).all() and math.isfinite(value)):
-                cause[k] = DIVERGED
-                continue
-            self._keep(env_ids[k], vector, obs)
-            late = truncated or self._book.time[env_ids[k]] >= self.spec.time_limit
-            reward[k], cause[k] = value, FAILURES if terminated else TIME_LIMIT if late else 0
+        value = np.array([result[1] for result in results])
+        terminated, truncated = (np.array([result[i] for result in results], bool) for i in (2, 3))
+        vectors = self._reader.vectors([result[0] for result in results])
+        finite = np.isfinite(vectors).all(1) & np.isfinite(value)
+        kept = np.flatnonzero(finite)
+        self._keep(env_ids[kept], vectors[kept], [results[k][0] for k in kept])
+        late = truncated | (self._book.time[env_ids] >= self.spec.time_limit)
+        ends = np.where(terminated, FAILURES, np.where(late, TIME_LIMIT, 0))
+        reward, cause = np.where(finite, value, 0).astype(np.float32), np.where(finite, ends, DIVERGED)
         self._return[env_ids] += reward
         return reward, cause
 
-    def _keep(self, env_id: int, vector: np.ndarray, obs: Any) -> None:
-        self._vector[env_id] = vector
-        for name, image in self._reader.images(obs).items():
-            self._images[name][env_id] = image
+    def _keep(self, env_ids: np.ndarray, vectors: np.ndarray, observations: Sequence[Any]) -> None:
+        """Let ``env_ids`` [R] show ``vectors`` [R,N] and the images of ``observations``."""
+        self._vector[env_ids] = vectors
+        for env_id, obs in zip(env_ids, observations, strict=True) if self._images else ():
+            for name, image in self._reader.images(obs).items():
+                self._images[name][env_id] = image
 
     def _observe(self) -> Observation:
         extras = {name: self._vector[:, entries] for name, entries in self._privileged.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -65,10 +66,13 @@ class ObservationReader:
         bounds = [(part.low, part.high) for _, part in self._vectors] or [(np.zeros(0), np.zeros(0))]
         self.low, self.high = (np.concatenate(ends) for ends in zip(*bounds, strict=True))
 
-    def vector(self, obs: Any) -> np.ndarray:
-        """float32 [N]: everything but the images."""
-        parts = [part.encode(leaf.of(obs)) for leaf, part in self._vectors]
-        return np.concatenate(parts).astype(np.float32) if parts else np.zeros(0, np.float32)
+    def vectors(self, observations: Sequence[Any]) -> np.ndarray:
+        """float32 [R,N] of ``R`` observations: everything but the images."""
+        found = np.zeros((len(observations), len(self.low)), np.float32)
+        for row, obs in zip(found, observations if self._vectors else (), strict=False):
+            parts = [part.encode(leaf.of(obs)) for leaf, part in self._vectors]
+            np.concatenate(parts, out=row, casting="unsafe")
+        return found
 
     def images(self, obs: Any) -> dict[str, np.ndarray]:
         """{camera: uint8 [h,w,c]}."""
@@ -120,12 +124,12 @@ class ActionWriter:
         low = np.concatenate([part.low for _, part in self._leaves])
         high = np.concatenate([part.high for _, part in self._leaves])
         self.spec = ArraySpec(low.shape, kinds.pop(), tuple(low.tolist()), tuple(high.tolist()))
+        ends = accumulate((len(part.low) for _, part in self._leaves), initial=0)
+        self._places = [slice(*pair) for pair in pairwise(ends)]  # of every leaf in a vector
 
     def __call__(self, action: np.ndarray) -> Any:
         """The action of the space for ``action`` [D]."""
-        sizes = np.cumsum([len(part.low) for _, part in self._leaves])[:-1]
-        values = iter(np.split(action, sizes))
-        return self._assemble(self._space, values)
+        return self._assemble(self._space, (action[place] for place in self._places))
 
     def _assemble(self, space: Space[Any], values: Iterator[np.ndarray]) -> Any:
         if isinstance(space, Dict):

@@ -8,7 +8,7 @@ the machine affects both.
 
 Different: ours is the recipe of ``configs/gym.py`` without files; theirs is the ``OnPolicyRunner`` without a log folder
 and therefore without logging, with the numbers of its examples except ``_SETTINGS``, the best for it of those tried on
-seeds 1 to 3.  Ours was tuned on the same seeds; other seeds are measured.
+seeds 1 to 6.  Ours was tuned on the same seeds; other seeds are measured.  ``make peers`` measures eight of them.
 """
 
 from __future__ import annotations
@@ -175,8 +175,8 @@ class Theirs:
             return self._runner.alg.get_policy()(obs).numpy()
 
 
-# Tried: ELU and tanh, with and without clipped value loss, KL 0.01 and 0.02.
-_SETTINGS = {"activation": "elu", "use_clipped_value_loss": False, "desired_kl": 0.02}
+# Tried: ELU and tanh, with and without clipped value loss, KL 0.01, 0.02, 0.04 and 0.06.
+_SETTINGS = {"activation": "elu", "use_clipped_value_loss": False, "desired_kl": 0.04}
 
 
 def _rsl_config(recipe: StateBased, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,15 +18,15 @@ FAULTS = (
     Fault(
         "a time limit wins over a termination in the same step",
         _GYM,
-        "FAILURES if terminated else TIME_LIMIT if late else 0",
-        "TIME_LIMIT if late else FAILURES if terminated else 0",
+        "np.where(terminated, FAILURES, np.where(late, TIME_LIMIT, 0))",
+        "np.where(late, TIME_LIMIT, np.where(terminated, FAILURES, 0))",
         (_ENDS,),
     ),
     Fault(
         "Gymnasium's termination is lost",
         _GYM,
-        "FAILURES if terminated else TIME_LIMIT if late else 0",
-        "TIME_LIMIT if terminated or late else 0",
+        "np.where(terminated, FAILURES, np.where(late, TIME_LIMIT, 0))",
+        "np.where(terminated | late, TIME_LIMIT, 0)",
         (_ENDS,),
     ),
     Fault(
@@ -53,8 +53,8 @@ FAULTS = (
     Fault(
         "an observation that is not a number is handed out",
         _GYM,
-        "if not (np.isfinite(vector).all() and math.isfinite(value)):",
-        "if not math.isfinite(value):",
+        "finite = np.isfinite(vectors).all(1) & np.isfinite(value)",
+        "finite = np.isfinite(value)",
         (f"{_ON_GYM}test_an_observation_that_is_not_finite_truncates_and_is_not_handed_out",),
     ),
     Fault(

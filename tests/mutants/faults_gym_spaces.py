@@ -48,8 +48,8 @@ FAULTS = (
     Fault(
         "parts of a dict action are all given the first values",
         _SPACES,
-        "values = iter(np.split(action, sizes))",
-        "values = iter([np.split(action, sizes)[0]] * (len(sizes) + 1))",
+        "(action[place] for place in self._places)",
+        "(action[self._places[0]] for _ in self._places)",
         (_ACTIONS,),
     ),
     Fault(

@@ -10,8 +10,10 @@ import torch
 
 from sims.catalog import make
 from vla_rl.contract.check import check_policy
-from vla_rl.contract.errors import ContractError
+from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import LikelihoodPolicy
+from vla_rl.policies.actor import ActorConfig
+from vla_rl.policies.critics import RunningCritic
 from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy
@@ -34,6 +36,19 @@ def made(horizon: int = 3, std: float = 1.5) -> GaussianPolicy:
 
 def features(policy):
     return policy.encode(ENV.reset(np.arange(BATCH), np.arange(BATCH)))
+
+
+@pytest.mark.parametrize(("activation", "expected"), [("tanh", torch.nn.Tanh), ("elu", torch.nn.ELU)])
+def test_hidden_layers_of_policy_and_critic_have_the_activation_that_is_asked_for(activation, expected):
+    policy = ActorConfig(width=8, depth=3, activation=activation).build(ENV.spec, Affine((0.0, 0.0), (1.0, 1.0)))
+    critic = RunningCritic({"state": 2}, 8, 3, activation=activation)
+    for layers in (list(policy.network)[:-1], list(critic.body)):
+        assert [type(layer) for layer in layers] == [torch.nn.Linear, expected] * 3
+
+
+def test_an_unknown_activation_is_refused():
+    with pytest.raises(UserError, match="activation is 'relu', which has no meaning; choose 'tanh' or 'elu'"):
+        GaussianConfig(activation="relu")
 
 
 def test_samples_have_the_declared_mean_and_std_and_are_not_clipped():

@@ -55,7 +55,10 @@ def test_an_observation_is_taken_apart():
     obs["key"], obs["lamps"], obs["pair"] = 6, np.array([1, 0], np.int8), (np.array([1, 2]), np.eye(2, dtype="f4"))
     obs["board"] = np.arange(9, dtype=np.uint8).reshape(3, 3)
     expected = [0.5, -2.0, *range(9), 0, 1, 0, 1, 0, 0, 1, 0, 0, 1, 1, 0, 0, 1]
-    assert reader.vector(obs).tolist() == expected and reader.vector(obs).dtype == np.float32
+    others = EVERYTHING.sample()
+    vectors = reader.vectors([others, obs])
+    assert vectors[1].tolist() == expected and vectors.dtype == np.float32
+    assert np.array_equal(vectors[:1], reader.vectors([others]))
     assert reader.low.tolist() == [-3, -3] + [0] * 9 + [0] * 3 + [0] * 2 + [0] * 5 + [-1] * 4
     assert reader.high.tolist() == [3, 3] + [255] * 9 + [1] * 3 + [1] * 2 + [1] * 5 + [1] * 4
     images = reader.images(obs)

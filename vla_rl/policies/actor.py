@@ -9,6 +9,7 @@ from vla_rl.policies.categorical import CategoricalConfig, CategoricalPolicy
 from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
 from vla_rl.policies.likelihood_parts import LogprobPer
 from vla_rl.policies.normalization import Affine
+from vla_rl.policies.observations import Activation
 from vla_rl.policies.statistics import RunningStatistics
 
 
@@ -22,11 +23,12 @@ class ActorConfig:
     std: float = 0.5  # initial, of normalised continuous actions
     cameras: tuple[str, ...] = ()  # whose pixels the policy and its critic read
     logprob_per: LogprobPer = "chunk"  # or "action", "token" (an entry): what has a ratio of its own in PPO and GRPO
+    activation: Activation = "tanh"  # or "elu", of the hidden layers
 
     def build(self, spec: EnvSpec, proprioception: Affine | RunningStatistics) -> GaussianPolicy | CategoricalPolicy:
         """A new policy for ``spec``."""
         if spec.discrete:
-            discrete = CategoricalConfig(self.horizon, self.width, self.depth, self.cameras, self.logprob_per)
-            return CategoricalPolicy(spec, proprioception, discrete)
-        gaussian = GaussianConfig(self.horizon, self.width, self.depth, self.std, self.cameras, self.logprob_per)
-        return GaussianPolicy(spec, proprioception, gaussian)
+            parts = self.horizon, self.width, self.depth, self.cameras, self.logprob_per, self.activation
+            return CategoricalPolicy(spec, proprioception, CategoricalConfig(*parts))
+        sizes = self.horizon, self.width, self.depth, self.std, self.cameras, self.logprob_per, self.activation
+        return GaussianPolicy(spec, proprioception, GaussianConfig(*sizes))

@@ -15,6 +15,7 @@ from vla_rl.policies.feed_forward import FeedForwardPolicy
 from vla_rl.policies.likelihood_parts import LogprobPer, check_logprob_per
 from vla_rl.policies.noise import Generators, uniform
 from vla_rl.policies.normalization import Affine
+from vla_rl.policies.observations import Activation, check_activation
 from vla_rl.policies.statistics import RunningStatistics
 
 _IMPOSSIBLE = -1e9  # logit of an index that an entry does not have; finite, as 0 * -inf would be NaN
@@ -29,9 +30,11 @@ class CategoricalConfig:
     depth: int = 2
     cameras: tuple[str, ...] = ()
     logprob_per: LogprobPer = "chunk"  # or "action", "token": what has a ratio of its own in PPO and GRPO
+    activation: Activation = "tanh"  # or "elu", of the hidden layers
 
     def __post_init__(self) -> None:
         check_logprob_per(self)
+        check_activation(self)
 
 
 class CategoricalPolicy(FeedForwardPolicy):

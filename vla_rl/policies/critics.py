@@ -12,6 +12,7 @@ from torch.nn import functional
 from vla_rl.contract.batch import Reducer
 from vla_rl.policies.heads import HeadConfig, Inputs
 from vla_rl.policies.image_encoder import ImageEncoder
+from vla_rl.policies.observations import Activation, hidden_layers
 from vla_rl.policies.statistics import RunningStandardizer
 
 
@@ -25,16 +26,18 @@ class ValueCritic(nn.Module):
     """
 
     def __init__(
-        self, sizes: Mapping[str, int], width: int = 128, depth: int = 2, vision: ImageEncoder | None = None
+        self,
+        sizes: Mapping[str, int],
+        width: int = 128,
+        depth: int = 2,
+        vision: ImageEncoder | None = None,
+        activation: Activation = "tanh",
     ) -> None:
         super().__init__()
         self.vision = vision
         size = sum(sizes.values()) + (vision.size if vision else 0)
         self.inputs = Inputs(sizes)
-        layers: list[nn.Module] = []
-        for i in range(depth):
-            layers += [nn.Linear(size if i == 0 else width, width), nn.Tanh()]
-        self.body = nn.Sequential(*layers)
+        self.body = nn.Sequential(*hidden_layers(size, width, depth, activation))
         self.head = nn.Linear(width, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
@@ -58,9 +61,14 @@ class RunningCritic(ValueCritic):
     """
 
     def __init__(
-        self, sizes: Mapping[str, int], width: int = 128, depth: int = 2, vision: ImageEncoder | None = None
+        self,
+        sizes: Mapping[str, int],
+        width: int = 128,
+        depth: int = 2,
+        vision: ImageEncoder | None = None,
+        activation: Activation = "tanh",
     ) -> None:
-        super().__init__(sizes, width, depth, vision)
+        super().__init__(sizes, width, depth, vision, activation)
         self.statistics = RunningStandardizer(self.inputs.size)
 
     @torch.no_grad()

@@ -17,7 +17,7 @@ from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.image_encoder import ImageEncoder
 from vla_rl.policies.likelihood_parts import LogprobPer, sum_per
 from vla_rl.policies.normalization import Affine, check_same_env
-from vla_rl.policies.observations import encode_inputs, hidden_layers
+from vla_rl.policies.observations import Activation, encode_inputs, hidden_layers
 from vla_rl.policies.pretrained import read_config
 from vla_rl.policies.statistics import RunningStatistics, build_standardizer
 from vla_rl.pretrained import load_weights, save_folder
@@ -38,6 +38,9 @@ class FeedForwardConfig(Protocol):
 
     @property
     def cameras(self) -> tuple[str, ...]: ...
+
+    @property
+    def activation(self) -> Activation: ...
 
     @property
     def logprob_per(self) -> LogprobPer:
@@ -63,7 +66,7 @@ class FeedForwardPolicy(nn.Module):
         self.standardize = build_standardizer(self.proprioception)
         self.vision = ImageEncoder.of(spec, config.cameras)
         inputs = spec.state.shape[0] + self.vision.size
-        hidden = hidden_layers(inputs, config.width, config.depth)
+        hidden = hidden_layers(inputs, config.width, config.depth, config.activation)
         last = nn.Linear(config.width if config.depth else inputs, self._num_outputs())
         self.network = nn.Sequential(*hidden, last)
 

@@ -16,6 +16,7 @@ from vla_rl.policies.flow import gaussian_kl
 from vla_rl.policies.likelihood_parts import LogprobPer, check_logprob_per
 from vla_rl.policies.noise import Generators, normal
 from vla_rl.policies.normalization import Affine, action_limits
+from vla_rl.policies.observations import Activation, check_activation
 from vla_rl.policies.statistics import RunningStatistics
 
 
@@ -29,9 +30,11 @@ class GaussianConfig:
     std: float = 0.5  # initial, of normalised actions
     cameras: tuple[str, ...] = ()
     logprob_per: LogprobPer = "chunk"  # or "action", "token" (an entry): what has a ratio of its own in PPO and GRPO
+    activation: Activation = "tanh"  # or "elu", of the hidden layers
 
     def __post_init__(self) -> None:
         check_logprob_per(self)
+        check_activation(self)
 
 
 class GaussianPolicy(FeedForwardPolicy):
@@ -68,11 +71,11 @@ class GaussianPolicy(FeedForwardPolicy):
     def act(self, features: Features, state: State, mode: Mode, generator: Generators) -> tuple[ActionOut, State]:
         """Mode "eval" draws nothing, so it needs no generator."""
         sample = mean = self.mean(features)
-        logprob = self.logprob(torch.zeros_like(mean))
+        terms = torch.zeros_like(mean)
         if mode == "sample":
             sample = mean + self.log_std.exp() * normal(mean.shape, generator, like=mean)
-            logprob = self.logprob(self._log_density(mean, sample))
-        sample = self.chunked(sample)
+            terms = self._log_density(mean, sample)
+        logprob, sample = self.logprob(terms), self.chunked(sample)
         action = self.action_scale.unnormalize(sample).clamp(self.action_low, self.action_high)
         return ActionOut(action, sample, logprob, {}, self.version), state
 

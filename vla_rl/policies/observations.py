@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import nn
 
 from vla_rl.contract.env import Observation
+from vla_rl.contract.limits import check_choice
 from vla_rl.contract.policy import Features
 from vla_rl.contract.spec import EnvSpec
 
 IMAGE = "image/"  # before the camera's name in features
+Activation: TypeAlias = Literal["tanh", "elu"]
+
+
+def check_activation(config: Any) -> None:
+    """Raise UserError unless ``config.activation`` is one of :data:`Activation`."""
+    check_choice(config, "activation", "tanh", "elu")
 
 
 @torch.no_grad()
@@ -26,7 +34,7 @@ def encode_inputs(obs: Observation, spec: EnvSpec, cameras: tuple[str, ...], dev
     return {"state": state, "time": time, **images}
 
 
-def hidden_layers(inputs: int, width: int, depth: int) -> list[nn.Module]:
-    """``depth`` linear layers of ``width``, each followed by tanh."""
-    sizes = [inputs] + [width] * depth
-    return [layer for pair in pairwise(sizes) for layer in (nn.Linear(*pair), nn.Tanh())]
+def hidden_layers(inputs: int, width: int, depth: int, activation: Activation = "tanh") -> list[nn.Module]:
+    """``depth`` linear layers of ``width``, each followed by ``activation``."""
+    follow, sizes = nn.Tanh if activation == "tanh" else nn.ELU, [inputs] + [width] * depth
+    return [layer for pair in pairwise(sizes) for layer in (nn.Linear(*pair), follow())]

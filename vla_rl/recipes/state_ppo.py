@@ -25,6 +25,7 @@ from vla_rl.experience.rollout import SeedStream, WindowConfig
 from vla_rl.policies.actor import ActorConfig
 from vla_rl.policies.critics import RunningCritic
 from vla_rl.policies.image_encoder import ImageEncoder
+from vla_rl.policies.observations import Activation, check_activation
 from vla_rl.policies.statistics import RunningStatistics
 from vla_rl.recipes.bottleneck import Arguments
 from vla_rl.recipes.context import generator
@@ -49,10 +50,12 @@ class CriticConfig:
 
     width: int = 64
     depth: int = 2
+    activation: Activation = "tanh"  # or "elu", of the hidden layers
 
     def __post_init__(self) -> None:
         """Raises UserError for sizes of no network."""
         check_limits(self, width=(1, math.inf), depth=(1, math.inf))
+        check_activation(self)
 
 
 class TrainedPolicy(LikelihoodPolicy, Protocol):
@@ -156,7 +159,7 @@ class StateBased:
         policy = self.policy.build(env.spec, RunningStatistics(sizes["state"])).to(device)
         sizes |= {name: math.prod(env.spec.extras[name].shape) for name in self.experience.privileged}
         vision = ImageEncoder.of(env.spec, self.policy.cameras)
-        critic = RunningCritic(sizes, self.critic.width, self.critic.depth, vision).to(device)
+        critic = RunningCritic(sizes, self.critic.width, self.critic.depth, vision, self.critic.activation).to(device)
         return policy, self.algorithm.build(policy, policy.trainable(), critic, generator(self.seed, 4), group)
 
     def evaluate(self, env: VecEnv, policy: TrainedPolicy, seeds: range, count: int) -> MeanReturn:
