@@ -23,7 +23,7 @@ from vla_rl.recipes.evaluators import Evaluator, new_evaluator
 from vla_rl.recipes.memory_knobs import naming_knobs
 from vla_rl.recipes.progress import Clock, bar, console, mostly, steps_per_second
 from vla_rl.recipes.shared_envs import SharedEnvs
-from vla_rl.recipes.signals import Terminated, patient_sigterm
+from vla_rl.recipes.signals import Terminated, anyone, patient_sigterm
 from vla_rl.recipes.trainers import TrainerConfig
 from vla_rl.recipes.training_setup import TrainingSetup, build
 from vla_rl.training.loop import BestWeights, Loop
@@ -139,9 +139,10 @@ def _train(
     with bar("improve", trainer.loop.iterations) as update, patient_sigterm() as asked_to_stop:
 
         def save(iteration: int) -> None:
-            if can_resume and (asked_to_stop() or iteration % trainer.loop.save_every == 0):
+            stopping = anyone(asked_to_stop, group)
+            if can_resume and (stopping or iteration % trainer.loop.save_every == 0):
                 folder.save_state(iteration, loop.state_dict())
-            if asked_to_stop():
+            if stopping:
                 raise Terminated
 
         loop = Loop(
@@ -154,10 +155,9 @@ def _train(
             report=_report_rl(folder, update, by_family, spent),
             save=save,
         )
-        reason = loop.not_resumable() if group.size == 1 else ""
-        if reason:
+        if reason := loop.not_resumable():
             console.print(reason)
-        can_resume = group.size == 1 and not reason
+        can_resume = not reason
         if saved is not None:
             loop.load_state_dict(saved)
         elif pretrained and can_resume:
