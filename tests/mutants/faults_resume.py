@@ -18,7 +18,16 @@ _ON_PRETRAINING = "tests/recipes/test_pretraining.py::"
 
 _SHARED_STATE, _ON_SHARED = "vla_rl/training/shared_state.py", "tests/training/test_shared_state.py::"
 
+_IN_STEP = "tests/algorithms/test_ppo_updates.py::test_processes_that_share_weights_run_the_policy_equally_often"
+
 FAULTS = (
+    Fault(
+        "a process with fewer decisions runs the policy less often than the others",
+        _SHARED,
+        "* (self.reducer.passes(len(own)) - len(own))",
+        "* 0",
+        (_IN_STEP,),
+    ),
     Fault(
         "what processes have in common is saved by each",
         _SHARED_STATE,

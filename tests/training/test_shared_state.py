@@ -80,7 +80,7 @@ def test_nothing_saved_is_none_and_a_lost_part_is_said(tmp_path: Path) -> None:
     assert [step for step, _ in in_both(lambda group: latest_shared(tmp_path, group))] == [-1, -1]
     path = tmp_path / "process-1" / "state" / "-0000001"
     (path / "tensors.safetensors").unlink()
-    with pytest.raises(UserError, match="process-1.*is damaged"):
+    with pytest.raises(UserError, match=r"process-1.*is damaged"):
         read_state(path, tmp_path / "state" / "-0000001")
 
 

@@ -45,6 +45,10 @@ class ProcessGroup:
         for parameter, part in zip(trained, total.split([p.numel() for p in trained]), strict=True):
             parameter.grad = part.view_as(parameter)
 
+    def passes(self, own: int) -> int:
+        """``own``: every process holds all weights."""
+        return own
+
 
 class SummedCounters:
     """A source whose ``info`` holds the sums of all processes' counters and the mean of their seconds (``*_s``).

@@ -87,7 +87,7 @@ def _known_to_first(tensors: dict[str, Tensor], group: Reducer) -> set[tuple[int
 def _key(name: str, tensor: Tensor) -> tuple[int, ...]:
     """What recognises a tensor of this name, type, shape and content."""
     digest = hashlib.sha256(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-    digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+    digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return tuple(int(word) for word in np.frombuffer(digest.digest(), np.uint32)[:_WORDS])
 
 
