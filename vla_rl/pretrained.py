@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from vla_rl.contract import CONTRACT_VERSION
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
+from vla_rl.gathered import holder, write_gathered
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -39,7 +40,12 @@ def save_folder(
     """Write a checkpoint next to ``folder`` and move it into place, so that a reader never sees half of one.
 
     ``inside`` are the checkpoints of its parts, such as a frozen base; each is written to a subfolder of its name.
+    Where processes hold shards of ``tensors``, all call this and the first one writes (``gathered.py``).
     """
+    rank = holder(tensors)
+    if rank:
+        write_gathered(None, tensors)
+        return
     fresh, old = folder.with_name(folder.name + ".writing"), folder.with_name(folder.name + ".old")
     if old.exists() and not folder.exists():  # stopped between the two moves below: it is the only copy
         os.replace(old, folder)
@@ -47,7 +53,10 @@ def save_folder(
         shutil.rmtree(leftover, ignore_errors=True)
     try:
         fresh.mkdir(parents=True)
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, fresh / WEIGHTS)
+        if rank is None:
+            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, fresh / WEIGHTS)
+        else:
+            write_gathered(fresh / WEIGHTS, tensors)
         text = json.dumps({"contract_version": CONTRACT_VERSION, **config}, indent=2)
         (fresh / CONFIG).write_text(text, encoding="utf-8")
         (fresh / WEIGHTS).chmod((fresh / CONFIG).stat().st_mode)  # safetensors writes it for its owner alone

@@ -66,8 +66,8 @@ def test_a_whole_run_in_two_processes(tmp_path):
 def test_two_processes_that_were_killed_while_saving_end_with_the_weights_of_undisturbed_ones(tmp_path):
     """One has written its part of the state of iteration 3 when it is killed, so both go on from iteration 2."""
     policy = save_untrained(tmp_path / "untrained")
-    learning = ["--rl.loop.iterations", "5", "--rl.algorithm.critic-warmup", "1"]
-    recipe = [str(ROOT / "tests" / "recipes" / "quick.py") + ":improve", "--policy", str(policy), *learning]
+    learning = ["--rl.loop.iterations", "5", "--rl.algorithm.critic-warmup", "0"]
+    recipe = [str(ROOT / "tests" / "recipes" / "quick.py") + ":paid", "--policy", str(policy), *learning]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     done = torchrun("-m", "vla_rl.cli", "train", *recipe, "--out", str(whole))
     assert done.returncode == 0, done.stderr
@@ -76,6 +76,8 @@ def test_two_processes_that_were_killed_while_saving_end_with_the_weights_of_und
     assert steps == [["00000001", "00000002"], ["00000002", "00000003"]]
     done = torchrun("-m", "vla_rl.cli", "train", "--resume", str(killed))
     assert done.returncode == 0, done.stderr
+    start, best = (load_file(f / "model.safetensors") for f in (policy, whole / "checkpoints" / "best"))
+    assert any(not torch.equal(start[name], item) for name, item in best.items())
     for name in ("", "process-1/"):
         for file in ("checkpoints/best/model.safetensors", "state/00000005/tensors.safetensors"):
             one, other = ((run / f"{name}{file}").read_bytes() for run in (whole, killed))

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.algorithms.decisions import B, ages, micro_batches, select, select_each
+from vla_rl.algorithms.gradients import clip_gradients, is_finite
 from vla_rl.algorithms.staleness import use_proximal, warn_recomputed
 from vla_rl.contract.batch import OneProcess, Reducer, Rollout
 from vla_rl.contract.errors import NonFiniteError, UserError
@@ -295,9 +296,9 @@ class PolicyGradient(Generic[B]):
                 loss.backward()
             total += float(loss.detach())
         self.reducer.sum_gradients(parameters.values())
-        norm = float(nn.utils.clip_grad_norm_(parameters.values(), self.config.grad_norm))
+        norm = clip_gradients(parameters.values(), self.config.grad_norm)
         if not math.isfinite(total) or not math.isfinite(norm):
-            bad = next((n for n, p in parameters.items() if p.grad is not None and not p.grad.isfinite().all()), "loss")
+            bad = next((n for n, p in parameters.items() if p.grad is not None and not is_finite(p.grad)), "loss")
             raise NonFiniteError(
                 f"the {name} gradient of {bad!r} is not finite in iteration {self.iteration}, so the step was not "
                 "taken; resume from the last checkpoint with a lower learning rate."

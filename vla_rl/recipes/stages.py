@@ -26,6 +26,7 @@ from vla_rl.recipes.shared_envs import SharedEnvs
 from vla_rl.recipes.signals import Terminated, anyone, patient_sigterm
 from vla_rl.recipes.trainers import TrainerConfig
 from vla_rl.recipes.training_setup import TrainingSetup, build
+from vla_rl.training.distributed import barrier
 from vla_rl.training.loop import BestWeights, Loop
 from vla_rl.training.out_of_memory import BUILD, LEARN, phase_of_memory
 from vla_rl.training.tracking import RunFolder
@@ -132,6 +133,7 @@ def _train(
 
     def validate() -> Rate | MeanReturn:
         outcomes = validation.evaluate(policy, held_out, seed)
+        barrier(group)  # a checkpoint may follow, which gathers weights that processes share
         if len(outcomes.families) > 1:
             by_family.update({f"eval/{name}": rate.success for name, rate in outcomes.families.items()})
         return outcomes.score
