@@ -80,8 +80,8 @@ class ShardedGroup(ProcessGroup):
         network, mesh = policy.network, mesh_on(device.type)
         units = [fully_shard(unit, mesh=mesh, reshard_after_forward=True) for unit in _units(network, self.smallest)]
         whole = {item for item in network.parameters() if not isinstance(item, DTensor)}
-        root = fully_shard(_Pass(network), mesh=mesh, ignored_params=whole)
-        for unit in (*units, root):
+        root = _Pass(network)
+        for unit in (*units, fully_shard(root, mesh=mesh, ignored_params=whole)):
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
         for name in CALLS:
