@@ -15,10 +15,10 @@ from tests.training.test_distributed import torchrun
 from vla_rl.algorithms.gradients import clip_gradients
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import UserError
-from vla_rl.gathered import holder, write_gathered
 from vla_rl.policies.smolvla.policy import SmolVLA
 from vla_rl.policies.vla.inference import Compiled
 from vla_rl.policies.vla.options import VLAOptions
+from vla_rl.pretrained import holder, write_gathered
 from vla_rl.training.lockstep import Lockstep
 
 CLOSE = 1e-6  # of a weight tensor's norm, in float32
