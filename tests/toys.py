@@ -188,6 +188,9 @@ class TwoProcesses:
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             parameter.grad = self._sum(gradient)
 
+    def passes(self, own: int) -> int:
+        return own
+
     def _sum(self, values: Tensor) -> Tensor:
         self.values[self.rank] = values
         self.barrier.wait()

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from vla_rl.contract import CONTRACT_VERSION
 from vla_rl.contract.errors import UserError
@@ -22,6 +24,8 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _DTYPES |= {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
 _DTYPES |= {"BOOL": torch.bool}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_ALIGNED = 8  # bytes, to which safetensors fills the header of a file up
 
 
 class Saveable(Protocol):
@@ -39,7 +43,12 @@ def save_folder(
     """Write a checkpoint next to ``folder`` and move it into place, so that a reader never sees half of one.
 
     ``inside`` are the checkpoints of its parts, such as a frozen base; each is written to a subfolder of its name.
+    Where processes hold shards of ``tensors``, all call this and the first one writes (:func:`write_gathered`).
     """
+    rank = holder(tensors)
+    if rank:
+        write_gathered(None, tensors)
+        return
     fresh, old = folder.with_name(folder.name + ".writing"), folder.with_name(folder.name + ".old")
     if old.exists() and not folder.exists():  # stopped between the two moves below: it is the only copy
         os.replace(old, folder)
@@ -47,7 +56,10 @@ def save_folder(
         shutil.rmtree(leftover, ignore_errors=True)
     try:
         fresh.mkdir(parents=True)
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, fresh / WEIGHTS)
+        if rank is None:
+            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, fresh / WEIGHTS)
+        else:
+            write_gathered(fresh / WEIGHTS, tensors)
         text = json.dumps({"contract_version": CONTRACT_VERSION, **config}, indent=2)
         (fresh / CONFIG).write_text(text, encoding="utf-8")
         (fresh / WEIGHTS).chmod((fresh / CONFIG).stat().st_mode)  # safetensors writes it for its owner alone
@@ -63,6 +75,35 @@ def save_folder(
         os.replace(folder, old)
     os.replace(fresh, folder)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def holder(tensors: Mapping[str, Tensor]) -> int | None:
+    """The number of this process among those that hold shards of some of ``tensors``; None where all are whole."""
+    meshes = [item.device_mesh for item in tensors.values() if isinstance(item, DTensor)]
+    return meshes[0].get_local_rank() if meshes else None
+
+
+def write_gathered(path: Path | None, tensors: Mapping[str, Tensor]) -> None:
+    """Write ``tensors`` to ``path`` as safetensors; all processes that hold shards of them call it, all but one with
+    None.
+
+    They are gathered one by one, so that a process holds one whole tensor at a time.
+    """
+    offsets, end = {}, 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.numel() * tensor.dtype.itemsize
+        offsets[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    header = json.dumps(offsets).encode()
+    header += b" " * (-len(header) % _ALIGNED)
+    with ExitStack() as closing:
+        file = closing.enter_context(path.open("wb")) if path is not None else None
+        if file is not None:
+            file.write(len(header).to_bytes(8, "little") + header)
+        for tensor in tensors.values():
+            whole = tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor.detach()
+            if file is not None:
+                file.write(whole.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            del whole
 
 
 def read_config(folder: Path, kind: str) -> dict[str, Any]:

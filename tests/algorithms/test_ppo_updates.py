@@ -124,6 +124,42 @@ def test_micro_batches_leave_the_gradient_as_it_is(micro_batch, in_double):
     assert max(sizes) <= max(4 * micro_batch, 50) and (micro_batch > 1 or sizes.count(4) > 50)
 
 
+class InStep(TwoProcesses):
+    """Each holds a share of the weights, so that both run the policy equally often."""
+
+    def passes(self, own: int) -> int:
+        most = torch.zeros(2, dtype=torch.float64)
+        most[self.rank] = own
+        return int(self.sum(most).max())
+
+
+@pytest.mark.parametrize("cut", [11, 50])
+def test_processes_that_share_weights_run_the_policy_equally_often(cut, in_double):
+    """With 11 and 39 decisions, or 50 and none, in micro-batches of 4; the result is that of one process."""
+    config = {"minibatch": 24, "lr": 1e-2, "critic_warmup": 0, "target_kl": 0.02, "stop_kl": 2.0, "micro_batch": 4}
+    policy = learner().policy
+    whole = learner(copy.deepcopy(policy), **config)
+    experience = bandit(policy, 50, seeded(1))
+    twice(whole, experience)
+    both = [learner(copy.deepcopy(policy), reducer=reducer, **config) for reducer in InStep.pair()]
+    passes = [[], []]
+    for ppo, count in zip(both, passes, strict=True):
+        log_prob = ppo.policy.log_prob
+
+        def counted(features, sample, aux, log_prob=log_prob, count=count):
+            count.append(torch.is_grad_enabled())
+            return log_prob(features, sample, aux)
+
+        ppo.policy.log_prob = counted
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(twice, both, [_columns(experience, slice(0, cut)), _columns(experience, slice(cut, None))]))
+    assert passes[0] == passes[1] and len(passes[0]) > 30
+    for ppo in both:
+        for name in ("policy", "critic"):
+            for mine, one in zip(weights(getattr(ppo, name)), weights(getattr(whole, name)), strict=True):
+                torch.testing.assert_close(mine, one, rtol=1e-9, atol=1e-9)
+
+
 def _batch_size(given) -> int:
     item = given if isinstance(given, torch.Tensor) else given["state"]
     return item.numel() // item.shape[-1]

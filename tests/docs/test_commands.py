@@ -58,7 +58,7 @@ def _stop_after_parsing(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
             raise _Parsed
 
         monkeypatch.setattr(module, "override", parsed)
-    for name in ("inspect", "find_run", "evaluate_world_model"):
+    for name in ("inspect", "find_run", "evaluate_world_model", "resume"):
         if callable(getattr(module, name, None)):
             monkeypatch.setattr(module, name, _stop)
 

@@ -107,8 +107,8 @@ FAULTS = (
     ),
     Fault(
         "a resumed run does not look into its own config file",
-        "vla_rl/cli/train.py",
-        "load_kept_files(Path(stopped))",
+        "vla_rl/recipes/recipe.py",
+        "load_kept_files(Path(out))",
         "pass",
         (_OUTSIDE,),
     ),

@@ -16,7 +16,53 @@ _TWO = "tests/algorithms/test_ppo_updates.py::test_two_processes_that_share_the_
 
 _ON_PRETRAINING = "tests/recipes/test_pretraining.py::"
 
+_SHARED_STATE, _ON_SHARED = "vla_rl/training/shared_state.py", "tests/training/test_shared_state.py::"
+
+_IN_STEP = "tests/algorithms/test_ppo_updates.py::test_processes_that_share_weights_run_the_policy_equally_often"
+
 FAULTS = (
+    Fault(
+        "a process with fewer decisions runs the policy less often than the others",
+        _SHARED,
+        "* (self.reducer.passes(len(own)) - len(own))",
+        "* 0",
+        (_IN_STEP,),
+    ),
+    Fault(
+        "what processes have in common is saved by each",
+        _SHARED_STATE,
+        "if _key(name, item) not in known}",
+        "if name}",
+        (f"{_ON_SHARED}test_each_process_gets_its_own_state_and_what_is_common_is_there_once",),
+    ),
+    Fault(
+        "tensors of one content are taken for one another whatever their name",
+        _SHARED_STATE,
+        'f"{name} {tensor.dtype} {list(tensor.shape)}"',
+        'f"{tensor.dtype} {list(tensor.shape)}"',
+        (f"{_ON_SHARED}test_each_process_gets_its_own_state_and_what_is_common_is_there_once",),
+    ),
+    Fault(
+        "each process goes on from its own newest state",
+        _SHARED_STATE,
+        "return step, read_state(own, path) if group.rank else",
+        "return step, read_state(newest(own.parent), path) if group.rank else",
+        (f"{_ON_SHARED}test_killed_before_the_last_file_both_go_on_from_the_step_before",),
+    ),
+    Fault(
+        "a run goes on in another number of processes",
+        _SHARED_STATE,
+        "if begun == size:",
+        "if begun:",
+        (f"{_ON_SHARED}test_another_number_of_processes_is_refused",),
+    ),
+    Fault(
+        "a process that was ready before the others cannot go on",
+        _TRACKING,
+        'if (folder.run / "summary.json").exists():',
+        'if (folder.path / "summary.json").exists():',
+        (f"{_ON_SHARED}test_a_process_that_was_ready_before_the_others_goes_on",),
+    ),
     Fault(
         "what was learnt before the first iteration is not saved",
         "vla_rl/recipes/stages.py",

@@ -200,8 +200,8 @@ _MICRO_BATCHES = (
     Fault(
         "the likelihood is not split",
         _SHARED,
-        "micro_batches(len(minibatch.logprob), self.config.micro_batch)",
-        "micro_batches(len(minibatch.logprob), 0)",
+        "micro_batches(size, self.config.micro_batch)",
+        "micro_batches(size, 0)",
         (_MICRO,),
     ),
 )

@@ -54,6 +54,11 @@ def improve() -> Improve:
     )
 
 
+def paid() -> Improve:
+    """As :func:`improve`, where every control step pays, so that each iteration changes the weights."""
+    return replace(improve(), env=EnvConfig("tests.recipes.paying_env:make", options={"deadline": 7}))
+
+
 def processes() -> Improve:
     """As :func:`improve`, collected and evaluated by two processes."""
     recipe = improve()

@@ -59,7 +59,29 @@ def test_a_whole_run_in_two_processes(tmp_path):
     metrics = [[json.loads(line) for line in (f / "metrics.jsonl").read_text().splitlines()] for f in folders]
     assert [line["env/steps_total"] for line in metrics[0]] == [line["env/steps_total"] for line in metrics[1]]
     assert [line["rollout/decisions"] for line in metrics[0][1:]] == [8.0] * 3  # 4 environments, 2 decisions
-    assert not (out / "state").exists()
+    assert (out / "state").exists() and (out / "process-1" / "state").exists()
+
+
+@pytest.mark.full
+def test_two_processes_that_were_killed_while_saving_end_with_the_weights_of_undisturbed_ones(tmp_path):
+    """One has written its part of the state of iteration 3 when it is killed, so both go on from iteration 2."""
+    policy = save_untrained(tmp_path / "untrained")
+    learning = ["--rl.loop.iterations", "5", "--rl.algorithm.critic-warmup", "0"]
+    recipe = [str(ROOT / "tests" / "recipes" / "quick.py") + ":paid", "--policy", str(policy), *learning]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    done = torchrun("-m", "vla_rl.cli", "train", *recipe, "--out", str(whole))
+    assert done.returncode == 0, done.stderr
+    assert torchrun("-m", "tests.training.killed", "3", "train", *recipe, "--out", str(killed)).returncode != 0
+    steps = [sorted(path.name for path in (folder / "state").iterdir()) for folder in (killed, killed / "process-1")]
+    assert steps == [["00000001", "00000002"], ["00000002", "00000003"]]
+    done = torchrun("-m", "vla_rl.cli", "train", "--resume", str(killed))
+    assert done.returncode == 0, done.stderr
+    start, best = (load_file(f / "model.safetensors") for f in (policy, whole / "checkpoints" / "best"))
+    assert any(not torch.equal(start[name], item) for name, item in best.items())
+    for name in ("", "process-1/"):
+        for file in ("checkpoints/best/model.safetensors", "state/00000005/tensors.safetensors"):
+            one, other = ((run / f"{name}{file}").read_bytes() for run in (whole, killed))
+            assert one == other, f"{name}{file}"
 
 
 def test_rows_and_groups_are_shared_equally_or_not_at_all():

@@ -12,6 +12,7 @@ import pytest
 import wandb
 
 from tests.patience import PATIENCE
+from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.recipes.train_rewards import TrainSuccess
 from vla_rl.training.trackers import TRACKERS, WandbTracker, wandb_mode
@@ -81,10 +82,14 @@ def test_trackers_get_the_lines_of_a_resumed_run(notes, tmp_path):
     assert [one.lines for one in notes] == [[], [("rl", 2, {"validation": 1.0})]]
 
 
+class Second(OneProcess):
+    rank, size = 1, 2
+
+
 def test_without_the_field_or_in_another_process_there_are_none(notes, tmp_path):
     for folder in (
         RunFolder(tmp_path / "a", {"no": "field"}),
-        RunFolder(tmp_path / "b", tracked("notes"), tracked=False),
+        RunFolder(tmp_path / "b", tracked("notes"), Second()),
     ):
         folder.log("rl", 1, {"validation": 1.0})
         folder.close()

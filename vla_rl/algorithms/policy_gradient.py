@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.algorithms.decisions import B, ages, micro_batches, select, select_each
+from vla_rl.algorithms.gradients import clip_gradients, is_finite
 from vla_rl.algorithms.staleness import use_proximal, warn_recomputed
 from vla_rl.contract.batch import OneProcess, Reducer, Rollout
 from vla_rl.contract.errors import NonFiniteError, UserError
@@ -192,7 +193,7 @@ class PolicyGradient(Generic[B]):
     @torch.no_grad()
     def _old_likelihood(self, batch: B, metrics: dict[str, float]) -> Likelihood:
         parts = []
-        for index, _ in list(micro_batches(len(batch.logprob), self.config.micro_batch)) or [(None, 1.0)]:
+        for index, _ in self._passes(len(batch.logprob)) or [(None, 1.0)]:
             part = batch if index is None else select(batch, index)
             parts.append(self.policy.log_prob(public(dict(part.features)), part.sample, part.aux))
         old = parts[0] if len(parts) == 1 else _joined(parts)
@@ -259,15 +260,23 @@ class PolicyGradient(Generic[B]):
         self, minibatch: B, old: Mapping[str, Tensor], share: float, stats: list[Tensor]
     ) -> Iterator[Tensor]:
         """The losses of the micro-batches; appends the share of each in KL, clip fraction and loss to ``stats``."""
-        for index, part in micro_batches(len(minibatch.logprob), self.config.micro_batch):
+        for index, part in self._passes(len(minibatch.logprob)):
             micro = minibatch if index is None else select(minibatch, index)
             new = self.policy.log_prob(public(dict(micro.features)), micro.sample, micro.aux)
+            if not len(micro.logprob):
+                yield new.logprob.sum()  # 0, but its backward pass takes part in those of the other processes
+                continue
             kl = self.policy.kl(old if index is None else select_each(old, index), new.params).mean()
             loss, clipped = self.policy_loss(micro, new)
             weight = share * part
             loss = weight * (loss - self.config.entropy * new.entropy.mean())
             stats.append(torch.stack([weight * kl.detach(), weight * clipped.mean(), loss.detach()]).double().cpu())
             yield loss
+
+    def _passes(self, size: int) -> list[tuple[Tensor | None, float]]:
+        """The micro-batches of ``size`` decisions, and as many without any as other processes need (``Reducer``)."""
+        own = list(micro_batches(size, self.config.micro_batch))
+        return own + [(torch.zeros(0, dtype=torch.int64), 0.0)] * (self.reducer.passes(len(own)) - len(own))
 
     def _step(
         self,
@@ -287,9 +296,9 @@ class PolicyGradient(Generic[B]):
                 loss.backward()
             total += float(loss.detach())
         self.reducer.sum_gradients(parameters.values())
-        norm = float(nn.utils.clip_grad_norm_(parameters.values(), self.config.grad_norm))
+        norm = clip_gradients(parameters.values(), self.config.grad_norm)
         if not math.isfinite(total) or not math.isfinite(norm):
-            bad = next((n for n, p in parameters.items() if p.grad is not None and not p.grad.isfinite().all()), "loss")
+            bad = next((n for n, p in parameters.items() if p.grad is not None and not is_finite(p.grad)), "loss")
             raise NonFiniteError(
                 f"the {name} gradient of {bad!r} is not finite in iteration {self.iteration}, so the step was not "
                 "taken; resume from the last checkpoint with a lower learning rate."

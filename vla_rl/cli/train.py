@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from vla_rl.cli.override import override
 from vla_rl.contract.errors import UserError
-from vla_rl.recipes.config_files import file_of, load_config, load_kept_files
+from vla_rl.recipes.config_files import file_of, load_config
 from vla_rl.recipes.engines import new_engine
-from vla_rl.recipes.recipe import run, run_in
+from vla_rl.recipes.recipe import resume, run
 from vla_rl.recipes.seeds import train_seeds
 from vla_rl.recipes.workers import on_engine
-from vla_rl.training.tracking import RunFolder
 
 USAGE = """vla-rl train FILE.py:function [options] [--field value ...]
 vla-rl train --resume RUN
@@ -70,12 +68,7 @@ def _begin(arguments: list[str]) -> None:
 def _resume(stopped: str, others: Sequence[str]) -> None:
     if others:
         raise UserError(f"a resumed run has the config it began with, so {others[0]!r} cannot change it; leave it out.")
-    if "WORLD_SIZE" in os.environ:
-        raise UserError(
-            "a run of several processes saves no state, so it cannot go on; start one from its best checkpoint."
-        )
-    load_kept_files(Path(stopped))
-    run_in(RunFolder.resume(stopped))
+    resume(stopped)
 
 
 def _count(name: str, given: str) -> int:

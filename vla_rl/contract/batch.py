@@ -197,6 +197,12 @@ class Reducer(Protocol):
     def sum_gradients(self, parameters: Iterable[Any]) -> None:
         """Replace every gradient by its sum over all processes; a missing gradient counts as zero."""
 
+    def passes(self, own: int) -> int:
+        """How often this process runs the policy to learn, ``own`` times on data and the others on none.
+
+        All run it equally often where each holds a share of the weights, which they gather for one another.
+        """
+
 
 class OneProcess:
     """The reducer of a single process."""
@@ -208,3 +214,6 @@ class OneProcess:
 
     def sum_gradients(self, parameters: Iterable[Any]) -> None:
         pass
+
+    def passes(self, own: int) -> int:
+        return own

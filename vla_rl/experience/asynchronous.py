@@ -164,8 +164,8 @@ class AsyncSource:
         """The first windows that are finished, side by side; seconds as for ``BackgroundSource.next``.
 
         Where a rollout is one window, its ``stream`` names its source.  ``info`` also has ``source/waiting``, the
-        finished windows that wait for later rollouts, and, where a process died, ``source/restarts``, how often sources
-        were made anew so far.
+        finished windows that wait for later rollouts, and ``source/restarts``, how often sources were made anew so far
+        because their processes had died.
         """
         start = time.perf_counter()
         newest = acting_copy(self.policy)
@@ -184,7 +184,7 @@ class AsyncSource:
         rollouts = [window.rollout for window in chosen if window.rollout is not None]
         seconds = no_seconds() | {"time/wait_s": stop - start}
         restarts = sum(player.restarts for player in self._players)
-        told = {"source/waiting": float(waiting), **({"source/restarts": float(restarts)} if restarts else {})}
+        told = {"source/waiting": float(waiting), "source/restarts": float(restarts)}
         whole = side_by_side(rollouts, summed_info(rollouts) | seconds | told)
         stream = f"source-{chosen[0].player}" if self.windows == 1 else ""
         return replace(whole, stream=stream, spans=self._waits.take() | _lanes(chosen))

@@ -18,6 +18,8 @@ from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.rollout import SeedStream
 from vla_rl.recipes.env_config import EnvFactory
+from vla_rl.training.loop import LoopConfig
+from vla_rl.training.sharding import ShardedGroup
 
 CPU = torch.device("cpu")
 
@@ -90,6 +92,24 @@ class RunContext:
     def parts(self) -> int:
         """How many processes collect, in all."""
         return self.group.size * self.collectors
+
+    def for_policy(self) -> RunContext:
+        """The same, but on the host where processes share the weights, until :meth:`share` has cut them."""
+        return replace(self, device=CPU) if isinstance(self.group, ShardedGroup) else self
+
+    def share(self, policy: T, loop: LoopConfig) -> T:
+        """``policy``, of which each process keeps a share on its device in a sharded run.
+
+        Raises UserError for a policy that cannot be shared, and where other processes would collect with it.
+        """
+        if isinstance(self.group, ShardedGroup):
+            if loop.collectors > 1 or loop.rollouts_ahead or loop.staleness:
+                raise UserError(
+                    "a sharded policy acts in the processes that hold its weights, at the time when all of them do, "
+                    "so nobody else can collect; leave collectors at 1, rollouts_ahead and staleness at 0."
+                )
+            self.group.shard(policy, self.device)
+        return policy
 
     def split(self, collectors: int) -> list[RunContext]:
         """A context for each of this process's ``collectors``; raises UserError for less than one."""

@@ -16,7 +16,8 @@ from vla_rl.recipes.policies import start_policy
 from vla_rl.recipes.stages import EvaluationConfig, clock
 from vla_rl.recipes.trainers import TrainerConfig
 from vla_rl.training.device import resolve_device
-from vla_rl.training.distributed import current_reducer
+from vla_rl.training.distributed import barrier, current_reducer
+from vla_rl.training.sharding import sharing
 from vla_rl.training.tracking import RunFolder
 
 
@@ -31,6 +32,7 @@ class Improve:
     env: EnvConfig = field(kw_only=True)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     device: str = "cpu"  # where policy, critic, learner and replay compute: "cpu", "cuda", "cuda:1", "auto"
+    sharded: bool = False  # each of torchrun's processes holds a share of the weights and of the optimizer (FSDP2)
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
     vla: VLAOptions = VLAOptions()  # how ``policy`` is opened if it is a public folder; ours have their own
 
@@ -49,13 +51,15 @@ class Improve:
         """Train from ``policy``, in place or on top of it, and play the test seeds; returns outcomes and summary."""
         with clock(seconds, "rl"):
             device = resolve_device(self.device)
-            base = None if policy is None else placed(policy, device)
-            context = RunContext(self.env, base, self.seed, current_reducer(), self.demonstrations, device)
+            group = sharing(self.evaluation.processes) if self.sharded else current_reducer()
+            base = policy if policy is None or self.sharded else placed(policy, device)
+            context = RunContext(self.env, base, self.seed, group, self.demonstrations, device)
             trained, best = stages.improve(self.rl, context, self.evaluation, folder)
         rows = folder.metrics("rl")
         with clock(seconds, "evaluation"):
             tests = seed_ranges.held_out(seed_ranges.TEST, self.evaluation.test)
             outcomes = stages.play(self.env, trained, tests, self.evaluation, self.seed, "test RL")
+            barrier(group)
         summary = {
             "rl": asdict(outcomes.rate),
             "families": {name: asdict(rate) for name, rate in outcomes.families.items()},

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from vla_rl.contract.errors import UserError
-from vla_rl.recipes.config_files import keep_file
+from vla_rl.recipes.config_files import keep_file, load_kept_files
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.progress import console
@@ -15,7 +15,8 @@ from vla_rl.recipes.signals import sigterm_like_ctrl_c
 from vla_rl.recipes.workers import worker_processes
 from vla_rl.training.device import resolve_device
 from vla_rl.training.distributed import barrier, torchrun_processes
-from vla_rl.training.tracking import RunFolder
+from vla_rl.training.shared_state import resuming
+from vla_rl.training.tracking import RunFolder, config_of
 
 
 class Recipe(Protocol):
@@ -36,15 +37,23 @@ def run(recipe: Recipe, out: str, source: Path | None = None) -> JsonObject:
     device = resolve_device(getattr(recipe, "device", "cpu"))  # one GPU for each of torchrun's processes
     with torchrun_processes(device) as group:
         if group.rank == 0:
-            folder = RunFolder(out, recipe)
+            folder = RunFolder(out, recipe, group)
             if source is not None:
                 keep_file(source, folder.path)
             if folder.moved_to:
                 console.print(f"an earlier run was in {out}; it is now {folder.moved_to}.")
         barrier(group)
         if group.rank:
-            folder = RunFolder(f"{out}/process-{group.rank}", recipe, tracked=False)
+            folder = RunFolder(out, recipe, group)
         return run_in(folder)
+
+
+def resume(out: str) -> JsonObject:
+    """Go on with the run in the folder ``out``, in as many processes as it was begun by."""
+    load_kept_files(Path(out))
+    device = resolve_device(getattr(config_of(Path(out)), "device", "cpu"))
+    with torchrun_processes(device) as group:
+        return run_in(RunFolder.resume(out, group))
 
 
 def run_in(folder: RunFolder) -> JsonObject:
@@ -53,13 +62,13 @@ def run_in(folder: RunFolder) -> JsonObject:
     Ctrl-C and SIGTERM are raised again with a sentence that says how to go on.
     """
     try:
-        with sigterm_like_ctrl_c(), worker_processes(str(folder.path)):
+        with sigterm_like_ctrl_c(), worker_processes(str(folder.run)):
             summary: JsonObject = folder.config.run(folder)
     except UserError:
         folder.discard_if_empty()
         raise
     except KeyboardInterrupt as stop:
-        raise type(stop)(f"stopped; go on with: vla-rl train --resume {folder.path}") from stop
+        raise type(stop)(f"stopped; go on with: {resuming(folder.run, folder.group.size)}") from stop
     finally:
         folder.close()
     folder.write_summary(summary)

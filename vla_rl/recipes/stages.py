@@ -24,10 +24,11 @@ from vla_rl.recipes.evaluators import Evaluator, new_evaluator
 from vla_rl.recipes.memory_knobs import naming_knobs
 from vla_rl.recipes.progress import Clock, bar, console, mostly, steps_per_second
 from vla_rl.recipes.shared_envs import SharedEnvs
-from vla_rl.recipes.signals import Terminated, patient_sigterm
+from vla_rl.recipes.signals import Terminated, anyone, patient_sigterm
 from vla_rl.recipes.timeline_page import TimelinePage
 from vla_rl.recipes.trainers import TrainerConfig
 from vla_rl.recipes.training_setup import TrainingSetup, build
+from vla_rl.training.distributed import barrier
 from vla_rl.training.loop import BestWeights, Loop
 from vla_rl.training.out_of_memory import BUILD, LEARN, phase_of_memory
 from vla_rl.training.tracking import RunFolder
@@ -135,6 +136,7 @@ def _train(
 
     def validate() -> Rate | MeanReturn:
         outcomes = validation.evaluate(policy, held_out, seed)
+        barrier(group)  # a checkpoint may follow, which gathers weights that processes share
         if len(outcomes.families) > 1:
             by_family.update({f"eval/{name}": rate.success for name, rate in outcomes.families.items()})
         return outcomes.score
@@ -142,9 +144,10 @@ def _train(
     with bar("improve", trainer.loop.iterations) as update, patient_sigterm() as asked_to_stop:
 
         def save(iteration: int) -> None:
-            if can_resume and (asked_to_stop() or iteration % trainer.loop.save_every == 0):
+            stopping = anyone(asked_to_stop, group)
+            if can_resume and (stopping or iteration % trainer.loop.save_every == 0):
                 folder.save_state(iteration, loop.state_dict())
-            if asked_to_stop():
+            if stopping:
                 raise Terminated
 
         loop = Loop(
@@ -158,10 +161,9 @@ def _train(
             save=save,
             timeline=page.timeline,
         )
-        reason = loop.not_resumable() if group.size == 1 else ""
-        if reason:
+        if reason := loop.not_resumable():
             console.print(reason)
-        can_resume = group.size == 1 and not reason
+        can_resume = not reason
         if saved is not None:
             loop.load_state_dict(saved)
         elif pretrained and can_resume:

@@ -34,7 +34,7 @@ from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.memory_knobs import naming_knobs
 from vla_rl.recipes.progress import Clock, bar, console, mostly, steps_per_second
 from vla_rl.recipes.shared_envs import lending, require_same
-from vla_rl.recipes.signals import Terminated, patient_sigterm
+from vla_rl.recipes.signals import Terminated, anyone, patient_sigterm
 from vla_rl.recipes.stages import EvaluationConfig, clock
 from vla_rl.recipes.timeline_page import TimelinePage
 from vla_rl.training.device import resolve_device
@@ -184,16 +184,16 @@ def _train(loop: Loop, folder: RunFolder, group: Reducer) -> BestWeights:
             update(iteration, f"validated return {last['eval/score']:.1f}, {speed:.0f} steps/s, {mostly(metrics)}")
 
         def save(iteration: int) -> None:
-            if can_resume and (asked_to_stop() or iteration % loop.config.save_every == 0):
+            stopping = anyone(asked_to_stop, group)
+            if can_resume and (stopping or iteration % loop.config.save_every == 0):
                 folder.save_state(iteration, loop.state_dict())
-            if asked_to_stop():
+            if stopping:
                 raise Terminated
 
         loop.report, loop.save, loop.timeline = report, save, page.timeline
-        reason = loop.not_resumable() if group.size == 1 else ""
-        if reason:
+        if reason := loop.not_resumable():
             console.print(reason)
-        can_resume = group.size == 1 and not reason
+        can_resume = not reason
         if folder.resumed and (state := folder.load_state("rl")):
             loop.load_state_dict(state)
         try:

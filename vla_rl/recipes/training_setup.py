@@ -39,9 +39,10 @@ def build(
 
     ``check`` may refuse the policy before anything is built around it.
     """
-    shares = context.split(trainer.loop.collectors)
-    policy = trainer.build_policy(context)
+    loop, shares = trainer.loop, context.split(trainer.loop.collectors)
+    policy = trainer.build_policy(context.for_policy())
     check(policy)
+    context.share(policy, loop)
     env = trainer.build_env(shares[0])  # for its spec alone, where other processes collect
     learner = trainer.build_learner(context, env, policy)
     store = InProcessPolicyStore(policy)

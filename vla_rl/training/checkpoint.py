@@ -10,18 +10,21 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from vla_rl.contract import CONTRACT_VERSION
 from vla_rl.contract.errors import UserError
+from vla_rl.training.mesh import shard_of
 
 KEPT = 2  # newest states
 _TREE, _TENSORS = "state.json", "tensors.safetensors"
@@ -34,15 +37,25 @@ def save_state(folder: Path, step: int, state: dict[str, Any]) -> None:
     Step -1 is that before the first one.
     Raises UserError when it cannot be written; the states before it are then untouched.
     """
+    write_state(folder, step, *encoded(state))
+
+
+def encoded(state: dict[str, Any]) -> tuple[str, dict[str, Tensor]]:
+    """``state`` as text, and its tensors under the names that the text gives them."""
     tensors: dict[str, Tensor] = {}
-    tree = json.dumps({"contract_version": CONTRACT_VERSION, "state": _encode(state, "state", tensors)})
+    tree = {"contract_version": CONTRACT_VERSION, "state": _encode(state, "state", tensors)}
+    return json.dumps(tree), tensors
+
+
+def write_state(folder: Path, step: int, tree: str, tensors: Mapping[str, Tensor]) -> None:
+    """:func:`save_state` of an encoded state."""
     final = folder / f"{step:08d}"
     writing = final.with_name(final.name + _WRITING)
     old = final.with_name(final.name + _OLD)
     try:
         shutil.rmtree(writing, ignore_errors=True)
         writing.mkdir(parents=True)
-        save_file(tensors, writing / _TENSORS)
+        save_file(dict(tensors), writing / _TENSORS)
         (writing / _TREE).write_text(tree, encoding="utf-8")
         (writing / _TENSORS).chmod((writing / _TREE).stat().st_mode)  # safetensors writes it for its owner alone
         for path in (writing / _TENSORS, writing / _TREE, writing):
@@ -64,10 +77,22 @@ def save_state(folder: Path, step: int, state: dict[str, Any]) -> None:
 
 def latest_state(folder: Path) -> tuple[int, dict[str, Any]] | None:
     """The newest step and its state, None when there is none; raises UserError when it is damaged."""
-    paths = sorted(_complete(folder))
-    if not paths:
-        return None
-    path = paths[-1]
+    path = newest(folder)
+    return None if path is None else (step_of(path), read_state(path))
+
+
+def newest(folder: Path) -> Path | None:
+    """The newest whole state in ``folder``."""
+    return max(_complete(folder), default=None)
+
+
+def step_of(path: Path) -> int:
+    """The step of the state in ``path``."""
+    return int(path.name.removesuffix(_OLD))
+
+
+def read_state(path: Path, others: Path | None = None) -> dict[str, Any]:
+    """The state in ``path``; tensors that it leaves out are in ``others``.  Raises UserError when it is damaged."""
     try:
         read = json.loads((path / _TREE).read_text(encoding="utf-8"))
         if read["contract_version"] != CONTRACT_VERSION:
@@ -75,13 +100,32 @@ def latest_state(folder: Path) -> tuple[int, dict[str, Any]] | None:
                 f"{str(path)!r} has contract version {read['contract_version']} but this is {CONTRACT_VERSION}, so the "
                 "run would go on differently; resume it with the vla-rl that wrote it."
             )
-        state: dict[str, Any] = _decode(read["state"], load_file(path / _TENSORS))
+        with ExitStack() as files:
+            places = [path] if others is None else [path, others]
+            tensors = _Tensors([files.enter_context(safe_open(place / _TENSORS, "pt")) for place in places])
+            state: dict[str, Any] = _decode(read["state"], tensors)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise UserError(
             f"the training state {str(path)!r} is damaged ({error!r}), so the run cannot go on from it; delete that "
-            f"folder to go on from the one before it{'' if len(paths) > 1 else ', or start the run again'}."
+            f"folder to go on from the one before it{'' if _before(path) else ', or start the run again'}."
         ) from error
-    return int(path.name.removesuffix(_OLD)), state
+    return state
+
+
+def _before(path: Path) -> bool:
+    """Whether there is another state to go on from."""
+    return any(other != path for other in _complete(path.parent))
+
+
+class _Tensors:
+    """The tensors of several files; of equal names that of the first one."""
+
+    def __init__(self, files: Sequence[Any]) -> None:
+        self._places = {name: file for file in reversed(files) for name in file.keys()}  # noqa: SIM118  # a file
+
+    def __getitem__(self, name: str) -> Tensor:
+        found: Tensor = self._places[name].get_tensor(name)
+        return found
 
 
 def _complete(folder: Path) -> Iterator[Path]:
@@ -103,6 +147,9 @@ def _flush(path: Path) -> None:
 
 def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """JSON for ``value``; tensors and arrays go into ``tensors`` under their path in the tree."""
+    if isinstance(value, DTensor):
+        tensors[path] = value.to_local().detach().cpu().clone().contiguous()
+        return {"kind": "shard", "path": path, "shape": list(value.shape), "device": value.device_mesh.device_type}
     if isinstance(value, Tensor | np.ndarray):
         tensor = torch.as_tensor(value)
         tensors[path] = tensor.detach().cpu().clone().contiguous()
@@ -116,7 +163,7 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     raise TypeError(f"{path} is {type(value).__name__}, which a training state cannot hold; give tensors or numbers.")
 
 
-def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
+def _decode(value: Any, tensors: _Tensors) -> Any:
     if not isinstance(value, dict):
         return value
     if value["kind"] == "dict":
@@ -124,4 +171,6 @@ def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
     if value["kind"] == "list":
         return [_decode(item, tensors) for item in value["items"]]
     tensor = tensors[value["path"]]
+    if value["kind"] == "shard":
+        return shard_of(tensor, torch.Size(value["shape"]), value["device"])
     return tensor if value["kind"] == "tensor" else tensor.numpy()

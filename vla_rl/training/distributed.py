@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from vla_rl.contract.batch import ExperienceSource, OneProcess, Reducer, Rollout
+from vla_rl.contract.batch import ExperienceSource, OneProcess, Reducer, Resumable, Rollout
 
 HOST = torch.device("cpu")
 
@@ -45,12 +45,21 @@ class ProcessGroup:
         for parameter, part in zip(trained, total.split([p.numel() for p in trained]), strict=True):
             parameter.grad = part.view_as(parameter)
 
+    def passes(self, own: int) -> int:
+        """``own``: every process holds all weights."""
+        return own
+
 
 class SummedCounters:
-    """A source whose ``info`` holds the sums of all processes' counters and the mean of their seconds (``*_s``)."""
+    """A source whose ``info`` holds the sums of all processes' counters and the mean of their seconds (``*_s``).
+
+    It is ``Resumable`` if the source of this process is.
+    """
 
     def __init__(self, source: ExperienceSource, reducer: Reducer) -> None:
         self.source, self.reducer = source, reducer
+        if isinstance(source, Resumable):
+            self.state_dict, self.load_state_dict = source.state_dict, source.load_state_dict
 
     def next(self) -> Rollout:
         """The rollout of this process's environments."""

@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from vla_rl.contract.batch import OneProcess, Reducer
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.training.checkpoint import latest_state, save_state
 from vla_rl.training.run_lock import LOCK, lock_run, unlock_run
+from vla_rl.training.shared_state import latest_shared, process_folder, require_processes, save_shared
 from vla_rl.training.trackers import check_trackers, open_trackers
 
 START = "start"  # the checkpoint that a run keeps of the policy it begins with
@@ -35,17 +37,21 @@ class RunFolder:
     config.json     what was run
     metrics.jsonl   one object per line: stage, step, seconds since the start, and the metrics
     checkpoints/    folders written by policies
-    state/          what resuming needs, see ``training/checkpoint.py``
+    state/          what resuming needs, see ``training/checkpoint.py`` and ``shared_state.py``
     summary.json    the result
 
     Metrics also go to the trackers that the config's field ``tracking`` names, see ``training/trackers.py``.
     """
 
-    def __init__(self, path: str | Path, config: Any, tracked: bool = True) -> None:
-        """``tracked=False`` leaves the trackers out: of several processes of one run, one has them."""
-        self.path = Path(path)
+    def __init__(self, path: str | Path, config: Any, group: Reducer | None = None) -> None:
+        """``path`` is that of the whole run; of several processes, ``group``, each has a folder in it but the first.
+
+        Only the first process has trackers.
+        """
+        self.run, self.group = Path(path), group or OneProcess()
+        self.path = process_folder(self.run, self.group.rank)
         self.config, self.resumed = config, False
-        names = getattr(config, "tracking", ()) if tracked else ()
+        names = getattr(config, "tracking", ()) if self.group.rank == 0 else ()
         check_trackers(names)  # before an earlier run is moved
         self._lock = lock_run(self.path)
         self.moved_to = _move_aside(self.path)
@@ -57,34 +63,38 @@ class RunFolder:
         self._trackers = open_trackers(names, self.path, to_json(config))
 
     @classmethod
-    def resume(cls, path: str | Path) -> RunFolder:
-        """The folder of an unfinished run, to continue it; ``config`` is what was run.
+    def resume(cls, path: str | Path, group: Reducer | None = None) -> RunFolder:
+        """The folder of an unfinished run, to continue it; ``config`` is what was run.  See the constructor.
 
-        Raises UserError when there is no run, or a finished one.
+        Raises UserError when there is no run, or a finished one, or one of another number of processes.
         """
         folder = cls.__new__(cls)
-        folder.path, folder.resumed, folder.moved_to = Path(path), True, None
-        if not (folder.path / "config.json").exists():
-            raise UserError(f"{str(path)!r} has no config.json, so there is no run to go on with; name a run folder.")
-        if (folder.path / "summary.json").exists():
+        folder.run, folder.group, folder.resumed, folder.moved_to = Path(path), group or OneProcess(), True, None
+        folder.path = process_folder(folder.run, folder.group.rank)
+        folder.config = config_of(folder.run)
+        if (folder.run / "summary.json").exists():
             raise UserError(
                 f"the run in {str(path)!r} is finished, so there is nothing to go on with; see its summary.json."
             )
+        require_processes(folder.run, folder.group.size)
         folder._lock = lock_run(folder.path)
-        folder.config = from_json(json.loads((folder.path / "config.json").read_text(encoding="utf-8")))
         lines = read_metrics(folder.path)
         folder._start = time.monotonic() - (lines[-1]["elapsed_s"] if lines else 0.0)
-        names = getattr(folder.config, "tracking", ())
+        names = getattr(folder.config, "tracking", ()) if folder.group.rank == 0 else ()
         folder._trackers = open_trackers(names, folder.path, to_json(folder.config))
         return folder
 
     def save_state(self, step: int, state: dict[str, Any]) -> None:
-        """Save the training state after ``step``."""
-        save_state(self.path / "state", step, state)
+        """Save the training state after ``step``; of several processes, each its own."""
+        if self.group.size > 1:
+            save_shared(self.run, step, state, self.group)
+        else:
+            save_state(self.path / "state", step, state)
 
     def load_state(self, stage: str) -> dict[str, Any] | None:
         """The newest saved state, None when there is none; removes the later metrics of ``stage``."""
-        found = latest_state(self.path / "state")
+        several = self.group.size > 1
+        found = latest_shared(self.run, self.group) if several else latest_state(self.path / "state")
         if found is None:
             return None
         step, state = found
@@ -154,6 +164,13 @@ class RunFolder:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json`` atomically."""
         write_json(self.path / "summary.json", summary)
+
+
+def config_of(run: Path) -> Any:
+    """What the run in the folder ``run`` is; raises UserError when there is none."""
+    if not (run / "config.json").exists():
+        raise UserError(f"{str(run)!r} has no config.json, so there is no run to go on with; name a run folder.")
+    return from_json(json.loads((run / "config.json").read_text(encoding="utf-8")))
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Features
@@ -44,7 +45,8 @@ class Views:
 
     def stamp(self) -> tuple[tuple[int, int], ...]:
         """Another one whenever ``learnt`` has changed, in place or by other tensors."""
-        return tuple((item.data_ptr(), item._version) for item in self.learnt)
+        own = [item._local_tensor if isinstance(item, DTensor) else item for item in self.learnt]
+        return tuple((item.data_ptr(), item._version) for item in own)
 
 
 class Kept(Protocol):

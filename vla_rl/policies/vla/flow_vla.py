@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import ClassVar, Self
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.contract.env import Observation
-from vla_rl.contract.errors import ContractError
+from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import Features
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.flow import VelocityField
@@ -21,6 +21,7 @@ from vla_rl.policies.noise import normal, uniform
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tokens import Vocabulary
 from vla_rl.policies.vla.features import PICTURE, KeepPictures, KeepPrefix, Views, choose
+from vla_rl.policies.vla.inference import Eager
 from vla_rl.policies.vla.network import Acting, FlowNetwork, NewShape
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.prompts import Prompts, WordPrompts
@@ -79,7 +80,7 @@ class FlowVLA(SavedVLA, FlowPolicy):
         tokens, mask = prompts.encode(spec.tasks)
         self.register_buffer("tokens", tokens, persistent=False)
         self.register_buffer("token_mask", mask, persistent=False)
-        self._acting = options.inference.prepare(network)
+        self._acting: Acting = options.inference.prepare(network)
         self._prefix_bytes = network.prefix_bytes(self.cameras, tokens.shape[1])
         self.kept = choose(options, self._prefix_bytes)
 
@@ -142,6 +143,15 @@ class FlowVLA(SavedVLA, FlowPolicy):
         named = dict(self.network.named_parameters()) if self.config.trains.reaches_prefix else {}
         learnt = [named[name] for name in self._trained] if named else []
         return Views(self.cameras, self.tokens, self.token_mask, learnt)
+
+    def act_through(self, wrap: Callable[[Acting], Acting]) -> None:
+        """Act through ``wrap`` of the network.  Raises UserError unless it acts operation by operation."""
+        if not isinstance(self.config.inference, Eager):
+            raise UserError(
+                f"the weights that a {type(self.config.inference).__name__} network reads would have to lie still, but "
+                "a sharded run gathers them anew for every call; set inference to Eager()."
+            )
+        self._acting = wrap(self._acting)
 
     # -- acting -----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,51 @@
+"""Faults in sharing the weights of a policy among processes."""
+
+from __future__ import annotations
+
+from tests.mutants.fault import Fault
+
+_SHARDING, _LOCKSTEP, _CLIP = (
+    "vla_rl/training/sharding.py",
+    "vla_rl/training/lockstep.py",
+    "vla_rl/algorithms/gradients.py",
+)
+_ON = "tests/training/test_sharding.py::"
+_TWO = f"{_ON}test_two_processes_that_share_the_weights_learn_what_one_learns[expert]"
+
+FAULTS = (
+    Fault(
+        "gradients of shared weights are means over the processes",
+        _SHARDING,
+        "unit.set_gradient_divide_factor(1.0)",
+        "unit.set_gradient_divide_factor(2.0)",
+        (_TWO,),
+    ),
+    Fault(
+        "gradients are clipped by the norm of the shards alone",
+        _CLIP,
+        "for part in (shards, whole) if part]",
+        "for part in (shards,) if part]",
+        (_TWO,),
+    ),
+    Fault(
+        "who has another call to make gathers nothing for the others",
+        _LOCKSTEP,
+        "            self._join(agreed)\n        self._recording",
+        "            pass\n        self._recording",
+        (f"{_ON}test_who_has_another_call_or_none_gathers_for_those_who_have",),
+    ),
+    Fault(
+        "a file of gathered tensors places each where the one before it begins",
+        "vla_rl/pretrained.py",
+        "begin, end = end, end + tensor.numel()",
+        "begin, end = 0, end + tensor.numel()",
+        (f"{_ON}test_gathered_files_are_as_those_of_safetensors",),
+    ),
+    Fault(
+        "a sharded run starts without torchrun",
+        _SHARDING,
+        "if not (dist.is_available() and dist.is_initialized()):",
+        "if not dist.is_available():",
+        ("tests/recipes/test_sharded.py::test_sharded_without_torchrun_is_refused",),
+    ),
+)

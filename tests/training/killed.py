@@ -1,0 +1,28 @@
+"""``python -m tests.training.killed STEP ARGUMENTS``: vla-rl, of which process 1 is killed when it has saved STEP."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+from vla_rl.cli.main import main
+from vla_rl.training import shared_state
+
+
+def kill_after(step: int) -> None:
+    """The process that writes its part of the state of ``step`` does nothing after it; process 0 writes last."""
+    write = shared_state.write_state
+
+    def written(folder: Any, at: int, *given: Any) -> None:
+        write(folder, at, *given)
+        if at == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    shared_state.write_state = written
+
+
+if __name__ == "__main__":
+    kill_after(int(sys.argv[1]))
+    main(sys.argv[2:])

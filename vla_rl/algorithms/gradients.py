@@ -1,0 +1,38 @@
+"""The norm of gradients of which processes hold shards or the whole, and clipping by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], bound: float) -> float:
+    """Scale all gradients so that their joint 2-norm is at most ``bound``; returns the norm before.
+
+    A gradient that is a DTensor counts as the whole of its shards, with every process's.
+    """
+    trained = [parameter for parameter in parameters if parameter.grad is not None]
+    shards = [parameter for parameter in trained if isinstance(parameter.grad, DTensor)]
+    if not shards:
+        return float(nn.utils.clip_grad_norm_(trained, bound))
+    whole = [parameter for parameter in trained if not isinstance(parameter.grad, DTensor)]
+    parts = [nn.utils.get_total_norm([p.grad for p in part if p.grad is not None]) for part in (shards, whole) if part]
+    norm = torch.linalg.vector_norm(torch.stack([full(part) for part in parts]))
+    for part in (shards, whole):
+        nn.utils.clip_grads_with_norm_(part, bound, norm)
+    return float(norm)
+
+
+def full(tensor: Tensor) -> Tensor:
+    """The tensor itself, or the whole of which it is a shard; then all processes have to ask."""
+    whole: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return whole
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether all of ``tensor`` is finite, or of this process's shard of it."""
+    own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return bool(own.isfinite().all())

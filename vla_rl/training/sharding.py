@@ -1,0 +1,163 @@
+"""Policies that do not fit one GPU: each of torchrun's processes holds a share of every large weight (FSDP2).
+
+Weights, gradients and the optimizer's moments are DTensors, cut along their first dimension.  A part of the network is
+gathered when its ``forward`` is called, computes, and is dropped again; in the backward pass once more, and its
+gradient is summed into the shards.  Parts are the linear, convolutional and embedding ones of at least ``SMALLEST``
+numbers, since the families call these and not whole layers.  Norms and critics are whole in every process, and their
+gradients are summed as without sharding.  Source: torch.distributed.fsdp.fully_shard.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.policy import ActionOut, Features, Likelihood, LikelihoodPolicy, Mode, State
+from vla_rl.training.distributed import ProcessGroup
+from vla_rl.training.lockstep import CALLS, Lockstep, LockstepActing
+from vla_rl.training.mesh import mesh_on
+
+SMALLEST = 2**14  # numbers of a part that is shared
+_PARTS = (nn.Linear, nn.Embedding, nn.Conv2d)
+
+
+@runtime_checkable
+class Shardable(LikelihoodPolicy, Protocol):
+    """A policy whose network encodes, conditions and gives velocities (``FlowNetwork``)."""
+
+    network: Any
+
+    def act_through(self, wrap: Callable[[Any], Any]) -> None:
+        """Act through ``wrap(acting)`` from now on.  Raises UserError when it does not act operation by operation."""
+
+
+class ShardedGroup(ProcessGroup):
+    """The processes of a run that share the weights of one policy.
+
+    A sum is where all of them meet: who comes first takes part in what the others still compute.
+    """
+
+    def __init__(self, smallest: int = SMALLEST) -> None:
+        super().__init__()
+        self.smallest = smallest
+        self._lockstep: Lockstep | None = None
+
+    def sum(self, values: Tensor) -> Tensor:
+        if self._lockstep is not None:
+            self._lockstep.meet()
+        return super().sum(values)
+
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Those of shards are sums already."""
+        super().sum_gradients(item for item in parameters if not isinstance(item, DTensor))
+
+    def passes(self, own: int) -> int:
+        """The most of any process, for each pass gathers in all of them."""
+        counts = torch.zeros(self.size, dtype=torch.float64)
+        counts[self.rank] = own
+        return int(self.sum(counts).max())
+
+    def shard(self, policy: Any, device: torch.device) -> None:
+        """Keep this process's share of the weights of ``policy``, on ``device``, to which the rest goes whole.
+
+        Call it once, before an optimizer is made.  Raises UserError for a policy that cannot be shared.
+        """
+        if not isinstance(policy, Shardable) or not isinstance(policy.network, nn.Module):
+            raise UserError(
+                f"{type(policy).__name__} has no network of which a process could hold a share, so it cannot be "
+                "trained with sharded; leave it out, or train a flow policy that itself is a vision-language-action "
+                "model."
+            )
+        network, mesh = policy.network, mesh_on(device.type)
+        units = [fully_shard(unit, mesh=mesh, reshard_after_forward=True) for unit in _units(network, self.smallest)]
+        whole = {item for item in network.parameters() if not isinstance(item, DTensor)}
+        root = _Pass(network)
+        for unit in (*units, fully_shard(root, mesh=mesh, ignored_params=whole)):
+            unit.set_gradient_divide_factor(1.0)
+            unit.set_force_sum_reduction_for_comms(True)
+        for name in CALLS:
+            setattr(network, name, functools.partial(root, getattr(network, name)))
+        lockstep = Lockstep(root, units, super().sum)
+        policy.act_through(lambda acting: LockstepActing(acting, lockstep))
+        stand_in = _StandIn(policy)
+        policy.act, policy.log_prob = stand_in.act, stand_in.log_prob  # type: ignore[method-assign]
+        if isinstance(policy, nn.Module):
+            policy.to(device)
+        self._lockstep = lockstep
+
+
+def sharing(evaluators: int) -> ShardedGroup:
+    """The processes of a sharded run.
+
+    Raises UserError without torchrun, and when ``evaluators`` other processes would evaluate a policy of shards.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        raise UserError(
+            "sharded shares the weights among torchrun's processes, but this is one process, so nothing could be "
+            "shared; start it with torchrun --nproc-per-node N -m vla_rl.cli train, or leave sharded out."
+        )
+    if evaluators > 1:
+        raise UserError(
+            f"{evaluators} processes that hold no weights cannot evaluate a sharded policy, so nothing was started; "
+            "set evaluation.processes to 1."
+        )
+    return ShardedGroup()
+
+
+class _StandIn:
+    """A decision of this process for those that ``log_prob`` is asked for without any.
+
+    So the pass on nothing is a whole one, forward and backward, whose result has no rows and gradients are 0.
+    """
+
+    def __init__(self, policy: LikelihoodPolicy) -> None:
+        self._act, self._log_prob = policy.act, policy.log_prob
+        self._decision: tuple[Features, Tensor, Features] | None = None
+
+    def act(self, features: Features, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:
+        out, state = self._act(features, state, mode, generator)
+        if mode == "sample" and self._decision is None:
+            self._decision = _rows(features, 1), out.sample[:1].clone(), _rows(out.aux, 1)
+        return out, state
+
+    def log_prob(self, features: Features, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
+        if len(sample) or self._decision is None:
+            return self._log_prob(features, sample, aux)
+        found = self._log_prob(*self._decision)
+        return Likelihood(found.logprob[:0], found.entropy[:0], {name: item[:0] for name, item in found.params.items()})
+
+
+def _rows(items: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
+    return {name: item[:count].clone() for name, item in items.items()}
+
+
+class _Pass(nn.Module):
+    """What FSDP takes for the forward pass of ``network``: any call of it."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, call: Callable[..., Any], *given: Any) -> Any:
+        return call(*given)
+
+
+def _units(network: nn.Module, smallest: int) -> list[nn.Module]:
+    """The parts that are gathered when they are called; a parameter that two parts have stays whole."""
+    shared = Counter(id(item) for _, item in network.named_parameters(remove_duplicate=False))
+    return [
+        part
+        for part in network.modules()
+        if isinstance(part, _PARTS)
+        and part.weight.numel() >= smallest
+        and all(shared[id(item)] == 1 for item in part.parameters())
+    ]
