@@ -115,8 +115,8 @@ FAULTS = (
     Fault(
         "the oldest state is the newest",
         _STATE,
-        "path = paths[-1]",
-        "path = paths[0]",
+        "return max(_complete(folder), default=None)",
+        "return min(_complete(folder), default=None)",
         (f"{_ON_STATE}test_the_newest_two_are_kept",),
     ),
     Fault(

@@ -28,13 +28,6 @@ FAULTS = (
         (_TWO,),
     ),
     Fault(
-        "who has another call to make gathers nothing for the others",
-        _LOCKSTEP,
-        "            self._join(agreed)\n        self._recording",
-        "            pass\n        self._recording",
-        (f"{_ON}test_who_has_another_call_or_none_gathers_for_those_who_have",),
-    ),
-    Fault(
         "a file of gathered tensors places each where the one before it begins",
         "vla_rl/pretrained.py",
         "begin, end = end, end + tensor.numel()",
