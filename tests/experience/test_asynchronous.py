@@ -17,11 +17,16 @@ import torch
 from sims.toy.counting import episode_length, expected_reward
 from tests.auditing import AuditingPolicy
 from tests.experience.makers import counting, gaussian
+from tests.experience.test_groups import SMALL, START, LuckyEnv, audit, seeds_of
+from tests.experience.test_overlap import seeded
+from tests.halves import Split
 from tests.patience import PATIENCE
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import NonFiniteError, UserError
 from vla_rl.experience.asynchronous import AsyncSource
+from vla_rl.experience.overlap import OverlappedSource
 from vla_rl.experience.process import ProcessSource
+from vla_rl.experience.rollout import SeedStream
 from vla_rl.experience.worker import Worker
 from vla_rl.training.checkpoint import latest_state, save_state
 
@@ -123,6 +128,33 @@ def test_nothing_is_lost_doubled_or_reordered_and_no_decision_is_too_old(sources
     require_whole(rollouts, sources)
     assert all(rollout.reward.shape == (DECISIONS, ENVS * sources, HORIZON) for rollout in rollouts)
     assert all(rollout.info["env/steps"] == float(rollout.valid.sum()) for rollout in rollouts)
+
+
+def test_halves_that_take_turns_lose_nothing_either():
+    parts = [
+        OverlappedSource(Split(ENVS), AuditingPolicy(HORIZON), DECISIONS, SeedStream(300 + i, 10**6, 2), seeded())
+        for i in range(2)
+    ]
+    source = AsyncSource(parts, AuditingPolicy(HORIZON), 2)
+    rollouts = train(source, 8)
+    source.close()
+    require_whole(rollouts, 2)
+
+
+def test_groups_stay_whole_and_may_span_versions():
+    parts = [
+        SMALL.build(LuckyEnv(7), AuditingPolicy(HORIZON), SeedStream(START + i, 10**6, 2), seeded()) for i in range(2)
+    ]
+    source = AsyncSource(parts, AuditingPolicy(HORIZON), 2)
+    uneven(source, 1)
+    rollouts = train(source, 8)
+    source.close()
+    for rollout in rollouts:
+        audit(rollout, HORIZON, SMALL.size)
+    delivered = [seed for rollout in rollouts for seed in seeds_of(rollout)]
+    assert len(delivered) == len(set(delivered)) == 8 * 2 * SMALL.groups
+    spans = [len(group.unique()) for rollout in rollouts for group in rollout.version.split(SMALL.size, dim=1)]
+    assert max(spans) > 1
 
 
 def test_windows_one_by_one_are_streams_of_their_own():
