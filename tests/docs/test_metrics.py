@@ -46,7 +46,11 @@ RUNS: dict[str, tuple[tuple[str, _Change], ...]] = {
 }
 _EVERY_LINE = {"stage", "step", "elapsed_s"}
 FAMILIES = {"rollout/episodes/FAMILY", "rollout/successes/FAMILY", "eval/FAMILY"}
-BESIDE = {f"collector/{name}_s" for name in ("env", "encode", "act", "sync", "wait")}  # where a rollout is ahead
+# Where sources are ahead.
+BESIDE = {f"collector/{name}_s" for name in ("env", "encode", "act", "sync", "wait")} | {
+    "source/waiting",
+    "source/restarts",
+}
 
 
 def algorithm(config: Any, **numbers: Any) -> Any:
@@ -104,7 +108,7 @@ def test_a_page_explains_what_its_algorithm_logs_and_nothing_else(page, imitatio
         config = replace(config, evaluation=evaluation)
         ahead = isinstance(config.rl.algorithm, PolicyGradientConfig)
         if ahead:
-            loop = replace(loop, rollouts_ahead=1)  # decisions of an older policy
+            loop = replace(loop, staleness=1)  # decisions of an older policy
         paths = {
             "policy": str(imitation / "checkpoints" / "imitation"),
             "demonstrations": str(imitation / "demonstrations"),
