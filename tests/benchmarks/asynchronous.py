@@ -57,7 +57,7 @@ def make(num_envs: int, seconds: float = 0.0, policy_seconds: float = 0.0, **opt
 def _improve(kind: str) -> Improve:
     demo, (seconds, policy_seconds) = load_config("demo.py:last_step"), SECONDS[kind]
     training = {"deadline": 25, "seconds": seconds, "policy_seconds": policy_seconds}
-    loop = replace(demo.rl.loop, iterations=50, validate_every=25, save_every=10, collectors=SOURCES[kind])
+    loop = replace(demo.rl.loop, iterations=40, validate_every=20, save_every=10, collectors=SOURCES[kind])
     return replace(
         demo,
         rl=replace(demo.rl, loop=loop),

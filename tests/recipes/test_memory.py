@@ -57,6 +57,12 @@ def test_smaller_micro_batches_take_less():
     assert least < 0.9 * most
 
 
+def test_a_source_that_is_ahead_is_estimated_in_turn():
+    case = CASES["tiny_ppo"]
+    ahead = replace(case.trainer, loop=replace(case.trainer.loop, staleness=2))
+    assert of(replace(case, trainer=ahead)).phases == of(case).phases
+
+
 def test_a_replay_buffer_on_the_disk_takes_no_memory(tmp_path):
     case = CASES["residual_td3"]
     there = replace(case.trainer, replay=replace(case.trainer.replay, folder=str(tmp_path / "replay")))

@@ -8,7 +8,7 @@ learner ranks, ``c`` collectors of each, ``B`` bytes of trained weights and ``n`
     learn     = k L / r + n B 2 (r - 1) / r / link
     weights   = c B / host                     0 where c = 1 and rollouts_ahead = 0: the source acts with the learner's
     iteration = collect + learn + weights + O                      rollouts_ahead 0
-              = max(collect + weights, learn) + O                  rollouts_ahead 1
+              = max(collect + weights, learn) + O                  rollouts_ahead 1, or a staleness
               >= (S + k I + k L) / cores + O                       where the policy computes on those cores too, k = 1
 
 ``2 (r - 1) / r`` is the traffic of a ring (Patarasuk and Yuan 2009), ``link`` the one-way bandwidth between GPUs and
