@@ -100,7 +100,7 @@ def _known(command: Command) -> bool:
         named = words[2]
         file = ROOT / named.replace(".", "/")
         return named == "pytest" or file.with_suffix(".py").is_file() or (file / "__main__.py").is_file()
-    return first in {"vla-rl", "torchrun", *_SHELL}
+    return first in {"vla-rl", "torchrun", "ray", *_SHELL}
 
 
 def test_cheap_commands_run(tmp_path):

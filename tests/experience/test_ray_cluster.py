@@ -126,8 +126,8 @@ def test_a_cluster_that_is_too_small_is_named(cluster):
 def test_files_are_sent_to_workers_that_have_not_this_disk(cluster, worker, tmp_path):
     (tmp_path / "sent" / "deep").mkdir(parents=True)
     (tmp_path / "sent" / "deep" / "weights").write_bytes(bytes(range(256)))
-    engine = object.__new__(RayEngine)
-    engine._cluster = cluster
+    engine = RayEngine("")
+    engine._connected = cluster
     with engine.placed(worker, str(tmp_path / "sent")) as there:
         assert there != str(tmp_path / "sent") and (Path(there) / "deep" / "weights").read_bytes() == bytes(range(256))
     assert not Path(there).exists()

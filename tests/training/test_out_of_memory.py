@@ -119,6 +119,7 @@ def test_a_vla_has_knobs_of_its_own():
 # A run that may take 5 MB more than what it has before it learns.
 LIMITED = """
 import resource, torch
+from pathlib import Path
 from dataclasses import replace
 from vla_rl.contract.errors import UserError
 from tests.benchmarks.memory import ENV, cases, _status
@@ -141,7 +142,7 @@ def limited(trainer, context, check):
     return setup
 stages.build = limited
 class Folder:
-    resumed = False
+    resumed, path = False, Path("{folder}")
     def checkpoint(self, name): return "{folder}/" + name
     def log(self, *given): pass
     def save_state(self, *given): pass

@@ -59,8 +59,15 @@ class RayEngine:
     """Actors of a Ray cluster, which get files sent: they may be on machines without this one's disk."""
 
     def __init__(self, address: str) -> None:
-        """Connects at once; raises UserError as ``RayCluster`` does."""
-        self._cluster = RayCluster(address)
+        """``address`` as for ``RayCluster``, whose errors come with the first process."""
+        self._address = address
+        self._connected: RayCluster | None = None
+
+    @property
+    def _cluster(self) -> RayCluster:
+        if self._connected is None:
+            self._connected = RayCluster(self._address)
+        return self._connected
 
     def require(self, workers: int) -> None:
         self._cluster.require(workers)
@@ -80,7 +87,8 @@ class RayEngine:
             worker.call(number, "remove")
 
     def close(self) -> None:
-        self._cluster.close()
+        if self._connected is not None:
+            self._connected.close()
 
 
 class Folder:

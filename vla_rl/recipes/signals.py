@@ -8,10 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-import torch
-
-from vla_rl.contract.batch import Reducer
-
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM; it differs from Ctrl-C in its exit status only."""
@@ -38,11 +34,6 @@ def patient_sigterm() -> Iterator[Callable[[], bool]]:
 
     with _handler(note):
         yield asked.is_set
-
-
-def anyone(asked: Callable[[], bool], group: Reducer) -> bool:
-    """Whether one of the processes of ``group`` was asked, which all of them call at once: they stop together."""
-    return float(group.sum(torch.tensor(float(asked()), dtype=torch.float64))) > 0
 
 
 @contextmanager

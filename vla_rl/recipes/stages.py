@@ -24,11 +24,11 @@ from vla_rl.recipes.evaluators import Evaluator, new_evaluator
 from vla_rl.recipes.memory_knobs import naming_knobs
 from vla_rl.recipes.progress import Clock, bar, console, mostly, steps_per_second
 from vla_rl.recipes.shared_envs import SharedEnvs
-from vla_rl.recipes.signals import Terminated, anyone, patient_sigterm
+from vla_rl.recipes.signals import Terminated, patient_sigterm
 from vla_rl.recipes.timeline_page import TimelinePage
 from vla_rl.recipes.trainers import TrainerConfig
 from vla_rl.recipes.training_setup import TrainingSetup, build
-from vla_rl.training.distributed import barrier
+from vla_rl.training.distributed import anyone, barrier
 from vla_rl.training.loop import BestWeights, Loop
 from vla_rl.training.out_of_memory import BUILD, LEARN, phase_of_memory
 from vla_rl.training.tracking import RunFolder

@@ -34,11 +34,11 @@ from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.memory_knobs import naming_knobs
 from vla_rl.recipes.progress import Clock, bar, console, mostly, steps_per_second
 from vla_rl.recipes.shared_envs import lending, require_same
-from vla_rl.recipes.signals import Terminated, anyone, patient_sigterm
+from vla_rl.recipes.signals import Terminated, patient_sigterm
 from vla_rl.recipes.stages import EvaluationConfig, clock
 from vla_rl.recipes.timeline_page import TimelinePage
 from vla_rl.training.device import resolve_device
-from vla_rl.training.distributed import SummedCounters, current_reducer
+from vla_rl.training.distributed import SummedCounters, anyone, current_reducer
 from vla_rl.training.loop import BestWeights, Loop, LoopConfig, LoopLearner
 from vla_rl.training.policy_store import InProcessPolicyStore
 from vla_rl.training.tracking import RunFolder

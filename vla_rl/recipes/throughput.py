@@ -28,11 +28,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Protocol, cast
 
 from vla_rl.contract.config import from_json
 from vla_rl.contract.errors import UserError
 from vla_rl.recipes.config_files import load_kept_files
+from vla_rl.recipes.json_types import JsonObject
+from vla_rl.recipes.trainers import SourceConfig
+from vla_rl.training.loop import LoopConfig
 from vla_rl.training.tracking import read_metrics
 
 UTILISATION = 0.3  # of the published FLOP/s: an assumption; large transformers reach more, small batches less
@@ -64,7 +67,7 @@ class Measured:
         return replace(self, infer=factor * self.infer, learn=factor * self.learn)
 
     @classmethod
-    def of(cls, lines: Sequence[dict[str, Any]], collectors: int, ranks: int = 1) -> Measured:
+    def of(cls, lines: Sequence[JsonObject], collectors: int, ranks: int = 1) -> Measured:
         """Means over the iterations in ``lines`` of ``metrics.jsonl``; raises UserError when too few have a clock.
 
         ``collectors`` are those of each of the run's ``ranks``.
@@ -93,7 +96,27 @@ class Measured:
         )
 
 
-def config_of(folder: str) -> Any:
+class Collecting(Protocol):
+    """What is read of a trainer's config."""
+
+    @property
+    def loop(self) -> LoopConfig: ...
+
+    @property
+    def experience(self) -> SourceConfig: ...
+
+    @property
+    def algorithm(self) -> object: ...
+
+
+class Improving(Protocol):
+    """A config that improves a policy, such as ``Improve``."""
+
+    @property
+    def rl(self) -> Collecting: ...
+
+
+def config_of(folder: str) -> Improving:
     """The config of the run in ``folder``; raises UserError where there is none, or none of reinforcement learning."""
     path = Path(folder)
     if not (path / "config.json").exists():
@@ -101,13 +124,13 @@ def config_of(folder: str) -> Any:
             f"{folder!r} has no config.json, so it is no run that was measured; name a folder of vla-rl train."
         )
     load_kept_files(path)
-    config: Any = from_json(json.loads((path / "config.json").read_text(encoding="utf-8")))
+    config = from_json(json.loads((path / "config.json").read_text(encoding="utf-8")))
     if not hasattr(config, "rl"):
         raise UserError(
             f"the run in {folder!r} is a {type(config).__name__} without reinforcement learning, so no speed can be "
             "predicted from it; name a run of Improve or Demo."
         )
-    return config
+    return cast(Improving, config)
 
 
 def measured_run(folder: str) -> Measured:

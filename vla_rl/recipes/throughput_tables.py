@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 
@@ -17,6 +17,8 @@ from vla_rl.recipes.tables import table
 from vla_rl.recipes.throughput import (
     LAUNCH,
     UTILISATION,
+    Collecting,
+    Improving,
     Measured,
     Plan,
     Prediction,
@@ -34,7 +36,7 @@ _HEADER = ("ranks x collectors", "ahead", "collect", "learn", "weights", "other"
 class Target:
     """What is asked for: a config, the hardware, and the folder of a measured run ("": none)."""
 
-    config: Any
+    config: Improving
     hardware: Hardware
     measured: str
 
@@ -46,12 +48,13 @@ class Target:
                 f"a {type(config).__name__} has no reinforcement learning, so its speed is not predicted; inspect a "
                 "config of Improve or leave --hardware out."
             )
-        return cls(config, hardware_of(hardware), measured)
+        return cls(cast(Improving, config), hardware_of(hardware), measured)
 
 
 def show_hardware(show: Console, target: Target) -> None:
     """Print both; raises UserError where the environments cannot be shared by the ranks, or nothing was measured."""
-    config, ranks = target.config, target.hardware.count
+    config: Any = target.config  # a dataclass
+    ranks = target.hardware.count
     share = replace(config.rl, experience=config.rl.experience.split(ranks))
     found = memory_of(replace(config, rl=share))
     show.print(f"Memory of each of {ranks} learner ranks, one on each GPU of {target.hardware}:")
@@ -96,15 +99,15 @@ def compute_factor(measured: Measured, flops: float, operations: int, hardware: 
     return max(computing, operations * LAUNCH * hardware.count) / measured.infer
 
 
-def rollout_size(rl: Any) -> float:
+def rollout_size(rl: Collecting) -> float:
     """Decisions of a window, or episodes of the groups, in one rollout."""
-    experience = rl.experience
+    experience: Any = rl.experience  # windows have decisions, groups a size
     if hasattr(experience, "decisions"):
         return float(experience.num_envs * experience.decisions)
     return float(experience.groups * experience.size)
 
 
-def optimizer_steps(rl: Any) -> float:
+def optimizer_steps(rl: Collecting) -> float:
     """Steps of the policy's optimizer in an iteration: one for each minibatch of every epoch, at least one."""
     epochs, minibatch = getattr(rl.algorithm, "epochs", 1), getattr(rl.algorithm, "minibatch", 0)
     return float(epochs * math.ceil(rollout_size(rl) / minibatch)) if minibatch else float(epochs)
@@ -115,7 +118,7 @@ def measured_size(folder: str) -> float:
     return rollout_size(config_of(folder).rl)
 
 
-def _can_split(rl: Any, parts: int) -> bool:
+def _can_split(rl: Collecting, parts: int) -> bool:
     """Whether so many processes can share the environments."""
     try:
         rl.experience.split(parts)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -78,6 +78,11 @@ def current_reducer() -> Reducer:
 def barrier(reducer: Reducer) -> None:
     """Return when every process has called it."""
     reducer.sum(torch.zeros(1, dtype=torch.float64))
+
+
+def anyone(asked: Callable[[], bool], group: Reducer) -> bool:
+    """Whether one of the processes of ``group`` was asked, which all of them call at once: they stop together."""
+    return float(group.sum(torch.tensor(float(asked()), dtype=torch.float64))) > 0
 
 
 @contextmanager
