@@ -51,7 +51,7 @@ class UnevenEnv:
 
 def make(num_envs: int, seconds: float = 0.0, policy_seconds: float = 0.0, **options: Any) -> Any:
     """Lift with steps that take longer; see :class:`UnevenEnv`."""
-    return UnevenEnv(sims.catalog.make("lift", num_envs, threads=1, **options), seconds, policy_seconds)
+    return UnevenEnv(sims.catalog.make("lift", num_envs=num_envs, threads=1, **options), seconds, policy_seconds)
 
 
 def _improve(kind: str) -> Improve:
