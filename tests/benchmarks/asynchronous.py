@@ -17,7 +17,6 @@ from random import Random
 from typing import Any
 
 import sims.catalog
-from vla_rl.evaluation.plots import Series, curves
 from vla_rl.evaluation.stats import Rate
 from vla_rl.recipes import metrics
 from vla_rl.recipes.config_files import load_config
@@ -133,13 +132,31 @@ def _table(rows: Sequence[JsonObject]) -> list[str]:
 
 
 def _picture(rows: Sequence[JsonObject]) -> str:
-    """Success while exploring against seconds of collecting and learning, seed 1, slow steps."""
-    series = [
-        Series(f"staleness {row['staleness']}", row["seconds"], _smooth(row["exploring"]))
-        for row in rows
-        if row["kind"] == "slow" and row["seed"] == SEEDS[0]
-    ]
-    return curves("Success while exploring", "seconds without validation", "success", series, percent=True)
+    """Success while exploring against seconds of collecting and learning, slow steps, a panel for each seed."""
+    shown = [row for row in rows if row["kind"] == "slow"]
+    longest, width, height = max(row["seconds"][-1] for row in shown), 240, 180
+    colours = dict(zip(AHEAD, ("#8a8f9a", "#2b64d9", "#d8750c", "#0d9480"), strict=True))
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {270 * len(SEEDS) + 20} 250" font-size="11" ']
+    parts += ['font-family="system-ui, sans-serif"><rect width="100%" height="100%" fill="#ffffff"/>']
+    for number, seed in enumerate(SEEDS):
+        left, bottom = 40 + 270 * number, 30 + height
+        parts.append(f'<text x="{left}" y="18" font-weight="600" fill="#1b1d22">training seed {seed}</text>')
+        for share in (0.2, 0.4, 0.6, 0.8):
+            y = bottom - height * share
+            parts.append(f'<path d="M{left} {y:.1f}H{left + width}" stroke="#e4e3de"/>')
+            parts.append(f'<text x="{left - 5}" y="{y + 4:.1f}" text-anchor="end" fill="#676a73">{share:.0%}</text>')
+        for tick in range(0, int(longest) + 1, 20):
+            x = left + width * tick / longest
+            parts.append(f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle" fill="#676a73">{tick} s</text>')
+        for row in (row for row in shown if row["seed"] == seed):
+            points = zip(row["seconds"], _smooth(row["exploring"]), strict=True)
+            path = " ".join(f"{left + width * x / longest:.1f},{bottom - height * y:.1f}" for x, y in points)
+            colour = colours[row["staleness"]]
+            parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
+    for number, (ahead, colour) in enumerate(colours.items()):
+        name = f"staleness {ahead}" if ahead else "in step"
+        parts.append(f'<text x="{40 + 110 * number}" y="244" fill="{colour}" font-weight="600">{name}</text>')
+    return "\n".join([*parts, "</svg>"])
 
 
 def _smooth(values: Sequence[float], width: int = 5) -> list[float]:

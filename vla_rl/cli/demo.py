@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vla_rl.cli.override import override
-from vla_rl.cli.train import take_option
+from vla_rl.cli.override import override, take_option
 from vla_rl.recipes.config_files import file_of, load_config
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.recipe import run

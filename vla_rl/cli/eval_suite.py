@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vla_rl.cli.override import override
-from vla_rl.cli.train import take_option
+from vla_rl.cli.override import override, take_option
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.report import percent
 from vla_rl.evaluation.stats import MeanReturn, Rate

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from vla_rl.cli.override import override
-from vla_rl.cli.train import take_option
+from vla_rl.cli.override import override, take_option
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.load import load
 from vla_rl.recipes.config_files import file_of, load_config

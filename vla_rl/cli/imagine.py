@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from vla_rl.cli.override import override
-from vla_rl.cli.train import take_option
+from vla_rl.cli.override import override, take_option
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.recipes.config_files import file_of, keep_file, load_config, load_kept_files
 from vla_rl.recipes.imagine.comparison import ImagineComparison, compare, evaluate_world_model

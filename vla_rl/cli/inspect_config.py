@@ -7,8 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from vla_rl.cli.override import override
-from vla_rl.cli.train import take_option
+from vla_rl.cli.override import override, take_option
 from vla_rl.contract.config import to_json
 from vla_rl.contract.errors import UserError
 from vla_rl.recipes.tables import sizes, table, tree

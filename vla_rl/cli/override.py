@@ -32,6 +32,18 @@ def override(config: Any, arguments: Sequence[str], command: str) -> Any:
         return tyro.cli(type(config), default=config, args=arguments, prog=command, description=description)
 
 
+def take_option(arguments: list[str], name: str, default: str) -> tuple[str, list[str]]:
+    """The value of ``name VALUE`` or ``name=VALUE`` and the other arguments."""
+    for i, argument in enumerate(arguments):
+        if argument.startswith(name + "="):
+            return argument.partition("=")[2], arguments[:i] + arguments[i + 1 :]
+        if argument == name:
+            if i + 1 == len(arguments):
+                raise UserError(f"{name} needs a value, for example {name} {default}.")
+            return arguments[i + 1], arguments[:i] + arguments[i + 2 :]
+    return default, arguments
+
+
 def _name_of(argument: str, known: set[str]) -> str:
     """``--env lift`` is short for ``--env.name lift``, and so for every field that has a ``name``.
 

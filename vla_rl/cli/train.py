@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from vla_rl.cli.override import override
+from vla_rl.cli.override import override, take_option
 from vla_rl.contract.errors import UserError
 from vla_rl.recipes.config_files import file_of, load_config
 from vla_rl.recipes.engines import new_engine
@@ -75,15 +75,3 @@ def _count(name: str, given: str) -> int:
     if not given.isdigit():
         raise UserError(f"{name} {given!r} is no number, so nothing was run; write for example {name} 3.")
     return int(given)
-
-
-def take_option(arguments: list[str], name: str, default: str) -> tuple[str, list[str]]:
-    """The value of ``name VALUE`` or ``name=VALUE`` and the other arguments."""
-    for i, argument in enumerate(arguments):
-        if argument.startswith(name + "="):
-            return argument.partition("=")[2], arguments[:i] + arguments[i + 1 :]
-        if argument == name:
-            if i + 1 == len(arguments):
-                raise UserError(f"{name} needs a value, for example {name} {default}.")
-            return arguments[i + 1], arguments[:i] + arguments[i + 2 :]
-    return default, arguments
