@@ -24,7 +24,7 @@ from vla_rl.training.tracking import RunFolder
 CONFIG = str(Path(quick_demo.__file__).resolve())
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_one_command_has_robots_practise_with_a_person_and_a_learner_and_makes_a_page(tmp_path):
     out = tmp_path / "demo"
     main(["fleet", "demo", f"{CONFIG}:demo", "--out", str(out)])
