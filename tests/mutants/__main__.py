@@ -150,7 +150,7 @@ def _verdict(copy: Path, fault: Fault) -> str:
 def _pytest(copy: Path, tests: Sequence[str], patience: float) -> tuple[int, str]:
     """Exit code and output of ``tests`` in ``copy``, of whose code nothing compiled is kept: it could be stale."""
     settings = {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    flags = ["-x", "-q", "-p", "no:cacheprovider", "-p", "mutants_sentinel", "--tb=short"]
+    flags = ["-x", "-q", "-p", "no:cacheprovider", "-p", "mutants_sentinel", "--tb=short", "-m", ""]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *flags, *tests],
         cwd=copy,

@@ -61,6 +61,7 @@ def test_a_use_is_worth_building_only_where_the_perfect_model_gains_enough(tmp_p
     assert all(text in page for text in ("+10.0", "lowest", "real episodes", "learnt from the same episodes"))
 
 
+@pytest.mark.full
 def test_every_method_is_tested_at_every_milestone_and_nothing_runs_twice(tmp_path, capsys, complaint):
     out = tmp_path / "few"
     command = ["few", "--config", CONFIG, "--tasks", "lift", "--alone", "residual_one", "--seeds", "2"]

@@ -129,7 +129,7 @@ def test_an_untrusted_world_model_is_kept_and_can_be_calibrated_again(recipe, tm
     assert milder.prepare(RunFolder(tmp_path / "milder", milder))[1].calibrated.imagination.horizon == 5
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_whole_run_on_another_device_is_that_on_the_host(recipe, run, tmp_path, monkeypatch):
     """Policy, critic, learner and world model are on the device, from collecting to the page's numbers."""
     away = replace(recipe, device=str(ELSEWHERE))
