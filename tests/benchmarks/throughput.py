@@ -9,19 +9,14 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 
-import torch
-
 from tests.benchmarks.measure import COMMAND, Row
+from tests.benchmarks.tiny_lift import tiny_on_lift
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.contract.batch import OneProcess
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
-from vla_rl.policies.normalization import Affine
-from vla_rl.policies.tiny import TinyConfig, TinyVLA
-from vla_rl.policies.tokens import Vocabulary
 from vla_rl.recipes.context import RunContext
-from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.throughput import Measured, Plan, Prediction, Traffic, predict
 from vla_rl.recipes.trainers import RLConfig
 from vla_rl.recipes.training_setup import build
@@ -93,11 +88,7 @@ def _iterate(loop: Loop) -> dict[str, float]:
 @contextmanager
 def _loop(plan: Plan, quick: bool) -> Iterator[Loop]:
     """PPO of a TinyVLA on lift, collected as ``plan`` says."""
-    torch.manual_seed(0)
-    env = EnvConfig("lift", options={"deadline": 25})
-    spec = env.spec()
-    vocabulary, statistics = Vocabulary.from_texts(spec.tasks), Affine.from_bounds(spec.state)
-    policy = TinyVLA(spec, vocabulary, statistics, TinyConfig(width=128, blocks=2))
+    env, policy = tiny_on_lift()
     trainer = RLConfig(
         FlowSampler(FlowSde(0.5), LastStep(), 4),
         WindowConfig(8, 2) if quick else WindowConfig(64, 8),

@@ -184,8 +184,8 @@ class AsyncSource:
         rollouts = [window.rollout for window in chosen if window.rollout is not None]
         seconds = no_seconds() | {"time/wait_s": stop - start}
         restarts = sum(player.restarts for player in self._players)
-        told = {"source/waiting": float(waiting), "source/restarts": float(restarts)}
-        whole = side_by_side(rollouts, summed_info(rollouts) | seconds | told)
+        counters = {"source/waiting": float(waiting), "source/restarts": float(restarts)}
+        whole = side_by_side(rollouts, summed_info(rollouts) | seconds | counters)
         stream = f"source-{chosen[0].player}" if self.windows == 1 else ""
         return replace(whole, stream=stream, spans=self._waits.take() | _lanes(chosen))
 

@@ -209,8 +209,8 @@ class Server:
             raise ContractError(
                 f"{type(called).__name__} has no {method!r}, so nothing was done; {did_you_mean(method, known)}"
             )
-        told = {"report": lambda *values: report(*_arrays(list(values)))} if reports else {}
-        return getattr(called, method)(**arguments, **told)
+        reporting = {"report": lambda *values: report(*_arrays(list(values)))} if reports else {}
+        return getattr(called, method)(**arguments, **reporting)
 
 
 def main() -> None:

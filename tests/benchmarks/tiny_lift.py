@@ -1,0 +1,19 @@
+"""An untrained TinyVLA on lift, for benchmarks of what is around it."""
+
+from __future__ import annotations
+
+import torch
+
+from vla_rl.policies.normalization import Affine
+from vla_rl.policies.tiny import TinyConfig, TinyVLA
+from vla_rl.policies.tokens import Vocabulary
+from vla_rl.recipes.env_config import EnvConfig
+
+
+def tiny_on_lift() -> tuple[EnvConfig, TinyVLA]:
+    """The environment and the same policy for it every time."""
+    torch.manual_seed(0)
+    env = EnvConfig("lift", options={"deadline": 25})
+    spec = env.spec()
+    vocabulary, statistics = Vocabulary.from_texts(spec.tasks), Affine.from_bounds(spec.state)
+    return env, TinyVLA(spec, vocabulary, statistics, TinyConfig(width=128, blocks=2))
