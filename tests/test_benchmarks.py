@@ -34,7 +34,7 @@ EXPECTED = {
     "wan_frames": 2,
     "memory_estimate": 1,  # of three, which tests/recipes/test_memory.py estimates
     "timeline_cost": 2,
-    "throughput_model": 2,
+    "throughput_model": 4,
     "prefix_stored_vs_recomputed": 2,
 }
 

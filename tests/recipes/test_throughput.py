@@ -98,8 +98,8 @@ def test_inspect_says_the_memory_of_a_rank_and_the_speed(tmp_path, quick, capsys
     main([quick, "--policy", str(untrained()), "--hardware", "2xH100", "--measured", str(folder.path)])
     said = " ".join(capsys.readouterr().out.split())
     assert "Memory of each of 2 learner ranks" in said and "fits into the 80 GB of one H100" in said
-    assert "1 x 1, as measured │ 0 │ 6 │ 1 │ 0 │ 1 │ 8 │ 5 │ collect" in said
-    assert "2 x 1 │ 1" in said and "2 x 4" not in said, "four environments, which eight processes cannot share"
+    assert "as measured │ 6 │ 1 │ 0 │ 1 │ 8 │ 5 │ collect" in said
+    assert "2 x 1, ahead │" in said and "2 x 4" not in said, "four environments, which eight processes cannot share"
     assert "simulating 4 s, inferring 2 s, learning 1 s, other 1 s" in said
 
 

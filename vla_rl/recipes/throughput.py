@@ -16,9 +16,9 @@ learner ranks, ``c`` collectors of each, ``B`` bytes of trained weights and ``n`
 is (FLOP/s that the policy reached while inferring in the measured run) / (``UTILISATION`` of the published FLOP/s),
 but no less than what launching its operations takes, ``LAUNCH`` each: a rank launches as many for a smaller share.
 
-What the model assumes: a core for every collector, or ``cores`` that nobody else uses; environments whose cost is
-proportional to their number; a policy whose cost is, too, although small batches leave a GPU idle.  ``k`` is rough,
-within a factor of three either way.
+What the model assumes: a core for every collector, or ``cores`` that nobody else uses; environments that step on one
+thread, in the measured run as well, at a cost proportional to their number; a policy whose cost is, too, although small
+batches leave a GPU idle.  ``k`` is rough, within a factor of three either way.
 """
 
 from __future__ import annotations

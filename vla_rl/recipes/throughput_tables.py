@@ -29,7 +29,7 @@ from vla_rl.recipes.throughput import (
 )
 
 _COLLECTORS = (1, 4, 16)  # of each rank, that are compared where they can share the environments
-_HEADER = ("ranks x collectors", "ahead", "collect", "learn", "weights", "other", "iteration s", "steps/s", "longest")
+_HEADER = ("ranks x collectors", "collect", "learn", "weights", "other", "all", "steps/s", "longest")
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,12 @@ def show_hardware(show: Console, target: Target) -> None:
     measured = measured_run(target.measured) * (rollout_size(config.rl) / measured_size(target.measured))
     faster = compute_factor(measured, flops, found.operations, target.hardware)
     traffic = Traffic(float(found.trained), optimizer_steps(config.rl))
-    rows = [_row("1 x 1, as measured", 0, predict(measured, Plan(), traffic))]
+    rows = [_row("as measured", predict(measured, Plan(), traffic))]
     for collectors in filter(lambda count: _can_split(config.rl, count * ranks), _COLLECTORS):
         for ahead in (0, 1):
             plan = Plan(collectors, ahead, ranks, shared_gpu=True, link=target.hardware.one_way)
-            rows.append(_row(f"{ranks} x {collectors}", ahead, predict(measured.computing(faster), plan, traffic)))
+            name = f"{ranks} x {collectors}{', ahead' if ahead else ''}"
+            rows.append(_row(name, predict(measured.computing(faster), plan, traffic)))
     show.print(table(f"predicted on {target.hardware}, seconds per iteration", _HEADER, rows))
     show.print(_note(measured, flops, faster, traffic), soft_wrap=True)
 
@@ -127,9 +128,9 @@ def _can_split(rl: Collecting, parts: int) -> bool:
     return True
 
 
-def _row(name: str, ahead: int, found: Prediction) -> tuple[str, ...]:
+def _row(name: str, found: Prediction) -> tuple[str, ...]:
     parts = (found.collect, found.learn, found.weights, found.other, found.iteration)
-    return name, str(ahead), *(f"{part:.3g}" for part in parts), f"{found.steps_per_second:,.0f}", found.dominant
+    return name, *(f"{part:.2g}" for part in parts), f"{found.steps_per_second:,.0f}", found.dominant
 
 
 def _note(measured: Measured, flops: float, faster: float, traffic: Traffic) -> str:
@@ -139,5 +140,5 @@ def _note(measured: Measured, flops: float, faster: float, traffic: Traffic) -> 
         f"{flops / 1e9:,.3g} GFLOP to collect a rollout, which gives k = {faster:.2g}, assuming {UTILISATION:.0%} of "
         f"the published bf16 FLOP/s and {1e6 * LAUNCH:.0f} us to launch an operation: rough, within a factor of three. "
         f"{traffic.optimizer_steps:.0f} optimizer steps sum {traffic.trained / 1e6:,.1f} MB of gradients each. Every "
-        "collector needs a core of its own; validation is not counted."
+        "collector needs a core of its own and one thread for its environments; validation is not counted."
     )
