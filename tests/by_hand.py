@@ -82,14 +82,13 @@ class Recorded:
         pass
 
 
-def build(policy=None, replay=None, num_critics: int = 4, kind=ResidualTD3, **changes):
+def build(policy=None, replay=None, num_critics: int = 4, kind=ResidualTD3, reducer=None, **changes):
     policy = policy or Line()
     torch.manual_seed(0)
     critic = QEnsemble({"state": 2}, 2, num_critics, HeadConfig(16, 1))
     config = replace(CONFIG, **changes)
-    return kind(
-        policy, dict(policy.named_parameters()), critic, Recorded() if replay is None else replay, config, seeded(5)
-    )
+    replay = Recorded() if replay is None else replay
+    return kind(policy, dict(policy.named_parameters()), critic, replay, config, seeded(5), reducer)
 
 
 def drift(module: nn.Module, seed: int = 3) -> None:

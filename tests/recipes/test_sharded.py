@@ -32,7 +32,7 @@ def test_sharded_without_torchrun_is_refused(untrained, complaint) -> None:
 @pytest.mark.parametrize(
     ("recipe", "options", "said"),
     [
-        ("residual", [], "cannot share its replay buffer"),
+        ("residual", [], "cannot be cut into shards"),
         ("improve", [], "TinyVLA has no network"),
         ("improve", ["--rl.loop.rollouts-ahead", "1"], "nobody else can collect"),
         ("improve", ["--evaluation.processes", "2"], "hold no weights"),

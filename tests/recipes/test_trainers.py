@@ -7,6 +7,7 @@ import signal
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from vla_rl.experience.rollout import RolloutSource, WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.gaussian import GaussianPolicy
+from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.context import RunContext
 from vla_rl.recipes.env_config import EnvConfig
@@ -241,8 +243,21 @@ def test_processes_explore_with_different_noise():
     assert not torch.equal(first, second)
 
 
-def test_off_policy_training_refuses_several_processes():
-    with pytest.raises(UserError, match="ResidualTD3Config cannot share its replay buffer, so 2 processes"):
+def test_processes_draw_different_decisions():
+    drawn = []
+    for rank in (0, 1):
+        config = SimpleNamespace(
+            num_critics=2, critic=HeadConfig(8, 1), build=lambda *given: drawn.append(torch.rand(4, generator=given[4]))
+        )
+        trainer = OffPolicyRL(None, replay=SimpleNamespace(build=lambda *given: None), algorithm=config)
+        policy = SimpleNamespace(feature_sizes={"state": 2}, trainable=dict)
+        trainer.build_learner(context(rank), SimpleNamespace(spec=SimpleNamespace(action_dim=1)), policy)
+    assert not torch.equal(*drawn)
+
+
+def test_off_policy_training_refuses_shards_of_weights(monkeypatch):
+    monkeypatch.setattr("vla_rl.recipes.off_policy.ShardedGroup", Process)
+    with pytest.raises(UserError, match="ResidualTD3Config has target networks, which cannot be cut into shards"):
         OffPolicyRL(TD3Residual()).build_policy(context())
 
 

@@ -63,6 +63,28 @@ def test_a_whole_run_in_two_processes(tmp_path):
 
 
 @pytest.mark.full
+def test_an_off_policy_run_in_two_processes_is_resumed_bit_for_bit(tmp_path):
+    """Each has its own decisions in its replay, both the same weights; the one that goes on ends as the other."""
+    policy, config = save_untrained(tmp_path / "untrained"), str(ROOT / "tests" / "recipes" / "quick.py")
+    recipe = [f"{config}:residual", "--policy", str(policy), "--rl.loop.iterations"]
+    whole, halved = tmp_path / "whole", tmp_path / "halved"
+    for out, iterations in ((whole, "6"), (halved, "6")):
+        runner = ("-m", "vla_rl.cli") if out is whole else ("-m", "tests.training.killed", "3")
+        done = torchrun(*runner, "train", *recipe, iterations, "--out", str(out))
+        assert (done.returncode == 0) == (out is whole), done.stderr
+    done = torchrun("-m", "vla_rl.cli", "train", "--resume", str(halved))
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["critic/steps"] > 0 and lines[-1]["replay/size"] > 0
+    for name in ("checkpoints/best/model.safetensors", "state/00000006/tensors.safetensors"):
+        for process in ("", "process-1/"):
+            one, other = ((run / f"{process}{name}").read_bytes() for run in (whole, halved))
+            assert one == other, f"{process}{name}"
+    best = [(whole / f"{process}checkpoints/best/model.safetensors").read_bytes() for process in ("", "process-1/")]
+    assert best[0] == best[1]
+
+
+@pytest.mark.full
 def test_two_processes_that_were_killed_while_saving_end_with_the_weights_of_undisturbed_ones(tmp_path):
     """One has written its part of the state of iteration 3 when it is killed, so both go on from iteration 2."""
     policy = save_untrained(tmp_path / "untrained")

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from vla_rl.algorithms.off_policy import mean
 from vla_rl.algorithms.sac import SAC, SACConfig
-from vla_rl.contract.batch import ReplayBuffer, Transitions
+from vla_rl.contract.batch import Reducer, ReplayBuffer, Transitions
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import ReparametrisedPolicy
@@ -99,6 +99,7 @@ class NoiseAliased(DSRL):
         replay: ReplayBuffer,
         config: NoiseAliasedConfig,
         generator: torch.Generator,
+        reducer: Reducer | None = None,
     ) -> None:
         if not isinstance(policy, SquashedLatent):
             raise UserError(
@@ -111,7 +112,7 @@ class NoiseAliased(DSRL):
                 f"of {policy.horizon} x {policy.spec.action_dim}, so critics of actions and of noise cannot share "
                 "their form; choose DSRLConfig."
             )
-        super().__init__(policy, parameters, critic, replay, config, generator)
+        super().__init__(policy, parameters, critic, replay, config, generator, reducer)
         self.noise_critic = copy.deepcopy(critic)
         self._noise_critic_parameters = {
             name: item for name, item in self.noise_critic.named_parameters() if item.requires_grad

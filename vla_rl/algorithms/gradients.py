@@ -1,4 +1,4 @@
-"""The norm of gradients of which processes hold shards or the whole, and clipping by it."""
+"""Gradients of several processes: their mean, their norm where processes hold shards or the whole, clipping by it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,19 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+
+from vla_rl.contract.batch import Reducer
+
+
+def mean_gradients(reducer: Reducer, parameters: Iterable[nn.Parameter]) -> None:
+    """Replace every gradient by its mean over all processes; a missing gradient counts as zero."""
+    if reducer.size == 1:
+        return
+    trained = list(parameters)
+    reducer.sum_gradients(trained)
+    for parameter in trained:
+        assert parameter.grad is not None  # the sum gives one to all
+        parameter.grad /= reducer.size
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], bound: float) -> float:

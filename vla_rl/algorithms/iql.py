@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig
-from vla_rl.contract.batch import ReplayBuffer, Transitions
+from vla_rl.contract.batch import Reducer, ReplayBuffer, Transitions
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.contract.policy import Features, ReparametrisedPolicy
@@ -72,8 +72,9 @@ class IQL(OffPolicy):
         replay: ReplayBuffer,
         config: IQLConfig,
         generator: torch.Generator,
+        reducer: Reducer | None = None,
     ) -> None:
-        super().__init__(policy, parameters, critic, replay, config, generator)
+        super().__init__(policy, parameters, critic, replay, config, generator, reducer)
         if not isinstance(policy, ScoringPolicy):
             raise UserError(
                 f"IQL needs a policy with log_prob_of (ScoringPolicy) but {type(policy).__name__} lacks it, so no "

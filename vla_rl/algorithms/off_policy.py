@@ -3,6 +3,10 @@
 Every critic has its own regression loss (a mean over critics inside the square would leave their differences
 undetermined).  Targets are the minimum over a random subset of the target critics, drawn without replacement (Chen et
 al. 2021, REDQ, arXiv 2101.05982).
+
+Processes that share a run share its replay: each keeps what its own environments did, draws its share of every batch
+from that, and all take the step of the mean gradient.  Its expectation is that of one replay where each has as many
+decisions.
 """
 
 from __future__ import annotations
@@ -17,9 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vla_rl.algorithms.gradients import mean_gradients
 from vla_rl.algorithms.guard import FallbackConfig, Guard, ReleaseConfig
 from vla_rl.algorithms.policy_gradient import forget_moments
-from vla_rl.contract.batch import LossReader, OneProcess, ReplayBuffer, Rollout, Transitions
+from vla_rl.contract.batch import LossReader, OneProcess, Reducer, ReplayBuffer, Rollout, Transitions
 from vla_rl.contract.errors import NonFiniteError, UserError
 from vla_rl.contract.limits import check_limits, check_ordered, check_positive
 from vla_rl.contract.policy import GradualPolicy, ReparametrisedPolicy, public
@@ -71,9 +76,10 @@ class OffPolicyConfig:
         critic: QEnsemble,
         replay: ReplayBuffer,
         generator: torch.Generator,
+        reducer: Reducer | None = None,
     ) -> OffPolicy:
         """The learner with this config."""
-        return self.learner(policy, parameters, critic, replay, self, generator)
+        return self.learner(policy, parameters, critic, replay, self, generator, reducer)
 
 
 class OffPolicy:
@@ -92,7 +98,9 @@ class OffPolicy:
         replay: ReplayBuffer,
         config: OffPolicyConfig,
         generator: torch.Generator,
+        reducer: Reducer | None = None,
     ) -> None:
+        """Raises UserError for a config that the processes of ``reducer`` cannot share, too."""
         if not isinstance(policy, ReparametrisedPolicy):
             raise UserError(
                 f"{type(self).__name__} needs a policy with rsample and critic_action (ReparametrisedPolicy) but "
@@ -104,7 +112,9 @@ class OffPolicy:
                 f"num_min_q {config.num_min_q} exceeds the {critic.num_critics} critics or is below 1, so no target "
                 f"can be formed; choose 1 to {critic.num_critics}."
             )
+        _require_shared(config, reducer.size if reducer else 1)
         self.policy, self.critic, self.replay, self.config = policy, critic, replay, config
+        self.reducer: Reducer = reducer or OneProcess()
         self.parameters, self.generator = dict(parameters), generator
         # The rest are statistics: published and saved like weights, but not optimized.
         self.learnt = {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
@@ -130,14 +140,14 @@ class OffPolicy:
         """Add ``rollout`` to the replay buffer and take the gradient steps due for its decisions."""
         watched = self._watch(rollout)  # before anything is learnt from it
         self.replay.add(rollout)
-        new = int(rollout.valid.any(-1).sum())
+        new, size, empty = self._of_all(int(rollout.valid.any(-1).sum()), len(self.replay), not len(self.replay))
         before, self.decisions = self.decisions, self.decisions + new
         if self.decisions >= self.config.learning_starts:
             self.update_debt += self.config.utd_ratio * (self.decisions - max(before, self.config.learning_starts - 1))
             if before < max(1, self.config.learning_starts):
                 self.update_debt += self.config.burst
-        metrics = {"rollout/decisions": float(new), "replay/size": float(len(self.replay)), **watched}
-        if not len(self.replay):
+        metrics = {"rollout/decisions": float(new), "replay/size": float(size), **watched}
+        if empty:
             # Steps that nothing can be sampled for are not made up for all at once.
             self.update_debt = min(self.update_debt, self.config.utd_ratio * new)
             return metrics
@@ -154,7 +164,7 @@ class OffPolicy:
 
     def step(self) -> dict[str, float]:
         """One gradient step of the critics and, every ``policy_delay`` steps, one of the actor."""
-        batch = self.replay.sample(self.config.batch, self.generator)
+        batch = self.replay.sample(self.config.batch // self.reducer.size, self.generator)
         if self.steps == 0:
             self._calibrate()
         info = self.critic_step(batch)
@@ -259,6 +269,7 @@ class OffPolicy:
         """One optimizer step on ``loss`` with a bounded gradient norm."""
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        mean_gradients(self.reducer, parameters.values())
         norm = float(nn.utils.clip_grad_norm_(parameters.values(), self.config.grad_norm))
         if not torch.isfinite(loss) or norm != norm or norm == float("inf"):
             bad = next((n for n, p in parameters.items() if p.grad is not None and not p.grad.isfinite().all()), "loss")
@@ -272,13 +283,18 @@ class OffPolicy:
         """The modules that standardize their inputs."""
         return [self.critic, self.target_critic, self.policy]
 
+    def _of_all(self, *counts: int) -> list[int]:
+        """Sums of ``counts`` over all processes."""
+        total: Tensor = self.reducer.sum(torch.tensor(counts, dtype=torch.float64))
+        return [int(count) for count in total.tolist()]
+
     def _calibrate(self) -> None:
         """Fit the input normalization of critics and policy to the replay buffer."""
         features = self.replay.sample(4096, self.generator).features
         for module in self.input_normalizers():
             calibrate = getattr(module, "calibrate", None)
             if callable(calibrate):
-                calibrate(features if module is not self.policy else public(dict(features)), OneProcess())
+                calibrate(features if module is not self.policy else public(dict(features)), self.reducer)
 
     # -- state ------------------------------------------------------------------------------------------------------
 
@@ -332,6 +348,20 @@ class OffPolicy:
         self.generator.set_state(state["generator"])
         self.decisions, self.steps, self.update_debt = state["counters"]
         self.guard.load_state_dict(state["guard"])
+
+
+def _require_shared(config: OffPolicyConfig, processes: int) -> None:
+    """Raise UserError unless so many processes can share the replay and the decisions of ``config``."""
+    if config.batch % processes:
+        raise UserError(
+            f"a batch of {config.batch} cannot be drawn equally from the replays of {processes} processes, so their "
+            "decisions would not count alike; choose a multiple of the processes."
+        )
+    if processes > 1 and (config.release or config.fallback):
+        raise UserError(
+            f"release and fallback watch the episodes of one process, so {processes} would move their actors at "
+            "different times; leave both out, or start one process."
+        )
 
 
 @contextmanager

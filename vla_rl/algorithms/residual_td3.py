@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from vla_rl.algorithms.cal_ql import conservative_penalty, repeated
 from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig, swapped
-from vla_rl.contract.batch import ReplayBuffer, Transitions
+from vla_rl.contract.batch import Reducer, ReplayBuffer, Transitions
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import ReparametrisedPolicy
 from vla_rl.policies.critics import QEnsemble
@@ -74,8 +74,9 @@ class ResidualTD3(OffPolicy):
         replay: ReplayBuffer,
         config: ResidualTD3Config,
         generator: torch.Generator,
+        reducer: Reducer | None = None,
     ) -> None:
-        super().__init__(policy, parameters, critic, replay, config, generator)
+        super().__init__(policy, parameters, critic, replay, config, generator, reducer)
         self.target_parameters = {name: parameter.detach().clone() for name, parameter in self.learnt.items()}
 
     @torch.no_grad()

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig
-from vla_rl.contract.batch import ReplayBuffer, Transitions
+from vla_rl.contract.batch import Reducer, ReplayBuffer, Transitions
 from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.contract.policy import ReparametrisedPolicy
 from vla_rl.policies.critics import QEnsemble
@@ -62,8 +62,9 @@ class SAC(OffPolicy):
         replay: ReplayBuffer,
         config: SACConfig,
         generator: torch.Generator,
+        reducer: Reducer | None = None,
     ) -> None:
-        super().__init__(policy, parameters, critic, replay, config, generator)
+        super().__init__(policy, parameters, critic, replay, config, generator, reducer)
         self.log_temperature = nn.Parameter(torch.tensor(math.log(config.temperature)))
         self.temperature_optimizer = torch.optim.Adam([self.log_temperature], lr=config.temperature_lr)
 

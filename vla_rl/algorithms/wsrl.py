@@ -19,7 +19,7 @@ from torch import nn
 from vla_rl.algorithms.cal_ql import CalQLConfig
 from vla_rl.algorithms.off_policy import OffPolicy
 from vla_rl.algorithms.sac import SAC, SACConfig
-from vla_rl.contract.batch import ReplayBuffer
+from vla_rl.contract.batch import Reducer, ReplayBuffer
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ReparametrisedPolicy
 from vla_rl.policies.critics import QEnsemble
@@ -35,6 +35,7 @@ class OfflineConfig(Protocol):
         critic: QEnsemble,
         replay: ReplayBuffer,
         generator: torch.Generator,
+        reducer: Reducer | None = None,
     ) -> OffPolicy: ...
 
 
@@ -79,7 +80,9 @@ class WSRL(SAC):
                 f"WSRL learns from recorded data and then drops them, but {type(self.replay).__name__} does not keep "
                 "them apart; give it a Mixture, for example by a share of demonstrations above 0."
             )
-        offline = self.config.offline.build(self.policy, self.parameters, self.critic, self.replay, self.generator)
+        offline = self.config.offline.build(
+            self.policy, self.parameters, self.critic, self.replay, self.generator, self.reducer
+        )
         offline.pretrain(steps, report)
         self.replay.keep_only("online")
         self.target_critic.load_state_dict(offline.target_critic.state_dict())

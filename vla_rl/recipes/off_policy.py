@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
-from vla_rl.contract.batch import ExperienceSource, ReplayBuffer
+from vla_rl.contract.batch import ExperienceSource, Reducer, ReplayBuffer
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
@@ -31,6 +32,8 @@ from vla_rl.recipes.context import RunContext, Trainable, generator, placed
 from vla_rl.recipes.progress import bar
 from vla_rl.recipes.trainers import PolicyConfig, SourceConfig
 from vla_rl.training.loop import LoopConfig, LoopLearner
+from vla_rl.training.sharding import ShardedGroup
+from vla_rl.training.shared_state import process_folder
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class ReplayConfig:
     What a person corrected is drawn among the run's own decisions as well, as in HIL-SERL (arXiv 2410.21845).
     """
 
-    capacity: int = 200_000  # slots: decisions and ends of episodes
+    capacity: int = 200_000  # slots: decisions and ends of episodes; processes that share a run share them
     gamma: float = 0.99  # per low-level action
     n_step: int = 3  # decisions
     share: float = 0.25  # of the demonstrations in a batch
@@ -57,13 +60,13 @@ class ReplayConfig:
 
         Raises ContractError for demonstrations that do not fit ``spec``.
         """
-        device = context.device
-        storage = OnDisk(self.folder, device) if self.folder else InMemory(device)
-        online = Replay(self.capacity, self.gamma, self.n_step, storage)
+        device, group = context.device, context.group
+        storage = OnDisk(process_folder(Path(self.folder), group.rank), device) if self.folder else InMemory(device)
+        online = Replay(-(-self.capacity // group.size), self.gamma, self.n_step, storage)
         if not self.share:
             return self.joined(online, {}, policy)
         episodes = context.episodes(f"a replay with a share of {self.share:g} for demonstrations")
-        noise = generator(context.seed, 6)
+        noise = generator(context.seed, 6)  # every process relabels all of them alike
         offline = Replay(2 * horizon * len(episodes.state) + 2, self.gamma, self.n_step, InMemory(device))
         with bar("relabel", episodes.count * horizon) as update:
             for done, rollout in enumerate(relabelled(episodes, policy, spec, horizon, noise, horizon), 1):
@@ -128,13 +131,14 @@ class OffPolicyAlgorithm(Protocol):
         critic: QEnsemble,
         replay: ReplayBuffer,
         generator: torch.Generator,
+        reducer: Reducer,
     ) -> OffPolicyLearner:
         """A learner that improves ``policy`` (through ``parameters``) and ``critic`` in place from ``replay``."""
 
 
 @dataclass(frozen=True)
 class OffPolicyRL:
-    """Off-policy RL of the policy that ``policy`` builds; it runs in one process."""
+    """Off-policy RL of the policy that ``policy`` builds; each of several processes has a share of the replay."""
 
     policy: PolicyConfig
     experience: SourceConfig = field(default_factory=lambda: WindowConfig(num_envs=32, decisions=8))
@@ -146,11 +150,11 @@ class OffPolicyRL:
         return context.env.make_training(self.experience.split(context.parts).num_envs)
 
     def build_policy(self, context: RunContext) -> Trainable:
-        """Raises UserError in several processes: each would train a policy of its own."""
-        if context.group.size > 1:
+        """Raises UserError where processes share the weights: batches are drawn by each, whenever it likes."""
+        if isinstance(context.group, ShardedGroup):
             raise UserError(
-                f"{type(self.algorithm).__name__} cannot share its replay buffer, so {context.group.size} processes "
-                "would train unrelated policies; start one process, or choose an on-policy algorithm."
+                f"{type(self.algorithm).__name__} has target networks, which cannot be cut into shards, so nothing was "
+                "started; leave sharded out, or choose an on-policy algorithm."
             )
         torch.manual_seed(context.seed)  # module initialisation has no generator argument
         return placed(self.policy.build(context), context.device)
@@ -162,7 +166,8 @@ class OffPolicyRL:
         actions = getattr(policy, "latent", horizon * env.spec.action_dim)
         sizes = {**policy.feature_sizes, "time": 1}
         critic = QEnsemble(sizes, actions, self.algorithm.num_critics, self.algorithm.critic).to(context.device)
-        return self.algorithm.build(policy, policy.trainable(), critic, replay, generator(context.seed, 4))
+        draws = generator(context.seed, 4 + 100 * context.group.rank)  # of each process's own
+        return self.algorithm.build(policy, policy.trainable(), critic, replay, draws, context.group)
 
     def build_source(self, context: RunContext, env: VecEnv, policy: Trainable) -> CollectingSource:
         part = self.experience.split(context.parts)

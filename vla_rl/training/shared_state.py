@@ -87,7 +87,9 @@ def _known_to_first(tensors: dict[str, Tensor], group: Reducer) -> set[tuple[int
 def _key(name: str, tensor: Tensor) -> tuple[int, ...]:
     """What recognises a tensor of this name, type, shape and content."""
     digest = hashlib.sha256(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-    digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    flat = tensor.reshape(-1)
+    row = flat if flat.stride(0) == 1 else flat.clone(memory_format=torch.contiguous_format)  # one number, expanded
+    digest.update(row.view(torch.uint8).numpy().data)
     return tuple(int(word) for word in np.frombuffer(digest.digest(), np.uint32)[:_WORDS])
 
 
