@@ -37,6 +37,7 @@ EXPECTED = {
     "throughput_model": 4,
     "prefix_stored_vs_recomputed": 2,
 }
+PROCESSES = {"throughput_model", "memory_estimate"}  # start many, which takes ten seconds and more
 
 
 def test_every_benchmark_is_tested():
@@ -50,7 +51,9 @@ def quick_rows(name: str) -> list[Row]:
     return BENCHMARKS[name](quick=True)
 
 
-@pytest.mark.parametrize("name", sorted(EXPECTED))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.full] * (name in PROCESSES)) for name in sorted(EXPECTED)]
+)
 def test_every_benchmark_measures_something(name):
     rows = quick_rows(name)
     assert len(rows) == EXPECTED[name]
@@ -193,7 +196,7 @@ def test_the_sizes_are_those_that_are_said():
     assert count == pytest.approx(25.5e6, rel=0.01)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_gpu_script_runs_to_its_end_without_one(tmp_path):
     report = gpu.main(["--small", "--device", "cpu", "--out", str(tmp_path)])
     assert [line.note for line in report.lines if line.value is None] == []

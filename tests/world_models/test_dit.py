@@ -137,7 +137,7 @@ def imagined(video: DiT, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return video.decode(video(0.5 * (first + noisy), 0.5 * whole, context, moves).clean[:, -1])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_it_learns_to_predict_a_moving_square():
     """Autoencoder and transformer together, from noise to pictures; copying the latest one is what has to be beaten."""
     torch.manual_seed(0)
