@@ -15,9 +15,8 @@ import torch
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.experience.ray_cluster import RayCluster
 from vla_rl.experience.worker import COMMAND, Link, Pipes, Worker
-from vla_rl.training.threads import ALONE
+from vla_rl.recipes.launchers import ONE_THREAD, ClusterLauncher, Launcher, LocalLauncher
 
-_ENVIRONMENT = {"OMP_NUM_THREADS": "1", ALONE: "1"}
 _FOLDER = "vla_rl.recipes.engines:Folder"
 
 
@@ -34,6 +33,12 @@ class Engine(Protocol):
     def placed(self, worker: Worker, folder: str) -> Iterator[str]:
         """The path under which ``worker`` finds what is in ``folder``; "" stays ""."""
 
+    def launcher(self, count: int, folder: Path) -> Launcher:
+        """What starts the commands of whole runs that write into ``folder``, ``count`` at once.
+
+        Raises UserError when there is no room for so many, and for machines that do not see ``folder``.
+        """
+
     def close(self) -> None:
         """End what was started besides processes."""
 
@@ -45,18 +50,24 @@ class LocalEngine:
         """More processes than cores are slow, and work."""
 
     def link(self) -> Link:
-        return Pipes(COMMAND, {**os.environ, **_ENVIRONMENT})
+        return Pipes(COMMAND, {**os.environ, **ONE_THREAD})
 
     @contextmanager
     def placed(self, worker: Worker, folder: str) -> Iterator[str]:
         yield folder
+
+    def launcher(self, count: int, folder: Path) -> Launcher:
+        return LocalLauncher()
 
     def close(self) -> None:
         """Nothing: processes are the pool's."""
 
 
 class RayEngine:
-    """Actors of a Ray cluster, which get files sent: they may be on machines without this one's disk."""
+    """Actors of a Ray cluster, which get files sent: they may be on machines without this one's disk.
+
+    Whole runs leave too many files for that: their machines must share it.
+    """
 
     def __init__(self, address: str) -> None:
         """``address`` as for ``RayCluster``, whose errors come with the first process."""
@@ -74,7 +85,7 @@ class RayEngine:
 
     def link(self) -> Link:
         path = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
-        return self._cluster.link({**_ENVIRONMENT, **path})
+        return self._cluster.link({**ONE_THREAD, **path})
 
     @contextmanager
     def placed(self, worker: Worker, folder: str) -> Iterator[str]:
@@ -85,6 +96,10 @@ class RayEngine:
         yield str(worker.call(number, "path"))
         if not worker.lost:
             worker.call(number, "remove")
+
+    def launcher(self, count: int, folder: Path) -> Launcher:
+        self.require(count)
+        return ClusterLauncher(self.link, count, folder)
 
     def close(self) -> None:
         if self._connected is not None:
