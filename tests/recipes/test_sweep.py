@@ -10,6 +10,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -128,6 +129,8 @@ def test_the_engine_of_the_block_launches_what_is_left(tmp_path):
 
 
 def test_ctrl_c_ends_what_runs_and_says_how_to_go_on(tmp_path, monkeypatch):
+    closed = Event()
+
     def stop(done, remark):
         raise KeyboardInterrupt
 
@@ -135,8 +138,12 @@ def test_ctrl_c_ends_what_runs_and_says_how_to_go_on(tmp_path, monkeypatch):
         def launch(self, arguments, log):
             if self.steps:
                 return super().launch(arguments, log)
-            wait_until(lambda: self.closed)
+            assert closed.wait(60)
             raise UserError("stopped")
+
+        def close(self):
+            super().close()
+            closed.set()
 
     cells = [Cell(tmp_path / f"{i}", "demo.py:imitate", ()) for i in range(2)]
     monkeypatch.setattr(sweep, "bar", lambda what, total: nullcontext(stop))

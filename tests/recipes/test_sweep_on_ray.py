@@ -49,27 +49,32 @@ def test_a_sweep_ends_as_here_also_when_an_actor_is_killed_in_the_middle(sweep, 
     with ThreadPoolExecutor(1) as pool:
         killing = pool.submit(_kill_actor, tmp_path / "killed" / "seed-2")
         killed = sweep("killed", "--engine", "ray", "--address", address)
-        orphan = killing.result()
+        before = killing.result()
     assert _found(killed) == here
-    assert not _runs(orphan)
-    assert "resum" in (killed / "seed-2.log").read_text() or (killed / "seed-2.log").stat().st_size
+    assert (killed / "seed-2" / "metrics.jsonl").read_text().splitlines()[: len(before)] == before  # with its times
 
 
-def _kill_actor(run: Path) -> int:
-    """Kill the process whose child trains in ``run``, after its first validations; returns the child's id."""
-    rows = run / "metrics.jsonl"
-    wait_until(lambda: rows.exists() and rows.read_text().count("\n") >= 3)
+def _kill_actor(run: Path) -> list[str]:
+    """Kill the process whose child trains in ``run``, and the child with it; returns the first metrics."""
+    wait_until(lambda: len(_lines(run)) >= 6)
     pid = int((run / "run.lock").read_text())
     parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(parent, signal.SIGKILL)
     wait_until(lambda: not _runs(pid))
-    return pid
+    assert not (run / "summary.json").exists()
+    return _lines(run)[:4]
+
+
+def _lines(run: Path) -> list[str]:
+    path = run / "metrics.jsonl"
+    return path.read_text().splitlines() if path.exists() else []
 
 
 @pytest.mark.full
 def test_too_many_at_a_time_are_refused(address, complaint, quick, tmp_path):
-    asked = ["--seeds", "3", "--processes", "3", "--out", tmp_path / "runs", "--engine", "ray", "--address", address]
-    assert "has 2 CPU and 3 workers of 1 need 3" in complaint("train", quick, *asked)
+    asked = ["--seeds", "3", "--out", tmp_path / "runs", "--engine", "ray", "--address", address]
+    assert "has 2 CPU and 3 workers of 1 need 3" in complaint("train", quick, *asked, "--processes", "3")
+    assert "has 0 GPU and 2 workers of 0.5 need 1" in complaint("train", quick, *asked, "--gpus", "0.5")
 
 
 def _found(out: Path) -> list[object]:

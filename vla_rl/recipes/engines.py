@@ -69,15 +69,15 @@ class RayEngine:
     Whole runs leave too many files for that: their machines must share it.
     """
 
-    def __init__(self, address: str) -> None:
-        """``address`` as for ``RayCluster``, whose errors come with the first process."""
-        self._address = address
+    def __init__(self, address: str, gpus: float = 0.0) -> None:
+        """``address`` as for ``RayCluster``, whose errors come with the first process; each takes ``gpus``."""
+        self._address, self._gpus = address, gpus
         self._connected: RayCluster | None = None
 
     @property
     def _cluster(self) -> RayCluster:
         if self._connected is None:
-            self._connected = RayCluster(self._address)
+            self._connected = RayCluster(self._address, gpus=self._gpus)
         return self._connected
 
     def require(self, workers: int) -> None:
@@ -142,15 +142,21 @@ def read_folder(folder: Path) -> dict[str, np.ndarray]:
 _ENGINES = ("local", "ray")
 
 
-def new_engine(name: str, address: str = "") -> Engine:
-    """The engine called ``name``; raises UserError for an unknown one, and for an address that it has no use for."""
+def new_engine(name: str, address: str = "", gpus: float = 0.0) -> Engine:
+    """The engine called ``name``, where each process or run takes ``gpus`` of a machine.
+
+    Raises UserError for an unknown one, for an address or GPUs that it has no use for, and for half GPUs above one.
+    """
     if name not in _ENGINES:
         raise UserError(f"there is no engine {name!r}, so nothing was started; {did_you_mean(name, _ENGINES)}")
     if name == "ray":
-        return RayEngine(address)
-    if address:
-        raise UserError(
-            f"the engine 'local' starts processes of this machine, so --address {address} would change nothing; leave "
-            "it out, or add --engine ray."
-        )
+        if not (0 <= gpus <= 1 or (gpus > 1 and gpus.is_integer())):
+            raise UserError(f"Ray cannot give {gpus:g} GPUs, so nothing was started; choose 0 to 1, or a whole number.")
+        return RayEngine(address, gpus)
+    for option, given in (("--address", address), ("--gpus", f"{gpus:g}" if gpus else "")):
+        if given:
+            raise UserError(
+                f"the engine 'local' starts processes of this machine, so {option} {given} would change nothing; leave "
+                "it out, or add --engine ray."
+            )
     return LocalEngine()

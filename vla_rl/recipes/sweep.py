@@ -28,10 +28,11 @@ class SweepOptions:
 
     engine: str = "local"  # where the runs are: "local", this machine, or "ray", a cluster whose machines share a disk
     address: str = ""  # HOST:PORT of the cluster's head node; without: RAY_ADDRESS, or a new one on this machine
+    gpus: float = 0.0  # that each run takes in the cluster; 0.5: two runs share one
 
     def on_engine(self) -> AbstractContextManager[None]:
         """Start the cells of the block there; raises UserError as ``new_engine``."""
-        return on_engine(new_engine(self.engine, self.address))
+        return on_engine(new_engine(self.engine, self.address, self.gpus))
 
 
 @dataclass(frozen=True)
