@@ -6,7 +6,7 @@ from tests.mutants.fault import Fault
 
 _SWEEP, _LAUNCHERS, _ENGINES = (f"vla_rl/recipes/{name}.py" for name in ("sweep", "launchers", "engines"))
 _ON_SWEEPS = "tests/recipes/test_sweep.py::test_"
-_LOST, _ENDS = f"{_ON_SWEEPS}a_cell_that_is_lost_goes_on_from_its_state", f"{_ON_SWEEPS}a_command_ends_with_its_worker"
+_LOST = f"{_ON_SWEEPS}a_cell_that_is_lost_goes_on_from_its_state"
 
 FAULTS = (
     Fault(
@@ -63,21 +63,21 @@ FAULTS = (
         _SWEEP,
         "new_engine(self.engine, self.address, self.gpus)",
         'new_engine(self.engine, "", self.gpus)',
-        (f"{_ON_SWEEPS}every_sweep_takes_an_engine",),
+        (f"{_ON_SWEEPS}options_of_a_sweep_choose_its_engine",),
     ),
     Fault(
         "a command outlives what it belongs to",
         "vla_rl/cli/owned.py",
         "end_with_owner()  # before the seconds that imports take",
         "pass",
-        (f"{_ENDS}_and_with_its_launcher",),
+        (f"{_ON_SWEEPS}a_command_ends_with_the_process_that_it_belongs_to",),
     ),
     Fault(
         "a cell that was stopped is tried again",
         _LAUNCHERS,
         "if self._closed:  # that is why it was lost: nobody should try again",
         "if False:",
-        (f"{_ENDS}_and_with_its_launcher",),
+        (f"{_ON_SWEEPS}a_command_ends_with_its_worker_and_with_its_launcher",),
     ),
     Fault(
         "a machine without the folder is used",

@@ -1,4 +1,4 @@
-"""A config that says who reads it, and never comes to an end."""
+"""A config that says who reads it, and is read for a long time."""
 
 import os
 import time
@@ -6,6 +6,7 @@ from pathlib import Path
 
 
 def sleeps() -> None:
-    """The folder of the file SLEEPER gets the process id."""
+    """The file SLEEPER gets the process id, and 0 when nobody has ended the process for long."""
     Path(os.environ["SLEEPER"]).write_text(str(os.getpid()))
-    time.sleep(3600)
+    time.sleep(100)
+    Path(os.environ["SLEEPER"]).write_text("0")

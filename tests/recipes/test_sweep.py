@@ -22,7 +22,7 @@ from vla_rl.recipes import sweep
 from vla_rl.recipes.engines import LocalEngine
 from vla_rl.recipes.launchers import ClusterLauncher, LocalLauncher, Machine
 from vla_rl.recipes.sweep import Cell, SweepOptions, run_cells, run_sweep
-from vla_rl.recipes.workers import on_engine
+from vla_rl.recipes.workers import chosen_engine, on_engine
 from vla_rl.training.run_lock import await_unlocked, lock_run, unlock_run
 
 SLEEPS = ("train", f"{Path(__file__).parent / 'sleeper.py'}:sleeps")
@@ -129,16 +129,18 @@ def test_the_engine_of_the_block_launches_what_is_left(tmp_path):
 
 
 def test_ctrl_c_ends_what_runs_and_says_how_to_go_on(tmp_path, monkeypatch):
-    closed = Event()
+    begun, closed, in_time = Event(), Event(), []
 
     def stop(done, remark):
         raise KeyboardInterrupt
 
     class Stopped(Script):
         def launch(self, arguments, log):
-            if self.steps:
+            if str(self.out) in arguments:
+                assert begun.wait(60)
                 return super().launch(arguments, log)
-            assert closed.wait(60)
+            begun.set()
+            in_time.append(closed.wait(60))
             raise UserError("stopped")
 
         def close(self):
@@ -151,7 +153,7 @@ def test_ctrl_c_ends_what_runs_and_says_how_to_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr(LocalEngine, "launcher", lambda *given: launcher)
     with pytest.raises(KeyboardInterrupt, match=r"what is finished stays in .*, the same command goes on"):
         run_sweep(tmp_path, {"all": cells}, 2)
-    assert launcher.closed
+    assert in_time == [True]
 
 
 @pytest.fixture
@@ -159,6 +161,16 @@ def sleeper(tmp_path, monkeypatch):
     """Where a command that sleeps writes its process id."""
     monkeypatch.setenv("SLEEPER", str(tmp_path / "pid"))
     return tmp_path / "pid"
+
+
+def test_a_command_ends_with_the_process_that_it_belongs_to(tmp_path, sleeper):
+    code = "from pathlib import Path; from vla_rl.recipes.launchers import run_command as run; run({}, {})"
+    log = f"Path({str(tmp_path / 'log')!r})"
+    with subprocess.Popen([sys.executable, "-c", code.format(SLEEPS, log)]) as owner:
+        pid = _pid(sleeper)
+        owner.kill()
+    wait_until(lambda: not _runs(pid))
+    assert sleeper.read_text() == str(pid)
 
 
 def test_a_command_ends_with_its_worker_and_with_its_launcher(tmp_path, sleeper):
@@ -234,14 +246,23 @@ def test_a_machine_that_does_not_share_the_folder_is_refused_before_anything_run
 
 @pytest.mark.parametrize("command", ["study", "compare", "few", "imagine", "imagine study"])
 def test_every_sweep_takes_an_engine(command, complaint, monkeypatch):
-    assert "no engine 'rai'" in complaint(*command.split(), "--engine", "rai")
-    assert "--address a:1 would change nothing" in complaint(*command.split(), "--address", "a:1")
     monkeypatch.setattr(SweepOptions, "on_engine", _named)
-    assert "ray at a:1" in complaint(*command.split(), "--engine", "ray", "--address", "a:1")
+    given = ("--engine", "ray", "--address", "a:1", "--gpus", "0.5")
+    assert "SweepOptions of 0.5 on ray at a:1" in complaint(*command.split(), *given)
 
 
 def _named(options):
-    raise UserError(f"{options.engine} at {options.address}.")
+    raise UserError(f"SweepOptions of {options.gpus} on {options.engine} at {options.address}.")
+
+
+def test_options_of_a_sweep_choose_its_engine():
+    for wrong in ({"engine": "rai"}, {"address": "a:1"}, {"gpus": 0.5}):
+        with pytest.raises(UserError, match=f"{next(iter(wrong.values()))}"), SweepOptions(**wrong).on_engine():
+            pass
+    with pytest.raises(UserError, match=r"Ray cannot give 1\.5 GPUs"):
+        SweepOptions(engine="ray", address="a:1", gpus=1.5).on_engine()
+    with SweepOptions().on_engine():
+        assert isinstance(chosen_engine(), LocalEngine)
 
 
 def _pid(path: Path) -> int:
