@@ -128,6 +128,7 @@ _TRAIN = {
     "--staleness",
     "--engine",
     "--address",
+    "--gpus",
     "--env",
     "--FIELD",
 }

@@ -151,7 +151,7 @@ FAULTS = (
     ),
     Fault(
         "worker processes compute with every core",
-        "vla_rl/recipes/engines.py",
+        "vla_rl/recipes/launchers.py",
         '"OMP_NUM_THREADS": "1", ',
         "",
         ("tests/recipes/test_threads.py::test_worker_processes_compute_with_one_thread",),

@@ -60,7 +60,7 @@ FAULTS = (
     Fault(
         "the engine of a block is forgotten",
         _WORKERS,
-        "WorkerPool(_run[-1], _engine[-1] if _engine else None)",
+        "WorkerPool(_run[-1], chosen_engine())",
         "WorkerPool(_run[-1], None)",
         (f"{_ON_ENGINES}test_the_engine_of_a_block_starts_its_processes_and_is_closed_after_them",),
     ),

@@ -14,6 +14,12 @@ def test_a_mistake_is_one_sentence(complaint):
         new_engine("rai")
     with pytest.raises(UserError, match=r"--address head:6379 would change nothing; leave it out, or add --engine ray"):
         new_engine("local", "head:6379")
+    with pytest.raises(UserError, match="--gpus 1 would change nothing"):
+        new_engine("local", gpus=1.0)
+    for gpus in (-1.0, 1.5, float("nan")):
+        with pytest.raises(UserError, match=r"Ray cannot give \S+ GPUs, so nothing was started; choose 0 to 1"):
+            new_engine("ray", gpus=gpus)
+    assert "--gpus 'two' is no number" in complaint("train", "demo.py:demo", "--gpus", "two")
     assert "no engine 'rai'" in complaint("train", "demo.py:demo", "--engine", "rai")
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from vla_rl.cli.override import override
 from vla_rl.recipes.compare import Comparison, Task
 from vla_rl.recipes.progress import console
+from vla_rl.recipes.sweep import SweepOptions
 
 
 @dataclass(frozen=True)
-class Compare:
+class Compare(SweepOptions):
     """Algorithms on the same budget.  Each run is a process of its own; what is finished is not run again.
 
     An algorithm's name is that of a function in ``config``; on another task than lift, it is "TASK_NAME".
@@ -39,7 +40,7 @@ class Compare:
 
 
 @dataclass(frozen=True)
-class Study:
+class Study(SweepOptions):
     """Flow samplers on the same budget.  Each run is a process of its own; what is finished is not run again."""
 
     samplers: tuple[str, ...] = ("last_step", "one_step", "all_steps", "flow_ou", "flow_ddim", "flow_noise")
@@ -59,7 +60,8 @@ def compare(arguments: Sequence[str]) -> None:
         Task("place", "imitate_place", {name: f"place_{name}" for name in config.place}, out / "place"),
     )
     chosen = tuple(task for task in tasks if task.methods)
-    _run(Comparison(config.config, chosen, config.seeds, config.processes, config.target, out, "vla-rl compare"))
+    comparison = Comparison(config.config, chosen, config.seeds, config.processes, config.target, out, "vla-rl compare")
+    _run(comparison, config)
 
 
 def study(arguments: Sequence[str]) -> None:
@@ -67,9 +69,11 @@ def study(arguments: Sequence[str]) -> None:
     config: Study = override(Study(), arguments, "vla-rl study")
     out = Path(config.out)
     task = Task("lift", "imitate", {name: name for name in config.samplers}, out)
-    _run(Comparison(config.config, (task,), config.seeds, config.processes, config.target, out, "vla-rl study"))
+    comparison = Comparison(config.config, (task,), config.seeds, config.processes, config.target, out, "vla-rl study")
+    _run(comparison, config)
 
 
-def _run(comparison: Comparison) -> None:
-    comparison.run()
+def _run(comparison: Comparison, options: SweepOptions) -> None:
+    with options.on_engine():
+        comparison.run()
     console.print(f"{comparison.out}/results.json, {comparison.out}/report.html")

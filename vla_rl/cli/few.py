@@ -12,5 +12,6 @@ from vla_rl.recipes.progress import console
 def few(arguments: Sequence[str]) -> None:
     """Every method on every task and seed; what is finished is not run again."""
     config: FewStudy = override(FewStudy(), arguments, "vla-rl few")
-    config.run()
+    with config.on_engine():
+        config.run()
     console.print(f"{config.out}/results.json, {config.out}/report.html")

@@ -34,7 +34,9 @@ def imagine(arguments: Sequence[str]) -> None:
             raise UserError(f"imagine has no command {given[0]!r}; {did_you_mean(given[0], COMMANDS)}")
         COMMANDS[given[0]](given[1:])
         return
-    found = compare(override(ImagineComparison(), given, "vla-rl imagine"))
+    config: ImagineComparison = override(ImagineComparison(), given, "vla-rl imagine")
+    with config.on_engine():
+        found = compare(config)
     before, after = found["imitation"], found["imagined_rl"]
     console.print(
         f"\n[bold]imitation {before['success']:.1%}  ->  RL in imagination {after['success']:.1%}[/bold] on "
@@ -126,7 +128,9 @@ def play(arguments: Sequence[str]) -> None:
 
 def study(arguments: Sequence[str]) -> None:
     """``vla-rl imagine study``: RL in imagination with one part more or less at a time, on several training seeds."""
-    run_study(override(ImagineStudy(), arguments, "vla-rl imagine study"))
+    config: ImagineStudy = override(ImagineStudy(), arguments, "vla-rl imagine study")
+    with config.on_engine():
+        run_study(config)
 
 
 def _only_run(command: str, arguments: Sequence[str]) -> Path:

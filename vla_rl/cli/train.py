@@ -24,8 +24,10 @@ Run the config that the function returns.  FILE.py is a path, or the name of a c
   --resume RUN       go on with a run that was stopped, with the config that it began with
   --sources N        collect in N processes (short for --rl.loop.collectors)
   --staleness K      which play on while the policy learns, at most K updates ahead (--rl.loop.staleness)
-  --engine ray       start those processes, and those that evaluate, in a Ray cluster (default: local)
+  --engine ray       start those processes, and those that evaluate, in a Ray cluster (default: local);
+                     with --seeds: the runs themselves, on machines that share the disk
   --address ADDRESS  HOST:PORT of its head node (default: RAY_ADDRESS, or a new one on this machine)
+  --gpus G           that each of them takes there (default: 0)
   --env NAME         environment of the catalogue, or package.module:make (short for --env.name)
   --field value      any field of the config, nested ones with dots (--rl.algorithm.gamma 0.98)
 
@@ -39,8 +41,9 @@ def train(arguments: Sequence[str]) -> None:
         return
     engine, rest = take_option(list(arguments), "--engine", "local")
     address, rest = take_option(rest, "--address", "")
+    gpus, rest = take_option(rest, "--gpus", "0")
     stopped, others = take_option(rest, "--resume", "")
-    with on_engine(new_engine(engine, address)):
+    with on_engine(new_engine(engine, address, _number("--gpus", gpus))):
         if stopped:
             _resume(stopped, others)
         else:
@@ -69,6 +72,13 @@ def _resume(stopped: str, others: Sequence[str]) -> None:
     if others:
         raise UserError(f"a resumed run has the config it began with, so {others[0]!r} cannot change it; leave it out.")
     resume(stopped)
+
+
+def _number(name: str, given: str) -> float:
+    try:
+        return float(given)
+    except ValueError as error:
+        raise UserError(f"{name} {given!r} is no number, so nothing was run; write for example {name} 1.") from error
 
 
 def _count(name: str, given: str) -> int:

@@ -261,6 +261,17 @@ def claim_pipes() -> tuple[int, int]:
     return ends
 
 
+def end_with_owner() -> None:
+    """End this process, also in the middle of its work, when the other end of its standard input is closed.
+
+    Other code reads an empty standard input.
+    """
+    owner, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    threading.Thread(target=_end_with, args=(owner,), name="owner", daemon=True).start()
+
+
 def _end_with(pipe: int) -> None:
     """End this process when the other end of ``pipe`` is closed."""
     poll = select.poll()

@@ -15,9 +15,8 @@ import torch
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.experience.ray_cluster import RayCluster
 from vla_rl.experience.worker import COMMAND, Link, Pipes, Worker
-from vla_rl.training.threads import ALONE
+from vla_rl.recipes.launchers import ONE_THREAD, ClusterLauncher, Launcher, LocalLauncher
 
-_ENVIRONMENT = {"OMP_NUM_THREADS": "1", ALONE: "1"}
 _FOLDER = "vla_rl.recipes.engines:Folder"
 
 
@@ -34,6 +33,12 @@ class Engine(Protocol):
     def placed(self, worker: Worker, folder: str) -> Iterator[str]:
         """The path under which ``worker`` finds what is in ``folder``; "" stays ""."""
 
+    def launcher(self, count: int, folder: Path) -> Launcher:
+        """What starts the commands of whole runs that write into ``folder``, ``count`` at once.
+
+        Raises UserError when there is no room for so many, and for machines that do not see ``folder``.
+        """
+
     def close(self) -> None:
         """End what was started besides processes."""
 
@@ -45,28 +50,34 @@ class LocalEngine:
         """More processes than cores are slow, and work."""
 
     def link(self) -> Link:
-        return Pipes(COMMAND, {**os.environ, **_ENVIRONMENT})
+        return Pipes(COMMAND, {**os.environ, **ONE_THREAD})
 
     @contextmanager
     def placed(self, worker: Worker, folder: str) -> Iterator[str]:
         yield folder
+
+    def launcher(self, count: int, folder: Path) -> Launcher:
+        return LocalLauncher()
 
     def close(self) -> None:
         """Nothing: processes are the pool's."""
 
 
 class RayEngine:
-    """Actors of a Ray cluster, which get files sent: they may be on machines without this one's disk."""
+    """Actors of a Ray cluster, which get files sent: they may be on machines without this one's disk.
 
-    def __init__(self, address: str) -> None:
-        """``address`` as for ``RayCluster``, whose errors come with the first process."""
-        self._address = address
+    Whole runs leave too many files for that: their machines must share it.
+    """
+
+    def __init__(self, address: str, gpus: float = 0.0) -> None:
+        """``address`` as for ``RayCluster``, whose errors come with the first process; each takes ``gpus``."""
+        self._address, self._gpus = address, gpus
         self._connected: RayCluster | None = None
 
     @property
     def _cluster(self) -> RayCluster:
         if self._connected is None:
-            self._connected = RayCluster(self._address)
+            self._connected = RayCluster(self._address, gpus=self._gpus)
         return self._connected
 
     def require(self, workers: int) -> None:
@@ -74,7 +85,7 @@ class RayEngine:
 
     def link(self) -> Link:
         path = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
-        return self._cluster.link({**_ENVIRONMENT, **path})
+        return self._cluster.link({**ONE_THREAD, **path})
 
     @contextmanager
     def placed(self, worker: Worker, folder: str) -> Iterator[str]:
@@ -85,6 +96,10 @@ class RayEngine:
         yield str(worker.call(number, "path"))
         if not worker.lost:
             worker.call(number, "remove")
+
+    def launcher(self, count: int, folder: Path) -> Launcher:
+        self.require(count)
+        return ClusterLauncher(self.link, count, folder)
 
     def close(self) -> None:
         if self._connected is not None:
@@ -127,15 +142,21 @@ def read_folder(folder: Path) -> dict[str, np.ndarray]:
 _ENGINES = ("local", "ray")
 
 
-def new_engine(name: str, address: str = "") -> Engine:
-    """The engine called ``name``; raises UserError for an unknown one, and for an address that it has no use for."""
+def new_engine(name: str, address: str = "", gpus: float = 0.0) -> Engine:
+    """The engine called ``name``, where each process or run takes ``gpus`` of a machine.
+
+    Raises UserError for an unknown one, for an address or GPUs that it has no use for, and for half GPUs above one.
+    """
     if name not in _ENGINES:
         raise UserError(f"there is no engine {name!r}, so nothing was started; {did_you_mean(name, _ENGINES)}")
     if name == "ray":
-        return RayEngine(address)
-    if address:
-        raise UserError(
-            f"the engine 'local' starts processes of this machine, so --address {address} would change nothing; leave "
-            "it out, or add --engine ray."
-        )
+        if not (0 <= gpus <= 1 or (gpus > 1 and gpus.is_integer())):
+            raise UserError(f"Ray cannot give {gpus:g} GPUs, so nothing was started; choose 0 to 1, or a whole number.")
+        return RayEngine(address, gpus)
+    for option, given in (("--address", address), ("--gpus", f"{gpus:g}" if gpus else "")):
+        if given:
+            raise UserError(
+                f"the engine 'local' starts processes of this machine, so {option} {given} would change nothing; leave "
+                "it out, or add --engine ray."
+            )
     return LocalEngine()

@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from vla_rl.contract.errors import UserError
+from vla_rl.experience.worker import LostWorkerError
+from vla_rl.recipes.engines import new_engine
+from vla_rl.recipes.launchers import Launcher
 from vla_rl.recipes.progress import bar
-from vla_rl.training.threads import ALONE
+from vla_rl.recipes.workers import chosen_engine, on_engine
+from vla_rl.training.run_lock import await_unlocked
 from vla_rl.training.tracking import write_json
+
+ATTEMPTS = 5  # at a cell whose machine dies
+_LEASE = 120.0  # seconds after which a network disk has let go of a dead machine's locks; NFS servers take 90
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions:
+    """Options of every command that runs cells."""
+
+    engine: str = "local"  # where the runs are: "local", this machine, or "ray", a cluster whose machines share a disk
+    address: str = ""  # HOST:PORT of the cluster's head node; without: RAY_ADDRESS, or a new one on this machine
+    gpus: float = 0.0  # that each run takes in the cluster; 0.5: two runs share one
+
+    def on_engine(self) -> AbstractContextManager[None]:
+        """Start the cells of the block there; raises UserError as ``new_engine``."""
+        return on_engine(new_engine(self.engine, self.address, self.gpus))
 
 
 @dataclass(frozen=True)
@@ -25,21 +43,37 @@ class Cell:
     config: str
     arguments: tuple[str, ...]
 
-    def run(self) -> None:
-        """Run it, or go on with it where it was stopped, with its output in a file beside its folder."""
-        started = (self.out / "config.json").exists()
-        if started:
+    def finished(self) -> bool:
+        """Whether it is; raises UserError when what is in the folder was started with other arguments."""
+        if (self.out / "config.json").exists():
             self._require_same()
-        if (self.out / "summary.json").exists():
+        return (self.out / "summary.json").exists()
+
+    def run(self, launcher: Launcher) -> None:
+        """Run it, or go on with it where it was stopped, with its output in a file beside its folder.
+
+        When what runs it dies, it goes on elsewhere from its last state, ``ATTEMPTS`` times at most.  Raises UserError
+        when the run fails, which is not tried again.
+        """
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return self._launch(launcher)
+            except LostWorkerError as error:
+                if attempt == ATTEMPTS:
+                    raise UserError(
+                        f"{self.out.name} was lost {ATTEMPTS} times, as what ran it {error.__cause__}, so it is not "
+                        "finished; run the same command to go on from its last state."
+                    ) from error
+                await_unlocked(self.out, _LEASE)
+
+    def _launch(self, launcher: Launcher) -> None:
+        if self.finished():
             return
+        started = (self.out / "config.json").exists()
         new = [self.config, "--out", str(self.out), *self.arguments]
         write_json(self._arguments_file, [self.config, *self.arguments])
-        command = [sys.executable, "-m", "vla_rl.cli", "train", *(["--resume", str(self.out)] if started else new)]
-        self.out.parent.mkdir(parents=True, exist_ok=True)
         log = self.out.with_suffix(".log")
-        with log.open("a") as file:
-            done = subprocess.run(command, stdout=file, stderr=file, stdin=subprocess.DEVNULL, env=_environment())
-        if done.returncode:
+        if launcher.launch(["train", *(["--resume", str(self.out)] if started else new)], log):
             last = " ".join(log.read_text(errors="replace").strip().splitlines()[-1:])
             raise UserError(f"{self.out.name} failed ({last}); see {log}, then run the same command to go on.")
 
@@ -73,11 +107,19 @@ def run_sweep(out: Path, steps: Mapping[str, Sequence[Cell]], processes: int) ->
 
 
 def run_cells(cells: Sequence[Cell], processes: int, what: str) -> None:
-    """Run what is not finished, ``processes`` at a time."""
-    with ThreadPoolExecutor(processes) as pool, bar(what, len(cells)) as update:
-        for done, _ in enumerate(pool.map(Cell.run, cells), 1):
-            update(done, cells[done - 1].out.name)
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", ALONE: "1", "TERM": "dumb"}
+    """Run what is not finished, ``processes`` at a time, on the engine that was chosen (``on_engine``)."""
+    left = [cell for cell in cells if not cell.finished()]
+    if not left:
+        return
+    count = min(processes, len(left))
+    with (
+        closing(chosen_engine().launcher(count, left[0].out.parent)) as launcher,
+        ThreadPoolExecutor(count) as pool,
+        bar(what, len(cells)) as update,
+    ):
+        try:
+            for done, _ in enumerate(pool.map(lambda cell: cell.run(launcher), left), 1):
+                update(len(cells) - len(left) + done, left[done - 1].out.name)
+        except KeyboardInterrupt:
+            launcher.close()  # the pool waits for what runs
+            raise

@@ -144,10 +144,15 @@ def on_engine(engine: Engine) -> Iterator[None]:
         _engine.pop().close()
 
 
+def chosen_engine() -> Engine:
+    """The engine of the block, or that of this machine."""
+    return _engine[-1] if _engine else _HERE
+
+
 def workers(count: int) -> WorkerPool:
     """The processes of this program, at least ``count``; they are started once."""
     if not _pools:
-        _pools.append(WorkerPool(_run[-1], _engine[-1] if _engine else None))
+        _pools.append(WorkerPool(_run[-1], chosen_engine()))
     _pools[0].grow(count)
     return _pools[0]
 

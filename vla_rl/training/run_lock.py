@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from pathlib import Path
 
 from vla_rl.contract.errors import UserError
 
 LOCK = "run.lock"
+_PAUSE = 0.05  # seconds between two looks at a lock
 _held: dict[tuple[int, int], int] = {}  # device and inode of a lock file -> descriptor, of this process
 
 
@@ -40,6 +42,32 @@ def lock_run(folder: Path) -> int:
     os.pwrite(descriptor, str(os.getpid()).encode(), 0)
     _held[file.st_dev, file.st_ino] = descriptor
     return descriptor
+
+
+def await_unlocked(folder: Path, patience: float) -> None:
+    """Return when no other process holds the lock of ``folder``, or after ``patience`` seconds.
+
+    A process that was killed releases it at once; that of a machine that died on a network disk, when the server
+    misses the machine.
+    """
+    end = time.monotonic() + patience
+    while _locked(folder / LOCK) and time.monotonic() < end:
+        time.sleep(_PAUSE)
+
+
+def _locked(path: Path) -> bool:
+    """Whether another process has locked the file at ``path``."""
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        os.lockf(descriptor, os.F_TEST, 0)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def unlock_run(folder: Path, descriptor: int) -> None:

@@ -1,0 +1,278 @@
+"""Cells that lose what runs them, and launchers whose workers die: without Ray, with processes of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, nullcontext
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from tests.patience import wait_until
+from vla_rl.contract.child import ChildError
+from vla_rl.contract.errors import UserError
+from vla_rl.experience.worker import LostWorkerError, Server
+from vla_rl.recipes import sweep
+from vla_rl.recipes.engines import LocalEngine
+from vla_rl.recipes.launchers import ClusterLauncher, LocalLauncher, Machine
+from vla_rl.recipes.sweep import Cell, SweepOptions, run_cells, run_sweep
+from vla_rl.recipes.workers import chosen_engine, on_engine
+from vla_rl.training.run_lock import await_unlocked, lock_run, unlock_run
+
+SLEEPS = ("train", f"{Path(__file__).parent / 'sleeper.py'}:sleeps")
+
+
+class Script:
+    """A launcher that does with a cell what ``steps`` say, in turn: "lost", "lost at its end", "fails", "ends"."""
+
+    def __init__(self, out: Path, *steps: str) -> None:
+        self.out, self.steps, self.asked, self.closed = out, list(steps), [], 0
+
+    def launch(self, arguments, log):
+        self.asked.append(list(arguments))
+        self.out.mkdir(exist_ok=True)
+        (self.out / "config.json").write_text("{}")
+        step = self.steps.pop(0)
+        if step in ("ends", "lost at its end"):
+            (self.out / "summary.json").write_text("{}")
+        if step.startswith("lost"):
+            raise LostWorkerError("the worker died") from ChildError("was killed by SIGKILL")
+        log.write_text("line\nno such policy\n")
+        return int(step == "fails")
+
+    def close(self):
+        self.closed += 1
+
+
+@pytest.fixture
+def cell(tmp_path):
+    return Cell(tmp_path / "cell", "demo.py:imitate", ("--seed", "1"))
+
+
+def test_a_cell_that_is_lost_goes_on_from_its_state(cell):
+    script = Script(cell.out, "lost", "lost", "ends")
+    cell.run(script)
+    new, resumed = ["train", "demo.py:imitate", "--out", str(cell.out), "--seed", "1"], ["train", "--resume"]
+    assert script.asked == [new, [*resumed, str(cell.out)], [*resumed, str(cell.out)]]
+    cell.run(script)
+    assert len(script.asked) == 3
+
+
+def test_a_cell_that_was_finished_when_its_machine_died_is_not_run_again(cell):
+    script = Script(cell.out, "lost at its end")
+    cell.run(script)
+    assert len(script.asked) == 1
+
+
+def test_a_cell_is_not_started_for_ever_and_a_failure_not_again(cell):
+    script = Script(cell.out, *["lost"] * 9)
+    with pytest.raises(UserError, match=r"cell was lost 5 times, as what ran it was killed by SIGKILL, .* to go on"):
+        cell.run(script)
+    assert len(script.asked) == 5
+    script = Script(cell.out, "fails", "ends")
+    with pytest.raises(UserError, match=r"cell failed \(no such policy\); see .*cell.log, then run the same command"):
+        cell.run(script)
+    assert len(script.asked) == 1
+
+
+def test_before_it_goes_on_what_has_locked_its_folder_has_ended(cell, monkeypatch):
+    """A process that ends is seen; one that never does is waited for so long and no longer."""
+    lock = "import sys; from pathlib import Path; from vla_rl.training.run_lock import lock_run; lock_run(Path({!r}))"
+    code = f"{lock.format(str(cell.out))}; print('locked', flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"locked\n"
+        await_unlocked(cell.out, 0.1)
+        assert process.poll() is None
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(await_unlocked, cell.out, 600.0)
+            assert not waiting.done()
+            process.kill()
+            waiting.result()
+        assert process.wait() == -signal.SIGKILL
+    unlock_run(cell.out, lock_run(cell.out))
+    await_unlocked(cell.out, 600.0)
+    asked = []
+    monkeypatch.setattr(sweep, "await_unlocked", lambda folder, patience: asked.append(folder))
+    cell.run(Script(cell.out, "lost", "ends"))
+    assert asked == [cell.out]
+
+
+class Room(LocalEngine):
+    """Gives out one launcher, and notes for what."""
+
+    def __init__(self, launcher) -> None:
+        self.given, self.asked = launcher, []
+
+    def launcher(self, count, folder):
+        self.asked.append((count, folder))
+        return self.given
+
+
+def test_the_engine_of_the_block_launches_what_is_left(tmp_path):
+    cells = [Cell(tmp_path / f"{i}", "demo.py:imitate", ()) for i in range(3)]
+    with on_engine(Room(Script(cells[0].out, "ends"))):
+        run_cells(cells[:1], 2, "first")
+    engine = Room(Script(cells[1].out, "ends"))
+    with on_engine(engine):
+        run_sweep(tmp_path, {"all": cells[:2], "again": cells[:2]}, 4)
+    assert engine.asked == [(1, tmp_path)] and engine.given.closed == 1
+    (tmp_path / "1.asked.json").write_text(json.dumps(["other.py:imitate"]))
+    with on_engine(engine), pytest.raises(UserError, match="cannot stand for this one"):
+        run_cells([cells[2], cells[1]], 2, "third")
+    assert len(engine.asked) == 1
+
+
+def test_ctrl_c_ends_what_runs_and_says_how_to_go_on(tmp_path, monkeypatch):
+    begun, closed, in_time = Event(), Event(), []
+
+    def stop(done, remark):
+        raise KeyboardInterrupt
+
+    class Stopped(Script):
+        def launch(self, arguments, log):
+            if str(self.out) in arguments:
+                assert begun.wait(60)
+                return super().launch(arguments, log)
+            begun.set()
+            in_time.append(closed.wait(60))
+            raise UserError("stopped")
+
+        def close(self):
+            super().close()
+            closed.set()
+
+    cells = [Cell(tmp_path / f"{i}", "demo.py:imitate", ()) for i in range(2)]
+    monkeypatch.setattr(sweep, "bar", lambda what, total: nullcontext(stop))
+    launcher = Stopped(cells[0].out, "ends")
+    monkeypatch.setattr(LocalEngine, "launcher", lambda *given: launcher)
+    with pytest.raises(KeyboardInterrupt, match=r"what is finished stays in .*, the same command goes on"):
+        run_sweep(tmp_path, {"all": cells}, 2)
+    assert in_time == [True]
+
+
+@pytest.fixture
+def sleeper(tmp_path, monkeypatch):
+    """Where a command that sleeps writes its process id."""
+    monkeypatch.setenv("SLEEPER", str(tmp_path / "pid"))
+    return tmp_path / "pid"
+
+
+def test_a_command_ends_with_the_process_that_it_belongs_to(tmp_path, sleeper):
+    code = "from pathlib import Path; from vla_rl.recipes.launchers import run_command as run; run({}, {})"
+    log = f"Path({str(tmp_path / 'log')!r})"
+    with subprocess.Popen([sys.executable, "-c", code.format(SLEEPS, log)]) as owner:
+        pid = _pid(sleeper)
+        owner.kill()
+    wait_until(lambda: not _runs(pid))
+    assert sleeper.read_text() == str(pid)
+
+
+def test_a_command_ends_with_its_worker_and_with_its_launcher(tmp_path, sleeper):
+    launcher = ClusterLauncher(LocalEngine().link, 1, tmp_path)
+    with ThreadPoolExecutor(1) as pool, closing(launcher):
+        first = pool.submit(launcher.launch, SLEEPS, tmp_path / "first.log")
+        pid = _pid(sleeper)
+        (worker,) = launcher._working
+        os.kill(worker.pid, signal.SIGKILL)
+        with pytest.raises(LostWorkerError, match="SIGKILL"):
+            first.result()
+        wait_until(lambda: not _runs(pid))
+        sleeper.unlink()
+        second = pool.submit(launcher.launch, SLEEPS, tmp_path / "second.log")
+        pid = _pid(sleeper)
+        launcher.close()
+        with pytest.raises(UserError, match="second was stopped") as stopped:
+            second.result()
+        assert not isinstance(stopped.value, LostWorkerError)
+        wait_until(lambda: not _runs(pid))
+        with pytest.raises(UserError, match="nothing more is started"):
+            launcher.launch(SLEEPS, tmp_path / "third.log")
+    assert {path.name for path in tmp_path.iterdir()} == {"pid", "first.log", "second.log"}
+
+
+def test_the_status_and_output_of_a_command_are_handed_back(tmp_path):
+    assert LocalLauncher().launch(["evil"], tmp_path / "log") == 2
+    assert "did you mean 'eval'" in (tmp_path / "log").read_text()
+
+
+class Blind:
+    """A link to a machine that sees no file of the folder."""
+
+    name, pid = "blind", 0
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.closed = folder, False
+        self.asked: list[str] = []
+
+    @property
+    def running(self):
+        return not self.closed
+
+    def exchange(self, request, report):
+        self.asked.append(request["do"])
+        for path in self.folder.iterdir():
+            path.unlink()
+        return Server().answer(request, report)
+
+    def kill(self): ...
+
+    def close(self):
+        self.closed = True
+
+
+def test_a_machine_that_does_not_share_the_folder_is_refused_before_anything_runs(tmp_path):
+    links = []
+
+    def link():
+        links.append(Blind(tmp_path))
+        return links[-1]
+
+    with pytest.raises(UserError, match=f"does not see '{tmp_path}' .* --out, on a disk that all machines"):
+        ClusterLauncher(link, 2, tmp_path)
+    assert [one.asked for one in links] == [["make"], []] and all(one.closed for one in links)
+    (tmp_path / "mark").write_text("token")
+    with pytest.raises(UserError, match=f"does not see '{tmp_path}'"):
+        Machine(os.getcwd(), str(tmp_path / "mark"), "another")
+    with pytest.raises(UserError, match=f"does not see '{tmp_path}/absent'"):
+        Machine(str(tmp_path / "absent"), str(tmp_path / "mark"), "token")
+    Machine(os.getcwd(), str(tmp_path / "mark"), "token")
+
+
+@pytest.mark.parametrize("command", ["study", "compare", "few", "imagine", "imagine study"])
+def test_every_sweep_takes_an_engine(command, complaint, monkeypatch):
+    monkeypatch.setattr(SweepOptions, "on_engine", _named)
+    given = ("--engine", "ray", "--address", "a:1", "--gpus", "0.5")
+    assert "SweepOptions of 0.5 on ray at a:1" in complaint(*command.split(), *given)
+
+
+def _named(options):
+    raise UserError(f"SweepOptions of {options.gpus} on {options.engine} at {options.address}.")
+
+
+def test_options_of_a_sweep_choose_its_engine():
+    for wrong in ({"engine": "rai"}, {"address": "a:1"}, {"gpus": 0.5}):
+        with pytest.raises(UserError, match=f"{next(iter(wrong.values()))}"), SweepOptions(**wrong).on_engine():
+            pass
+    with pytest.raises(UserError, match=r"Ray cannot give 1\.5 GPUs"):
+        SweepOptions(engine="ray", address="a:1", gpus=1.5).on_engine()
+    with SweepOptions().on_engine():
+        assert isinstance(chosen_engine(), LocalEngine)
+
+
+def _pid(path: Path) -> int:
+    wait_until(lambda: path.exists() and path.read_text())
+    return int(path.read_text())
+
+
+def _runs(pid: int) -> bool:
+    """Whether it does anything; one that has ended and that nobody has asked about is a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
