@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from tests.mutants.fault import Fault
 
-_BOARD, _SHARED, _SHARING = (
-    "vla_rl/experience/board.py",
-    "vla_rl/experience/shared.py",
-    "vla_rl/recipes/sharing.py",
-)
+_BOARD, _SHARED = "vla_rl/experience/board.py", "vla_rl/experience/shared.py"
+_SHARING = "vla_rl/recipes/sharing.py"
 _ON_BOARD, _ON_SHARED = "tests/experience/test_board.py::", "tests/experience/test_shared.py::"
 _ON_SHARING = "tests/recipes/test_sharing.py::"
 _ONCE = f"{_ON_BOARD}test_the_newest_of_each_learner_come_first_and_none_twice"
@@ -67,9 +64,7 @@ _FILES = (
         (_KEPT,),
     ),
     Fault("shared rollouts of any age are read", _BOARD, " and max(numbers) - number < self.keep", "", (_KEPT,)),
-    Fault(
-        "a removed file of another learner is an error", _BOARD, "if error.errno in _GONE:", "if False:", (_REMOVED,)
-    ),
+    Fault("a removed shared rollout is an error", _BOARD, "if error.errno in _GONE:", "if False:", (_REMOVED,)),
     Fault(
         "a resumed learner overwrites its shared rollouts",
         _BOARD,
@@ -101,8 +96,8 @@ _FILES = (
     Fault(
         "a ragged rollout is taken",
         _BOARD,
-        "                    layout(rollout)\n",
-        "",
+        "                    layout(rollout)",
+        "                    pass",
         (_REFUSED,),
     ),
 )
@@ -153,8 +148,8 @@ _SOURCE = (
     Fault(
         "what was read is published as one's own",
         _SHARED,
-        "        return beside(own, others, self.policy.version - 1)",
-        "        self.board.publish(beside(own, others, 0))\n        return beside(own, others, self.policy.version - 1)",
+        "        for other in others:",
+        "        for other in [self.board.publish(other) or other for other in others]:",
         (f"{_ON_SHARED}test_others_are_never_published_again",),
     ),
     Fault(
@@ -214,8 +209,8 @@ _LEARNERS = (
     Fault(
         "without a folder the working folder is shared",
         _SHARING,
-        "        if not self.folder:\n            return source\n",
-        "",
+        "if not self.folder:",
+        "if False:",
         (f"{_ON_SHARING}test_without_a_folder_there_is_no_source_around_the_own_one",),
     ),
     Fault(
