@@ -6,7 +6,6 @@ import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -69,7 +68,7 @@ def common(policy: Policy) -> str:
     return digest.hexdigest()
 
 
-def _parts(policy: Any) -> Iterator[nn.Module]:
+def _parts(policy: object) -> Iterator[nn.Module]:
     """``policy`` and the frozen policies in it, as far as they are networks."""
     if isinstance(policy, nn.Module):
         yield policy
