@@ -152,6 +152,13 @@ def test_a_folder_that_cannot_be_used_is_refused(played, tmp_path):
         board.publish(played)
 
 
+def test_bfloat16_is_refused_before_anything_is_written(played, tmp_path):
+    half = {name: item.bfloat16() for name, item in played.features.items()}
+    with pytest.raises(UserError, match="is bfloat16, which a message cannot hold"):
+        Board(tmp_path, "same").publish(replace(played, features=half))
+    assert not list(tmp_path.iterdir())
+
+
 def test_entries_that_contradict_each_other_are_refused(played):
     assert layout(played)["features/state"] == "float32[2]" and layout(played)["reward"] == "float32[2]"
     for change in ({"seeds": played.seeds[:, :1]}, {"final_features": {"state": torch.zeros(5, 2)}}):

@@ -45,6 +45,13 @@ _FILES = (
         "self._read[learner] = min(number, self._read.pop(learner, number))",
         (_ONCE,),
     ),
+    Fault(
+        "bfloat16 is shared",
+        _BOARD,
+        'if form.startswith("bfloat16"):',
+        "if False:",
+        (f"{_ON_BOARD}test_bfloat16_is_refused_before_anything_is_written",),
+    ),
     Fault("a learner reads its own shared rollouts", _BOARD, "if learner != self.learner and ", "if ", (_ONCE,)),
     Fault(
         "the oldest shared rollouts come first", _BOARD, "sorted(numbers, reverse=True)", "sorted(numbers)", (_KEPT,)

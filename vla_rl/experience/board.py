@@ -12,6 +12,7 @@ import errno
 import os
 import re
 import secrets
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,13 @@ class Board:
             raise self._unusable(error) from error
 
     def publish(self, rollout: Rollout) -> None:
-        """Leave ``rollout``; raises UserError where the folder cannot be written."""
+        """Leave ``rollout``; raises UserError where the folder cannot be written, and for bfloat16 entries."""
+        for name, form in layout(rollout).items():
+            if form.startswith("bfloat16"):
+                raise UserError(
+                    f"{name} is bfloat16, which a message cannot hold, so no rollout is shared; let the policy give "
+                    "float32 features, or share nothing."
+                )
         number = max([self._published, *self._numbers().get(self.learner, [])]) + 1
         message = {"contract_version": CONTRACT_VERSION, "common": self.common, "rollout": saved_rollout(rollout)}
         writing = self.folder / f"{self.learner}.writing"
@@ -154,7 +161,7 @@ def layout(rollout: Rollout) -> dict[str, str]:
         value, first = getattr(rollout, item.name), leading.get(item.name, (length, width))
         if item.name in ("info", "spans", "robot", "stream") or value is None:
             continue
-        for name, array in value.items() if isinstance(value, dict) else [("", value)]:
+        for name, array in value.items() if isinstance(value, Mapping) else [("", value)]:
             entry = f"{item.name}/{name}".rstrip("/")
             if tuple(array.shape[: len(first)]) != first:
                 raise ContractError(f"{entry} is {list(array.shape)} and does not begin with {list(first)}.")
