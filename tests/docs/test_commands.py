@@ -126,6 +126,7 @@ _TRAIN = {
     "--resume",
     "--sources",
     "--staleness",
+    "--shared",
     "--engine",
     "--address",
     "--gpus",

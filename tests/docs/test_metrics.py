@@ -52,6 +52,7 @@ BESIDE = {f"collector/{name}_s" for name in ("env", "encode", "act", "sync", "wa
     "source/waiting",
     "source/restarts",
 }
+SHARED = {"rollout/shared"}  # where runs share their rollouts
 
 
 def algorithm(config: Any, **numbers: Any) -> Any:
@@ -118,7 +119,7 @@ def test_a_page_explains_what_its_algorithm_logs_and_nothing_else(page, imitatio
         names = logged(tmp_path / str(number), "rl")
         assert names & BESIDE == (BESIDE if ahead else set())
         found |= names - BESIDE
-    documented = (explained(page) | explained("index")) - FAMILIES - BESIDE
+    documented = (explained(page) | explained("index")) - FAMILIES - BESIDE - SHARED
     assert sorted(found - documented) == [], "not explained"
     assert sorted(documented - found) == [], "explained but not logged"
 

@@ -70,7 +70,7 @@ def train(source: BackgroundSource, updates: int) -> list[Rollout]:
 
 def same(one: Rollout, two: Rollout) -> bool:
     def equal(a, b) -> bool:
-        if isinstance(a, str):
+        if a is None or isinstance(a, str):
             return a == b
         return torch.equal(a, b) if torch.is_tensor(a) else all(equal(a[n], b[n]) for n in [*a, *b])
 
@@ -265,7 +265,7 @@ def _columns(rollout: Rollout, stop: int) -> Rollout:
     def cut(value):
         return {name: item[:, :stop] for name, item in value.items()} if isinstance(value, dict) else value[:, :stop]
 
-    other = ("final", "info", "robot", "stream", "spans")
+    other = ("final", "info", "robot", "stream", "others", "spans")
     own = {f.name: cut(getattr(rollout, f.name)) for f in fields(Rollout) if not f.name.startswith(other)}
     final = {name: item[kept] for name, item in rollout.final_features.items()}
     return Rollout(**own, final_index=rollout.final_index[kept], final_features=final, robot=rollout.robot)

@@ -285,7 +285,7 @@ def same(one: Rollout, other: Rollout) -> None:
             assert {k: v for k, v in a.items() if not k.endswith("_s")} == {
                 k: v for k, v in b.items() if not k.endswith("_s")
             }
-        elif item.name in ("robot", "stream"):
+        elif item.name in ("robot", "stream", "others"):
             assert a == b
         elif item.name != "spans":
             assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a), item.name

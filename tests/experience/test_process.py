@@ -39,7 +39,7 @@ def same(one: Rollout, other: Rollout) -> bool:
     pairs = [
         (getattr(one, f.name), getattr(other, f.name))
         for f in fields(Rollout)
-        if f.name not in ("info", "robot", "stream", "spans")
+        if f.name not in ("info", "robot", "stream", "others", "spans")
     ]
     flat = [pair for a, b in pairs for pair in ([(a, b)] if torch.is_tensor(a) else [(a[n], b[n]) for n in {**a, **b}])]
     same_stream = (one.robot, one.stream) == (other.robot, other.stream)

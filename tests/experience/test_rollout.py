@@ -45,7 +45,7 @@ def join(parts: list[Rollout]) -> Rollout:
             joined[field.name] = {n: torch.cat([v[n] for v in values]) for n in values[0]}
         elif field.name == "final_index":
             joined["final_index"] = torch.cat([v + torch.tensor([i * length, 0]) for i, v in enumerate(values)])
-        elif field.name not in ("info", "robot", "stream", "spans"):
+        elif field.name not in ("info", "robot", "stream", "others", "spans"):
             joined[field.name] = torch.cat(values)
     return Rollout(**joined)
 
@@ -95,7 +95,7 @@ def test_windows_join_without_loss(horizon, decisions):
         a, b = getattr(joined, field.name), getattr(whole, field.name)
         if isinstance(a, torch.Tensor):
             assert torch.equal(a, b), field.name
-        elif field.name not in ("info", "robot", "stream", "spans"):
+        elif field.name not in ("info", "robot", "stream", "others", "spans"):
             assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a), field.name
 
 

@@ -138,7 +138,7 @@ FAULTS = (
     Fault(
         "arrays inside lists stay numpy's",
         _WORKER,
-        "return [_tensors(item) for item in value]",
+        "return [as_tensors(item) for item in value]",
         "return value",
         (f"{_ON_WORKER}test_tensors_and_arrays_arrive_as_tensors_also_inside_lists",),
     ),

@@ -248,8 +248,8 @@ _CUT_OFF = (
     Fault(
         "the share that is cut off is that of decisions",
         _RELATIVE,
-        "rollout.truncated.any(0).double().mean()",
-        "rollout.truncated.double().mean()",
+        "rollout.truncated.any(0)[mine].double().mean()",
+        "rollout.truncated[:, mine].double().mean()",
         (
             "tests/recipes/imagine/test_grpo.py::test_members_of_a_group_have_one_initial_state_and_truncated_ones_are_kept",
         ),

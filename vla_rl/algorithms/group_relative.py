@@ -21,7 +21,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from vla_rl.algorithms.decisions import Decisions, Gathered, flatten
+from vla_rl.algorithms.decisions import Decisions, Gathered, flatten, own_columns
 from vla_rl.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
 from vla_rl.algorithms.surrogate import surrogate
 from vla_rl.contract.batch import TRUNCATION_RETURN, Reducer, Rollout
@@ -158,7 +158,7 @@ class GroupRelative(PolicyGradient[Decisions]):
     return counts the rewards before it, with nothing for the rest since there is no critic to bootstrap from.  So a
     person's rescue is not the policy's success.  Those of older policy versions are treated as ``staleness.py``
     says; the ones beyond ``max_age`` leave the denominators as well.  The metric ``rollout/truncated`` is the share of
-    truncated episodes.
+    truncated episodes; those of other learners do not count in it, nor in ``rollout/return``.
     """
 
     config: GroupRelativeConfig
@@ -194,8 +194,9 @@ class GroupRelative(PolicyGradient[Decisions]):
             flatten(age, used),
             flatten(rollout.valid, used),
         )
-        metrics["rollout/return"] = float(returns.mean())
-        metrics["rollout/truncated"] = float(rollout.truncated.any(0).double().mean())
+        mine = own_columns(rollout)
+        metrics["rollout/return"] = float(returns[mine].mean())
+        metrics["rollout/truncated"] = float(rollout.truncated.any(0)[mine].double().mean())
         return batch, {"rollout/decisions": float(used.sum()), **metrics}
 
 

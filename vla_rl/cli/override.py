@@ -12,7 +12,7 @@ from tyro import constructors
 
 from vla_rl.contract.errors import UserError, did_you_mean
 
-_SHORT = {"sources": "loop.collectors", "staleness": "loop.staleness"}
+_SHORT = {"sources": "loop.collectors", "staleness": "loop.staleness", "shared": "shared.folder"}
 
 
 def override(config: Any, arguments: Sequence[str], command: str) -> Any:

@@ -154,12 +154,12 @@ class Worker:
             self._answering = False
         if "error" in answer:
             raise error_of(answer)
-        return _tensors(answer["value"])
+        return as_tensors(answer["value"])
 
     def _exchange(self, request: dict[str, Any], target: str, method: str, report: Report) -> dict[str, Any]:
         """The answer to ``request``; raises UserError when the process has died."""
         try:
-            return self._link.exchange(_arrays(request), report)
+            return self._link.exchange(as_arrays(request), report)
         except ChildError as error:
             self._answering = False
             raise LostWorkerError(
@@ -183,7 +183,7 @@ class Server:
     def answer(self, request: dict[str, Any], report: Report) -> dict[str, Any]:
         """What ``request`` asks for, or the error that came up; what methods report goes to ``report``."""
         try:
-            return {"value": _arrays(self._do(request, report))}
+            return {"value": as_arrays(self._do(request, report))}
         except BrokenPipeError:
             raise
         except Exception as error:
@@ -196,7 +196,7 @@ class Server:
             raise ContractError(
                 f"the acting process cannot do {what!r}, so nothing was done; {did_you_mean(what, requests)}"
             )
-        return requests[what](**_tensors(request))
+        return requests[what](**as_tensors(request))
 
     def make(self, target: str, arguments: dict[str, Any]) -> int:
         self.objects.append(load(target)(**arguments))
@@ -209,7 +209,7 @@ class Server:
             raise ContractError(
                 f"{type(called).__name__} has no {method!r}, so nothing was done; {did_you_mean(method, known)}"
             )
-        reporting = {"report": lambda *values: report(*_arrays(list(values)))} if reports else {}
+        reporting = {"report": lambda *values: report(*as_arrays(list(values)))} if reports else {}
         return getattr(called, method)(**arguments, **reporting)
 
 
@@ -223,21 +223,22 @@ def main() -> None:
     serve_owner("actor", answer)
 
 
-def _arrays(value: Any) -> Any:
+def as_arrays(value: Any) -> Any:
     """Tensors as numpy arrays, also inside mappings and sequences."""
     if isinstance(value, Tensor):
         return value.detach().cpu().numpy()
     if isinstance(value, list | tuple):
-        return [_arrays(item) for item in value]
-    return {name: _arrays(item) for name, item in value.items()} if isinstance(value, Mapping) else value
+        return [as_arrays(item) for item in value]
+    return {name: as_arrays(item) for name, item in value.items()} if isinstance(value, Mapping) else value
 
 
-def _tensors(value: Any) -> Any:
+def as_tensors(value: Any) -> Any:
+    """Numpy arrays as tensors that share their memory, also inside dicts and lists."""
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value)
     if isinstance(value, list):
-        return [_tensors(item) for item in value]
-    return {name: _tensors(item) for name, item in value.items()} if isinstance(value, dict) else value
+        return [as_tensors(item) for item in value]
+    return {name: as_tensors(item) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.memory_knobs import naming_knobs
 from vla_rl.recipes.progress import Clock, bar, console, mostly, steps_per_second
 from vla_rl.recipes.shared_envs import lending, require_same
+from vla_rl.recipes.sharing import SharingConfig
 from vla_rl.recipes.signals import Terminated, patient_sigterm
 from vla_rl.recipes.stages import EvaluationConfig, clock
 from vla_rl.recipes.timeline_page import TimelinePage
@@ -99,6 +100,7 @@ class StateBased:
     evaluation: EvaluationConfig = field(default_factory=lambda: EvaluationConfig(validation=16, test=64, num_envs=16))
     device: str = "cpu"  # where policy, critic and learner compute: "cpu", "cuda", "cuda:1", "auto"
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
+    shared: SharingConfig = SharingConfig()
 
     def run(self, folder: RunFolder) -> JsonObject:
         """Train and evaluate."""
@@ -109,6 +111,7 @@ class StateBased:
             )
         seconds: dict[str, float] = {}
         group = current_reducer()
+        self.shared.require_one_process(group)
         experience = self.experience.split(group.size)
         with (
             closing(self.env.make_training(experience.num_envs)) as env,
@@ -125,7 +128,7 @@ class StateBased:
                     return self.evaluate(held, policy, seed_ranges.VALIDATION, self.evaluation.validation)
 
             loop = Loop(
-                source if group.size == 1 else SummedCounters(source, group),
+                self.shared.around(source, policy) if group.size == 1 else SummedCounters(source, group),
                 learner,
                 InProcessPolicyStore(policy),
                 validate,

@@ -20,6 +20,7 @@ from vla_rl.policies.critics import ValueCritic
 from vla_rl.policies.flow import FlowSampler
 from vla_rl.policies.image_encoder import ImageEncoder
 from vla_rl.recipes.context import RunContext, Trainable, generator, placed
+from vla_rl.recipes.sharing import SharingConfig
 from vla_rl.training.loop import AlgorithmConfig, LoopConfig, LoopLearner
 
 
@@ -88,15 +89,17 @@ class ReadsPixels(Protocol):
 
 
 class OnPolicyTrainer:
-    """What all on-policy trainers share: a value critic, and environments that the processes split."""
+    """What all on-policy trainers share: a value critic, environments that the processes split, others' rollouts."""
 
     experience: SourceConfig
     algorithm: AlgorithmConfig
+    shared: SharingConfig = SharingConfig()
 
     def build_env(self, context: RunContext) -> VecEnv:
         return context.env.make_training(self.experience.split(context.parts).num_envs)
 
     def build_learner(self, context: RunContext, env: VecEnv, policy: Trainable) -> LoopLearner:
+        self.shared.require_one_process(context.group)
         torch.manual_seed(context.seed)  # module initialisation has no generator argument
         vision = policy.new_vision() if isinstance(policy, ReadsPixels) else None
         critic = ValueCritic({**policy.feature_sizes, "time": 1}, vision=vision).to(context.device)
@@ -121,7 +124,8 @@ class OnPolicyTrainer:
         return False
 
     def whole_source(self, source: ExperienceSource, policy: Trainable) -> ExperienceSource:
-        return source
+        """With the rollouts of other runs, if ``shared`` names a folder."""
+        return self.shared.around(source, policy)
 
 
 @runtime_checkable
@@ -141,6 +145,7 @@ class RLConfig(OnPolicyTrainer):
     final_noise: float = 0.4  # the sampler's noise falls linearly to this share of itself
     loop: LoopConfig = field(default_factory=LoopConfig)
     algorithm: AlgorithmConfig = field(default_factory=PPOConfig)
+    shared: SharingConfig = SharingConfig()
 
     def __post_init__(self) -> None:
         """Raises UserError for a negative share of the noise."""
@@ -172,6 +177,7 @@ class OnPolicyRL(OnPolicyTrainer):
     experience: SourceConfig = field(default_factory=WindowConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
     algorithm: AlgorithmConfig = field(default_factory=PPOConfig)
+    shared: SharingConfig = SharingConfig()
 
     def build_policy(self, context: RunContext) -> Trainable:
         torch.manual_seed(context.seed)  # module initialisation has no generator argument
