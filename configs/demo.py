@@ -8,6 +8,7 @@ from dataclasses import replace
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.rloo import RLOOConfig
+from vla_rl.experience.curriculum import OutcomeVariance
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, OneRandomStep
 from vla_rl.policies.flow_schedules import FlowDdim, FlowNoise, FlowOu, FlowSde
@@ -77,6 +78,13 @@ def grpo() -> Improve:
 def rloo() -> Improve:
     """As :func:`grpo`, without clipping."""
     return _grouped(RLOOConfig())
+
+
+def grpo_curriculum() -> Improve:
+    """As :func:`grpo`, on 512 scenes, of which those are played most whose outcome is open."""
+    recipe = grpo()
+    groups = GroupConfig(groups=16, size=8, curriculum=OutcomeVariance())
+    return replace(recipe, rl=replace(recipe.rl, experience=groups))
 
 
 def _grouped(algorithm: GRPOConfig | RLOOConfig) -> Improve:

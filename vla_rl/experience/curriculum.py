@@ -68,8 +68,8 @@ class ScoredScenes:
 
     scenes: int = 512  # the first so many seeds are played, all sources together, again and again
     explore: float = 0.25  # share of the draws that goes to the scenes in order
-    half_life: float = 4.0  # an outcome counts half after so many episodes per scene
-    prior: float = 2.0  # episodes that the success of a scene's family is worth in its estimate
+    half_life: float = 16.0  # an outcome counts half after so many episodes per scene
+    prior: float = 1.0  # episodes that the success of a scene's family is worth in its estimate
 
     def __post_init__(self) -> None:
         """Raises UserError for numbers without meaning."""
@@ -130,7 +130,7 @@ class LearningProgress(ScoredScenes):
     changes about, the score is the noise of both estimates, which is largest near p = 1/2.
     """
 
-    fast: float = 1.0  # half-life of the fast estimate; ``half_life`` is that of the slow one
+    fast: float = 4.0  # half-life of the fast estimate; ``half_life`` is that of the slow one
 
     def __post_init__(self) -> None:
         super().__post_init__()
