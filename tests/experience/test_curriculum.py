@@ -190,6 +190,16 @@ def test_a_saved_stream_goes_on(kind, tmp_path):
     assert np.array_equal(known.scores(), resumed.scores())
 
 
+def test_what_was_saved_stays_as_it_was():
+    known = stream()
+    played(known, 5)
+    saved, before = known.state_dict(), known.scores()
+    for seed in (1, 2):
+        played(known, 5, seed)
+        known.load_state_dict(saved)
+        assert np.array_equal(known.scores(), before)
+
+
 def test_a_plain_stream_reads_states_that_are_a_number():
     plain = SeedStream(3, 9)
     plain.load_state_dict(4)
@@ -269,12 +279,9 @@ class Cut(Bandit):
     def step(self, chunk, observe="last"):
         step = super().step(chunk, observe)
         odd = self._seed % 2 == 1
-        flags = {
-            "terminated": step.terminated & ~odd,
-            "truncated": step.truncated | odd,
-            "success": step.success & ~odd,
-        }
-        return replace(step, cause=np.where(odd, "uncertainty", "time_limit").tolist(), **flags)
+        flags = {"terminated": step.terminated & ~odd, "success": step.success & ~odd}
+        cause = np.where(odd, "uncertainty", step.cause).tolist()
+        return replace(step, truncated=step.truncated | odd, cause=cause, **flags)
 
 
 def test_episodes_that_were_cut_off_do_not_count_and_those_that_were_too_slow_do():

@@ -74,7 +74,7 @@ def writing(out: Path) -> bool:
     "recipe",
     [
         *("improve", "residual", "ahead", "residual_randomized"),
-        *(pytest.param(name, marks=pytest.mark.full) for name in ("processes", "randomized")),
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("processes", "randomized", "curriculum")),
     ],
 )
 def test_a_killed_run_goes_on_and_ends_the_same(recipe, arguments, tmp_path):
