@@ -3,7 +3,8 @@
 A group is **mixed** when its returns are not all equal; only mixed groups give an algorithm a gradient.  Dynamic
 sampling (DAPO, arXiv 2503.14476) replaces uniform groups by groups with new seeds.  Given that a group is kept, the
 gradient is ``grad J / P(mixed)``, and a task's share of the kept groups is proportional to its ``P(mixed)``: the two
-factors cancel for every task, up to one constant, provided that **which** groups are kept depends on nothing else.  So
+factors cancel for every task, up to one constant, provided that **which** groups are kept depends on nothing else (a
+curriculum changes which are played: tasks then weigh as often as it draws them).  So
 
 - a seed is played once, and not repeated until its group is mixed (that would multiply hard tasks by ``1 / P``);
 - groups are delivered in the order of their launch and not of their end (which would favour short episodes), and the
