@@ -23,6 +23,7 @@ from vla_rl.training.loop import LoopConfig
 # While learning, an episode that takes longer than 25 control steps (the expert needs about 17) has failed.
 ENV = EnvConfig("lift", training_options={"deadline": 25})
 RL = RLConfig(FlowSampler(FlowSde(0.6), LastStep(), 4), loop=LoopConfig(iterations=200, validate_every=20))
+GROUPS = GroupConfig(groups=16, size=8)
 
 
 def demo() -> Demo:
@@ -82,15 +83,13 @@ def rloo() -> Improve:
 
 def grpo_curriculum() -> Improve:
     """As :func:`grpo`, on 512 scenes, of which those are played most whose outcome is open."""
-    recipe = grpo()
-    groups = GroupConfig(groups=16, size=8, curriculum=OutcomeVariance())
-    return replace(recipe, rl=replace(recipe.rl, experience=groups))
+    return _grouped(GRPOConfig(), replace(GROUPS, curriculum=OutcomeVariance()))
 
 
-def _grouped(algorithm: GRPOConfig | RLOOConfig) -> Improve:
+def _grouped(algorithm: GRPOConfig | RLOOConfig, groups: GroupConfig = GROUPS) -> Improve:
     """As many control steps as PPO has in the demo, however many groups are refilled."""
     loop = replace(RL.loop, iterations=1000, env_steps=600_000)
-    return Improve(replace(RL, experience=GroupConfig(groups=16, size=8), algorithm=algorithm, loop=loop), env=ENV)
+    return Improve(replace(RL, experience=groups, algorithm=algorithm, loop=loop), env=ENV)
 
 
 def _with(sampler: FlowSampler) -> Improve:

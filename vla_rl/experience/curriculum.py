@@ -15,9 +15,10 @@ A share ``explore`` of the draws goes to the scenes in order, evenly spaced, so 
 highest first: a score of few episodes is mostly noise, and the highest of many noisy ones is noise that was selected.
 
 The choice changes what is learnt from.  **Success while training is then that of the scenes that were drawn** and no
-estimate of success: it stays near 1/2 by design while the policy improves.  Validation and test have seeds of their
-own and are as before.  Gradients are those of the drawn distribution; nothing is re-weighted.  Several sources and
-processes have scenes and estimates of their own and tell each other nothing.
+estimate of success: they are those in doubt, so it hardly rises while the policy improves.  Validation and test have
+seeds of their own and are as before.  Gradients are those of the drawn distribution; nothing is re-weighted.  What
+compares success while training at two times, such as ``FallbackConfig``, compares different scenes.  Several sources
+and processes have scenes and estimates of their own and tell each other nothing.
 """
 
 from __future__ import annotations
