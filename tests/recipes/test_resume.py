@@ -73,8 +73,8 @@ def writing(out: Path) -> bool:
 @pytest.mark.parametrize(
     "recipe",
     [
-        *("improve", "residual", "ahead", "residual_randomized"),
-        *(pytest.param(name, marks=pytest.mark.full) for name in ("processes", "randomized", "curriculum")),
+        *("improve", "residual", "ahead", "residual_randomized", "curriculum"),
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("processes", "randomized")),
     ],
 )
 def test_a_killed_run_goes_on_and_ends_the_same(recipe, arguments, tmp_path):
