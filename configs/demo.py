@@ -8,6 +8,7 @@ from dataclasses import replace
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.rloo import RLOOConfig
+from vla_rl.experience.curriculum import OutcomeVariance
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, OneRandomStep
 from vla_rl.policies.flow_schedules import FlowDdim, FlowNoise, FlowOu, FlowSde
@@ -22,6 +23,7 @@ from vla_rl.training.loop import LoopConfig
 # While learning, an episode that takes longer than 25 control steps (the expert needs about 17) has failed.
 ENV = EnvConfig("lift", training_options={"deadline": 25})
 RL = RLConfig(FlowSampler(FlowSde(0.6), LastStep(), 4), loop=LoopConfig(iterations=200, validate_every=20))
+GROUPS = GroupConfig(groups=16, size=8)
 
 
 def demo() -> Demo:
@@ -79,10 +81,15 @@ def rloo() -> Improve:
     return _grouped(RLOOConfig())
 
 
-def _grouped(algorithm: GRPOConfig | RLOOConfig) -> Improve:
+def grpo_curriculum() -> Improve:
+    """As :func:`grpo`, on 512 scenes, of which those are played most whose outcome is open."""
+    return _grouped(GRPOConfig(), replace(GROUPS, curriculum=OutcomeVariance()))
+
+
+def _grouped(algorithm: GRPOConfig | RLOOConfig, groups: GroupConfig = GROUPS) -> Improve:
     """As many control steps as PPO has in the demo, however many groups are refilled."""
     loop = replace(RL.loop, iterations=1000, env_steps=600_000)
-    return Improve(replace(RL, experience=GroupConfig(groups=16, size=8), algorithm=algorithm, loop=loop), env=ENV)
+    return Improve(replace(RL, experience=groups, algorithm=algorithm, loop=loop), env=ENV)
 
 
 def _with(sampler: FlowSampler) -> Improve:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -23,7 +22,7 @@ from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ActionOut
 from vla_rl.experience.replay import Replay
-from vla_rl.experience.rollout import RolloutSource
+from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.blend import BlendConfig
 from vla_rl.policies.critics import QEnsemble
 from vla_rl.policies.heads import HeadConfig
@@ -259,7 +258,7 @@ def whole(seed: int) -> tuple[RolloutSource, ResidualTD3]:
         fallback=FallbackConfig(2, 6, 2, 4),
     )
     td3 = ResidualTD3(policy, policy.trainable(), critic, Replay(1000, 0.9, 2), config, seeded(seed))
-    return RolloutSource(make("point_mass", num_envs=6), policy, 11, itertools.count(50 * seed), seeded(seed)), td3
+    return RolloutSource(make("point_mass", num_envs=6), policy, 11, SeedStream(50 * seed, 10**9), seeded(seed)), td3
 
 
 def test_a_resumed_run_is_bit_identical_with_all_remedies(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +12,7 @@ from sims.catalog import make
 from sims.toy.point_mass import optimal_return
 from tests.toys import FlowToy, bandit, bandit_reward
 from vla_rl.algorithms.ppo import PPO, PPOConfig
-from vla_rl.experience.rollout import RolloutSource
+from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.critics import ValueCritic
 from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, LastStepFromNoise, OneRandomStep
 from vla_rl.policies.flow_schedules import FlowCps, FlowDdim, FlowNoise, FlowOu, FlowSde
@@ -92,7 +91,7 @@ def test_a_gaussian_policy_reaches_the_optimum_of_the_point_mass():
     critic = ValueCritic({"state": 2, "time": 1}, width=64)
     config = replace(CONFIG, gamma=0.95, epochs=6, target_kl=0.05)
     ppo = PPO(policy, policy.trainable(), critic, config, seeded())
-    source = RolloutSource(env, policy, 16, itertools.count(), seeded(1))
+    source = RolloutSource(env, policy, 16, SeedStream(0, 10**9), seeded(1))
     assert regret(policy)[1] < 0.2
     for _ in range(25):
         metrics = ppo.update(source.next())

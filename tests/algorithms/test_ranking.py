@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -15,7 +13,7 @@ from tests.toys import rollout
 from vla_rl.algorithms.ranking import Attempt, Attempts, RecentAttempts, auroc
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.policy import ActionOut
-from vla_rl.experience.rollout import RolloutSource
+from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.residual import DeterministicResidual
 
 
@@ -93,7 +91,7 @@ def test_streams_do_not_continue_each_others_episodes():
 
 def test_a_resumed_ranking_goes_on_alike():
     policy = DeterministicResidual(biased_base(), StateEncoder(POINT), SMALL)
-    source = RolloutSource(make("point_mass", num_envs=4), policy, 7, itertools.count(), seeded(1))
+    source = RolloutSource(make("point_mass", num_envs=4), policy, 7, SeedStream(0, 10**9), seeded(1))
     one, two, kept, resumed = Attempts(), Attempts(), RecentAttempts(5), RecentAttempts(5)
     for turn in range(9):
         found = source.next()

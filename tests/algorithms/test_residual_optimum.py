@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import torch
 
@@ -14,7 +12,7 @@ from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3, ResidualTD3Config
 from vla_rl.contract.policy import encode_observation
 from vla_rl.experience.replay import Replay
-from vla_rl.experience.rollout import RolloutSource
+from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.critics import QEnsemble, ValueCritic
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import DeterministicResidual, GaussianResidual, ResidualConfig
@@ -58,7 +56,7 @@ def test_td3_reaches_the_optimum_of_the_point_mass():
         value_bounds=(-20.0, 0.0),
     )
     td3 = ResidualTD3(policy, policy.trainable(), critic, Replay(20_000, 0.9, 3), numbers, seeded())
-    source = RolloutSource(make("point_mass", num_envs=32), policy, 16, itertools.count(), seeded(1))
+    source = RolloutSource(make("point_mass", num_envs=32), policy, 16, SeedStream(0, 10**9), seeded(1))
     for _ in range(12):
         td3.update(source.next())
     missing, success = regret(policy)
@@ -81,7 +79,7 @@ def test_ppo_reaches_the_optimum_of_the_point_mass():
         gamma=0.9,
     )
     ppo = PPO(policy, policy.trainable(), critic, numbers, seeded())
-    source = RolloutSource(make("point_mass", num_envs=64), policy, 16, itertools.count(), seeded(1))
+    source = RolloutSource(make("point_mass", num_envs=64), policy, 16, SeedStream(0, 10**9), seeded(1))
     for _ in range(15):
         ppo.update(source.next())
     missing, success = regret(policy)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +13,7 @@ from tests.by_hand import CONFIG, Line, Recorded, batch, build, drift, learnt, s
 from tests.residuals import POINT, SMALL, StateEncoder, biased_base
 from vla_rl.algorithms.residual_td3 import ConservativeConfig, ResidualTD3
 from vla_rl.experience.replay import Replay
-from vla_rl.experience.rollout import RolloutSource
+from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.critics import QEnsemble
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import DeterministicResidual
@@ -69,7 +68,7 @@ def whole(seed: int):
     td3 = ResidualTD3(
         policy, policy.trainable(), critic, Replay(300, 0.9, 3), replace(CONFIG, learning_starts=40), seeded(seed)
     )
-    return RolloutSource(make("point_mass", num_envs=4), policy, 9, itertools.count(1), seeded(seed + 1)), td3
+    return RolloutSource(make("point_mass", num_envs=4), policy, 9, SeedStream(1, 10**9), seeded(seed + 1)), td3
 
 
 def test_a_resumed_run_is_bit_identical(tmp_path):

@@ -18,6 +18,7 @@ from tests.residuals import POINT, SMALL, StateEncoder, biased_base
 from tests.toys import bandit
 from vla_rl.algorithms.ppo import PPO
 from vla_rl.experience.replay import Replay
+from vla_rl.experience.seeds import SeedStream
 from vla_rl.policies.critics import ValueCritic
 from vla_rl.policies.residual import GaussianResidual
 
@@ -96,7 +97,7 @@ def test_a_rollback_to_the_start_keeps_the_input_statistics_of_residual_ppo():
     source, _ = whole(1)
     ppo = residual_ppo()
     source.policy = ppo.policy
-    source = type(source)(source.env, ppo.policy, 9, iter(range(1, 10**6)), seeded(2))
+    source = type(source)(source.env, ppo.policy, 9, SeedStream(1, 10**6), seeded(2))
     kept = copy.deepcopy(ppo.best_state())
     ppo.update(source.next())
     fitted = ppo.policy.delta.trunk.inputs.mean.detach().clone()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 from dataclasses import replace
 
@@ -29,7 +28,7 @@ from vla_rl.algorithms.rlpd import RLPDConfig
 from vla_rl.algorithms.sac import SAC, SACConfig
 from vla_rl.experience.mixture import Mixture
 from vla_rl.experience.replay import Replay
-from vla_rl.experience.rollout import RolloutSource
+from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.critics import QEnsemble
 from vla_rl.policies.heads import HeadConfig
 
@@ -137,7 +136,7 @@ def test_it_reaches_the_optimum_of_the_point_mass():
     critic = QEnsemble({"state": 2}, 2, 2, HeadConfig(width=64))
     config = replace(QUICK, utd_ratio=0.25, temperature=0.1)
     sac = config.build(policy, policy.trainable(), critic, Replay(20_000, 0.9), seeded())
-    source = RolloutSource(env, policy, 16, itertools.count(), seeded(1))
+    source = RolloutSource(env, policy, 16, SeedStream(0, 10**9), seeded(1))
     assert regret(policy)[1] < 0.2
     for _ in range(9):
         sac.update(source.next())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import count
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,7 +11,7 @@ from sims.toy.counting import episode_length
 from tests.auditing import AuditingPolicy
 from vla_rl.contract.batch import Rollout, Transitions
 from vla_rl.experience.replay import Replay
-from vla_rl.experience.rollout import RolloutSource
+from vla_rl.experience.rollout import RolloutSource, SeedStream
 
 NUM_ENVS, START, GAMMA = 5, 300, 0.9
 ROOMY = 2000
@@ -21,7 +19,7 @@ ROOMY = 2000
 
 def source(horizon: int = 4, decisions: int = 9) -> RolloutSource:
     env = make("counting", num_envs=NUM_ENVS)
-    return RolloutSource(env, AuditingPolicy(horizon), decisions, count(START), torch.Generator())
+    return RolloutSource(env, AuditingPolicy(horizon), decisions, SeedStream(START, 10**9), torch.Generator())
 
 
 def filled(replay: Replay, horizon: int = 4, decisions: int = 9, windows: int = 4) -> Replay:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import count
 
 import numpy as np
 import pytest
@@ -35,7 +34,7 @@ class Supervised:
 def test_executed_holds_executed_actions_and_chosen_ones_after_an_end():
     """So its features do not reveal the end of the episode to a critic."""
     sources = [
-        RolloutSource(Supervised(), AuditingPolicy(4), 20, count(300), torch.Generator()),
+        RolloutSource(Supervised(), AuditingPolicy(4), 20, SeedStream(300, 10**9), torch.Generator()),
         GroupConfig(2, 3, 1, 20).build(Supervised(), AuditingPolicy(4), SeedStream(300, 400), torch.Generator()),
     ]
     for rollout in (source.next() for source in sources):
@@ -61,7 +60,9 @@ class Contextual(AuditingPolicy):
 
 def test_every_observation_gets_the_context_of_its_own_episode():
     policy = Contextual(4)
-    rollout = RolloutSource(make("counting", num_envs=NUM_ENVS), policy, 30, count(300), torch.Generator()).next()
+    rollout = RolloutSource(
+        make("counting", num_envs=NUM_ENVS), policy, 30, SeedStream(300, 10**9), torch.Generator()
+    ).next()
     counters, context = rollout.features["counters"], rollout.features["context"]
     fresh = context[..., 2] == 1
     assert torch.equal(context[~fresh][:, :2], counters[~fresh]) and not counters[fresh][:, 1].any()
@@ -102,7 +103,9 @@ class Stopping(AuditingPolicy):
 
 def test_sources_keep_no_pictures_beside_the_features():
     """The policy decides whether pictures are kept; those of the environment are freed at once."""
-    windows = RolloutSource(make("counting", num_envs=NUM_ENVS), Stopping(4), 9, count(300), torch.Generator())
+    windows = RolloutSource(
+        make("counting", num_envs=NUM_ENVS), Stopping(4), 9, SeedStream(300, 10**9), torch.Generator()
+    )
     groups = GroupConfig(2, 3, 1, 20).build(LuckyEnv(5), Stopping(4), SeedStream(300, 400), torch.Generator())
     for source in (windows, groups):
         with pytest.raises(RuntimeError, match="stopped"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +20,7 @@ from vla_rl.experience.collect import collect_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.relabel import INTERVENTION, relabelled
 from vla_rl.experience.replay import Interventions, Replay
-from vla_rl.experience.rollout import RolloutSource
+from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.residual import DeterministicResidual
 
 SEEDS = range(300, 316)
@@ -171,7 +170,7 @@ def recorded(rollout: Rollout) -> tuple[Demonstrations, list[list[int]]]:
 @pytest.mark.parametrize("base", [stepping_base, lambda: PacingBase(COUNTING)], ids=["function", "own state"])
 def test_the_base_acts_as_in_a_live_rollout_of_the_same_observations(base):
     policy = DeterministicResidual(base(), StateEncoder(COUNTING), SMALL)
-    live = RolloutSource(make("counting", num_envs=4), policy, 60, itertools.count(300), seeded()).next()
+    live = RolloutSource(make("counting", num_envs=4), policy, 60, SeedStream(300, 10**9), seeded()).next()
     episodes, sources = recorded(live)
     assert len(sources) > 10
     for rollout, (row, *times) in zip(relabelled(episodes, policy, COUNTING, 1, seeded()), sources, strict=True):

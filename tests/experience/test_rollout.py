@@ -23,7 +23,8 @@ CASES = [(1, 40), (4, 9), (8, 7)]  # (horizon, decisions)
 
 def source(horizon=4, decisions=9, num_envs=NUM_ENVS, policy=None, env=None):
     policy = policy or AuditingPolicy(horizon)
-    return RolloutSource(env or make("counting", num_envs=num_envs), policy, decisions, count(START), torch.Generator())
+    env = env or make("counting", num_envs=num_envs)
+    return RolloutSource(env, policy, decisions, SeedStream(START, 10**9), torch.Generator())
 
 
 def windows(horizon, decisions, number=4, **options):

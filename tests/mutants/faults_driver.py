@@ -142,7 +142,7 @@ FAULTS = (
     ),
     Fault(
         "a seed is drawn for one environment only",
-        _ROLLOUT,
+        f"{_PACKAGE}seeds.py",
         "self.drawn += 1",
         "self.drawn += 2",
         (f"{_ON_ROLLOUT}seeds_come_once_each_before_they_repeat",),

@@ -104,7 +104,7 @@ _COLLECTING = (
     Fault(
         "a uniform group is played again",
         _GROUPS,
-        "seed = next(self.seeds)",
+        "seed = self.seeds.draw(taken)",
         "seed = self._groups[-1].seed if self._groups and not self._groups[-1].mixed else next(self.seeds)",
         (_NUMBERS,),
     ),

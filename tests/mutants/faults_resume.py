@@ -150,7 +150,7 @@ FAULTS = (
     Fault(
         "a resumed run plays its first seeds again",
         _SOURCE,
-        'self.seeds.drawn = state["seeds"]',
+        'self.seeds.load_state_dict(state["seeds"])',
         "pass",
         (_SAME,),
     ),

@@ -37,8 +37,8 @@ FAULTS = (
     Fault(
         "the rollout asks the device again who has ended",
         "vla_rl/experience/rollout.py",
-        "self._reset(np.flatnonzero(decision.host.done))",
-        "self._reset(np.flatnonzero(on_host(decision.step.done)))",
+        "ended = np.flatnonzero(decision.host.done)",
+        "ended = np.flatnonzero(on_host(decision.step.done))",
         _ONCE,
     ),
     Fault(

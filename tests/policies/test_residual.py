@@ -26,7 +26,7 @@ from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.contract.check import check_policy
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.contract.policy import ContextPolicy, LikelihoodPolicy, ReparametrisedPolicy, encode_observation
-from vla_rl.experience.rollout import RolloutSource
+from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.critics import ValueCritic
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.policies.pretrained import load_policy
@@ -104,7 +104,7 @@ def test_environments_have_base_chunks_of_their_own(name):
     base, _ = BASES[name]
     env = make("counting", num_envs=5)
     policy = made(base=base(), config=replace(SMALL, noise=0.0))
-    rollout = RolloutSource(env, policy, 90, itertools.count(300), seeded()).next()
+    rollout = RolloutSource(env, policy, 90, SeedStream(300, 10**9), seeded()).next()
     found: dict[int, list[list[float]]] = {}
     for t, e in itertools.product(range(90), range(5)):
         found.setdefault(int(rollout.seeds[t, e]), []).append(rollout.executed[t, e, 0].tolist())
@@ -163,7 +163,7 @@ def test_learning_leaves_the_base_alone():
     critic = ValueCritic({**policy.feature_sizes, "time": 1}, width=16)
     ppo = PPO(policy, policy.trainable(), critic, PPOConfig(critic_warmup=0, lr=1e-2), seeded())
     own = weights(policy.delta)
-    ppo.update(RolloutSource(make("counting", num_envs=4), policy, 10, itertools.count(300), seeded()).next())
+    ppo.update(RolloutSource(make("counting", num_envs=4), policy, 10, SeedStream(300, 10**9), seeded()).next())
     assert weights(base) == before and weights(policy.delta) != own
     assert all(parameter.grad is None for parameter in base.parameters())
     assert not {id(p) for p in base.parameters()} & {id(p) for p in policy.parameters()}
@@ -171,7 +171,7 @@ def test_learning_leaves_the_base_alone():
 
 def test_a_base_that_fails_is_named():
     sick = FunctionPolicy(COUNTING, lambda obs: np.where(obs.state[:, :1, None] == 301, np.nan, stepping(obs)))
-    source = RolloutSource(make("counting", num_envs=3), made(base=sick), 5, itertools.count(300), seeded())
+    source = RolloutSource(make("counting", num_envs=3), made(base=sick), 5, SeedStream(300, 10**9), seeded())
     with pytest.raises(NonFiniteError, match="the base FunctionPolicy chose a non-finite action in environment 1"):
         source.next()
     with pytest.raises(UserError, match=r"FunctionPolicy has no feature_sizes, or .*give an encoder"):
@@ -233,7 +233,7 @@ def test_learning_sees_the_density_of_acting(dtype, bound):
     policy = made(GaussianResidual, biased_base(), spec=POINT).to(dtype)
     critic = ValueCritic({**policy.feature_sizes, "time": 1}, width=16)
     ppo = PPO(policy, policy.trainable(), critic, PPOConfig(critic_warmup=0, minibatch=7, lr=1e-3), seeded())
-    source = RolloutSource(make("point_mass", num_envs=6), policy, 10, itertools.count(300), seeded())
+    source = RolloutSource(make("point_mass", num_envs=6), policy, 10, SeedStream(300, 10**9), seeded())
     for _ in range(3):
         rollout = source.next()
         assert rollout.sample.dtype == dtype and rollout.logprob.dtype == torch.float64

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +14,7 @@ from tests.residuals import COUNTING, HORIZON, POINT, SMALL, biased_base, steppi
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.contract.check import check_policy
 from vla_rl.contract.errors import UserError
-from vla_rl.experience.rollout import RolloutSource
+from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.blend import BlendConfig
 from vla_rl.policies.critics import ValueCritic
 from vla_rl.policies.residual import DeterministicResidual, GaussianResidual, ResidualConfig
@@ -83,7 +82,7 @@ def test_it_keeps_the_contract_and_learning_sees_the_density_of_acting(kind):
     policy = made(GaussianResidual, biased_base(), replace(SMALL, horizon=2), POINT).to(torch.float64)
     critic = ValueCritic({**policy.feature_sizes, "time": 1}, width=16)
     ppo = PPO(policy, policy.trainable(), critic, PPOConfig(critic_warmup=0, minibatch=7, lr=1e-3), seeded())
-    rollout = RolloutSource(make("point_mass", num_envs=6), policy, 10, itertools.count(300), seeded()).next()
+    rollout = RolloutSource(make("point_mass", num_envs=6), policy, 10, SeedStream(300, 10**9), seeded()).next()
     assert rollout.sample.shape[2:] == (2, 2)
     density = torch.distributions.Normal(*policy.delta(policy_inputs(rollout)))
     expected = density.log_prob(rollout.sample.flatten(2)).sum(-1)

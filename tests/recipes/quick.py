@@ -7,6 +7,7 @@ from vla_rl.algorithms.iql import IQLConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.algorithms.self_imitation import SelfImitationConfig
 from vla_rl.algorithms.wsrl import WSRLConfig
+from vla_rl.experience.curriculum import LearningProgress
 from vla_rl.experience.person import PersonConfig
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
@@ -71,6 +72,13 @@ def ahead() -> Improve:
     recipe = improve()
     loop = replace(recipe.rl.loop, collectors=2, rollouts_ahead=1)
     return replace(recipe, rl=replace(recipe.rl, loop=loop))
+
+
+def curriculum() -> Improve:
+    """As :func:`improve`, of five scenes, those whose success changes."""
+    recipe = improve()
+    windows = WindowConfig(4, 2, curriculum=LearningProgress(scenes=5))
+    return replace(recipe, rl=replace(recipe.rl, experience=windows))
 
 
 def corrected() -> Improve:

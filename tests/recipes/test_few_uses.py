@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +15,7 @@ from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import encode_observation
 from vla_rl.experience.replay import Replay
-from vla_rl.experience.rollout import RolloutSource
+from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.critics import QEnsemble
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import DeterministicResidual
@@ -59,7 +58,7 @@ def test_a_decision_in_a_copy_is_what_the_environment_then_does(horizon):
     """Also where a queue of the base is half used, and with fewer copies than moments; the original does not move."""
     policy, env = residual(horizon), make("point_mass", num_envs=5)
     simulator = Simulator(make("point_mass", num_envs=3), policy, seeded())
-    source = RolloutSource(env, policy, 6, itertools.count(300), seeded(1))
+    source = RolloutSource(env, policy, 6, SeedStream(300, 10**9), seeded(1))
     source.policy = watching = Watching(policy, simulator, env)
     rollout = source.next()
     moments = watching.take()
@@ -119,7 +118,7 @@ def test_every_selection_collects_and_is_deployed(use):
     policy, env = residual(), make("point_mass", num_envs=4)
     td3 = learner(policy)
     simulator = Simulator(make("point_mass", num_envs=3), policy, seeded())
-    source = RolloutSource(env, policy, 3, itertools.count(300), seeded(1))
+    source = RolloutSource(env, policy, 3, SeedStream(300, 10**9), seeded(1))
     in_use = use.attach(source, td3, simulator, GAMMA)
     assert isinstance(source.policy, Selecting) and source.policy.candidates == 3
     torch.nn.init.normal_(td3.critic.last.weight)
@@ -151,7 +150,7 @@ def test_a_latent_model_takes_a_step_in_so_many_of_the_critics(every, steps):
     """What a rollout leaves of a count goes on in the next: of 5, 1, 1 and 9 steps, 16 in all."""
     policy, env = residual(), make("point_mass", num_envs=4)
     td3, simulator = learner(policy), Simulator(make("point_mass", num_envs=3), residual(), seeded())
-    source = RolloutSource(env, policy, 3, itertools.count(300), seeded(1))
+    source = RolloutSource(env, policy, 3, SeedStream(300, 10**9), seeded(1))
     in_use = LatentSelection(LatentConfig(width=16), 3, None, every).attach(source, td3, simulator, GAMMA)
     trainer = in_use.deployed(policy, env, simulator).scores.trainer
     td3.replay.add(rollout := source.next())
@@ -167,7 +166,7 @@ def test_nothing_is_selected_by_a_model_that_does_not_foresee_outcomes():
     policy, env = residual(), make("point_mass", num_envs=4)
     td3 = learner(policy)
     simulator = Simulator(make("point_mass", num_envs=3), policy, seeded())
-    source = RolloutSource(env, policy, 3, itertools.count(300), seeded(1))
+    source = RolloutSource(env, policy, 3, SeedStream(300, 10**9), seeded(1))
     gate = ReleaseConfig(auroc=0.8, hold=0.6, least=1, decided=0)
     in_use = LatentSelection(LatentConfig(width=16), 5, gate, every=1).attach(source, td3, simulator, GAMMA)
     scores = in_use.deployed(policy, env, simulator).scores
@@ -208,7 +207,7 @@ def branched(first: str, decisions: int = 2, share: float = 0.5):
     policy, env = residual(), make("point_mass", num_envs=4)
     td3 = learner(policy)
     simulator = Simulator(make("point_mass", num_envs=3), policy, seeded())
-    source = RolloutSource(env, policy, 3, itertools.count(300), seeded(1))
+    source = RolloutSource(env, policy, 3, SeedStream(300, 10**9), seeded(1))
     Branches(share, decisions, first, new=6, kept=24).attach(source, td3, simulator, GAMMA)
     assert isinstance(td3.replay, Branched)
     return policy, source, td3

@@ -76,7 +76,7 @@ def writing(out: Path) -> bool:
         *("improve", "residual"),
         *(
             pytest.param(name, marks=pytest.mark.full)
-            for name in ("ahead", "processes", "randomized", "residual_randomized")
+            for name in ("ahead", "processes", "randomized", "residual_randomized", "curriculum")
         ),
     ],
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 
@@ -12,14 +10,14 @@ from tests.recipes.test_few_uses import GAMMA, learner, residual, seeded
 from vla_rl.contract.errors import NonFiniteError
 from vla_rl.experience.mixture import Mixture
 from vla_rl.experience.replay import Replay
-from vla_rl.experience.rollout import RolloutSource
+from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.training.latent_model import LatentModelTrainer, one_decision_ahead
 from world_models.latent import LatentConfig, LatentModel
 
 
 def filled(n_step: int, seed: int = 300) -> Replay:
     replay = Replay(500, GAMMA, n_step)
-    source = RolloutSource(make("point_mass", num_envs=4), residual(), 10, itertools.count(seed), seeded(1))
+    source = RolloutSource(make("point_mass", num_envs=4), residual(), 10, SeedStream(seed, 10**9), seeded(1))
     replay.add(source.next())
     return replay
 

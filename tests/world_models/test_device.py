@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -115,7 +114,7 @@ def test_rollouts_from_another_device_are_on_the_policys_device():
         env = imagined(device)
         torch.manual_seed(0)
         policy = GaussianPolicy(env.spec, config=GaussianConfig(horizon=3))
-        source = RolloutSource(env, policy, 6, itertools.count(), torch.Generator().manual_seed(2))
+        source = RolloutSource(env, policy, 6, SeedStream(0, 10**9), torch.Generator().manual_seed(2))
         collected.append(vars(source.next()))
     host, device = collected
     assert host["valid"].any() and host["truncated"].any(), "so there is something to tell apart"

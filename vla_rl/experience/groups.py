@@ -3,7 +3,8 @@
 A group is **mixed** when its returns are not all equal; only mixed groups give an algorithm a gradient.  Dynamic
 sampling (DAPO, arXiv 2503.14476) replaces uniform groups by groups with new seeds.  Given that a group is kept, the
 gradient is ``grad J / P(mixed)``, and a task's share of the kept groups is proportional to its ``P(mixed)``: the two
-factors cancel for every task, up to one constant, provided that **which** groups are kept depends on nothing else.  So
+factors cancel for every task, up to one constant, provided that **which** groups are kept depends on nothing else (a
+curriculum changes which are played: tasks then weigh as often as it draws them).  So
 
 - a seed is played once, and not repeated until its group is mixed (that would multiply hard tasks by ``1 / P``);
 - groups are delivered in the order of their launch and not of their end (which would favour short episodes), and the
@@ -30,9 +31,11 @@ from vla_rl.contract.env import WORKER, VecEnv
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import Policy
 from vla_rl.experience.columns import moved, side_by_side, to_state
+from vla_rl.experience.curriculum import Curriculum, InOrder
 from vla_rl.experience.driver import ATTEMPTS, Decision, Driver, no_seconds
 from vla_rl.experience.members import Group, Member
-from vla_rl.experience.rollout import SeedStream, device_of, to_policy_device, to_tensor
+from vla_rl.experience.rollout import device_of, to_policy_device, to_tensor
+from vla_rl.experience.seeds import SeedStream
 from vla_rl.experience.truncation_value import TruncationValue, ZeroValue
 
 
@@ -52,10 +55,12 @@ class GroupConfig:
     limit: int = 64  # groups played for one rollout at most; with ``limit = groups`` uniform groups are not replaced
     num_envs: int = 64  # with more environments, more of them idle while the last groups end
     truncation_value: TruncationValue = ZeroValue()  # what truncated members would still have earned
+    curriculum: Curriculum = InOrder()  # which scenes are played next
 
     def build(self, env: VecEnv, policy: Policy, seeds: SeedStream, generator: torch.Generator) -> GroupSource:
         """The source with these numbers."""
-        return GroupSource(env, policy, self, seeds, generator)
+        stream = self.curriculum.stream(seeds, env.spec, self.limit + self.ahead)
+        return GroupSource(env, policy, self, stream, generator)
 
     def split(self, parts: int) -> GroupConfig:
         """The share of one of ``parts`` processes, which together have these groups."""
@@ -65,7 +70,7 @@ class GroupConfig:
                 "limit and num_envs as multiples of the processes."
             )
         shares = {name: getattr(self, name) // parts for name in ("groups", "ahead", "limit", "num_envs")}
-        return replace(self, **shares)
+        return replace(self, **shares, curriculum=self.curriculum.split(parts))
 
     def __str__(self) -> str:
         return f"{self.groups} groups of {self.size} episodes (at most {self.limit} played)"
@@ -153,10 +158,10 @@ class GroupSource:
                 "to save now; ask between two calls of next()."
             )
         carried = [to_state(group) for group in self._carried]
-        return {"seeds": self.seeds.drawn, "generator": self.generator.get_state(), "carried": carried}
+        return {"seeds": self.seeds.state_dict(), "generator": self.generator.get_state(), "carried": carried}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.seeds.drawn = state["seeds"]
+        self.seeds.load_state_dict(state["seeds"])
         self.generator.set_state(state["generator"])
         self._carried = [moved(Rollout(**group), device_of(self.policy)) for group in state["carried"]]
 
@@ -190,8 +195,9 @@ class GroupSource:
         return self._groups[-1]
 
     def _new_seed(self) -> int:
-        seed = next(self.seeds)
-        if seed in [group.seed for group in self._groups] + [int(part.seeds[0, 0]) for part in self._carried]:
+        taken = [group.seed for group in self._groups] + [int(part.seeds[0, 0]) for part in self._carried]
+        seed = self.seeds.draw(taken)
+        if seed in taken:
             raise UserError(
                 f"seed {seed} came twice within one rollout, so two groups could not be distinguished; give the source "
                 "a longer range of seeds."
@@ -215,10 +221,10 @@ class GroupSource:
     def _decide(self) -> None:
         decision = self.driver.step()
         self._decisions.append(replace(decision, step=to_policy_device(decision)).without_pictures())
-        self._record(decision.host, decision.step.cause)
+        self.seeds.ended(decision, self._record(decision.host, decision.step.cause))
 
-    def _record(self, step: HostStep, cause: Sequence[str]) -> None:
-        """Add what the running members earned, and free the environments of those that ended."""
+    def _record(self, step: HostStep, cause: Sequence[str]) -> list[int]:
+        """Add what the running members earned, and free the environments of those that ended; returns these."""
         valid, reward = to_tensor(step.valid), to_tensor(step.reward).double()
         earned, steps = torch.where(valid, reward, 0.0).sum(1).tolist(), valid.sum(1).tolist()
         for env_id, member in self._running.items():
@@ -233,6 +239,7 @@ class GroupSource:
         for env_id, member in ended.items():
             member.stop, member.success = len(self._decisions), success[env_id]
         self._keep_final({env_id: member for env_id, member in ended.items() if step.truncated[env_id]})
+        return over
 
     def _begin_again(self, cause: Sequence[str]) -> list[int]:
         """Reset the environments of members whose simulator broke down, with the seeds of their groups."""
@@ -273,6 +280,7 @@ class GroupSource:
             "rollout/groups_old": float(old),
             "rollout/groups_carried": float(len(parts) - wanted),
             **self.driver.seconds,
+            **self.seeds.counters(),
             **({"rollout/truncated_by_worker": float(self._lost)} if self._lost else {}),
         }
         self._carried = parts[wanted:]

@@ -22,7 +22,8 @@ from vla_rl.contract.env import Halves, VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Features, Policy
 from vla_rl.experience.columns import side_by_side
-from vla_rl.experience.rollout import RolloutSource, SeedStream, Window
+from vla_rl.experience.rollout import RolloutSource, Window
+from vla_rl.experience.seeds import SeedStream
 from vla_rl.experience.spans import joined
 
 
@@ -31,8 +32,8 @@ class OverlappedSource:
 
     Rows, seeds, episodes, resets and the policy's state are those of ``RolloutSource``: a policy that draws nothing
     gets the same rollouts.  One that samples draws for each half in turn, so its rollouts have the same distribution
-    and other values.  ``final_index`` lists the first half's truncations first.  Equal seeds give equal results bit for
-    bit, however fast either half is.
+    and other values, and a curriculum is told of the halves' outcomes in turn.  ``final_index`` lists the first half's
+    truncations first.  Equal seeds give equal results bit for bit, however fast either half is.
     """
 
     def __init__(

@@ -16,23 +16,12 @@ from vla_rl.contract.env import PRIVILEGED, WORKER, Observation, Snapshots, Step
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import ActionOut, Features, Policy, recorded
 from vla_rl.contract.spec import EnvSpec
+from vla_rl.experience.curriculum import Curriculum, InOrder
 from vla_rl.experience.driver import Decision, Driver, no_seconds
+from vla_rl.experience.seeds import SeedStream
 
 if TYPE_CHECKING:
     from vla_rl.experience.overlap import OverlappedSource
-
-
-class SeedStream(Iterator[int]):
-    """Every ``step``-th seed from ``start`` to before ``stop``, in order, and then from the start again."""
-
-    def __init__(self, start: int, stop: int, step: int = 1) -> None:
-        self._range = range(start, stop, step)
-        self.drawn = 0
-
-    def __next__(self) -> int:
-        seed = self._range[self.drawn % len(self._range)]
-        self.drawn += 1
-        return seed
 
 
 @dataclass(frozen=True)
@@ -43,6 +32,7 @@ class WindowConfig:
     decisions: int = 5  # per environment and rollout
     privileged: tuple[str, ...] = ()  # "privileged/..." extras that are kept for critics
     overlap: bool = False  # half of the environments simulate while the policy computes for the other half
+    curriculum: Curriculum = InOrder()  # which scenes are played next
 
     def __str__(self) -> str:
         return f"{self.num_envs} environments x {self.decisions} decisions = {self.num_envs * self.decisions:,}"
@@ -54,7 +44,7 @@ class WindowConfig:
                 f"{self.num_envs} environments cannot be shared equally by {parts} processes, so nothing was started; "
                 "choose a multiple of the processes."
             )
-        return replace(self, num_envs=self.num_envs // parts)
+        return replace(self, num_envs=self.num_envs // parts, curriculum=self.curriculum.split(parts))
 
     def build(
         self, env: VecEnv, policy: Policy, seeds: SeedStream, generator: torch.Generator
@@ -63,7 +53,8 @@ class WindowConfig:
         from vla_rl.experience.overlap import OverlappedSource  # which is built from sources of this file
 
         kind = OverlappedSource if self.overlap else RolloutSource
-        return kind(env, policy, self.decisions, seeds, generator, self.privileged)
+        stream = self.curriculum.stream(seeds, env.spec)
+        return kind(env, policy, self.decisions, stream, generator, self.privileged)
 
 
 def empty(features: Features, length: int) -> dict[str, Tensor]:
@@ -164,7 +155,7 @@ class RolloutSource:
                 f"{unfinished} decisions of an unfinished window would be lost, so the source has no "
                 "state to save now; ask between two calls of next()."
             )
-        state = {"seeds": self.seeds.drawn, "generator": self.generator.get_state(), "features": None}
+        state = {"seeds": self.seeds.state_dict(), "generator": self.generator.get_state(), "features": None}
         if self.driver.obs is not None and isinstance(self.env, Snapshots):
             snapshot, features = self.env.snapshot(np.arange(self.env.num_envs)), dict(self.driver.features)
             seeds = torch.from_numpy(self.driver.seeds.copy())
@@ -172,7 +163,7 @@ class RolloutSource:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.seeds.drawn = state["seeds"]
+        self.seeds.load_state_dict(state["seeds"])
         self.generator.set_state(state["generator"])
         if state["features"] is not None:
             obs = self.env.restore(np.arange(self.env.num_envs), state["env"])  # type: ignore[attr-defined]
@@ -211,7 +202,9 @@ class RolloutSource:
             final = self.driver.final_features(index)
             window.final_features.append(self._features(decision.step.obs.select(index), final))
             window.final_index += [(len(window.decisions) - 1, int(env_id)) for env_id in truncated]
-        self._reset(np.flatnonzero(decision.host.done))
+        ended = np.flatnonzero(decision.host.done)
+        self.seeds.ended(decision, ended)
+        self._reset(ended)
 
     def deliver(self) -> Rollout:
         """The window as a rollout; the next one begins."""
@@ -220,7 +213,7 @@ class RolloutSource:
         self._window.keep(last, self.decisions + 1)
         seconds, self.driver.seconds = self.driver.seconds, no_seconds()
         window, self._window = self._window, self._new_window()
-        stacked = _stack(window, self.env.spec, seconds)
+        stacked = _stack(window, self.env.spec, {**seconds, **self.seeds.counters()})
         return replace(stacked, stream=self.stream, spans=self.driver.spans.take())
 
     def _features(self, obs: Observation | None, features: Features) -> Features:
@@ -273,7 +266,7 @@ def to_tensor(array: Any) -> Tensor:
     return torch.as_tensor(array)
 
 
-def _stack(window: Window, spec: EnvSpec, seconds: Mapping[str, float]) -> Rollout:
+def _stack(window: Window, spec: EnvSpec, measured: Mapping[str, float]) -> Rollout:
     decisions, device = window.decisions, window.decisions[0].out.sample.device
     steps, outs = [decision.step for decision in decisions], [decision.out for decision in decisions]
 
@@ -288,7 +281,7 @@ def _stack(window: Window, spec: EnvSpec, seconds: Mapping[str, float]) -> Rollo
         "env/steps": float(sum(host.valid.sum() for host in hosts)),
         "rollout/episodes": float(sum(host.done.sum() for host in hosts)) - lost,
         "rollout/successes": float(sum((host.success & host.done).sum() for host in hosts)),
-        **seconds,
+        **measured,
         **_by_family(decisions, spec),
         **({"rollout/truncated_by_worker": lost} if lost else {}),
     }

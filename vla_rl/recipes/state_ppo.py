@@ -21,7 +21,8 @@ from vla_rl.contract.spec import EnvSpec
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.run import evaluate as play_seeds
 from vla_rl.evaluation.stats import MeanReturn
-from vla_rl.experience.rollout import SeedStream, WindowConfig
+from vla_rl.experience.rollout import WindowConfig
+from vla_rl.experience.seeds import SeedStream
 from vla_rl.policies.actor import ActorConfig
 from vla_rl.policies.critics import RunningCritic
 from vla_rl.policies.image_encoder import ImageEncoder

@@ -15,7 +15,8 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import Policy
 from vla_rl.experience.background import CollectingSource
-from vla_rl.experience.rollout import SeedStream, WindowConfig
+from vla_rl.experience.rollout import WindowConfig
+from vla_rl.experience.seeds import SeedStream
 from vla_rl.policies.critics import ValueCritic
 from vla_rl.policies.flow import FlowSampler
 from vla_rl.policies.image_encoder import ImageEncoder

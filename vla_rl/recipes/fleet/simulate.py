@@ -15,7 +15,7 @@ from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.stats import Rate
 from vla_rl.experience.datasets import load_demonstrations
-from vla_rl.experience.rollout import SeedStream
+from vla_rl.experience.seeds import SeedStream
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes.context import Trainable
 from vla_rl.recipes.env_config import EnvConfig
