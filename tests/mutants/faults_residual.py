@@ -205,8 +205,8 @@ _LEARNING = (
     Fault(
         "idle decisions call for steps",
         _OFF,
-        "new = int(rollout.valid.any(-1).sum())",
-        "new = rollout.valid[..., 0].numel()",
+        "self._of_all(int(rollout.valid.any(-1).sum()), len",
+        "self._of_all(rollout.valid[..., 0].numel(), len",
         (f"{_ON_OFF}test_steps_follow_the_decisions_once_there_are_enough",),
     ),
     Fault(
