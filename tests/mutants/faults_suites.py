@@ -27,6 +27,27 @@ FAULTS = (
         (f"{_ON_ONE}batches_are_of_one_and_each_environment_has_its_state",),
     ),
     Fault(
+        "episodes of a block that begins again are written twice",
+        _RUN,
+        "                    if episode.key in journal.episodes:",
+        "                    if False:",
+        (f"{_ON_RUN}a_process_of_an_engine_that_is_killed_costs_nothing_and_doubles_nothing",),
+    ),
+    Fault(
+        "one process of a cluster is that which asks",
+        _RUN,
+        "            if self.processes == 1 and not chosen_engine().away:",
+        "            if self.processes == 1:",
+        (f"{_ON_RUN}a_process_of_an_engine_that_is_killed_costs_nothing_and_doubles_nothing",),
+    ),
+    Fault(
+        "the mark of a suite's folder stays",
+        "vla_rl/recipes/shared_disk.py",
+        "        self._mark.unlink(missing_ok=True)",
+        "        pass",
+        (f"{_ON_RUN}a_process_of_an_engine_that_is_killed_costs_nothing_and_doubles_nothing",),
+    ),
+    Fault(
         "latencies of the episode before count",
         _ONE,
         "            self._seconds[env_id] = []",

@@ -81,7 +81,7 @@ FAULTS = (
     ),
     Fault(
         "a machine without the folder is used",
-        _LAUNCHERS,
+        "vla_rl/recipes/shared_disk.py",
         'if not out.is_file() or out.read_text(encoding="utf-8") != token:',
         "if False:",
         (f"{_ON_SWEEPS}a_machine_that_does_not_share_the_folder_is_refused_before_anything_runs",),

@@ -25,10 +25,12 @@ from vla_rl.contract.intervals import wilson
 from vla_rl.evaluation import results
 from vla_rl.evaluation.results import EPISODES, JOURNAL, EpisodeResult, Journal, read_episodes
 from vla_rl.evaluation.run import evaluate
+from vla_rl.recipes.engines import LocalEngine
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.suite import find_suite
 from vla_rl.recipes.suite_results import results_of
 from vla_rl.recipes.suite_run import SuiteRun
+from vla_rl.recipes.workers import on_engine, workers
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,6 +69,34 @@ def test_the_number_of_processes_changes_no_byte(policy, undisturbed, tmp_path):
     assert len(run.blocks([])) == 4  # two for each task
     run.run()
     assert (tmp_path / EPISODES).read_bytes() == undisturbed
+
+
+class Away(LocalEngine):
+    """Processes of this machine, as those of another one are asked for."""
+
+    away = True
+
+
+@pytest.mark.slow
+def test_a_process_of_an_engine_that_is_killed_costs_nothing_and_doubles_nothing(
+    policy, undisturbed, tmp_path, monkeypatch
+):
+    """On another machine even one process is a worker; the next one plays the block again from its beginning."""
+    append, killed = Journal.append, []
+
+    def killing(journal, episode):
+        append(journal, episode)
+        if len(journal.episodes) == 3 and not killed:
+            killed.append(workers(1).all[0].pid)
+            os.kill(killed[0], signal.SIGKILL)
+
+    monkeypatch.setattr(Journal, "append", killing)
+    with on_engine(Away()):
+        SuiteRun(quick(), policy, tmp_path, num_envs=3).run()
+    assert killed and (tmp_path / EPISODES).read_bytes() == undisturbed
+    episodes = [(line["task"], line["seed"]) for line in map(json.loads, (tmp_path / JOURNAL).open())]
+    assert len(episodes) == len(set(episodes)) == len(quick().keys)
+    assert not list(tmp_path.glob(".seen-*"))
 
 
 def test_the_table_has_one_line_per_seed_and_task_in_order(policy, undisturbed, tmp_path):

@@ -244,7 +244,10 @@ def test_a_machine_that_does_not_share_the_folder_is_refused_before_anything_run
     Machine(os.getcwd(), str(tmp_path / "mark"), "token")
 
 
-@pytest.mark.parametrize("command", ["study", "compare", "few", "imagine", "imagine study"])
+@pytest.mark.parametrize(
+    "command",
+    [*("study", "compare", "few", "imagine", "imagine study"), "eval --suite tabletop --policy expert --out x"],
+)
 def test_every_sweep_takes_an_engine(command, complaint, monkeypatch):
     monkeypatch.setattr(SweepOptions, "on_engine", _named)
     given = ("--engine", "ray", "--address", "a:1", "--gpus", "0.5")

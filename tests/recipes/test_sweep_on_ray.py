@@ -1,4 +1,4 @@
-"""Sweeps over a Ray cluster of two nodes here: what they end with is what they end with on this machine."""
+"""Sweeps and suites over a Ray cluster of two nodes here: what they end with is what they end with on this machine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ import pytest
 from ray.cluster_utils import Cluster
 
 from tests.patience import wait_until
+from tests.recipes.quick_suite import quick, save_policy
 from tests.recipes.test_sweep import _runs
 from vla_rl.cli.main import main
+from vla_rl.evaluation.results import EPISODES
+from vla_rl.recipes.engines import RayEngine
+from vla_rl.recipes.suite_run import SuiteRun
+from vla_rl.recipes.workers import on_engine
 
 SEEDS = (1, 2, 3)
 
@@ -40,6 +45,17 @@ def sweep(untrained, tmp_path):
         return out
 
     return run
+
+
+@pytest.mark.full
+def test_a_suite_is_played_byte_for_byte_as_here(address, tmp_path):
+    policy = save_policy(tmp_path / "checkpoint")
+    SuiteRun(quick(), policy, tmp_path / "here").run()
+    with on_engine(RayEngine(address)):
+        SuiteRun(quick(), policy, tmp_path / "ray", num_envs=3, processes=2).run()
+    assert (tmp_path / "ray" / EPISODES).read_bytes() == (tmp_path / "here" / EPISODES).read_bytes()
+    videos = [sorted(path.name for path in (tmp_path / name / "videos").iterdir()) for name in ("here", "ray")]
+    assert videos[0] == videos[1] and videos[0]
 
 
 @pytest.mark.full

@@ -29,6 +29,9 @@ Suites:
   --episodes N       of each task, instead of the suite's number
   --num-envs N       environments side by side, in each process
   --processes N      worker processes; neither number changes a result
+  --engine ray       start them in a Ray cluster whose machines share a disk (default: local)
+  --address ADDRESS  HOST:PORT of its head node (default: RAY_ADDRESS, or a new one on this machine)
+  --gpus G           that each of them takes there (default: 0)
   --videos N         episodes of each task that are recorded
   --device NAME      where the policy computes: cpu, cuda, cuda:1, auto
 

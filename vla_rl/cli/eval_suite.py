@@ -16,10 +16,11 @@ from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.suite import find_suite
 from vla_rl.recipes.suite_run import SuiteRun
+from vla_rl.recipes.sweep import SweepOptions
 
 
 @dataclass(frozen=True)
-class EvaluateSuite:
+class EvaluateSuite(SweepOptions):
     """Play a policy on every task of a suite; stopped, the same command goes on.
 
     Neither --num-envs nor --processes changes a result: a policy decides for every episode by itself.
@@ -32,7 +33,7 @@ class EvaluateSuite:
     seeds: str = "test"  # or "validation", to choose by
     episodes: int = 0  # of each task; 0: as many as the suite says
     num_envs: int = 16
-    processes: int = 1
+    processes: int = 1  # that play
     videos: int = 2  # episodes of each task
     device: str = "cpu"  # where the policy computes: "cpu", "cuda", "cuda:1", "auto"
     vla: VLAOptions = VLAOptions()  # how a public folder is opened; a checkpoint of ours has its own
@@ -51,7 +52,9 @@ def evaluate_suite(arguments: Sequence[str]) -> None:
     suite = find_suite(config.suite).of(config.tasks, config.episodes, config.seeds)
     counts = config.num_envs, config.processes, config.videos
     run = SuiteRun(suite, config.policy, Path(config.out), *counts, config.device, config.vla)
-    print_results(run.run())
+    with config.on_engine():
+        results = run.run()
+    print_results(results)
     console.print(f"{config.out}: report.html, results.json, episodes.csv, latency.csv")
 
 

@@ -21,7 +21,12 @@ _FOLDER = "vla_rl.recipes.engines:Folder"
 
 
 class Engine(Protocol):
-    """Starts worker processes, each of which computes with one thread."""
+    """Starts worker processes, each of which computes with one thread.
+
+    ``away`` says whether they may be on other machines, where the process that asks is none of them.
+    """
+
+    away: bool
 
     def require(self, workers: int) -> None:
         """Raise UserError when there is no room for so many at once."""
@@ -46,6 +51,8 @@ class Engine(Protocol):
 class LocalEngine:
     """Processes of this machine."""
 
+    away = False
+
     def require(self, workers: int) -> None:
         """More processes than cores are slow, and work."""
 
@@ -68,6 +75,8 @@ class RayEngine:
 
     Whole runs leave too many files for that: their machines must share it.
     """
+
+    away = True
 
     def __init__(self, address: str, gpus: float = 0.0) -> None:
         """``address`` as for ``RayCluster``, whose errors come with the first process; each takes ``gpus``."""

@@ -17,6 +17,7 @@ from vla_rl.recipes.imitation import imitate_policy
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.perception_ablation import check_perception
 from vla_rl.recipes.progress import console
+from vla_rl.recipes.shared_disk import enter
 from vla_rl.recipes.suite_player import Block
 
 
@@ -36,8 +37,12 @@ class Jobs:
         with closing(config.make(num_envs)) as made:
             return vars(evaluate(made, load_policy(policy, config.spec()), seeds, noise_seed, report=report))
 
-    def play_block(self, block: JsonObject, report: Report) -> None:
-        """Play a block of a suite; ``report`` gets the fields of every episode's result."""
+    def play_block(self, block: JsonObject, disk: JsonObject, report: Report) -> None:
+        """Play a block of a suite; ``report`` gets the fields of every episode's result.
+
+        Raises UserError on a machine that does not see the ``disk`` (see ``SharedDisk``) on which its files are.
+        """
+        enter(**disk)
         made: Block = from_json(block)
         made.play(lambda result: report(asdict(result)))
 

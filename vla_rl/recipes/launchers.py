@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -15,6 +13,7 @@ from typing import Protocol
 
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.worker import Link, LostWorkerError, Worker
+from vla_rl.recipes.shared_disk import SharedDisk, enter
 from vla_rl.training.threads import ALONE
 
 _MACHINE = "vla_rl.recipes.launchers:Machine"
@@ -56,10 +55,8 @@ class ClusterLauncher:
         Raises UserError when one of them is on a machine that does not see ``folder``.
         """
         self._link, self._closed, self._lock = link, False, Lock()
-        self._mark, self._token = folder.resolve() / f".seen-{secrets.token_hex(4)}", secrets.token_hex(8)
         self._working: set[Worker] = set()
-        folder.mkdir(parents=True, exist_ok=True)
-        self._mark.write_text(self._token, encoding="utf-8")
+        self._disk = SharedDisk(folder)
         self._ready: SimpleQueue[tuple[Worker, int]] = SimpleQueue()
         try:
             for worker in [self._worker() for _ in range(count)]:  # they start beside each other
@@ -89,7 +86,7 @@ class ClusterLauncher:
             working, self._working = self._working, set()
         for worker in working:
             worker.close()
-        self._mark.unlink(missing_ok=True)
+        self._disk.close()
 
     def _next(self) -> tuple[Worker, int]:
         try:
@@ -111,8 +108,7 @@ class ClusterLauncher:
             return worker
 
     def _machine(self, worker: Worker) -> int:
-        seen = {"folder": os.getcwd(), "mark": str(self._mark), "token": self._token}
-        return worker.make(_MACHINE, "a run", **seen)
+        return worker.make(_MACHINE, "a run", **self._disk.given())
 
     def _end(self, worker: Worker) -> None:
         with self._lock:
@@ -124,28 +120,12 @@ class Machine:
     """Runs commands in a folder, on a disk that the one who asks shares."""
 
     def __init__(self, folder: str, mark: str, token: str) -> None:
-        """``folder`` becomes the working folder.
-
-        Raises UserError when there is none, and unless the file ``mark`` holds ``token``.
-        """
-        out = Path(mark)
-        if not out.is_file() or out.read_text(encoding="utf-8") != token:
-            raise _not_shared(str(out.parent))
-        if not Path(folder).is_dir():
-            raise _not_shared(folder)
-        os.chdir(folder)
+        """See :func:`enter`."""
+        enter(folder, mark, token)
 
     def run(self, arguments: list[str], log: str) -> int:
         """See ``run_command``."""
         return run_command(arguments, Path(log))
-
-
-def _not_shared(folder: str) -> UserError:
-    return UserError(
-        f"the machine {socket.gethostname()!r} does not see {folder!r} of the one that asks, so no run was started "
-        "there; give the command in a folder, and an --out, on a disk that all machines of the cluster share under one "
-        "path, or use --engine local."
-    )
 
 
 def run_command(arguments: Sequence[str], log: Path) -> int:

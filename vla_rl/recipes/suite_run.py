@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -20,12 +20,13 @@ from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes.deployed import check_instructions, fingerprint
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.progress import bar
+from vla_rl.recipes.shared_disk import SharedDisk
 from vla_rl.recipes.suite import Suite, differing
 from vla_rl.recipes.suite_comparison import RESULTS
 from vla_rl.recipes.suite_player import VIDEOS, Block
 from vla_rl.recipes.suite_report import PAGE, write_suite_report
 from vla_rl.recipes.suite_results import results_of
-from vla_rl.recipes.workers import worker_processes, workers
+from vla_rl.recipes.workers import chosen_engine, worker_processes, workers
 from vla_rl.training.device import resolve_device
 from vla_rl.training.run_lock import lock_run, unlock_run
 from vla_rl.training.tracking import write_json
@@ -37,7 +38,8 @@ _SUITE = "suite.json"
 class SuiteRun:
     """``policy`` (a text, see ``recipes/deployed.py``) on ``suite``, with its results in ``out``.
 
-    ``num_envs`` environments run side by side in each of ``processes`` worker processes (1: in this one).  The first
+    ``num_envs`` environments run side by side in each of ``processes`` worker processes (1: in this one), which the
+    chosen engine starts (``on_engine``); on other machines they must share the disk that ``out`` is on.  The first
     ``videos`` seeds of every task are recorded.  Neither ``num_envs`` nor ``processes`` changes a result.  The policy
     computes on ``device`` (see ``resolve_device``); its kind is part of the identity, as other kinds round differently.
     ``vla`` says how a public folder is opened, and is part of its identity.
@@ -108,12 +110,22 @@ class SuiteRun:
 
             def note(episode: EpisodeResult) -> None:
                 with lock:
+                    if episode.key in journal.episodes:
+                        return  # a process that died had played it, and the block began again
                     journal.append(episode)
                     outcomes.update([episode.success] if episode.task in rated else [])
                     show()
 
             show()
-            _here(blocks, note) if self.processes == 1 else _in_processes(blocks, self.processes, note)
+            if self.processes == 1 and not chosen_engine().away:
+                _here(blocks, note)
+            else:
+                self._in_processes(blocks, note)
+
+    def _in_processes(self, blocks: Sequence[Block], note: Callable[[EpisodeResult], None]) -> None:
+        with closing(SharedDisk(self.out)) as disk, worker_processes(""):
+            jobs: list[JsonObject] = [{"block": to_json(block), "disk": disk.given()} for block in blocks]
+            workers(self.processes).map("play_block", jobs, [lambda fields: note(EpisodeResult(**fields))] * len(jobs))
 
     def _identity(self) -> JsonObject:
         options = {"vla": to_json(self.vla)} if is_public(Path(self.policy)) else {}
@@ -167,9 +179,3 @@ def _locked(folder: Path) -> Iterator[None]:
 def _here(blocks: Sequence[Block], note: Callable[[EpisodeResult], None]) -> None:
     for block in blocks:
         block.play(note)
-
-
-def _in_processes(blocks: Sequence[Block], processes: int, note: Callable[[EpisodeResult], None]) -> None:
-    jobs: list[JsonObject] = [{"block": to_json(block)} for block in blocks]
-    with worker_processes(""):
-        workers(processes).map("play_block", jobs, [lambda fields: note(EpisodeResult(**fields))] * len(jobs))

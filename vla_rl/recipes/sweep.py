@@ -24,11 +24,11 @@ _LEASE = 120.0  # seconds after which a network disk has let go of a dead machin
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions:
-    """Options of every command that runs cells."""
+    """Options of every command whose runs or processes may be on other machines."""
 
-    engine: str = "local"  # where the runs are: "local", this machine, or "ray", a cluster whose machines share a disk
+    engine: str = "local"  # where they are: "local", this machine, or "ray", a cluster whose machines share a disk
     address: str = ""  # HOST:PORT of the cluster's head node; without: RAY_ADDRESS, or a new one on this machine
-    gpus: float = 0.0  # that each run takes in the cluster; 0.5: two runs share one
+    gpus: float = 0.0  # that each of them takes in the cluster; 0.5: two share one
 
     def on_engine(self) -> AbstractContextManager[None]:
         """Start the cells of the block there; raises UserError as ``new_engine``."""
