@@ -51,7 +51,9 @@ def _hear_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.full)]
+)
 def test_a_checkpoint_acts_until_it_is_stopped(untrained, number, status):
     env = make("lift", num_envs=1)
     obs = env.reset([0], [7])

@@ -124,7 +124,7 @@ def outside(tmp_path):
     return vla_rl
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_example_s_config_trains_its_policy(outside, tmp_path):
     outside("train own_config.py:point_mass --rl.loop.iterations 40")
     summary = json.loads((tmp_path / "runs/point_mass/summary.json").read_text())

@@ -44,7 +44,7 @@ RUNS: dict[str, tuple[tuple[str, _Change], ...]] = {
     "corrections": (("tabletop.py:corrected", lambda config: config),),
     "gorl": (("compare.py:gorl", lambda config: algorithm(config, iterations=2, stages=3)),),
 }
-LONG = {"offline", "dsrl", "gorl", "corrections"}  # `make test-full`
+LONG = {"dppo", "residual", "offline", "dsrl", "gorl", "corrections"}  # `make test-full`
 _EVERY_LINE = {"stage", "step", "elapsed_s"}
 FAMILIES = {"rollout/episodes/FAMILY", "rollout/successes/FAMILY", "eval/FAMILY"}
 # Where sources are ahead.
@@ -128,7 +128,7 @@ def test_the_page_on_imitation_explains_what_is_logged(imitation):
     assert logged(imitation, "imitation") == explained("imitation")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_imagination_logs_what_its_algorithm_logs_in_a_simulator(imitation, tmp_path):
     config = imagined(load_config("imagine.py:lift"), imitation)
     collect = replace(config.plan.collect, policy_episodes=3, epsilon_random_episodes=1, calibration=1, held_out=1)

@@ -334,6 +334,7 @@ def test_two_hundred_kills_lose_nothing(monkeypatch):
     assert kill_while_training(kills=200, sources=3, staleness=2) >= 100
 
 
+@pytest.mark.full
 def test_a_process_that_always_dies_ends_the_run(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", ROOT)
     monkeypatch.setattr("vla_rl.experience.asynchronous.ATTEMPTS", 2)

@@ -87,7 +87,7 @@ def close(source, workers):
         worker.close()
 
 
-@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize("staleness", [pytest.param(0, marks=pytest.mark.full), 2])
 def test_nothing_is_lost_doubled_or_reordered_over_two_nodes(cluster, staleness):
     source, workers = counting(cluster, staleness)
     nodes = {actor["NodeID"] for actor in _actors() if actor["State"] == "ALIVE"}

@@ -44,6 +44,7 @@ def test_everything_starts_from_the_same_policy_and_is_tabled(tmp_path, capsys, 
     assert "no config function 'imitate_place'" in complaint(*command, "--place", "improve")
 
 
+@pytest.mark.full
 def test_samplers_are_compared_by_the_same_runner(tmp_path):
     out = tmp_path / "study"
     config = tmp_path / "samplers.py"

@@ -52,6 +52,7 @@ def study(tmp_path, monkeypatch):
     return findings
 
 
+@pytest.mark.full
 def test_the_background_finds_what_this_process_finds(study):
     here, beside = study(1), study(2)
     assert here == beside

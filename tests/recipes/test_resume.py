@@ -96,6 +96,7 @@ def test_a_killed_run_goes_on_and_ends_the_same(recipe, arguments, tmp_path):
     assert summaries[0] == summaries[1] and summaries[0]["best_iteration"] == ITERATIONS
 
 
+@pytest.mark.full
 def test_the_noise_of_collecting_processes_falls_as_that_of_one(arguments, tmp_path):
     """Otherwise the log-probs that they record would not be those of the policy that learns."""
     main(arguments(tmp_path / "run", 4, "processes"))
@@ -104,6 +105,7 @@ def test_the_noise_of_collecting_processes_falls_as_that_of_one(arguments, tmp_p
     assert rows[-1]["policy/noise_std"] < 0.7 * rows[0]["policy/noise_std"]
 
 
+@pytest.mark.full
 def test_a_rollout_ahead_is_one_version_old_in_a_whole_run(arguments, tmp_path):
     """The state holds the rollout for the next iteration: it was played with the weights of one update before."""
     main(arguments(tmp_path / "run", 3, "ahead"))
@@ -132,6 +134,7 @@ def test_a_run_that_cannot_be_resumed_is_refused(arguments, tmp_path, complaint)
     assert "'--seed' cannot change it" in complaint("train", "--resume", tmp_path / "done", "--seed", "3")
 
 
+@pytest.mark.full
 def test_a_line_that_was_cut_off_is_forgotten_with_those_after_the_state(arguments, tmp_path):
     """Killed after a report and before its state: the iteration is repeated and reported once."""
     out = tmp_path / "run"

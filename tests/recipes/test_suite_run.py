@@ -169,7 +169,7 @@ def test_killed_while_a_file_is_written_it_goes_on_to_the_same_bytes(policy, und
     assert len(videos) == 4 and all((tmp_path / video).stat().st_size > 100 for video in videos)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_killed_from_outside_it_goes_on_to_the_same_bytes(policy, undisturbed, tmp_path):
     """SIGKILL, twice, whenever some more episodes have ended."""
     command = [sys.executable, "-m", "vla_rl.cli", "eval", "--suite", f"{ROOT}/tests/recipes/quick_suite.py:quick"]

@@ -184,6 +184,7 @@ def test_collectors_are_processes_whose_rollouts_are_those_of_sources_here(monke
         resumed.close()
 
 
+@pytest.mark.full
 def test_asynchronous_collectors_are_processes_and_a_killed_one_is_started_again(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     trainer = Collecting(LoopConfig(collectors=2, staleness=1))

@@ -53,7 +53,7 @@ def test_another_autoreset_mode_is_refused():
         make_vec(POINT_MASS, num_envs=2).env_method("reset")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_it_learns_the_point_mass():
     model = PPO("MlpPolicy", make_vec(POINT_MASS, 16, seed=0), n_steps=64, batch_size=256, seed=0, device="cpu")
     test = make_vec(POINT_MASS, 16, seed=10_000)

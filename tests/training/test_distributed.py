@@ -43,7 +43,7 @@ def test_two_processes_end_with_the_weights_of_one(tmp_path):
         torch.testing.assert_close(one[name], expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_whole_run_in_two_processes(tmp_path):
     """Same weights in both, summed counters, half of the environments in each."""
     policy, out = save_untrained(tmp_path / "untrained"), tmp_path / "run"

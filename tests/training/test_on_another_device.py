@@ -210,7 +210,9 @@ def double_precision():
     torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.parametrize("name", [*ON_POLICY, *OFF_POLICY])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.full] * ("VLA" in name)) for name in [*ON_POLICY, *OFF_POLICY]]
+)
 def test_a_run_on_another_device_is_that_on_the_host(name, tmp_path):
     """Building, collecting, learning, validating, saving and resuming, up to a checkpoint that loads on the host."""
     _, expected = run(name, torch.device("cpu"), tmp_path / "here")

@@ -24,10 +24,8 @@ from vla_rl.training.lockstep import Lockstep
 CLOSE = 1e-6  # of a weight tensor's norm, in float32
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "trains", ["expert", *(pytest.param(name, marks=pytest.mark.full) for name in ("all", "lora"))]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("trains", ["expert", "all", "lora"])
 def test_two_processes_that_share_the_weights_learn_what_one_learns(trains: str, tmp_path: Path) -> None:
     """With unequal shares of the data, one of them empty, and an observation that one of them encodes alone.
 
