@@ -134,7 +134,7 @@ def test_the_example_s_config_trains_its_policy(outside, tmp_path):
     assert "noisy_policy:LinearGaussian" in printed
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_ball_is_recorded_imitated_and_evaluated_by_commands_alone(outside, tmp_path):
     short = "--imitation.fit.steps 20 --new.width 32 --new.blocks 1"
     printed = outside(

@@ -98,6 +98,7 @@ def test_nothing_is_lost_doubled_or_reordered_over_two_nodes(cluster, staleness)
     assert len(nodes) == 2
 
 
+@pytest.mark.full
 def test_an_actor_that_is_killed_is_started_again_and_plays_its_window_again(cluster):
     source, workers = counting(cluster, 1)
     rollouts = train(source, 2)

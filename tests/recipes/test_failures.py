@@ -65,6 +65,7 @@ def test_a_full_disk_keeps_the_checkpoint_that_was_there(untrained, quick, tmp_p
     assert sorted(path.name for path in best.parent.iterdir()) == ["best", "start"]
 
 
+@pytest.mark.full
 def test_a_full_disk_while_recording_or_logging_is_said(untrained, quick, tmp_path):
     limit = FULL_DISK.format(bytes=1000)
     status, said = vla_rl(limit, "collect", "--env", "lift", "--count", "1", "--out", tmp_path / "episodes")

@@ -65,7 +65,7 @@ def test_it_learns_discrete_actions(tmp_path):
     assert isinstance(load_policy(tmp_path / "run" / "checkpoints" / "best"), CategoricalPolicy)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_it_learns_from_pixels_alone(tmp_path):
     """Catch: a random policy has a return of about -0.8, and staying in the middle as well."""
     shorter = ["--loop.iterations", "30", "--evaluation.validation", "16", "--evaluation.test", "64"]

@@ -161,6 +161,7 @@ def test_episodes_of_another_robot_are_told_once_and_not_learnt_from(shown, tmp_
     assert one.episodes == 0 and len(said) == 1 and "robot other" in said[0] and "control rate" in said[0]
 
 
+@pytest.mark.full
 def test_a_server_keeps_its_learner_running_and_a_killed_one_goes_on(shown, tmp_path):
     config = replace(shown[0], publish_every=2)
     fleet = tmp_path / "fleet"
