@@ -91,6 +91,7 @@ def test_a_process_of_an_engine_that_is_killed_costs_nothing_and_doubles_nothing
             os.kill(killed[0], signal.SIGKILL)
 
     monkeypatch.setattr(Journal, "append", killing)
+    monkeypatch.setattr("vla_rl.recipes.suite_run._here", None)
     with on_engine(Away()):
         SuiteRun(quick(), policy, tmp_path, num_envs=3).run()
     assert killed and (tmp_path / EPISODES).read_bytes() == undisturbed
