@@ -60,7 +60,7 @@ FAULTS = (
     ),
     Fault(
         "the address of a cluster is not heard of",
-        _SWEEP,
+        "vla_rl/recipes/workers.py",
         "new_engine(self.engine, self.address, self.gpus)",
         'new_engine(self.engine, "", self.gpus)',
         (f"{_ON_SWEEPS}options_of_a_sweep_choose_its_engine",),

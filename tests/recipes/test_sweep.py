@@ -21,8 +21,8 @@ from vla_rl.experience.worker import LostWorkerError, Server
 from vla_rl.recipes import sweep
 from vla_rl.recipes.engines import LocalEngine
 from vla_rl.recipes.launchers import ClusterLauncher, LocalLauncher, Machine
-from vla_rl.recipes.sweep import Cell, SweepOptions, run_cells, run_sweep
-from vla_rl.recipes.workers import chosen_engine, on_engine
+from vla_rl.recipes.sweep import Cell, run_cells, run_sweep
+from vla_rl.recipes.workers import EngineOptions, chosen_engine, on_engine
 from vla_rl.training.run_lock import await_unlocked, lock_run, unlock_run
 
 SLEEPS = ("train", f"{Path(__file__).parent / 'sleeper.py'}:sleeps")
@@ -249,22 +249,22 @@ def test_a_machine_that_does_not_share_the_folder_is_refused_before_anything_run
     [*("study", "compare", "few", "imagine", "imagine study"), "eval --suite tabletop --policy expert --out x"],
 )
 def test_every_sweep_takes_an_engine(command, complaint, monkeypatch):
-    monkeypatch.setattr(SweepOptions, "on_engine", _named)
+    monkeypatch.setattr(EngineOptions, "on_engine", _named)
     given = ("--engine", "ray", "--address", "a:1", "--gpus", "0.5")
-    assert "SweepOptions of 0.5 on ray at a:1" in complaint(*command.split(), *given)
+    assert "EngineOptions of 0.5 on ray at a:1" in complaint(*command.split(), *given)
 
 
 def _named(options):
-    raise UserError(f"SweepOptions of {options.gpus} on {options.engine} at {options.address}.")
+    raise UserError(f"EngineOptions of {options.gpus} on {options.engine} at {options.address}.")
 
 
 def test_options_of_a_sweep_choose_its_engine():
     for wrong in ({"engine": "rai"}, {"address": "a:1"}, {"gpus": 0.5}):
-        with pytest.raises(UserError, match=f"{next(iter(wrong.values()))}"), SweepOptions(**wrong).on_engine():
+        with pytest.raises(UserError, match=f"{next(iter(wrong.values()))}"), EngineOptions(**wrong).on_engine():
             pass
     with pytest.raises(UserError, match=r"Ray cannot give 1\.5 GPUs"):
-        SweepOptions(engine="ray", address="a:1", gpus=1.5).on_engine()
-    with SweepOptions().on_engine():
+        EngineOptions(engine="ray", address="a:1", gpus=1.5).on_engine()
+    with EngineOptions().on_engine():
         assert isinstance(chosen_engine(), LocalEngine)
 
 

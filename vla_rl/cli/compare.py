@@ -9,11 +9,11 @@ from pathlib import Path
 from vla_rl.cli.override import override
 from vla_rl.recipes.compare import Comparison, Task
 from vla_rl.recipes.progress import console
-from vla_rl.recipes.sweep import SweepOptions
+from vla_rl.recipes.workers import EngineOptions
 
 
 @dataclass(frozen=True)
-class Compare(SweepOptions):
+class Compare(EngineOptions):
     """Algorithms on the same budget.  Each run is a process of its own; what is finished is not run again.
 
     An algorithm's name is that of a function in ``config``; on another task than lift, it is "TASK_NAME".
@@ -40,7 +40,7 @@ class Compare(SweepOptions):
 
 
 @dataclass(frozen=True)
-class Study(SweepOptions):
+class Study(EngineOptions):
     """Flow samplers on the same budget.  Each run is a process of its own; what is finished is not run again."""
 
     samplers: tuple[str, ...] = ("last_step", "one_step", "all_steps", "flow_ou", "flow_ddim", "flow_noise")
@@ -73,7 +73,7 @@ def study(arguments: Sequence[str]) -> None:
     _run(comparison, config)
 
 
-def _run(comparison: Comparison, options: SweepOptions) -> None:
+def _run(comparison: Comparison, options: EngineOptions) -> None:
     with options.on_engine():
         comparison.run()
     console.print(f"{comparison.out}/results.json, {comparison.out}/report.html")

@@ -16,11 +16,11 @@ from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.suite import find_suite
 from vla_rl.recipes.suite_run import SuiteRun
-from vla_rl.recipes.sweep import SweepOptions
+from vla_rl.recipes.workers import EngineOptions
 
 
 @dataclass(frozen=True)
-class EvaluateSuite(SweepOptions):
+class EvaluateSuite(EngineOptions):
     """Play a policy on every task of a suite; stopped, the same command goes on.
 
     Neither --num-envs nor --processes changes a result: a policy decides for every episode by itself.

@@ -5,34 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.worker import LostWorkerError
-from vla_rl.recipes.engines import new_engine
 from vla_rl.recipes.launchers import Launcher
 from vla_rl.recipes.progress import bar
-from vla_rl.recipes.workers import chosen_engine, on_engine
+from vla_rl.recipes.workers import chosen_engine
 from vla_rl.training.run_lock import await_unlocked
 from vla_rl.training.tracking import write_json
 
 ATTEMPTS = 5  # at a cell whose machine dies
 _LEASE = 120.0  # seconds after which a network disk has let go of a dead machine's locks; NFS servers take 90
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepOptions:
-    """Options of every command whose runs or processes may be on other machines."""
-
-    engine: str = "local"  # where they are: "local", this machine, or "ray", a cluster whose machines share a disk
-    address: str = ""  # HOST:PORT of the cluster's head node; without: RAY_ADDRESS, or a new one on this machine
-    gpus: float = 0.0  # that each of them takes in the cluster; 0.5: two share one
-
-    def on_engine(self) -> AbstractContextManager[None]:
-        """Start the cells of the block there; raises UserError as ``new_engine``."""
-        return on_engine(new_engine(self.engine, self.address, self.gpus))
 
 
 @dataclass(frozen=True)

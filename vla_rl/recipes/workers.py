@@ -6,12 +6,13 @@ import atexit
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from queue import LifoQueue
 from threading import Lock
 
 from vla_rl.experience.worker import LostWorkerError, Report, Worker
-from vla_rl.recipes.engines import Engine, LocalEngine
+from vla_rl.recipes.engines import Engine, LocalEngine, new_engine
 from vla_rl.recipes.json_types import JsonObject
 
 JOBS = "vla_rl.recipes.jobs:Jobs"
@@ -142,6 +143,19 @@ def on_engine(engine: Engine) -> Iterator[None]:
     finally:
         close_workers()
         _engine.pop().close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """Options of every command whose runs or processes may be on other machines."""
+
+    engine: str = "local"  # where they are: "local", this machine, or "ray", a cluster whose machines share a disk
+    address: str = ""  # HOST:PORT of the cluster's head node; without: RAY_ADDRESS, or a new one on this machine
+    gpus: float = 0.0  # that each of them takes in the cluster; 0.5: two share one
+
+    def on_engine(self) -> AbstractContextManager[None]:
+        """Start the cells of the block there; raises UserError as ``new_engine``."""
+        return on_engine(new_engine(self.engine, self.address, self.gpus))
 
 
 def chosen_engine() -> Engine:

@@ -13,7 +13,8 @@ from vla_rl.recipes import metrics
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.few.report import write_page
 from vla_rl.recipes.json_types import JsonObject
-from vla_rl.recipes.sweep import Cell, SweepOptions, run_sweep
+from vla_rl.recipes.sweep import Cell, run_sweep
+from vla_rl.recipes.workers import EngineOptions
 from vla_rl.training.tracking import write_json
 
 
@@ -53,7 +54,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class FewStudy(SweepOptions):
+class FewStudy(EngineOptions):
     """Cells are processes of their own; those whose ``summary.json`` exists are not run again.
 
     A name TASK_NAME is a function of ``config``, and imitate_TASK another.

@@ -17,13 +17,14 @@ from vla_rl.recipes.imagine.prediction_quality import measure_prediction_quality
 from vla_rl.recipes.imagine.report import write_report
 from vla_rl.recipes.imagine.saved_run import SavedRun, load_run
 from vla_rl.recipes.json_types import JsonObject
-from vla_rl.recipes.sweep import Cell, SweepOptions, on_device, run_sweep
+from vla_rl.recipes.sweep import Cell, on_device, run_sweep
+from vla_rl.recipes.workers import EngineOptions
 from vla_rl.training.device import resolve_device
 from vla_rl.training.tracking import write_json
 
 
 @dataclass(frozen=True)
-class ImagineComparison(SweepOptions):
+class ImagineComparison(EngineOptions):
     """Runs are separate processes, one per core; those whose ``summary.json`` exists are not repeated."""
 
     seed: int = 1

@@ -16,12 +16,13 @@ from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.imagine.recipe import Imagine
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.progress import console
-from vla_rl.recipes.sweep import Cell, SweepOptions, on_device, run_sweep
+from vla_rl.recipes.sweep import Cell, on_device, run_sweep
+from vla_rl.recipes.workers import EngineOptions
 from vla_rl.training.tracking import write_json
 
 
 @dataclass(frozen=True)
-class ImagineStudy(SweepOptions):
+class ImagineStudy(EngineOptions):
     """The cells are separate processes, one per core; those whose ``summary.json`` exists are not run again."""
 
     methods: tuple[str, ...] = (
