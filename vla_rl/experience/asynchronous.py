@@ -4,9 +4,9 @@
 
 A source that has finished a window begins the next one at once, within that bound, and takes the newest weights at
 every decision: a window goes on over a change of weights, and ``Rollout.version`` says who decided what.  A rollout is
-made of the first windows that are finished, whoever played them.  A window that would otherwise become older than
-``staleness`` updates is waited for, so no decision is learnt from by weights more than ``staleness`` updates newer than
-those that made it.  (AReaL bounds only what is begun, under which a slow sample grows older than its bound.)
+made of the first windows that are finished, whoever played them, the oldest of these first.  Nobody waits for a window
+that a slow step holds up: its first decisions may be more than ``staleness`` updates old when it is finished, and the
+learner weights them by their age and drops those beyond its ``max_age``.
 
 The state of every source is kept as it was after its last finished window.  So a run is saved without waiting for
 anybody, and a source whose process has died is made anew and plays the unfinished window again, from the same seeds:
@@ -116,17 +116,16 @@ class _Player:
 
 @dataclass(eq=False)
 class _Window:
-    """A window that the source ``player`` began during the ``began``-th call of ``next``."""
+    """The ``number``-th window that was begun, by the source ``player``."""
 
     number: int
     player: int
-    began: int
     rollout: Rollout | None = None
     error: Exception | None = None
 
 
 class AsyncSource:
-    """An ``ExperienceSource`` whose ``sources`` are ahead of the learner by at most ``staleness`` updates.
+    """An ``ExperienceSource`` whose ``sources`` begin windows for at most ``staleness`` updates after the next one.
 
     ``policy`` is what the learner changes; sources act with copies of it, taken at every :meth:`next`.  Everything that
     concerns a source happens in its thread.  An exception of a source is raised by :meth:`next`; a further call lets it
@@ -178,7 +177,7 @@ class AsyncSource:
             self._changed.wait_for(self._answerable)
             chosen = self._choose()
             self._delivered += 1
-            waiting = sum(window.rollout is not None for window in self._open)
+            waiting = len(self._finished())
         stop = time.perf_counter()
         self._waits.add("waiting", start, stop)
         rollouts = [window.rollout for window in chosen if window.rollout is not None]
@@ -192,14 +191,12 @@ class AsyncSource:
     def state_dict(self) -> dict[str, Any]:
         """Finished windows and the sources' states after them (see ``Resumable``); running ones are played again."""
         with self._changed:
-            finished = [(window, window.rollout) for window in self._open if window.rollout is not None]
-            return {
-                "windows": [
-                    {"player": window.player, "age": self._asked - window.began, "rollout": saved_rollout(rollout)}
-                    for window, rollout in finished
-                ],
-                "sources": [player.state for player in self._players],
-            }
+            windows = [
+                {"player": window.player, "rollout": saved_rollout(window.rollout)}
+                for window in self._open
+                if window.rollout is not None
+            ]
+            return {"windows": windows, "sources": [player.state for player in self._players]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what :meth:`state_dict` returned; raises UserError when that was of more or fewer sources."""
@@ -211,7 +208,7 @@ class AsyncSource:
         for player, saved in zip(self._players, state["sources"], strict=True):
             player.state = saved
         self._open = [
-            _Window(number, item["player"], -item["age"], Rollout(**item["rollout"]))
+            _Window(number, item["player"], Rollout(**item["rollout"]))
             for number, item in enumerate(state["windows"])
         ]
         self._begun = len(self._open)
@@ -244,18 +241,15 @@ class AsyncSource:
         for window in self._open:
             if window.error is not None:
                 raise window.error
-        finished = sum(window.rollout is not None for window in self._open)
-        due = all(window.rollout is not None for window in self._open if self._is_due(window))
-        return due and finished >= self.windows
+        return len(self._finished()) >= self.windows
 
-    def _is_due(self, window: _Window) -> bool:
-        """Whether it would be too old for the rollout after this one."""
-        return self._asked - window.began >= self.staleness
+    def _finished(self) -> list[_Window]:
+        """In the order in which they were begun."""
+        return [window for window in self._open if window.rollout is not None]
 
     def _choose(self) -> list[_Window]:
         """The windows of the next rollout, by source and in the order in which each played them."""
-        finished = [window for window in self._open if window.rollout is not None]
-        chosen = sorted(finished, key=lambda window: (not self._is_due(window), window.number))[: self.windows]
+        chosen = self._finished()[: self.windows]
         self._open = [window for window in self._open if window not in chosen]
         return sorted(chosen, key=lambda window: (window.player, window.number))
 
@@ -275,7 +269,7 @@ class AsyncSource:
             self._changed.wait_for(lambda: self._closed or self._begun < self.windows * (self._asked + self.staleness))
             if self._closed:
                 return None
-            window = _Window(self._begun, i, self._asked)
+            window = _Window(self._begun, i)
             self._begun += 1
             self._open.append(window)
             return window
