@@ -29,7 +29,6 @@ EXPECTED = {
     "iteration_parts": 6,
     "replay_add": 1,
     "ingest_vs_disk": 1,
-    "ppo_vs_rsl_rl": 1,
     "imagined_vs_simulator": 2,
     "wan_frames": 2,
     "memory_estimate": 1,  # of three, which tests/recipes/test_memory.py estimates

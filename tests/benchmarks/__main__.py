@@ -30,7 +30,6 @@ from tests.benchmarks.memory import memory_estimate
 from tests.benchmarks.overlap import overlap_vs_plain
 from tests.benchmarks.rendering import render_vs_mujoco
 from tests.benchmarks.replay import replay_add
-from tests.benchmarks.state_ppo import ppo_vs_rsl_rl
 from tests.benchmarks.throughput import throughput_model
 from tests.benchmarks.timeline import timeline_cost
 from tests.benchmarks.vla_inference import inference_vs_lerobot
@@ -54,7 +53,6 @@ BENCHMARKS: dict[str, Callable[[bool], list[Row]]] = {
         replay_add,
         ingest_vs_disk,
         ingest_vs_lerobot,
-        ppo_vs_rsl_rl,
         imagined_vs_simulator,
         wan_frames,
         memory_estimate,

@@ -196,7 +196,7 @@ def test_the_bound_is_on_what_is_begun():
 
 
 def test_a_slow_source_holds_nobody_up_and_its_window_is_the_next_one_that_is_learnt_from():
-    source, gate = threads(2, 1), threading.Event()
+    source, gate = threads(2, 2), threading.Event()
     slow = source._players[0].source
     advance = slow.advance
 
@@ -207,9 +207,9 @@ def test_a_slow_source_holds_nobody_up_and_its_window_is_the_next_one_that_is_le
     slow.advance = held
     rollouts = train(source, 5)  # of the other source alone
     assert all((rollout.seeds % 2 == 1).all() for rollout in rollouts)
-    wait_for_windows(source, 1)  # all that may be begun, but for the held one
+    wait_for_windows(source, 3)  # all that may be begun, but for the held one
     gate.set()
-    wait_for_windows(source, 2)
+    wait_for_windows(source, 4)
     rollouts += train(source, 1)
     assert (rollouts[-1].seeds[:, :ENVS] % 2 == 0).all() and (rollouts[-1].version[0, :ENVS] == 0).all()
     rollouts += train(source, 4)

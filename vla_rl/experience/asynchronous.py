@@ -208,8 +208,7 @@ class AsyncSource:
         for player, saved in zip(self._players, state["sources"], strict=True):
             player.state = saved
         self._open = [
-            _Window(number, item["player"], Rollout(**item["rollout"]))
-            for number, item in enumerate(state["windows"])
+            _Window(number, item["player"], Rollout(**item["rollout"])) for number, item in enumerate(state["windows"])
         ]
         self._begun = len(self._open)
 

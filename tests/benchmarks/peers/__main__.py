@@ -23,7 +23,7 @@ from rich.table import Table
 from tests.benchmarks.peers.race import Row, Task, race, to_json
 from tests.benchmarks.peers.report import HEADS, markdown, table
 from tests.benchmarks.peers.sides import PEERS
-from tests.benchmarks.state_ppo import GOAL, RECIPE
+from tests.benchmarks.peers.state_ppo import GOAL, RECIPE
 from vla_rl.contract.errors import UserError
 from vla_rl.recipes.progress import bar
 from vla_rl.training.tracking import write_json

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sims.catalog import make
-from tests.benchmarks.state_ppo import mean_return
+from tests.benchmarks.peers.state_ppo import mean_return
 from vla_rl.contract.errors import UserError
 from vla_rl.recipes.state_ppo import StateBased
 

@@ -1,25 +1,21 @@
-"""State-based PPO: seconds until the policy of HalfCheetah-v5 returns 1000, ours against rsl_rl's.
+"""State-based PPO, ours and rsl_rl's, in the same environments.
 
 Equal on both sides: the environments (``sims/gym.py``, stepped one after the other; an ended one starts its next seed
 at once), 32 environments x 64 decisions per iteration, 5 epochs of 4 minibatches, two hidden layers of 64 for actor and
 critic, standardised observations for both, the initial noise, gamma and lambda, one thread; the evaluation (the mean
-action on the same validation episodes), which is not timed.  The two take turns of five iterations, so that a drift of
-the machine affects both.
+action on the same validation episodes), which is not timed.
 
 Different: ours is the recipe of ``configs/gym.py`` without files; theirs is the ``OnPolicyRunner`` without a log folder
 and therefore without logging, with the numbers of its examples except ``_SETTINGS``, the best for it of those tried on
-seeds 1 to 6.  Ours was tuned on the same seeds; other seeds are measured.  ``make peers`` measures eight of them.
+seeds 1 to 6.  Ours was tuned on the same seeds; other seeds are measured.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import math
-import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,8 +25,6 @@ from rsl_rl.runners import OnPolicyRunner
 from tensordict import TensorDict
 from torch import Tensor
 
-from sims.catalog import make
-from tests.benchmarks.measure import COMMAND, Row
 from vla_rl.contract.batch import OneProcess
 from vla_rl.experience.rollout import SeedStream
 from vla_rl.recipes.config_files import load_config
@@ -38,41 +32,10 @@ from vla_rl.recipes.stages import generator
 from vla_rl.recipes.state_ppo import StateBased
 
 RECIPE = load_config("configs/gym.py:half_cheetah")
-TASK: dict[str, Any] = RECIPE.env.options
 GOAL = 1000.0  # mean return
-TURN = 5  # iterations
-LONGEST = 200  # iterations after which a side has failed
-SEEDS = (11, 12, 13)
 VALIDATION = 1_000_000_000  # first of the seeds that both are evaluated on
 
 Act = Callable[[np.ndarray], np.ndarray]
-
-
-def ppo_vs_rsl_rl(quick: bool = False) -> list[Row]:
-    """Seconds of training, summed over the seeds, until the goal; a side that fails is charged what it spent."""
-    seeds, recipe = (SEEDS[:1], _small(RECIPE)) if quick else (SEEDS, RECIPE)
-    goal, num_envs = (-math.inf, 1) if quick else (GOAL, 8)
-    task = {**TASK, **({"time_limit": 10} if quick else {})}
-    detail: dict[str, Any] = {"task": TASK["id"], "return": GOAL, "seeds": list(seeds)}
-    total = {"ours": 0.0, "other": 0.0}
-    for seed in seeds:
-        with closing(make("gym", num_envs=num_envs, **task)) as held, ExitStack() as stack:
-            envs = [
-                stack.enter_context(closing(make("gym", num_envs=recipe.experience.num_envs, **task))) for _ in total
-            ]
-            sides = {"ours": Ours(recipe, envs[0], seed), "other": Theirs(recipe, envs[1], seed)}
-            for name, found in race(sides, lambda side, held=held: mean_return(side.act, held), goal).items():
-                total[name] += found.seconds
-                steps = found.iterations * recipe.experience.num_envs * recipe.experience.decisions
-                detail[f"{name}_{seed}"] = (
-                    f"{found.seconds:.1f} s ({found.cpu_seconds:.1f} CPU), {steps} steps, {found.score:.0f}"
-                )
-    ours, other = total["ours"], total["other"]
-    return [Row("ppo_vs_rsl_rl", ours, other, other / ours, "s", f"{COMMAND} ppo_vs_rsl_rl", detail)]
-
-
-def _small(recipe: StateBased) -> StateBased:
-    return replace(recipe, experience=replace(recipe.experience, num_envs=2, decisions=4))
 
 
 class Contender(Protocol):
@@ -83,30 +46,6 @@ class Contender(Protocol):
 
     def act(self, state: np.ndarray) -> np.ndarray:
         """The deployed action [E,D] in ``state`` [E,S]."""
-
-
-@dataclass
-class Found:
-    """Progress of one side."""
-
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0  # of this process, so that other work on the machine does not count
-    iterations: int = 0
-    score: float = -math.inf
-
-
-def race(sides: Mapping[str, Contender], evaluate: Callable[[Contender], float], goal: float) -> dict[str, Found]:
-    """Let the sides take turns until each has reached ``goal`` or its last iteration."""
-    found = {name: Found() for name in sides}
-    while racing := [name for name, side in found.items() if side.iterations < LONGEST and not side.score > goal]:
-        for name in racing:
-            start, busy = time.perf_counter(), time.process_time()
-            sides[name].advance(TURN)
-            found[name].seconds += time.perf_counter() - start
-            found[name].cpu_seconds += time.process_time() - busy
-            found[name].iterations += TURN
-            found[name].score = evaluate(sides[name])
-    return found
 
 
 class Ours:
