@@ -14,11 +14,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from vla_rl.contract import CONTRACT_VERSION
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
+from vla_rl.contract.shards import is_shard
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -79,7 +79,7 @@ def save_folder(
 
 def holder(tensors: Mapping[str, Tensor]) -> int | None:
     """The number of this process among those that hold shards of some of ``tensors``; None where all are whole."""
-    meshes = [item.device_mesh for item in tensors.values() if isinstance(item, DTensor)]
+    meshes = [item.device_mesh for item in tensors.values() if is_shard(item)]
     return meshes[0].get_local_rank() if meshes else None
 
 
@@ -100,7 +100,7 @@ def write_gathered(path: Path | None, tensors: Mapping[str, Tensor]) -> None:
         if file is not None:
             file.write(len(header).to_bytes(8, "little") + header)
         for tensor in tensors.values():
-            whole = tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor.detach()
+            whole = tensor.full_tensor().detach() if is_shard(tensor) else tensor.detach()
             if file is not None:
                 file.write(whole.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
             del whole

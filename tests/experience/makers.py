@@ -86,6 +86,9 @@ class AnnealedSource:
         rollout = self.source.next()
         return replace(rollout, info={**rollout.info, "progress": self.policy.progress})
 
+    def close(self) -> None:
+        self.source.close()
+
 
 def annealed(env: str, num_envs: int, decisions: int, horizon: int, seed: int) -> AnnealedSource:
     """A ``ScheduledPolicy`` in a toy environment."""

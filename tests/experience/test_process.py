@@ -16,7 +16,7 @@ from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.contract.batch import ExperienceSource, Rollout
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.experience.process import ProcessSource, changing
-from vla_rl.experience.worker import Pipes, Worker
+from vla_rl.experience.worker import COMMAND, Pipes, Worker
 from vla_rl.policies.critics import ValueCritic
 from vla_rl.training.policy_store import InProcessPolicyStore
 
@@ -26,13 +26,26 @@ POINT_MASS = {"env": "point_mass", "num_envs": 16, "decisions": 16, "horizon": 1
 COUNTING = {"env": "counting", "num_envs": 3, "decisions": 7, "horizon": 4, "seed": 5}
 
 
+def started() -> Worker:
+    """A process that imports this copy; it takes seconds to start."""
+    return Worker(Pipes(COMMAND, {**os.environ, "PYTHONPATH": ROOT}))
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """A process for all tests that leave it alive."""
+    with started() as worker:
+        yield worker
+
+
 @pytest.fixture(autouse=True)
 def children_import_this_copy(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", ROOT)
 
 
-def remote(maker, **arguments):
-    return ProcessSource(MAKE.format(maker), arguments)
+def remote(maker, worker=None, **arguments):
+    """A source in a process of its own, or in ``worker``."""
+    return ProcessSource(MAKE.format(maker), arguments, worker)
 
 
 def same(one: Rollout, other: Rollout) -> bool:
@@ -46,10 +59,10 @@ def same(one: Rollout, other: Rollout) -> bool:
     return same_stream and all(a.dtype == b.dtype and torch.equal(a, b) for a, b in flat)
 
 
-def test_the_same_rollouts_bit_for_bit_before_and_after_publishing():
+def test_the_same_rollouts_bit_for_bit_before_and_after_publishing(shared):
     local = gaussian(**COUNTING)
     store = InProcessPolicyStore(local.policy)
-    with remote("gaussian", **COUNTING) as process:
+    with remote("gaussian", shared, **COUNTING) as process:
         source: ExperienceSource = process
         for version in range(3):
             rollout = source.next()
@@ -65,10 +78,10 @@ def test_the_same_rollouts_bit_for_bit_before_and_after_publishing():
         assert all(torch.equal(weights[name], ours[name]) for name in ours)
 
 
-def test_a_policy_is_published_with_its_version_and_the_progress():
+def test_a_policy_is_published_with_its_version_and_the_progress(shared):
     here = gaussian(**POINT_MASS)
     progress = iter([0.0, 0.5])
-    with ProcessSource(MAKE.format("annealed"), POINT_MASS, progress=lambda: next(progress)) as source:
+    with ProcessSource(MAKE.format("annealed"), POINT_MASS, shared, progress=lambda: next(progress)) as source:
         for version in (4, 9):
             with torch.no_grad():
                 here.policy.log_std.fill_(-3.0 - version)
@@ -89,10 +102,10 @@ def test_frozen_weights_are_not_sent():
     assert changing(policy).keys() == {"log_std"} | buffers
 
 
-def test_a_saved_source_continues_with_the_same_rollouts():
+def test_a_saved_source_continues_with_the_same_rollouts(shared):
     whole = gaussian(**COUNTING)
     expected = [whole.next() for _ in range(4)]
-    with remote("gaussian", **COUNTING) as source:
+    with remote("gaussian", shared, **COUNTING) as source:
         assert all(same(source.next(), rollout) for rollout in expected[:2])
         state = source.state_dict()
         source.next()
@@ -128,8 +141,8 @@ def test_part_of_the_weights_may_be_published_but_none_that_does_not_fit():
         os.kill(source.pid, 0)
 
 
-def test_the_progress_of_the_run_is_published_with_the_weights():
-    with remote("annealed", **POINT_MASS) as source:
+def test_the_progress_of_the_run_is_published_with_the_weights(shared):
+    with remote("annealed", shared, **POINT_MASS) as source:
         assert source.next().info["progress"] == 0.0
         source.publish({}, 0.25)
         assert source.next().info["progress"] == 0.25
@@ -152,10 +165,10 @@ def learn(source, store, policy, iterations):
     return rewards, policy.state_dict()
 
 
-def test_a_learner_improves_and_ends_with_the_weights_of_one_process():
+def test_a_learner_improves_and_ends_with_the_weights_of_one_process(shared):
     local = gaussian(**POINT_MASS)
     expected, weights = learn(local, InProcessPolicyStore(local.policy), local.policy, 12)
-    with remote("gaussian", **POINT_MASS) as process:
+    with remote("gaussian", shared, **POINT_MASS) as process:
         rewards, same_weights = learn(process, process, gaussian(**POINT_MASS).policy, 12)
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.15
     assert rewards == expected and all(torch.equal(weights[name], same_weights[name]) for name in weights)
@@ -196,9 +209,9 @@ def test_a_killed_process_is_reported_and_a_closed_one_too():
         ("gausian", r"no 'gausian'.*did you mean 'gaussian'"),
     ],
 )
-def test_a_source_that_cannot_be_built_is_reported(maker, message):
+def test_a_source_that_cannot_be_built_is_reported(maker, message, shared):
     with pytest.raises(UserError, match=message):
-        remote(maker, device=1)
+        remote(maker, shared, device=1)
 
 
 def test_a_command_that_does_not_exist_is_named():

@@ -19,10 +19,21 @@ ROOT = str(Path(__file__).resolve().parents[2])
 MAKE = "tests.experience.makers:Counter"
 
 
+def started(**variables: str) -> Worker:
+    """A process that imports this copy; it takes seconds to start."""
+    return Worker(Pipes(COMMAND, {**os.environ, "PYTHONPATH": ROOT, **variables}))
+
+
+@pytest.fixture(scope="module")
+def worker():
+    """For all tests that leave it alive."""
+    with started() as made:
+        yield made
+
+
 @pytest.fixture
-def worker(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", ROOT)
-    with Worker() as made:
+def mortal():
+    with started() as made:
         yield made
 
 
@@ -77,23 +88,23 @@ def test_signals_that_reach_the_whole_group_do_not_end_it(worker):
         assert worker.call(number, "add", amount=1)
 
 
-def test_a_request_that_was_interrupted_leaves_a_process_that_only_can_be_closed(worker):
+def test_a_request_that_was_interrupted_leaves_a_process_that_only_can_be_closed(mortal):
     def interrupt(*values: int) -> None:
         raise KeyboardInterrupt
 
-    number = worker.make(MAKE, start=0)
+    number = mortal.make(MAKE, start=0)
     with pytest.raises(KeyboardInterrupt):
-        worker.call(number, "count_to", report=interrupt, last=10**12)
-    assert not worker.alive
+        mortal.call(number, "count_to", report=interrupt, last=10**12)
+    assert not mortal.alive
     with pytest.raises(UserError, match=r"Counter' was interrupted, so it has no 'add'; make a new one"):
-        worker.call(number, "add", amount=1)
-    worker.close()  # at once: it would count for hours
+        mortal.call(number, "add", amount=1)
+    mortal.close()  # at once: it would count for hours
     with pytest.raises(ProcessLookupError):
-        os.kill(worker.pid, 0)
+        os.kill(mortal.pid, 0)
 
 
-def test_closing_while_another_thread_waits_for_an_answer_ends_both(worker):
-    number, errors = worker.make(MAKE, start=0), []
+def test_closing_while_another_thread_waits_for_an_answer_ends_both(mortal):
+    number, errors = mortal.make(MAKE, start=0), []
     started, read_on = threading.Event(), threading.Event()
 
     def report(*values: int) -> None:
@@ -102,11 +113,11 @@ def test_closing_while_another_thread_waits_for_an_answer_ends_both(worker):
 
     def wait() -> None:
         try:
-            worker.call(number, "count_to", report=report, last=10**12)
+            mortal.call(number, "count_to", report=report, last=10**12)
         except UserError as error:
             errors.append(str(error))
 
-    waiting, closing = threading.Thread(target=wait), threading.Thread(target=worker.close)
+    waiting, closing = threading.Thread(target=wait), threading.Thread(target=mortal.close)
     waiting.start()
     assert started.wait(PATIENCE)
     closing.start()
@@ -120,14 +131,14 @@ def test_closing_while_another_thread_waits_for_an_answer_ends_both(worker):
 
 
 def test_the_environment_of_the_process_can_be_given():
-    with Worker(Pipes(COMMAND, {**os.environ, "PYTHONPATH": ROOT, "A_VARIABLE": "of its own"})) as other:
+    with started(A_VARIABLE="of its own") as other:
         assert other.call(other.make(MAKE, start=0), "variable", name="A_VARIABLE") == "of its own"
     assert "A_VARIABLE" not in os.environ
 
 
 def test_a_process_ends_with_its_owner():
     """A worker whose owner was killed sees its pipe end."""
-    with Worker(Pipes(COMMAND, {**os.environ, "PYTHONPATH": ROOT})) as owner:
+    with started() as owner:
         number = owner.make("tests.experience.makers:Owner")
         pid = owner.call(number, "start")
         os.kill(pid, 0)

@@ -35,6 +35,20 @@ FAULTS = (
         (f"{_ON}test_gathered_files_are_as_those_of_safetensors",),
     ),
     Fault(
+        "no tensor is a shard",
+        "vla_rl/contract/shards.py",
+        "return module is not None and isinstance(item, module.DTensor)",
+        "return False",
+        (_TWO,),
+    ),
+    Fault(
+        "every process imports what shards need",
+        "vla_rl/contract/shards.py",
+        'sys.modules.get("torch.distributed.tensor")',
+        '__import__("importlib").import_module("torch.distributed.tensor")',
+        (f"{_ON}test_nothing_of_sharding_is_imported_where_nothing_is_shared",),
+    ),
+    Fault(
         "a sharded run starts without torchrun",
         _SHARDING,
         "if not (dist.is_available() and dist.is_initialized()):",

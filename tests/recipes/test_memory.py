@@ -48,6 +48,7 @@ def test_what_lasts_is_what_it_should_be():
     assert found.rollout > 4 * 2 * sum(found.decision.values())
 
 
+@pytest.mark.full
 def test_smaller_micro_batches_take_less():
     case = CASES["smolvla_prefix"]
     trainer = replace(case.trainer, experience=replace(case.trainer.experience, num_envs=8))

@@ -73,10 +73,10 @@ def writing(out: Path) -> bool:
 @pytest.mark.parametrize(
     "recipe",
     [
-        *("improve", "residual"),
+        "improve",
         *(
             pytest.param(name, marks=pytest.mark.full)
-            for name in ("ahead", "processes", "randomized", "residual_randomized", "curriculum")
+            for name in ("residual", "ahead", "processes", "randomized", "residual_randomized", "curriculum")
         ),
     ],
 )

@@ -138,6 +138,7 @@ def test_one_of_the_users_own_is_made_anew_when_its_requirements_change(tiny, tm
     assert run("mine", "from importlib.util import find_spec; print(find_spec('other'))") == "None"
 
 
+@pytest.mark.full
 def test_what_pins_need_is_installed_only_where_it_differs_between_machines(tiny, monkeypatch):
     tiny("needy==1.0", "numpy==0.1", "msgpack==0.1")
     monkeypatch.setitem(installations.SHIPPED, "tiny", Shipped("import needy"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,18 @@ def test_two_processes_that_share_the_weights_learn_what_one_learns(trains: str,
     assert moved > 0.8 * len(start)
     _check_shares(tmp_path)
     _check_checkpoint(tmp_path, both[0])
+
+
+def test_nothing_of_sharding_is_imported_where_nothing_is_shared() -> None:
+    """It takes as long as torch itself, in every process that is started."""
+    code = """
+import sys
+import vla_rl.cli.train, vla_rl.experience.worker, vla_rl.recipes.improve, vla_rl.recipes.off_policy
+from vla_rl.contract.shards import is_shard
+assert not is_shard(1)
+sys.exit("torch.distributed.tensor" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def _check_shares(folder: Path) -> None:

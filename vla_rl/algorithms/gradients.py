@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from vla_rl.contract.batch import Reducer
+from vla_rl.contract.shards import is_shard
 
 
 def mean_gradients(reducer: Reducer, parameters: Iterable[nn.Parameter]) -> None:
@@ -28,10 +28,10 @@ def clip_gradients(parameters: Iterable[nn.Parameter], bound: float) -> float:
     A gradient that is a DTensor counts as the whole of its shards, with every process's.
     """
     trained = [parameter for parameter in parameters if parameter.grad is not None]
-    shards = [parameter for parameter in trained if isinstance(parameter.grad, DTensor)]
+    shards = [parameter for parameter in trained if is_shard(parameter.grad)]
     if not shards:
         return float(nn.utils.clip_grad_norm_(trained, bound))
-    whole = [parameter for parameter in trained if not isinstance(parameter.grad, DTensor)]
+    whole = [parameter for parameter in trained if not is_shard(parameter.grad)]
     parts = [nn.utils.get_total_norm([p.grad for p in part if p.grad is not None]) for part in (shards, whole) if part]
     norm = torch.linalg.vector_norm(torch.stack([full(part) for part in parts]))
     for part in (shards, whole):
@@ -41,11 +41,11 @@ def clip_gradients(parameters: Iterable[nn.Parameter], bound: float) -> float:
 
 def full(tensor: Tensor) -> Tensor:
     """The tensor itself, or the whole of which it is a shard; then all processes have to ask."""
-    whole: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    whole: Tensor = tensor.full_tensor() if is_shard(tensor) else tensor
     return whole
 
 
 def is_finite(tensor: Tensor) -> bool:
     """Whether all of ``tensor`` is finite, or of this process's shard of it."""
-    own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    own = tensor.to_local() if is_shard(tensor) else tensor
     return bool(own.isfinite().all())

@@ -20,11 +20,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from vla_rl.contract import CONTRACT_VERSION
 from vla_rl.contract.errors import UserError
-from vla_rl.training.mesh import shard_of
+from vla_rl.contract.shards import is_shard
 
 KEPT = 2  # newest states
 _TREE, _TENSORS = "state.json", "tensors.safetensors"
@@ -147,7 +146,7 @@ def _flush(path: Path) -> None:
 
 def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """JSON for ``value``; tensors and arrays go into ``tensors`` under their path in the tree."""
-    if isinstance(value, DTensor):
+    if is_shard(value):
         tensors[path] = value.to_local().detach().cpu().clone().contiguous()
         return {"kind": "shard", "path": path, "shape": list(value.shape), "device": value.device_mesh.device_type}
     if isinstance(value, Tensor | np.ndarray):
@@ -172,5 +171,7 @@ def _decode(value: Any, tensors: _Tensors) -> Any:
         return [_decode(item, tensors) for item in value["items"]]
     tensor = tensors[value["path"]]
     if value["kind"] == "shard":
+        from vla_rl.training.mesh import shard_of  # see contract/shards.py
+
         return shard_of(tensor, torch.Size(value["shape"]), value["device"])
     return tensor if value["kind"] == "tensor" else tensor.numpy()

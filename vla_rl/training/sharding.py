@@ -17,14 +17,12 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, LikelihoodPolicy, Mode, State
+from vla_rl.contract.shards import is_shard
 from vla_rl.training.distributed import ProcessGroup
 from vla_rl.training.lockstep import CALLS, Lockstep, LockstepActing
-from vla_rl.training.mesh import mesh_on
 
 SMALLEST = 2**14  # numbers of a part that is shared
 _PARTS = (nn.Linear, nn.Embedding, nn.Conv2d)
@@ -58,7 +56,7 @@ class ShardedGroup(ProcessGroup):
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Those of shards are sums already."""
-        super().sum_gradients(item for item in parameters if not isinstance(item, DTensor))
+        super().sum_gradients(item for item in parameters if not is_shard(item))
 
     def passes(self, own: int) -> int:
         """The most of any process, for each pass gathers in all of them."""
@@ -77,9 +75,13 @@ class ShardedGroup(ProcessGroup):
                 "trained with sharded; leave it out, or train a flow policy that itself is a vision-language-action "
                 "model."
             )
+        from torch.distributed.fsdp import fully_shard  # see contract/shards.py
+
+        from vla_rl.training.mesh import mesh_on
+
         network, mesh = policy.network, mesh_on(device.type)
         units = [fully_shard(unit, mesh=mesh, reshard_after_forward=True) for unit in _units(network, self.smallest)]
-        whole = {item for item in network.parameters() if not isinstance(item, DTensor)}
+        whole = {item for item in network.parameters() if not is_shard(item)}
         root = _Pass(network)
         for unit in (*units, fully_shard(root, mesh=mesh, ignored_params=whole)):
             unit.set_gradient_divide_factor(1.0)

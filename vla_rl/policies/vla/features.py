@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Features
+from vla_rl.contract.shards import is_shard
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.vla.network import Encoder
 from vla_rl.policies.vla.options import VLAOptions
@@ -45,7 +45,7 @@ class Views:
 
     def stamp(self) -> tuple[tuple[int, int], ...]:
         """Another one whenever ``learnt`` has changed, in place or by other tensors."""
-        own = [item._local_tensor if isinstance(item, DTensor) else item for item in self.learnt]
+        own = [item._local_tensor if is_shard(item) else item for item in self.learnt]
         return tuple((item.data_ptr(), item._version) for item in own)
 
 
