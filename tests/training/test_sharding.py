@@ -50,7 +50,7 @@ def test_two_processes_that_share_the_weights_learn_what_one_learns(trains: str,
 
 
 def test_nothing_of_sharding_is_imported_where_nothing_is_shared() -> None:
-    """It takes as long as torch itself, in every process that is started."""
+    """It takes half as long as torch itself, in every process that is started."""
     code = """
 import sys
 import vla_rl.cli.train, vla_rl.experience.worker, vla_rl.recipes.improve, vla_rl.recipes.off_policy
