@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+from vla_rl.algorithms.future_states import FutureStatesConfig
 from vla_rl.algorithms.guard import FallbackConfig, ReleaseConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
@@ -89,9 +90,16 @@ def place_residual() -> Improve:
 
 
 def place_self_imitation() -> Improve:
-    """Place by imitating its own successes: exploring is what the policy does anyway, so it costs nothing."""
-    loop = LoopConfig(24, 8, save_every=4, collapse=math.inf)  # 150,000 control steps
-    return Improve(SelfImitated(loop=loop), policy="runs/imitate_place/checkpoints/imitation", env=PLACE)
+    """Place by imitating its own successes, which also teach it to see where the gripper has to go.
+
+    Exploring is what the policy does anyway, so it costs nothing.
+    """
+    loop = LoopConfig(24, 8, save_every=8, collapse=math.inf)  # 150,000 control steps
+    return Improve(
+        SelfImitated(loop=loop, future=FutureStatesConfig()),
+        policy="runs/imitate_place/checkpoints/imitation",
+        env=PLACE,
+    )
 
 
 PUSH = EnvConfig("push", training_options={"deadline": 50})

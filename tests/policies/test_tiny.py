@@ -327,3 +327,39 @@ def test_who_may_read_the_config_may_read_the_weights(tmp_path):
     made().save_pretrained(tmp_path / "it")
     config, weights = ((tmp_path / "it" / name).stat().st_mode for name in (CONFIG, WEIGHTS))
     assert weights == config and weights & 0o044 == 0o044
+
+
+# -- a backbone that learns -------------------------------------------------------------------------------------------
+
+
+def test_a_backbone_that_learns_keeps_its_pictures_and_decides_as_before():
+    policy, obs = made(FlowSampler(FlowSde(0.5), AllSteps(), 4)), observations()
+    before, frozen = outputs(policy, obs), policy.encode(obs)
+    features = policy.with_trained_backbone().encode(obs)
+    assert torch.equal(outputs(policy, obs), before)
+    kept = {"picture/front", "picture/wrist", "task"}
+    assert features.keys() == frozen.keys() | kept
+    again = policy.encode_again(features)
+    assert again.keys() == features.keys() - {"picture/front", "picture/wrist"}
+    torch.testing.assert_close(again["image_features"], frozen["image_features"])
+    assert policy.encode_again(frozen) is frozen
+
+
+def test_a_backbone_that_learns_has_the_gradient_of_what_it_sees_now():
+    """Ratios are 1 before the first step; then the kept features are old, and what counts are the pictures."""
+    policy = made(FlowSampler(FlowSde(0.5), AllSteps(), 4)).with_trained_backbone()
+    features = policy.encode(observations())
+    out, _ = policy.act(features, {}, "sample", seeded(1))
+    likelihood = policy.log_prob(features, out.sample, out.aux)
+    torch.testing.assert_close(likelihood.logprob, out.logprob, atol=1e-3, rtol=1e-4)
+    likelihood.logprob.sum().backward()
+    names = {name for name, item in policy.trainable().items() if item.grad is not None and item.grad.abs().sum() > 0}
+    assert any(name.startswith("backbone.") for name in names)
+    assert policy.trainable().keys() == dict(policy.named_parameters()).keys()
+    with torch.no_grad():
+        policy.backbone.values.weight.mul_(2.0)
+    assert not torch.allclose(policy.log_prob(features, out.sample, out.aux).logprob, out.logprob, atol=1e-2)
+    wrong = {**features, "image_features": torch.zeros_like(features["image_features"])}
+    chunks = torch.zeros(BATCH, HORIZON, 2)
+    one, two = (policy.imitation_loss(given, chunks, 2, seeded(5)) for given in (features, wrong))
+    assert torch.equal(one, two)

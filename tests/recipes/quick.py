@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from vla_rl.algorithms.future_states import FutureStatesConfig
 from vla_rl.algorithms.hg_dagger import HGDaggerConfig
 from vla_rl.algorithms.iql import IQLConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
@@ -104,6 +105,13 @@ def self_imitated() -> Improve:
     recipe = improve()
     env = EnvConfig("tests.recipes.generous_env:make", options={"deadline": 7})
     return replace(recipe, rl=trainer, env=env)
+
+
+def self_imitated_foreseeing() -> Improve:
+    """The same with a backbone that learns."""
+    recipe = self_imitated()
+    assert isinstance(recipe.rl, SelfImitated)
+    return replace(recipe, rl=replace(recipe.rl, future=FutureStatesConfig(decisions=2, width=8)))
 
 
 def residual() -> Improve:

@@ -14,6 +14,7 @@ from vla_rl.cli.main import main
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.pretrained import load_policy
+from vla_rl.policies.smolvla.policy import SmolVLA
 from vla_rl.recipes.context import RunContext
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.self_imitated import SelfImitated
@@ -32,6 +33,15 @@ def test_its_successes_are_gathered_and_imitated_after_every_second_rollout(untr
     assert all(row["rollout/successes"] > 0 for row in learnt) and "policy/demonstration_loss" not in learnt[-1]
 
 
+def test_its_backbone_learns_too_if_it_should_foresee_states(untrained, quick, tmp_path) -> None:
+    policy, run = untrained(), tmp_path / "run"
+    foreseeing = quick.replace(":improve", ":self_imitated_foreseeing")
+    main(["train", foreseeing, "--policy", str(policy), "--out", str(run)])
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    foreseen = [row["policy/future_state_loss"] for row in rows if "policy/future_state_loss" in row]
+    assert len(foreseen) == 2 and all(loss > 0 for loss in foreseen)
+
+
 def trainer() -> SelfImitated:
     found = configs.self_imitated().rl
     assert isinstance(found, SelfImitated)
@@ -43,6 +53,11 @@ def test_what_cannot_imitate_itself_is_refused_in_one_sentence(tmp_path: Path) -
     context = RunContext(EnvConfig("lift"), policy, 1, OneProcess())
     with pytest.raises(UserError, match="one process"):
         build(replace(trainer(), loop=LoopConfig(1, collectors=2)), context)
+    foreseeing = configs.self_imitated_foreseeing().rl
+    assert isinstance(foreseeing, SelfImitated)
+    assert foreseeing.build_policy(context).trainable().keys() == dict(policy.named_parameters()).keys()
+    with pytest.raises(UserError, match="none that learns"):
+        foreseeing.build_policy(replace(context, base=SmolVLA.new(policy.spec, policy.proprioception)))
     with pytest.raises(UserError, match="no flow policy"):
         trainer().build_policy(replace(context, base=Bare()))  # type: ignore[arg-type]
 

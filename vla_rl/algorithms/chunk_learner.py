@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vla_rl.algorithms.chunks import Chunks, ChunkSampler, TasksEqually, joined, mean_loss, require_actionwise
 from vla_rl.contract.errors import NonFiniteError
@@ -64,6 +64,11 @@ class ChunkLearner(Generic[Config]):
         trained = [parameter for parameter in self.parameters.values() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(trained, lr=config.lr, weight_decay=config.weight_decay, fused=True)
 
+    def loss(self, kept: Chunks) -> tuple[Tensor, dict[str, float]]:
+        """The imitation loss of drawn decisions, and metrics."""
+        loss = mean_loss(self.policy, kept, self.config.draws, self.generator)
+        return loss, {f"policy/{self.imitated}_loss": float(loss.detach())}
+
     @property
     def lr(self) -> float:
         """The learning rate."""
@@ -82,15 +87,15 @@ class ChunkLearner(Generic[Config]):
     def step(self, kept: Chunks) -> dict[str, float]:
         """One gradient step."""
         config = self.config
-        loss = mean_loss(self.policy, self._drawn(kept), config.draws, self.generator)
-        metrics = {f"policy/{self.imitated}_loss": float(loss.detach())}
+        loss, metrics = self.loss(self._drawn(kept))
         if self.demonstrations is not None:
             recorded = mean_loss(self.policy, self._drawn(self.demonstrations), config.draws, self.generator)
             metrics["policy/demonstration_loss"] = float(recorded.detach())
             loss = loss + config.alpha * recorded
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        norm = float(nn.utils.clip_grad_norm_(self.parameters.values(), config.grad_norm))
+        trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        norm = float(nn.utils.clip_grad_norm_(trained, config.grad_norm))
         if not math.isfinite(norm):
             raise NonFiniteError(
                 f"the gradient of {self.name}'s step {self.steps} is not finite, so the step was not taken; lower the "

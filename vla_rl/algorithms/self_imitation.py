@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from vla_rl.algorithms.chunk_learner import ChunkLearner, GradientConfig
 from vla_rl.algorithms.chunks import Chunks, ChunkSampler, chunks_of
 from vla_rl.algorithms.decisions import ages
+from vla_rl.algorithms.future_states import FUTURE, FutureStates, following, require_learning_backbone
 from vla_rl.algorithms.off_policy import mean
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.limits import check_limits
@@ -64,11 +65,18 @@ class SelfImitation(ChunkLearner[SelfImitationConfig]):
         config: SelfImitationConfig,
         generator: torch.Generator,
         sampler: ChunkSampler | None = None,
+        future: FutureStates | None = None,
     ) -> None:
-        """As for ``ChunkLearner``; improvements begin at the present ``parameters``."""
+        """As for ``ChunkLearner``; improvements begin at the present ``parameters``, and at those of ``future``.
+
+        Raises UserError where a backbone should foresee the ``future`` states and cannot learn.
+        """
         super().__init__(policy, parameters, demonstrations, config, generator, sampler)
-        self.rollouts = 0
-        self._first = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        self.rollouts, self.future = 0, future
+        if future is not None:
+            require_learning_backbone(policy, self.name)
+            self.optimizer.param_groups[0]["params"].extend(future.parameters())
+        self._first = {name: item.detach().clone() for name, item in self._learnt().items()}
 
     def update(self, rollout: Rollout) -> dict[str, float]:
         """Keep what succeeded in ``rollout``, and improve after every ``grow`` of them.
@@ -85,12 +93,30 @@ class SelfImitation(ChunkLearner[SelfImitationConfig]):
     def add(self, rollout: Rollout) -> int:
         """Keep the decisions of the episodes that succeeded in ``rollout``; returns how many."""
         ages(rollout, self.policy.version)
+        if self.future is not None:
+            ahead = following(
+                rollout.features["state"][:-1], rollout.terminated | rollout.truncated, self.future.config.decisions
+            )
+            rollout = replace(rollout, features={**rollout.features, FUTURE: torch.cat([ahead, ahead[-1:]])})
         return self.keep(chunks_of(rollout, rollout.valid & of_successes(rollout)[..., None], self.policy))
+
+    def loss(self, kept: Chunks) -> tuple[Tensor, dict[str, float]]:
+        """And that of the states to come, in which the backbone learns."""
+        if self.future is None:
+            return super().loss(kept)
+        policy = require_learning_backbone(self.policy, self.name)
+        kept = replace(kept, features=policy.encode_again(kept.features))
+        imitation, metrics = super().loss(kept)
+        missed = self.future.loss(kept.features)
+        return imitation + self.future.config.weight * missed, {
+            **metrics,
+            "policy/future_state_loss": float(missed.detach()),
+        }
 
     def improve(self, kept: Chunks) -> dict[str, float]:
         """Imitate ``kept`` from the first weights on; metrics are means of all steps."""
         with torch.no_grad():
-            for name, parameter in self.parameters.items():
+            for name, parameter in self._learnt().items():
                 parameter.copy_(self._first[name])
         self.optimizer.state.clear()
         steps, infos, highest = math.ceil(self.config.epochs * len(kept) / self.config.batch), [], self.config.lr
@@ -99,12 +125,20 @@ class SelfImitation(ChunkLearner[SelfImitationConfig]):
             infos.append(self.step(kept))
         return mean(infos)
 
+    def _learnt(self) -> dict[str, nn.Parameter]:
+        """What an improvement changes, by name."""
+        head = dict(self.future.named_parameters(prefix="future")) if self.future is not None else {}
+        return {**self.parameters, **head}
+
     def state_dict(self) -> dict[str, Any]:
-        """And the first weights, and the number of rollouts."""
-        return {**super().state_dict(), "first": self._first, "rollouts": self.rollouts}
+        """And the head's weights, the first weights, and the number of rollouts."""
+        head = self.future.state_dict() if self.future is not None else {}
+        return {**super().state_dict(), "future": head, "first": self._first, "rollouts": self.rollouts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
+        if self.future is not None:
+            self.future.load_state_dict(state["future"])
         self._first, self.rollouts = dict(state["first"]), state["rollouts"]
 
 

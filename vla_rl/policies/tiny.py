@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from vla_rl.policies.flow_schedules import Field, Ode
 from vla_rl.policies.normalization import Affine, check_same_env
 from vla_rl.policies.pretrained import read_config
 from vla_rl.policies.tokens import Vocabulary
+from vla_rl.policies.vla.features import PICTURE
 from vla_rl.pretrained import load_weights, save_folder
 
 
@@ -37,9 +39,10 @@ class TinyConfig:
 
 
 class TinyVLA(FlowPolicy):
-    """A small VLA with a frozen pointing backbone and a trainable connector and flow expert.
+    """A small VLA with a pointing backbone, frozen unless asked, and a trainable connector and flow expert.
 
     ``encode`` runs the backbone once per observation; ``act`` and ``log_prob`` take its features.
+    :meth:`with_trained_backbone` makes the backbone learn, too.
     The likelihood is that of ``config.sampler`` (Flow-SDE, Flow-Noise, ...; see ``policies/flow.py``); mode "eval" is
     always the deterministic ODE from random noise.  It implements ``LikelihoodPolicy``.
     """
@@ -67,29 +70,52 @@ class TinyVLA(FlowPolicy):
         )
         self.expert = FlowExpert(config.horizon * spec.action_dim, config.condition, config.width, config.blocks)
         self.register_buffer("tokens", vocabulary.encode(spec.tasks), persistent=False)
+        self.backbone_learns = False
 
     @property
     def feature_sizes(self) -> dict[str, int]:
         """Sizes of the features of :meth:`encode` that this policy and other heads act on, by name."""
         return {"image_features": self.backbone.features * len(self.spec.images), "state": self.spec.state.shape[0]}
 
-    # -- the part no gradient reaches ------------------------------------------------------------------------------
+    def with_trained_backbone(self) -> Self:
+        """Let RL train the backbone, too: from now on features keep the pictures that it reads; returns ``self``."""
+        self.backbone_learns = True
+        self.backbone.requires_grad_(True)
+        return self
+
+    # -- what it sees -----------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def encode(self, obs: Observation) -> Features:
         """``{"image_features": [E,F], "state": [E,S], "time": [E,1]}``: normalised state, and time / time limit.
 
-        Only critics read the time.
+        Only critics read the time.  With a backbone that learns also ``task`` [E] and ``picture/NAME`` [E,h,w,3].
         """
-        return self.encode_with_grad(obs)
+        features = self.encode_with_grad(obs)
+        if not self.backbone_learns:
+            return features
+        pictures = {PICTURE + name: self._tensor(obs.images[name]) for name in self.spec.images}
+        return {**features, **pictures, "task": self._tensor(obs.task).long()}
 
     def encode_with_grad(self, obs: Observation) -> Features:
-        """:meth:`encode` with gradient, to train the backbone on demonstrations as well."""
-        tokens = self.tokens[self._tensor(obs.task)]
-        outputs = [self.run_backbone(self._tensor(obs.images[name]), tokens) for name in sorted(self.spec.images)]
+        """:meth:`encode` with gradient and without pictures, to train the backbone on demonstrations as well."""
+        pictures = [self._tensor(obs.images[name]) for name in sorted(self.spec.images)]
         state = self.proprioception.normalize(self._tensor(obs.state))
         time = self._tensor(obs.time)[:, None].to(state) / self.spec.time_limit
-        return {"image_features": torch.cat([out.features for out in outputs], -1), "state": state, "time": time}
+        return {"image_features": self._see(pictures, self._tensor(obs.task)), "state": state, "time": time}
+
+    def encode_again(self, features: Features) -> Features:
+        """``features`` as today's backbone makes them of their pictures, with gradient; without any as they are."""
+        names = sorted(name for name in features if name.startswith(PICTURE))
+        if not names:
+            return features
+        rest = {name: item for name, item in features.items() if name not in names}
+        return {**rest, "image_features": self._see([features[name] for name in names], features["task"])}
+
+    def _see(self, pictures: Sequence[Tensor], task: Tensor) -> Tensor:
+        """The features [B,F] of ``pictures`` uint8 [B,h,w,3], one for each camera by name, under ``task`` [B]."""
+        outputs = [self.run_backbone(picture, self.tokens[task]) for picture in pictures]
+        return torch.cat([out.features for out in outputs], -1)
 
     def run_backbone(self, images: Tensor, tokens: Tensor) -> BackboneOutput:
         """The backbone on ``images`` uint8 [B,h,w,3] under instructions ``tokens`` [B,L]."""
@@ -98,7 +124,11 @@ class TinyVLA(FlowPolicy):
     # -- learning ---------------------------------------------------------------------------------------------------
 
     def field(self, features: Features) -> VelocityField:
-        """The velocity field given features, differentiable in connector and expert."""
+        """The velocity field given features, differentiable in all that is trained."""
+        return self.conditioned_field(self.condition(self.encode_again(features)))
+
+    def acting_field(self, features: Features) -> VelocityField:
+        """The same of features that were encoded just now."""
         return self.conditioned_field(self.condition(features))
 
     @property
@@ -116,15 +146,18 @@ class TinyVLA(FlowPolicy):
 
     def imitation_loss(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
         """Conditional flow matching with uniform times (Lipman et al. 2022, arXiv 2210.02747)."""
-        return imitation_loss(self.field, features, chunks, draws, generator)
+        return imitation_loss(self.field, self.encode_again(features), chunks, draws, generator)
 
     def imitation_losses(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
         """The same of every action, [B,H]."""
-        return imitation_losses(self.field, features, chunks, draws, generator)
+        return imitation_losses(self.field, self.encode_again(features), chunks, draws, generator)
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """The weights that imitation and RL train; the backbone stays frozen after grounding."""
-        return {name: p for name, p in self.named_parameters() if not name.startswith("backbone.")}
+        """The weights that imitation and RL train; the backbone stays frozen after grounding unless it learns."""
+        parameters = dict(self.named_parameters())
+        if self.backbone_learns:
+            return parameters
+        return {name: item for name, item in parameters.items() if not name.startswith("backbone.")}
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
 
