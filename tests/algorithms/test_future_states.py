@@ -39,7 +39,7 @@ def squares(count: int, seed: int) -> tuple[Tensor, Tensor]:
     return pictures, place / 6.0 - 1.0
 
 
-def played(policy: TinyVLA, count: int = 256, seed: int = 0) -> Rollout:
+def played(policy: TinyVLA, count: int = 128, seed: int = 0) -> Rollout:
     """``count`` environments, a success of two decisions in each: in the end the robot is where the square was."""
     pictures, place = squares(count, seed)
     state = torch.zeros(3, count, S)
@@ -59,7 +59,7 @@ def played(policy: TinyVLA, count: int = 256, seed: int = 0) -> Rollout:
 def learner(policy: TinyVLA, weight: float = 1.0, **config: Any) -> SelfImitation:
     torch.manual_seed(0)
     head = FutureStates(policy.feature_sizes, FutureStatesConfig(decisions=1, weight=weight))
-    config = {"grow": 1, "batch": 64, "draws": 1, "lr": 3e-3, **config}
+    config = {"grow": 1, "batch": 32, "draws": 1, "lr": 5e-3, **config}
     return SelfImitation(policy, policy.trainable(), None, SelfImitationConfig(**config), seeded(3), future=head)
 
 
@@ -76,13 +76,13 @@ def missed(agent: SelfImitation, seed: int) -> float:
 def test_a_backbone_learns_to_see_where_its_own_successes_went() -> None:
     """In pictures that it never saw; a head over the untrained backbone does not find the square by itself."""
     policy = made().with_trained_backbone()
-    agent = learner(policy, epochs=40)
+    agent = learner(policy, epochs=20)
     before, weights = missed(agent, 9), copy.deepcopy(policy.backbone.state_dict())
     metrics = agent.update(played(policy))
     assert metrics["policy/future_state_loss"] > 0
     learnt = missed(agent, 9)
     blind = made()
-    head = learner(blind, epochs=40)
+    head = learner(blind, epochs=20)
     head.policy.encode_again = copy.deepcopy(blind).requires_grad_(False).encode_again  # type: ignore[method-assign]
     head.update(played(blind))
     assert learnt < 0.2 * missed(head, 9) and learnt < 0.05 * before
