@@ -271,7 +271,7 @@ class ImaginedEnv:
         The host waits for the device here.  Where it learns that actions were ``refused``, nothing changes and the
         result is False.
         """
-        future, rows = self._predict(env_ids), self._to_device(env_ids)
+        future, rows = self._predict(env_ids, complete), self._to_device(env_ids)
         every, known = (self._to_device(item) for item in (np.arange(len(env_ids)), self._known[env_ids]))
         state = future.state[every, known - 1].clamp(*self._bounds)
         told = {"outcome": future.outcome, "uncertainty": future.uncertainty, "finite": state.isfinite().all(1)}
@@ -333,18 +333,22 @@ class ImaginedEnv:
         success: np.ndarray = self._book.success & (self._age(np.arange(self.num_envs)) <= length)
         return success[: len(env_ids)]
 
-    def _predict(self, env_ids: np.ndarray) -> Future:
-        parts = [self._call(part) for part in _batches(env_ids, self.config.batch_size)]
+    def _predict(self, env_ids: np.ndarray, complete: np.ndarray) -> Future:
+        """Of ``env_ids`` [R].  What no call goes on from and no outcome is read of is denoised in one step."""
+        looked_at = np.setdiff1d(env_ids, complete)
+        parts = [self._call(part, 0) for part in _batches(complete, self.config.batch_size)]
+        parts += [self._call(part, 1) for part in _batches(looked_at, self.config.batch_size)]
+        order = self._to_device(np.argsort(np.concatenate([complete, looked_at]), kind="stable"))
         names = ("pictures", "state", "outcome", "uncertainty")
-        return Future(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
+        return Future(**{name: torch.cat([getattr(part, name) for part in parts])[order] for name in names})
 
-    def _call(self, env_ids: np.ndarray) -> Future:
+    def _call(self, env_ids: np.ndarray, steps: int) -> Future:
         """One model call for up to ``batch_size`` environments, padded with copies of the first."""
         padded = np.concatenate([env_ids, np.full(self.config.batch_size - len(env_ids), env_ids[0])])
         noise = np.stack([self._noise(int(i)) for i in padded])
         task, known, rows = (self._to_device(item) for item in (self._task[padded], self._known[padded], padded))
         context = Context(self._context_frames[rows], self._context_state[rows], task)
-        future = self.model.predict(context, self._actions[rows], known, self._to_device(noise))
+        future = self.model.predict(context, self._actions[rows], known, self._to_device(noise), steps)
         n = len(env_ids)
         return Future(future.pictures[:n], future.state[:n], future.outcome[:n], future.uncertainty[:n])
 

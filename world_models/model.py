@@ -79,7 +79,7 @@ class WorldModel(nn.Module):
         self.spec, self.config = spec, config
         self.canvas = Canvas.of(spec, config.resolution, config.backbone.multiple)
         self.cameras, self.picture = tuple(self.canvas.cameras), self.canvas.shape
-        size, actions = state_entries(spec), spec.action_dim
+        size, actions, frames = state_entries(spec), spec.action_dim, config.frames
         for name, value in (("state_mean", state_mean), ("state_std", state_std)):
             self.register_buffer(name, torch.as_tensor(value, dtype=torch.float32).expand(size).clone())
         low, high = (
@@ -87,7 +87,6 @@ class WorldModel(nn.Module):
         )
         self.register_buffer("action_middle", (high + low) / 2, persistent=False)
         self.register_buffer("action_reach", (high - low) / 2, persistent=False)
-        frames = config.frames
         action_input = frames * (actions + 1)
         self.state_dynamics = StateDynamics(size, action_input, frames, config.modes)
         per_picture = self.stride * (actions + 1) + 2 * size
@@ -104,16 +103,18 @@ class WorldModel(nn.Module):
     # -- predicting -------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def predict(self, context: Context, actions: Tensor, known: Tensor, noise: Tensor) -> Future:
+    def predict(self, context: Context, actions: Tensor, known: Tensor, noise: Tensor, steps: int = 0) -> Future:
         """The future under ``actions`` [B,F,D], physical units, of which the first ``known`` [B] (1 to F) count.
 
-        ``noise`` float32 [B,P,c,y,x] is the only source of randomness.
+        ``noise`` float32 [B,P,c,y,x] is the only source of randomness.  ``steps`` of denoising, 0: as configured; one
+        shows the mean of what may be there, which is enough for pictures that no call and no outcome goes on from.
         """
         with self._autocast():
-            return self._predict(context, self.normalize_actions(actions), known, noise, sample_modes)
+            steps = steps or self.config.denoising_steps
+            return self._predict(context, self.normalize_actions(actions), known, noise, sample_modes, steps)
 
     def _predict(
-        self, context: Context, actions: Tensor, known: Tensor, noise: Tensor, selector: ModeSelector
+        self, context: Context, actions: Tensor, known: Tensor, noise: Tensor, selector: ModeSelector, steps: int
     ) -> Future:
         """``actions`` are normalised; ``selector`` chooses the robot's mode."""
         latents, before = self._context_latents(context.pictures), self.normalize(context.state)
@@ -121,9 +122,9 @@ class WorldModel(nn.Module):
         state = select_modes(modes, selector(modes, log_probs, noise[:, 0].flatten(1)[:, : before.shape[1]]))
         action_input, noisy, level = self._action_input(before, state, actions, known), noise, 1.0
         estimates: list[Tensor] = []
-        for step in range(self.config.denoising_steps):
+        for step in range(steps):
             denoised = self.video(noisy, noisy.new_full(noisy.shape[:2], level), latents, action_input)
-            next_level = 1.0 - (step + 1) / self.config.denoising_steps
+            next_level = 1.0 - (step + 1) / steps
             noisy, level = denoised.clean + next_level / level * (noisy - denoised.clean), next_level
             estimates.append(select_step(denoised.clean, self.slot(known)))
         end = select_step(state, known - 1)
@@ -156,7 +157,8 @@ class WorldModel(nn.Module):
         noise = normal((len(recorded), self.config.pictures, *self.video.latent), generator, recorded)
         known = torch.full((len(recorded),), self.config.frames, device=recorded.device)
         with self._autocast():
-            return self._predict(context, self.normalize_actions(actions), known, noise, nearest)
+            actions, steps = self.normalize_actions(actions), self.config.denoising_steps
+            return self._predict(context, actions, known, noise, nearest, steps)
 
     def _modes(
         self, picture: Tensor, before: Tensor, actions: Tensor, known: Tensor, generator: torch.Generator | None = None
@@ -340,11 +342,9 @@ class WorldModel(nn.Module):
         video = (per_frame * counts).sum() / counts.sum()
         end = select_step(states, target.known - 1)
         logits = self.outcome(denoised.features, end, context.task, target.known - 1)
-        entropy = nn.functional.binary_cross_entropy_with_logits(logits.float(), target.outcome, reduction="none")
-        outcome = entropy.mean()
+        outcome = nn.functional.binary_cross_entropy_with_logits(logits.float(), target.outcome)
         inverse = self._inverse_loss(context, target, actions)
-        loss = video + config.outcome_weight * outcome
-        loss = loss + config.inverse_weight * inverse
+        loss = video + config.outcome_weight * outcome + config.inverse_weight * inverse
         parts = {"video": video, "outcome": outcome, "inverse": inverse}
         if isinstance(self.video, Autoencoded):
             last = select_step(target.pictures, self.slot(target.known))

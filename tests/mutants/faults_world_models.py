@@ -214,6 +214,20 @@ FAULTS = (
         (f"{_ON_MODEL}test_success_is_reported_under_the_instruction_that_was_given",),
     ),
     Fault(
+        "pictures that are only looked at are denoised as often as those that calls go on from",
+        "world_models/env.py",
+        "parts += [self._call(part, 1) for part",
+        "parts += [self._call(part, 0) for part",
+        ("tests/world_models/test_env.py::test_pictures_that_are_only_looked_at_are_denoised_in_one_step",),
+    ),
+    Fault(
+        "an outcome is read from a picture that was denoised in one step",
+        "world_models/env.py",
+        "parts = [self._call(part, 0) for part",
+        "parts = [self._call(part, 1) for part",
+        ("tests/world_models/test_env.py::test_pictures_that_are_only_looked_at_are_denoised_in_one_step",),
+    ),
+    Fault(
         "every instruction is learnt anew, whatever its words",
         "world_models/heads.py",
         'return {"", *words, *(f"{one} {two}" for one, two in pairwise(words))}',

@@ -103,6 +103,24 @@ def test_frames_are_what_single_steps_would_have_shown():
         assert same(env.step(actions[:, i : i + 1]).obs, frame), i
 
 
+def test_pictures_that_are_only_looked_at_are_denoised_in_one_step():
+    """In the middle of a call; where it ends, also because time is up, all steps are taken (0: as configured)."""
+    calls, whole = [], model().config.frames
+    env = imagined_env(4, deadline=2 * whole - 1)
+    predict = env.model.predict
+
+    def counted(*given):
+        calls.append((int(given[2][0]), given[4]))
+        return predict(*given)
+
+    env.model.predict = counted
+    env.reset(np.arange(4), np.arange(4))
+    for action in np.moveaxis(random_actions(env, 2 * whole - 1, np.random.default_rng(3)), 1, 0):
+        env.step(action[:, None])
+    middle = [(known, 1) for known in range(1, whole)]
+    assert calls == [*middle, (whole, 0), *middle[:-1], (whole - 1, 0)]
+
+
 def test_noise_is_new_in_every_call():
     """Two calls from the same moment with the same actions, one deeper in its imagined rollout, show something else."""
     env, env_ids = imagined_env(2), np.arange(2)

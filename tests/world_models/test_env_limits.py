@@ -120,20 +120,20 @@ def test_a_success_that_resampling_reaches_later_does_not_count():
     other = env._resampling_envs[0]
     resampled = other._predict
 
-    def after_six(env_ids: np.ndarray) -> Future:
-        future = resampled(env_ids)
+    def after_six(env_ids: np.ndarray, complete: np.ndarray) -> Future:
+        future = resampled(env_ids, complete)
         done = torch.from_numpy((other._book.time[env_ids] >= 6).astype(np.float32))
         return replace(future, outcome=done[:, None] * torch.tensor([1.0, 0.0, 0.0]))
 
     other._predict = after_six  # type: ignore[method-assign]
     both, chunk = np.arange(2), random_actions(env, 3, np.random.default_rng(0))
     predict = env._predict
-    env._predict = lambda ids: replace(predict(ids), outcome=torch.zeros(len(ids), 3))  # type: ignore[method-assign]
+    env._predict = lambda *ids: replace(predict(*ids), outcome=torch.zeros(len(ids[0]), 3))  # type: ignore[method-assign]
     env.reset(both, both)
     env.step(chunk)
     env.reset(both[:1], both[:1])
     done = torch.tensor([1.0, 0.0, 0.0])
-    env._predict = lambda ids: replace(predict(ids), outcome=done.expand(len(ids), 3))  # type: ignore[method-assign]
+    env._predict = lambda *ids: replace(predict(*ids), outcome=done.expand(len(ids[0]), 3))  # type: ignore[method-assign]
     assert list(env.step(chunk).cause) == ["uncertainty", "success"]
 
 
