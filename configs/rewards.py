@@ -1,6 +1,7 @@
 """Reward models."""
 
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.judging import MakeJudge
 from vla_rl.recipes.train_rewards import TrainProgress, TrainSuccess
 from vla_rl.training.fit import FitConfig
 
@@ -26,3 +27,8 @@ def place_success() -> TrainSuccess:
 def place_progress() -> TrainProgress:
     """Follows how far the named cube is on its way to the named plate, and sees when it is there."""
     return TrainProgress(env=PLACE, training=800, fit=LONGER)
+
+
+def judge() -> MakeJudge:
+    """A vision-language model (``--judge.vlm.model``) that is asked whether place is done; nothing is trained."""
+    return MakeJudge(env=PLACE)

@@ -197,7 +197,7 @@ def test_one_person_demonstrates_to_one_robot_at_a_time() -> None:
     env = HelpedEnv(PointMassEnv(2), expert, progress, PERSON, Escalation(demonstration=30), people=People(1))
     env.reset([0, 1], [1, 2])
     acted = []
-    for round in range(60):
+    for round in range(200):
         step = env.step(still(2))
         acted.append(step.intervened[:, 0])
         done = np.flatnonzero(step.done)
