@@ -194,23 +194,25 @@ def test_demonstrations_and_guidance_share_the_persons_share_of_steps() -> None:
 
 
 def test_one_person_demonstrates_to_one_robot_at_a_time() -> None:
-    env = HelpedEnv(PointMassEnv(2), expert, progress, PERSON, Escalation(demonstration=30), people=People(1))
-    env.reset([0, 1], [1, 2])
+    env = HelpedEnv(PointMassEnv(3), expert, progress, PERSON, Escalation(demonstration=30), people=People(1))
+    env.reset([0, 1, 2], [1, 2, 3])
     acted = []
-    for round in range(200):
-        step = env.step(still(2))
+    for count in range(200):
+        step = env.step(still(3))
         acted.append(step.intervened[:, 0])
         done = np.flatnonzero(step.done)
-        env.reset(done, 10 * round + done)
-    assert not np.all(acted, 1).any() and np.any(acted, 0).all()
+        env.reset(done, 10 * count + done)
+    assert np.sum(acted, 1).max() == 1 and np.any(acted, 0).all()
 
 
-def test_an_episode_that_is_broken_off_is_no_failure() -> None:
+def test_an_episode_that_is_broken_off_ends_help() -> None:
     episodes = Episodes()
-    episodes.env.reset([0], [1])
+    first, _, _ = episodes.play()
+    assert episodes.env.reset([0], [9]).time[0] == 3, "a demonstration begins"
     episodes.env.step(still())
-    _, nobody, start = episodes.play()
-    assert start == 0 and not nobody.any() and episodes.env.desk.given == {NONE: 2, REPLAY: 0, RETURN: 0, GUIDED: 0}
+    other, nobody, start = episodes.play()
+    assert start == 0 and not nobody.any() and not np.array_equal(other, first)
+    assert episodes.env.desk.given == {NONE: 2, REPLAY: 0, RETURN: 0, GUIDED: 0}
 
 
 def test_without_snapshots_nobody_can_put_a_robot_back() -> None:

@@ -34,15 +34,15 @@ _DUE = (
     Fault(
         "a success does not end help",
         _DESK,
-        "        if success:\n",
-        "        if success and not self._situations[robot].reached:\n",
+        "        if success:",
+        "        if success and not self._situations[robot].reached:",
         (f"{_ON}test_a_success_ends_all_help", f"{_ON}test_a_success_in_the_simulator_ends_help"),
     ),
     Fault(
         "a demonstration counts as an attempt",
         _DESK,
-        "            self._shown[robot] = True\n            return\n",
-        "            self._shown[robot] = True\n",
+        "if self._episodes[robot].shown:",
+        "if self._episodes[robot].shown and not success:",
         (f"{_ON}test_a_demonstration_is_no_attempt_whatever_comes_of_it",),
     ),
     Fault(
@@ -119,11 +119,11 @@ _GIVEN = (
         (f"{_ON}test_one_person_demonstrates_to_one_robot_at_a_time",),
     ),
     Fault(
-        "an episode that is broken off is a failure",
+        "an episode that is broken off does not end help",
         _HELPED,
-        "        for row in rows[self._running[rows]]:  # broken off from outside\n            self.desk.forget(row)",
-        "        for row in rows[self._running[rows]]:\n            self.desk.ended(row, False, 0.0)",
-        (f"{_ON}test_an_episode_that_is_broken_off_is_no_failure",),
+        "for row in rows[self._running[rows]]:  # broken off from outside",
+        "for row in rows[:0]:",
+        (f"{_ON}test_an_episode_that_is_broken_off_ends_help",),
     ),
 )
 
