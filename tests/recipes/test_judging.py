@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,20 +11,23 @@ import pytest
 import torch
 
 from tests.commands import save_untrained
+from tests.recipes.imagine.test_general import short
 from tests.recipes.imagine.test_grpo import imagined_lift
 from tests.recipes.test_rewarded import PPO
 from tests.rewards.test_judge import PROMPT, llava
 from vla_rl.cli.main import main
 from vla_rl.contract.batch import OneProcess
+from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.tokens import Vocabulary
+from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.context import RunContext
 from vla_rl.recipes.env_config import EnvConfig, EnvFactory
 from vla_rl.recipes.rewarded import Rewarded
-from vla_rl.recipes.stages import EvaluationConfig, improve
+from vla_rl.recipes.stages import EvaluationConfig, collect, improve
 from vla_rl.recipes.training_setup import build
 from vla_rl.rewards.env import RewardWeights
 from vla_rl.rewards.judge import VLMJudge
@@ -71,3 +75,16 @@ def test_ppo_is_paid_by_it_and_validated_by_the_environments_own_success(kind, r
     lines = folder.metrics("rl")
     assert len(lines) == 3 and max(line.get("policy/grad_norm", 0.0) for line in lines) > 0
     assert lines[0]["eval/score"] in (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+def test_place_is_imagined_and_paid_by_it_through_the_whole_recipe(run, tmp_path):
+    recipe = load_config("rewarded.py:place_imagined")
+    small = short(replace(recipe, rl=recipe.rl.trainer))
+    place_policy().save_pretrained(tmp_path / "start")
+    shown = tmp_path / "shown"  # a world model needs successes
+    save_demonstrations(collect(EnvConfig("place"), 2, seed=1), shown, video="never")
+    paid = replace(recipe.rl, trainer=small.rl, reward=str(run / "checkpoints/judge"))
+    plan = replace(small.plan, demonstrations=str(shown))
+    recipe = replace(small, rl=paid, plan=plan, policy=str(tmp_path / "start"))
+    found = recipe.run(RunFolder(tmp_path / "run", recipe))
+    assert found["imagined_rl"]["episodes"] == 4
