@@ -1,6 +1,10 @@
-"""Lift by what a progress critic sees, not by what a simulator or a world model says; train the critic first:
-``vla-rl train configs/rewards.py:progress`` (``--rl.reward FOLDER`` for another reward model)."""
+"""Lift and place by what a progress critic sees, not by what a simulator or a world model says; train the critic
+first: ``vla-rl train configs/rewards.py:progress`` or ``place_progress`` (``--rl.reward FOLDER`` for another reward
+model, such as a vision-language model, ``configs/rewards.py:judge``)."""
 
+from dataclasses import replace
+
+from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
@@ -40,3 +44,29 @@ def imagined() -> Imagine:
         SAMPLER, WindowConfig(num_envs=128, decisions=5), loop=LoopConfig(iterations=60, validate_every=12)
     )
     return Imagine(Rewarded(trainer, weights=WEIGHTS), PLAN, env=ENV)
+
+
+# As in tabletop.py and imagine.py.
+PLACE = EnvConfig("place", training_options={"deadline": 50})
+PLACE_SAMPLER = FlowSampler(FlowSde(0.5), LastStep(), 4)
+PLACE_CRITIC, PLACE_POLICY = "runs/place_progress/checkpoints/progress", "runs/imitate_place/checkpoints/imitation"
+LONGER = replace(PLAN, imagination=ImaginationConfig(horizon=50, deadline=50))
+
+
+def place() -> Improve:
+    """Place by PPO in the simulator, from the checkpoint ``--policy``."""
+    trainer = RLConfig(
+        PLACE_SAMPLER,
+        WindowConfig(num_envs=256, decisions=10),
+        loop=LoopConfig(iterations=110, validate_every=10),
+        algorithm=PPOConfig(minibatch=1280),
+    )
+    return Improve(Rewarded(trainer, PLACE_CRITIC, WEIGHTS), policy=PLACE_POLICY, env=PLACE)
+
+
+def place_imagined() -> Imagine:
+    """The same in imagination, otherwise as ``imagine.py:place``."""
+    trainer = RLConfig(
+        PLACE_SAMPLER, WindowConfig(num_envs=128, decisions=10), loop=LoopConfig(iterations=60, validate_every=12)
+    )
+    return Imagine(Rewarded(trainer, PLACE_CRITIC, WEIGHTS), LONGER, policy=PLACE_POLICY, env=PLACE)

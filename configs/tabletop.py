@@ -7,6 +7,7 @@ from vla_rl.algorithms.future_states import FutureStatesConfig
 from vla_rl.algorithms.guard import FallbackConfig, ReleaseConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
+from vla_rl.experience.help import Escalation
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.blend import BlendConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
@@ -135,4 +136,10 @@ def _study(demonstrations: int, steps: int) -> ImitationConfig:
 def corrected() -> Improve:
     """Lift by HG-DAgger: a scripted person takes over where the policy, ``--policy``, visibly fails."""
     trainer = Corrected("sims.mujoco.tasks.lift_potential:potential")
+    return Improve(trainer, policy="runs/imitate/checkpoints/imitation", env=EnvConfig("lift"))
+
+
+def helped() -> Improve:
+    """As :func:`corrected`, but the person helps by degrees, and no more than is due (VLAC's graded help)."""
+    trainer = Corrected("sims.mujoco.tasks.lift_potential:potential", help=Escalation())
     return Improve(trainer, policy="runs/imitate/checkpoints/imitation", env=EnvConfig("lift"))

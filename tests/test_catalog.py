@@ -138,8 +138,8 @@ def test_swapped_options_keep_the_scene_and_change_the_instruction(name):
             r"'place' declares no progress",
         ),
         (
-            lambda: catalog.claims("place"),
-            r"'place' declares no claims about its pictures",
+            lambda: catalog.claims("push"),
+            r"'push' declares no claims about its pictures",
         ),
     ],
 )

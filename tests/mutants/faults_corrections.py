@@ -106,15 +106,15 @@ FAULTS = (
     Fault(
         "a person acts as often as they like",
         _PERSON,
-        "return max(0, int(left / cost)) if cost else self.num_envs",
-        "return self.num_envs",
+        "max(0, int(left / cost)) if cost else self.num_envs",
+        "self.num_envs",
         (f"{_ON_PERSON}test_a_person_acts_in_no_larger_share_of_steps_than_allowed",),
     ),
     Fault(
         "one person is with several robots at once",
         _PERSON,
-        "min(self._affordable(), self._people.free)",
-        "self._affordable()",
+        "return min(max(0, int(left / cost)) if cost else self.num_envs, self._people.free)",
+        "return max(0, int(left / cost)) if cost else self.num_envs",
         (f"{_ON_PERSON}test_one_person_is_with_one_robot_at_a_time_and_free_again_afterwards",),
     ),
     Fault(

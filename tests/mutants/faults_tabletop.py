@@ -39,8 +39,8 @@ FAULTS = (
     Fault(
         "the instruction names the plate's colour twice",
         _PLACE,
-        "cube * len(self._names) + plate",
-        "plate * len(self._names) + plate",
+        "colour * len(self._names) + mark",
+        "mark * len(self._names) + mark",
         (f"{_ON}test_an_instruction_names_what_is_to_be_done",),
     ),
     Fault(

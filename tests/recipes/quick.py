@@ -9,6 +9,7 @@ from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.algorithms.self_imitation import SelfImitationConfig
 from vla_rl.algorithms.wsrl import WSRLConfig
 from vla_rl.experience.curriculum import LearningProgress
+from vla_rl.experience.help import Escalation
 from vla_rl.experience.person import PersonConfig
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
@@ -93,6 +94,12 @@ def corrected() -> Improve:
         algorithm=HGDaggerConfig(steps=2, batch=8),
     )
     return replace(recipe, rl=trainer)
+
+
+def helped() -> Improve:
+    """The same with a person who helps by degrees."""
+    recipe = corrected()
+    return replace(recipe, rl=replace(recipe.rl, help=Escalation(demonstration=3)))
 
 
 def self_imitated() -> Improve:

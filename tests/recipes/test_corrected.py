@@ -15,7 +15,9 @@ from vla_rl.cli.main import main
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import save_demonstrations
+from vla_rl.experience.help import Escalation
 from vla_rl.policies.pretrained import load_policy
+from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.context import RunContext
 from vla_rl.recipes.corrected import Corrected
 from vla_rl.recipes.env_config import EnvConfig
@@ -34,6 +36,15 @@ def test_a_person_corrects_and_the_weights_follow(untrained, quick, tmp_path) ->
     assert "policy/demonstration_loss" not in learnt[-1], "none were given"
     before, after = (load_policy(path).trainable() for path in (policy, tmp_path / "run/checkpoints/best"))
     assert before.keys() == after.keys()
+
+
+def test_a_person_who_helps_by_degrees_is_learnt_from_and_asked_for(untrained, quick, tmp_path) -> None:
+    main(["train", quick.replace(":improve", ":helped"), "--policy", str(untrained()), "--out", str(tmp_path / "run")])
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    learnt = [row for row in rows if row["stage"] == "rl" and row["step"]]
+    assert learnt[-1]["replay/corrections"] > 0 and "policy/correction_loss" in learnt[-1]
+    assert trainer().help is None, "nobody gets it who has not asked for it"
+    assert load_config("configs/tabletop.py:helped").rl.help == Escalation()
 
 
 def trainer() -> Corrected:

@@ -98,9 +98,17 @@ def test_a_folder_without_a_reward_model_is_named(policy, tmp_path):
         build(Rewarded(PPO, str(tmp_path / "nowhere")), RunContext(EnvConfig("lift"), policy, 1, OneProcess()))
 
 
-@pytest.mark.parametrize("name", ["lift", "imagined"])
+LIKE = {
+    "lift": "configs/demo.py:last_step",
+    "imagined": "configs/imagine.py:lift",
+    "place": "configs/tabletop.py:place",
+    "place_imagined": "configs/imagine.py:place",
+}
+
+
+@pytest.mark.parametrize("name", LIKE)
 def test_its_configs_survive_json_and_can_be_overridden(name):
     recipe = load_config(f"configs/rewarded.py:{name}")
     assert from_json(to_json(recipe)) == recipe and isinstance(recipe.rl, Rewarded)
-    plain = load_config({"lift": "configs/demo.py:last_step", "imagined": "configs/imagine.py:lift"}[name])
+    plain = load_config(LIKE[name])
     assert recipe.rl.trainer == plain.rl and replace(recipe, rl=plain.rl) == plain

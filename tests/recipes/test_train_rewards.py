@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from sims.mujoco.tasks.lift import claims
+from sims.mujoco.tasks.place import claims as claims_about_place
 from vla_rl.cli.main import main
 from vla_rl.contract.env import Observation
 from vla_rl.contract.intervals import wilson
@@ -42,6 +43,45 @@ def test_claims_about_lift_by_hand():
     assert named.tolist() == task.tolist() and lifted.tolist() == [False, True, False, True, True] and known.all()
     assert other.tolist() == [2, 2, 2, 2, 1] and not other_lifted.any()
     assert other_known.tolist() == [True, True, False, False, False]
+
+
+def place(spots: list[tuple[float, float]], height: float = 0.018, opening: float = 0.06) -> Observation:
+    """A row for each pair: cubes, the named one first, at ``spots``; the named plate at 0, the other one at 0.1."""
+    cubes = np.zeros((3, 2, 3), np.float32)
+    cubes[:, :, 0], cubes[:, :, 2] = spots, height
+    plates = np.zeros((2, 3, 3), np.float32)
+    plates[1, :, 0] = 0.1
+    extras = {"target": cubes[:, 0], "other_cube": cubes[:, 1], "goal": plates[0], "other_goal": plates[1]}
+    extras["other_tasks"] = np.array([[0, 1, 2], [1, 1, 2], [1, 2, 2]])  # their sums choose the pairs in turn
+    state = np.full((3, 8), opening, np.float32)
+    task = np.full(3, 9)
+    return Observation({}, state, task, task, {f"privileged/{name}": value for name, value in extras.items()})
+
+
+def test_claims_about_place_by_hand():
+    """The other claim is about the other cube, the other plate, or both: the same throughout an episode."""
+    for named, other, done in (
+        (0.024, 0.2, [True, False, False, False]),  # named cube on named plate; then of each of ``OTHERS``
+        (0.2, 0.024, [False, True, False, False]),
+        (0.1, 0.2, [False, False, True, False]),
+        (0.2, 0.1, [False, False, False, True]),
+        (0.026, 0.074, [False] * 4),
+    ):
+        obs = place([(named, other)] * 3)
+        (task, label, known), (others, other_label, other_known) = claims_about_place(obs)
+        assert (task == 9).all() and others.tolist() == [0, 1, 2] and known.all() and other_known.all()
+        assert (label == done[0]).all() and other_label.tolist() == done[1:]
+    for held in (place([(0.0, 0.1)] * 3, height=0.03), place([(0.0, 0.1)] * 3, opening=0.04)):
+        assert not any(label.any() for _, label, _ in claims_about_place(held)), "in the air, or not let go"
+
+
+def test_frames_of_the_expert_in_place_show_what_the_environment_calls_success():
+    """Episodes end with five frames of success; the other instruction names a cube and a plate of the scene."""
+    env = EnvConfig("place", options={"image_size": 24})
+    tracks = frames_of([11, 12, 13, 14], random_action_prob=0.0, env=env, num_envs=4).tracks()
+    assert len(tracks) == 8 and len({str(track.text[0]) for track in tracks}) > 4
+    shown = [track for track in tracks if track.label.any()]
+    assert len(shown) >= 3 and all(track.label[-5:].all() and track.label.sum() == 5 for track in shown)
 
 
 def frames_of(

@@ -54,6 +54,8 @@ class InterventionRule:
         self._seen = np.zeros(num_envs, int)  # steps for which failure has been visible
         self._held = np.zeros(num_envs, int)  # steps of the intervention, 0 without one
         self._recovered = np.zeros(num_envs, bool)  # a new best since the person took over
+        self._least = np.full(num_envs, config.hold)  # steps of the intervention, at least
+        self._shows = np.zeros(num_envs, bool)  # the person demonstrates
         self._steps, self._intervened = 0, 0
 
     @property
@@ -67,15 +69,32 @@ class InterventionRule:
         """The share of control steps in which the person acted, of all so far."""
         return self._intervened / max(1, self._steps)
 
+    @property
+    def advancing(self) -> np.ndarray:
+        """bool [E]: whether the last control step, or the reset, led to a new best."""
+        found: np.ndarray = self._stalled == 0
+        return found
+
     def begin(self, rows: np.ndarray, progress: np.ndarray) -> None:
         """New episodes of the robots ``rows``, which begin at ``progress`` [E]."""
         self._people.free += int((self._held[rows] > 0).sum())
         self._best[rows] = progress[rows]
-        for counter in (self._stalled, self._seen, self._held, self._recovered):
+        for counter in (self._stalled, self._seen, self._held, self._recovered, self._shows):
             counter[rows] = 0
 
-    def watch(self, progress: np.ndarray, running: np.ndarray) -> None:
-        """Look at what a control step of the ``running`` robots [E] has led to; take over after a visible failure."""
+    def show(self, rows: np.ndarray, steps: int) -> None:
+        """The person demonstrates ``rows`` [R] from now on, for ``steps`` control steps or to the episode's end.
+
+        No more rows than :meth:`affordable` says.
+        """
+        self._people.free -= len(rows)
+        self._held[rows], self._least[rows], self._shows[rows] = 1, steps, True
+
+    def watch(self, progress: np.ndarray, running: np.ndarray, allowed: np.ndarray | None = None) -> None:
+        """Look at what a control step of the ``running`` robots [E] has led to; take over after a visible failure.
+
+        With ``allowed`` bool [E] only of these robots.
+        """
         config = self.config
         self._steps += int(running.sum())
         self._intervened += int((running & (self._held > 0)).sum())
@@ -85,9 +104,10 @@ class InterventionRule:
         failing = (self._stalled >= config.patience) | (progress < self._best - config.slip)
         self._seen = np.where(failing & running, self._seen + 1, 0)
         self._recovered |= better
-        begins = (self._held == 0) & running & (self._seen > config.delay)
-        begins[np.flatnonzero(begins)[min(self._affordable(), self._people.free) :]] = False
+        begins = (self._held == 0) & running & (self._seen > config.delay) & (allowed is None or allowed)
+        begins[np.flatnonzero(begins)[self.affordable(config.hold) :]] = False
         self._people.free -= int(begins.sum())
+        self._least[begins] = config.hold
         self._held = np.where(begins, 1, np.where(self._held > 0, self._held + 1, 0))
         self._recovered &= ~begins
         # What was best before a fall is not asked for again.
@@ -95,15 +115,15 @@ class InterventionRule:
 
     def hand_back(self) -> None:
         """Leave the robots that are well again to their policy."""
-        done = (self._held > self.config.hold) & self._recovered
+        done = (self._held > self._least) & (self._recovered | self._shows)
         self._people.free += int(done.sum())
-        for counter in (self._held, self._seen, self._stalled):
+        for counter in (self._held, self._seen, self._stalled, self._shows):
             counter[done] = 0
 
-    def _affordable(self) -> int:
-        """How many interventions of ``hold`` steps may begin now, so that the share is kept when they end."""
-        share, open_steps = self.config.max_share, self.config.hold - self._held[self._held > 0]
-        pending = np.maximum(open_steps, 0).sum()
-        cost = (1.0 - share) * self.config.hold
+    def affordable(self, steps: int) -> int:
+        """How many interventions of ``steps`` may begin now, so that the share is kept when all end."""
+        share, acting = self.config.max_share, self._held > 0
+        pending = np.maximum(self._least - self._held, 0)[acting].sum()
+        cost = (1.0 - share) * steps
         left = share * (self._steps + pending) - self._intervened - pending
-        return max(0, int(left / cost)) if cost else self.num_envs
+        return min(max(0, int(left / cost)) if cost else self.num_envs, self._people.free)

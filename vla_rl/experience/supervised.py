@@ -43,6 +43,7 @@ class SupervisedEnv:
         self._low, self._high = low, high
         self._generators = [np.random.default_rng(0) for _ in range(env.num_envs)]
         self._rule = InterventionRule(config, env.num_envs, people)
+        self._allowed: np.ndarray | None = None  # bool [E]: where the person may take over, None: everywhere
         self._obs: Observation | None = None
 
     @property
@@ -67,7 +68,7 @@ class SupervisedEnv:
             persons.append(self._rule.acting)
             steps.append(self.env.step(self._action(wanted[:, h], persons[-1])[:, None], observe))
             self._obs = steps[-1].obs
-            self._rule.watch(self._seen(steps[-1].obs), on_host(steps[-1].valid)[:, 0])
+            self._rule.watch(self._seen(steps[-1].obs), on_host(steps[-1].valid)[:, 0], self._allowed)
         return joined(steps, np.stack(persons, 1))
 
     def close(self) -> None:

@@ -11,6 +11,8 @@ from vla_rl.algorithms.hg_dagger import HGDagger, HGDaggerConfig
 from vla_rl.contract.env import Observation, VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
+from vla_rl.experience.help import Escalation
+from vla_rl.experience.helped import HelpedEnv
 from vla_rl.experience.person import PersonConfig
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.experience.supervised import SupervisedEnv
@@ -31,6 +33,7 @@ class Corrected(ImitatingTrainer):
 
     progress  "module:function" of an observation: how far the task has come, [E] from 0 to 1, as a person would see it
     sampler   of the policy while it collects; deployed it follows the ODE, and a little noise hardly differs
+    help      by degrees instead of a take-over at every visible failure; None: take over
     """
 
     progress: str
@@ -39,6 +42,7 @@ class Corrected(ImitatingTrainer):
     sampler: FlowSampler = FlowSampler(FlowSde(0.1), LastStep(), 4)
     loop: LoopConfig = field(default_factory=lambda: LoopConfig(iterations=30, validate_every=10))
     algorithm: HGDaggerConfig = field(default_factory=HGDaggerConfig)
+    help: Escalation | None = None
 
     def build_env(self, context: RunContext) -> VecEnv:
         """Raises UserError for an environment without a scripted expert, and for several processes."""
@@ -50,7 +54,10 @@ class Corrected(ImitatingTrainer):
             )
         progress: Callable[[Observation], np.ndarray] = load(self.progress)
         env = context.env.make_training(self.experience.num_envs)
-        return SupervisedEnv(env, context.env.make_expert().act, progress, self.person)
+        expert = context.env.make_expert().act
+        if self.help is not None:
+            return HelpedEnv(env, expert, progress, self.person, self.help)
+        return SupervisedEnv(env, expert, progress, self.person)
 
     def build_learner(self, context: RunContext, env: VecEnv, policy: Trainable) -> LoopLearner:
         """Demonstrations, if there are any (``--demonstrations``), are imitated beside the corrections."""

@@ -31,8 +31,8 @@ from sims.mujoco.tabletop import (
     count_steps,
 )
 from sims.mujoco.task import Episode, TaskResult, TaskState
-from vla_rl.contract.env import Array
-from vla_rl.contract.spec import EnvSpec
+from vla_rl.contract.env import Array, Observation
+from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.contract.task import declare_task
 
 NEAR = 0.025  # metres between the centres of cube and plate
@@ -40,12 +40,14 @@ RESTING = CUBE_EDGE / 2 + 0.004  # metres; a cube whose centre is lower stands o
 RELEASED = 0.05  # metres between the fingers: more than a cube's edge
 PLATES = 2
 ON_TABLE = 2  # cubes of an episode; any others of the model are away
+OTHERS = ((1, 0), (0, 1), (1, 1))  # pairs that the instruction does not name: whether another cube, another plate
 
 
 class PlaceTask(Tabletop):
     """The rules of place; see the module's docstring and ``sims.mujoco.task.Task``.
 
     With ``instruct="distractor"`` the same seed gives the same scene, but the instruction names the other cube.
+    ``privileged/other_tasks`` are the instructions for the other pairs of cube and plate in the scene, see ``OTHERS``.
     """
 
     name = "place"
@@ -74,6 +76,9 @@ class PlaceTask(Tabletop):
             "privileged/cubes": replace(self.place, shape=(cubes * 3,), names=()),
             "privileged/target": self.place,
             "privileged/goal": self.place,
+            "privileged/other_cube": self.place,
+            "privileged/other_goal": self.place,
+            "privileged/other_tasks": ArraySpec((3,), "int64", 0, len(self.texts) - 1, unit="index of an instruction"),
         }
 
     def sample_episode(self, rng: np.random.Generator) -> Episode:
@@ -109,21 +114,29 @@ class PlaceTask(Tabletop):
         return TaskResult(xp.astype(success, xp.float32), success, failure, after)
 
     def observe_extras(self, qpos: Array, task_state: TaskState) -> dict[str, Array]:
-        """Positions of the cubes, the named cube and the named plate, metres."""
-        xp, cubes = array_namespace(qpos), self.cubes(qpos)
-        goal = pick(self.mark_positions(task_state), task_state["plate"])
+        """Positions of the cubes, the named cube and both plates, metres; and what the instruction does not name."""
+        xp, cubes, plates = array_namespace(qpos), self.cubes(qpos), self.mark_positions(task_state)
+        named, plate = task_state["named"], task_state["plate"]
+        others = [self._text(task_state, abs(named - cube), abs(plate - mark)) for cube, mark in OTHERS]
         return {
             "privileged/cubes": xp.reshape(cubes, (qpos.shape[0], 3 * self._cubes)),
-            "privileged/target": pick(cubes, task_state["named"]),
-            "privileged/goal": xp.astype(goal, xp.float32),
+            "privileged/target": pick(cubes, named),
+            "privileged/goal": xp.astype(pick(plates, plate), xp.float32),
+            "privileged/other_cube": pick(cubes, 1 - named),
+            "privileged/other_goal": xp.astype(pick(plates, 1 - plate), xp.float32),
+            "privileged/other_tasks": xp.stack(others, axis=1),
         }
 
     def instruction(self, task_state: TaskState) -> Array:
         """int64 [R]: index of the text that names this cube and this plate; 0 before the first reset."""
+        return self._text(task_state, task_state["named"], task_state["plate"])
+
+    def _text(self, task_state: TaskState, cube: Array, plate: Array) -> Array:
+        """int64 [R]: index of the text that names the cubes and plates of these numbers [R]."""
         xp = array_namespace(task_state["colour"])
-        cube = xp.astype(pick(task_state["colour"], task_state["named"]), xp.int64)
-        plate = xp.astype(pick(task_state["mark_colour"], task_state["plate"]), xp.int64)
-        return xp.clip(cube * len(self._names) + plate, min=0)
+        colour = xp.astype(pick(task_state["colour"], cube), xp.int64)
+        mark = xp.astype(pick(task_state["mark_colour"], plate), xp.int64)
+        return xp.clip(colour * len(self._names) + mark, min=0)
 
 
 _OPTIONS = ("cubes", "colours", "instruct", "deadline")
@@ -134,11 +147,36 @@ def spec(**options: Any) -> EnvSpec:
     return make_spec(PlaceTask, _OPTIONS, options)
 
 
+def claims(obs: Observation) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Two claims: the named cube rests on the named plate; and one of the three other pairs of the scene does.
+
+    Which pair depends on the instructions only, so it stays the same in an episode.  A model that gets the same picture
+    with both instructions must read which cube and which plate is meant.
+    """
+    extras, rows = obs.extras, np.arange(len(obs.task))
+    pair = extras["privileged/other_tasks"].sum(1) % len(OTHERS)
+    cubes = np.stack([extras["privileged/target"], extras["privileged/other_cube"]])
+    plates = np.stack([extras["privileged/goal"], extras["privileged/other_goal"]])
+    other_cube, other_plate = np.array(OTHERS)[pair].T
+
+    def done(cube: np.ndarray, plate: np.ndarray) -> np.ndarray:
+        near = np.linalg.norm(cube[:, :2] - plate[:, :2], axis=1) <= NEAR
+        return near & (cube[:, 2] <= RESTING) & (obs.state[:, 3] >= RELEASED)
+
+    known = np.ones(len(rows), bool)
+    other = done(cubes[other_cube, rows], plates[other_plate, rows])
+    return [
+        (obs.task, done(cubes[0], plates[0]), known),
+        (extras["privileged/other_tasks"][rows, pair], other, known),
+    ]
+
+
 @declare_task(
     expert="sims.mujoco.tasks.place_expert:PlaceExpert",
     scenes="sims.mujoco.tasks.scenes:place",
     swapped_options={"instruct": "distractor"},
     spec=spec,
+    claims=claims,
     parameters=parameters,
 )
 def make(num_envs: int, **options: Any) -> MujocoEnv:

@@ -1,0 +1,224 @@
+"""Graded human help: which degree is due after which failures, what ends it, and what it may cost."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from sims.toy.point_mass import PointMassEnv
+from tests.experience.test_person import expert, progress, still
+from vla_rl.contract.errors import UserError
+from vla_rl.experience.help import Escalation, Help, Situation
+from vla_rl.experience.help_desk import Episode, HelpDesk
+from vla_rl.experience.helped import HelpedEnv
+from vla_rl.experience.person import People, PersonConfig
+
+NONE, REPLAY, RETURN, GUIDED = Help
+FRESH, SHOWN, AGAIN = Episode(), Episode(REPLAY, shown=True), Episode(REPLAY)
+PERSON = PersonConfig(patience=2, delay=0, hold=3, noise=0.0, max_share=1.0)
+
+
+# -- which degree is due ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("attempts", "expected"),
+    [
+        (1, [NONE, REPLAY, RETURN, GUIDED, NONE]),
+        (2, [NONE, REPLAY, REPLAY, RETURN, RETURN, GUIDED, GUIDED, NONE]),
+    ],
+)
+def test_help_grows_with_failures_and_is_given_up_after_the_last_degree(attempts: int, expected: list[Help]) -> None:
+    rule = Escalation(attempts=attempts)
+    assert [rule.due(Situation((0.3,) * failures)) for failures in range(len(expected))] == expected
+
+
+def test_who_comes_further_is_not_helped_more() -> None:
+    rule = Escalation(gain=0.1)
+    assert rule.due(Situation((0.3, 0.5))) == REPLAY and rule.due(Situation((0.3, 0.39))) == RETURN
+    assert rule.due(Situation((0.3, 0.5, 0.5))) == RETURN, "not further than before"
+    assert rule.due(Situation((0.5, 0.3, 0.45))) == GUIDED, "further than the last, but not than the best"
+
+
+# -- a desk, by hand --------------------------------------------------------------------------------------------------
+
+
+def played(desk: HelpDesk, outcomes: list[bool], robot: int = 0, affordable: int = 9) -> list[Episode]:
+    """The episodes of ``robot``, whose attempts end with ``outcomes``; the last one has not ended."""
+    found = []
+    for success in (*outcomes, None):
+        found += desk.next([robot], affordable)
+        if success is not None:
+            desk.ended(robot, success, 0.3)
+    return found
+
+
+def test_a_robot_that_keeps_failing_gets_every_degree_and_then_another_scene() -> None:
+    desk = HelpDesk(Escalation(), 1)
+    failed = [False, True, False, False, False]  # the second is the person's demonstration, which succeeds
+    assert played(desk, failed) == [FRESH, SHOWN, AGAIN, Episode(RETURN), Episode(GUIDED), FRESH]
+    assert desk.situation(0) == Situation() and desk.demonstrations == 1 and desk.returns == 3
+    assert desk.given == {NONE: 2, REPLAY: 1, RETURN: 1, GUIDED: 1}
+
+
+@pytest.mark.parametrize("fails", [2, 3, 4])
+def test_a_success_ends_all_help(fails: int) -> None:
+    """Of the policy itself, at whatever degree; a person's demonstration is none."""
+    desk = HelpDesk(Escalation(), 1)
+    outcomes = [*[False, True, False, False, False][:fails], True, False]
+    episodes = played(desk, outcomes)
+    assert episodes[fails] != FRESH and episodes[fails + 1 :] == [FRESH, SHOWN]
+    assert desk.situation(0) == Situation((0.3,))
+
+
+def test_a_demonstration_is_no_attempt_whatever_comes_of_it() -> None:
+    for outcome in (True, False):
+        assert played(HelpDesk(Escalation(), 1), [False, outcome]) == [FRESH, SHOWN, AGAIN]
+
+
+def test_robots_do_not_touch_each_other() -> None:
+    desk, random = HelpDesk(Escalation(), 3), np.random.default_rng(0)
+    alone = [HelpDesk(Escalation(), 1) for _ in range(3)]
+    for _ in range(200):
+        robot, success = int(random.integers(3)), bool(random.random() < 0.4)
+        assert desk.next([robot], 9) == alone[robot].next([0], 9)
+        desk.ended(robot, success, 0.2)
+        alone[robot].ended(0, success, 0.2)
+        assert desk.situation(robot) == alone[robot].situation(0)
+    assert len({desk.situation(robot) for robot in range(3)}) > 1
+
+
+def test_what_is_forgotten_needs_no_help() -> None:
+    desk = HelpDesk(Escalation(), 1)
+    played(desk, [False, True, False])
+    desk.forget(0)
+    assert desk.next([0], 9) == [FRESH]
+
+
+def test_the_budget_is_never_exceeded_and_less_help_is_given_instead() -> None:
+    for demonstrations, returns, affordable in itertools.product((0, 2, 9), (0, 3, 9), (0, 1)):
+        desk = HelpDesk(Escalation(demonstrations=demonstrations, returns=returns), 4)
+        for _ in range(40):
+            episodes = desk.next(range(4), affordable)
+            assert sum(episode.shown for episode in episodes) <= affordable
+            for robot in range(4):
+                desk.ended(robot, False, 0.3)
+        assert desk.demonstrations <= demonstrations and desk.returns <= returns
+        assert desk.returns == returns and (desk.demonstrations > 0) == bool(demonstrations and returns and affordable)
+    without = HelpDesk(Escalation(demonstrations=0), 1)
+    assert played(without, [False, False]) == [FRESH, AGAIN, Episode(RETURN)], "the policy tries again all the same"
+    short = HelpDesk(Escalation(returns=1), 1)
+    assert played(short, [False, True, False]) == [FRESH, SHOWN, AGAIN, FRESH], "nobody puts the robot back again"
+
+
+def test_another_protocol_may_say_what_is_due() -> None:
+    class Guides:
+        def due(self, situation: Situation) -> Help:
+            return GUIDED if situation.reached else NONE
+
+    desk = HelpDesk(Escalation(), 1, Guides())
+    assert played(desk, [False, False, True]) == [FRESH, Episode(GUIDED), Episode(GUIDED), FRESH]
+
+
+def test_numbers_without_a_meaning_are_refused() -> None:
+    for name, value in (("attempts", 0), ("gain", -0.1), ("demonstration", 0), ("demonstrations", -1), ("returns", -1)):
+        with pytest.raises(UserError, match=name):
+            Escalation(**{name: value})  # type: ignore[arg-type]
+
+
+# -- in a simulator ---------------------------------------------------------------------------------------------------
+
+
+class Episodes:
+    """Plays one episode after the other; ``away`` first goes right for so many steps, then stands still."""
+
+    def __init__(self, num_envs: int = 1, help: Escalation | None = None, person: PersonConfig = PERSON) -> None:
+        self.env = HelpedEnv(PointMassEnv(num_envs), expert, progress, person, help or Escalation(demonstration=4))
+        self.seed = 0
+
+    def play(self, solves: bool = False) -> tuple[np.ndarray, np.ndarray, int]:
+        """State and time [2],[] where the first episode begins, and where a person acted in it [T]."""
+        self.seed += 1
+        obs = self.env.reset([0], [self.seed])
+        begin, time, acted, done = obs.state[0].copy(), int(obs.time[0]), [], False
+        while not done:
+            action = expert(obs) if solves or obs.time[0] < 3 else still()
+            step = self.env.step(action.astype(np.float32))
+            acted.append(bool(step.intervened[0, 0]))
+            obs, done = step.obs, bool(step.done[0])
+        return begin, np.array(acted), time
+
+
+def test_the_simulator_puts_the_robot_back_into_the_state_where_it_got_stuck() -> None:
+    episodes = Episodes()
+    first, nobody, start = episodes.play()
+    assert start == 0 and not nobody.any(), "a new scene is the policy's alone"
+    hard, shown, time = episodes.play()
+    assert time == 3, "the last moment of progress: three steps towards the goal, then nothing"
+    assert shown[:4].all() and not shown[4:].any(), "four steps of a demonstration, then the policy"
+    again, alone, start = episodes.play()
+    assert start == 0 and not alone.any() and np.array_equal(again, first), "the same scene from its beginning"
+    back, alone, time = episodes.play()
+    assert time == 3 and not alone.any() and np.array_equal(back, hard)
+    back, guided, time = episodes.play()
+    assert time == 3 and np.array_equal(back, hard) and not guided[:2].any() and guided[3:].any()
+    other, nobody, start = episodes.play()
+    assert start == 0 and not nobody.any() and not np.array_equal(other, first), "another scene"
+
+
+def test_a_success_in_the_simulator_ends_help() -> None:
+    episodes = Episodes()
+    first, _, _ = episodes.play()
+    episodes.play()
+    again, _, _ = episodes.play(solves=True)
+    other, _, start = episodes.play()
+    assert np.array_equal(first, again) and start == 0 and not np.array_equal(other, first)
+
+
+def test_demonstrations_and_guidance_share_the_persons_share_of_steps() -> None:
+    shares = []
+    for share in (0.0, 0.2):
+        person = PersonConfig(patience=2, delay=0, hold=4, noise=0.0, max_share=share)
+        env = HelpedEnv(PointMassEnv(8), expert, progress, person, Escalation(demonstration=4))
+        env.reset(np.arange(8), np.arange(8))
+        seeds = itertools.count(100)
+        for _ in range(200):
+            done = np.flatnonzero(env.step(still(8)).done)
+            env.reset(done, np.array([next(seeds) for _ in done], np.int64))
+            shares.append(env.share)
+            assert env.share <= share
+        assert env.desk.given[GUIDED] and (env.desk.demonstrations > 3) == (share > 0)
+    assert max(shares) > 0.1
+
+
+def test_one_person_demonstrates_to_one_robot_at_a_time() -> None:
+    env = HelpedEnv(PointMassEnv(3), expert, progress, PERSON, Escalation(demonstration=30), people=People(1))
+    env.reset([0, 1, 2], [1, 2, 3])
+    acted = []
+    for count in range(200):
+        step = env.step(still(3))
+        acted.append(step.intervened[:, 0])
+        done = np.flatnonzero(step.done)
+        env.reset(done, 10 * count + done)
+    assert np.sum(acted, 1).max() == 1 and np.any(acted, 0).all()
+
+
+def test_an_episode_that_is_broken_off_ends_help() -> None:
+    episodes = Episodes()
+    first, _, _ = episodes.play()
+    assert episodes.env.reset([0], [9]).time[0] == 3, "a demonstration begins"
+    episodes.env.step(still())
+    other, nobody, start = episodes.play()
+    assert start == 0 and not nobody.any() and not np.array_equal(other, first)
+    assert episodes.env.desk.given == {NONE: 2, REPLAY: 0, RETURN: 0, GUIDED: 0}
+
+
+def test_without_snapshots_nobody_can_put_a_robot_back() -> None:
+    class Bare:
+        def __init__(self) -> None:
+            self.spec, self.num_envs = PointMassEnv(1).spec, 1
+
+    with pytest.raises(UserError, match="no snapshots"):
+        HelpedEnv(Bare(), expert, progress, PERSON, Escalation())  # type: ignore[arg-type]

@@ -1,0 +1,116 @@
+"""An environment whose robots get graded human help: the scripted person gives no more of it than is due."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vla_rl.contract.env import WORKER, Observation, Observe, Snapshot, Snapshots, Step, VecEnv, on_host
+from vla_rl.contract.errors import UserError
+from vla_rl.experience.help import Escalation, Help, HelpProtocol
+from vla_rl.experience.help_desk import Episode, HelpDesk
+from vla_rl.experience.person import People, PersonConfig
+from vla_rl.experience.supervised import SupervisedEnv
+
+
+class HelpedEnv(SupervisedEnv):
+    """``env`` with a person who helps by degrees (see ``help.py``) instead of taking over at every visible failure.
+
+    A new scene is the policy's alone.  The hard state of one that it fails in is the last moment before a decision at
+    which the robot was still making progress, clock included; the person puts it back by the simulator's snapshots.
+    While help is due, ``reset`` begins the next episode there, or in the same scene, whatever seed it is given, so the
+    seeds of a rollout do not say which scenes were played.
+
+    A demonstration is the scripted expert's, with the person's noise.  ``PersonConfig.max_share`` counts
+    demonstrations and guidance together, the budget of ``help`` what is given.
+    """
+
+    env: Any  # with snapshots
+
+    def __init__(
+        self,
+        env: VecEnv,
+        expert: Callable[[Observation], np.ndarray],
+        progress: Callable[[Observation], np.ndarray],
+        config: PersonConfig,
+        help: Escalation,
+        protocol: HelpProtocol | None = None,
+        people: People | None = None,
+    ) -> None:
+        """``protocol`` says which help is due, None: ``help`` itself.
+
+        Raises UserError for an environment on a device or without snapshots."""
+        super().__init__(env, expert, progress, config, people)
+        if not isinstance(env, Snapshots):
+            raise UserError(
+                f"{env.spec.name!r} has no snapshots, so nobody can put its robots back into a hard state; choose an "
+                "environment with snapshots, or a person who only takes over."
+            )
+        self.help, self.desk = help, HelpDesk(help, env.num_envs, protocol)
+        self._scene = np.zeros(env.num_envs, np.int64)  # the seed of the scene that is played
+        self._furthest = np.zeros(env.num_envs)  # progress in the present episode
+        self._hard: Snapshot = {}  # [E,...]: where each robot was last making progress, in its scene's first attempt
+        self._running = np.zeros(env.num_envs, bool)
+        self._guided = np.zeros(env.num_envs, bool)
+        self._allowed = self._guided
+
+    def reset(self, env_ids: Any, seeds: Any) -> Observation:
+        """Begin the episodes that are due; those with no help due have the given ``seeds``.  See ``VecEnv``."""
+        rows, fresh = on_host(env_ids).astype(np.intp), on_host(seeds).astype(np.int64)
+        for row in rows[self._running[rows]]:  # broken off from outside
+            self.desk.forget(row)
+        episodes = self.desk.next(rows.tolist(), self._affordable(rows))
+        same, back, shown = (_flags(episodes, name) for name in ("same_scene", "from_hard_state", "shown"))
+        self._scene[rows] = np.where(same, self._scene[rows], fresh)
+        obs = super().reset(rows, self._scene[rows])
+        if back.any():
+            hard = {name: item[rows[back]] for name, item in self._hard.items()}
+            self._obs = obs = self.env.restore(rows[back], hard)
+            self._rule.begin(rows[back], self._seen(obs))
+        self._rule.show(rows[shown], self.help.demonstration)
+        self._guided[rows] = [episode.help == Help.HUMAN_GUIDED_EXPLORE for episode in episodes]
+        self._furthest[rows], self._running[rows] = self._seen(obs)[rows], True
+        return obs
+
+    def step(self, chunk: Any, observe: Observe = "last") -> Step:
+        """Execute ``chunk`` [E,H,D], or what the person does instead; see ``VecEnv``."""
+        self._remember()
+        step = super().step(chunk, observe)
+        self._furthest = np.where(self._running, np.maximum(self._furthest, self._seen(step.obs)), self._furthest)
+        success = on_host(step.success)
+        for row in np.flatnonzero(self._running & on_host(step.done)).tolist():
+            if step.cause[row] == WORKER:  # nothing that the policy did
+                self.desk.forget(row)
+            else:
+                self.desk.ended(row, bool(success[row]), float(self._furthest[row]))
+            self._running[row] = False
+        return step
+
+    def _affordable(self, rows: np.ndarray) -> int:
+        """How many demonstrations may begin now that the episodes of ``rows`` have ended."""
+        assert self._obs is not None or not self._running.any()
+        if self._obs is None:
+            return 0
+        self._rule.begin(rows, self._seen(self._obs))  # whoever had control there is free
+        return self._rule.affordable(self.help.demonstration)
+
+    def _remember(self) -> None:
+        """Keep the state of robots that are still making progress in a scene's first attempt."""
+        fresh = np.array([self.desk.episode(row) == Episode() for row in range(self.num_envs)])
+        rows = np.flatnonzero(self._running & fresh & self._rule.advancing)
+        if not self._hard:
+            rows = np.arange(self.num_envs)
+            self._hard = self.env.snapshot(rows)
+        elif rows.size:
+            _write(self._hard, rows, self.env.snapshot(rows))
+
+
+def _flags(episodes: Sequence[Episode], name: str) -> np.ndarray:
+    return np.array([getattr(episode, name) for episode in episodes], bool)
+
+
+def _write(arrays: Mapping[str, np.ndarray], rows: np.ndarray, snapshot: Snapshot) -> None:
+    for name, array in arrays.items():
+        array[rows] = snapshot[name]
