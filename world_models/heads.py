@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -64,58 +62,26 @@ def attended(cells: Tensor, queries: Tensor, sides: tuple[int, int]) -> Tensor:
     return torch.cat([(weight @ cells).flatten(1), (weight @ coordinates).flatten(1), cells.mean(1)], -1)
 
 
-class InstructionParts(nn.Module):
-    """Instructions as the words and the pairs of neighbouring words that they are made of, rows [tasks,V] of length 1.
-
-    What is linear in them shares its weights among instructions with the same parts: "put the red cube on the blue
-    plate" is understood if another one had "red cube" and another one "blue plate", even if nobody ever followed it.
-    All instructions share one part, so that an empty one has something.
-    """
-
-    parts: Tensor
-
-    def __init__(self, texts: Sequence[str]) -> None:
-        super().__init__()
-        made = [_parts_of(text) for text in texts]
-        self.names = tuple(sorted(set().union(*made)))
-        rows = torch.tensor([[float(name in parts) for name in self.names] for parts in made])
-        self.register_buffer("parts", functional.normalize(rows, dim=1), persistent=False)  # of the spec, as it is
-
-    def forward(self, task: Tensor) -> Tensor:
-        """[B,V] for instructions ``task`` [B]."""
-        return self.parts[task]
-
-
-def _parts_of(text: str) -> set[str]:
-    words = text.lower().split()
-    return {"", *words, *(f"{one} {two}" for one, two in pairwise(words))}
-
-
 class OutcomeHead(nn.Module):
     """Logits of "the task is done", "the episode has failed" and "it will be done in the end", at one frame.
 
-    The instruction's queries attend to all cells, since the same picture is a success for one instruction and a failure
-    for another.
+    The task's queries attend to all cells, since the same picture is a success for one instruction and a failure for
+    another.
     """
 
-    def __init__(
-        self, width: int, sides: tuple[int, int], state: int, texts: Sequence[str], frames: int, heads: int = 4
-    ) -> None:
-        """``texts``: the instructions that a task is an index of."""
+    def __init__(self, width: int, sides: tuple[int, int], state: int, tasks: int, frames: int, heads: int = 4) -> None:
         super().__init__()
         self.heads, self.sides, self.norm = heads, sides, nn.LayerNorm(width)
-        self.instruction, self.frames = InstructionParts(texts), frames
-        entries = len(self.instruction.names)
-        self.queries = nn.Parameter(torch.randn(entries, heads * width))
+        self.queries = nn.Embedding(tasks, heads * width)
         self.out = nn.Sequential(
-            nn.Linear((heads + 1) * width + 2 * heads + state + frames + entries, width), nn.SiLU(), nn.Linear(width, 3)
+            nn.Linear((heads + 1) * width + 2 * heads + state + frames + tasks, width), nn.SiLU(), nn.Linear(width, 3)
         )
+        self.tasks, self.frames = tasks, frames
 
     def forward(self, features: Tensor, state: Tensor, task: Tensor, frame: Tensor) -> Tensor:
         """[B,3] from ``features`` [B,N,d] and the robot's ``state`` [B,S], for ``task`` [B], at ``frame`` [B]."""
-        told = self.instruction(task)
-        found = attended(self.norm(features), (told @ self.queries).unflatten(-1, (self.heads, -1)), self.sides)
-        codes = [told, functional.one_hot(frame, self.frames)]
+        found = attended(self.norm(features), self.queries(task).unflatten(-1, (self.heads, -1)), self.sides)
+        codes = [functional.one_hot(task, self.tasks), functional.one_hot(frame, self.frames)]
         logits: Tensor = self.out(torch.cat([found, state, *(item.to(state) for item in codes)], -1))
         return logits
 

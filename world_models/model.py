@@ -97,7 +97,7 @@ class WorldModel(nn.Module):
         sides = self.video.latent[1:]
         classified = (len(self.cameras), self.canvas.sides, size, action_input, config.modes)
         self.mode_classifier = mode_classifier(*classified, config.robot_crop)
-        self.outcome = OutcomeHead(self.video.width, sides, size, spec.tasks, frames)
+        self.outcome = OutcomeHead(self.video.width, sides, size, len(spec.tasks), frames)
         self.inverse = InverseDynamics(self.picture, frames * actions)
 
     # -- predicting -------------------------------------------------------------------------------------------------

@@ -209,8 +209,8 @@ FAULTS = (
     Fault(
         "the outcome ignores the instruction",
         "world_models/heads.py",
-        "told = self.instruction(task)",
-        "told = self.instruction(torch.zeros_like(task))",
+        "found = attended(self.norm(features), self.queries(task)",
+        "task = torch.zeros_like(task)\n        found = attended(self.norm(features), self.queries(task)",
         (f"{_ON_MODEL}test_success_is_reported_under_the_instruction_that_was_given",),
     ),
     Fault(
@@ -226,13 +226,6 @@ FAULTS = (
         "parts = [self._call(part, 0) for part",
         "parts = [self._call(part, 1) for part",
         ("tests/world_models/test_env.py::test_pictures_that_are_only_looked_at_are_denoised_in_one_step",),
-    ),
-    Fault(
-        "every instruction is learnt anew, whatever its words",
-        "world_models/heads.py",
-        'return {"", *words, *(f"{one} {two}" for one, two in pairwise(words))}',
-        'return {"", text}',
-        ("tests/world_models/test_heads.py::test_an_outcome_is_judged_under_an_instruction_that_was_never_given",),
     ),
     Fault(
         "the outcome is that of the moment before",
