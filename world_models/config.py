@@ -25,7 +25,8 @@ class BackboneConfig(Protocol):
 class RewardHeadConfig:
     """A head that predicts what the recorded episodes were rewarded with (``heads.RewardHead``)."""
 
-    weight: float = 1.0  # of its squared error, in units of the standard deviation of recorded rewards
+    weight: float = 1.0  # of its squared error, in units of the variance of recorded rewards
+    width: int = 128  # of its hidden layer
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from world_models.config import RewardHeadConfig
+
 
 def with_coordinates(cells: Tensor) -> Tensor:
     """[B,c+2,y,x]: ``cells`` [B,c,y,x] and their coordinates from -1 to 1."""
@@ -131,16 +133,16 @@ class RewardHead(nn.Module):
         actions: int,
         tasks: int,
         frames: int,
-        weight: float = 1.0,
+        config: RewardHeadConfig,
         heads: int = 4,
     ) -> None:
-        """``weight`` of the loss beside the world model's others."""
+        """``width`` is that of the features."""
         super().__init__()
         self.heads, self.sides, self.norm = heads, sides, nn.LayerNorm(width)
         self.queries = nn.Embedding(tasks, heads * width)
         inputs = (heads + 1) * width + 2 * heads + 2 * state + actions + tasks + 2 * frames
-        self.out = nn.Sequential(nn.Linear(inputs, width), nn.SiLU(), nn.Linear(width, 1))
-        self.tasks, self.frames, self.weight = tasks, frames, weight
+        self.out = nn.Sequential(nn.Linear(inputs, config.width), nn.SiLU(), nn.Linear(config.width, 1))
+        self.tasks, self.frames, self.weight = tasks, frames, config.weight
         for name, value in (("mean", 0.0), ("std", 1.0), ("fitted", False)):
             self.register_buffer(name, torch.tensor(value))
 

@@ -91,7 +91,7 @@ class WorldModel(nn.Module):
         self.outcome = OutcomeHead(self.video.width, sides, size, len(spec.tasks), frames)
         self.inverse = InverseDynamics(self.picture, frames * actions)
         read = (self.video.width, sides, size, actions, len(spec.tasks), frames)
-        self.reward = None if config.reward is None else RewardHead(*read, config.reward.weight)
+        self.reward = None if config.reward is None else RewardHead(*read, config.reward)
 
     # -- predicting -------------------------------------------------------------------------------------------------
 

@@ -49,12 +49,12 @@ def _episode(chooser: np.random.Generator, length: int) -> Trajectories:
 
 
 def rewards(state: np.ndarray, task: int) -> np.ndarray:
-    """float32 [n]: ten times the way towards the task's side, less how far from the middle line the square then is.
+    """float32 [n]: twice the way towards the task's side, less how far from the middle line the square then is.
 
     ``state`` [n,2] are the places of an episode; the last one is left by no action and has 0.
     """
     way = np.diff(state[:, 0]) * (1.0 if task == 0 else -1.0)
-    return np.append(10.0 * way - np.abs(state[1:, 1]), 0.0).astype(np.float32)
+    return np.append(2.0 * way - np.abs(state[1:, 1]), 0.0).astype(np.float32)
 
 
 def moved(place: np.ndarray, action: np.ndarray) -> np.ndarray:

@@ -151,7 +151,9 @@ def test_the_last_horizon_may_end_in_the_middle_of_a_call():
     """Catch is decided with the ninth action, and calls end after the fifth and the tenth."""
     index = np.zeros(10, int)
     one = played(1, seed=0)
-    taken = {name: getattr(one, name)[index] for name in ("state", "action", "task", "success", "failed", "seed", "reward")}
+    taken = {
+        name: getattr(one, name)[index] for name in ("state", "action", "task", "success", "failed", "seed", "reward")
+    }
     images = {name: item[index] for name, item in one.images.items()}
     nine = Trajectories(images, episode=index.astype(np.int64), **taken)
     calls = SimpleNamespace(config=WorldModelConfig(frames=5))
