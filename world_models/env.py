@@ -357,7 +357,7 @@ class ImaginedEnv:
         context = Context(self._context_frames[rows], self._context_state[rows], task)
         future = self.model.predict(context, self._actions[rows], known, self._to_device(noise))
         n = len(env_ids)
-        return Future(**{name: item if item is None else item[:n] for name, item in vars(future).items()})
+        return Future(**{name: item[:n] for name, item in vars(future).items() if item is not None})
 
     def _noise(self, env_id: int) -> np.ndarray:
         """float32 [P,c,y,x]: a function of the environment's seed, its call and ``config.noise_seed`` alone."""
