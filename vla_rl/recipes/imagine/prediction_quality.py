@@ -52,8 +52,8 @@ def measure_prediction_quality(
     if calibrated.model.reward is not None:
         agreed = {one.horizon: asdict(one) for one in rewards_of_calls(found, held_out, frames, depths)}
         rows = [row | {"reward": agreed.get(row["horizon"])} for row in rows]
-    env = env_config.make(32, **{**env_config.training_options, "render": False})
-    if TARGET in env.spec.extras:
+    if TARGET in env_config.spec().extras:
+        env = env_config.make(32, **{**env_config.training_options, "render": False})
         probe = _probe(env, as_predicted(calibrated.model, learnt), seed)
         positions = np.zeros((*true.shape[:2], 3), np.float32)
         for row, (i, where) in enumerate(zip(kept, _positions(env, held_out.select(kept)), strict=True)):
@@ -61,7 +61,7 @@ def measure_prediction_quality(
         tasks = held_out.task[[spans[i][0] for i in kept]]
         errors = object_error(probe, imagined, true, first, tasks, calls[kept], depths, positions)
         rows = [row | {"object": asdict(error)} for row, error in zip(rows, errors, strict=True)]
-    env.close()
+        env.close()
     return [row | {"horizon": frames * row["horizon"]} for row in rows]
 
 
