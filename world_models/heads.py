@@ -163,7 +163,8 @@ class RewardHead(nn.Module):
         before, states, actions = call
         counts = self._counts(known)[..., None]
         steps = torch.cat([torch.cat([before[:, None], states[:, :-1]], 1), states, actions], -1) * counts
-        found = attended(self.norm(features), self.queries(task).unflatten(-1, (self.heads, -1)), self.sides)
+        queries = self.queries(task).unflatten(-1, (self.heads, -1))
+        found = attended(self.norm(features), queries, self.sides)
         codes = [functional.one_hot(task, self.tasks), functional.one_hot(known - 1, self.frames)]
         seen = torch.cat([found, *(item.to(found) for item in codes)], -1)[:, None].expand(-1, self.frames, -1)
         frame = torch.eye(self.frames, device=steps.device).expand(len(steps), -1, -1)

@@ -17,7 +17,7 @@ _SUCCESS = f"{_ON_HEAD}success_ends_a_paid_rollout_and_earns_what_the_head_says"
 _REFUSED = f"{_ON_HEAD}a_reward_that_nobody_predicts_is_refused"
 _UNCERTAIN = f"{_ON_HEAD}an_uncertain_call_earns_nothing"
 _RECORDED = f"{_ON_EPISODES}an_episode_has_every_time_step_and_the_actions_between"
-_WINDOW = f"{_ON_EPISODES}a_window_holds_the_frames_and_actions_it_says"
+_WINDOW = f"{_ON_EPISODES}a_window_holds_context_actions_and_outcomes"
 _OLD = f"{_ON_EPISODES}rewards_are_saved_and_files_without_them_are_read"
 _LAST = f"{_ON_EPISODES}the_last_reward_of_a_recorded_episode_is_paid_with_the_last_action_that_is_kept"
 _QUALITY = "tests/evaluation/test_reward_metrics.py::test_"
@@ -89,8 +89,8 @@ _PAYMENTS = (
     Fault(
         "what the head says is paid beside 1 for success",
         _PAYMENT,
-        "return earned\n",
-        "return earned + success\n",
+        "return earned",
+        "return earned + success",
         (_SUCCESS,),
     ),
     Fault(
