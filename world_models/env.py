@@ -83,7 +83,7 @@ class ImaginedEnv:
         """
         self.model, self.initial_states, self.limits = model.eval(), initial_states, limits
         self.config = config or ImaginationConfig()
-        self.config.reward.require(model.reward)
+        self.config.reward.require(model.config.reward)
         if self.config.horizon < 1 or num_envs < 1:
             raise UserError(
                 f"{num_envs} rollouts of {self.config.horizon} control steps leave nothing to imagine; give at least 1."

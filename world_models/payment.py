@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from vla_rl.contract.errors import UserError
+from world_models.config import RewardHeadConfig
 from world_models.types import Future
 
 
@@ -16,7 +17,7 @@ from world_models.types import Future
 class SuccessReward:
     """1 for a call that succeeds: the sparse reward of a task that has one."""
 
-    def require(self, head: object | None) -> None:
+    def require(self, head: RewardHeadConfig | None) -> None:
         """Every world model predicts success."""
 
     def earned(self, future: Future) -> Tensor:
@@ -36,7 +37,7 @@ class PredictedReward:
     they would depend on how an episode is cut into chunks, and a call that turns out to be uncertain would be paid for.
     """
 
-    def require(self, head: object | None) -> None:
+    def require(self, head: RewardHeadConfig | None) -> None:
         """Raise UserError for a world model whose ``head`` for rewards is None."""
         if head is None:
             raise UserError(

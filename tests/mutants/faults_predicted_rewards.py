@@ -117,7 +117,7 @@ _PAYMENTS = (
     Fault(
         "a model without a head for rewards is asked for them",
         _ENV,
-        "self.config.reward.require(model.reward)",
+        "self.config.reward.require(model.config.reward)",
         "pass",
         (_REFUSED,),
     ),
