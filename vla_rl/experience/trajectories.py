@@ -148,8 +148,8 @@ class Trajectories:
         action = episodes.action.copy()
         action[last] = 0
         reward = np.array(episodes.extras.get("next.reward", _unknown(action)), np.float32).reshape(-1)
-        reward[last - 1] += np.where(np.diff(last, prepend=-1) > 1, reward[last], 0.0)
-        reward[last] = 0.0
+        reward[last - 1] += reward[last]
+        reward[last] = 0.0  # also what an episode of one action added to its neighbour's end
         names = ("state", "task", "episode", "seed")
         kept = {name: getattr(episodes, name) for name in names}
         return cls(episodes.images, action=action, success=success, failed=failed, reward=reward, **kept)
