@@ -27,9 +27,10 @@ from vla_rl.training.loop import LoopConfig
 from world_models.backbones.dit import DiTConfig
 from world_models.backbones.wan import WanConfig
 from world_models.backbones.wan_weights import WanFolder
-from world_models.config import WorldModelConfig
+from world_models.config import RewardHeadConfig, WorldModelConfig
 from world_models.env import ImaginationConfig
 from world_models.keyframes import KeyframeConfig
+from world_models.payment import PredictedReward
 
 # The demo's environment and PPO, with the batch that it has in the simulator: half of it is too noisy to learn from.
 ENV = EnvConfig("lift", training_options={"deadline": 25})
@@ -126,6 +127,14 @@ def catch() -> Imagine:
         algorithm=PPOConfig(epochs=5, minibatch=256, lr=1e-3, clip_low=0.2, clip_high=0.2),
     )
     return Imagine(rl, plan, policy="runs/pixels/checkpoints/best", env=env)
+
+
+def catch_rewards() -> Imagine:
+    """As :func:`catch`, paid what the world model predicts of the task's own reward: a missed ball costs 1."""
+    made = catch()
+    model = replace(made.plan.model, reward=RewardHeadConfig())
+    imagination = replace(made.plan.imagination, reward=PredictedReward())
+    return replace(made, plan=replace(made.plan, model=model, imagination=imagination))
 
 
 def lift_dit() -> Imagine:

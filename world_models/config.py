@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from vla_rl.contract.errors import UserError
 from world_models.backbones.unet import UNetConfig
 from world_models.backbones.video_model import VideoModel
 
@@ -18,6 +19,14 @@ class BackboneConfig(Protocol):
 
     def build(self, picture: tuple[int, int, int], context: int, frames: int, actions: int, maps: int) -> VideoModel:
         """A backbone for pictures (C, h, w), ``context`` and predicted ``frames``; sizes of ``ActionInput``."""
+
+
+@dataclass(frozen=True)
+class RewardHeadConfig:
+    """A head that predicts what the recorded episodes were rewarded with (``heads.RewardHead``)."""
+
+    weight: float = 1.0  # of its squared error, in units of the variance of recorded rewards
+    width: int = 128  # of its hidden layer
 
 
 @dataclass(frozen=True)
@@ -44,3 +53,17 @@ class WorldModelConfig:
     outcome_weight: float = 1.0
     inverse_weight: float = 0.1
     precision: Literal["auto", "float32", "bfloat16"] = "float32"  # of matrix products; weights and sums stay float32
+    reward: RewardHeadConfig | None = None  # predicts rewards as well; None: nothing but outcomes is predicted
+
+    def check(self) -> None:
+        """Raise UserError for pictures that cannot lie at equal distances, and for an uncertainty that is always 0."""
+        if self.frames % self.pictures:
+            raise UserError(
+                f"{self.pictures} pictures cannot lie at equal distances in {self.frames} control steps, so a call "
+                "would not end with one; choose a divisor."
+            )
+        if self.uncertainty == "pictures" and self.denoising_steps < 2:
+            raise UserError(
+                f"{self.denoising_steps} denoising step revises no picture, so nothing would be uncertain; give "
+                "denoising_steps of at least 2, or uncertainty='state'."
+            )

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ from vla_rl.contract.rows import FAILURES, SUCCESS, TIME_LIMIT, restore_rows, se
 from world_models.imagined_spec import imagined_spec
 from world_models.initial_states import Pool
 from world_models.model import WorldModel
+from world_models.payment import Payment, SuccessReward
 from world_models.types import Context, Future, state_entries
 from world_models.uncertainty import Limits
 
@@ -57,6 +58,7 @@ class ImaginationConfig:
     batch_size: int = 16  # environments predicted together
     noise_seed: int = 0  # chooses other noise for the same seeds
     resamples: int = 0  # how often a success is predicted again with other noise before it counts
+    reward: Payment = field(default_factory=SuccessReward)  # or PredictedReward, of a model with a head for rewards
 
     @property
     def reach(self) -> int:
@@ -81,6 +83,7 @@ class ImaginedEnv:
         """
         self.model, self.initial_states, self.limits = model.eval(), initial_states, limits
         self.config = config or ImaginationConfig()
+        self.config.reward.require(model.config.reward)
         if self.config.horizon < 1 or num_envs < 1:
             raise UserError(
                 f"{num_envs} rollouts of {self.config.horizon} control steps leave nothing to imagine; give at least 1."
@@ -108,6 +111,7 @@ class ImaginedEnv:
         self._actions = self._to_device(actions)  # of the present call
         self._known = np.zeros(num_envs, np.int64)  # how many of these are known
         self._uncertainty, self._outcome = np.zeros(num_envs, np.float32), np.zeros((num_envs, 3), np.float32)
+        self._earned = np.zeros(num_envs, np.float32)  # in the call that was predicted last
         self._finite = np.zeros(num_envs, bool)  # whether the present state is known to be finite
         self._begun: list[Tensor] = []  # states of the last reset's observation, where they are known to be finite
         # Called with pictures uint8 [R,C,h,w] before and after, and actions [R,F,D], of whole calls that are certain.
@@ -145,6 +149,11 @@ class ImaginedEnv:
     def outcome(self) -> np.ndarray:
         """float32 [E,3]: see ``Future.outcome``, for what each environment shows."""
         return self._outcome.copy()
+
+    @property
+    def earned(self) -> np.ndarray:
+        """float32 [E]: what the known actions of the call that was predicted last earn, apart from its end."""
+        return self._earned.copy()
 
     def renew(self, initial_states: Pool, limits: Limits | None, config: ImaginationConfig) -> None:
         """Continue with other initial states, limits, threshold and horizon, after the model was trained further.
@@ -193,11 +202,10 @@ class ImaginedEnv:
         self._book.time[index] = time
 
     def step(self, chunk: Any, observe: Observe = "last") -> Step:
-        """Predict through ``chunk`` [E,H,D]; see ``VecEnv.step``.  The reward is 1 with the action that succeeds."""
+        """Predict through ``chunk`` [E,H,D]; see ``VecEnv.step``.  A call that is complete is paid (``payment.py``)."""
         action, refused = self._book.checked(chunk, self.spec, self._to_device(~self._book.done))
-        num_envs, horizon = action.shape[:2]
-        reward, valid = np.zeros((num_envs, horizon), np.float32), np.zeros((num_envs, horizon), bool)
-        before = self._known.copy(), self._book.time.copy()
+        reward, valid = np.zeros(action.shape[:2], np.float32), np.zeros(action.shape[:2], bool)
+        before, horizon = (self._known.copy(), self._book.time.copy()), action.shape[1]
         frames: list[Observation] = []
         for i in range(horizon):
             active = np.flatnonzero(~self._book.done)
@@ -210,7 +218,7 @@ class ImaginedEnv:
             if shown.size and not self._advance(shown, complete, refused):
                 self._known[:], self._book.time[:] = before
                 self._book.chunk(on_host(chunk), self.spec)  # raises, and names what was refused
-            reward[complete, i] = self._book.success[complete]
+            reward[complete, i] = self.config.reward.paid(self._earned[complete], self._book.success[complete])
             if observe == "all":
                 frames.append(self._observe())
         obs = frames[-1] if frames else self._observe()
@@ -274,7 +282,9 @@ class ImaginedEnv:
         future, rows = self._predict(env_ids, complete), self._to_device(env_ids)
         every, known = (self._to_device(item) for item in (np.arange(len(env_ids)), self._known[env_ids]))
         state = future.state[every, known - 1].clamp(*self._bounds)
-        told = {"outcome": future.outcome, "uncertainty": future.uncertainty, "finite": state.isfinite().all(1)}
+        earned = self.config.reward.earned(future)
+        told = {"outcome": future.outcome, "uncertainty": future.uncertainty, "earned": earned}
+        told["finite"] = state.isfinite().all(1) & earned.isfinite()
         found = read({"refused": refused, **told})
         if found["refused"]:
             return False
@@ -283,7 +293,7 @@ class ImaginedEnv:
             getattr(self, f"_{name}")[env_ids] = found[name]
         self._end_episodes(complete)
         uncertain = complete[self._book.cause[complete] == _UNCERTAIN]
-        self._finite[uncertain] = True  # they show what was shown before
+        self._finite[uncertain], self._earned[uncertain] = True, 0.0  # they show what was shown before
         rows = self._to_device(uncertain)
         self._picture[rows], self._state[rows] = self._context_frames[rows, -1], self._context_state[rows]
         whole = complete[self._known[complete] == self.model.config.frames]
@@ -339,7 +349,7 @@ class ImaginedEnv:
         parts = [self._call(part, 0) for part in _batches(complete, self.config.batch_size)]
         parts += [self._call(part, 1) for part in _batches(looked_at, self.config.batch_size)]
         order = self._to_device(np.argsort(np.concatenate([complete, looked_at]), kind="stable"))
-        names = ("pictures", "state", "outcome", "uncertainty")
+        names = [name for name, item in vars(parts[0]).items() if item is not None]
         return Future(**{name: torch.cat([getattr(part, name) for part in parts])[order] for name in names})
 
     def _call(self, env_ids: np.ndarray, steps: int) -> Future:
@@ -349,8 +359,7 @@ class ImaginedEnv:
         task, known, rows = (self._to_device(item) for item in (self._task[padded], self._known[padded], padded))
         context = Context(self._context_frames[rows], self._context_state[rows], task)
         future = self.model.predict(context, self._actions[rows], known, self._to_device(noise), steps)
-        n = len(env_ids)
-        return Future(future.pictures[:n], future.state[:n], future.outcome[:n], future.uncertainty[:n])
+        return Future(**{name: item[: len(env_ids)] for name, item in vars(future).items() if item is not None})
 
     def _noise(self, env_id: int) -> np.ndarray:
         """float32 [P,c,y,x]: a function of the environment's seed, its call and ``config.noise_seed`` alone."""

@@ -1,4 +1,4 @@
-"""Small networks beside the backbone: maps of the robot's position, the task's outcome, and inverse dynamics."""
+"""Small networks beside the backbone: the robot's position as maps, outcome, inverse dynamics and rewards."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from world_models.config import RewardHeadConfig
 
 
 def with_coordinates(cells: Tensor) -> Tensor:
@@ -105,3 +107,83 @@ class InverseDynamics(nn.Module):
             cells = functional.silu(conv(cells))
         actions: Tensor = self.out(cells.flatten(1))
         return actions
+
+
+class RewardHead(nn.Module):
+    """The reward of every control step of a call, from what the outcome is read from and from the step itself.
+
+    A call has one set of features; where the robot was, what it did and where it got to say which part of the call's
+    reward a step earned.  All steps share the weights, so a call teaches ``F`` of them.
+
+    It is a regression of the normalised reward: the mean of the squared error's minimum is the expected reward, which
+    is what a return adds up.  The rewards are recorded before anything is trained, so their scale is known and is kept
+    with the weights.  (DreamerV3, Hafner et al. 2023, arXiv 2301.04104, classifies symlog rewards into bins, since it
+    must do for scales that it cannot know.)
+    """
+
+    mean: Tensor
+    std: Tensor
+    fitted: Tensor
+
+    def __init__(
+        self,
+        width: int,
+        sides: tuple[int, int],
+        state: int,
+        actions: int,
+        tasks: int,
+        frames: int,
+        config: RewardHeadConfig,
+        heads: int = 4,
+    ) -> None:
+        """``width`` is that of the features."""
+        super().__init__()
+        self.heads, self.sides, self.norm = heads, sides, nn.LayerNorm(width)
+        self.queries = nn.Embedding(tasks, heads * width)
+        inputs = (heads + 1) * width + 2 * heads + 2 * state + actions + tasks + 2 * frames
+        self.out = nn.Sequential(nn.Linear(inputs, config.width), nn.SiLU(), nn.Linear(config.width, 1))
+        self.tasks, self.frames, self.weight = tasks, frames, config.weight
+        for name, value in (("mean", 0.0), ("std", 1.0), ("fitted", False)):
+            self.register_buffer(name, torch.tensor(value))
+
+    @torch.no_grad()
+    def fit(self, rewards: Tensor) -> None:
+        """Take the scale of the recorded ``rewards`` [n], once: a model that is trained further keeps its own."""
+        if not self.fitted:
+            self.mean.copy_(rewards.mean())
+            self.std.copy_(rewards.std(correction=0) if rewards.std(correction=0) > 0 else torch.ones(()))
+            self.fitted.fill_(True)
+
+    def forward(self, features: Tensor, call: tuple[Tensor, Tensor, Tensor], task: Tensor, known: Tensor) -> Tensor:
+        """Normalised rewards [B,F] from ``features`` [B,N,d] and the ``call``, for ``task`` [B].
+
+        ``call``, all normalised: the state before [B,S], the states [B,F,S] and the actions [B,F,D], of which the first
+        ``known`` [B] count.
+        """
+        before, states, actions = call
+        counts = self._counts(known)[..., None]
+        steps = torch.cat([torch.cat([before[:, None], states[:, :-1]], 1), states, actions], -1) * counts
+        queries = self.queries(task).unflatten(-1, (self.heads, -1))
+        found = attended(self.norm(features), queries, self.sides)
+        codes = [functional.one_hot(task, self.tasks), functional.one_hot(known - 1, self.frames)]
+        seen = torch.cat([found, *(item.to(found) for item in codes)], -1)[:, None].expand(-1, self.frames, -1)
+        frame = torch.eye(self.frames, device=steps.device).expand(len(steps), -1, -1)
+        rewards: Tensor = self.out(torch.cat([seen, steps, frame], -1))[..., 0]
+        return rewards.float()
+
+    def predict(self, features: Tensor, call: tuple[Tensor, Tensor, Tensor], task: Tensor, known: Tensor) -> Tensor:
+        """Rewards [B,F] in the environment's units, 0 beyond the ``known`` [B] actions; see :meth:`forward`."""
+        rewards = self.mean + self.std * self(features, call, task, known)
+        return rewards * self._counts(known)
+
+    def loss(
+        self, features: Tensor, call: tuple[Tensor, Tensor, Tensor], task: Tensor, known: Tensor, rewards: Tensor
+    ) -> Tensor:
+        """Squared error of the recorded ``rewards`` [B,F] of the ``known`` [B] actions, normalised."""
+        error = (self(features, call, task, known) - (rewards - self.mean) / self.std).square()
+        counts = self._counts(known)
+        return (error * counts).sum() / counts.sum()
+
+    def _counts(self, known: Tensor) -> Tensor:
+        """[B,F]: 1.0 for the first ``known`` [B] control steps."""
+        return (torch.arange(self.frames, device=known.device) < known[:, None]).float()

@@ -5,6 +5,7 @@ The robot's state dynamics are trained separately (``robot.py``); the rest has o
     video     E w |x^ - x|^2 over the frames whose actions are known; pixels that change weigh more
     outcome   cross-entropy of "done", "failed" and "will be done" at the last known action
     inverse   E |a^ - a|^2 from two recorded pictures
+    reward    E |r^ - r|^2 of the known actions, normalised, for a model that has a head for rewards
     latents   E |decode(encode(w)) - w|^2, for a backbone that has an autoencoder to train
 
 A call predicts ``F`` control steps, of which those with a known action count, as ``P`` pictures at equal distances; the
@@ -20,12 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import EnvSpec
 from world_models.backbones.video_model import ActionInput, Autoencoded, ContextLatents, VideoModel
 from world_models.canvas import Canvas
 from world_models.config import WorldModelConfig
-from world_models.heads import InverseDynamics, OutcomeHead, PoseMaps
+from world_models.heads import InverseDynamics, OutcomeHead, PoseMaps, RewardHead
 from world_models.mode_classifier import mode_classifier
 from world_models.robot import (
     ModePrediction,
@@ -62,20 +62,10 @@ class WorldModel(nn.Module):
     def __init__(self, spec: EnvSpec, config: WorldModelConfig, state_mean: Any = 0.0, state_std: Any = 1.0) -> None:
         """``spec`` of what is imagined; statistics [S] of its state, saved with the weights.
 
-        Raises UserError for pictures that cannot lie at equal distances, for an uncertainty that would always be 0, and
-        for what :meth:`Canvas.of` refuses.
+        Raises UserError for what :meth:`WorldModelConfig.check` and :meth:`Canvas.of` refuse.
         """
         super().__init__()
-        if config.frames % config.pictures:
-            raise UserError(
-                f"{config.pictures} pictures cannot lie at equal distances in {config.frames} control steps, so a call "
-                "would not end with one; choose a divisor."
-            )
-        if config.uncertainty == "pictures" and config.denoising_steps < 2:
-            raise UserError(
-                f"{config.denoising_steps} denoising step revises no picture, so nothing would be uncertain; give "
-                "denoising_steps of at least 2, or uncertainty='state'."
-            )
+        config.check()
         self.spec, self.config = spec, config
         self.canvas = Canvas.of(spec, config.resolution, config.backbone.multiple)
         self.cameras, self.picture = tuple(self.canvas.cameras), self.canvas.shape
@@ -99,6 +89,8 @@ class WorldModel(nn.Module):
         self.mode_classifier = mode_classifier(*classified, config.robot_crop)
         self.outcome = OutcomeHead(self.video.width, sides, size, len(spec.tasks), frames)
         self.inverse = InverseDynamics(self.picture, frames * actions)
+        read = (self.video.width, sides, size, actions, len(spec.tasks), frames)
+        self.reward = None if config.reward is None else RewardHead(*read, config.reward)
 
     # -- predicting -------------------------------------------------------------------------------------------------
 
@@ -129,12 +121,15 @@ class WorldModel(nn.Module):
             estimates.append(select_step(denoised.clean, self.slot(known)))
         end = select_step(state, known - 1)
         outcome = self.outcome(denoised.features, end, context.task, known - 1).sigmoid().float()
+        reward = None
+        if self.reward is not None:
+            reward = self.reward.predict(denoised.features, (before, state, actions), context.task, known)
         pictures = ((self.video.decode(denoised.clean) + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8)
         if self.config.uncertainty == "pictures":
             uncertainty = revision(estimates[0], estimates[-1])
         else:
             uncertainty = disagreement(select_step(modes.transpose(1, 2), known - 1), log_probs)
-        return Future(pictures, self.state_mean + self.state_std * state, outcome, uncertainty)
+        return Future(pictures, self.state_mean + self.state_std * state, outcome, uncertainty, reward)
 
     @torch.no_grad()
     def predict_along(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> Tensor:
@@ -299,6 +294,7 @@ class WorldModel(nn.Module):
             batch["actions"][windows, steps],
             known,
             batch["outcome"][windows[:, 0], steps[:, 0] + known - 1],
+            None if self.reward is None else batch["reward"][windows, steps],
         )
         with self._autocast():
             return self._loss(context, target, generator)
@@ -346,6 +342,10 @@ class WorldModel(nn.Module):
         inverse = self._inverse_loss(context, target, actions)
         loss = video + config.outcome_weight * outcome + config.inverse_weight * inverse
         parts = {"video": video, "outcome": outcome, "inverse": inverse}
+        if self.reward is not None and target.reward is not None:
+            call = denoised.features, (before, states, actions), context.task, target.known
+            parts["reward"] = self.reward.loss(*call, target.reward)
+            loss = loss + self.reward.weight * parts["reward"]
         if isinstance(self.video, Autoencoded):
             last = select_step(target.pictures, self.slot(target.known))
             parts["latents"] = self.video.reconstruction(to_unit_range(last))

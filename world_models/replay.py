@@ -23,6 +23,7 @@ class ReplayResult:
     uncertainty  float32 [N,K]
     pictures     uint8 [N,K,C,h,w]  of the model's size
     state        float32 [N,K,S]
+    earned       float32 [N,K]      what each call earns, as ``config.reward`` has it; NaN beyond the last action
     """
 
     step: np.ndarray
@@ -30,6 +31,7 @@ class ReplayResult:
     uncertainty: np.ndarray
     pictures: np.ndarray
     state: np.ndarray
+    earned: np.ndarray
 
     def success_step(self, threshold: float) -> np.ndarray:
         """float [N]: the first control step, from 1, whose success probability reaches ``threshold``; inf for never."""
@@ -68,6 +70,7 @@ def replay(
         np.full((count, calls), np.nan, np.float32),
         np.zeros((count, calls, *model.picture), np.uint8),
         np.zeros((count, calls, model.spec.state.shape[0]), np.float32),
+        np.full((count, calls), np.nan, np.float32),
     )
     endless = endless_rollouts(config, int(length.max()))
     for number, batch in enumerate(_batches(length, frames, config.batch_size), 1):
@@ -108,4 +111,4 @@ def _replay_batch(env: ImaginedEnv, actions: Sequence[np.ndarray], batch: np.nda
         cell = batch[kept], (stop - 1) // frames
         result.step[cell], result.uncertainty[cell] = stop, env.uncertainty[kept]
         result.state[cell], result.success[cell] = on_host(obs.state)[kept], env.outcome[kept, 0]
-        result.pictures[cell] = on_host(env.pictures)[kept]
+        result.pictures[cell], result.earned[cell] = on_host(env.pictures)[kept], env.earned[kept]

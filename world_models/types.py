@@ -33,12 +33,14 @@ class Future:
     state        float32 [B,F,S]
     outcome      [B,3]              probabilities of "done", "failed" and, for the behaviour in the data, "will be done"
     uncertainty  [B]                see :func:`world_models.uncertainty.disagreement`
+    reward       [B,F]              of every known action, 0 beyond; None without a head for it
     """
 
     pictures: Tensor
     state: Tensor
     outcome: Tensor
     uncertainty: Tensor
+    reward: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Target:
     actions   float32 [B,F,D]  that led there
     known     int64 [B]        how many of the actions the model gets to know
     outcome   float32 [B,3]    after the last known action
+    reward    float32 [B,F]    of the actions; None without a head for it
     """
 
     pictures: Tensor
@@ -57,6 +60,7 @@ class Target:
     actions: Tensor
     known: Tensor
     outcome: Tensor
+    reward: Tensor | None = None
 
 
 def state_entries(spec: EnvSpec) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -57,10 +59,11 @@ def test_an_episode_has_every_time_step_and_the_actions_between():
                 step = steps[-1]
                 assert step.done[1] and trajectories.success[moment] == step.success[1]
                 assert trajectories.failed[moment] == (step.terminated[1] and not step.success[1])
-                assert not trajectories.action[moment].any()
+                assert not trajectories.action[moment].any() and not trajectories.reward[moment]
             else:
                 assert not trajectories.success[moment] and not trajectories.failed[moment]
                 steps.append(env.step(np.repeat(trajectories.action[moment][None, None], 3, 0)))
+                assert trajectories.reward[moment] == steps[-1].reward[1, 0]
                 obs = steps[-1].obs
 
 
@@ -91,6 +94,7 @@ def test_a_window_holds_context_actions_and_outcomes():
         )
         np.testing.assert_array_equal(batch["state"][row], trajectories.state[[step, *ahead]])
         np.testing.assert_array_equal(batch["actions"][row], trajectories.action[[step, *ahead[:-1]]])
+        np.testing.assert_array_equal(batch["reward"][row], trajectories.reward[[step, *ahead[:-1]]])
         np.testing.assert_array_equal(batch["outcome"][row, :, 0], trajectories.success[ahead])
         np.testing.assert_array_equal(batch["outcome"][row, :, 1], trajectories.failed[ahead])
         (end,) = [end for begin, end in trajectories.spans() if begin <= step < end]
@@ -158,7 +162,7 @@ def test_context_at_equals_the_context_of_a_window():
 def test_episodes_are_selected_and_joined_without_loss():
     trajectories = played(4, seed=1)
     joined = Trajectories.joined([trajectories.select([0, 1]), trajectories.select([2, 3])])
-    for name in ("state", "action", "episode", "success"):
+    for name in ("state", "action", "episode", "success", "reward"):
         np.testing.assert_array_equal(getattr(joined, name), getattr(trajectories, name))
     turned = trajectories.select([2, 0])
     assert turned.count == 2 and turned.outcomes.tolist() == trajectories.outcomes[[2, 0]].tolist()
@@ -202,6 +206,32 @@ def test_recorded_episodes_have_their_outcome_at_their_last_picture():
     )
     assert trajectories.success.tolist() == [False] * 5 + [True] and trajectories.steps == 4
     assert trajectories.action[:, 0].tolist() == [1, 1, 0, 1, 1, 0]
+
+
+def test_the_last_reward_of_a_recorded_episode_is_paid_with_the_last_action_that_is_kept():
+    """So the return is the recorded one; an episode of one action keeps none."""
+    rewarded = logged(False, **{"next.reward": np.arange(1.0, 7.0)})
+    assert Trajectories.from_demonstrations(rewarded).reward.tolist() == [1, 5, 0, 4, 11, 0]
+    single = replace(rewarded, episode=np.array([0, 0, 0, 0, 0, 1]))
+    assert Trajectories.from_demonstrations(single).reward.tolist() == [1, 2, 3, 9, 0, 0]
+    with pytest.raises(UserError, match="2 of 2 episodes have no rewards recorded"):
+        Trajectories.from_demonstrations(logged(False)).recorded_rewards()
+
+
+def test_rewards_are_saved_and_files_without_them_are_read(tmp_path):
+    """They were written before rewards were recorded; who asks for rewards is told."""
+    episodes = played(3, seed=0)
+    episodes.save(tmp_path / "new.npz")
+    again = Trajectories.load(tmp_path / "new.npz")
+    np.testing.assert_array_equal(again.reward, episodes.reward)
+    ends = episodes.ends - 1
+    np.testing.assert_array_equal(again.recorded_rewards(), np.delete(episodes.reward, ends))
+    with np.load(tmp_path / "new.npz") as file:
+        np.savez(tmp_path / "old.npz", **{name: file[name] for name in file if name != "reward"})
+    old = Trajectories.load(tmp_path / "old.npz")
+    np.testing.assert_array_equal(old.state, episodes.state)
+    with pytest.raises(UserError, match=r"3 of 3 episodes have no rewards.*collect them again in a new run"):
+        old.recorded_rewards()
 
 
 def test_recorded_episodes_without_outcomes_are_refused():

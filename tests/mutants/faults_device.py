@@ -216,8 +216,8 @@ FAULTS = (
     Fault(
         "noise stays on the host",
         _ENV,
-        "known, self._to_device(noise))",
-        "known, torch.from_numpy(noise))",
+        "known, self._to_device(noise), steps)",
+        "known, torch.from_numpy(noise), steps)",
         (f"{_ON_DEVICE}test_imagined_rollouts_on_a_device_are_those_of_the_host",),
     ),
     Fault(

@@ -44,7 +44,17 @@ def _episode(chooser: np.random.Generator, length: int) -> Trajectories:
         failed=np.zeros(len(state), bool),
         episode=np.zeros(len(state), np.int64),
         seed=np.zeros(len(state), np.int64),
+        reward=rewards(state, task),
     )
+
+
+def rewards(state: np.ndarray, task: int) -> np.ndarray:
+    """float32 [n]: twice the way towards the task's side, less how far from the middle line the square then is.
+
+    ``state`` [n,2] are the places of an episode; the last one is left by no action and has 0.
+    """
+    way = np.diff(state[:, 0]) * (1.0 if task == 0 else -1.0)
+    return np.append(2.0 * way - np.abs(state[1:, 1]), 0.0).astype(np.float32)
 
 
 def moved(place: np.ndarray, action: np.ndarray) -> np.ndarray:

@@ -142,7 +142,7 @@ def last_step(**numbers: Any) -> Any:
     outcome = torch.tensor(numbers.pop("outcome", [0.0, 0.0, 0.0]))
     env = imagined_env(2, **{"success_threshold": 1.0, "failure_threshold": 1.0, "resamples": 0, **numbers})
     predict = env._predict
-    env._predict = lambda ids: replace(predict(ids), outcome=outcome.expand(len(ids), 3))  # type: ignore[method-assign]
+    env._predict = lambda *ids: replace(predict(*ids), outcome=outcome.expand(len(ids[0]), 3))  # type: ignore[method-assign]
     env.reset(np.arange(2), np.arange(2))
     return env.step(random_actions(env, 3, np.random.default_rng(0)))
 

@@ -82,7 +82,7 @@ def test_after_uncertainty_a_replay_counts_no_success():
     success = np.array([[0.1, 0.9, 0.9], [0.1, 0.9, 0.9], [0.1, 0.9, np.nan]], np.float32)
     uncertainty = np.array([[0.0, 0.0, 0.5], [0.5, 0.0, 0.0], [0.0, 0.25, np.nan]], np.float32)
     empty = np.zeros((3, 3, 0))
-    found = ReplayResult(step, success, uncertainty, empty, empty)
+    found = ReplayResult(step, success, uncertainty, empty, empty, np.zeros((3, 3)))
     assert found.success_step(0.5).tolist() == [6, 6, 6]
     assert found.within(Limits((0.4, 0.2, 0.2))).success_step(0.5).tolist() == [6, np.inf, np.inf]
     assert found.within(Limits((0.5, 0.25, 0.5))).success_step(0.5).tolist() == [6, 6, 6]

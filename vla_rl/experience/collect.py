@@ -148,6 +148,7 @@ def _trajectory(decisions: Sequence[Decision], env_id: int) -> Trajectories:
     executed = [(step, i) for step in steps for i in range(len(step.frames)) if step.valid[env_id, i]]
     observations = [decisions[0].obs.select(row), *(step.frames[i].select(row) for step, i in executed)]
     actions = [step.executed[env_id, i] for step, i in executed]
+    rewards = [float(step.reward[env_id, i]) for step, i in executed]
     count = len(observations)
     last = np.arange(count) == count - 1
     success, terminated = bool(steps[-1].success[env_id]), bool(steps[-1].terminated[env_id])
@@ -160,4 +161,5 @@ def _trajectory(decisions: Sequence[Decision], env_id: int) -> Trajectories:
         failed=last & terminated & (not success),
         episode=np.zeros(count, np.int64),
         seed=np.full(count, decisions[0].seeds[env_id], np.int64),
+        reward=np.array([*rewards, 0.0], np.float32),
     )

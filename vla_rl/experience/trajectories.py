@@ -25,6 +25,7 @@ class Trajectories:
     failed   bool [M]        whether the episode has ended in failure by this time step
     episode  int64 [M]       0, 1, ...
     seed     int64 [M]       of the episode, -1 when unknown
+    reward   float32 [M]     of the action; 0 at an episode's last time step, NaN in episodes that have none recorded
     """
 
     images: Mapping[str, np.ndarray]
@@ -35,6 +36,7 @@ class Trajectories:
     failed: np.ndarray
     episode: np.ndarray
     seed: np.ndarray
+    reward: np.ndarray
 
     @property
     def count(self) -> int:
@@ -61,6 +63,20 @@ class Trajectories:
         """First time step and one after the last of every episode."""
         begins = np.flatnonzero(np.diff(self.episode, prepend=-1))
         return list(zip(begins.tolist(), [*begins[1:].tolist(), len(self.episode)], strict=True))
+
+    def recorded_rewards(self) -> np.ndarray:
+        """float32 [steps]: the reward of every action; raises UserError where an episode has none recorded."""
+        actions = np.ones(len(self.state), bool)
+        actions[self.ends - 1] = False
+        rewards: np.ndarray = self.reward[actions]
+        if (unknown := np.isnan(rewards)).any():
+            missing = len(np.unique(self.episode[actions][unknown]))
+            raise UserError(
+                f"{missing} of {self.count} episodes have no rewards recorded, as those of earlier versions and of "
+                "datasets without 'next.reward', so a world model cannot learn what they were rewarded with; collect "
+                "them again in a new run, or leave the head out (plan.model.reward)."
+            )
+        return rewards
 
     def select(self, episodes: Sequence[int] | np.ndarray) -> Trajectories:
         """Those ``episodes`` alone, renumbered from 0 in the order given."""
@@ -96,11 +112,15 @@ class Trajectories:
 
     @classmethod
     def load(cls, path: Path) -> Trajectories:
-        """Read a file of :meth:`save`; raises UserError for a missing, damaged or other file."""
+        """Read a file of :meth:`save`; raises UserError for a missing, damaged or other file.
+
+        Rewards of files that were written before they were recorded are NaN.
+        """
         try:
             with np.load(path, allow_pickle=False) as file:
                 images = {name.removeprefix("images/"): file[name] for name in file if name.startswith("images/")}
-                return cls(images, **{name: file[name] for name in _NAMES})
+                arrays = {name: file[name] for name in _NAMES if name in file or name != "reward"}
+                return cls(images, **{"reward": _unknown(arrays["state"]), **arrays})
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise UserError(
                 f"no episodes could be read from {str(path)!r} ({error}), so there is nothing to learn from; record "
@@ -112,7 +132,8 @@ class Trajectories:
         """From recorded episodes, for instance of a LeRobot folder.
 
         They lack the picture after the last action.  Their last picture stands for it and the last action is left out,
-        so an outcome appears one control step early.  Raises UserError when success was not recorded.
+        so an outcome appears one control step early, and the last reward beside the one before it.  Raises UserError
+        when success was not recorded.
         """
         if "next.success" not in episodes.extras:
             raise UserError(
@@ -126,10 +147,17 @@ class Trajectories:
         failed[last] = terminated[last] & ~success[last]
         action = episodes.action.copy()
         action[last] = 0
+        reward = np.array(episodes.extras.get("next.reward", _unknown(action)), np.float32).reshape(-1)
+        reward[last - 1] += reward[last]
+        reward[last] = 0.0  # also what an episode of one action added to its neighbour's end
         names = ("state", "task", "episode", "seed")
-        return cls(
-            episodes.images, action=action, success=success, failed=failed, **{n: getattr(episodes, n) for n in names}
-        )
+        kept = {name: getattr(episodes, name) for name in names}
+        return cls(episodes.images, action=action, success=success, failed=failed, reward=reward, **kept)
 
 
-_NAMES = ("state", "action", "task", "success", "failed", "episode", "seed")
+_NAMES = ("state", "action", "task", "success", "failed", "episode", "seed", "reward")
+
+
+def _unknown(like: np.ndarray) -> np.ndarray:
+    """Rewards [M] that nobody recorded, one for each row of ``like``."""
+    return np.full(len(like), np.nan, np.float32)

@@ -70,8 +70,8 @@ def window_batch(
     """The windows ``index`` [B] of ``table``, as ``WorldModel.loss`` takes them.
 
     pictures uint8 [B,1+context+2*frames,C,h,w], cameras side by side in ``C``; state [B,1+2*frames,S], actions
-    [B,2*frames,D], task [B], count [B]; outcome float32 [B,2*frames,3]: success so far, failure so far, and whether the
-    episode succeeds in the end
+    [B,2*frames,D] and their reward float32 [B,2*frames], task [B], count [B]; outcome float32 [B,2*frames,3]: success
+    so far, failure so far, and whether the episode succeeds in the end
     """
     past, future = table["past"][index], table["future"][index]
     present = past[:, -1:]
@@ -84,6 +84,7 @@ def window_batch(
         "task": trajectories.task[present[:, 0]],
         "count": table["count"][index],
         "outcome": outcome,
+        "reward": trajectories.reward[np.concatenate([present, future[:, :-1]], 1)],
     }
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from world_models.latent import LatentConfig as LatentConfig
     from world_models.latent import LatentModel as LatentModel
     from world_models.model import WorldModel as WorldModel
+    from world_models.payment import PredictedReward as PredictedReward
     from world_models.replay import ReplayResult as ReplayResult
     from world_models.types import Context as Context
     from world_models.uncertainty import Limits as Limits
@@ -90,6 +91,13 @@ def endless_rollouts(config: ImaginationConfig, horizon: int) -> ImaginationConf
     from world_models.replay import endless_rollouts
 
     return endless_rollouts(config, horizon)
+
+
+def predicted_reward() -> PredictedReward:
+    """See ``world_models.payment.PredictedReward``."""
+    from world_models.payment import PredictedReward
+
+    return PredictedReward()
 
 
 def initial_states(pictures: np.ndarray, state: np.ndarray, task: np.ndarray, time: np.ndarray) -> InitialStates:

@@ -34,6 +34,7 @@ class TrainableWorldModel(Protocol):
     spec: EnvSpec
     config: Any
     canvas: Any  # a ``world_models.canvas.Canvas``
+    reward: Any  # a ``world_models.heads.RewardHead``, or None
 
     @property
     def device(self) -> torch.device: ...
@@ -98,11 +99,13 @@ def fit_world_model(
 ) -> None:
     """Train ``model`` on windows of ``trajectories``, in place; ``report(step, metrics)`` counts steps of all stages.
 
-    Raises UserError for episodes of another environment, and when all succeeded or all failed: the outcome could not be
-    learnt.
+    Raises UserError for episodes of another environment, when all succeeded or all failed: the outcome could not be
+    learnt, and for episodes without rewards if the model has a head for them.
     """
     require_same_env(model.spec, trajectories)
     require_both_outcomes(trajectories)
+    if model.reward is not None:
+        model.reward.fit(torch.from_numpy(trajectories.recorded_rewards()).to(model.device))
     trajectories = as_predicted(model, trajectories)
     device, table = model.device, make_windows(trajectories, model.config.frames, model.config.context_frames)
     count, steps = len(table["count"]), _Offset(report)

@@ -209,7 +209,7 @@ def test_foresight_is_the_auroc_of_what_is_not_decided_yet(run, monkeypatch):
     for number, part in enumerate(parts):  # longer ones, of either outcome
         index = np.zeros(int(chooser.integers(8, 20)), int)
         last = np.arange(len(index)) == len(index) - 1
-        taken = {name: getattr(part, name)[index] for name in ("state", "action", "task", "failed", "seed")}
+        taken = {name: getattr(part, name)[index] for name in ("state", "action", "task", "failed", "seed", "reward")}
         images = {name: item[index] for name, item in part.images.items()}
         episode = np.zeros(len(index), np.int64)
         parts[number] = Trajectories(images, success=last & bool(number % 2), episode=episode, **taken)

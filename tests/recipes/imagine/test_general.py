@@ -15,7 +15,9 @@ from tests.world_models.pushing import played
 from tests.world_models.small_models import SMALL
 from vla_rl.cli.main import main
 from vla_rl.contract.batch import OneProcess
+from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.agreement import TrustConfig
+from vla_rl.evaluation.report import Report
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.experience.trajectories import Trajectories
@@ -26,7 +28,10 @@ from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imagine.calibrated_model import call_ends
 from vla_rl.recipes.imagine.collect import CollectConfig
 from vla_rl.recipes.imagine.plan import Plan
+from vla_rl.recipes.imagine.prediction_quality import measure_prediction_quality
 from vla_rl.recipes.imagine.recipe import Imagine
+from vla_rl.recipes.imagine.report import _prediction_quality
+from vla_rl.recipes.imagine.saved_run import SavedRun
 from vla_rl.recipes.stages import EvaluationConfig, collect
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import LoopConfig
@@ -35,6 +40,7 @@ from vla_rl.training.world_model import WorldModelFit
 from world_models.config import WorldModelConfig
 from world_models.env import ImaginationConfig
 from world_models.keyframes import KeyframeConfig
+from world_models.payment import PredictedReward
 
 COLLECT = CollectConfig(4, 2, 2, calibration=2, held_out=2, num_envs=4)
 EVALUATION = EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4)
@@ -44,8 +50,8 @@ SIZES = {"cameras": ["front", "side"], "image_size": {"front": 32, "side": 24}}
 def short(recipe: Imagine, frames: int = 5, **model: object) -> Imagine:
     """``recipe`` with the smallest of everything, trusting whatever comes out."""
     plan = Plan(
-        WorldModelConfig(frames, backbone=SMALL, **model),
-        ImaginationConfig(horizon=10, deadline=10, batch_size=4),
+        WorldModelConfig(frames, backbone=SMALL, reward=recipe.plan.model.reward, **model),
+        ImaginationConfig(horizon=10, deadline=10, batch_size=4, reward=recipe.plan.imagination.reward),
         KeyframeConfig(),
         COLLECT,
         fit=WorldModelFit(*[FitConfig(steps=2, batch=4)] * 4),
@@ -74,6 +80,7 @@ def test_cameras_of_two_sizes_go_through_the_whole_recipe_and_its_commands(tmp_p
 
 
 def test_a_gymnasium_task_that_is_only_seen_goes_through_the_same_recipe(tmp_path):
+    """Paid what the world model says of the task's own reward, whose agreement is among the numbers."""
     main(
         [
             "train",
@@ -86,12 +93,22 @@ def test_a_gymnasium_task_that_is_only_seen_goes_through_the_same_recipe(tmp_pat
             str(tmp_path / "pixels"),
         ]
     )
-    recipe = short(load_config("imagine.py:catch"), frames=3, robot_crop=0, uncertainty="pictures")
+    recipe = short(load_config("imagine.py:catch_rewards"), frames=3, robot_crop=0, uncertainty="pictures")
     many = CollectConfig(40, 0, 40, calibration=10, held_out=10, num_envs=16)  # a random paddle catches one in nine
     plan = replace(recipe.plan, collect=many)
     recipe = replace(recipe, policy=str(tmp_path / "pixels" / "checkpoints" / "best"), plan=plan)
     found = recipe.run(RunFolder(tmp_path / "run", recipe))
     assert found["imagined_rl"]["episodes"] == 4 and found["simulator_episodes"] == 80 and found["horizon"] <= 9
+    saved = SavedRun.load(tmp_path / "run")
+    assert saved.calibrated.imagination.reward == PredictedReward() and saved.calibrated.model.reward is not None
+    assert set(saved.held_out.recorded_rewards().tolist()) == {-1.0, 0.0, 1.0}
+    rows = measure_prediction_quality(saved.calibrated, recipe.env, saved.held_out, saved.held_out, 1)
+    assert [row["horizon"] for row in rows] == [3, 6, 9] and rows[0]["reward"]["spread"] == 0.0
+    assert rows[0]["reward"]["replays"] == saved.held_out.count and rows[2]["reward"]["spread"] > 0.5
+    page = Report("title", "subtitle")
+    _prediction_quality(page, {"prediction_quality": rows})
+    page.write(tmp_path / "page.html")
+    assert "rewards of the last call" in (tmp_path / "page.html").read_text()
 
 
 def test_the_critic_of_a_policy_of_pixels_reads_pixels():
@@ -147,11 +164,22 @@ def test_what_cannot_be_imagined_is_refused_before_anything_is_played(arguments,
     assert not (out / "episodes").exists()
 
 
+def test_a_reward_that_the_planned_model_does_not_predict_is_refused_before_anything_is_played(tmp_path):
+    recipe = load_config("imagine.py:catch_rewards")
+    plan = replace(recipe.plan, model=replace(recipe.plan.model, reward=None))
+    folder = RunFolder(tmp_path / "run", replace(recipe, plan=plan, policy="nowhere"))
+    with pytest.raises(UserError, match="has no head for rewards"):
+        replace(recipe, plan=plan, policy="nowhere").prepare(folder)
+    assert not (tmp_path / "run" / "episodes").exists()
+
+
 def test_the_last_horizon_may_end_in_the_middle_of_a_call():
     """Catch is decided with the ninth action, and calls end after the fifth and the tenth."""
     index = np.zeros(10, int)
     one = played(1, seed=0)
-    taken = {name: getattr(one, name)[index] for name in ("state", "action", "task", "success", "failed", "seed")}
+    taken = {
+        name: getattr(one, name)[index] for name in ("state", "action", "task", "success", "failed", "seed", "reward")
+    }
     images = {name: item[index] for name, item in one.images.items()}
     nine = Trajectories(images, episode=index.astype(np.int64), **taken)
     calls = SimpleNamespace(config=WorldModelConfig(frames=5))

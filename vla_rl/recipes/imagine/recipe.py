@@ -111,6 +111,8 @@ class Imagine:
 def require_imaginable(spec: EnvSpec, plan: Plan) -> None:
     """Raise UserError, before anything is played, where a world model of ``spec`` would have nothing to predict."""
     world_models.canvas(spec, plan.model)
+    if not plan.init_from:
+        plan.imagination.reward.require(plan.model.reward)
     if spec.success is None:
         raise UserError(
             f"{spec.name!r} has no notion of success, which imagined rollouts are rewarded with; an environment of "

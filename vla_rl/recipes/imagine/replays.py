@@ -60,7 +60,8 @@ def success_probability(model: world_models.WorldModel, trajectories: Trajectori
             batch = {name: torch.from_numpy(item).to(model.device) for name, item in given.items()}
             noise = torch.randn(len(moments[part]), config.pictures, *model.video.latent, generator=noise_source)
             inputs = (torch.from_numpy(trajectories.action[ahead[part]]), torch.from_numpy(known[part]), noise)
-            future = model.predict(world_models.context_class()(**batch), *(item.to(model.device) for item in inputs))
+            actions, counts, noise = (item.to(model.device) for item in inputs)
+            future = model.predict(world_models.context_class()(**batch), actions, counts, noise)
             predicted.append(future.outcome[:, 2].cpu().numpy())
             update(min(first + _BATCH, len(moments)), "moments")
     value, at_ends, ends = np.zeros(len(trajectories.state)), np.concatenate(predicted), moments + known

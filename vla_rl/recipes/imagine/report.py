@@ -178,6 +178,11 @@ def _prediction_quality(report: Report, found: JsonMapping) -> None:
         errors = one.get("object", {})
         rows.append([*shown, *(_millimetres(errors.get(name)) for name in ("imagined", "copied", "probe"))])
     header = ["steps", "replays", "predicted", "copied", "object when predicted", "copied", "probe on true pictures"]
+    if any("reward" in one for one in found["prediction_quality"]):
+        header.append("rewards of the last call, correlation")
+        for row, one in zip(rows, found["prediction_quality"], strict=True):
+            told = one.get("reward") or {}
+            row.append(None if told.get("correlation") is None else f"{told['correlation']:.2f}")
     report.table(header, rows, "Object: median and 90th percentile of the error.")
 
 

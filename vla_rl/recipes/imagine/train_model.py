@@ -20,7 +20,7 @@ from vla_rl.training.precision import fastest_precision
 from vla_rl.training.tracking import RunFolder, write_json
 from vla_rl.training.world_model import WorldModelFit, fit_world_model, load_world_model, save_world_model, statistics
 
-_SHOWN = ("state_dynamics", "mode_classifier", "pose", "video", "outcome")  # losses beside the progress bar
+_SHOWN = ("state_dynamics", "mode_classifier", "pose", "video", "outcome", "reward")  # losses beside the progress bar
 
 
 def load_or_train(
