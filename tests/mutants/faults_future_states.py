@@ -72,4 +72,11 @@ FAULTS = (
         "if not self.spec.images:",
         (f"{_ON_TINY}test_a_backbone_that_learns_keeps_its_pictures_and_decides_as_before",),
     ),
+    Fault(
+        "a long improvement says at once that it is done",
+        _IMITATION,
+        "self.report((step + 1) / steps)",
+        "self.report(1.0)",
+        ("tests/recipes/test_self_imitated.py::test_an_improvement_that_takes_long_says_how_far_it_is",),
+    ),
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.smolvla.policy import SmolVLA
+from vla_rl.recipes import stages
 from vla_rl.recipes.context import RunContext
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.self_imitated import SelfImitated
@@ -40,6 +43,21 @@ def test_its_backbone_learns_too_if_it_should_foresee_states(untrained, quick, t
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     foreseen = [row["policy/future_state_loss"] for row in rows if "policy/future_state_loss" in row]
     assert len(foreseen) == 2 and all(loss > 0 for loss in foreseen)
+
+
+def test_an_improvement_that_takes_long_says_how_far_it_is(untrained, quick, tmp_path, monkeypatch) -> None:
+    told: list[tuple[int, str]] = []
+
+    @contextmanager
+    def listening(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
+        yield lambda done, remark="": told.append((done, remark))
+
+    monkeypatch.setattr(stages, "bar", listening)
+    config = quick.replace(":improve", ":self_imitated")
+    main(["train", config, "--policy", str(untrained()), "--out", str(tmp_path / "run")])
+    steps = [(done, remark) for done, remark in told if remark.startswith("learning")]
+    assert {done for done, _ in steps} == {1, 3}, "before the second and the fourth iteration are done"
+    assert steps[-1][1] == "learning from successes, 100%" != steps[0][1]
 
 
 def trainer() -> SelfImitated:

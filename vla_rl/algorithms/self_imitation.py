@@ -21,7 +21,7 @@ they are right whoever played them.  Episodes that a rollout begins or leaves un
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -73,6 +73,7 @@ class SelfImitation(ChunkLearner[SelfImitationConfig]):
         """
         super().__init__(policy, parameters, demonstrations, config, generator, sampler)
         self.rollouts, self.future = 0, future
+        self.report: Callable[[float], None] = lambda share: None  # told how much of an improvement is done
         if future is not None:
             require_learning_backbone(policy, self.name)
             self.optimizer.param_groups[0]["params"].extend(future.parameters())
@@ -123,6 +124,7 @@ class SelfImitation(ChunkLearner[SelfImitationConfig]):
         for step in range(steps):
             self.lr = 0.5 * highest * (1.0 + math.cos(math.pi * step / steps))
             infos.append(self.step(kept))
+            self.report((step + 1) / steps)
         return mean(infos)
 
     def _learnt(self) -> dict[str, nn.Parameter]:

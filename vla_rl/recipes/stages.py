@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 from vla_rl.contract.errors import NonFiniteError, UserError
 from vla_rl.contract.foreign import check_policy_quickly, is_foreign
@@ -58,6 +59,13 @@ class EvaluationConfig:
     def evaluator(self, env: EnvFactory) -> Evaluator:
         """Plays seeds in ``env``."""
         return new_evaluator(env, self.num_envs, self.processes)
+
+
+@runtime_checkable
+class LongUpdate(Protocol):
+    """A learner whose single update may take minutes, and tells which share of it is done."""
+
+    report: Callable[[float], None]
 
 
 @contextmanager
@@ -161,6 +169,10 @@ def _train(
             save=save,
             timeline=page.timeline,
         )
+        if isinstance(setup.learner, LongUpdate):
+            setup.learner.report = lambda share: update(
+                loop.iteration, f"learning from all successes, {share:.0%} done"
+            )
         if reason := loop.not_resumable():
             console.print(reason)
         can_resume = not reason
