@@ -45,7 +45,7 @@ class TwoArms:
     def slot(self, known: np.ndarray) -> np.ndarray:
         return known - 1
 
-    def predict(self, context: object, actions: Tensor, known: Tensor, noise: Tensor) -> Future:
+    def predict(self, context: object, actions: Tensor, known: Tensor, noise: Tensor, steps: int = 0) -> Future:
         second, unlucky = actions[:, 0, 0] > 0, actions[:, 0, 1] < 0
         outcome = torch.stack([~unlucky, unlucky & ~second, torch.zeros_like(second)], -1).float()
         count = len(actions)
