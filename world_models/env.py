@@ -57,6 +57,7 @@ class ImaginationConfig:
     failure_threshold: float = 0.5  # and as failed
     batch_size: int = 16  # environments predicted together
     noise_seed: int = 0  # chooses other noise for the same seeds
+    mid_call_steps: int = 1  # of denoising, for pictures that no call and no outcome goes on from; 0: as for the others
     resamples: int = 0  # how often a success is predicted again with other noise before it counts
     reward: Payment = field(default_factory=SuccessReward)  # or PredictedReward, of a model with a head for rewards
 
@@ -347,7 +348,7 @@ class ImaginedEnv:
         """Of ``env_ids`` [R].  What no call goes on from and no outcome is read of is denoised in one step."""
         looked_at = np.setdiff1d(env_ids, complete)
         parts = [self._call(part, 0) for part in _batches(complete, self.config.batch_size)]
-        parts += [self._call(part, 1) for part in _batches(looked_at, self.config.batch_size)]
+        parts += [self._call(part, self.config.mid_call_steps) for part in _batches(looked_at, self.config.batch_size)]
         order = self._to_device(np.argsort(np.concatenate([complete, looked_at]), kind="stable"))
         names = [name for name, item in vars(parts[0]).items() if item is not None]
         return Future(**{name: torch.cat([getattr(part, name) for part in parts])[order] for name in names})
@@ -366,8 +367,6 @@ class ImaginedEnv:
         key = np.random.SeedSequence([int(self._book.seed[env_id]), int(self._depth[env_id]), self.config.noise_seed])
         shape = (self.model.config.pictures, *self.model.video.latent)
         return np.random.Generator(np.random.SFC64(key)).standard_normal(shape, np.float32)
-
-    # -- observations and snapshots ---------------------------------------------------------------------------------
 
     def _observe(self) -> Observation:
         images = {name: self._output(picture) for name, picture in self.model.canvas.split(self._picture).items()}

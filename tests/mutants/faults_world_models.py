@@ -216,7 +216,7 @@ FAULTS = (
     Fault(
         "pictures that are only looked at are denoised as often as those that calls go on from",
         "world_models/env.py",
-        "parts += [self._call(part, 1) for part",
+        "parts += [self._call(part, self.config.mid_call_steps) for part",
         "parts += [self._call(part, 0) for part",
         ("tests/world_models/test_env.py::test_pictures_that_are_only_looked_at_are_denoised_in_one_step",),
     ),
