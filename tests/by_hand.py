@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from threading import Lock
 
 import torch
 from torch import nn
@@ -82,10 +83,14 @@ class Recorded:
         pass
 
 
+_ONE_AT_A_TIME = Lock()  # threads that stand for processes share the generator that modules are initialised from
+
+
 def build(policy=None, replay=None, num_critics: int = 4, kind=ResidualTD3, reducer=None, **changes):
     policy = policy or Line()
-    torch.manual_seed(0)
-    critic = QEnsemble({"state": 2}, 2, num_critics, HeadConfig(16, 1))
+    with _ONE_AT_A_TIME:
+        torch.manual_seed(0)
+        critic = QEnsemble({"state": 2}, 2, num_critics, HeadConfig(16, 1))
     config = replace(CONFIG, **changes)
     replay = Recorded() if replay is None else replay
     return kind(policy, dict(policy.named_parameters()), critic, replay, config, seeded(5), reducer)
