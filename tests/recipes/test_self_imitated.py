@@ -46,16 +46,16 @@ def test_its_backbone_learns_too_if_it_should_foresee_states(untrained, quick, t
 
 
 def test_an_improvement_that_takes_long_says_how_far_it_is(untrained, quick, tmp_path, monkeypatch) -> None:
-    told: list[tuple[int, str]] = []
+    remarks: list[tuple[int, str]] = []
 
     @contextmanager
     def listening(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
-        yield lambda done, remark="": told.append((done, remark))
+        yield lambda done, remark="": remarks.append((done, remark))
 
     monkeypatch.setattr(stages, "bar", listening)
     config = quick.replace(":improve", ":self_imitated")
     main(["train", config, "--policy", str(untrained()), "--out", str(tmp_path / "run")])
-    steps = [(done, remark) for done, remark in told if remark.startswith("learning")]
+    steps = [(done, remark) for done, remark in remarks if remark.startswith("learning")]
     assert {done for done, _ in steps} == {1, 3}, "before the second and the fourth iteration are done"
     assert steps[-1][1] == "learning from successes, 100%" != steps[0][1]
 

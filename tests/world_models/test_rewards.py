@@ -38,7 +38,7 @@ BRIEF = WorldModelFit(*[FitConfig(steps=2, batch=4)] * 4)
 
 
 def seen_alone(trajectories: Trajectories) -> Trajectories:
-    """The same episodes without proprioception: where the square is can be seen and is not told."""
+    """The same episodes without proprioception: where the square is can be seen and is not among the numbers."""
     return replace(trajectories, state=trajectories.state[:, :0])
 
 
@@ -173,26 +173,26 @@ def paid_env(num_envs: int = 6, limits: Limits | None = None, **numbers: object)
 
 def calls_of(env: ImaginedEnv) -> list[torch.Tensor]:
     """What the model will predict of rewards [R,F], call by call."""
-    told: list[torch.Tensor] = []
+    rewards: list[torch.Tensor] = []
     predict = env.model.predict
 
     def note(*given: torch.Tensor):
         future = predict(*given)
-        told.append(future.reward)
+        rewards.append(future.reward)
         return future
 
     env.model.predict = note  # type: ignore[method-assign]
-    return told
+    return rewards
 
 
 def test_a_rollout_is_paid_what_the_head_says_when_a_call_is_complete():
     """The sum over its actions, also over the two that are left when time is up."""
     env, env_ids = paid_env(3, deadline=5), np.arange(3)
-    told = calls_of(env)
+    rewards = calls_of(env)
     env.reset(env_ids, env_ids)
     step = env.step(random_actions(env, 5, np.random.default_rng(0)))
-    assert len(told) == 2 and told[0][:3].abs().min() > 0 and not told[1][:, 2].any()
-    np.testing.assert_allclose(step.reward[:, [2, 4]], torch.stack([one[:3].sum(1) for one in told], 1), rtol=1e-6)
+    assert len(rewards) == 2 and rewards[0][:3].abs().min() > 0 and not rewards[1][:, 2].any()
+    np.testing.assert_allclose(step.reward[:, [2, 4]], torch.stack([one[:3].sum(1) for one in rewards], 1), rtol=1e-6)
     assert not step.reward[:, [0, 1, 3]].any() and set(step.cause) == {"too_late"}
 
 
@@ -215,11 +215,11 @@ def test_success_ends_a_paid_rollout_and_earns_what_the_head_says():
     env_ids = np.arange(6)
     for reward in (PredictedReward(), SuccessReward()):
         env = paid_env(success_threshold=0.0, reward=reward)
-        told = calls_of(env)
+        rewards = calls_of(env)
         env.reset(env_ids, env_ids)
         step = env.step(random_actions(env, 3, np.random.default_rng(5)))
         assert set(step.cause) == {"success"} and step.terminated.all()
-        said = torch.cat([told[0], told[1][:2]]).sum(1).numpy()
+        said = torch.cat([rewards[0], rewards[1][:2]]).sum(1).numpy()
         wanted = said if isinstance(reward, PredictedReward) else np.ones(6)
         np.testing.assert_allclose(step.reward[:, 2], wanted, rtol=1e-6)
     plain = imagined_env(6, success_threshold=0.0, resamples=0)

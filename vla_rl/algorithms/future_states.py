@@ -80,7 +80,7 @@ def require_learning_backbone(policy: object, needed_by: str) -> LearningBackbon
     if not isinstance(policy, LearningBackbone):
         raise UserError(
             f"{needed_by} teaches a backbone to foresee states, and {type(policy).__name__} has none that learns "
-            "(encode_again), so nothing would come of it; use a TinyVLA, or leave algorithm.future out."
+            "(encode_again), so nothing would come of it; use a TinyVLA, or leave the backbone frozen (rl.future:none)."
         )
     return policy
 

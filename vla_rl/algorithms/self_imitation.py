@@ -73,7 +73,7 @@ class SelfImitation(ChunkLearner[SelfImitationConfig]):
         """
         super().__init__(policy, parameters, demonstrations, config, generator, sampler)
         self.rollouts, self.future = 0, future
-        self.report: Callable[[float], None] = lambda share: None  # told how much of an improvement is done
+        self.report: Callable[[float], None] = lambda share: None  # called with the share of it that is done
         if future is not None:
             require_learning_backbone(policy, self.name)
             self.optimizer.param_groups[0]["params"].extend(future.parameters())

@@ -63,7 +63,7 @@ class EvaluationConfig:
 
 @runtime_checkable
 class LongUpdate(Protocol):
-    """A learner whose single update may take minutes, and tells which share of it is done."""
+    """A learner whose single update may take minutes, and reports which share of it is done."""
 
     report: Callable[[float], None]
 
@@ -170,9 +170,7 @@ def _train(
             timeline=page.timeline,
         )
         if isinstance(setup.learner, LongUpdate):
-            setup.learner.report = lambda share: update(
-                loop.iteration, f"learning from all successes, {share:.0%} done"
-            )
+            setup.learner.report = lambda share: update(loop.iteration, f"learning from successes, {share:.0%}")
         if reason := loop.not_resumable():
             console.print(reason)
         can_resume = not reason

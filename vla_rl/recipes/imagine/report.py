@@ -181,8 +181,8 @@ def _prediction_quality(report: Report, found: JsonMapping) -> None:
     if any("reward" in one for one in found["prediction_quality"]):
         header.append("rewards of the last call, correlation")
         for row, one in zip(rows, found["prediction_quality"], strict=True):
-            told = one.get("reward") or {}
-            row.append(None if told.get("correlation") is None else f"{told['correlation']:.2f}")
+            agreement = one.get("reward") or {}
+            row.append(None if agreement.get("correlation") is None else f"{agreement['correlation']:.2f}")
     report.table(header, rows, "Object: median and 90th percentile of the error.")
 
 
