@@ -49,7 +49,7 @@ def by_hand(run):
         recorded_initial_states(run.calibrated.model, run.held_out),
         1,
         None,
-        replace(CALM, resamples=0),
+        replace(CALM, resamples=0, mid_call_steps=0),
     )
     found = []
     for episode, (begin, end) in enumerate(run.held_out.spans()):
