@@ -83,8 +83,8 @@ def replay(
 def endless_rollouts(config: ImaginationConfig, horizon: int) -> ImaginationConfig:
     """``config`` for rollouts of ``horizon`` control steps that neither success nor failure ends."""
     never = 2.0  # above all probabilities
-    limits = {"horizon": horizon, "deadline": None, "success_threshold": never, "failure_threshold": never}
-    return replace(config, **limits, resamples=0, mid_call_steps=0)  # outcomes are read wherever a replay ends
+    without = replace(config, deadline=None, success_threshold=never, failure_threshold=never, resamples=0)
+    return replace(without, horizon=horizon, mid_call_steps=0)  # outcomes are read wherever a replay ends
 
 
 def _batches(length: np.ndarray, frames: int, size: int) -> Iterator[np.ndarray]:

@@ -153,11 +153,8 @@ FAULTS = (
     Fault(
         "outcomes that are shown are read from pictures that were denoised in one step",
         "vla_rl/recipes/imagine/play.py",
-        "batch_size=1, mid_call_steps=0)",
-        "batch_size=1)",
-        (
-            "tests/recipes/imagine/test_play.py::"
-            "test_outcomes_that_are_shown_in_the_middle_of_a_call_are_denoised_as_at_its_end",
-        ),
+        "config = replace(config, mid_call_steps=0)",
+        "config = replace(config, mid_call_steps=1)",
+        ("tests/recipes/imagine/test_steering.py::test_the_policy_decides_once_and_is_shown_step_by_step",),
     ),
 )

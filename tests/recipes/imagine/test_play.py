@@ -140,10 +140,6 @@ def test_keys_are_posted_and_nothing_else_is_taken_for_one(hands):
     assert hands.view.step == 1
 
 
-def test_outcomes_that_are_shown_in_the_middle_of_a_call_are_denoised_as_at_its_end(run):
-    assert steering_of(run)[0].env.config.mid_call_steps == 0
-
-
 def test_keys_pressed_at_once_come_one_after_the_other(run):
     hands = steered(run, 40)
     with served(hands) as browser:

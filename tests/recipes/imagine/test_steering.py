@@ -98,7 +98,7 @@ def test_every_key_is_one_control_step_of_the_action_it_stands_for(run, hands):
         recorded_initial_states(run.calibrated.model, run.held_out),
         1,
         None,
-        replace(CALM, horizon=8, batch_size=1, resamples=0),
+        replace(CALM, horizon=8, batch_size=1, resamples=0, mid_call_steps=0),
     )
     env.reset(np.zeros(1, int), [0])
     np.testing.assert_array_equal(hands.view.pictures[0], run.held_out.images["front"][0])
@@ -127,7 +127,7 @@ def test_each_direction_has_its_own_bound_and_shift_a_share_of_it(tmp_path):
         recorded_initial_states(run.calibrated.model, run.held_out),
         1,
         None,
-        replace(CALM, batch_size=1, resamples=0),
+        replace(CALM, batch_size=1, resamples=0, mid_call_steps=0),
     )
     env.reset(np.zeros(1, int), [0])
     for key, action in (("a", -2.0), ("d", 1.0), ("shift+a", -0.5), ("shift+d", 0.25)):
@@ -184,7 +184,7 @@ def test_the_policy_decides_once_and_is_shown_step_by_step(run, hands):
         recorded_initial_states(run.calibrated.model, run.held_out),
         1,
         None,
-        replace(CALM, horizon=8, batch_size=1, resamples=0),
+        replace(CALM, horizon=8, batch_size=1, resamples=0, mid_call_steps=0),
     )
     obs = env.reset(np.zeros(1, int), [0])
     for _ in range(2):

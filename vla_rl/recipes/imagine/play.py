@@ -46,9 +46,11 @@ def steering_of(run: SavedRun, steps: int = 0) -> tuple[Steering, str]:
     Raises UserError when the policy was trained for another environment.
     """
     calibrated, spec = run.calibrated, run.calibrated.model.spec
-    limits = {"horizon": steps or spec.time_limit, "deadline": None, "keyframe_share": 0.0}
+    config = replace(
+        calibrated.imagination, horizon=steps or spec.time_limit, deadline=None, keyframe_share=0.0, batch_size=1
+    )
     # Outcome and uncertainty are shown after every step, so every step is denoised as calls are.
-    config = replace(calibrated.imagination, **limits, batch_size=1, mid_call_steps=0)
+    config = replace(config, mid_call_steps=0)
     pool = recorded_initial_states(calibrated.model, run.held_out)
     env = world_models.make_env(calibrated.model, pool, 1, calibrated.limits, config)
     first = run.held_out.action[[begin for begin, _ in run.held_out.spans()]]
