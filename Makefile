@@ -8,8 +8,11 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # More threads than cores slow small networks down tenfold.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
-# Two processes, a file in one of them; in our order, which begins with the slow files (tests/conftest.py).
-SHARED := -n 2 --dist loadfile --no-loadscope-reorder
+# Three processes for two cores, as many tests wait for others; a file in one of them; in our order, which begins with the
+# slow files (tests/conftest.py).
+SHARED := -n 3 --dist loadfile --no-loadscope-reorder
+# Where nothing compiled is kept, every process compiles everything again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo study compare imagine imagine-study few fleet test pytest test-plain test-full test-sims mutants soak faults bench peers gpu docs wheel lint types clean

@@ -66,6 +66,13 @@ FAULTS = (
         ),
     ),
     Fault(
+        "other policies' episodes are played by the policy itself",
+        "vla_rl/recipes/imagine/collect.py",
+        "load_policy(name, env.spec))",
+        "policy)",
+        ("tests/recipes/imagine/test_imagined_env.py::test_episodes_of_other_policies_are_learnt_from_as_well",),
+    ),
+    Fault(
         "the budget is for every decision",
         _BUY,
         "min(config.batch, config.budget - self.spent)",

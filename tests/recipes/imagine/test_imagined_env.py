@@ -22,7 +22,7 @@ from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.tiny import TinyVLA
-from vla_rl.recipes.context import RunContext
+from vla_rl.recipes.context import RunContext, generator
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imagine.collect import CollectConfig, CollectedEpisodes, collect_episodes
 from vla_rl.recipes.imagine.imagined_env import ImaginedEnvFactory, measure_rollouts
@@ -72,6 +72,27 @@ def test_every_kind_is_played_on_seeds_of_its_own_and_some_are_held_out(collecte
     assert (collected.policy_success, collected.policy_episodes) == (0.0, 4)
     seeds = [int(part.seed[begin]) for part in parts for begin, _ in part.spans()]
     assert len(set(seeds)) == 8 and min(seeds) == 18_000_000 and max(seeds) == 18_000_007
+
+
+def test_episodes_of_other_policies_are_learnt_from_as_well(policy, tmp_path):
+    """And do not count as the policy's own."""
+    other = TinyVLA.from_pretrained(save_untrained(tmp_path / "other"))
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(2.0)
+    other.save_pretrained(tmp_path / "other")
+    config = replace(COLLECT, other_policies=(str(tmp_path / "other"),), other_episodes=3)
+    found = collect_episodes(ENV, policy, config, seed=1)
+    assert config.episodes == 11 and found.policy_episodes == 4
+    every = Trajectories.joined([found.learnt, found.calibration, found.held_out])
+    begins = {int(every.seed[begin]): (begin, end) for begin, end in every.spans()}
+    env = ENV.make_training(COLLECT.num_envs)
+    theirs = collect_trajectories(env, other, [18_000_008, 18_000_009, 18_000_010], generator(1, 30), "sample")
+    env.close()
+    for begin, end in theirs.spans():
+        first, last = begins.pop(int(theirs.seed[begin]))
+        assert np.array_equal(every.action[first:last], theirs.action[begin:end])
+    assert set(begins) == set(range(18_000_000, 18_000_008))
 
 
 def test_collected_episodes_come_back_bit_for_bit_or_are_refused(collected, tmp_path):

@@ -15,6 +15,7 @@ from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.collect import collect_trajectories
 from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.epsilon_random import EpsilonRandomPolicy
+from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.progress import bar
@@ -34,11 +35,14 @@ class CollectConfig:
     calibration: int = 175  # of all of them, held out for the limits of uncertainty, the threshold and the horizon
     held_out: int = 100  # and to measure agreement on
     num_envs: int = 32
+    other_policies: tuple[str, ...] = ()  # checkpoints whose episodes are learnt from as well, to rank ones like them
+    other_episodes: int = 300  # of each of these, exploring
 
     @property
     def episodes(self) -> int:
         """All of them."""
-        return self.policy_episodes + self.epsilon_random_episodes + self.random_episodes
+        own = self.policy_episodes + self.epsilon_random_episodes + self.random_episodes
+        return own + len(self.other_policies) * self.other_episodes
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ class CollectedEpisodes:
 def collect_episodes(env_config: EnvConfig, policy: Policy, config: CollectConfig, seed: int) -> CollectedEpisodes:
     """Play ``config.episodes`` episodes and split them.
 
-    Raises UserError when a part would be empty.
+    Raises UserError when a part would be empty, and for a checkpoint of another environment.
     """
     aside = config.calibration + config.held_out
     if not (config.calibration and config.held_out and aside < config.episodes):
@@ -90,15 +94,17 @@ def collect_episodes(env_config: EnvConfig, policy: Policy, config: CollectConfi
         )
     env = env_config.make_training(config.num_envs)
     seeds = iter(seed_ranges.training_seeds(seed, "world_model"))
+    others = [(name, config.other_episodes, load_policy(name, env.spec)) for name in config.other_policies]
+    mixed, random = (EpsilonRandomPolicy(policy, env.spec, share) for share in (config.random_action_prob, 1.0))
     kinds = (
-        ("policy", config.policy_episodes, 0.0),
-        ("epsilon-random", config.epsilon_random_episodes, config.random_action_prob),
-        ("random", config.random_episodes, 1.0),
+        ("policy", config.policy_episodes, policy),
+        ("epsilon-random", config.epsilon_random_episodes, mixed),
+        ("random", config.random_episodes, random),
+        *others,
     )
     parts = []
-    for name, count, random_action_prob in kinds:
+    for name, count, player in kinds:
         if count:
-            player = EpsilonRandomPolicy(policy, env.spec, random_action_prob) if random_action_prob else policy
             with bar(f"play {name}", count) as update:
                 chosen, noise = [next(seeds) for _ in range(count)], generator(seed, 30)
                 parts.append(collect_trajectories(env, player, chosen, noise, "sample", show_success(update)))
