@@ -34,7 +34,7 @@ def test_the_posterior_is_that_of_importance_sampling():
     truth = rng.normal(0, 3, (1_000_000, 3))
     strictness = rng.normal(0, 1, (1_000_000, 1))
     imagined = np.stack([one.imagined for one in policies])
-    noise = ranking._noise_covariance(imagined) + SPREAD**2 * np.eye(3)
+    noise = ranking.noise_covariance(imagined) + SPREAD**2 * np.eye(3)
     x = np.array([log_odds(int(row.sum()), 60) for row in imagined])
     residual = x - (truth - strictness)
     log_weight = -0.5 * np.einsum("ni,ij,nj->n", residual, np.linalg.inv(noise), residual)
@@ -115,8 +115,8 @@ def test_as_many_real_episodes_as_it_says_decide_it_and_one_less_does_not(real):
     mean = np.array([logit(by_name(found)[name].success) for name in (pair.better, pair.worse)])
     rates = 1 / (1 + np.exp(-mean))
     imagined = np.stack([one.imagined for one in policies])
-    noise = ranking._noise_covariance(imagined)
-    covariance = ranking._posterior(policies, imagined, noise, SPREAD)[1]
+    noise = ranking.noise_covariance(imagined)
+    covariance = ranking.posterior(policies, imagined, noise, SPREAD)[1]
     for n, decides in ((pair.episodes, True), (pair.episodes - 1, False)):
         after = np.linalg.inv(np.linalg.inv(covariance) + np.diag(n * rates * (1 - rates)))
         deviation = math.sqrt(after[0, 0] + after[1, 1] - 2 * after[0, 1])

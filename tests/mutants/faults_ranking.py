@@ -14,7 +14,37 @@ _POSTERIOR = f"{_ON}test_the_posterior_is_that_of_importance_sampling"
 _ROBOTS = f"{_ON}test_on_simulated_robots_it_orders_and_its_intervals_hold"
 _RUN = "tests/recipes/imagine/test_rank.py::test_it_is_the_ranking_of_what_they_do_in_the_world_model"
 
+_SEARCH, _ON_SEARCH = "vla_rl/evaluation/best_policy.py", "tests/evaluation/test_best_policy.py::"
+
 FAULTS = (
+    Fault(
+        "a search ends when it is undecided",
+        _SEARCH,
+        "if good.mean() >= CONFIDENCE or played >= MOST:",
+        "if good.mean() >= 0.5 or played >= MOST:",
+        (f"{_ON_SEARCH}test_what_is_found_is_good_enough_as_often_as_it_says",),
+    ),
+    Fault(
+        "a search begins without what is known",
+        _SEARCH,
+        "noise_covariance(imagined), list(policies), 0",
+        "noise_covariance(imagined), [replace(one, real=(0, 0)) for one in policies], 0",
+        (f"{_ON_SEARCH}test_real_episodes_that_were_played_are_not_played_again",),
+    ),
+    Fault(
+        "searches without imagined rollouts know them",
+        _SEARCH,
+        "for spread in (found.spread, _UNINFORMED)",
+        "for spread in (found.spread, found.spread)",
+        (f"{_ON_SEARCH}test_what_is_expected_are_searches_among_truths_that_are_believed",),
+    ),
+    Fault(
+        "the rival of the best is the best",
+        _SEARCH,
+        "others[:, best] = -1.0",
+        "others[:, best] = 2.0",
+        (f"{_ON_SEARCH}test_episodes_go_to_the_two_that_may_be_best",),
+    ),
     Fault(
         "what is known from real episodes is not used",
         _RANKING,

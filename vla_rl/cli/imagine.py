@@ -14,7 +14,7 @@ from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.recipes.config_files import file_of, keep_file, load_config, load_kept_files
 from vla_rl.recipes.imagine.comparison import ImagineComparison, compare, evaluate_world_model
 from vla_rl.recipes.imagine.play import Play, serve, steering_of
-from vla_rl.recipes.imagine.rank import Rank, needed, rank_policies
+from vla_rl.recipes.imagine.rank import Rank, effort, needed, rank_policies
 from vla_rl.recipes.imagine.rollout import Rollout, write_rollout
 from vla_rl.recipes.imagine.saved_run import SavedRun, find_run
 from vla_rl.recipes.imagine.study import ImagineStudy, run_study
@@ -92,7 +92,7 @@ def rank(arguments: Sequence[str]) -> None:
     count = next((i for i, text in enumerate(given) if text.startswith("-")), len(given))
     policies = given[1:count]
     folder, config = _run_and_options("rank", [*given[: min(1, count)], *given[count:]], Rank())
-    found = rank_policies(SavedRun.load(folder), policies, config)
+    found, searches = rank_policies(SavedRun.load(folder), policies, config)
     for one in found.estimates:
         console.print(f"{one.success:6.1%} [{one.low:.1%}, {one.high:.1%}], best with {one.best:4.0%}: {one.name}")
     open_pairs = [pair for pair in found.pairs if not pair.decided]
@@ -100,6 +100,7 @@ def rank(arguments: Sequence[str]) -> None:
     for pair in open_pairs:
         what = needed(pair)
         console.print(f"  {pair.better} > {pair.worse} with {pair.probability:.1%}; real episodes to decide it: {what}")
+    console.print(effort(searches))
     console.print(f"{config.out or find_run(folder)}/rank.html")
 
 

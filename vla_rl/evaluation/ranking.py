@@ -83,8 +83,8 @@ def rank(policies: Sequence[Played]) -> Ranking:
     """Raises UserError for fewer than two policies, equal names, or other numbers of imagined rollouts."""
     _check(policies)
     imagined = np.stack([np.asarray(one.imagined, bool) for one in policies])
-    noise, spread = _noise_covariance(imagined), _spread(policies)
-    mean, covariance, strictness = _posterior(policies, imagined, noise, spread)
+    noise, spread = noise_covariance(imagined), _spread(policies)
+    mean, covariance, strictness = posterior(policies, imagined, noise, spread)
     estimates = _estimates(policies, mean, covariance)
     order = np.argsort(-mean, kind="stable")
     pairs = [
@@ -112,7 +112,7 @@ def log_odds(successes: float, episodes: int) -> float:
     return math.log((successes + 0.5) / (episodes - successes + 0.5))
 
 
-def _noise_covariance(imagined: np.ndarray) -> Floats:
+def noise_covariance(imagined: np.ndarray) -> Floats:
     """[k,k] of the empirical logits of ``imagined`` bool [k,n]: the starts are the same, so outcomes are correlated."""
     n = imagined.shape[1]
     rates = (imagined.sum(1) + 0.5) / (n + 1)
@@ -147,10 +147,13 @@ def _variance(successes: int, episodes: int) -> float:
     return 1.0 / (successes + 0.5) + 1.0 / (episodes - successes + 0.5)
 
 
-def _posterior(
+def posterior(
     policies: Sequence[Played], imagined: np.ndarray, noise: Floats, spread: float
 ) -> tuple[Floats, Floats, float]:
-    """Mean [k] and covariance [k,k] of the true log-odds, and the mean of ``a``."""
+    """Mean [k] and covariance [k,k] of the true log-odds, and the mean of ``a``.
+
+    ``imagined`` bool [k,n] are the outcomes of ``policies``, and ``noise`` is :func:`noise_covariance` of them.
+    """
     k = len(policies)
     design = np.hstack([np.eye(k), -np.ones((k, 1))])  # of x, given (t, a)
     weight = np.linalg.inv(noise + spread**2 * np.eye(k))

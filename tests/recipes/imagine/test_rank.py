@@ -91,9 +91,11 @@ def test_it_is_the_ranking_of_what_they_do_in_the_world_model(run, policies, cap
     assert rows[policies[0]]["real"] == [9, 12] and found["starts"] == 12
     assert {name: row["outside"] for name, row in rows.items()} == {name: left for name, (_, left) in played.items()}
     assert len({left for _, left in played.values()}) > 1
+    assert 0 <= found["search"]["informed"] <= found["search"]["at_most"] >= found["search"]["alone"]
     page, said = (run.folder / "rank.html").read_text(), capsys.readouterr().err
     assert "9 of 12" in page and "leaves what was tried" in page and "real episodes that would decide it" in page
     assert all(name in "".join(said.split()) for name in policies) and "of 3 pairs are decided" in said
+    assert "without imagined rollouts" in page and "without imagined rollouts" in " ".join(said.split())
 
 
 def test_tried_are_the_recorded_chunks_at_every_step(run):

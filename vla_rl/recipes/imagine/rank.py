@@ -12,6 +12,7 @@ import numpy as np
 from vla_rl.contract.env import on_host
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.policy import Policy
+from vla_rl.evaluation.best_policy import MOST, TOLERANCE, Searches, expected_searches
 from vla_rl.evaluation.novelty import Tried
 from vla_rl.evaluation.ranking import SPREAD, Pair, Played, Ranking, rank
 from vla_rl.evaluation.report import Bar, Report
@@ -41,8 +42,10 @@ class Rank:
     out: str = ""  # folder of rank.json and rank.html; "": the run's
 
 
-def rank_policies(run: SavedRun, policies: Sequence[str], config: Rank) -> Ranking:
+def rank_policies(run: SavedRun, policies: Sequence[str], config: Rank) -> tuple[Ranking, Searches]:
     """Play every one of ``policies``, checkpoint folders, from the same starts; write ``rank.json`` and ``rank.html``.
+
+    Returns what is believed of them, and how many real episodes would find the best of them.
 
     Raises UserError for fewer than two, a checkpoint of another environment, and known results that nobody can read.
     """
@@ -64,10 +67,13 @@ def rank_policies(run: SavedRun, policies: Sequence[str], config: Rank) -> Ranki
         if config.before_deployment:
             outside[name] = watched.share_left(recorded)
     found = rank(played)
+    searches = expected_searches(played, found)
     out = Path(config.out or run.folder)
-    write_json(out / "rank.json", _summary(found, played, outside, starts))
-    _page(out / "rank.html", found, played, outside, run.folder)
-    return found
+    summary = _summary(found, played, outside, starts)
+    medians = {"informed": float(np.median(searches.informed)), "alone": float(np.median(searches.alone))}
+    write_json(out / "rank.json", summary | {"search": medians | {"at_most": MOST}})
+    _page(out / "rank.html", found, played, outside, run.folder, searches)
+    return found, searches
 
 
 def _known(given: Sequence[str], policies: Sequence[str]) -> dict[str, tuple[int, int]]:
@@ -163,6 +169,18 @@ def needed(pair: Pair) -> str:
     return "decided" if pair.decided else "too many" if pair.episodes is None else f"{pair.episodes} of each"
 
 
+def effort(searches: Searches) -> str:
+    """In a sentence: the real episodes of half of the searches for the best policy."""
+    informed, alone = (
+        f"{median:.0f}" if (median := float(np.median(episodes))) < MOST else f"more than {MOST}"
+        for episodes in (searches.informed, searches.alone)
+    )
+    return (
+        f"Half of the searches for the best policy, or one within {TOLERANCE:.0%} of it, end after {informed} more "
+        f"real episodes, and after {alone} without imagined rollouts."
+    )
+
+
 def short_names(folders: Sequence[str]) -> dict[str, str]:
     """{folder: "RUN/CHECKPOINT"} for ``RUN/checkpoints/CHECKPOINT``, where that tells all ``folders`` apart."""
     parts = {name: [part for part in Path(name).parts if part != "checkpoints"] for name in folders}
@@ -170,7 +188,14 @@ def short_names(folders: Sequence[str]) -> dict[str, str]:
     return short if len(set(short.values())) == len(set(folders)) else {name: name for name in folders}
 
 
-def _page(path: Path, found: Ranking, played: Sequence[Played], outside: dict[str, float], run: Path) -> None:
+def _page(
+    path: Path,
+    found: Ranking,
+    played: Sequence[Played],
+    outside: dict[str, float],
+    run: Path,
+    searches: Searches,
+) -> None:
     report = Report("Which policy is best", f"Imagined rollouts of {run}, and what is known from real episodes")
     by_name, short = {one.name: one for one in played}, short_names([one.name for one in played])
     rows, bars = [], []
@@ -199,6 +224,6 @@ def _page(path: Path, found: Ranking, played: Sequence[Played], outside: dict[st
     pairs = [
         [f"{short[one.better]} > {short[one.worse]}", f"{one.probability:.1%}", needed(one)] for one in found.pairs
     ]
-    report.table(["", "probability", "real episodes that would decide it"], pairs)
+    report.table(["", "probability", "real episodes that would decide it"], pairs, effort(searches))
     report.command(f"vla-rl imagine rank {run} POLICY ...")
     report.write(path)
