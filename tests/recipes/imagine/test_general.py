@@ -124,7 +124,7 @@ def test_the_critic_of_a_policy_of_pixels_reads_pixels():
     assert len(set(value.tolist())) > 1
 
 
-@pytest.mark.parametrize("name", ["lift", "place", "push", "lift_dit", "lift_grpo", "lift_wovr"])
+@pytest.mark.parametrize("name", ["lift", "lift_to_rank", "place", "push", "lift_dit", "lift_grpo", "lift_wovr"])
 def test_every_recipe_is_ready_for_what_its_task_gives(name):
     """Model, window and deadlines fit the environment that the recipe is for."""
     from vla_rl.recipes.world_models import new_model
