@@ -105,7 +105,7 @@ def imagined(config: Any, imitation: Path) -> Any:
         demonstrations=str(imitation / "demonstrations"),
         fit=replace(config.plan.fit, **fits),
         refit=replace(config.plan.refit, **fits),
-        trust=replace(config.plan.trust, max_hallucinated=1.0, max_missed=1.0),
+        trust=replace(config.plan.trust, max_hallucinated=1.0, max_missed=1.0, min_imagined=0.0),
         coevolution=replace(config.plan.coevolution, budget=3, batch=2, every=1, uncertainty_rise=-1.0),
     )
     config = replace(shrunk(config), plan=plan, policy=str(imitation / "checkpoints" / "imitation"))

@@ -99,6 +99,20 @@ def test_imagined_rollouts_that_hardly_ever_succeed_are_not_trusted(seen, truste
     assert replace(UNLIMITED, max_missed=1.0).choose(rare, TRUE, LENGTH, [10]).table.horizon == 10
 
 
+@pytest.mark.parametrize(
+    ("imagined", "true", "enough"), [(11, 506, True), (10, 506, False), (0, 0, True), (0, 6, True)]
+)
+def test_a_policy_that_hardly_succeeds_in_its_own_imagined_rollouts_learns_nothing_there(imagined, true, enough):
+    """Of 128 and 830: the upper bounds are 14.7 and 13.8 %, a quarter of the lower one is 14.4 %; of 6 it is 0.1 %."""
+    config = TrustConfig(min_imagined=0.25)
+    if enough:
+        config.require_closed_loop((imagined, 128), (true, 830))
+    else:
+        with pytest.raises(UserError, match="in 10 of 128 imagined rollouts and in 506 of 830 real ones"):
+            config.require_closed_loop((imagined, 128), (true, 830))
+    replace(config, min_imagined=0.0).require_closed_loop((0, 128), (true, 830))
+
+
 def test_a_horizon_by_which_nothing_succeeds_is_not_trusted():
     """Nobody succeeds by the fifth step, and at the tenth too much is hallucinated: RL would get no reward."""
     with pytest.raises(UserError, match=r"misses too many true ones \(at best 0 of 0 by step 5"):

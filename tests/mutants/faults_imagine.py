@@ -66,6 +66,22 @@ FAULTS = (
         ),
     ),
     Fault(
+        "a policy that is lost in imagination learns there",
+        "vla_rl/recipes/imagine/coevolution.py",
+        "self.plan.trust.require_closed_loop(imagined, real)",
+        "self.plan.trust.require_closed_loop(real, real)",
+        ("tests/recipes/imagine/test_imagined_env.py::test_a_policy_improves_in_imagination",),
+    ),
+    Fault(
+        "success in imagination is asked of chance",
+        "vla_rl/evaluation/agreement.py",
+        "high, low = wilson(*imagined)[1], wilson(*true)[0]",
+        "high, low = imagined[0] / imagined[1], true[0] / true[1]",
+        (
+            "tests/evaluation/test_trust.py::test_a_policy_that_hardly_succeeds_in_its_own_imagined_rollouts_learns_nothing_there",
+        ),
+    ),
+    Fault(
         "other policies' episodes are played by the policy itself",
         "vla_rl/recipes/imagine/collect.py",
         "load_policy(name, env.spec))",

@@ -157,6 +157,7 @@ class TrustConfig:
     thresholds: tuple[float, ...] = (0.5, 0.7, 0.9)
     quantiles: tuple[float, ...] = (1.0, 0.99, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
     max_missed: float = 0.9  # for the upper bound of the missed rate, where there are true successes
+    min_imagined: float = 0.25  # of the policy's true success, for that in its own imagined rollouts; 0: any will do
 
     def choose(
         self,
@@ -186,6 +187,20 @@ class TrustConfig:
             self._require_reward(found, rewarding)
             found = rewarding
         return max(found, key=lambda choice: (choice.table.horizon, choice.table.accuracy.success))
+
+    def require_closed_loop(self, imagined: tuple[int, int], true: tuple[int, int]) -> None:
+        """Raise UserError where a policy that truly succeeds hardly does so in its own imagined rollouts.
+
+        Both are (successes, rollouts).  Replays of what was recorded say little about that: they may agree where a
+        policy that looks at imagined pictures is lost.
+        """
+        high, low = wilson(*imagined)[1], wilson(*true)[0]
+        if high < self.min_imagined * low:
+            raise UserError(
+                f"the policy succeeds in {imagined[0]} of {imagined[1]} imagined rollouts and in {true[0]} of "
+                f"{true[1]} real ones, so RL would hardly be rewarded in imagination; train the world model longer "
+                "(plan.fit.video), or ask for less with plan.trust.min_imagined."
+            )
 
     def _require_reward(self, found: Sequence[TrustedHorizon], rewarding: Sequence[TrustedHorizon]) -> None:
         if rewarding:

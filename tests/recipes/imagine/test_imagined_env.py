@@ -274,3 +274,7 @@ def test_a_policy_improves_in_imagination(tmp_path, policy):
     assert seeds == [18_000_008, 18_000_009, 18_000_010], "scenes that no other episode had"
     assert found["imitation"]["episodes"] == found["imagined_rl"]["episodes"] == 4
     assert found["gain"]["low"] <= found["gain"]["mean"] <= found["gain"]["high"]
+    decisions[0]["signals"] |= {"imagined": 0.0, "real": 0.9, "real_episodes": 400}
+    (folder.path / "coevolution.json").write_text(json.dumps(decisions))
+    with pytest.raises(UserError, match=r"0 of 128 imagined rollouts and in 360 of 400 real ones.*--plan.init-from"):
+        shown.prepare(folder)

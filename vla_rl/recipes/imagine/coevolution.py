@@ -62,11 +62,29 @@ class WorldModelRun:
         self._again: list[JsonObject] = written[1:]  # to be carried out again, in turn
 
     def measure_baseline(self, policy: Policy) -> None:
-        """Note the signals before RL, unless an earlier part of the run has."""
+        """Note the signals before RL, unless an earlier part of the run has.
+
+        Raises UserError where the policy hardly succeeds in imagination (``TrustConfig.require_closed_loop``).
+        """
         if not self.decisions:
             real = self.episodes.policy_success, self.episodes.policy_episodes
             first = self._measure(policy, real, 0)
             self._note(Decision(first, first, 0, ()), 0)
+        self._require_success(Signals(**self.decisions[0]["signals"]))
+
+    def _require_success(self, first: Signals) -> None:
+        if first.real is None:
+            return
+        imagined, real = (
+            (round(rate * count), count)
+            for rate, count in ((first.imagined, first.rollouts), (first.real, first.real_episodes))
+        )
+        try:
+            self.plan.trust.require_closed_loop(imagined, real)
+        except UserError as error:
+            raise UserError(
+                f"{error} The world model is kept: --plan.init-from {self.folder.path} uses it in a new run."
+            ) from error
 
     def coevolve(self, policy: Policy, iteration: int) -> bool:
         """Before ``iteration`` of RL: buy real episodes if the signals ask for it; whether the model has changed."""
