@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import fields
 from functools import partial
 from itertools import count
@@ -325,6 +326,7 @@ threading.Event().wait()
 def test_ctrl_c_ends_the_process_after_the_rollout_that_is_being_collected():
     process = subprocess.Popen([sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout.readline() == b"learning\n"
+    time.sleep(0.2)  # Until it waits: an interrupt while Python's `wait` takes its locks may leave them taken for ever.
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode != 0 and b"KeyboardInterrupt" in errors
