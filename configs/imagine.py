@@ -119,13 +119,17 @@ LONGER = replace(PLAN, imagination=ImaginationConfig(horizon=50, deadline=50))
 
 
 def place() -> Imagine:
-    """Place, from the checkpoint ``--policy``."""
+    """Place, from the checkpoint ``--policy``.
+
+    With these numbers the policy is lost in the world model, and the run ends before RL: carried cubes lose their
+    colour.  It is where work on longer tasks begins.
+    """
     env = EnvConfig("place", training_options={"deadline": 50})
     return Imagine(PLACE_RL, LONGER, policy="runs/imitate_place/checkpoints/imitation", env=env)
 
 
 def push() -> Imagine:
-    """Push, from the checkpoint ``--policy``."""
+    """Push, from the checkpoint ``--policy``; what is said of :func:`place` holds here too."""
     env = EnvConfig("push", training_options={"deadline": 50})
     return Imagine(PLACE_RL, LONGER, policy="runs/imitate_push/checkpoints/imitation", env=env)
 

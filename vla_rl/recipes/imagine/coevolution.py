@@ -83,7 +83,8 @@ class WorldModelRun:
             self.plan.trust.require_closed_loop(imagined, real)
         except UserError as error:
             raise UserError(
-                f"{error} The world model is kept: --plan.init-from {self.folder.path} uses it in a new run."
+                f"{error} This one is kept, and a new run with --plan.init-from {self.folder.path} "
+                "--plan.trust.min-imagined 0 uses it as it is."
             ) from error
 
     def coevolve(self, policy: Policy, iteration: int) -> bool:
