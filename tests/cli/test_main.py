@@ -37,6 +37,35 @@ def test_usage_lists_every_command(capsys, arguments):
     assert all(re.search(rf"^  {name} +\S", printed, re.M) for name in COMMANDS)
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["certs", "--help"]], ids=" ".join)
+def test_a_reader_that_leaves_ends_it_silently(arguments):
+    """As ``| head`` does."""
+    read, write = os.pipe()
+    os.close(read)
+    ended = subprocess.run([*VLA_RL, *arguments], stdout=write, stderr=subprocess.PIPE, timeout=PATIENCE)
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (141, b"")
+
+
+def test_another_pipe_that_breaks_is_an_error(monkeypatch):
+    """A socket's, say: it must not end as if all were well."""
+    read, write = os.pipe()
+    with os.fdopen(read, "rb"), os.fdopen(write, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        monkeypatch.setitem(COMMANDS, "certs", (f"{__name__}:write_to_nobody", ""))
+        with pytest.raises(BrokenPipeError):
+            main(["certs"])
+
+
+def write_to_nobody(arguments: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        os.write(write, b"lost")
+    finally:
+        os.close(write)
+
+
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_can_be_loaded(name):
     assert callable(load(COMMANDS[name][0]))

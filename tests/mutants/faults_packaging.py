@@ -37,6 +37,20 @@ FAULTS: tuple[Fault, ...] = (
         "        check_packages(())",
         (f"{_ON_FOREIGN}test_another_one_that_comes_first_is_named",),
     ),
+    Fault(
+        "a reader that leaves is a crash",
+        "vla_rl/cli/main.py",
+        "if not _nobody_reads():",
+        "if True:",
+        ("tests/cli/test_main.py::test_a_reader_that_leaves_ends_it_silently",),
+    ),
+    Fault(
+        "whatever pipe breaks, it ends silently",
+        "vla_rl/cli/main.py",
+        "if not _nobody_reads():",
+        "if False:",
+        ("tests/cli/test_main.py::test_another_pipe_that_breaks_is_an_error",),
+    ),
     Fault("the wheel has no configs", _PROJECT, '    "vla_rl._configs",', "", (_CONTENTS,)),
     Fault(
         "the contract needs a renderer",

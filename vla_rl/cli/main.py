@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 from collections.abc import Sequence
 
@@ -37,17 +38,20 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command.  A user's mistake ends with one sentence and status 2, Ctrl-C with status 130."""
+    """Run one command.  A user's mistake ends with one sentence and status 2, Ctrl-C with status 130.
+
+    Whose output nobody reads any more, as with ``| head``, ends silently.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if not given or given[0] in ("-h", "--help", "help"):
-        print(usage())
-        return
     choose_threads()
     try:
+        if not given or given[0] in ("-h", "--help", "help"):
+            return print(usage(), flush=True)
         if given[0] not in COMMANDS:
             raise UserError(f"vla-rl has no command {given[0]!r}; {did_you_mean(given[0], COMMANDS)}")
         check_packages()
         load(COMMANDS[given[0]][0])(given[1:])
+        sys.stdout.flush()
     except UserError as error:
         sys.exit(_complain(str(error), 2))
     except ModuleNotFoundError as error:
@@ -56,9 +60,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if "MUJOCO_GL" not in str(error):
             raise
         sys.exit(_complain(f"MuJoCo cannot be loaded ({error}); unset MUJOCO_GL, or set it to egl or osmesa.", 2))
+    except BrokenPipeError:
+        if not _nobody_reads():
+            raise
+        sys.exit(141)  # 128 + SIGPIPE, as other programs end
     except KeyboardInterrupt as stop:
         status = 143 if isinstance(stop, Terminated) else 130  # 128 + the signal's number, as shells have it
         sys.exit(_complain(str(stop) or "stopped before anything was saved.", status))
+
+
+def _nobody_reads() -> bool:
+    """Whether standard output is what is broken; if so, what is left for it goes nowhere."""
+    output = sys.stdout.fileno()
+    poll = select.poll()
+    poll.register(output, 0)
+    broken = any(event & select.POLLERR for _, event in poll.poll(0))
+    if broken:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    return broken
 
 
 def choose_threads() -> None:
