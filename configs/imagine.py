@@ -31,7 +31,7 @@ from world_models.backbones.dit import DiTConfig
 from world_models.backbones.wan import WanConfig
 from world_models.backbones.wan_weights import WanFolder
 from world_models.config import RewardHeadConfig, WorldModelConfig
-from world_models.env import ImaginationConfig
+from world_models.imagination_config import ImaginationConfig
 from world_models.keyframes import KeyframeConfig
 from world_models.payment import PredictedReward
 
@@ -115,21 +115,30 @@ PLACE_RL = RLConfig(
     WindowConfig(num_envs=128, decisions=10),
     loop=LoopConfig(iterations=60, validate_every=12),
 )
-LONGER = replace(PLAN, imagination=ImaginationConfig(horizon=50, deadline=50))
+# Their successes are moments: episodes end with them, so what comes a few control steps later was never recorded.
+LONGER = replace(PLAN, imagination=ImaginationConfig(horizon=50, deadline=50, outcome_every=1))
+PLACE_COLLECT = CollectConfig(1400, 600, calibration=200, held_out=200)
+PLACE_FIT = WorldModelFit(
+    video=FitConfig(5000, 32, 1.5e-3), mode_classifier=FitConfig(4000, 64, 1e-3, weight_decay=1e-2)
+)
+PLACE = EnvConfig("place", training_options={"deadline": 50})
 
 
 def place() -> Imagine:
-    """Place, from the checkpoint ``--policy``.
+    """Place, from the checkpoint ``--policy``; the world model takes half an hour of one core."""
+    plan = replace(LONGER, collect=PLACE_COLLECT, fit=PLACE_FIT)
+    return Imagine(PLACE_RL, plan, policy="runs/imitate_place/checkpoints/imitation", env=PLACE)
 
-    With these numbers the policy is lost in the world model, and the run ends before RL: carried cubes lose their
-    colour.  It is where work on longer tasks begins.
-    """
-    env = EnvConfig("place", training_options={"deadline": 50})
-    return Imagine(PLACE_RL, LONGER, policy="runs/imitate_place/checkpoints/imitation", env=env)
+
+def place_to_rank() -> Imagine:
+    """As :func:`lift_to_rank`, on place."""
+    collect = replace(PLACE_COLLECT, calibration=400, held_out=400, other_episodes=500)
+    plan = replace(place().plan, collect=collect, fit=replace(PLACE_FIT, state_dynamics=FitConfig(6000, 512, 2e-3)))
+    return replace(place(), plan=plan)
 
 
 def push() -> Imagine:
-    """Push, from the checkpoint ``--policy``; what is said of :func:`place` holds here too."""
+    """Push, from the checkpoint ``--policy``."""
     env = EnvConfig("push", training_options={"deadline": 50})
     return Imagine(PLACE_RL, LONGER, policy="runs/imitate_push/checkpoints/imitation", env=env)
 

@@ -9,15 +9,18 @@ from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.imagine.collect import CollectConfig
 from vla_rl.recipes.imagine.plan import Plan
 from vla_rl.recipes.imagine.recipe import Imagine
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.rewarded import Rewarded
 from vla_rl.recipes.trainers import RLConfig
 from vla_rl.rewards.env import RewardWeights
+from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import LoopConfig
+from vla_rl.training.world_model import WorldModelFit
 from world_models.config import WorldModelConfig
-from world_models.env import ImaginationConfig
+from world_models.imagination_config import ImaginationConfig
 from world_models.keyframes import KeyframeConfig
 
 # As in demo.py and imagine.py.
@@ -49,8 +52,13 @@ def imagined() -> Imagine:
 # As in tabletop.py and imagine.py.
 PLACE = EnvConfig("place", training_options={"deadline": 50})
 PLACE_SAMPLER = FlowSampler(FlowSde(0.5), LastStep(), 4)
+PLACE_PLAN = replace(
+    PLAN,
+    imagination=ImaginationConfig(horizon=50, deadline=50, outcome_every=1),
+    collect=CollectConfig(1400, 600, calibration=200, held_out=200),
+    fit=WorldModelFit(video=FitConfig(5000, 32, 1.5e-3), mode_classifier=FitConfig(4000, 64, 1e-3, weight_decay=1e-2)),
+)
 PLACE_CRITIC, PLACE_POLICY = "runs/place_progress/checkpoints/progress", "runs/imitate_place/checkpoints/imitation"
-LONGER = replace(PLAN, imagination=ImaginationConfig(horizon=50, deadline=50))
 
 
 def place() -> Improve:
@@ -69,4 +77,4 @@ def place_imagined() -> Imagine:
     trainer = RLConfig(
         PLACE_SAMPLER, WindowConfig(num_envs=128, decisions=10), loop=LoopConfig(iterations=60, validate_every=12)
     )
-    return Imagine(Rewarded(trainer, PLACE_CRITIC, WEIGHTS), LONGER, policy=PLACE_POLICY, env=PLACE)
+    return Imagine(Rewarded(trainer, PLACE_CRITIC, WEIGHTS), PLACE_PLAN, policy=PLACE_POLICY, env=PLACE)

@@ -35,7 +35,8 @@ class WorldModelConfig:
 
     ``robot_crop`` is a prior: cameras stand still, and the robot's position in their pictures is linear in the state.
     Then whether a grasp will hold is read from a crop that moves with the robot, and what was learnt about it at one
-    position holds at all of them.  Where that is not so, as with a camera on the wrist, set it to 0.
+    position holds at all of them; and the latest picture, moved as the robot moves, is also given to the video model,
+    so that what a gripper carries keeps its look.  Where that is not so, as with a camera on the wrist, set it to 0.
     """
 
     frames: int = 5  # F: control steps per call
@@ -54,6 +55,11 @@ class WorldModelConfig:
     inverse_weight: float = 0.1
     precision: Literal["auto", "float32", "bfloat16"] = "float32"  # of matrix products; weights and sums stay float32
     reward: RewardHeadConfig | None = None  # predicts rewards as well; None: nothing but outcomes is predicted
+
+    @property
+    def conditioning_frames(self) -> int:
+        """Frames that the backbone sees: the first, with the prior the latest one moved to each picture, the latest."""
+        return 1 + self.context_frames + (self.pictures if self.robot_crop else 0)
 
     def check(self) -> None:
         """Raise UserError for pictures that cannot lie at equal distances, and for an uncertainty that is always 0."""

@@ -4,7 +4,7 @@ Every environment has its own clock, seed and reset; a rollout that begins in th
 goes on with that episode's clock: deadlines and critics read it.  The model predicts ``F`` control steps per call, one
 call after the other from where the rollout begins.  An observation inside a call is predicted from the actions known so
 far, so a chunk of five gives the same result as five chunks of one.  Success, failure and uncertainty are evaluated
-when a call is complete or time is up.
+when a call is complete or time is up; the first two inside a call as well, where ``outcome_every`` asks for it.
 
 A rollout whose uncertainty exceeds the limit is truncated with the cause "uncertainty", and its value is bootstrapped:
 it is no failure.  A success is also truncated this way unless it happens again when the same actions are predicted with
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,36 +35,14 @@ from vla_rl.contract.device import DeviceTracker, read
 from vla_rl.contract.env import Observation, Observe, Snapshot, Step, on_host
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.rows import FAILURES, SUCCESS, TIME_LIMIT, restore_rows, select_rows
+from world_models.imagination_config import ImaginationConfig
 from world_models.imagined_spec import imagined_spec
 from world_models.initial_states import Pool
 from world_models.model import WorldModel
-from world_models.payment import Payment, SuccessReward
 from world_models.types import Context, Future, state_entries
 from world_models.uncertainty import Limits
 
 _LATE, _FAILED, _UNCERTAIN = FAILURES, FAILURES + 1, FAILURES + 2
-
-
-@dataclass(frozen=True)
-class ImaginationConfig:
-    """Length, ends and noise of imagined rollouts."""
-
-    horizon: int = 25  # control steps at most from where it begins; a rollout that gets there is truncated
-    longest: int = 0  # a renewed environment's horizon may become so long; snapshots fit every horizon up to it
-    deadline: int | None = None  # control steps of the episode after which it has failed unless it is finished
-    keyframe_share: float = 0.0  # of the rollouts begin at a keyframe, whose episode's clock goes on
-    success_threshold: float = 0.5  # predicted probability from which on the task counts as done
-    failure_threshold: float = 0.5  # and as failed
-    batch_size: int = 16  # environments predicted together
-    noise_seed: int = 0  # chooses other noise for the same seeds
-    mid_call_steps: int = 1  # of denoising, for pictures that no call and no outcome goes on from; 0: as for the others
-    resamples: int = 0  # how often a success is predicted again with other noise before it counts
-    reward: Payment = field(default_factory=SuccessReward)  # or PredictedReward, of a model with a head for rewards
-
-    @property
-    def reach(self) -> int:
-        """The longest horizon of an environment with these numbers, whatever it is renewed with."""
-        return max(self.horizon, self.longest)
 
 
 class ImaginedEnv:
@@ -215,10 +193,15 @@ class ImaginedEnv:
             self._book.time[active] += 1
             valid[active, i] = True
             complete = self._call_complete(active)
-            shown = active if observe == "all" or i == horizon - 1 else complete
-            if shown.size and not self._advance(shown, complete, refused):
-                self._known[:], self._book.time[:] = before
-                self._book.chunk(on_host(chunk), self.spec)  # raises, and names what was refused
+            looked = np.union1d(complete, self._due(active))
+            shown = active if observe == "all" or i == horizon - 1 else looked
+            if shown.size:
+                advanced = self._advance(shown, complete, refused)
+                if advanced is None:
+                    self._known[:], self._book.time[:] = before
+                    self._book.chunk(on_host(chunk), self.spec)  # raises, and names what was refused
+                else:
+                    complete = advanced
             reward[complete, i] = self.config.reward.paid(self._earned[complete], self._book.success[complete])
             if observe == "all":
                 frames.append(self._observe())
@@ -251,6 +234,12 @@ class ImaginedEnv:
         complete: np.ndarray = env_ids[whole | self._out_of_time(env_ids) | self._too_late(env_ids)]
         return complete
 
+    def _due(self, env_ids: np.ndarray) -> np.ndarray:
+        """Those of ``env_ids`` whose outcome is looked at inside the call."""
+        every = self.config.outcome_every
+        due: np.ndarray = env_ids[self._known[env_ids] % every == 0] if every else env_ids[:0]
+        return due
+
     def _age(self, env_ids: np.ndarray) -> np.ndarray:
         """int [R]: control steps since the rollout began."""
         age: np.ndarray = self._book.time[env_ids] - self._start_time[env_ids]
@@ -274,11 +263,12 @@ class ImaginedEnv:
             at = rows, self._to_device(place)
             kept[at] = torch.where(refused, kept[at], action[rows])
 
-    def _advance(self, env_ids: np.ndarray, complete: np.ndarray, refused: Tensor) -> bool:
-        """Predict the observations of ``env_ids`` from their known actions; end those of ``complete`` that must.
+    def _advance(self, env_ids: np.ndarray, complete: np.ndarray, refused: Tensor) -> np.ndarray | None:
+        """Predict the observations of ``env_ids`` from their known actions; end those that must.
 
-        The host waits for the device here.  Where it learns that actions were ``refused``, nothing changes and the
-        result is False.
+        Returns whose call is over: ``complete``, and those that were done or had failed when they were looked at inside
+        it.  The host waits for the device here.  Where it learns that actions were ``refused``, nothing changes and the
+        result is None.
         """
         future, rows = self._predict(env_ids, complete), self._to_device(env_ids)
         every, known = (self._to_device(item) for item in (np.arange(len(env_ids)), self._known[env_ids]))
@@ -288,10 +278,11 @@ class ImaginedEnv:
         told["finite"] = state.isfinite().all(1) & earned.isfinite()
         found = read({"refused": refused, **told})
         if found["refused"]:
-            return False
-        self._picture[rows], self._state[rows] = future.pictures[every, self.model.slot(known)], state
+            return None
+        self._picture[rows], self._state[rows] = future.pictures[every, self.model.call.slot(known)], state
         for name in told:
             getattr(self, f"_{name}")[env_ids] = found[name]
+        complete = np.union1d(complete, self._decided(self._due(env_ids)))
         self._end_episodes(complete)
         uncertain = complete[self._book.cause[complete] == _UNCERTAIN]
         self._finite[uncertain], self._earned[uncertain] = True, 0.0  # they show what was shown before
@@ -307,15 +298,24 @@ class ImaginedEnv:
         self._known[whole] = 0
         self._actions[rows] = 0.0
         self._depth[whole] += 1
-        return True
+        return complete
+
+    def _decided(self, env_ids: np.ndarray) -> np.ndarray:
+        """Those of ``env_ids`` whose outcome is success or failure."""
+        decided: np.ndarray = env_ids[np.logical_or(*self._read_outcome(env_ids))]
+        return decided
+
+    def _read_outcome(self, env_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """bool [R] each: success and failure of ``env_ids`` [R]."""
+        outcome, config = self._outcome[env_ids], self.config
+        return outcome[:, 0] >= config.success_threshold, outcome[:, 1] >= config.failure_threshold
 
     def _end_episodes(self, env_ids: np.ndarray) -> None:
         """Success, failure, uncertainty and time limits of ``env_ids`` [R], whose call is complete."""
-        config, outcome = self.config, self._outcome[env_ids]
-        success = outcome[:, 0] >= config.success_threshold
+        success, failed = self._read_outcome(env_ids)
         cause = np.where(self._out_of_time(env_ids), TIME_LIMIT, 0)
         cause = np.where(self._too_late(env_ids), _LATE, cause)
-        cause = np.where(outcome[:, 1] >= config.failure_threshold, _FAILED, cause)
+        cause = np.where(failed, _FAILED, cause)
         cause = np.where(success, SUCCESS, cause)
         if self.limits is not None:
             uncertain = self._uncertainty[env_ids] > self.limits.at(self._depth[env_ids])

@@ -13,8 +13,44 @@ commanded one), so least squares would follow a few outliers and give large weig
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
+
+
+class RobotPosition(nn.Module):
+    """The robot's position (x, y) in every camera's picture, linear in its normalised state; 0 before :meth:`fit`."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, cameras: int, state: int) -> None:
+        super().__init__()
+        self.cameras = cameras
+        self.register_buffer("weight", torch.zeros(2 * cameras, state))
+        self.register_buffer("bias", torch.zeros(2 * cameras))
+
+    def forward(self, state: Tensor) -> Tensor:
+        """[B,2 cameras], from -1 to 1, for ``state`` [B,S]; in float32 whatever matrix products are computed in."""
+        return (state.float()[:, None] * self.weight).sum(2) + self.bias
+
+    @torch.no_grad()
+    def fit(self, pictures: Tensor, state: Tensor) -> None:
+        """Find the robot in ``pictures`` [N,C,h,w] of ``state`` [N,S], once: networks are trained on top of it."""
+        if self.weight.any():
+            return
+        found = [register(camera, state) for camera in pictures.split(3, 1)]
+        self.weight.copy_(torch.cat([weight for weight, _ in found]))
+        self.bias.copy_(torch.cat([bias for _, bias in found]))
+
+    def moved(self, pictures: Tensor, before: Tensor, after: Tensor) -> Tensor:
+        """[B,P,C,h,w]: ``pictures`` [B,C,h,w] moved with the robot from state ``before`` [B,S] to ``after`` [B,P,S].
+
+        Whatever the robot holds is then where it will be, in its own colours.  Borders are repeated.
+        """
+        shift = self(before)[:, None] - self(after.flatten(0, 1)).unflatten(0, after.shape[:2])
+        many = pictures[:, None].expand(-1, after.shape[1], -1, -1, -1).unflatten(2, (self.cameras, 3))
+        moved = _shifted_back(many.flatten(0, 2), shift.reshape(-1, 2), "border")
+        return moved.view(*after.shape[:2], *pictures.shape[1:])
 
 
 def register(pictures: Tensor, state: Tensor, rounds: int = 8) -> tuple[Tensor, Tensor]:
@@ -59,10 +95,10 @@ def _shifts(moving: Tensor, template: Tensor) -> Tensor:
     return torch.stack([2.0 * x / width, 2.0 * y / height], 1)
 
 
-def _shifted_back(moving: Tensor, shift: Tensor) -> Tensor:
+def _shifted_back(moving: Tensor, shift: Tensor, padding: str = "zeros") -> Tensor:
     still = torch.eye(2, 3, device=moving.device).expand(len(moving), 2, 3)
     grid = functional.affine_grid(still, list(moving.shape), align_corners=False)
-    return functional.grid_sample(moving, grid + shift[:, None, None], align_corners=False)
+    return functional.grid_sample(moving, grid + shift[:, None, None], padding_mode=padding, align_corners=False)
 
 
 def _center_of_motion(template: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from vla_rl.contract.spec import EnvSpec
 
 if TYPE_CHECKING:
-    from world_models.env import ImaginationConfig
+    from world_models.imagination_config import ImaginationConfig
     from world_models.model import WorldModel
 
 

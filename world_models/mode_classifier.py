@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from world_models.heads import with_coordinates
-from world_models.image_registration import register
 from world_models.robot import ModePrediction
 from world_models.types import uniform
 
@@ -25,6 +24,7 @@ class ModeClassifier(nn.Module):
     def forward(
         self,
         picture: Tensor,
+        position: Tensor,
         state: Tensor,
         action_input: Tensor,
         prediction: ModePrediction,
@@ -32,12 +32,13 @@ class ModeClassifier(nn.Module):
     ) -> Tensor:
         """Log-probabilities [B,K,S] of the modes of ``prediction``.
 
-        ``picture`` [B,C,h,w] from -1 to 1, cameras side by side in ``C``; ``state`` [B,S]; ``action_input`` [B,A].
+        ``picture`` [B,C,h,w] from -1 to 1, cameras side by side in ``C``; ``position`` [B,2 cameras] of the robot in
+        them at the expected end; ``state`` [B,S]; ``action_input`` [B,A].
         A ``generator`` is given in training: it shifts what is looked at by up to a pixel and drops a fifth of the
         features.
         """
         start_and_end = torch.cat([prediction.expected_end, state], 1)
-        found = self.picture_features(picture, start_and_end, generator)
+        found = self.picture_features(picture, position, start_and_end, generator)
         hidden = functional.silu(self.think(torch.cat([found, start_and_end, action_input], 1)))
         if generator is not None:
             kept = uniform(hidden.shape, generator, hidden) >= _DROPPED
@@ -45,25 +46,22 @@ class ModeClassifier(nn.Module):
         evidence = self.leave(hidden).float().view_as(prediction.log_probs)
         return (prediction.log_probs + evidence).log_softmax(1)
 
-    def picture_features(self, picture: Tensor, start_and_end: Tensor, generator: torch.Generator | None) -> Tensor:
+    def picture_features(
+        self, picture: Tensor, position: Tensor, start_and_end: Tensor, generator: torch.Generator | None
+    ) -> Tensor:
         """[B,G]: what of the picture decides, given the expected end and the present state, in ``start_and_end``."""
         raise NotImplementedError
-
-    def fit_registration(self, pictures: Tensor, state: Tensor) -> None:
-        """Find the robot in ``pictures`` [N,C,h,w] of the normalised ``state`` [N,S], where that is needed."""
 
 
 class CropClassifier(ModeClassifier):
     """From a crop of the picture around the robot's predicted position (a prior, see ``WorldModelConfig``).
 
     The crop moves with the robot, so what was learnt about a grasp at one position holds at all of them.  Its centre is
-    linear in the state, as fitted by :func:`world_models.image_registration.register`, plus a learnt correction (a
-    spatial transformer without scale, Jaderberg et al. 2015, arXiv 1506.02025).
+    that position plus a learnt correction (a spatial transformer without scale, Jaderberg et al. 2015, arXiv
+    1506.02025).
     """
 
     crop_grid: Tensor
-    registration_weight: Tensor
-    registration_bias: Tensor
 
     def __init__(
         self, cameras: int, sides: tuple[int, int], state: int, actions: int, modes: int, side: int = 24
@@ -71,8 +69,6 @@ class CropClassifier(ModeClassifier):
         """``sides`` (h, w) of a picture; ``side`` of the crop in pixels; the others as for :class:`StateDynamics`."""
         super().__init__()
         self.cameras = cameras
-        self.register_buffer("registration_weight", torch.zeros(2 * cameras, state))
-        self.register_buffer("registration_bias", torch.zeros(2 * cameras))
         self.correction = nn.Sequential(nn.Linear(2 * state, 32), nn.SiLU(), _zero_init(nn.Linear(32, 2 * cameras)))
         self.convs = _convs(((3, 16, 1), (16, 16, 2), (16, 32, 2)))
         self.think = nn.Linear(cameras * 32 * (-(-side // 4)) ** 2 + 2 * state + actions, 128)
@@ -82,10 +78,10 @@ class CropClassifier(ModeClassifier):
         self.register_buffer("crop_grid", crop_grid, persistent=False)
         self.pixel = 2.0 / max(sides)
 
-    def picture_features(self, picture: Tensor, start_and_end: Tensor, generator: torch.Generator | None) -> Tensor:
-        end = start_and_end[:, : self.registration_weight.shape[1]]
-        center = functional.linear(end, self.registration_weight, self.registration_bias)
-        center = center + self.correction(start_and_end).float()
+    def picture_features(
+        self, picture: Tensor, position: Tensor, start_and_end: Tensor, generator: torch.Generator | None
+    ) -> Tensor:
+        center = position + self.correction(start_and_end).float()
         if generator is not None:
             center = center + self.pixel * (2.0 * uniform(center.shape, generator, center) - 1.0)
         cells = picture.unflatten(1, (self.cameras, 3)).flatten(0, 1)
@@ -94,15 +90,6 @@ class CropClassifier(ModeClassifier):
         for conv in self.convs:
             cells = functional.silu(conv(cells))
         return cells.view(len(picture), -1)
-
-    @torch.no_grad()
-    def fit_registration(self, pictures: Tensor, state: Tensor) -> None:
-        """Fit where the crops are, once: the classifier is trained with that."""
-        if self.registration_weight.any():
-            return
-        found = [register(camera, state) for camera in pictures.split(3, 1)]
-        self.registration_weight.copy_(torch.cat([weight for weight, _ in found]))
-        self.registration_bias.copy_(torch.cat([bias for _, bias in found]))
 
 
 class PictureClassifier(ModeClassifier):
@@ -116,7 +103,9 @@ class PictureClassifier(ModeClassifier):
         self.think = nn.Linear(32 * height * width + 2 * state + actions, 128)
         self.leave = _zero_init(nn.Linear(128, modes * state))
 
-    def picture_features(self, picture: Tensor, start_and_end: Tensor, generator: torch.Generator | None) -> Tensor:
+    def picture_features(
+        self, picture: Tensor, position: Tensor, start_and_end: Tensor, generator: torch.Generator | None
+    ) -> Tensor:
         cells = with_coordinates(picture if generator is None else _shifted(picture, generator))
         for conv in self.convs:
             cells = functional.silu(conv(cells))

@@ -23,9 +23,11 @@ from torch import Tensor, nn
 
 from vla_rl.contract.spec import EnvSpec
 from world_models.backbones.video_model import ActionInput, Autoencoded, ContextLatents, VideoModel
+from world_models.call_steps import CallSteps
 from world_models.canvas import Canvas
 from world_models.config import WorldModelConfig
 from world_models.heads import InverseDynamics, OutcomeHead, PoseMaps, RewardHead
+from world_models.image_registration import RobotPosition
 from world_models.mode_classifier import mode_classifier
 from world_models.robot import (
     ModePrediction,
@@ -69,6 +71,7 @@ class WorldModel(nn.Module):
         self.spec, self.config = spec, config
         self.canvas = Canvas.of(spec, config.resolution, config.backbone.multiple)
         self.cameras, self.picture = tuple(self.canvas.cameras), self.canvas.shape
+        self.call = CallSteps(config.frames, config.pictures)
         size, actions, frames = state_entries(spec), spec.action_dim, config.frames
         for name, value in (("state_mean", state_mean), ("state_std", state_std)):
             self.register_buffer(name, torch.as_tensor(value, dtype=torch.float32).expand(size).clone())
@@ -79,12 +82,13 @@ class WorldModel(nn.Module):
         self.register_buffer("action_reach", (high - low) / 2, persistent=False)
         action_input = frames * (actions + 1)
         self.state_dynamics = StateDynamics(size, action_input, frames, config.modes)
-        per_picture = self.stride * (actions + 1) + 2 * size
+        per_picture = self.call.stride * (actions + 1) + 2 * size
         self.video: VideoModel = config.backbone.build(
-            self.picture, 1 + config.context_frames, self.config.pictures, per_picture, 2 * config.pose_maps
+            self.picture, config.conditioning_frames, self.config.pictures, per_picture, 2 * config.pose_maps
         )
         self.poses = PoseMaps(size, config.pose_maps, self.video.latent)
         sides = self.video.latent[1:]
+        self.robot_position = RobotPosition(len(self.cameras), size)
         classified = (len(self.cameras), self.canvas.sides, size, action_input, config.modes)
         self.mode_classifier = mode_classifier(*classified, config.robot_crop)
         self.outcome = OutcomeHead(self.video.width, sides, size, len(spec.tasks), frames)
@@ -109,16 +113,17 @@ class WorldModel(nn.Module):
         self, context: Context, actions: Tensor, known: Tensor, noise: Tensor, selector: ModeSelector, steps: int
     ) -> Future:
         """``actions`` are normalised; ``selector`` chooses the robot's mode."""
-        latents, before = self._context_latents(context.pictures), self.normalize(context.state)
+        before = self.normalize(context.state)
         modes, log_probs = self._modes(context.pictures[:, -1], before, actions, known)
         state = select_modes(modes, selector(modes, log_probs, noise[:, 0].flatten(1)[:, : before.shape[1]]))
+        latents = self._context_latents(context.pictures, before, self.call.at_pictures(state, known))
         action_input, noisy, level = self._action_input(before, state, actions, known), noise, 1.0
         estimates: list[Tensor] = []
         for step in range(steps):
             denoised = self.video(noisy, noisy.new_full(noisy.shape[:2], level), latents, action_input)
             next_level = 1.0 - (step + 1) / steps
             noisy, level = denoised.clean + next_level / level * (noisy - denoised.clean), next_level
-            estimates.append(select_step(denoised.clean, self.slot(known)))
+            estimates.append(select_step(denoised.clean, self.call.slot(known)))
         end = select_step(state, known - 1)
         outcome = self.outcome(denoised.features, end, context.task, known - 1).sigmoid().float()
         reward = None
@@ -162,11 +167,12 @@ class WorldModel(nn.Module):
 
         ``picture`` is uint8, the others are normalised; for ``generator`` see :class:`ModeClassifier`.
         """
-        action_input = mask_actions(actions, self._flag(known)).flatten(1)
+        action_input = mask_actions(actions, self.call.flag(known)).flatten(1)
         with torch.no_grad(), torch.autocast(before.device.type, enabled=False):
             modes, log_probs = self.state_dynamics(before, action_input)  # trained separately
             prediction = ModePrediction.of(modes, log_probs, known)
-        return modes, self.mode_classifier(to_unit_range(picture), before, action_input, prediction, generator)
+        seen = to_unit_range(picture), self.robot_position(prediction.expected_end)
+        return modes, self.mode_classifier(*seen, before, action_input, prediction, generator)
 
     @torch.no_grad()
     def inverse_dynamics_error(self, before: Tensor, after: Tensor, actions: Tensor) -> Tensor:
@@ -181,15 +187,6 @@ class WorldModel(nn.Module):
     def device(self) -> torch.device:
         """The device of the weights, inputs and predictions."""
         return self.state_mean.device
-
-    @property
-    def stride(self) -> int:
-        """Control steps from one predicted picture to the next."""
-        return self.config.frames // self.config.pictures
-
-    def slot(self, known: Any) -> Any:
-        """Index [B] of the picture at the last of ``known`` [B] actions; tensors or arrays."""
-        return (known - 1) // self.stride
 
     def normalize(self, state: Tensor) -> Tensor:
         """``state`` [...,S] with mean 0 and standard deviation 1."""
@@ -225,7 +222,7 @@ class WorldModel(nn.Module):
 
         ``batch``: state [B,1+F,S], actions [B,F,D] and count [B], how many of these were recorded.
         """
-        flag = self._flag(random_known(batch["count"], generator))
+        flag = self.call.flag(random_known(batch["count"], generator))
         state = self.normalize(batch["state"])
         action_input = mask_actions(self.normalize_actions(batch["actions"]), flag).flatten(1)
         modes, log_probs = self.state_dynamics(state[:, 0], action_input)
@@ -239,14 +236,16 @@ class WorldModel(nn.Module):
         ``batch``: as for :meth:`state_dynamics_loss`.
         """
         before, known = self.normalize(batch["state"][:, 0]), batch["count"]
-        action_input = mask_actions(self.normalize_actions(batch["actions"]), self._flag(known)).flatten(1)
+        action_input = mask_actions(self.normalize_actions(batch["actions"]), self.call.flag(known)).flatten(1)
         modes, log_probs = self.state_dynamics(before, action_input)
         return disagreement(select_step(modes.transpose(1, 2), known - 1), log_probs)
 
     @torch.no_grad()
     def fit_registration(self, batch: Mapping[str, Tensor]) -> None:
-        """Fit where the crops of the mode classifier are, once; ``batch`` as for :meth:`pose_loss`."""
-        self.mode_classifier.fit_registration(to_unit_range(batch["pictures"]), self.normalize(batch["state"]))
+        """Find the robot in the pictures, once, where the prior is assumed; ``batch`` as for :meth:`pose_loss`."""
+        if not self.config.robot_crop:
+            return
+        self.robot_position.fit(to_unit_range(batch["pictures"]), self.normalize(batch["state"]))
 
     def mode_classifier_loss(
         self, batch: Mapping[str, Tensor], generator: torch.Generator
@@ -259,7 +258,7 @@ class WorldModel(nn.Module):
         with self._autocast():
             actions = self.normalize_actions(batch["actions"])
             modes, log_probs = self._modes(batch["pictures"], state[:, 0], actions, known, generator)
-        loss = mixture_nll(modes, log_probs, state[:, 1:], self._flag(known)).mean()
+        loss = mixture_nll(modes, log_probs, state[:, 1:], self.call.flag(known)).mean()
         return loss, {"mode_classifier": float(loss.detach())}
 
     def pose_loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
@@ -287,7 +286,7 @@ class WorldModel(nn.Module):
         steps = torch.where(later, frames, 0)[:, None] + torch.arange(frames, device=count.device)
         windows = torch.arange(len(count), device=count.device)[:, None]
         known = random_known((count - torch.where(later, frames, 0)).clamp_max(frames), generator)
-        pictured, _ = self._picture_steps(known)
+        pictured, _ = self.call.pictured(known)
         target = Target(
             future[windows, steps[:, :1] + pictured],
             batch["state"][windows, steps + 1],
@@ -329,12 +328,13 @@ class WorldModel(nn.Module):
         noise = normal(clean.shape, generator, clean)
         share = level[:, None, None, None, None]
         noisy = (1.0 - share) * clean + share * noise
-        latents = self._context_latents(context.pictures, config.context_noise, generator)
+        after = self.call.at_pictures(states, target.known)
+        latents = self._context_latents(context.pictures, before, after, generator)
         denoised = self.video(noisy, level[:, None].expand(count, self.config.pictures), latents, action_input)
         error = (denoised.clean - clean).square()
         moved = (clean - latents.frames[:, -1:]).abs().amax(2, keepdim=True) > 0.1
         per_frame = ((1.0 + config.change_weight * moved) * error).mean((2, 3, 4))
-        counts = self._picture_steps(target.known)[1].float()
+        counts = self.call.pictured(target.known)[1].float()
         video = (per_frame * counts).sum() / counts.sum()
         end = select_step(states, target.known - 1)
         logits = self.outcome(denoised.features, end, context.task, target.known - 1)
@@ -347,7 +347,7 @@ class WorldModel(nn.Module):
             parts["reward"] = self.reward.loss(*call, target.reward)
             loss = loss + self.reward.weight * parts["reward"]
         if isinstance(self.video, Autoencoded):
-            last = select_step(target.pictures, self.slot(target.known))
+            last = select_step(target.pictures, self.call.slot(target.known))
             parts["latents"] = self.video.reconstruction(to_unit_range(last))
             loss = loss + parts["latents"]
         return loss, {name: float(part.detach()) for name, part in parts.items()}
@@ -368,33 +368,31 @@ class WorldModel(nn.Module):
         return torch.autocast(self.device.type, torch.bfloat16, enabled=half)
 
     def _context_latents(
-        self, pictures: Tensor, noise: float = 0.0, generator: torch.Generator | None = None
+        self, pictures: Tensor, before: Tensor, after: Tensor, generator: torch.Generator | None = None
     ) -> ContextLatents:
-        """Latents of context ``pictures``; all but the first get noise of a random level up to ``noise``."""
-        frames = self.video.encode(to_unit_range(pictures))
+        """Latents of context ``pictures`` for a robot that goes from state ``before`` [B,S] to ``after`` [B,P,S].
+
+        With the prior, the latest picture moved as the robot moves follows the first one.  In training a ``generator``
+        is given: all but the first get noise of a random level.
+        """
+        seen = to_unit_range(pictures)
+        if self.config.robot_crop:
+            moved = self.robot_position.moved(seen[:, -1], before, after)
+            seen = torch.cat([seen[:, :1], moved, seen[:, 1:]], 1)
+        frames = self.video.encode(seen)
         level = torch.zeros(frames.shape[:2], device=frames.device)
-        if noise and generator is not None:
-            level[:, 1:] = noise * uniform(level[:, 1:].shape, generator, level)
+        if generator is not None:
+            level[:, 1:] = self.config.context_noise * uniform(level[:, 1:].shape, generator, level)
             share = level[..., None, None, None]
             frames = (1.0 - share) * frames + share * normal(frames.shape, generator, frames)
         return ContextLatents(frames, level)
 
     def _action_input(self, before: Tensor, state: Tensor, actions: Tensor, known: Tensor) -> ActionInput:
         """Input for each picture: the normalised state [B,S], the states to come [B,F,S] and the known actions."""
-        steps, counts = self._picture_steps(known)
-        index = torch.arange(len(known), device=known.device)[:, None]
-        after = state[index, steps] * counts[..., None]  # later ones mean nothing
-        masked = mask_actions(actions, self._flag(known)).unflatten(1, (self.config.pictures, -1)).flatten(2)
+        counts = self.call.pictured(known)[1]
+        after = self.call.at_pictures(state, known) * counts[..., None]  # later ones mean nothing
+        masked = mask_actions(actions, self.call.flag(known)).unflatten(1, (self.config.pictures, -1)).flatten(2)
         vector = torch.cat([masked, after, before[:, None].expand_as(after)], -1)
         next_maps = self.poses(after.flatten(0, 1)).unflatten(0, after.shape[:2])
         maps = self.poses(before)[:, None]
         return ActionInput(vector, torch.cat([next_maps * counts[..., None, None, None], maps.expand_as(next_maps)], 2))
-
-    def _flag(self, known: Tensor) -> Tensor:
-        """[B,F]: 1.0 for the first ``known`` [B] control steps of a call."""
-        return (torch.arange(self.config.frames, device=known.device) < known[:, None]).float()
-
-    def _picture_steps(self, known: Tensor) -> tuple[Tensor, Tensor]:
-        """The control step of a call, from 0, of each picture [B,P], and whether it counts."""
-        first = torch.arange(0, self.config.frames, self.stride, device=known.device)
-        return torch.minimum(first + self.stride, known[:, None]) - 1, first < known[:, None]

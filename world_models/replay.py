@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from vla_rl.contract.env import on_host
-from world_models.env import ImaginationConfig, ImaginedEnv
+from world_models.env import ImaginedEnv
+from world_models.imagination_config import ImaginationConfig
 from world_models.initial_states import InitialStates, OrderedPool
 from world_models.model import WorldModel
 from world_models.uncertainty import Limits
@@ -19,7 +20,7 @@ class ReplayResult:
     """Predictions of ``N`` replays after each of up to ``K`` calls and after the last action; NaN or 0 beyond it.
 
     step         int64 [N,K]        control steps by then; 0 beyond the last action
-    success      float32 [N,K]      probability that the task is done
+    success      float32 [N,K]      probability that the task is done, the highest at which a rollout looks in the call
     uncertainty  float32 [N,K]
     pictures     uint8 [N,K,C,h,w]  of the model's size
     state        float32 [N,K,S]
@@ -103,11 +104,16 @@ def _replay_batch(env: ImaginedEnv, actions: Sequence[np.ndarray], batch: np.nda
         padded[i, : len(item)] = item
     env.reset(env_ids, batch)
     offset = int(length[0]) % frames
-    stops = [stop for stop in range(1, int(length.max()) + 1) if stop % frames in (0, offset)]
+    every, success = env.config.outcome_every or frames, np.zeros(len(batch), np.float32)
+    looks = [stop % frames % every == 0 for stop in range(int(length.max()) + 1)]
+    stops = [stop for stop in range(1, len(looks)) if looks[stop] or stop % frames == offset]
     for first, stop in zip([0, *stops[:-1]], stops, strict=True):
         obs = env.step(padded[:, first:stop]).obs
+        inside = success if first % frames else np.zeros_like(success)
+        success = np.maximum(inside, env.outcome[:, 0]) if looks[stop] else inside
         kept = env_ids[(length >= stop) & ((stop % frames == 0) | (length == stop))]
         cell = batch[kept], (stop - 1) // frames
         result.step[cell], result.uncertainty[cell] = stop, env.uncertainty[kept]
-        result.state[cell], result.success[cell] = on_host(obs.state)[kept], env.outcome[kept, 0]
+        result.state[cell] = on_host(obs.state)[kept]
+        result.success[cell] = np.maximum(success, env.outcome[:, 0])[kept]
         result.pictures[cell], result.earned[cell] = on_host(env.pictures)[kept], env.earned[kept]

@@ -18,7 +18,8 @@ from world_models.backbones.video_model import ActionInput, ContextLatents
 from world_models.backbones.wan import WanConfig, WanVideo
 from world_models.backbones.wan_weights import WanSizes, WanWeights
 from world_models.config import WorldModelConfig
-from world_models.env import ImaginationConfig, ImaginedEnv
+from world_models.env import ImaginedEnv
+from world_models.imagination_config import ImaginationConfig
 from world_models.initial_states import InitialStatePool, InitialStates
 from world_models.model import WorldModel
 

@@ -92,8 +92,8 @@ FAULTS = (
     Fault(
         "failure at the horizon is a truncation",
         "world_models/env.py",
-        "cause = np.where(outcome[:, 1] >= config.failure_threshold, _FAILED, cause)",
-        "cause = np.where((outcome[:, 1] >= config.failure_threshold) & (cause == 0), _FAILED, cause)",
+        "cause = np.where(failed, _FAILED, cause)",
+        "cause = np.where(failed & (cause == 0), _FAILED, cause)",
         (
             "tests/world_models/test_env_limits.py::test_of_two_reasons_to_end_at_once_success_counts_first_then_failure_then_time",
         ),

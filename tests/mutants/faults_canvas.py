@@ -97,7 +97,7 @@ FAULTS = (
     Fault(
         "the revision of another picture is the uncertainty",
         _MODEL,
-        "estimates.append(select_step(denoised.clean, self.slot(known)))",
+        "estimates.append(select_step(denoised.clean, self.call.slot(known)))",
         "estimates.append(denoised.clean[:, 0])",
         ("tests/world_models/test_model.py::test_uncertainty_of_pictures_is_what_the_last_denoising_step_revises",),
     ),

@@ -144,4 +144,32 @@ FAULTS = (
         "moments",
         (f"{_ON_KEYFRAMES}test_a_keyframe_is_never_at_the_end_of_an_episode",),
     ),
+    Fault(
+        "what is over inside a call goes on to its end",
+        _ENV,
+        "complete = np.union1d(complete, self._decided(self._due(env_ids)))",
+        "complete = complete",
+        ("tests/world_models/test_env.py::test_success_and_failure_inside_a_call_end_it_where_they_are_looked_at",),
+    ),
+    Fault(
+        "whatever is shown may end a rollout",
+        _ENV,
+        "complete = np.union1d(complete, self._decided(self._due(env_ids)))",
+        "complete = np.union1d(complete, self._decided(env_ids if self.config.outcome_every else env_ids[:0]))",
+        ("tests/world_models/test_env.py::test_success_and_failure_inside_a_call_end_it_where_they_are_looked_at",),
+    ),
+    Fault(
+        "a replay reports its last look alone",
+        "world_models/replay.py",
+        "success = np.maximum(inside, env.outcome[:, 0]) if looks[stop] else inside",
+        "success = env.outcome[:, 0]",
+        ("tests/world_models/test_replay.py::test_a_replay_reports_the_highest_success_at_which_a_rollout_would_look",),
+    ),
+    Fault(
+        "a replay counts looks of the call before",
+        "world_models/replay.py",
+        "inside = success if first % frames else np.zeros_like(success)",
+        "inside = success",
+        ("tests/world_models/test_replay.py::test_a_replay_reports_the_highest_success_at_which_a_rollout_would_look",),
+    ),
 )

@@ -251,6 +251,17 @@ def test_cameras_of_two_sizes_without_proprioception_can_be_learnt_and_imagined(
     assert imagined.images["grey"].shape == predicted.images["grey"].shape
 
 
+def test_the_video_model_is_trained_where_the_robot_is_known(monkeypatch):
+    """Pictures that are moved with the robot are among its inputs."""
+    seen, made, known = played(12, seed=3), model(), list[bool]()
+    loss = made.loss
+    monkeypatch.setattr(
+        made, "loss", lambda *given: known.append(bool(made.robot_position.weight.any())) or loss(*given)
+    )
+    fit_world_model(made, seen, FIT, torch.Generator().manual_seed(0))
+    assert known == [True]
+
+
 def test_what_is_of_the_models_size_already_is_seen_as_it_is():
     seen = played(2, seed=3)
     same = as_predicted(model(), seen)

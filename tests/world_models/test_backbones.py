@@ -14,7 +14,8 @@ from world_models.backbones.dit import DiTConfig
 from world_models.backbones.lora import Lora
 from world_models.backbones.video_model import ActionInput, Autoencoded, ContextLatents, VideoModel
 from world_models.backbones.wan import WanConfig
-from world_models.env import ImaginationConfig, ImaginedEnv
+from world_models.env import ImaginedEnv
+from world_models.imagination_config import ImaginationConfig
 
 CONTEXT, FRAMES, BATCH, ACTION_WIDTH, MAPS = 3, 2, 8, 7, 4
 # A kernel may sum the same terms in another order when the batch has another shape.  In float32 these networks then

@@ -26,7 +26,8 @@ from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.world_model import WorldModelFit, fit_world_model, statistics
 from world_models.config import WorldModelConfig
-from world_models.env import ImaginationConfig, ImaginedEnv
+from world_models.env import ImaginedEnv
+from world_models.imagination_config import ImaginationConfig
 from world_models.model import WorldModel
 from world_models.replay import replay
 from world_models.uncertainty import Limits
@@ -92,6 +93,8 @@ def test_training_on_another_device_gives_the_weights_of_the_host():
     for device in ("cpu", ELSEWHERE):
         torch.manual_seed(0)
         made = WorldModel(world(), WorldModelConfig(3, 3, backbone=SMALL), *statistics(trajectories)).to(device)
+        # As found: the registration uses Fourier transforms, whose rounding depends on the memory layout.
+        made.robot_position.weight.fill_(0.1)
         losses: list[dict[str, float]] = []
         fit_world_model(
             made, trajectories, fitted, torch.Generator().manual_seed(1), lambda step, info, to=losses: to.append(info)
@@ -100,10 +103,7 @@ def test_training_on_another_device_gives_the_weights_of_the_host():
         learnt.append({name: item.detach().cpu() for name, item in made.state_dict().items()})
     host, device = learnt
     assert reported[0] == reported[1] and len(reported[0]) == fitted.steps
-    # The registration uses Fourier transforms, whose rounding depends on the memory layout.
-    assert all(
-        torch.equal(item, device[name]) for name, item in host.items() if not name.startswith("mode_classifier.")
-    )
+    assert all(torch.equal(item, device[name]) for name, item in host.items())
     assert all(item.isfinite().all() for item in device.values())
 
 

@@ -17,7 +17,8 @@ from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import ArraySpec
 from world_models.config import WorldModelConfig
-from world_models.env import ImaginationConfig, ImaginedEnv
+from world_models.env import ImaginedEnv
+from world_models.imagination_config import ImaginationConfig
 from world_models.initial_states import InitialStatePool, InitialStates
 from world_models.model import WorldModel
 from world_models.types import Future
@@ -119,6 +120,38 @@ def test_pictures_that_are_only_looked_at_are_denoised_in_one_step():
         env.step(action[:, None])
     middle = [(known, 1) for known in range(1, whole)]
     assert calls == [*middle, (whole, 0), *middle[:-1], (whole - 1, 0)]
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_success_and_failure_inside_a_call_end_it_where_they_are_looked_at(every):
+    """As the outcome at every, or every second, of its three control steps has it; and it is paid there."""
+    count = 24
+    watched, outcomes = imagined_env(count, resamples=0), []
+    actions = random_actions(watched, 9, np.random.default_rng(0))
+    watched.reset(np.arange(count), np.arange(count))
+    for t in range(9):
+        watched.step(actions[:, t : t + 1])
+        outcomes.append(watched.outcome)
+    due = np.array([(t % 3) % every == 0 for t in range(1, 10)])
+    bars = [float(np.quantile(np.stack(outcomes)[..., i], 0.8)) for i in (0, 1)]
+    ending = imagined_env(count, resamples=0, outcome_every=every, success_threshold=bars[0], failure_threshold=bars[1])
+    ending.reset(np.arange(count), np.arange(count))
+    success, failed = (np.stack(outcomes, 1)[:, :, i] >= bars[i] for i in (0, 1))
+    over = (success | failed) & due
+    last = np.where(over.any(1), over.argmax(1), 8)
+    step = ending.step(actions, observe="all")
+    assert step.valid.sum(1).tolist() == (last + 1).tolist() == ending.snapshot(range(count))["time"].tolist()
+    won = success[np.arange(count), last] & over.any(1)
+    assert [cause == "success" for cause in step.cause] == won.tolist()
+    assert [cause == "failed" for cause in step.cause] == (over.any(1) & ~won).tolist()
+    assert step.reward.sum(1).tolist() == step.reward[np.arange(count), last].tolist() == won.tolist()
+    inside = over.any(1) & ((last + 1) % 3 > 0)
+    assert (inside & won).any() and (inside & ~won).any() and not over.all(1).any()
+
+
+def test_a_rollout_that_may_end_inside_a_call_keeps_the_contract():
+    """However its actions are cut into chunks, and whatever is observed."""
+    check_env(imagined_env(6, resamples=0, outcome_every=1, success_threshold=0.62, failure_threshold=0.62), seed=11)
 
 
 def test_noise_is_new_in_every_call():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from world_models.image_registration import register
+from world_models.image_registration import RobotPosition, register
 
 SIDES = (32, 48)
 
@@ -63,3 +63,30 @@ def test_a_robot_that_never_moves_is_registered_in_the_centre(count):
     pictures = torch.ones(count, 3, *SIDES)
     weight, bias = register(pictures, torch.randn(count, 3, generator=torch.Generator().manual_seed(0)))
     torch.testing.assert_close((weight, bias), (torch.zeros(2, 3), torch.zeros(2)), atol=1e-3, rtol=0.0)
+
+
+def test_a_picture_is_moved_as_far_as_the_robot_and_what_enters_repeats_the_border():
+    """By whole pixels, exactly: in every camera by that camera's weights, and for every state to come."""
+    position, height, width = RobotPosition(cameras=2, state=1), 8, 12
+    # One unit of state: in the first camera 2 pixels to the right, in the second 1 to the left and 3 down.
+    position.weight.copy_(torch.tensor([[2 * 2 / width], [0.0], [-1 * 2 / width], [3 * 2 / height]]))
+    position.bias.fill_(0.3)
+    generator = torch.Generator().manual_seed(0)
+    pictures, before = torch.rand(3, 6, height, width, generator=generator), torch.randn(3, 1, generator=generator)
+    moved = position.moved(pictures, before, before[:, None] + torch.tensor([[[0.0], [1.0]]]))
+    assert moved.shape == (3, 2, 6, height, width)
+    torch.testing.assert_close(moved[:, 0], pictures)
+    torch.testing.assert_close(moved[:, 1, :3, :, 2:], pictures[:, :3, :, :-2])
+    torch.testing.assert_close(moved[:, 1, :3, :, 0], pictures[:, :3, :, 0])
+    torch.testing.assert_close(moved[:, 1, 3:, 3:, :-1], pictures[:, 3:, :-3, 1:])
+    torch.testing.assert_close(moved[:, 1, 3:, 0, :-1], pictures[:, 3:, 0, 1:])
+
+
+def test_positions_are_exact_where_matrix_products_are_not():
+    """A pixel of 64 is 1/32: bfloat16 would lose a tenth of it."""
+    position = RobotPosition(cameras=1, state=8)
+    torch.nn.init.normal_(position.weight)
+    state = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = position(state)
+    torch.testing.assert_close(found, (state.double() @ position.weight.double().T).float())

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from world_models.mode_classifier import CropClassifier, ModeClassifier, PictureClassifier
+from world_models.mode_classifier import CropClassifier, PictureClassifier
 from world_models.robot import ModePrediction
 
 
@@ -18,12 +18,12 @@ def crops(cameras: int = 1) -> tuple[CropClassifier, torch.Tensor, list[Any]]:
 
 
 def arguments(cameras: int = 1) -> tuple[torch.Tensor, list[Any]]:
-    """Three pictures of 16 pixels, and state, action input and prediction."""
+    """Three pictures of 16 pixels; the robot's position in their centre, its state, action input and prediction."""
     generator = torch.Generator().manual_seed(1)
     shapes = [(3, 3 * cameras, 16, 16), (3, 2), (3, 1), (3, 2, 1, 2), (3, 2, 2)]
     pictures, state, actions, modes, odds = (torch.randn(shape, generator=generator) for shape in shapes)
     prediction = ModePrediction.of(modes, odds.log_softmax(1), torch.ones(3, dtype=torch.long))
-    return pictures, [state, actions, prediction]
+    return pictures, [torch.zeros(3, 2 * cameras), state, actions, prediction]
 
 
 def test_a_new_classifier_leaves_the_probabilities_of_the_modes():
@@ -35,8 +35,8 @@ def test_a_new_classifier_leaves_the_probabilities_of_the_modes():
 def test_the_classifier_reads_every_camera_around_the_robot_only(camera):
     classifier, pictures, given = crops(cameras=2)
     torch.nn.init.normal_(classifier.leave.weight)
-    with torch.no_grad():  # (x, y) in the first camera, then in the second: pixels 6 to 9 and, there, 10 to 13
-        classifier.registration_bias.copy_(torch.tensor([0.0, 0.0, 0.5, 0.5]))
+    # (x, y) in the first camera, then in the second: pixels 6 to 9 and, there, 10 to 13
+    given[0] = torch.tensor([0.0, 0.0, 0.5, 0.5]).expand(3, 4)
     begin = (6, 10)[camera]
     output = classifier(pictures, *given)
     inside, outside = pictures.clone(), pictures.clone()
@@ -54,8 +54,7 @@ def test_the_crop_moves_with_the_robot():
     torch.nn.init.normal_(classifier.leave.weight)
     shifted = pictures.roll((2, 5), (2, 3))
     output = classifier(pictures, *given)
-    with torch.no_grad():
-        classifier.registration_bias.copy_(torch.tensor([5 / 8, 2 / 8]))
+    given[0] = torch.tensor([5 / 8, 2 / 8]).expand(3, 2)
     torch.testing.assert_close(classifier(shifted, *given), output)
 
 
@@ -100,11 +99,3 @@ def test_whole_pictures_are_shifted_by_a_pixel_at_most_while_learning():
     assert sorted(set(inner.tolist())) == [-17.0, -16.0, -15.0, -1.0, 0.0, 1.0, 15.0, 16.0, 17.0]
     corner = torch.cat(seen)[:, 0, 0, 0]
     assert sorted(set(corner.tolist())) == [0.0, 1.0, 16.0, 17.0]
-
-
-def test_a_classifier_of_whole_pictures_needs_no_registration():
-    classifier, pictures, given = whole()
-    before = {name: item.clone() for name, item in classifier.state_dict().items()}
-    classifier.fit_registration(pictures, given[0])
-    assert all(torch.equal(item, before[name]) for name, item in classifier.state_dict().items())
-    assert isinstance(classifier, ModeClassifier)

@@ -17,12 +17,12 @@ from world_models.backbones.video_model import Denoised
 from world_models.config import WorldModelConfig
 from world_models.model import WorldModel
 from world_models.robot import sample_modes
-from world_models.types import Context, Future
+from world_models.types import Context, Future, to_unit_range
 from world_models.uncertainty import disagreement, revision
 
 FRAMES = 3
 FIT = WorldModelFit(
-    *(FitConfig(*numbers) for numbers in ((300, 128, 4e-3), (100, 128, 4e-3), (200, 32, 4e-3), (200, 64, 2e-3)))
+    *(FitConfig(*numbers) for numbers in ((300, 128, 4e-3), (100, 128, 4e-3), (300, 32, 4e-3), (200, 64, 2e-3)))
 )
 
 
@@ -91,7 +91,7 @@ def test_uncertainty_is_how_far_apart_the_robot_may_be(learnt, held_out):
     """At the last known control step."""
     outputs: list[tuple[torch.Tensor, torch.Tensor]] = []
     hook = learnt.mode_classifier.register_forward_hook(
-        lambda module, given, made: outputs.append((given[3].modes, made))
+        lambda module, given, made: outputs.append((given[4].modes, made))
     )
     future = predicted(learnt, held_out, known=2)
     hook.remove()
@@ -155,7 +155,7 @@ def test_the_predicted_state_is_one_of_the_modes_with_their_probabilities(learnt
     vectors: list[torch.Tensor] = []
     watches = [
         learnt.mode_classifier.register_forward_hook(
-            lambda module, given, made: outputs.append((given[3].modes, made))
+            lambda module, given, made: outputs.append((given[4].modes, made))
         ),
         learnt.video.register_forward_hook(lambda module, given, made: vectors.append(given[3].vector)),
     ]
@@ -192,9 +192,36 @@ def test_the_same_noise_gives_the_same_frames(learnt, held_out):
 
 def test_the_registration_is_fitted_once(learnt, held_out):
     """The classifier is trained on top of the registration, which must not change afterwards."""
-    before = learnt.mode_classifier.registration_weight.clone()
+    before = learnt.robot_position.weight.clone()
     learnt.fit_registration({"state": held_out["state"][:50, 0], "pictures": held_out["pictures"][:50, -1]})
-    assert before.abs().max() > 0.1 and torch.equal(learnt.mode_classifier.registration_weight, before)
+    assert before.abs().max() > 0.1 and torch.equal(learnt.robot_position.weight, before)
+
+
+@pytest.mark.parametrize("known", [1, 2, FRAMES])
+def test_the_video_model_sees_the_latest_picture_moved_with_the_robot(learnt, held_out, known):
+    """To where the robot is predicted to be at every picture, or was recorded to be in training."""
+    contexts: list[torch.Tensor] = []
+    hook = learnt.video.register_forward_hook(lambda module, given, made: contexts.append(given[2].frames))
+    future = predicted(learnt, held_out, known)
+    hook.remove()
+    latest = to_unit_range(held_out["pictures"][:, learnt.config.context_frames])
+    before = learnt.normalize(held_out["state"][:, 0])
+    for slot in range(FRAMES):
+        after = learnt.normalize(future.state[:, min(slot, known - 1)])
+        moved = learnt.robot_position.moved(latest, before, after[:, None])
+        torch.testing.assert_close(contexts[0][:, 1 + slot], learnt.video.encode(moved)[:, 0])
+    torch.testing.assert_close(contexts[0][:, -1], learnt.video.encode(latest))
+
+
+def test_without_the_prior_the_video_model_sees_recorded_pictures_only(held_out):
+    made, contexts = small_model(robot_crop=0), []
+    made.fit_registration({"state": held_out["state"][:50, 0], "pictures": held_out["pictures"][:50, -1]})
+    assert not made.robot_position.weight.any()
+    made.video.register_forward_hook(lambda module, given, out: contexts.append(given[2].frames))
+    noise = torch.zeros(len(held_out["task"]), 1, *made.video.latent)
+    made.predict(present(made, held_out), held_out["actions"][:, :3], torch.full((len(noise),), 3), noise)
+    shown = to_unit_range(held_out["pictures"][:, : 1 + made.config.context_frames])
+    assert torch.equal(contexts[0], made.video.encode(shown))
 
 
 def test_uncertainty_of_pictures_is_what_the_last_denoising_step_revises(held_out):

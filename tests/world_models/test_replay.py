@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from tests.world_models.small_models import initial_states, model
 from vla_rl.contract.errors import UserError
-from world_models.env import ImaginationConfig, ImaginedEnv
+from world_models.env import ImaginedEnv
+from world_models.imagination_config import ImaginationConfig
 from world_models.initial_states import OrderedPool
 from world_models.replay import ReplayResult, replay
 from world_models.uncertainty import Limits
@@ -51,6 +54,26 @@ def test_a_replay_is_the_imagined_rollout_of_its_actions_alone():
             successes += [stop] if env.outcome[place, 0] >= threshold else []
         assert found.success_step(threshold)[i] == min(successes, default=np.inf)
     assert 0 < np.isfinite(found.success_step(threshold)).sum() < len(LENGTHS)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_replay_reports_the_highest_success_at_which_a_rollout_would_look(every):
+    """At every, or every second, of the three control steps of a call, at its end and after the last action."""
+    made = model()
+    first = initial_states(made, count=len(LENGTHS)).first
+    found = replay(made, first, recorded(), replace(CONFIG, outcome_every=every))
+    alone = replace(CONFIG, horizon=9, success_threshold=2.0, failure_threshold=2.0, mid_call_steps=0)
+    highest = np.zeros(found.success.shape)
+    for i, actions in enumerate(recorded()):
+        env = ImaginedEnv(made, Only(first, i), 1, None, alone)
+        env.reset([0], [i])
+        for t, action in enumerate(actions, 1):
+            env.step(action[None, None])
+            if t % 3 % every == 0 or t == len(actions):
+                highest[i, (t - 1) // 3] = max(highest[i, (t - 1) // 3], env.outcome[0, 0])
+    np.testing.assert_allclose(np.nan_to_num(found.success), highest, atol=1e-6)
+    atleast = replay(made, first, recorded(), CONFIG).success
+    assert (found.success > atleast + 1e-3).any()
 
 
 class Only:

@@ -28,7 +28,8 @@ from vla_rl.training.world_model import (
 )
 from world_models.backbones.unet import UNetConfig
 from world_models.config import RewardHeadConfig, WorldModelConfig
-from world_models.env import ImaginationConfig, ImaginedEnv
+from world_models.env import ImaginedEnv
+from world_models.imagination_config import ImaginationConfig
 from world_models.model import WorldModel
 from world_models.payment import PredictedReward, SuccessReward
 from world_models.uncertainty import Limits

@@ -12,8 +12,8 @@ from vla_rl.contract.spec import EnvSpec
 if TYPE_CHECKING:
     from world_models.canvas import Canvas as Canvas
     from world_models.config import WorldModelConfig as WorldModelConfig
-    from world_models.env import ImaginationConfig as ImaginationConfig
     from world_models.env import ImaginedEnv as ImaginedEnv
+    from world_models.imagination_config import ImaginationConfig as ImaginationConfig
     from world_models.initial_states import InitialStatePool as InitialStatePool
     from world_models.initial_states import InitialStates as InitialStates
     from world_models.initial_states import OrderedPool as OrderedPool

@@ -108,6 +108,8 @@ def fit_world_model(
         model.reward.fit(torch.from_numpy(trajectories.recorded_rewards()).to(model.device))
     trajectories = as_predicted(model, trajectories)
     device, table = model.device, make_windows(trajectories, model.config.frames, model.config.context_frames)
+    chosen = torch.randperm(len(trajectories.state), generator=generator)[:_REGISTRATION_FRAMES]
+    model.fit_registration(_tensors(frames_at(trajectories, chosen.numpy()), device))
     count, steps = len(table["count"]), _Offset(report)
     index = _minibatches(count, config.state_dynamics, generator)
     batches = (_tensors(call_batch(trajectories, table, part), device) for part in index)
@@ -134,8 +136,6 @@ def _fit_mode_classifier(
     report: Report,
 ) -> None:
     """The last stage; every batch begins half with recorded and half with imagined pictures."""
-    chosen = torch.randperm(len(trajectories.state), generator=generator)[:_REGISTRATION_FRAMES]
-    model.fit_registration(_tensors(frames_at(trajectories, chosen.numpy()), model.device))
     weights, imagined = _sampling_weights(model, trajectories, table), imagine_along(model, trajectories, generator)
     batches = (
         _tensors(batch, model.device)

@@ -66,9 +66,11 @@ class UNet(nn.Module):
         self.rise = _blocks(config.deep, config.deep, config)
         self.grow = nn.Conv2d(config.deep, config.width, 3, 1, 1)
         self.up = _blocks(config.width, config.width, config, also=config.width)
-        self.leave = _zero(nn.Conv2d(config.width, frames * (size + 3 * patch * patch), 3, 1, 1))
+        layers = context + 1  # of which a pixel is mixed: the context and a new colour
+        self.leave = _zero(nn.Conv2d(config.width, frames * (size + layers * patch * patch), 3, 1, 1))
         y, x = (torch.linspace(-1, 1, side) for side in self.latent[1:])
-        stay = torch.tensor([3.0, 0.0, 0.0])  # initially hardly anything changes
+        stay = torch.zeros(layers)
+        stay[context - 1] = 3.0  # initially hardly anything changes
         self.register_buffer("stay", stay[:, None, None, None, None], persistent=False)
         self.register_buffer("places", torch.stack(torch.meshgrid(y, x, indexing="ij")), persistent=False)
 
@@ -101,15 +103,15 @@ class UNet(nn.Module):
         return Denoised(self._compose(painted, context), x.flatten(2).transpose(1, 2))
 
     def _compose(self, output: Tensor, context: ContextLatents) -> Tensor:
-        """Every pixel a mixture of the latest frame, the first one and a new colour, by ``output`` [B,F,c+3p^2,y,x].
+        """Every pixel a mixture of the context frames and a new colour, by ``output`` [B,F,c+(M+1)p^2,y,x].
 
-        What a gripper uncovers need not go through the trunk, and what does not change is kept exactly.
+        What a gripper uncovers or carries need not go through the trunk, and what does not change is kept exactly.
         """
         cells = self.config.patch**2
-        colours, choice = output.split([self.latent[0], 3 * cells], 2)
-        share = (choice.unflatten(2, (3, 1, cells)) + self.stay).softmax(2)  # [B,F,3,1,p^2,y,x]
-        kept = (context.frames[:, -1:].expand_as(colours), context.frames[:, :1].expand_as(colours), colours)
-        layers = torch.stack([layer.unflatten(2, (-1, cells)) for layer in kept], 2)
+        colours, choice = output.split([self.latent[0], len(self.stay) * cells], 2)
+        share = (choice.unflatten(2, (len(self.stay), 1, cells)) + self.stay).softmax(2)  # [B,F,M+1,1,p^2,y,x]
+        kept = context.frames[:, None].expand(-1, self.frames, -1, -1, -1, -1)
+        layers = torch.cat([kept, colours[:, :, None]], 2).unflatten(3, (-1, cells))
         return (share * layers).sum(2).flatten(2, 3)
 
 

@@ -12,7 +12,8 @@ from torch import Tensor
 class ContextLatents:
     """What a prediction is conditioned on.
 
-    frames  [B,M,c,y,x]  latents of frames: the episode's first (clean, the reference), then the latest ones, in order
+    frames  [B,M,c,y,x]  latents of frames: the episode's first (clean, the reference), with a prior of the robot the
+                         latest one moved as the robot moves until each predicted one, then the latest ones, in order
     level   [B,M]        their noise levels, 0 to 1
     """
 

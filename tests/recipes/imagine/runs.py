@@ -18,7 +18,7 @@ from vla_rl.recipes.imagine.play import steering_of
 from vla_rl.recipes.imagine.saved_run import SavedRun
 from vla_rl.recipes.imagine.steering import Steering
 from vla_rl.training.tracking import RunFolder
-from world_models.env import ImaginationConfig
+from world_models.imagination_config import ImaginationConfig
 from world_models.model import WorldModel
 from world_models.uncertainty import Limits
 

@@ -35,7 +35,7 @@ from vla_rl.training.loop import Loop, LoopConfig
 from vla_rl.training.tracking import RunFolder, read_metrics
 from vla_rl.training.world_model import WorldModelFit
 from world_models.config import WorldModelConfig
-from world_models.env import ImaginationConfig
+from world_models.imagination_config import ImaginationConfig
 from world_models.keyframes import KeyframeConfig
 
 ENV = EnvConfig("lift", options={"deadline": 12})

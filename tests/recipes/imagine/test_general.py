@@ -38,7 +38,7 @@ from vla_rl.training.loop import LoopConfig
 from vla_rl.training.tracking import RunFolder
 from vla_rl.training.world_model import WorldModelFit
 from world_models.config import WorldModelConfig
-from world_models.env import ImaginationConfig
+from world_models.imagination_config import ImaginationConfig
 from world_models.keyframes import KeyframeConfig
 from world_models.payment import PredictedReward
 
@@ -124,7 +124,9 @@ def test_the_critic_of_a_policy_of_pixels_reads_pixels():
     assert len(set(value.tolist())) > 1
 
 
-@pytest.mark.parametrize("name", ["lift", "lift_to_rank", "place", "push", "lift_dit", "lift_grpo", "lift_wovr"])
+@pytest.mark.parametrize(
+    "name", ["lift", "lift_to_rank", "place", "place_to_rank", "push", "lift_dit", "lift_grpo", "lift_wovr"]
+)
 def test_every_recipe_is_ready_for_what_its_task_gives(name):
     """Model, window and deadlines fit the environment that the recipe is for."""
     from vla_rl.recipes.world_models import new_model

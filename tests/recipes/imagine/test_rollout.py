@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.recipes.imagine.runs import CALM, run_folder
+from tests.world_models import pushing
 from tests.world_models.small_models import SIDE
 from vla_rl.cli.imagine import rollout
 from vla_rl.contract.errors import UserError
@@ -30,7 +31,9 @@ SHORT = replace(CALM, horizon=5, deadline=4, resamples=0)
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> SavedRun:
     """Six of ten imagined rollouts succeed, and every other uncertainty is beyond its limit."""
-    made = SavedRun.load(run_folder(tmp_path_factory.mktemp("runs") / "run", SHORT))
+    path = run_folder(tmp_path_factory.mktemp("runs") / "run", SHORT)
+    pushing.played(10, seed=36).save(path / "episodes" / "held_out.npz")  # they show every kind
+    made = SavedRun.load(path)
     found = replay_trajectories(made.calibrated.model, made.held_out, SHORT)
     # Between two values, since a batch of another size may round the last bit differently.
     done = 0.999 * float(np.sort(np.nanmax(found.success, 1))[4])

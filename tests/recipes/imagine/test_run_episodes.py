@@ -11,7 +11,7 @@ from vla_rl.recipes.imagine.calibrated_model import CalibratedModel
 from vla_rl.recipes.imagine.collect import CollectedEpisodes
 from vla_rl.recipes.imagine.imagined_env import ImaginedEnvFactory
 from vla_rl.recipes.imagine.run_episodes import RunEpisodes
-from world_models.env import ImaginationConfig
+from world_models.imagination_config import ImaginationConfig
 from world_models.uncertainty import Limits
 
 

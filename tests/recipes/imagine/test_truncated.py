@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import product
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,9 +17,11 @@ from vla_rl.contract.policy import ActionOut, Likelihood
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import SeedStream
 from vla_rl.experience.truncation_value import ConstantValue, ZeroValue
+from world_models.call_steps import CallSteps
 from world_models.canvas import Canvas
 from world_models.config import WorldModelConfig
-from world_models.env import ImaginationConfig, ImaginedEnv
+from world_models.env import ImaginedEnv
+from world_models.imagination_config import ImaginationConfig
 from world_models.types import Future
 from world_models.uncertainty import Limits
 
@@ -38,12 +39,10 @@ class TwoArms:
         self.spec, self.config = spec(), WorldModelConfig(frames=1)
         self.canvas, self.picture = Canvas.of(self.spec, None, 4), (3, 16, 16)
         self.video, self.device = SimpleNamespace(latent=(1, 1, 1)), torch.device("cpu")
+        self.call = CallSteps(frames=1, pictures=1)
 
     def eval(self) -> TwoArms:
         return self
-
-    def slot(self, known: np.ndarray) -> np.ndarray:
-        return known - 1
 
     def predict(self, context: object, actions: Tensor, known: Tensor, noise: Tensor, steps: int = 0) -> Future:
         second, unlucky = actions[:, 0, 0] > 0, actions[:, 0, 1] < 0
