@@ -125,7 +125,7 @@ PLACE = EnvConfig("place", training_options={"deadline": 50})
 
 
 def place() -> Imagine:
-    """Place, from the checkpoint ``--policy``; the world model takes half an hour of one core."""
+    """Place, from the checkpoint ``--policy``; the world model takes some forty minutes of one core."""
     plan = replace(LONGER, collect=PLACE_COLLECT, fit=PLACE_FIT)
     return Imagine(PLACE_RL, plan, policy="runs/imitate_place/checkpoints/imitation", env=PLACE)
 

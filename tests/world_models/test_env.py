@@ -133,7 +133,8 @@ def test_success_and_failure_inside_a_call_end_it_where_they_are_looked_at(every
         watched.step(actions[:, t : t + 1])
         outcomes.append(watched.outcome)
     due = np.array([(t % 3) % every == 0 for t in range(1, 10)])
-    bars = [float(np.quantile(np.stack(outcomes)[..., i], 0.8)) for i in (0, 1)]
+    # Between two values, since a rollout whose neighbours are over may round the last bit differently.
+    bars = [float(np.sort(np.stack(outcomes)[..., i], None)[172:174].mean()) for i in (0, 1)]
     ending = imagined_env(count, resamples=0, outcome_every=every, success_threshold=bars[0], failure_threshold=bars[1])
     ending.reset(np.arange(count), np.arange(count))
     success, failed = (np.stack(outcomes, 1)[:, :, i] >= bars[i] for i in (0, 1))
