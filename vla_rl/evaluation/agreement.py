@@ -199,7 +199,7 @@ class TrustConfig:
             raise UserError(
                 f"the policy succeeds in {imagined[0]} of {imagined[1]} imagined rollouts and in {true[0]} of "
                 f"{true[1]} real ones, so RL would hardly be rewarded in imagination; look at the outcome at every "
-                "control step (plan.imagination.outcome_every 1), or train a world model longer (plan.fit.video)."
+                "control step, if you do not yet (plan.imagination.outcome_every 1), or train longer (plan.fit.video)."
             )
 
     def _require_reward(self, found: Sequence[TrustedHorizon], rewarding: Sequence[TrustedHorizon]) -> None:
