@@ -58,7 +58,7 @@ def lift_to_rank() -> Imagine:
     """A world model of lift for ``vla-rl imagine rank``: of more episodes, learnt three to four times as long.
 
     ``--plan.collect.other-policies`` names checkpoints that it learns of besides ``--policy``; 800 episodes, to start
-    from, are set aside.
+    from, are set aside.  Episodes are as long as those that are to be foretold, without training's deadline.
     """
     collect = CollectConfig(1000, 500, calibration=400, held_out=400, other_episodes=600)
     fit = WorldModelFit(
@@ -66,7 +66,8 @@ def lift_to_rank() -> Imagine:
         video=FitConfig(5000, 32, 1.5e-3),
         mode_classifier=FitConfig(5000, 64, 1e-3, weight_decay=1e-2),
     )
-    return _with(replace(PLAN, collect=collect, fit=fit))
+    imagination = ImaginationConfig(horizon=60, outcome_every=1)
+    return replace(_with(replace(PLAN, imagination=imagination, collect=collect, fit=fit)), env=EnvConfig("lift"))
 
 
 def with_keyframes() -> Imagine:

@@ -175,6 +175,13 @@ FAULTS = (
         ("tests/recipes/imagine/test_rank.py::test_it_is_the_ranking_of_what_they_do_in_the_world_model",),
     ),
     Fault(
+        "policies are ranked by what they do within training's deadline",
+        "vla_rl/recipes/imagine/rank.py",
+        "horizon=steps, deadline=None, resamples=0)",
+        "horizon=steps, resamples=0)",
+        ("tests/recipes/imagine/test_rank.py::test_it_is_the_ranking_of_what_they_do_in_the_world_model",),
+    ),
+    Fault(
         "of an episode that has not ended the outcome is guessed",
         "vla_rl/algorithms/self_imitation.py",
         "found, won = torch.zeros_like(ends), torch.zeros_like(ends[0])",

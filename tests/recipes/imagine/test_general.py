@@ -135,7 +135,7 @@ def test_every_recipe_is_ready_for_what_its_task_gives(name):
     spec = recipe.env.spec()
     model = new_model(spec, replace(recipe.plan.model, precision="float32"), (0.0, 1.0))
     assert model.picture == (3, 64, 64)
-    assert recipe.plan.imagination.deadline == recipe.env.training_options["deadline"]
+    assert recipe.plan.imagination.deadline == recipe.env.training_options.get("deadline")
     assert recipe.plan.imagination.horizon <= spec.time_limit
 
 

@@ -20,6 +20,7 @@ from vla_rl.recipes.imagine.saved_run import SavedRun
 from world_models.env import ImaginedEnv
 from world_models.uncertainty import Limits
 
+# In training; where policies are ranked, episodes are as long as the simulator's.
 SHORT = replace(CALM, horizon=6, deadline=6, resamples=0)
 
 
@@ -55,11 +56,12 @@ def policies(run, tmp_path_factory) -> list[str]:
     return [str(folder / name) for name in ("push", "pull", "still")]
 
 
-def by_hand(run: SavedRun, function) -> tuple[np.ndarray, float]:
+def by_hand(run: SavedRun, function, steps: int | None = None) -> tuple[np.ndarray, float]:
     """Which of twelve rollouts succeed, each alone; and the share of their decisions that leave what was tried."""
+    steps = steps or run.calibrated.model.spec.time_limit
     found, states, chunks = [], [], []
     for episode in range(12):
-        config = replace(run.calibrated.imagination, keyframe_share=0.0, resamples=0)
+        config = replace(run.calibrated.imagination, keyframe_share=0.0, resamples=0, horizon=steps, deadline=None)
         pool = recorded_initial_states(run.calibrated.model, run.not_learnt_from())
         env = ImaginedEnv(run.calibrated.model, pool, 1, None, config)
         obs, success = env.reset(np.zeros(1, int), [episode]), False
@@ -89,6 +91,7 @@ def test_it_is_the_ranking_of_what_they_do_in_the_world_model(run, policies, cap
     assert [row["success"] for row in found["policies"]] == [one.success for one in expected.estimates]
     assert [pair["probability"] for pair in found["pairs"]] == [one.probability for one in expected.pairs]
     assert rows[policies[0]]["real"] == [9, 12] and found["starts"] == 12
+    assert found["steps"] == run.calibrated.model.spec.time_limit > SHORT.horizon
     assert {name: row["outside"] for name, row in rows.items()} == {name: left for name, (_, left) in played.items()}
     assert len({left for _, left in played.values()}) > 1
     assert 0 <= found["search"]["informed"] <= found["search"]["at_most"] >= found["search"]["alone"]
@@ -119,6 +122,12 @@ def test_tried_are_the_recorded_chunks_at_every_step(run):
 def test_less_can_be_asked_for_and_nonsense_is_refused(run, policies, complaint, tmp_path):
     rank_policies(run, policies[:2], Rank(starts=4, out=str(tmp_path)))
     assert json.loads((tmp_path / "rank.json").read_text())["starts"] == 4
+    rank_policies(run, policies[:2], Rank(steps=3, out=str(tmp_path)))
+    found = json.loads((tmp_path / "rank.json").read_text())
+    assert found["steps"] == 3
+    for row in found["policies"]:
+        function = dict(zip(policies, (push, pull, still), strict=True))[row["name"]]
+        assert row["imagined"]["success"] == by_hand(run, function, 3)[0].mean()
     command = ("imagine", "rank", str(run.folder))
     assert "no two policies" in complaint(*command, policies[0])
     assert "holds out 12 episodes" in complaint(*command, *policies, "--starts", "13")

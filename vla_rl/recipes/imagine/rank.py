@@ -36,6 +36,7 @@ class Rank:
 
     real: tuple[str, ...] = ()  # what is known: NAME=SUCCESSES/EPISODES of policies that were played for real
     starts: int = 0  # imagined rollouts of each; 0: as many as there are such episodes
+    steps: int = 0  # control steps of a rollout; 0: as many as an episode of the simulator has
     num_envs: int = 64
     seed: int = 1
     before_deployment: bool = False  # also the share of decisions that leave what was tried
@@ -69,7 +70,7 @@ def rank_policies(run: SavedRun, policies: Sequence[str], config: Rank) -> tuple
     found = rank(played)
     searches = expected_searches(played, found)
     out = Path(config.out or run.folder)
-    summary = _summary(found, played, outside, starts)
+    summary = _summary(found, played, outside, starts, config.steps or run.calibrated.model.spec.time_limit)
     medians = {"informed": float(np.median(searches.informed)), "alone": float(np.median(searches.alone))}
     write_json(out / "rank.json", summary | {"search": medians | {"at_most": MOST}})
     _page(out / "rank.html", found, played, outside, run.folder, searches)
@@ -135,9 +136,11 @@ def _imagine(
     """bool [starts]: which imagined rollouts succeed.
 
     Neither uncertainty nor resampling ends one, as in training: what a new policy does differently is often
-    uncertain, and would count as its failure.
+    uncertain, and would count as its failure.  Nor does training's deadline: who tries again may succeed later.
     """
-    model, imagination = run.calibrated.model, replace(run.calibrated.imagination, resamples=0)
+    model = run.calibrated.model
+    steps = config.steps or model.spec.time_limit
+    imagination = replace(run.calibrated.imagination, horizon=steps, deadline=None, resamples=0)
     factory = ImaginedEnvFactory(model, pool, None, imagination)
     env = factory.make(min(config.num_envs, starts))
     with bar(f"imagined: {Path(name).name}", starts) as update:
@@ -153,14 +156,14 @@ def _imagine(
     return outcomes.success
 
 
-def _summary(found: Ranking, played: Sequence[Played], outside: dict[str, float], starts: int) -> JsonObject:
+def _summary(found: Ranking, played: Sequence[Played], outside: dict[str, float], starts: int, steps: int) -> JsonObject:
     by_name = {one.name: one for one in played}
     rows = []
     for estimate in found.estimates:
         one = by_name[estimate.name]
         row = asdict(estimate) | {"imagined": asdict(Rate.of(one.imagined)), "real": list(one.real)}
         rows.append(row | ({"outside": outside[one.name]} if outside else {}))
-    parts = {"strictness": found.strictness, "spread": found.spread, "starts": starts}
+    parts = {"strictness": found.strictness, "spread": found.spread, "starts": starts, "steps": steps}
     return {"policies": rows, "pairs": [asdict(pair) for pair in found.pairs], **parts}
 
 
