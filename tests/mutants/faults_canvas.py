@@ -177,8 +177,8 @@ FAULTS = (
     Fault(
         "policies are ranked by what they do within training's deadline",
         "vla_rl/recipes/imagine/rank.py",
-        "horizon=steps, deadline=None, resamples=0)",
-        "horizon=steps, resamples=0)",
+        "horizon=_length(run, config), deadline=None, resamples=0)",
+        "horizon=_length(run, config), resamples=0)",
         ("tests/recipes/imagine/test_rank.py::test_it_is_the_ranking_of_what_they_do_in_the_world_model",),
     ),
     Fault(

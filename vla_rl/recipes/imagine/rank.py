@@ -70,7 +70,7 @@ def rank_policies(run: SavedRun, policies: Sequence[str], config: Rank) -> tuple
     found = rank(played)
     searches = expected_searches(played, found)
     out = Path(config.out or run.folder)
-    summary = _summary(found, played, outside, starts, config.steps or run.calibrated.model.spec.time_limit)
+    summary = _summary(found, played, outside, starts, _length(run, config))
     medians = {"informed": float(np.median(searches.informed)), "alone": float(np.median(searches.alone))}
     write_json(out / "rank.json", summary | {"search": medians | {"at_most": MOST}})
     _page(out / "rank.html", found, played, outside, run.folder, searches)
@@ -139,8 +139,7 @@ def _imagine(
     uncertain, and would count as its failure.  Nor does training's deadline: who tries again may succeed later.
     """
     model = run.calibrated.model
-    steps = config.steps or model.spec.time_limit
-    imagination = replace(run.calibrated.imagination, horizon=steps, deadline=None, resamples=0)
+    imagination = replace(run.calibrated.imagination, horizon=_length(run, config), deadline=None, resamples=0)
     factory = ImaginedEnvFactory(model, pool, None, imagination)
     env = factory.make(min(config.num_envs, starts))
     with bar(f"imagined: {Path(name).name}", starts) as update:
@@ -156,7 +155,14 @@ def _imagine(
     return outcomes.success
 
 
-def _summary(found: Ranking, played: Sequence[Played], outside: dict[str, float], starts: int, steps: int) -> JsonObject:
+def _length(run: SavedRun, config: Rank) -> int:
+    """The control steps of a rollout."""
+    return config.steps or run.calibrated.model.spec.time_limit
+
+
+def _summary(
+    found: Ranking, played: Sequence[Played], outside: dict[str, float], starts: int, steps: int
+) -> JsonObject:
     by_name = {one.name: one for one in played}
     rows = []
     for estimate in found.estimates:
