@@ -311,9 +311,14 @@ def test_the_report_is_made_from_the_files_of_the_runs(run, monkeypatch):
     assert "will succeed above one that will fail" in page
     needed = summary["simulator_rl"]["episodes_to_imagined_success"]  # 0 when the beginning is as good already
     assert re.search(rf"first as good after <[a-z]+>{needed}</[a-z]+> episodes", page)
+    assert "as many as plan.coevolution.budget allows; 0 were." in page
     found["policies"]["optimism"] = -0.087
+    decisions = json.loads((run / "coevolution.json").read_text())
+    decisions[-1] |= {"buy": 7}
+    (run / "coevolution.json").write_text(json.dumps(decisions))
     write_report(out, summary, found)
-    assert "imagined rates are 8.7 points too low on average" in (out / "report.html").read_text()
+    page = (out / "report.html").read_text()
+    assert "imagined rates are 8.7 points too low on average" in page and "; 7 were." in page
 
 
 def test_the_page_plots_losses_that_there_are(run, recipe, tmp_path):

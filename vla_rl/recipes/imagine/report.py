@@ -97,9 +97,11 @@ def _trained(run: Path, stage: str, name: str) -> Series:
 
 def _decisions(report: Report, run: Path) -> None:
     decisions = json.loads((run / "coevolution.json").read_text(encoding="utf-8"))
+    bought = sum(one["buy"] for one in decisions)
     report.section(
-        "When real episodes were bought",
-        "Every few iterations it was decided whether the world model needs real episodes; all decisions, with reasons.",
+        "Does the world model still fit the policy?",
+        "Looked at every few iterations.  Where it no longer fits, real episodes of the policy of that moment may be "
+        f"bought, as many as plan.coevolution.budget allows; {bought} were.",
     )
     asked = [one["iteration"] for one in decisions]
     signals = {
