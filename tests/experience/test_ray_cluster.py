@@ -103,6 +103,8 @@ def test_an_actor_that_is_killed_is_started_again_and_plays_its_window_again(clu
     source, workers = counting(cluster, 1)
     rollouts = train(source, 2)
     os.kill(workers[1].pid, signal.SIGKILL)
+    while rollouts[-1].info["source/restarts"] == 0:  # the other one plays on meanwhile
+        rollouts += train(source, 1)
     rollouts += train(source, 5)
     close(source, workers)
     require_whole(rollouts, 2)

@@ -62,7 +62,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a base dependency is missing",
         _PROJECT,
-        '"tyro>=0.9", ',
+        '"tyro>=0.9.1", ',
         "",
         (f"{_ON_WHEEL}test_it_says_what_it_needs",),
     ),

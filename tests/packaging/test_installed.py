@@ -12,7 +12,7 @@ from tests.packaging.wheels import ROOT, build_wheel, find_python, install, ligh
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 PINS = ("-c", ROOT / "constraints.txt")
-OLDEST = ("numpy==1.26.0", "msgpack==1.0.0", "tyro==0.9.0", "rich==13.0.0")
+OLDEST = ("numpy==1.26.0", "msgpack==1.0.0", "tyro==0.9.1", "rich==13.0.0")
 # Each command is a stage of the demo, cut down to seconds.
 IMITATE = """train demo.py:imitate --out runs/imitate --grounding.scenes 64 --grounding.fit.steps 4
 --imitation.demonstrations 4 --imitation.fit.steps 4 --evaluation.validation 4 --evaluation.num-envs 4"""
