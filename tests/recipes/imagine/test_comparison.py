@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -263,7 +264,7 @@ def ratings() -> list[PolicyRating]:
     return [PolicyRating(f"policy {i}", Rate(x, 0.0, 1.0, 10), Rate(y, 0.0, 1.0, 10)) for i, (x, y) in enumerate(rates)]
 
 
-def test_the_report_is_made_from_the_files_of_the_runs(run, monkeypatch):
+def test_the_report_is_made_from_the_files_of_the_runs(run, tmp_path, monkeypatch):
     """A policy whose success is never reached in the simulator, and one whose is."""
     monkeypatch.setattr(comparison, "rate_policies", lambda *given: ratings())
     out = run.parent
@@ -313,11 +314,11 @@ def test_the_report_is_made_from_the_files_of_the_runs(run, monkeypatch):
     assert re.search(rf"first as good after <[a-z]+>{needed}</[a-z]+> episodes", page)
     assert "as many as plan.coevolution.budget allows; 0 were." in page
     found["policies"]["optimism"] = -0.087
+    bought = shutil.copytree(out, tmp_path / "bought")
     decisions = json.loads((run / "coevolution.json").read_text())
-    decisions[-1] |= {"buy": 7}
-    (run / "coevolution.json").write_text(json.dumps(decisions))
-    write_report(out, summary, found)
-    page = (out / "report.html").read_text()
+    (bought / run.name / "coevolution.json").write_text(json.dumps([decisions[-1] | {"buy": 7}]))
+    write_report(bought, summary, found)
+    page = (bought / "report.html").read_text()
     assert "imagined rates are 8.7 points too low on average" in page and "; 7 were." in page
 
 
