@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-import atexit
 import copy
-import importlib
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import mujoco
 import numpy as np
 
+from sims.mujoco.canvas import Canvas
 from sims.mujoco.looks import Looks
-from vla_rl.contract.errors import UserError, did_you_mean
-
-BACKENDS = ("egl", "osmesa")
-_ANY = ("enable", "enabled", "on", "true", "1")
-_CURE = (
-    "install it with 'apt-get install libegl1 libegl-mesa0 libgl1-mesa-dri libosmesa6', or make the environment with "
-    "render=False"
-)
-_PROBE = (
-    "import sys; from sims.mujoco.render import _open_context; context = _open_context(sys.argv[1]); "
-    "import mujoco; m = mujoco.MjModel.from_xml_string('<mujoco/>'); mujoco.MjrContext(m, 150).free(); "
-    "sys.stdout.write('works'); sys.stdout.flush(); import os; os._exit(0)"
-)
-
-# Software rendering of small pictures is about twice as fast on the calling thread as on Mesa's own pool.
-os.environ.setdefault("LP_NUM_THREADS", "0")
 
 
 class Renderer:
@@ -106,25 +85,6 @@ class Renderer:
             self.close()
 
 
-class Canvas:
-    """An OpenGL context with MuJoCo's resources for one model, freed once: by ``close`` or when Python exits."""
-
-    def __init__(self, model: mujoco.MjModel) -> None:
-        self.gl = open_context()
-        self.context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100.value)
-        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self.context)
-        # Registered after the backend's own exit handler, so it runs before the backend is gone.
-        atexit.register(self.close)
-
-    def close(self) -> None:
-        if self.gl is not None:
-            atexit.unregister(self.close)
-            self.gl.make_current()
-            self.context.free()
-            self.gl.free()
-            self.gl = None
-
-
 def project(model: mujoco.MjModel, camera: str, points: np.ndarray) -> np.ndarray:
     """Image coordinates of world ``points`` [...,3] (metres) in a square picture.
 
@@ -136,58 +96,3 @@ def project(model: mujoco.MjModel, camera: str, points: np.ndarray) -> np.ndarra
     local = (points - data.cam_xpos[number]) @ data.cam_xmat[number].reshape(3, 3)
     scale = -local[..., 2:] * np.tan(np.deg2rad(model.cam_fovy[number]) / 2)
     return (local[..., :2] * np.array([1.0, -1.0]) / scale).astype(np.float32)
-
-
-def open_context() -> Any:
-    """An OpenGL context from ``MUJOCO_GL`` if that is set, else from the first backend that works."""
-    wanted = os.environ.get("MUJOCO_GL", "").lower().strip()
-    wanted = "" if wanted in _ANY else wanted
-    if wanted and wanted not in BACKENDS:
-        raise UserError(
-            f"MUJOCO_GL={wanted!r} cannot render without a display, so there are no images; "
-            f"{did_you_mean(wanted, BACKENDS)}"
-        )
-    reasons = []
-    for backend in (wanted,) if wanted else BACKENDS:
-        try:
-            return _open_context(backend)
-        except Exception as error:  # PyOpenGL fails in many ways; each one is a reason to try the next backend
-            reasons.append(f"{backend}: {error}")
-            _forget_opengl()
-    raise UserError(f"no OpenGL works here ({'; '.join(reasons)}), so no images can be rendered; {_CURE}.")
-
-
-def _open_context(backend: str) -> Any:
-    # The size is that of a window surface we never draw to; pictures go to an offscreen buffer.
-    context = importlib.import_module(f"mujoco.{backend}").GLContext(8, 8)
-    context.make_current()
-    return context
-
-
-def _forget_opengl() -> None:
-    """Forget imported modules: PyOpenGL binds to one platform at import, so the next one needs a new import."""
-    os.environ.pop("PYOPENGL_PLATFORM", None)
-    stale = [name for name in sys.modules if name.split(".")[0] == "OpenGL" or name in ("mujoco.egl", "mujoco.osmesa")]
-    for name in stale:
-        del sys.modules[name]
-
-
-def available_backends() -> dict[str, str]:
-    """{backend: "works" or the error}, each backend tried in a process of its own."""
-    return {backend: _probe(backend) for backend in BACKENDS}
-
-
-def _probe(backend: str) -> str:
-    # MUJOCO_GL=disable keeps `import mujoco` itself from loading the backend under test.
-    environment = {**os.environ, "MUJOCO_GL": "disable"}
-    environment.pop("PYOPENGL_PLATFORM", None)
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", _PROBE, backend], env=environment, capture_output=True, text=True, timeout=60
-        )
-    except subprocess.TimeoutExpired:
-        return "did not answer within 60 s"
-    if done.returncode == 0 and done.stdout == "works":
-        return "works"
-    lines = done.stderr.strip().splitlines()
-    return lines[-1] if lines else f"exited with {done.returncode}"

@@ -8,7 +8,7 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from sims.mujoco.render import Canvas
+from sims.mujoco.canvas import Canvas
 
 _MAX_GEOMS = 4000
 _BOTTOM_UP = np.s_[::-1]  # OpenGL's first row is the lowest

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from sims.catalog import make
-from sims.mujoco.render import Renderer, available_backends, open_context, project
+from sims.mujoco.canvas import available_backends, open_context
+from sims.mujoco.render import Renderer, project
 from sims.mujoco.scene import cube_addresses
 from sims.mujoco.tabletop import HOLD_STEPS, LIFT_HEIGHT, SPACING
 from sims.mujoco.tasks.lift import LiftTask

@@ -94,7 +94,7 @@ def env_server(name: str, port: int, host: str, key: str, certificate: str, priv
 
 def renderers() -> dict[str, str]:
     """The OpenGL backends of this machine, and whether each works."""
-    from sims.mujoco.render import available_backends
+    from sims.mujoco.canvas import available_backends
 
     return available_backends()
 
