@@ -16,6 +16,7 @@ _RENDERERS = (
     "tests/sims/test_camera_rig.py::"
     "test_every_task_has_its_own_picture_and_the_renderer_that_was_used_longest_ago_is_closed"
 )
+_ON_PINS = "tests/sims/test_pins.py::test_a_worker_imports_what_its_simulators_pins_bring_and_nothing_else"
 _MULTI, _ON_MULTI = "sims/multi_task.py", "tests/sims/test_multi_task.py::"
 _ALONE = f"{_ON_MULTI}test_an_episode_is_that_of_the_member_that_its_seed_chooses"
 _KEPT = f"{_ON_MULTI}test_a_snapshot_keeps_who_plays_what_and_how_episodes_ended"
@@ -286,5 +287,19 @@ FAULTS = (
         "if value < 1:",
         "if value < 0:",
         (f"{_ON_SIDE}test_sizes_and_limits_below_one_are_refused",),
+    ),
+    Fault(
+        "simulators of others draw through our tabletop, whose packages their pins do not bring",
+        "sims/mujoco/shared_renderer.py",
+        "from sims.mujoco.canvas import Canvas",
+        "from sims.mujoco.render import Canvas",
+        (f"{_ON_PINS}[libero]", f"{_ON_PINS}[metaworld]", f"{_ON_PINS}[robosuite]"),
+    ),
+    Fault(
+        "a worker needs what only the learner has",
+        "sims/isolation/worker.py",
+        "from sims.isolation.expert import with_expert",
+        "from rich.console import Console as _\nfrom sims.isolation.expert import with_expert",
+        (f"{_ON_PINS}[robosuite]",),
     ),
 )
