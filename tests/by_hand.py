@@ -51,6 +51,7 @@ def batch(size: int = 40, seed: int = 0, **changes) -> Transitions:
         "features": {"state": normal(size, 2), "base_action": normal(size, 2)},
         "sample": torch.full((size, 1, 2), torch.nan),
         "executed": normal(size, 1, 2),
+        "count": torch.ones(size, dtype=torch.long),
         "reward": normal(size),
         "discount": torch.rand(size, generator=generator) * (torch.rand(size, generator=generator) < 0.8),
         "next_features": {"state": normal(size, 2), "base_action": normal(size, 2)},

@@ -118,6 +118,7 @@ def transitions(**parts: Any) -> Transitions:
         "features": {},
         "sample": torch.zeros(1, 1, 1),
         "executed": torch.zeros(1, 1, 1),
+        "count": torch.ones(1, dtype=torch.long),
         "reward": torch.zeros(1),
         "discount": torch.zeros(1),
         "next_features": {},

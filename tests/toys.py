@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from vla_rl.algorithms.chunks import Chunks, demonstrated
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
 from vla_rl.contract.spec import ArraySpec, EnvSpec
@@ -18,9 +19,8 @@ from vla_rl.policies.flow import (
     Chain,
     FlowSampler,
     VelocityField,
-    flow_matching_loss,
+    flow_matching_errors,
     gaussian_kl,
-    imitation_loss,
     imitation_losses,
 )
 from vla_rl.policies.flow_schedules import Field, Ode
@@ -73,9 +73,6 @@ class FlowToy(nn.Module):
     def kl(self, old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Tensor:
         return gaussian_kl(old["mean"], old["std"], new["mean"], new["std"])
 
-    def imitation_loss(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
-        return imitation_loss(self.field, features, chunks, draws, generator)
-
     def imitation_losses(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
         return imitation_losses(self.field, features, chunks, draws, generator)
 
@@ -92,11 +89,19 @@ class FlowToy(nn.Module):
         for _ in range(steps):
             state, x0, noise = (torch.randn(128, n, generator=generator) for n in (1, self.dims, self.dims))
             t = torch.rand(128, generator=generator)
-            loss = flow_matching_loss(self.field({"state": state}), std * x0, noise, t).mean()
+            loss = flow_matching_errors(self.field({"state": state}), std * x0, noise, t).mean()
             adam.zero_grad()
             loss.backward()
             adam.step()
         return self
+
+
+def all_shown(features: Mapping[str, Tensor], actions: Tensor, task: Tensor | None = None) -> Chunks:
+    """Demonstrations whose ``actions`` [N,H,D] all count."""
+    everything = torch.ones(actions.shape[:2], dtype=torch.bool, device=actions.device)
+    return demonstrated(
+        features, actions, everything, torch.zeros(len(actions), dtype=torch.long) if task is None else task
+    )
 
 
 class ToyEncoder:

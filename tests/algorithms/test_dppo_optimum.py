@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.toys import FlowToy, ToyEncoder, bandit, bandit_reward
+from tests.toys import FlowToy, ToyEncoder, all_shown, bandit, bandit_reward
 from vla_rl.algorithms.dppo import DPPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.contract.batch import OneProcess
@@ -46,7 +46,7 @@ def imitated():
     policy = DiffusionPolicy(ToyEncoder(), DiffusionConfig(1, condition=16, width=48, blocks=2))
     state, chunks = torch.randn(2000, 1, generator=seeded()), 0.2 * torch.randn(2000, 1, 2, generator=seeded(1))
     config = ImitationConfig(fit=FitConfig(steps=300, batch=128, lr=3e-3))
-    imitate(policy, {"state": state}, chunks, config, seeded(2))
+    imitate(policy, all_shown({"state": state}, chunks), config, seeded(2))
     return policy.heads.state_dict()
 
 

@@ -58,6 +58,7 @@ def batch(size: int = 32, **changes: Any) -> Transitions:
         "features": {"state": torch.randn(size, 1, generator=g)},
         "sample": torch.rand(size, 1, 2, generator=g) * 3 - 1.5,
         "executed": torch.rand(size, 1, 2, generator=g) * 2 - 1,
+        "count": torch.ones(size, dtype=torch.long),
         "reward": torch.randn(size, generator=g),
         "discount": torch.tensor([0.0, 0.9, 0.81, 0.59049]).repeat(size // 4),
         "next_features": {"state": torch.randn(size, 1, generator=g)},

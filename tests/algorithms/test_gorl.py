@@ -115,7 +115,8 @@ def test_actions_that_were_not_executed_are_not_learnt(imitated):
     corrected = rollout.executed.clone()
     corrected[0, 0] = 0.7  # by a person
     made.window = [made._refit_data(replace(rollout, valid=~idle, executed=corrected))]
-    features, chunks = made._data()
+    features, chunks, executed = made._data()
+    assert executed.shape == (5, 1) and executed.all()
     assert torch.equal(features["state"], rollout.features["state"][0, :5])
     assert torch.equal(chunks[1:], rollout.executed[0, 1:5, 0]) and torch.equal(chunks[0], torch.full((2,), 0.7))
 

@@ -11,13 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.toys import FlowToy, rollout
+from tests.toys import FlowToy, all_shown, rollout
 from vla_rl.algorithms.chunks import (
     Chunks,
     FamiliesEqually,
     TasksEqually,
     chunks_of,
-    demonstrated,
     drawn_equally,
     joined,
     mean_loss,
@@ -108,14 +107,6 @@ def test_the_flows_last_layer_gets_no_gradient_outside_the_mask() -> None:
     assert last[0] != 0 and last[1:].tolist() == [0.0, 0.0]
 
 
-def test_the_losses_of_actions_are_the_loss_of_chunks() -> None:
-    policy, state, chunks = Chunked(), torch.rand(6, 1, generator=seeded()), torch.rand(6, H, D, generator=seeded(1))
-    whole = policy.imitation_loss({"state": state}, chunks, 3, seeded(2))
-    parts = policy.imitation_losses({"state": state}, chunks, 3, seeded(2))
-    assert parts.shape == (6, H)
-    torch.testing.assert_close(parts.mean(), whole)
-
-
 def test_the_loss_of_each_action_belongs_to_its_decision() -> None:
     policy, chunks = Chunked(), torch.zeros(4, H, D)
     chunks[2, 1] = 100.0
@@ -125,7 +116,7 @@ def test_the_loss_of_each_action_belongs_to_its_decision() -> None:
 
 def test_demonstrations_enter_by_their_weight() -> None:
     state, actions = torch.zeros(4, 1), torch.full((4, H, D), 2.0)
-    shown = demonstrated({"state": state}, actions, torch.zeros(4, dtype=torch.long))
+    shown = all_shown({"state": state}, actions, torch.zeros(4, dtype=torch.long))
     found = experience(state, torch.full((4, H, D), 3.0), torch.ones(4, H) > 0)  # normalised: 1
     metrics = learner(Table(), shown, alpha=0.25, steps=1).update(found)
     assert metrics["policy/loss"] == pytest.approx(1.0 + 0.25 * 4.0)
@@ -140,14 +131,14 @@ def test_nothing_changes_until_a_person_intervenes() -> None:
 
 def test_tasks_are_equally_likely() -> None:
     task = torch.tensor([0] * 98 + [1] * 2)
-    chunks = demonstrated({"state": torch.zeros(100, 1)}, torch.zeros(100, H, D), task)
+    chunks = all_shown({"state": torch.zeros(100, 1)}, torch.zeros(100, H, D), task)
     share = task[drawn_equally(chunks.task, 20_000, seeded())].double().mean()
     assert abs(float(share) - 0.5) < 5 * math.sqrt(0.25 / 20_000)
 
 
 def test_a_family_of_many_instructions_counts_once() -> None:
     task = torch.tensor([0] * 50 + [1] * 30 + [2] * 20)
-    chunks = demonstrated({"state": torch.zeros(100, 1)}, torch.zeros(100, H, D), task)
+    chunks = all_shown({"state": torch.zeros(100, 1)}, torch.zeros(100, H, D), task)
     drawn = FamiliesEqually(["push", "push", "lift"]).draw(chunks, task > 9, 20_000, seeded())
     found = torch.bincount(task[drawn]) / 20_000
     assert torch.allclose(found, torch.tensor([0.5 * 50 / 80, 0.5 * 30 / 80, 0.5]), atol=0.02)
@@ -161,7 +152,7 @@ def test_the_sampler_chooses_of_corrections_and_of_demonstrations() -> None:
             First.sizes = (*First.sizes, len(chunks))
             return torch.zeros(size, dtype=torch.long)
 
-    shown = demonstrated({"state": torch.zeros(5, 1)}, torch.ones(5, H, D), torch.zeros(5, dtype=torch.long))
+    shown = all_shown({"state": torch.zeros(5, 1)}, torch.ones(5, H, D), torch.zeros(5, dtype=torch.long))
     policy = Table()
     agent = HGDagger(policy, policy.trainable(), shown, HGDaggerConfig(steps=1), seeded(3), First())
     agent.update(experience(torch.zeros(2, 1), torch.zeros(2, H, D), torch.ones(2, H) > 0))
@@ -230,6 +221,6 @@ def test_what_cannot_be_learnt_from_is_refused_in_one_sentence() -> None:
     with pytest.raises(NonFiniteError, match="not finite"):
         learner(policy).update(bad)
     assert not policy.rows.isnan().any()
-    one = demonstrated({"state": torch.zeros(1, 1)}, torch.zeros(1, H, D), torch.zeros(1, dtype=torch.long))
+    one = all_shown({"state": torch.zeros(1, 1)}, torch.zeros(1, H, D), torch.zeros(1, dtype=torch.long))
     with pytest.raises(ContractError, match="cannot be learnt together"):
         joined([one, replace(one, features={"other": torch.zeros(1, 1)})])

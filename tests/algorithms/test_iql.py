@@ -46,7 +46,7 @@ class ByHand(Scripted):
         self.nothing = torch.nn.Parameter(torch.tensor(-2.0))
 
     def log_prob_of(self, features: object, action: torch.Tensor) -> torch.Tensor:
-        return self.nothing.expand(len(action))
+        return self.nothing.expand(action.shape) / action.shape[-1]
 
 
 class Value(torch.nn.Module):

@@ -46,12 +46,13 @@ def test_an_action_is_paired_with_the_observation_before_it(episodes):
 
 
 def test_a_chunk_ends_with_its_episode(episodes):
-    chunks = episodes.chunks(5)
+    chunks, shown = episodes.chunks(5)
     length = np.bincount(episodes.episode)[episodes.episode]
     expected = np.minimum(episodes.time[:, None] + 1 + np.arange(5), length[:, None])
     assert np.array_equal(chunks[..., 0], expected)
     assert np.array_equal(chunks[..., 1], np.repeat(episodes.seed[:, None], 5, 1))
-    assert np.array_equal(episodes.chunks(1)[:, 0], episodes.action)
+    assert np.array_equal(shown, episodes.time[:, None] + 1 + np.arange(5) <= length[:, None])
+    assert np.array_equal(episodes.chunks(1)[0][:, 0], episodes.action) and episodes.chunks(1)[1].all()
 
 
 def test_names_units_and_flags_are_recorded_too(episodes):
@@ -92,7 +93,7 @@ def test_joined_episodes_share_a_table_of_tasks_and_are_renumbered(episodes):
     other = replace(episodes, tasks=("something else", "count the even episode"), task=episodes.task + 1)
     both = Demonstrations.joined([episodes, other])
     assert both.tasks == ("count the even episode", "count the odd episode", "something else")
-    assert both.count == 8 and np.array_equal(both.chunks(3)[: len(episodes.state)], episodes.chunks(3))
+    assert both.count == 8 and np.array_equal(both.chunks(3)[0][: len(episodes.state)], episodes.chunks(3)[0])
     assert np.array_equal(both.task, np.concatenate([episodes.task, episodes.task]))
     with pytest.raises(ContractError, match=r"with \['audit'\] cannot be joined"):
         Demonstrations.joined([episodes, replace(episodes, extras={})])

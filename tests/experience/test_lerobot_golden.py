@@ -78,7 +78,8 @@ def test_the_golden_dataset_is_loaded_as_demonstrations():
     assert episodes.images["wrist"].shape == (7, *VALUES.WRIST) and episodes.images["front"].dtype == np.uint8
     assert [episodes.tasks[i] for i in episodes.task] == [VALUES.TASKS[4]] * 4 + [VALUES.TASKS[1]] * 3
     assert set(episodes.seed) == {-1} and episodes.extras["ticks"][0] == 2**40 + 4000
-    assert np.array_equal(episodes.chunks(2)[3], episodes.action[[3, 3]])
+    chunks, shown = episodes.chunks(2)
+    assert np.array_equal(chunks[3], episodes.action[[3, 3]]) and shown[3].tolist() == [True, False]
 
 
 def test_our_statistics_are_lerobots():

@@ -104,8 +104,8 @@ _RECORDINGS = (
     Fault(
         "a chunk runs into the next episode",
         _EPISODES,
-        "np.arange(horizon), last[:, None])",
-        "np.arange(horizon), len(self.episode) - 1)",
+        "self.action[np.minimum(ahead, last)]",
+        "self.action[np.minimum(ahead, len(self.episode) - 1)]",
         (f"{_RECORDED}test_a_chunk_ends_with_its_episode",),
     ),
     Fault(

@@ -70,7 +70,7 @@ FAULTS = (
     Fault(
         "what the policy did counts as a person's",
         "vla_rl/recipes/fleet/recorded.py",
-        "person = torch.as_tensor(labels.intervened[np.minimum(ahead, end - 1)])[:, None] & valid",
+        "person = torch.as_tensor(labels.intervened[ahead])[:, None] & valid",
         "person = valid",
         (f"{_LEARNING}test_it_imitates_what_the_person_did_and_the_robots_try_it",),
     ),

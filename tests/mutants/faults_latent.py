@@ -189,8 +189,8 @@ _TURNS = (
     Fault(
         "the decoder is fitted from the noise that was chosen",
         _GORL,
-        "flow_matching_loss(velocity, chunks[chosen], noise[chosen], time[chosen])",
-        "flow_matching_loss(velocity, chunks[chosen], 2.0 + noise[chosen], time[chosen])",
+        "flow_matching_errors(velocity, chunks[chosen], noise[chosen], time[chosen])",
+        "flow_matching_errors(velocity, chunks[chosen], 2.0 + noise[chosen], time[chosen])",
         (_REFIT,),
     ),
     Fault(
@@ -203,8 +203,8 @@ _TURNS = (
     Fault(
         "idle decisions are learnt",
         _GORL,
-        "rollout.valid.any(-1))",
-        "torch.ones_like(rollout.terminated))",
+        "rollout.terminated.shape), rollout.valid)",
+        "rollout.terminated.shape), torch.ones_like(rollout.valid))",
         (f"{_ON_GORL}test_actions_that_were_not_executed_are_not_learnt",),
     ),
     Fault("the encoder is not reset", _GORL, "self.policy.restart()", "pass", (_STAGES,)),
@@ -234,8 +234,8 @@ _TURNS = (
     Fault(
         "every process counts as all",
         _GORL,
-        "yield share * part * flow_matching_loss(",
-        "yield part * flow_matching_loss(",
+        "yield share * part * (losses",
+        "yield part * (losses",
         (_PROCESSES,),
     ),
     Fault(

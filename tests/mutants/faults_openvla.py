@@ -157,8 +157,8 @@ _CHOSEN = (
     Fault(
         "imitation is learnt at the temperature of exploration",
         _POLICY,
-        "cross_entropy(logits.flatten(0, 1), bins.flatten())",
-        "cross_entropy(logits.flatten(0, 1) / self.config.temperature, bins.flatten())",
+        "cross_entropy(logits.flatten(0, 1), bins.flatten(),",
+        "cross_entropy(logits.flatten(0, 1) / self.config.temperature, bins.flatten(),",
         (f"{_ON_POLICY}test_imitation_is_the_cross_entropy_of_the_bins_and_is_learnt",),
     ),
     Fault(

@@ -81,8 +81,8 @@ _SUPERVISED = (
     Fault(
         "a chunk is imitated in another's state",
         _IMITATION,
-        "{name: value[index] for name, value in features.items()}",
-        "{name: value[index.flip(0)] for name, value in features.items()}",
+        "mean_loss(policy, chunks.select(index), config",
+        "mean_loss(policy, replace(chunks.select(index), features=chunks.select(index.flip(0)).features), config",
         (f"{_ON_IMITATION}test_both_modes_have_their_place_share_and_width",),
     ),
 )

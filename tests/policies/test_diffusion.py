@@ -15,14 +15,14 @@ from safetensors.torch import load_file
 
 from sims.catalog import make
 from tests.chains import SAMPLERS, compare, draw, network, weights
-from tests.toys import ToyEncoder
+from tests.toys import ToyEncoder, all_shown
 from vla_rl.contract.check import check_policy
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import LikelihoodPolicy, ScheduledPolicy
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.diffusion import DiffusionConfig, DiffusionPolicy
-from vla_rl.policies.diffusion_steps import Ddim, Ddpm, DiffusionSampler, Process, denoising_loss, step_logprob
+from vla_rl.policies.diffusion_steps import Ddim, Ddpm, DiffusionSampler, Process, denoising_errors, step_logprob
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy, read_config
@@ -254,7 +254,7 @@ def test_the_loss_is_that_of_the_cosine_schedule_by_hand(prediction):
         return torch.zeros_like(x)
 
     scheduler = Ddim().scheduler(process)
-    loss = denoising_loss(process, net, x0, noise, torch.arange(19), scheduler)
+    loss = denoising_errors(process, net, x0, noise, torch.arange(19), scheduler)
     wanted = noise if prediction == "epsilon" else alpha.sqrt() * noise - (1 - alpha).sqrt() * x0
     torch.testing.assert_close(loss, wanted.square().mean(1), rtol=1e-4, atol=0)
     torch.testing.assert_close(calls[0][0][:, 0], alpha.sqrt() * x0 + (1 - alpha).sqrt() * noise, rtol=0, atol=1e-4)
@@ -266,7 +266,7 @@ def test_every_chunk_is_drawn_with_several_noises_and_all_timesteps():
     policy, calls = DiffusionPolicy(ToyEncoder(), DiffusionConfig(1, condition=8, width=8, blocks=1)), []
     policy._late_network = lambda given: lambda x, t: (calls.append((given["state"], x, t)), torch.zeros_like(x))[1]
     state = torch.randn(50, 1, generator=seeded())
-    policy.imitation_loss({"state": state}, torch.zeros(50, 1, 2), 8, seeded(1))
+    policy.imitation_losses({"state": state}, torch.zeros(50, 1, 2), 8, seeded(1))
     given, points, times = calls[0]
     assert torch.equal(given, state.repeat(8, 1)) and len(points.unique()) == 800
     assert sorted({round(20 * t) for t in times.flatten().tolist()}) == list(range(20))
@@ -284,7 +284,7 @@ def test_imitation_recovers_a_known_distribution():
     policy = DiffusionPolicy(ToyEncoder(), DiffusionConfig(1, condition=16, width=64, blocks=2))
     state, chunks = demonstrations(4000)
     config = ImitationConfig(fit=FitConfig(steps=600, batch=128, lr=5e-3))
-    imitate(policy, {"state": state}, chunks, config, seeded(2))
+    imitate(policy, all_shown({"state": state}, chunks), config, seeded(2))
     policy.with_sampler(DiffusionSampler(Process(), Ddpm(), 20, 20))
     for position in (-0.7, 0.5):
         out, _ = policy.act({"state": torch.full((4000, 1), position)}, {}, "eval", seeded(3))
@@ -315,7 +315,7 @@ def test_imitation_recovers_a_known_distribution():
         (lambda: made().with_sampler(POLICIES["epsilon"]), "keep the process"),
         (lambda: made(POLICIES["ddim, last two"]).with_sampler(DiffusionSampler()), "last 2 of 5 steps"),
         (
-            lambda: made(POLICIES["ddim, last two"]).imitation_loss({}, torch.zeros(1, 3, 1), 1, seeded()),
+            lambda: made(POLICIES["ddim, last two"]).imitation_losses({}, torch.zeros(1, 3, 1), 1, seeded()),
             "imitation would not change those",
         ),
     ],

@@ -16,7 +16,7 @@ from vla_rl.policies.flow import (
     LastStep,
     LastStepFromNoise,
     OneRandomStep,
-    flow_matching_loss,
+    flow_matching_errors,
     gaussian_kl,
 )
 from vla_rl.policies.flow_schedules import (
@@ -206,7 +206,7 @@ def test_flow_matching_loss():
         calls.update(x=x, t=time)
         return Field((noise - x0).unsqueeze(1) + torch.tensor([0.0, 1.0, 2.0]))
 
-    torch.testing.assert_close(flow_matching_loss(field, x0, noise, t), torch.full((5,), 5 / 3))
+    torch.testing.assert_close(flow_matching_errors(field, x0, noise, t).mean(-1), torch.full((5,), 5 / 3))
     torch.testing.assert_close(calls["x"][:, 0], (1 - t[:, None]) * x0 + t[:, None] * noise)
     assert torch.equal(calls["t"], t[:, None])
 

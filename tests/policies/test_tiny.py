@@ -361,5 +361,5 @@ def test_a_backbone_that_learns_has_the_gradient_of_what_it_sees_now():
     assert not torch.allclose(policy.log_prob(features, out.sample, out.aux).logprob, out.logprob, atol=1e-2)
     wrong = {**features, "image_features": torch.zeros_like(features["image_features"])}
     chunks = torch.zeros(BATCH, HORIZON, 2)
-    one, two = (policy.imitation_loss(given, chunks, 2, seeded(5)) for given in (features, wrong))
+    one, two = (policy.imitation_losses(given, chunks, 2, seeded(5)) for given in (features, wrong))
     assert torch.equal(one, two)

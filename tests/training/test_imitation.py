@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.toys import FlowToy
+from tests.toys import FlowToy, all_shown
 from vla_rl.policies.flow import AllSteps, FlowSampler
 from vla_rl.policies.flow_schedules import Ode
 from vla_rl.training.fit import FitConfig
@@ -30,7 +30,9 @@ def learnt():
     policy, losses = FlowToy(1, FlowSampler(Ode(), AllSteps(), 20)), []
     state, chunks = demonstrations(4000)
     config = ImitationConfig(fit=FitConfig(steps=800, batch=128, lr=5e-3))
-    imitate(policy, {"state": state}, chunks, config, seeded(2), lambda step, info: losses.append(info["loss"]))
+    imitate(
+        policy, all_shown({"state": state}, chunks), config, seeded(2), lambda step, info: losses.append(info["loss"])
+    )
     return policy, losses
 
 
@@ -67,7 +69,7 @@ def test_every_chunk_is_drawn_with_several_noises_and_times():
 
     state, chunks = demonstrations(64)
     config = ImitationConfig(draws=3, fit=FitConfig(steps=2, batch=16))
-    imitate(Watching(1), {"state": state}, chunks, config, seeded(2))
+    imitate(Watching(1), all_shown({"state": state}, chunks), config, seeded(2))
     for given, points, times in calls:
         assert len(given) == 48 and len(given.unique()) == 16  # each of the batch three times
         assert len(points.unique()) == len(times.unique()) == 48 and times.min() >= 0 and times.max() <= 1

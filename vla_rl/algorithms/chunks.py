@@ -1,4 +1,12 @@
-"""Recorded chunks of actions to imitate, and which of their actions count: what HG-DAgger and RECAP learn from."""
+"""Recorded chunks of actions to imitate, and which of their actions count: what every imitation learns from.
+
+An action that was not demonstrated, not executed or not chosen by whom is imitated has no weight in the loss, and every
+other action of a minibatch has the same: the sum over those that count is divided by their number.  LeRobot masks what
+lies past an episode's end as well (``action_is_pad``) but divides by all actions, so there a minibatch with many ends
+counts less.  What does not count is still an input of a flow or a diffusion, with noise, as the places of a chunk are
+when the policy acts: past an episode's end its last action, repeated; after an end inside an executed chunk what the
+policy chose.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +26,21 @@ from vla_rl.policies.normalization import Affine
 DEMONSTRATED = -1  # in place of a policy's version
 
 
-@runtime_checkable
-class ActionwiseImitation(Policy, Protocol):
-    """A policy that can imitate a part of a chunk: its loss is known for every action."""
-
-    action_scale: Affine
+class Imitation(Protocol):
+    """A policy with an imitation loss of its own, such as flow matching or denoising, known for every action."""
 
     def imitation_losses(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
-        """The loss [B,H] of every action of normalised ``chunks`` [B,H,D], each with ``draws`` random draws."""
+        """The loss [B,H] of every action of normalised ``chunks`` [B,H,D], each with ``draws`` random draws.
+
+        ``features`` {name: [B,...]} are those of the observations before the chunks.
+        """
+
+
+@runtime_checkable
+class ActionwiseImitation(Imitation, Policy, Protocol):
+    """One that imitates chunks of a rollout, whose actions it normalises."""
+
+    action_scale: Affine
 
 
 def require_actionwise(policy: object, needed_by: str) -> ActionwiseImitation:
@@ -77,10 +92,9 @@ def chunks_of(rollout: Rollout, counts: Tensor, policy: ActionwiseImitation) -> 
     return Chunks(features, actions, *(flatten(item, used) for item in (counts, task, rollout.version)))
 
 
-def demonstrated(features: Mapping[str, Tensor], actions: Tensor, task: Tensor) -> Chunks:
-    """Demonstrations: ``features`` {name: [N,...]}, normalised ``actions`` [N,H,D] that all count, ``task`` [N]."""
-    everything = torch.ones(actions.shape[:2], dtype=torch.bool, device=actions.device)
-    return Chunks(dict(features), actions, everything, task, torch.full_like(task, DEMONSTRATED))
+def demonstrated(features: Mapping[str, Tensor], actions: Tensor, counts: Tensor, task: Tensor) -> Chunks:
+    """Demonstrations: ``features`` {name: [N,...]}, normalised ``actions`` [N,H,D], their mask [N,H], ``task`` [N]."""
+    return Chunks(dict(features), actions, counts, task, torch.full_like(task, DEMONSTRATED))
 
 
 def joined(parts: list[Chunks]) -> Chunks:
@@ -148,7 +162,7 @@ class FamiliesEqually(TasksEqually):
         return drawn_equally(self._family.to(chunks.task.device)[chunks.task], size, generator)
 
 
-def mean_loss(policy: ActionwiseImitation, chunks: Chunks, draws: int, generator: torch.Generator) -> Tensor:
+def mean_loss(policy: Imitation, chunks: Chunks, draws: int, generator: torch.Generator) -> Tensor:
     """The mean of the policy's imitation loss over the actions that count; the others have no gradient."""
     losses = policy.imitation_losses(chunks.features, chunks.actions, draws, generator)
     return losses[chunks.counts].mean()

@@ -14,7 +14,8 @@ So the next stage starts from the result of this one, and the noise stays near t
 
 Deviations: the penalty is the exact KL(N(mu, sigma^2) || N(0, I)) (the public code's mean(mu^2) + mean(sigma^2) is
 minimal at sigma = 0); the refit uses the decisions of the stage's last iterations instead of new ones; the initial
-decoder is an imitation policy and not the identity; clip range and gradient norm are the same in every stage.
+decoder is an imitation policy and not the identity; clip range and gradient norm are the same in every stage; of a
+decision that its episode's end cut short, ``L_g`` is the mean over the actions that were executed.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from vla_rl.contract.batch import Reducer, Rollout
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, public
-from vla_rl.policies.flow import flow_matching_loss
+from vla_rl.policies.flow import flow_matching_errors
 from vla_rl.policies.latent_noise import GaussianLatent, PaddedFlow
 from vla_rl.policies.noise import normal, uniform
 
-_RefitData: TypeAlias = tuple[dict[str, Tensor], Tensor, Tensor, Tensor]  # features, chunks, noise, time
+_RefitData: TypeAlias = tuple[dict[str, Tensor], Tensor, Tensor, Tensor, Tensor]  # features to time
 
 
 @dataclass(frozen=True)
@@ -80,11 +81,11 @@ class GoRLConfig(PPOConfig):
 
 @dataclass(frozen=True)
 class _Window:
-    """One rollout's data for a refit: {name: [T,E,...]}, normalised chunks [T,E,N] and their mask [T,E]."""
+    """One rollout's data for a refit: {name: [T,E,...]}, normalised chunks [T,E,N], what was executed bool [T,E,H]."""
 
     features: dict[str, Tensor]
     chunks: Tensor
-    used: Tensor
+    executed: Tensor
 
 
 class GoRL(PPO):
@@ -157,7 +158,7 @@ class GoRL(PPO):
 
     def refit(self) -> float:
         """Fit the decoder to the actions of :attr:`window`; returns the mean loss of the last epoch."""
-        features, chunks = self._data()
+        features, chunks, executed = self._data()
         optimizer = torch.optim.Adam(self.decoder.values(), lr=self.config.refit.lr)
         total, first = self._span(len(chunks))
         local, epoch_loss = slice(first, first + len(chunks)), 0.0
@@ -167,7 +168,7 @@ class GoRL(PPO):
             time = uniform((total,), self.generator, like=chunks)[local]
             losses = []
             for index, share in self._minibatches(len(chunks)):
-                data = features, chunks, noise, time
+                data = features, chunks, executed, noise, time
                 _, loss = self._step(optimizer, self._refit_losses(data, index, share), self.decoder, "decoder")
                 losses.append(self._sum(loss))
             epoch_loss = sum(losses) / len(losses)
@@ -175,23 +176,25 @@ class GoRL(PPO):
         return epoch_loss
 
     def _refit_losses(self, data: _RefitData, index: Tensor, share: float) -> Iterator[Tensor]:
-        features, chunks, noise, time = data
+        features, chunks, executed, noise, time = data
         for micro, part in micro_batches(len(index), self.config.micro_batch):
             chosen = index if micro is None else index[micro]
             velocity = self.policy.base.field(select_each(features, chosen))
-            yield share * part * flow_matching_loss(velocity, chunks[chosen], noise[chosen], time[chosen]).mean()
+            errors = flow_matching_errors(velocity, chunks[chosen], noise[chosen], time[chosen])
+            losses = errors.unflatten(-1, (executed.shape[1], -1)).mean(-1) * executed[chosen]
+            yield share * part * (losses.sum(-1) / executed[chosen].sum(-1)).mean()
 
     def _refit_data(self, rollout: Rollout) -> _Window:
         features = {name: item[:-1] for name, item in public(dict(rollout.features)).items()}
         chunks = self.policy.normalized(rollout.executed.flatten(0, 1)).clamp(-1.0, 1.0)
-        return _Window(features, chunks.unflatten(0, rollout.terminated.shape), rollout.valid.any(-1))
+        return _Window(features, chunks.unflatten(0, rollout.terminated.shape), rollout.valid)
 
-    def _data(self) -> tuple[dict[str, Tensor], Tensor]:
-        """Features {name: [B,...]} and chunks [B,N] of the window, one environment after the other."""
-        used = torch.cat([part.used for part in self.window])
-        names = self.window[0].features
+    def _data(self) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Features {name: [B,...]}, chunks [B,N] and their mask [B,H], one environment after the other."""
+        executed = torch.cat([part.executed for part in self.window])
+        used, names = executed.any(-1), self.window[0].features
         features = {name: flatten(torch.cat([part.features[name] for part in self.window]), used) for name in names}
-        return features, flatten(torch.cat([part.chunks for part in self.window]), used)
+        return features, flatten(torch.cat([part.chunks for part in self.window]), used), flatten(executed, used)
 
     def _next_stage(self) -> None:
         """Reset the encoder and its optimizer; the critic keeps the values of the unchanged behaviour."""
@@ -201,7 +204,7 @@ class GoRL(PPO):
         self.stage, self.stage_iteration, self.window = self.stage + 1, 0, []
 
     def state_dict(self) -> dict[str, Any]:
-        window = [{"features": part.features, "chunks": part.chunks, "used": part.used} for part in self.window]
+        window = [vars(part) for part in self.window]
         return {**super().state_dict(), "stage": self.stage, "stage_iteration": self.stage_iteration, "window": window}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -4,8 +4,9 @@
     L_Q  = sum_k E (Q_k(o, a) - R - gamma^m (1 - terminated) V(o'))^2
     L_pi = -E [min(exp(beta A), limit) log pi(a|o)],  A = min_{k in M} Q'_k(o, a) - V(o)
 
-All three losses use recorded actions only, so critics are never evaluated at untried actions.  Deviation: any number of
-critics, with the minimum over a random subset (two of two in the paper).
+All three losses use recorded actions only, so critics are never evaluated at untried actions.  Of a chunk that its
+episode's end cut short, ``log pi`` is the sum over the actions that were executed; critics read the rest as well, which
+changes no target.  Deviation: any number of critics, with the minimum over a random subset (two of two in the paper).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class ScoringPolicy(ReparametrisedPolicy, Protocol):
     """A policy that has a density of recorded decisions, as IQL needs."""
 
     def log_prob_of(self, features: Features, action: Any) -> Any:
-        """Log-density [B] of decisions [B,A] in the space of ``critic_action``, with gradient."""
+        """Log-densities [B,A] of the entries of decisions in the space of ``critic_action``, with gradient."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,9 @@ class IQL(OffPolicy):
         with torch.no_grad():
             advantage = self.min_target_q(batch.features, action) - self.value(batch.features)
             weight = (self.config.beta * advantage).exp().clamp_max(self.config.weight_limit)
-        loss = -(weight * self.policy.log_prob_of(batch.features, action)).mean()
+        executed = torch.arange(batch.executed.shape[1], device=batch.count.device) < batch.count[:, None]
+        density = self.policy.log_prob_of(batch.features, action).unflatten(-1, (executed.shape[1], -1)).sum(-1)
+        loss = -(weight * torch.where(executed, density, 0.0).sum(-1)).mean()
         return loss, {"policy/advantage_weight": float(weight.mean()), "policy/advantage": float(advantage.mean())}
 
     def input_normalizers(self) -> list[Any]:

@@ -67,6 +67,7 @@ class Transitions:
 
     features       {name: [B,...]}  encoded observation of the decision
     sample         [B,H,D]          raw normalised samples; ``executed`` [B,H,D] executed actions in physical units
+    count          int [B]          how many actions of the chunk were executed: the first ones
     reward         [B]              discounted sum of rewards until ``next_features``
     discount       [B]              gamma^(actions until ``next_features``), 0 where the episode terminated before it
     next_features  {name: [B,...]}  encoded observation after those rewards (the last one of a truncated episode)
@@ -80,6 +81,7 @@ class Transitions:
     features: dict[str, Array]
     sample: Array
     executed: Array
+    count: Array
     reward: Array
     discount: Array
     next_features: dict[str, Array]

@@ -55,11 +55,14 @@ class Demonstrations:
         """All steps as one batch of observations."""
         return Observation(self.images, self.state, self.task, self.time)
 
-    def chunks(self, horizon: int) -> np.ndarray:
-        """The ``horizon`` actions that follow each step [N,H,D]; an episode's last action is repeated past its end."""
-        last = np.searchsorted(self.episode, self.episode, side="right") - 1
-        index = np.minimum(np.arange(len(self.episode))[:, None] + np.arange(horizon), last[:, None])
-        return np.asarray(self.action[index])
+    def chunks(self, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+        """The ``horizon`` actions that follow each step [N,H,D], and which of them were demonstrated, bool [N,H].
+
+        Past an episode's end its last action is repeated; nobody demonstrated that, so no loss may count it.
+        """
+        last = np.searchsorted(self.episode, self.episode, side="right")[:, None] - 1
+        ahead = np.arange(len(self.episode))[:, None] + np.arange(horizon)
+        return np.asarray(self.action[np.minimum(ahead, last)]), ahead <= last
 
     def with_tasks(self, tasks: Sequence[str]) -> Demonstrations:
         """The same with ``task`` as an index into another table of texts, such as an environment's or a policy's.

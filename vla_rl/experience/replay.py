@@ -150,6 +150,7 @@ class Replay:
             features={name.removeprefix(FEATURES): columns[name][slots] for name in names},
             sample=columns["sample"][slots],
             executed=columns["executed"][slots],
+            count=columns["count"][slots],
             reward=reward,
             discount=torch.where(terminated, 0.0, discount),
             next_features={name.removeprefix(FEATURES): columns[name][next_features] for name in names},

@@ -16,7 +16,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import Features, Policy
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.policies.flow import FlowSampler, VelocityField, imitation_loss, imitation_losses
+from vla_rl.policies.flow import FlowSampler, VelocityField, imitation_losses
 from vla_rl.policies.flow_policy import FlowPolicy
 from vla_rl.policies.flow_schedules import Field
 from vla_rl.policies.normalization import Affine
@@ -133,12 +133,8 @@ class AdvantageConditioned(FlowPolicy):
         """The field given ``features["indicator"]`` int [B]; demonstrations, which have none, are good decisions."""
         return self._indicated(self.base.condition(features), features.get(INDICATOR, POSITIVE))
 
-    def imitation_loss(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
-        """Flow matching of ``chunks`` given their indicators."""
-        return imitation_loss(self.indicated_field, features, chunks, draws, generator)
-
     def imitation_losses(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
-        """The same of every action, [B,H]."""
+        """Flow matching of every action of ``chunks`` given their indicators, [B,H]."""
         return imitation_losses(self.indicated_field, features, chunks, draws, generator)
 
     def trainable(self) -> dict[str, nn.Parameter]:

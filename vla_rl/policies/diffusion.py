@@ -16,7 +16,7 @@ from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.policies.diffusion_steps import DiffusionSampler, Network, denoising_loss, step_entropy, step_logprob
+from vla_rl.policies.diffusion_steps import DiffusionSampler, Network, denoising_errors, step_entropy, step_logprob
 from vla_rl.policies.encoder import ObservationEncoder
 from vla_rl.policies.expert import FilmBlock, fourier_features
 from vla_rl.policies.flow import gaussian_kl, repeated
@@ -172,8 +172,8 @@ class DiffusionPolicy(nn.Module):
         """Exact KL of the chains, an upper bound of that of the actions (data processing)."""
         return gaussian_kl(old["mean"], old["std"], new["mean"], new["std"])
 
-    def imitation_loss(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
-        """DDPM's loss at uniform training timesteps (arXiv 2006.11239, eq. 14), for noise or v.
+    def imitation_losses(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
+        """DDPM's loss of every action [B,H] at uniform training timesteps (arXiv 2006.11239, eq. 14), for noise or v.
 
         Raises UserError once the first steps have a frozen copy of the network, which imitation would not change.
         """
@@ -187,7 +187,8 @@ class DiffusionPolicy(nn.Module):
         noise = normal(target.shape, generator, like=target)
         timestep = integers(process.timesteps, (len(target),), generator).to(target.device)
         network = self._late_network(repeated(features, draws))
-        return denoising_loss(process, network, target, noise, timestep, self.scheduler).mean()
+        errors = denoising_errors(process, network, target, noise, timestep, self.scheduler)
+        return errors.unflatten(0, (draws, len(chunks))).unflatten(-1, chunks.shape[1:]).mean((0, -1))
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The weights that imitation and RL train: neither the encoder nor the frozen copy of the first steps."""

@@ -276,14 +276,14 @@ def step_entropy(std: Tensor) -> Tensor:
     return (std.log() + 0.5 * math.log(2.0 * math.pi * math.e)).sum(-1, dtype=torch.float64)
 
 
-def denoising_loss(
+def denoising_errors(
     process: Process, network: Network, x0: Tensor, noise: Tensor, timestep: Tensor, scheduler: Any
 ) -> Tensor:
-    """Squared error of the network's prediction (noise or v) at ``timestep`` int64 [B], averaged over N, [B].
+    """Squared errors [B,N] of the network's prediction (noise or v) at ``timestep`` int64 [B].
 
     ``x0`` and ``noise`` are [B,N]; the unweighted loss of DDPM (eq. 14), by ``scheduler`` of diffusers.
     """
     point = scheduler.add_noise(x0, noise, timestep)
     target = noise if process.prediction == "epsilon" else scheduler.get_velocity(x0, noise, timestep)
     time = (timestep.to(x0) / process.timesteps).unsqueeze(1)
-    return (network(point.unsqueeze(1), time).squeeze(1) - target).square().mean(-1)
+    return (network(point.unsqueeze(1), time).squeeze(1) - target).square()

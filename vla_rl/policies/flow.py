@@ -76,28 +76,12 @@ def gaussian_kl(old_mean: Tensor, old_std: Tensor, new_mean: Tensor, new_std: Te
     return terms.sum(dim=(1, 2), dtype=torch.float64)
 
 
-def flow_matching_loss(field: VelocityField, x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-    """Mean over N of ``(v - (eps - x_0))^2``, [B]; ``x0`` and ``noise`` [B,N], ``t`` [B] (Lipman, arXiv 2210.02747)."""
-    return _squared_errors(field, x0, noise, t).mean(-1)
-
-
-def _squared_errors(field: VelocityField, x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-    """``(v - (eps - x_0))^2`` [B,N]."""
+def flow_matching_errors(field: VelocityField, x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+    """``(v - (eps - x_0))^2`` [B,N]; ``x0`` and ``noise`` [B,N], ``t`` [B] (Lipman, arXiv 2210.02747)."""
     time = t.unsqueeze(-1)
     point = (1.0 - time) * x0 + time * noise
     velocity = field(point.unsqueeze(1), time).velocity.squeeze(1)
     return (velocity.to(x0.dtype) - (noise - x0)).square()
-
-
-def imitation_loss(
-    field_of: Callable[[Features], VelocityField],
-    features: Features,
-    chunks: Tensor,
-    draws: int,
-    generator: torch.Generator,
-) -> Tensor:
-    """:func:`flow_matching_loss` of ``draws`` (noise, uniform time) pairs for each of ``chunks`` [B,H,D], averaged."""
-    return _drawn_errors(field_of, features, chunks, draws, generator).mean(-1).mean()
 
 
 def imitation_losses(
@@ -107,23 +91,12 @@ def imitation_losses(
     draws: int,
     generator: torch.Generator,
 ) -> Tensor:
-    """:func:`imitation_loss` of every action of ``chunks`` [B,H,D], [B,H], with the same draws."""
-    errors = _drawn_errors(field_of, features, chunks, draws, generator)
-    return errors.unflatten(0, (draws, len(chunks))).unflatten(-1, chunks.shape[1:]).mean((0, -1))
-
-
-def _drawn_errors(
-    field_of: Callable[[Features], VelocityField],
-    features: Features,
-    chunks: Tensor,
-    draws: int,
-    generator: torch.Generator,
-) -> Tensor:
-    """The squared errors [draws*B,HD], draw after draw."""
+    """The flow matching loss of every action of ``chunks`` [B,H,D], [B,H]: means over ``draws`` noises and times."""
     target = chunks.flatten(1).repeat(draws, 1)
     noise = normal(target.shape, generator, like=target)
     time = uniform((len(target),), generator, like=target)
-    return _squared_errors(field_of(repeated(features, draws)), target, noise, time)
+    errors = flow_matching_errors(field_of(repeated(features, draws)), target, noise, time)
+    return errors.unflatten(0, (draws, len(chunks))).unflatten(-1, chunks.shape[1:]).mean((0, -1))
 
 
 def repeated(features: Features, times: int) -> Features:

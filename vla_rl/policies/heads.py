@@ -125,11 +125,11 @@ class SquashedHead(Head):
         return torch.tanh(u), (density - log_tanh_derivative(u)).sum(-1)
 
     def log_prob(self, features: Mapping[str, Tensor], action: Tensor) -> Tensor:
-        """Log-density [B] of actions [B,N], which are first clamped 1e-5 inside the bounds."""
+        """Log-densities [B,N] of the entries of actions [B,N], which are first clamped 1e-5 inside the bounds."""
         mean, log_std = self.distribution(features)
         u = torch.atanh(action.clamp(-1.0 + 1e-5, 1.0 - 1e-5))
         density = -0.5 * ((u - mean) / log_std.exp()).square() - log_std - 0.5 * _LOG_2PI
-        return (density - log_tanh_derivative(u)).sum(-1)
+        return density - log_tanh_derivative(u)
 
     def mode(self, features: Mapping[str, Tensor]) -> Tensor:
         """``tanh(mean)`` [B,N]."""

@@ -123,7 +123,7 @@ class SquashedPolicy(HoldsFrozen):
         return self.action_scale.normalize(executed).flatten(1)
 
     def log_prob_of(self, features: Features, action: Tensor) -> Tensor:
-        """Log-density [B] of recorded decisions [B,A] in the form of :meth:`critic_action`, with gradient."""
+        """Log-densities [B,A] of the entries of recorded decisions [B,A] (see :meth:`critic_action`), with gradient."""
         return self.head.log_prob(features, action)
 
     @torch.no_grad()

@@ -16,7 +16,7 @@ from vla_rl.contract.policy import Features
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.backbone import BackboneOutput, PointingBackbone
 from vla_rl.policies.expert import FlowExpert
-from vla_rl.policies.flow import AllSteps, FlowSampler, VelocityField, imitation_loss, imitation_losses
+from vla_rl.policies.flow import AllSteps, FlowSampler, VelocityField, imitation_losses
 from vla_rl.policies.flow_policy import FlowPolicy
 from vla_rl.policies.flow_schedules import Field, Ode
 from vla_rl.policies.normalization import Affine, check_same_env
@@ -144,12 +144,8 @@ class TinyVLA(FlowPolicy):
         """The velocity field given ``condition`` [B,C]."""
         return lambda x, t: Field(*self.expert(condition, x, t))
 
-    def imitation_loss(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
-        """Conditional flow matching with uniform times (Lipman et al. 2022, arXiv 2210.02747)."""
-        return imitation_loss(self.field, self.encode_again(features), chunks, draws, generator)
-
     def imitation_losses(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
-        """The same of every action, [B,H]."""
+        """Conditional flow matching (Lipman et al. 2022, arXiv 2210.02747) of every action [B,H], at uniform times."""
         return imitation_losses(self.field, self.encode_again(features), chunks, draws, generator)
 
     def trainable(self) -> dict[str, nn.Parameter]:

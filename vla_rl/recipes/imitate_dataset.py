@@ -124,7 +124,7 @@ class ImitateDataset:
 
 def _require_imitating(policy: object, name: str) -> ImitatingPolicy:
     """``policy``; raises UserError when it lacks something that imitation needs."""
-    for part in ("imitation_loss", "action_scale", "horizon", "trainable"):
+    for part in ("imitation_losses", "action_scale", "horizon", "trainable"):
         if not hasattr(policy, part):
             raise UserError(
                 f"{type(policy).__name__} in {name!r} has no {part}, so it cannot imitate; see ImitatingPolicy in "

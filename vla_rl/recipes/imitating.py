@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch
+from typing import cast
 
-from vla_rl.algorithms.chunks import Chunks, demonstrated
+from vla_rl.algorithms.chunks import Chunks
 from vla_rl.contract.batch import ExperienceSource
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError
@@ -12,7 +12,7 @@ from vla_rl.experience.background import CollectingSource
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.flow import FlowSampler
 from vla_rl.recipes.context import RunContext, Trainable
-from vla_rl.recipes.imitation import encode_episodes
+from vla_rl.recipes.imitation import ImitatingPolicy, demonstrated_chunks, encode_episodes
 from vla_rl.recipes.trainers import FlowSampled, SourceConfig
 from vla_rl.training.loop import LoopLearner
 
@@ -45,9 +45,8 @@ class ImitatingTrainer:
         """The demonstrations of ``context``, to imitate."""
         episodes: Demonstrations = context.episodes(needed_by).with_tasks(context.env.spec().tasks)
         features = {name: item.to(context.device) for name, item in encode_episodes(policy, episodes).items()}
-        scale, horizon = policy.action_scale, policy.horizon  # type: ignore[attr-defined]  # a flow policy has both
-        actions = scale.normalize(torch.as_tensor(episodes.chunks(horizon), device=context.device))
-        return demonstrated(features, actions, torch.as_tensor(episodes.task, device=context.device))
+        flow = cast(ImitatingPolicy, policy)
+        return demonstrated_chunks(flow, episodes, features, flow.horizon)
 
     def build_source(self, context: RunContext, env: VecEnv, policy: Trainable) -> CollectingSource:
         return self.experience.build(env, policy, context.seeds(), context.exploration())

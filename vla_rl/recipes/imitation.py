@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from vla_rl.algorithms.chunks import Chunks, demonstrated
 from vla_rl.contract.env import Observation
 from vla_rl.contract.policy import Features, Policy
 from vla_rl.contract.spec import EnvSpec
@@ -68,20 +69,20 @@ def imitate_policy(
         features = policy.imitation_features(episodes.observation())
     else:
         features = encode_episodes(policy, episodes)
-    chunks = _chunks(policy, episodes)
-    chosen = torch.as_tensor(episodes.time % config.stride == 0, device=chunks.device)
-    features, chunks = {name: item[chosen.to(item.device)] for name, item in features.items()}, chunks[chosen]
+    length = policy.chunk_length if isinstance(policy, OwnImitationFeatures) else policy.horizon
+    chunks = demonstrated_chunks(policy, episodes, features, length)
+    chunks = chunks.select(torch.as_tensor(episodes.time % config.stride == 0))
     with bar("imitate", config.fit.steps) as update:
         report = every(_LOG_EVERY, config.fit.steps, _report(update, folder))
         with alone():
-            imitate(policy, features, chunks, config, generator(seed, 2), report)
+            imitate(policy, chunks, config, generator(seed, 2), report)
 
 
 def imitate_from_pixels(
     policy: PixelPolicy, episodes: Demonstrations, config: ImitationConfig, seed: int, folder: RunFolder
 ) -> None:
     """Train all of ``policy`` on the demonstrations, perception included, in place."""
-    chunks = _chunks(policy, episodes)
+    chunks = demonstrated_chunks(policy, episodes, {}, policy.horizon)
     with bar("imitate", config.fit.steps) as update:
         report = every(_LOG_EVERY, config.fit.steps, _report(update, folder))
         fit_from_pixels(policy, episodes.observation(), chunks, config, generator(seed, 2), report)
@@ -101,11 +102,18 @@ def every(
     return lambda step, info: report(step, info) if (step + 1) % steps == 0 or step + 1 == last else None
 
 
-def _chunks(policy: ImitatingPolicy, episodes: Demonstrations) -> Tensor:
-    """The recorded actions from every step on, normalised, [N,H,D], where the policy's weights are."""
+def demonstrated_chunks(
+    policy: ImitatingPolicy, episodes: Demonstrations, features: Mapping[str, Tensor], length: int
+) -> Chunks:
+    """The ``length`` recorded actions from every step on, with the policy's ``features`` {name: [N,...]} before them.
+
+    They are where the policy's weights are.
+    """
     weights = next(iter(policy.trainable().values()))
-    length = policy.chunk_length if isinstance(policy, OwnImitationFeatures) else policy.horizon
-    return policy.action_scale.normalize(torch.as_tensor(episodes.chunks(length), device=weights.device))
+    actions, counts, task = (
+        torch.as_tensor(it, device=weights.device) for it in (*episodes.chunks(length), episodes.task)
+    )
+    return demonstrated(features, policy.action_scale.normalize(actions), counts, task)
 
 
 def _report(update: Callable[[int, str], None], folder: RunFolder | None) -> Callable[[int, dict[str, float]], None]:

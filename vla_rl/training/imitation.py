@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from vla_rl.algorithms.chunks import Chunks, Imitation, mean_loss
 from vla_rl.contract.env import Observation
 from vla_rl.contract.policy import Features
 from vla_rl.training.fit import FitConfig, fit, shuffled
@@ -24,31 +25,23 @@ class ImitationConfig:
     fit: FitConfig = field(default_factory=lambda: FitConfig(steps=800, batch=64, lr=1e-3))
 
 
-class ImitationPolicy(Protocol):
-    """A policy with an imitation loss of its own, such as flow matching or denoising."""
-
-    def imitation_loss(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
-        """The scalar loss: the mean over normalised ``chunks`` [B,H,D], each with ``draws`` random draws.
-
-        ``features`` {name: [B,...]} are those of the observations before the chunks.
-        """
+class ImitationPolicy(Imitation, Protocol):
+    """A policy whose imitation loss trains some of its weights."""
 
     def trainable(self) -> dict[str, nn.Parameter]: ...
 
 
 def imitate(
     policy: ImitationPolicy,
-    features: Mapping[str, Tensor],
-    chunks: Tensor,
+    chunks: Chunks,
     config: ImitationConfig,
     generator: torch.Generator,
     report: Callable[[int, dict[str, float]], None] = lambda step, info: None,
 ) -> None:
-    """Train on ``features`` {name: [N,...]} and normalised ``chunks`` [N,H,D] by the policy's own loss."""
+    """Train on the actions of ``chunks`` that count, by the policy's own loss."""
 
     def loss(index: Tensor) -> tuple[Tensor, dict[str, float]]:
-        given = {name: value[index] for name, value in features.items()}
-        return policy.imitation_loss(given, chunks[index], config.draws, generator), {}
+        return mean_loss(policy, chunks.select(index), config.draws, generator), {}
 
     fit(policy.trainable(), loss, shuffled(len(chunks), config.fit.batch, generator), config.fit, report)
 
@@ -64,7 +57,7 @@ class PixelImitationPolicy(ImitationPolicy, Protocol):
 def imitate_from_pixels(
     policy: PixelImitationPolicy,
     obs: Observation,
-    chunks: Tensor,
+    chunks: Chunks,
     config: ImitationConfig,
     generator: torch.Generator,
     report: Callable[[int, dict[str, float]], None] = lambda step, info: None,
@@ -73,7 +66,7 @@ def imitate_from_pixels(
 
     def loss(index: Tensor) -> tuple[Tensor, dict[str, float]]:
         given = policy.encode_with_grad(obs.select(index.numpy()))
-        return policy.imitation_loss(given, chunks[index], config.draws, generator), {}
+        return mean_loss(policy, replace(chunks.select(index), features=given), config.draws, generator), {}
 
     batches = (index * config.stride for index in shuffled(len(chunks) // config.stride, config.fit.batch, generator))
     fit(dict(policy.named_parameters()), loss, batches, config.fit, report)

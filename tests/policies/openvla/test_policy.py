@@ -281,12 +281,12 @@ def test_imitation_is_the_cross_entropy_of_the_bins_and_is_learnt(options):
     chunks = torch.rand(ROWS, policy.chunk_length, D, generator=seeded(1)) * 2 - 1
     bins = policy.bins(chunks).flatten(1)
     logits = policy.config.decoding.logits(policy.network, policy._prefix(features), bins, D)
-    loss = policy.imitation_loss(features, chunks, 2, seeded())
+    loss = policy.imitation_losses(features, chunks, 2, seeded()).mean()
     torch.testing.assert_close(loss, -Categorical(logits=logits).log_prob(bins).mean())
     optimizer = torch.optim.Adam(policy.trainable().values(), lr=1e-2)
     for _ in range(60):
         optimizer.zero_grad()
-        policy.imitation_loss(features, chunks, 1, seeded()).backward()
+        policy.imitation_losses(features, chunks, 1, seeded()).mean().backward()
         optimizer.step()
     out, _ = policy.act(policy.encode(observed()), {}, "eval", None)
     target = policy.bins(chunks)[:, : policy.horizon]
@@ -296,10 +296,10 @@ def test_imitation_is_the_cross_entropy_of_the_bins_and_is_learnt(options):
 def test_imitation_takes_a_dataset_on_the_host_to_the_weights():
     chunks = torch.rand(ROWS, 2, D, generator=seeded(1)) * 2 - 1
     here, there = tiny_policy(IN_TURN), tiny_policy(IN_TURN)
-    expected = here.imitation_loss(here.imitation_features(observed()), chunks, 1, seeded())
+    expected = here.imitation_losses(here.imitation_features(observed()), chunks, 1, seeded()).mean()
     with elsewhere() as device:
         there.to(device)
-        found = there.imitation_loss(there.imitation_features(observed()), chunks.to(device), 1, seeded())
+        found = there.imitation_losses(there.imitation_features(observed()), chunks.to(device), 1, seeded()).mean()
         assert found.device == device
         torch.testing.assert_close(found.cpu(), expected)
 

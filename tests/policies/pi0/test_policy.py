@@ -31,6 +31,7 @@ from tests.policies.pi0.test_network import CASES, GOLDEN, inputs
 from tests.policies.test_tiny import SPEC, observations, seeded
 from tests.policies.vla.tiny_vlas import SAMPLERS, learning_sees_the_density_of_acting, tiny_vla
 from tests.policies.vla.toy_network import ToyNetwork, ToyShape
+from tests.toys import all_shown
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import LikelihoodPolicy, ScheduledPolicy
@@ -286,7 +287,7 @@ def test_from_nothing_it_imitates():
     chunks = features["state"][:, None, :2].expand(-1, 3, -1).contiguous()
     before = distance(policy, obs, chunks)
     frozen = {name: item.clone() for name, item in policy.network.model.vlm.state_dict().items()}
-    imitate(policy, features, chunks, ImitationConfig(fit=FitConfig(steps=150, batch=16, lr=5e-3)), seeded())
+    imitate(policy, all_shown(features, chunks), ImitationConfig(fit=FitConfig(steps=150, batch=16, lr=5e-3)), seeded())
     assert distance(policy, obs, chunks) < 0.5 * before
     assert all(torch.equal(item, frozen[name]) for name, item in policy.network.model.vlm.state_dict().items())
 

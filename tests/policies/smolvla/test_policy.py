@@ -18,6 +18,7 @@ from tests.golden.vla.weights import generator, weight
 from tests.policies.smolvla.test_parity import EXPECTED
 from tests.policies.test_tiny import SPEC, observations, seeded
 from tests.policies.vla.tiny_vlas import SAMPLERS, learning_sees_the_density_of_acting, tiny_vla
+from tests.toys import all_shown
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import LikelihoodPolicy, ScheduledPolicy
@@ -192,7 +193,7 @@ def test_from_nothing_it_imitates() -> None:
     features = policy.imitation_features(obs)
     chunks = features["state"][:, None, :2].expand(-1, 3, -1).contiguous()
     before = _distance(policy, obs, chunks)
-    imitate(policy, features, chunks, ImitationConfig(fit=FitConfig(steps=150, batch=16, lr=5e-3)), seeded())
+    imitate(policy, all_shown(features, chunks), ImitationConfig(fit=FitConfig(steps=150, batch=16, lr=5e-3)), seeded())
     assert _distance(policy, obs, chunks) < 0.5 * before
 
 

@@ -169,7 +169,7 @@ def test_what_is_trained():
     assert frozen == ["eye.weight", "eye.bias", "words.weight", "mix.weight", "mix.bias"]
     chunks, generator = torch.zeros(16, 4, 2), seeded()
     for policy, reached in ((expert, False), (everything, True)):
-        policy.imitation_loss(policy.imitation_features(observations()), chunks, 2, generator).backward()
+        policy.imitation_losses(policy.imitation_features(observations()), chunks, 2, generator).mean().backward()
         assert (policy.network.mix.weight.grad is not None) == reached
 
 
@@ -187,7 +187,7 @@ def test_a_frozen_model_in_bfloat16_leaves_the_expert_in_float32():
 def test_the_imitation_loss_is_that_of_flow_matching_by_hand():
     policy, obs = made(), observations(3)
     chunks = torch.randn(3, 4, 2, generator=seeded(1))
-    loss = policy.imitation_loss(policy.imitation_features(obs), chunks, 1, seeded(2))
+    loss = policy.imitation_losses(policy.imitation_features(obs), chunks, 1, seeded(2)).mean()
     draws = seeded(2)
     noise = torch.randn(3, 1, 12, generator=draws)
     time = 0.001 + 0.999 * torch.rand(3, 1, generator=draws) ** (2 / 3)
@@ -208,7 +208,7 @@ def test_imitation_encodes_a_small_dataset_once_and_a_large_one_by_the_minibatch
     monkeypatch.setattr(flow_vla, "_DATASET_LIMIT", 1000)
     later = policy.imitation_features(obs)
     assert "picture/front" in later and "prefix/keys" not in later and policy.network.encoded == 4
-    one, other = (policy.imitation_loss(item, chunks, 2, seeded()) for item in (once, later))
+    one, other = (policy.imitation_losses(item, chunks, 2, seeded()) for item in (once, later))
     torch.testing.assert_close(one, other)
     assert "picture/front" in made(trains=TrainAll()).imitation_features(obs)
 
@@ -219,7 +219,7 @@ def test_times_of_imitation_are_beta_distributed():
         seen.append(t),
         (torch.zeros_like(x), torch.zeros(*x.shape[:2], WIDTH)),
     )[1]
-    policy.imitation_loss(policy.imitation_features(observations()), torch.zeros(16, 4, 2), 500, seeded())
+    policy.imitation_losses(policy.imitation_features(observations()), torch.zeros(16, 4, 2), 500, seeded())
     times = (torch.cat(seen) - 0.001) / 0.999
     law = torch.distributions.Beta(1.5, 1.0)
     assert times.mean().item() == pytest.approx(law.mean.item(), abs=0.01)
@@ -311,7 +311,7 @@ def test_imitation_learns_the_whole_chunk():
     config = ImitationConfig(0, stride=1, fit=FitConfig(steps=200, batch=16, lr=1e-2))
     imitate_policy(policy, episodes, config, 1)
     assert policy.network.encoded == before + 1  # once for all minibatches
-    target = policy.action_scale.normalize(torch.as_tensor(episodes.chunks(4)))
+    target = policy.action_scale.normalize(torch.as_tensor(episodes.chunks(4)[0]))
     policy.config = replace(policy.config, horizon=4)
     out, _ = policy.act(policy.encode(rows), {}, "eval", seeded())
     assert (out.sample - target).square().mean() < 0.5 * target.square().mean()

@@ -117,7 +117,7 @@ class OpenVLA(SavedVLA):
         }
 
     def imitation_features(self, obs: Observation) -> Features:
-        """What :meth:`imitation_loss` reads, where the observation is: pictures, task and normalised state."""
+        """What :meth:`imitation_losses` reads, where the observation is: pictures, task and normalised state."""
         pictures = {PICTURE + name: torch.as_tensor(obs.images[name]) for name in self.cameras}
         state = self.state_scale.normalize(torch.as_tensor(obs.state).float())
         return {**pictures, "task": torch.as_tensor(obs.task).long(), "state": state}
@@ -191,15 +191,17 @@ class OpenVLA(SavedVLA):
         one, other = old["log_probs"], new["log_probs"]
         return (one.exp() * (one - other)).sum((1, 2))
 
-    def imitation_loss(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
-        """Mean cross-entropy of the bins of normalised ``chunks`` [B,C,D] among the action tokens, at temperature 1.
+    def imitation_losses(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
+        """Mean cross-entropy [B,C] of the bins of every action of ``chunks`` [B,C,D] among the action tokens.
 
-        It draws nothing.  Deviation: OpenVLA's is among the whole vocabulary and includes the stop token.
+        It draws nothing, and the temperature is 1.  Deviation: OpenVLA's is among the whole vocabulary and includes the
+        stop token.
         """
         seen = {name: item.to(chunks.device) for name, item in features.items()}
         bins = self.bins(chunks).flatten(1)
         logits = self.config.decoding.logits(self.network, self._prefix(seen), bins, self.spec.action_dim)
-        return nn.functional.cross_entropy(logits.flatten(0, 1), bins.flatten())
+        tokens = nn.functional.cross_entropy(logits.flatten(0, 1), bins.flatten(), reduction="none")
+        return tokens.view(chunks.shape).mean(-1)
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The weights that imitation and RL train."""

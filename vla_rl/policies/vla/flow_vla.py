@@ -123,7 +123,7 @@ class FlowVLA(SavedVLA, FlowPolicy):
         return {**kept, "state": state, "time": time.to(state) / self.spec.time_limit}
 
     def imitation_features(self, obs: Observation) -> Features:
-        """What :meth:`imitation_loss` reads, on the host: the kept prefixes if they fit, or the pictures."""
+        """What :meth:`imitation_losses` reads, on the host: the kept prefixes if they fit, or the pictures."""
         count = len(obs.state)
         if isinstance(self.kept, KeepPrefix) and count * self._prefix_bytes <= _DATASET_LIMIT:
             parts = [self.encode(obs.select(slice(i, i + _PART))) for i in range(0, count, _PART)]
@@ -186,21 +186,12 @@ class FlowVLA(SavedVLA, FlowPolicy):
 
         return velocity
 
-    def imitation_loss(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
-        """Mean over padded chunks of ``(v - (eps - x_0))^2``, at times ``.001 + .999 u``, ``u ~ Beta(1.5, 1)``.
+    def imitation_losses(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
+        """Means [B,C] of ``(v - (eps - x_0))^2`` over an action, at times ``.001 + .999 u``, ``u ~ Beta(1.5, 1)``.
 
         The times are those of pi0 (arXiv 2410.24164, appendix B), LeRobot and openpi: more of them near noise.
-        ``chunks`` [B,C,D] are padded with zeros, which the model learns as well.
+        Actions of ``chunks`` [B,C,D] are padded to ``A`` with zeros, which the model learns as well.
         """
-        return self._squared_errors(features, chunks, draws, generator).mean()
-
-    def imitation_losses(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
-        """The same of every action, [B,C]."""
-        errors = self._squared_errors(features, chunks, draws, generator)
-        return errors.unflatten(-1, (chunks.shape[1], -1)).mean((1, -1))
-
-    def _squared_errors(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
-        """[B,draws,CA]."""
         target = nn.functional.pad(chunks, (0, self.network.action_size - chunks.shape[-1])).flatten(1)
         target = target[:, None].expand(-1, draws, -1)
         noise = normal(target.shape, generator, like=target)
@@ -208,7 +199,8 @@ class FlowVLA(SavedVLA, FlowPolicy):
         time = 0.001 + 0.999 * uniforms ** (1 / 1.5)  # the inverse of Beta(1.5, 1)'s distribution function
         point = time[..., None] * noise + (1.0 - time[..., None]) * target
         field = self.field({name: self._tensor(item) for name, item in features.items()})
-        return (field(point, time).velocity - (noise - target)).square()
+        errors = (field(point, time).velocity - (noise - target)).square()
+        return errors.unflatten(-1, (chunks.shape[1], -1)).mean((1, -1))
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The weights that imitation and RL train."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 
-from vla_rl.algorithms.chunks import FamiliesEqually, demonstrated
+from vla_rl.algorithms.chunks import FamiliesEqually
 from vla_rl.algorithms.hg_dagger import HGDagger, HGDaggerConfig
 from vla_rl.algorithms.recap import Recap, RecapConfig
 from vla_rl.contract.batch import Resumable, Rollout
@@ -22,7 +22,7 @@ from vla_rl.policies.distributional_value import DistributionalValue
 from vla_rl.recipes.context import Trainable, generator
 from vla_rl.recipes.fleet.balance import balanced
 from vla_rl.recipes.fleet.recorded import fleet_rollout, recorded_rollout
-from vla_rl.recipes.imitation import encode_episodes
+from vla_rl.recipes.imitation import ImitatingPolicy, demonstrated_chunks, encode_episodes
 
 _STREAM = 4  # of the learner's generator
 
@@ -80,11 +80,9 @@ class LearnByCorrections(LearnsChunks):
 
     def build(self, base: Trainable, episodes: Demonstrations, seed: int) -> HGDagger:
         """Raises UserError for a policy without a loss for every action."""
-        features = encode_episodes(base, episodes)
-        scale, horizon = base.action_scale, base.horizon  # type: ignore[attr-defined]  # a flow policy has both
-        actions = scale.normalize(torch.as_tensor(episodes.chunks(horizon)))
-        recorded = demonstrated(features, actions, torch.as_tensor(episodes.task))
-        spec = base.spec  # type: ignore[attr-defined]
+        flow = cast(ImitatingPolicy, base)
+        recorded = demonstrated_chunks(flow, episodes, encode_episodes(base, episodes), flow.horizon)
+        spec = flow.spec
         equally = FamiliesEqually([spec.family(task) for task in range(len(spec.tasks))])
         return HGDagger(base, base.trainable(), recorded, self.algorithm, generator(seed, _STREAM), equally)
 

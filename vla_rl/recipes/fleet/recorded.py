@@ -53,24 +53,24 @@ def fleet_rollout(policy: FlowPolicy, episode: FleetEpisode, known: Collection[i
 
 def _columns(policy: FlowPolicy, episodes: Demonstrations, labels: _Labels) -> Rollout:
     features = encode_episodes(policy, episodes)
-    chunks, columns = episodes.chunks(policy.horizon), []
+    chunks, columns = episodes.chunks(policy.horizon), list[Rollout]()
     for begin, end in episodes.spans():
         for first in range(begin, min(begin + policy.horizon, end)):
             index = np.arange(first, end, policy.horizon)
-            columns.append(_column(features, chunks, labels, index, end, int(episodes.task[begin])))
+            columns.append(_column(features, chunks, labels, index, int(episodes.task[begin])))
     return side_by_side(columns)
 
 
 def _column(
-    features: dict[str, Tensor], chunks: np.ndarray, labels: _Labels, index: np.ndarray, end: int, task: int
+    features: dict[str, Tensor], chunks: tuple[np.ndarray, np.ndarray], labels: _Labels, index: np.ndarray, task: int
 ) -> Rollout:
-    length, horizon = len(index), chunks.shape[1]
+    length, (executed, within) = len(index), (item[index] for item in chunks)
     last = torch.zeros(length, 1, dtype=torch.bool)
     last[-1] = True
-    ahead = index[:, None] + np.arange(horizon)
-    valid = torch.as_tensor(ahead < end)[:, None]
-    person = torch.as_tensor(labels.intervened[np.minimum(ahead, end - 1)])[:, None] & valid
-    actions = torch.as_tensor(chunks[index])[:, None]
+    ahead = np.minimum(index[:, None] + np.arange(within.shape[1]), len(labels.intervened) - 1)
+    valid = torch.as_tensor(within)[:, None]
+    person = torch.as_tensor(labels.intervened[ahead])[:, None] & valid
+    actions = torch.as_tensor(executed)[:, None]
     kept = {name: item[[*index.tolist(), int(index[-1])]][:, None] for name, item in features.items()}
     whole = torch.zeros(length, 1, dtype=torch.long)
     return Rollout(
@@ -79,7 +79,7 @@ def _column(
         executed=actions,
         aux={},
         logprob=torch.zeros(length, 1),
-        reward=torch.zeros(length, 1, horizon),
+        reward=torch.zeros(valid.shape),
         valid=valid,
         intervened=person,
         terminated=last,
