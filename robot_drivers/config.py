@@ -24,8 +24,10 @@ import numpy as np
 from robot_drivers.driver import RobotDriver, open_driver
 from robot_drivers.kinematics import Chain
 from robot_drivers.limits import Limits
-from vla_rl.contract.errors import ContractError, UserError, did_you_mean
+from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.load import load
+
+_DAY = 86400.0  # s
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,13 @@ class RobotConfig:
     def __post_init__(self) -> None:
         if not self.tasks:
             raise UserError('The robot has no task, so its episodes could not be named; give one, or [""].')
-        if not self.seconds > 0:
-            raise UserError(f"An episode of {self.seconds!r} s never begins; give more than 0.")
+        if not 0.1 <= self.seconds <= _DAY:
+            raise UserError(f"An episode of {self.seconds!r} s never begins or never ends; give 0.1 to {_DAY:g}.")
+        for name in self.cameras:
+            if not name.isidentifier():
+                raise UserError(
+                    f"A camera is called {name!r}, which cannot name a column of a dataset; use letters, digits and _."
+                )
 
     def open(self) -> RobotDriver:
         """The arm, not yet connected."""
@@ -79,17 +86,12 @@ class RobotConfig:
     def limits_of(self, driver: RobotDriver) -> Limits:
         """What the supervisor holds ``driver`` to.
 
-        Raises ContractError for limits of other joints than the arm has.
+        Raises ContractError for limits of other joints than the arm has, and for what its hardware cannot do.
         """
         if self.limits is None:
             return Limits.of(driver.spec)
         limits = Limits.from_json(self.limits)
-        named, has = [joint.name for joint in limits.joints], [joint.name for joint in driver.spec.joints]
-        if named != has:
-            raise ContractError(
-                f"The limits are of the joints {named}, but {driver.spec.name} has {has}, so it is not moved; give the "
-                "limits of this arm in its order."
-            )
+        limits.check_hardware(driver.spec)
         return limits
 
     def home_of(self, driver: RobotDriver) -> np.ndarray | None:
@@ -136,7 +138,7 @@ class RobotConfig:
         """Read a file; raises UserError when it cannot be read or says something unknown."""
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UserError(
                 f"The robot's file {str(path)!r} cannot be read ({error}), so no arm is known; write one with 'vla-rl "
                 f"robot setup {path}'."
@@ -156,10 +158,24 @@ class RobotConfig:
             cameras={name: _part(f"camera {name!r}", camera) for name, camera in cameras.items()},
             limits=given.get("limits"),
             kinematics=given.get("kinematics", ""),
-            tasks=tuple(given.get("tasks", ("",))),
-            seconds=float(given.get("seconds", cls.seconds)),
+            tasks=_tasks(given.get("tasks", ("",))),
+            seconds=_seconds(given.get("seconds", cls.seconds)),
             home=_home(given.get("home")),
         )
+
+
+def _tasks(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
+        raise UserError(
+            f"the robot's tasks are {value!r}, so its episodes could not be named; give a list of instructions."
+        )
+    return tuple(value)
+
+
+def _seconds(value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise UserError(f"the robot's seconds are {value!r}, so no episode would end; give a number.")
+    return float(value)
 
 
 def _home(value: Any) -> tuple[float, ...] | None:

@@ -28,7 +28,7 @@ from robot_drivers.pace import Pace, take_priority
 from robot_drivers.record import Record
 from robot_drivers.safety import Supervisor
 from vla_rl.contract.child import Child, claim_pipes, error_answer
-from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 
 _LAST = 3.0  # seconds that the arm has to come to rest at the end
@@ -177,12 +177,7 @@ class Control:
 def open_arm(config: ControlConfig) -> tuple[RobotDriver, Executor]:
     """The connected arm of ``config`` and what drives it; raises UserError for what does not fit together."""
     driver, limits = open_driver(config.driver, config.driver_options), Limits.from_json(config.limits)
-    names, limited = [joint.name for joint in driver.spec.joints], [joint.name for joint in limits.joints]
-    if names != limited:
-        raise ContractError(
-            f"The limits are for the joints {', '.join(limited)}, and {driver.spec.name} has {', '.join(names)}, so it "
-            "is not moved; make the limits for this arm, in its order."
-        )
+    limits.check_hardware(driver.spec)
     supervisor = Supervisor(limits, load(config.kinematics)() if config.kinematics else None)
     chunks = load(config.chunks)(**config.chunks_options)
     executor = Executor(driver, supervisor, chunks, attended=bool(config.teleoperator))

@@ -13,9 +13,14 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from vla_rl.contract.errors import ContractError
+from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.load import load
 from vla_rl.contract.spec import ArraySpec
+
+MISTAKEN = {"rad": "degrees", "m": "millimetres", "1": "percent"}  # what a number that is too large may be meant in
+FARTHEST = {"rad": 20.0, "m": 20.0, "1": 2.0}  # positions: three turns, a long rail, a gripper's opening
+RATES = (1.0, 1000.0)  # Hz
+LARGEST, SMALLEST = 1e6, 1e-6  # of any number that bounds a motion
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,16 @@ class Joint:
     jerk: float
     unit: str = "rad"
 
+    def __post_init__(self) -> None:
+        check_joint(self)
+        far, farthest = max(abs(self.low), abs(self.high)), FARTHEST.get(self.unit, LARGEST)
+        if far > farthest:
+            raise ContractError(
+                f"Joint {self.name!r} goes to {far:g} {self.unit}, farther than any of {farthest:g}, so the arm is not "
+                f"moved (are these {MISTAKEN.get(self.unit, 'other units')}?); let its driver convert to rad, m, and 0 "
+                "to 1 for a gripper."
+            )
+
 
 @dataclass(frozen=True)
 class RobotSpec:
@@ -47,6 +62,14 @@ class RobotSpec:
     joints: tuple[Joint, ...]
     control_hz: float
     velocity_measured: bool = False
+
+    def __post_init__(self) -> None:
+        check_number(f"control_hz of {self.name}", self.control_hz, *RATES)
+        names = [joint.name for joint in self.joints]
+        if not names or len(set(names)) != len(names):
+            raise ContractError(
+                f"{self.name} has the joints {names}, so one is missing or two are taken for one; name each joint once."
+            )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -140,12 +163,45 @@ class Asks(Protocol):
         """Show ``sentence``, wait for Enter, return what was typed."""
 
 
+def is_number(value: Any) -> bool:
+    """Whether ``value`` is one finite number, and no truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
+
+
+def check_number(what: str, value: Any, low: float = SMALLEST, high: float = LARGEST) -> None:
+    """Raise ContractError unless ``value`` is a number from ``low`` to ``high``."""
+    if not is_number(value) or not low <= value <= high:
+        raise ContractError(
+            f"{what} is {value!r}, so the arm could not be held to it; give a number from {low:g} to {high:g}."
+        )
+
+
+def check_joint(joint: Any) -> None:
+    """Raise ContractError where the bounds of ``joint``, of hardware or of a file, are none."""
+    for name in ("low", "high"):
+        check_number(f"{name} of joint {joint.name!r}", getattr(joint, name), -LARGEST)
+    if joint.high - joint.low < SMALLEST:
+        raise ContractError(
+            f"Joint {joint.name!r} may be from {joint.low:g} to {joint.high:g}, which is nowhere, so it could not "
+            "move; give a low below the high."
+        )
+    for name in ("velocity", "acceleration", "jerk"):
+        check_number(f"{name} of joint {joint.name!r}", getattr(joint, name))
+
+
 def open_driver(name: str, options: Mapping[str, Any]) -> RobotDriver:
     """The driver that ``name`` ("module:Class") makes of ``options``, not yet connected.
 
-    Raises UserError for a name that cannot be loaded and ContractError for something that is no driver.
+    Raises UserError for a name that cannot be loaded or options that it does not take, and ContractError for something
+    that is no driver, or whose spec bounds nothing.
     """
-    driver = load(name)(**options)
+    kind = load(name)
+    try:
+        driver = kind(**options)
+    except TypeError as error:
+        raise UserError(
+            f"{name} cannot be made of {dict(options)} ({error}), so no arm is driven; correct its options."
+        ) from error
     if not isinstance(driver, RobotDriver):
         missing = [
             part for part in ("spec", "connect", "observe", "command", "disconnect") if not hasattr(driver, part)

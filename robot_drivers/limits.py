@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from robot_drivers.driver import Joint, RobotSpec
+from robot_drivers.driver import MISTAKEN, RATES, Joint, RobotSpec, check_joint, check_number, is_number
 from vla_rl.contract.errors import ContractError, did_you_mean
 
 MARGIN = 0.02  # of a joint's range, at each end
 LEAD = 0.25  # s; position servos follow their target about .1 s late
+LEAD_AT_MOST = 1.0  # s at the hardware's speed
+SILENCE = 2.0  # s; an arm that goes on for longer on what was once asked for is out of control
+CORNER = 20.0  # m, of a workspace's corner
+ROUNDING = 1e-6  # of a limit, by which a file may differ from the hardware
+_ASKED = 10.0  # times the hardware's limit: then it is likely to be in another unit
 
 
 @dataclass(frozen=True)
@@ -34,15 +38,14 @@ class JointLimits:
     fastest: float
 
     def __post_init__(self) -> None:
-        _check_number(self.name, "low", self.low)
-        _check_number(self.name, "high", self.high)
-        if self.low >= self.high:
+        check_joint(self)
+        for name in ("lead", "fastest"):
+            check_number(f"{name} of joint {self.name!r}", getattr(self, name))
+        if self.velocity > self.fastest * (1 + ROUNDING):
             raise ContractError(
-                f"Joint {self.name!r} may be from {self.low:g} to {self.high:g}, which is nowhere, so it could not "
-                "move; give a low below the high."
+                f"Joint {self.name!r} may move at {self.velocity:g}/s and is {self.fastest:g}/s at its "
+                f"fastest, so it could not follow; give a velocity of at most {self.fastest:g}."
             )
-        for name in ("velocity", "acceleration", "jerk", "lead", "fastest"):
-            _check_positive(f"joint {self.name!r}", name, getattr(self, name))
 
     @classmethod
     def of(cls, joint: Joint, margin: float = MARGIN) -> JointLimits:
@@ -63,10 +66,10 @@ class Box:
     def __post_init__(self) -> None:
         for name in ("low", "high"):
             corner = getattr(self, name)
-            if len(corner) != 3 or not all(_is_number(value) for value in corner):
+            if len(corner) != 3 or not all(is_number(value) and abs(value) <= CORNER for value in corner):
                 raise ContractError(
-                    f"The workspace's {name} corner is {corner!r}, not three numbers in metres, so the workspace is "
-                    "unknown; give [x, y, z]."
+                    f"The workspace's {name} corner is {corner!r}, not three numbers in metres up to "
+                    f"{CORNER:g}, so it would bound nothing (are these millimetres?); give [x, y, z]."
                 )
         if any(low >= high for low, high in zip(self.low, self.high, strict=True)):
             raise ContractError(
@@ -99,8 +102,14 @@ class Limits:
             raise ContractError(
                 f"The limits are of the joints {names}, so a joint is missing or has two limits; name each joint once."
             )
-        for name in ("control_hz", "max_age", "watchdog"):
-            _check_positive("the limits", name, getattr(self, name))
+        check_number("control_hz of the limits", self.control_hz, *RATES)
+        for name in ("max_age", "watchdog"):
+            check_number(f"{name} of the limits", getattr(self, name), high=SILENCE)
+        if not isinstance(self.deadman, bool):
+            raise ContractError(
+                f"deadman of the limits is {self.deadman!r}, so nobody knows whether motion needs a held switch; give "
+                "true or false."
+            )
 
     @classmethod
     def of(cls, spec: RobotSpec, margin: float = MARGIN, workspace: Box | None = None) -> Limits:
@@ -118,6 +127,23 @@ class Limits:
             raise ContractError(f"A speed of {speed!r} times the limits is none in (0, 1]; give for instance 0.25.")
         joints = tuple(dataclasses.replace(joint, velocity=speed * joint.velocity) for joint in self.joints)
         return dataclasses.replace(self, joints=joints)
+
+    def check_hardware(self, spec: RobotSpec) -> None:
+        """Raise ContractError unless these are limits of the joints of ``spec``, in its order, and within them."""
+        named, has = [joint.name for joint in self.joints], [joint.name for joint in spec.joints]
+        if named != has:
+            raise ContractError(
+                f"The limits are of the joints {named}, but {spec.name} has {has}, so it is not moved; give the "
+                "limits of this arm in its order."
+            )
+        if abs(self.control_hz - spec.control_hz) > 1e-3 * spec.control_hz:
+            raise ContractError(
+                f"The limits have a control_hz of {self.control_hz:g} and {spec.name} is commanded at "
+                f"{spec.control_hz:g} Hz, so it would move on for another time after a late step; give "
+                f"{spec.control_hz:g}, or the driver its control_hz."
+            )
+        for joint, hardware in zip(self.joints, spec.joints, strict=True):
+            _check_within(joint, hardware, spec.name)
 
     def to_json(self) -> dict[str, Any]:
         """Plain lists, dicts and numbers."""
@@ -147,19 +173,26 @@ def _fields(kind: Any, value: Any) -> dict[str, Any]:
     return given
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _check_number(joint: str, name: str, value: Any) -> None:
-    if not _is_number(value):
+def _check_within(joint: JointLimits, hardware: Joint, arm: str) -> None:
+    """Raise ContractError where ``joint`` is allowed more than ``hardware`` can do."""
+    rounding = ROUNDING * (hardware.high - hardware.low)
+    lead = min(LEAD_AT_MOST * hardware.velocity, hardware.high - hardware.low)
+    most = {name: getattr(hardware, name) for name in ("velocity", "acceleration", "jerk")}
+    most |= {"lead": lead, "fastest": hardware.velocity}
+    beyond = [("low", hardware.low)] if joint.low < hardware.low - rounding else []
+    beyond += [("high", hardware.high)] if joint.high > hardware.high + rounding else []
+    beyond += [(name, bound) for name, bound in most.items() if getattr(joint, name) > bound * (1 + ROUNDING)]
+    for name, bound in beyond:
+        value, unit = getattr(joint, name), hardware.unit
+        asked = abs(value) > _ASKED * abs(bound) and unit in MISTAKEN
+        question = f" (are these {MISTAKEN[unit]}?)" if asked else ""
         raise ContractError(
-            f"{name} of joint {joint!r} is {value!r}, which bounds nothing, so the arm is not moved; give a number."
+            f"{name} of joint {joint.name!r} is {value:g} in the limits, and the hardware of {arm} allows {bound:g} "
+            f"({_units(name, unit)}), so the arm is not moved{question}; give {bound:g} or a "
+            "stricter one."
         )
 
 
-def _check_positive(whose: str, name: str, value: Any) -> None:
-    if not _is_number(value) or value <= 0:
-        raise ContractError(
-            f"{name} of {whose} is {value!r}, so the arm could not be held to it; give a number above 0."
-        )
+def _units(name: str, unit: str) -> str:
+    per = {"velocity": "/s", "fastest": "/s", "acceleration": "/s²", "jerk": "/s³"}
+    return unit + per.get(name, "")

@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.limits import check_limits
 from vla_rl.contract.load import load
 
 _FRAMES = 30  # that the rate is measured over
@@ -32,6 +33,10 @@ class CameraSpec:
     height: int
     width: int
     fps: float
+
+    def __post_init__(self) -> None:
+        """Raises UserError for numbers that no camera has."""
+        check_limits(self, height=(1, 16384), width=(1, 16384), fps=(0.1, 1000))
 
 
 @dataclass(frozen=True)

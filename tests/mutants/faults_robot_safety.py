@@ -259,6 +259,38 @@ FAULTS = (
         "velocity=joint.velocity)",
         ("tests/robot_drivers/test_limits.py::test_quarter_speed_slows_and_brakes_as_before",),
     ),
+    *(
+        Fault(
+            f"a file's limits are not compared with the hardware: {what}",
+            _LIMITS,
+            old,
+            new,
+            (
+                "tests/robot_drivers/test_config.py::test_limits_are_never_wider_than_what_the_driver_says_of_its_hardware",
+            ),
+        )
+        for what, old, new in (
+            ("low", "if joint.low < hardware.low - rounding else []", "if False else []"),
+            ("high", "if joint.high > hardware.high + rounding else []", "if False else []"),
+            ("rates", "name: getattr(hardware, name) for name", "name: 1e9 for name"),
+            ("lead and fastest", 'most |= {"lead": lead, "fastest": hardware.velocity}', "most |= {}"),
+            ("control rate", "abs(self.control_hz - spec.control_hz) > 1e-3 * spec.control_hz", "False"),
+        )
+    ),
+    Fault(
+        "the control process believes limits that it is given",
+        "robot_drivers/control.py",
+        "    limits.check_hardware(driver.spec)\n",
+        "",
+        ("tests/robot_drivers/test_control.py::test_what_does_not_fit_is_refused_before_anything_moves",),
+    ),
+    Fault(
+        "an arm in degrees is driven",
+        "robot_drivers/driver.py",
+        "if far > farthest:",
+        "if far > 1e9:",
+        ("tests/robot_drivers/test_config.py::test_a_driver_states_limits_that_an_arm_can_have",),
+    ),
     Fault(
         "joints turn the wrong way",
         _KINEMATICS,

@@ -224,6 +224,11 @@ class Device:
     def disconnect(self) -> None: ...
 
 
+@pytest.fixture(autouse=True)
+def _slow_machine(monkeypatch):
+    monkeypatch.setattr("robot_drivers.limits.SILENCE", PATIENCE)
+
+
 def person(**options: Any) -> dict[str, Finding]:
     """What is found about a teleoperator of the arm with two joints."""
     limits = {**Limits.of(Arm.spec).to_json(), "max_age": PATIENCE}

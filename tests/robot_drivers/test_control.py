@@ -6,6 +6,7 @@ What is asserted are the commands that the arm has got, counted in control steps
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -234,11 +235,14 @@ def test_a_chunk_that_no_arm_should_execute_is_refused_and_control_goes_on(tmp_p
 
 
 def test_what_does_not_fit_is_refused_before_anything_moves(tmp_path: Path) -> None:
-    sound = config(str(tmp_path / "commands"))
-    limits = {**LIMITS.to_json(), "joints": LIMITS.to_json()["joints"][:1]}
-    wrong = {**sound.to_json(), "limits": limits}
-    with pytest.raises(UserError, match="The limits are for the joints lift, and toy has lift, gripper"):
-        ControlProcess(type(sound).from_json(wrong))
+    sound, (lift, gripper) = config(str(tmp_path / "commands")), LIMITS.to_json()["joints"]
+    for joints, says in (
+        ([lift], "The limits are of the joints ['lift'], but toy has ['lift', 'gripper']"),
+        ([{**lift, "high": 114.6}, gripper], "allows 2 (rad), so the arm is not moved (are these degrees?)"),
+    ):
+        wrong = {**sound.to_json(), "limits": {**LIMITS.to_json(), "joints": joints}}
+        with pytest.raises(UserError, match=re.escape(says)):
+            ControlProcess(type(sound).from_json(wrong))
     assert not len(commands(tmp_path / "commands"))
 
 

@@ -425,7 +425,7 @@ def test_a_stop_is_latched_until_a_person_re_arms_and_requests_are_fresh():
 
 
 def test_what_was_followed_before_a_stop_is_not_followed_after_it():
-    supervisor, now, commands = moving(two_joints(watchdog=10.0))
+    supervisor, now, commands = moving(two_joints(watchdog=2.0))
     supervisor.stop("stop")
     supervisor.rearm(now)
     assert carried_on(supervisor, now, commands, 1)[0].source == "safety"
