@@ -88,7 +88,7 @@ FAULTS = (
     ),
     Fault(
         "an arm gets the limits of another one",
-        _CONFIG,
+        "robot_drivers/limits.py",
         "if named != has:",
         "if len(named) > len(has):",
         (f"{_ON_CHECK}test_limits_of_another_arm_are_found_before_anything_is_opened",),
