@@ -280,8 +280,8 @@ FAULTS = (
     Fault(
         "the control process believes limits that it is given",
         "robot_drivers/control.py",
-        "    limits.check_hardware(driver.spec)\n",
-        "",
+        "limits.check_hardware(driver.spec)",
+        "limits.joints",
         ("tests/robot_drivers/test_control.py::test_what_does_not_fit_is_refused_before_anything_moves",),
     ),
     Fault(
