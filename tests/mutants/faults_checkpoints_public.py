@@ -266,4 +266,42 @@ _SAVED = (
     ),
 )
 
-FAULTS: tuple[Fault, ...] = (*_STATISTICAL, *_WEIGHTED, *_OPENED, *_SAVED)
+_FOLLOWED = (
+    Fault(
+        "relative actions are executed as absolute ones",
+        _CHECKPOINT,
+        '"use_relative_actions": (False,),',
+        '"use_relative_actions": _ANY,',
+        (f"{_ON_CHECKPOINT}test_a_field_that_changes_actions_and_is_not_followed_is_refused_by_name",),
+    ),
+    Fault(
+        "fields that nobody knows are passed over",
+        _CHECKPOINT,
+        "allowed = known.get(name, (None,))",
+        "allowed = known.get(name, _ANY)",
+        (f"{_ON_CHECKPOINT}test_a_field_that_changes_actions_and_is_not_followed_is_refused_by_name",),
+    ),
+    Fault(
+        "processor steps that nobody knows are passed over",
+        _CHECKPOINT,
+        "if name not in known or name in found:",
+        "if name in found:",
+        (f"{_ON_CHECKPOINT}test_a_processor_step_that_is_not_followed_is_refused_by_name",),
+    ),
+    Fault(
+        "every prompt ends with a newline",
+        _CHECKPOINT,
+        "newline=not before or any(name in before for name in _NEW_LINES),",
+        "newline=True,",
+        (f"{_ON_CHECKPOINT}test_lerobot_s_processors_say_how_long_prompts_are_and_how_they_end",),
+    ),
+    Fault(
+        "a folder's number of flow steps is not read",
+        _PUBLIC,
+        "if checkpoint.steps and sampler == VLAOptions().sampler:",
+        "if not checkpoint.steps and sampler == VLAOptions().sampler:",
+        ("tests/policies/smolvla/test_policy.py::test_chains_have_the_folder_s_steps_unless_a_sampler_is_chosen",),
+    ),
+)
+
+FAULTS: tuple[Fault, ...] = (*_FOLLOWED, *_STATISTICAL, *_WEIGHTED, *_OPENED, *_SAVED)

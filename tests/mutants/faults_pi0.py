@@ -208,10 +208,10 @@ _IN_FOLDERS = (
         (_THEIRS,),
     ),
     Fault(
-        "pictures for LeRobot's pi0 are fitted as openpi does",
+        "pictures for LeRobot's pi0 have the bars of its first versions",
         _PUBLIC,
         "        pictures=Letterbox(),",
-        "        pictures=Letterbox(bar=-1.0),",
+        "        pictures=Letterbox(bar=-3.0),",
         (_LEROBOT,),
     ),
     Fault(
@@ -250,10 +250,10 @@ _TRANSFORMERS = f"{_ON_PICTURES}test_transformers_makes_the_same_of_it"
 
 _IN_PICTURES = (
     Fault(
-        "LeRobot's bars are black",
+        "LeRobot's bars are darker than black",
         _LETTERBOX,
-        "bar: float = -3.0",
         "bar: float = -1.0",
+        "bar: float = -3.0",
         (_BARS,),
     ),
     Fault(

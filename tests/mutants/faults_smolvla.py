@@ -198,9 +198,9 @@ FAULTS = (
     ),
     Fault(
         "an Aloha's joints are taken as they are",
-        _POLICY,
-        "if config.get(name, False):",
-        "if config.get(name, False) is None:",
+        "vla_rl/policies/vla/checkpoint.py",
+        '"adapt_to_pi_aloha": (False,),',
+        '"adapt_to_pi_aloha": _ANY,',
         (f"{_ON_POLICY}test_what_does_not_fit_is_one_sentence",),
     ),
     Fault(

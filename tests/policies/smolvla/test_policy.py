@@ -23,7 +23,7 @@ from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import LikelihoodPolicy, ScheduledPolicy
 from vla_rl.contract.spec import ArraySpec, EnvSpec
-from vla_rl.policies.flow import AllSteps, FlowSampler
+from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy
@@ -121,6 +121,13 @@ def test_the_prompt_is_the_instruction_and_a_newline(folder: Path) -> None:
     policy = SmolVLA.from_public(folder, spec_of())
     assert policy.tokens.tolist() == [[1, 2, 3, 6], [4, 5, 6, 0]]
     assert policy.token_mask.tolist() == [[True] * 4, [True] * 3 + [False]]
+
+
+def test_chains_have_the_folder_s_steps_unless_a_sampler_is_chosen(tmp_path: Path) -> None:
+    place = write_folder(tmp_path / "policy", num_steps=4)
+    assert SmolVLA.from_public(place, spec_of()).sampler.steps == 4
+    chosen = VLAOptions(sampler=FlowSampler(FlowSde(0.5), LastStep(), 3))
+    assert SmolVLA.from_public(place, spec_of(), chosen).sampler.steps == 3
 
 
 def test_options_choose_cameras_chunks_and_precision(folder: Path) -> None:

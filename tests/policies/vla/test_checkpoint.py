@@ -112,3 +112,79 @@ def test_cameras_that_do_not_match_are_said_with_both_lists_and_the_option(
     text = str(caught.value)
     assert "has the cameras camera1, wrist and" in text and f"has {', '.join(cameras)}, but {problem}" in text
     assert '--vla.cameras, for example \'{"camera1": "front", "wrist": ""}\'' in text
+
+
+LEROBOT_STEPS: dict[str, list[dict[str, Any]]] = {  # as LeRobot 0.6.1 writes them
+    "policy_preprocessor.json": [
+        {"registry_name": "rename_observations_processor", "config": {"rename_map": {}}},
+        {"registry_name": "to_batch_processor", "config": {}},
+        {"registry_name": "smolvla_new_line_processor", "config": {}},
+        {
+            "registry_name": "tokenizer_processor",
+            "config": {"max_length": 24, "task_key": "task", "padding_side": "right"},
+        },
+        {"registry_name": "device_processor", "config": {"device": "cuda", "float_dtype": None}},
+        {"registry_name": "relative_actions_processor", "config": {"enabled": False, "action_names": None}},
+        {"registry_name": "normalizer_processor", "config": {"eps": 1e-8, "norm_map": {"VISUAL": "IDENTITY"}}},
+    ],
+    "policy_postprocessor.json": [
+        {"registry_name": "unnormalizer_processor", "config": {"eps": 1e-8}},
+        {"registry_name": "absolute_actions_processor", "config": {"enabled": False}},
+        {"registry_name": "device_processor", "config": {"device": "cpu", "float_dtype": None}},
+    ],
+}
+
+
+def with_steps(folder: Path, file: str = "", place: int = 0, step: dict[str, Any] | None = None) -> Path:
+    """A folder with LeRobot's processors; ``step`` stands in the place of one of ``file``, None: it is left out."""
+    for name, steps in LEROBOT_STEPS.items():
+        changed = [*steps[:place], *([step] if step else []), *steps[place + 1 :]] if name == file else steps
+        write(folder / name, {"name": name, "steps": changed})
+    return smolvla(folder)
+
+
+def test_lerobot_s_processors_say_how_long_prompts_are_and_how_they_end(tmp_path: Path) -> None:
+    found = read_public(with_steps(tmp_path / "whole"))
+    assert (found.longest, found.newline, found.steps) == (24, True, None)
+    assert not read_public(with_steps(tmp_path / "no line", "policy_preprocessor.json", 2)).newline
+    assert read_public(smolvla(tmp_path / "steps", num_steps=4)).steps == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"use_relative_actions": True}, "use_relative_actions to True.*does not support"),
+        ({"use_delta_joint_actions_aloha": True}, "use_delta_joint_actions_aloha"),
+        ({"use_peft": True}, "use_peft"),
+        ({"n_obs_steps": 3}, "n_obs_steps to 3"),
+        ({"action_smoothing": 0.5}, "action_smoothing to 0.5.*does not know"),
+        ({"normalization_mapping": {"VISUAL": "MEAN_STD"}}, "normalizes pictures by 'MEAN_STD'"),
+    ],
+)
+def test_a_field_that_changes_actions_and_is_not_followed_is_refused_by_name(tmp_path, changes, named) -> None:
+    with pytest.raises(UserError, match=named):
+        read_public(smolvla(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    ("file", "place", "step", "named"),
+    [
+        ("policy_preprocessor.json", 5, ("relative_actions_processor", {"enabled": True}), "enabled to True"),
+        ("policy_postprocessor.json", 1, ("absolute_actions_processor", {"enabled": True}), "enabled to True"),
+        ("policy_postprocessor.json", 2, ("unnormalizer_processor", {}), "a step twice.*unnormalizer_processor"),
+        ("policy_postprocessor.json", 1, ("clip_of_ours", {}), "a step that vla-rl does not follow, 'clip_of_ours'"),
+        ("policy_preprocessor.json", 3, ("tokenizer_processor", {"padding_side": "left"}), "padding_side to 'left'"),
+        ("policy_preprocessor.json", 3, ("tokenizer_processor", {"task_key": "goal"}), "task_key to 'goal'"),
+        ("policy_preprocessor.json", 6, ("normalizer_processor", {"norm_map": {"VISUAL": "MIN_MAX"}}), "pictures"),
+        ("policy_preprocessor.json", 6, ("normalizer_processor", {"clip": 5.0}), "normalizer_processor.clip to 5.0"),
+        ("policy_preprocessor.json", 4, ("pi0_new_line_processor", {}), "behind its tokenizer"),
+    ],
+)
+def test_a_processor_step_that_is_not_followed_is_refused_by_name(tmp_path, file, place, step, named) -> None:
+    with pytest.raises(UserError, match=named):
+        read_public(with_steps(tmp_path, file, place, {"registry_name": step[0], "config": step[1]}))
+
+
+def test_a_model_of_its_own_is_no_misspelt_pi0(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="'pi05' policy, which vla-rl cannot open; it opens smolvla, pi0, openvla"):
+        read_public(smolvla(tmp_path, type="pi05"))

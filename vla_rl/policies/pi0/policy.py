@@ -40,7 +40,8 @@ class Pi0(FlowVLA):
             lambda public: TokenizerPrompts(
                 str(public.folder),
                 public.tokenizer,
+                template="{}\n" if public.newline else "{}",
                 start="<bos>",
-                longest=public.config.get("tokenizer_max_length", 48),
+                longest=public.longest,
             ),
         )

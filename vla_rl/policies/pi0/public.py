@@ -51,9 +51,15 @@ def _of_transformers(config: Mapping[str, Any]) -> Pi0Shape:
 
 def _of_variants(folder: Path, config: Mapping[str, Any]) -> Pi0Shape:
     """LeRobot's configuration names variants of openpi's."""
+    height, width = config["image_resolution"]
+    if height != width:
+        raise UserError(
+            f"config.json of {str(folder)!r} sets image_resolution to {height} x {width}, but the vision tower sees "
+            "squares, so the model cannot be built; use a checkpoint whose resolution is square."
+        )
     language, expert = (_variant(folder, config[f"{part}_variant"]) for part in ("paligemma", "action_expert"))
     return Pi0Shape(
-        vision=replace(SO400M, image_size=config["image_resolution"][0]),
+        vision=replace(SO400M, image_size=height),
         language=language,
         expert_hidden_size=expert.hidden_size,
         expert_intermediate_size=expert.intermediate_size,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -13,10 +14,7 @@ from vla_rl.policies.vla.files import read_json
 from vla_rl.policies.vla.flow_vla import FlowVLA
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.public import flow_from_public
-from vla_rl.policies.vla.tokenizer import TokenizerPrompts
-
-# Settings under which LeRobot changes states or actions by the geometry of one robot.
-_OF_ONE_ROBOT = ("adapt_to_pi_aloha", "use_delta_joint_actions_aloha")
+from vla_rl.policies.vla.tokenizer import FILE, TokenizerPrompts, open_tokenizer
 
 
 class SmolVLA(FlowVLA):
@@ -38,20 +36,19 @@ class SmolVLA(FlowVLA):
 def _shape(checkpoint: PublicCheckpoint) -> SmolVLAShape:
     """The network that ``config.json`` describes, with the language model's config from ``vlm`` if it is there."""
     config, path = checkpoint.config, checkpoint.folder / "vlm" / "config.json"
-    for name in _OF_ONE_ROBOT:
-        if config.get(name, False):
-            raise UserError(
-                f"{str(checkpoint.folder / 'config.json')!r} sets {name}, which converts the joints of an Aloha robot "
-                "and is not supported, so its actions would be wrong; use a checkpoint without it."
-            )
-    if config.get("n_obs_steps", 1) != 1:
+    shape = SmolVLAShape.from_lerobot(config, read_json(path) if path.is_file() else None)
+    if not shape.picture_start or not (checkpoint.folder / FILE).is_file():
+        return shape
+    tokenizer = open_tokenizer(str(checkpoint.folder), "")  # whose numbers of these tokens may be others
+    fence, view = (tokenizer.token_to_id(token) for token in ("<fake_token_around_image>", "<global-img>"))
+    if fence is None or view is None:
         raise UserError(
-            f"{str(checkpoint.folder / 'config.json')!r} sets n_obs_steps to {config['n_obs_steps']}, but a SmolVLA "
-            "sees one observation, so it would decide on others than it was trained with; use a checkpoint with 1."
+            f"config.json of {str(checkpoint.folder)!r} sets add_image_special_tokens, but its {FILE} has no such "
+            f"tokens, so its pictures would be misread; copy the {FILE} of {checkpoint.tokenizer} into the folder."
         )
-    return SmolVLAShape.from_lerobot(config, read_json(path) if path.is_file() else None)
+    return replace(shape, picture_start=(fence, view), picture_end=(fence,))
 
 
 def _prompts(checkpoint: PublicCheckpoint) -> TokenizerPrompts:
-    longest = checkpoint.config.get("tokenizer_max_length", 48)
-    return TokenizerPrompts(str(checkpoint.folder), checkpoint.tokenizer, longest=longest)
+    template = "{}\n" if checkpoint.newline else "{}"
+    return TokenizerPrompts(str(checkpoint.folder), checkpoint.tokenizer, template, longest=checkpoint.longest)

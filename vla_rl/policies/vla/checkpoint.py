@@ -14,7 +14,7 @@ from typing import Any
 
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.policies.vla.dataset_statistics import ACTION, STATE, pipeline_step
+from vla_rl.policies.vla.dataset_statistics import ACTION, STATE
 from vla_rl.policies.vla.files import read_json
 from vla_rl.policies.vla.normalization_formulas import Modes
 
@@ -25,8 +25,62 @@ FAMILIES = {
     "pi0": "vla_rl.policies.pi0.policy:Pi0",
     "openvla": "vla_rl.policies.openvla.policy:OpenVLA",
 }
+_OTHERS = ("pi05", "pi0_fast")  # models of their own, for which the name of a known one would be a false guess
 _PALIGEMMA = "google/paligemma-3b-pt-224"  # pi0's tokenizer
-_PREPROCESSOR = "policy_preprocessor.json"
+_PREPROCESSOR, _POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.json"
+_ANY = object()
+# What LeRobot (0.4 to 0.6) writes into config.json: fields that are read here or by a family, fields of how the model
+# was trained, run and stored, which change no action, and fields that do, with the values that are supported.
+_READ = """
+    type input_features output_features normalization_mapping chunk_size n_action_steps max_state_dim
+    max_action_dim image_resolution resize_imgs_with_padding empty_cameras paligemma_variant
+    action_expert_variant vlm_model_name add_image_special_tokens attention_mode num_expert_layers
+    num_vlm_layers self_attn_every_n_layers expert_width_multiplier min_period max_period num_steps
+    num_inference_steps tokenizer_max_length
+"""
+_HARMLESS = """
+    device use_amp push_to_hub repo_id private tags license pretrained_path pretrained_revision dtype use_cache
+    rtc_config compile_model compile_mode gradient_checkpointing freeze_vision_encoder train_expert_only
+    train_state_proj load_vlm_weights pad_language_to prefix_length time_sampling_beta_alpha
+    time_sampling_beta_beta time_sampling_scale time_sampling_offset relative_exclude_joints
+    action_feature_names optimizer_lr optimizer_betas optimizer_eps optimizer_weight_decay
+    optimizer_grad_clip_norm scheduler_warmup_steps scheduler_decay_steps scheduler_decay_lr
+"""
+_FIELDS: Mapping[str, Any] = {
+    **dict.fromkeys((*_READ.split(), *_HARMLESS.split()), _ANY),
+    "n_obs_steps": (1,),
+    "use_peft": (False,),
+    "use_relative_actions": (False,),
+    "adapt_to_pi_aloha": (False,),
+    "use_delta_joint_actions_aloha": (False,),
+}
+# The steps of its processors, with the options of each.
+_NORMALIZER = {"eps": _ANY, "features": _ANY, "norm_map": _ANY, "normalize_observation_keys": _ANY}
+_DEVICE = {"device": _ANY, "float_dtype": _ANY}
+_NEW_LINES = ("smolvla_new_line_processor", "pi0_new_line_processor")
+_STEPS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    _PREPROCESSOR: {
+        "rename_observations_processor": {"rename_map": _ANY},
+        "to_batch_processor": {},
+        **{name: {} for name in _NEW_LINES},
+        "tokenizer_processor": {
+            "max_length": _ANY,
+            "task_key": ("task",),
+            "padding_side": ("right",),
+            "padding": _ANY,
+            "truncation": _ANY,
+            "tokenizer_name": _ANY,
+        },
+        "device_processor": _DEVICE,
+        "relative_actions_processor": {"enabled": (False,), "exclude_joints": _ANY, "action_names": _ANY},
+        "normalizer_processor": _NORMALIZER,
+    },
+    _POSTPROCESSOR: {
+        "unnormalizer_processor": _NORMALIZER,
+        "absolute_actions_processor": {"enabled": (False,)},
+        "device_processor": _DEVICE,
+    },
+}
 _IMAGE_PREFIXES = ("observation.images.", "observation.")
 
 
@@ -41,6 +95,9 @@ class PublicCheckpoint:
     chunk        actions that the model predicts
     executed     how many of them its authors execute
     tokenizer    name on the Hugging Face hub; "" where it has to be in the folder
+    longest      tokens of a prompt that the model was trained with at most
+    newline      whether a newline ends every prompt
+    steps        of the flow's chain; None where the folder does not say
     modes        how state and action are normalized, where the statistics do not say
     """
 
@@ -53,6 +110,9 @@ class PublicCheckpoint:
     chunk: int
     executed: int
     tokenizer: str
+    longest: int = 48
+    newline: bool = True
+    steps: int | None = None
     modes: Modes = Modes()
     renamed: Mapping[str, str] = field(default_factory=dict)
     image_shapes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -72,9 +132,10 @@ def read_public(folder: Path) -> PublicCheckpoint:
     config = read_json(folder / CONFIG)
     name = config.get("type") or config.get("model_type")
     if name not in FAMILIES:
+        near = "" if name in _OTHERS else did_you_mean(str(name), FAMILIES)
         raise UserError(
             f"{str(folder)!r} holds a {str(name)!r} policy, which vla-rl cannot open; "
-            f"{did_you_mean(str(name), FAMILIES)}"
+            f"{near or 'it opens ' + ', '.join(FAMILIES)}."
         )
     try:
         return _lerobot(folder, config) if "type" in config else _transformers(folder, config)
@@ -91,10 +152,16 @@ def family_class(checkpoint: PublicCheckpoint) -> str:
 
 def _lerobot(folder: Path, config: Mapping[str, Any]) -> PublicCheckpoint:
     """LeRobot: features with their shapes; the preprocessor names the tokenizer and renames cameras."""
+    _check_fields(folder / CONFIG, config, _FIELDS)
     inputs, outputs = config["input_features"] or {}, config["output_features"] or {}
     pictures = {short_name(key): item["shape"] for key, item in inputs.items() if item["type"] == "VISUAL"}
     state, action = inputs.get(STATE), outputs.get(ACTION)
     modes = config.get("normalization_mapping", {})
+    _check_pictures(folder / CONFIG, modes)
+    steps = {file: _checked_steps(folder / file) for file in _STEPS if (folder / file).is_file()}
+    before = steps.get(_PREPROCESSOR, {})
+    words = before.get("tokenizer_processor", {})
+    names = before.get("rename_observations_processor", {}).get("rename_map", {})
     return PublicCheckpoint(
         folder=folder,
         family=config["type"],
@@ -104,26 +171,62 @@ def _lerobot(folder: Path, config: Mapping[str, Any]) -> PublicCheckpoint:
         action_size=action["shape"][-1] if action else None,
         chunk=config["chunk_size"],
         executed=config["n_action_steps"],
-        tokenizer=_lerobot_tokenizer(folder, config),
+        tokenizer=str(words.get("tokenizer_name") or config.get("vlm_model_name", _PALIGEMMA)),
+        longest=words.get("max_length") or config.get("tokenizer_max_length", 48),
+        newline=not before or any(name in before for name in _NEW_LINES),
+        steps=config.get("num_steps", config.get("num_inference_steps")),
         modes=Modes(modes.get("STATE", "MEAN_STD"), modes.get("ACTION", "MEAN_STD")),
-        renamed=_renamed(folder),
+        renamed={short_name(new): short_name(old) for old, new in names.items()},
         image_shapes={name: (shape[1], shape[2]) for name, shape in pictures.items()},
     )
 
 
-def _lerobot_tokenizer(folder: Path, config: Mapping[str, Any]) -> str:
-    if (folder / _PREPROCESSOR).is_file():
-        named = pipeline_step(folder / _PREPROCESSOR, "tokenizer_processor")["config"].get("tokenizer_name")
-        if named:
-            return str(named)
-    return str(config.get("vlm_model_name", _PALIGEMMA))
+def _checked_steps(path: Path) -> dict[str, Mapping[str, Any]]:
+    """The options of every step of LeRobot's pipeline in ``path``, by the step's name, in their order.
+
+    Raises UserError for a step, or an option of one, that is not known to be followed or to change nothing.
+    """
+    known, found = _STEPS[path.name], dict[str, Mapping[str, Any]]()
+    for step in read_json(path).get("steps", []):
+        name = step.get("registry_name", step.get("class"))
+        if name not in known or name in found:
+            problem = "a step twice" if name in found else "a step"
+            raise UserError(
+                f"{str(path)!r} has {problem} that vla-rl does not follow, {name!r}, so its actions would be wrong; "
+                "use a checkpoint without it."
+            )
+        found[name] = step.get("config", {})
+        _check_fields(path, found[name], known[name], f"{name}.")
+        _check_pictures(path, found[name].get("norm_map", {}))
+    names = list(found)
+    for line in set(names) & set(_NEW_LINES):
+        if names.index(line) > names.index("tokenizer_processor"):
+            raise UserError(
+                f"{str(path)!r} has {line!r} behind its tokenizer, so its prompts would be misread; use a checkpoint "
+                "whose steps are in LeRobot's order."
+            )
+    return found
 
 
-def _renamed(folder: Path) -> dict[str, str]:
-    if not (folder / _PREPROCESSOR).is_file():
-        return {}
-    step = pipeline_step(folder / _PREPROCESSOR, "rename_observations_processor")
-    return {short_name(new): short_name(old) for old, new in step["config"].get("rename_map", {}).items()}
+def _check_fields(path: Path, given: Mapping[str, Any], known: Mapping[str, Any], prefix: str = "") -> None:
+    """Raises UserError for a field that is not ``known``, and for a value that changes what the model does."""
+    for name, value in given.items():
+        allowed = known.get(name, (None,))
+        if allowed is not _ANY and value not in allowed:
+            what = "does not support" if name in known else "does not know"
+            raise UserError(
+                f"{str(path)!r} sets {prefix}{name} to {value!r}, which vla-rl {what}, so its actions would be wrong; "
+                "use a checkpoint without it, or take the field out if it changes nothing for this one."
+            )
+
+
+def _check_pictures(path: Path, modes: Mapping[str, str]) -> None:
+    """Raises UserError where pictures are normalized by statistics: every family here sees [-1, 1]."""
+    if modes.get("VISUAL", "IDENTITY") != "IDENTITY":
+        raise UserError(
+            f"{str(path)!r} normalizes pictures by {modes['VISUAL']!r}, which vla-rl does not support, so the model "
+            "would misread them; use a checkpoint whose pictures are IDENTITY."
+        )
 
 
 def _transformers(folder: Path, config: Mapping[str, Any]) -> PublicCheckpoint:

@@ -52,7 +52,7 @@ def _lerobot_processors(place: Path, modes: Modes, key: str) -> Statistics | Non
 
 def _step_affine(place: Path, file: str, kind: str, feature: str, key: str) -> formulas.Affine:
     """What the step ``kind`` of the pipeline in ``file`` does with ``feature``."""
-    step = pipeline_step(place / file, kind)
+    step = _pipeline_step(place / file, kind)
     config = step.get("config", {})
     declared = config.get("features", {}).get(feature)
     if declared is None:
@@ -61,13 +61,15 @@ def _step_affine(place: Path, file: str, kind: str, feature: str, key: str) -> f
             "name statistics that have it with --vla.statistics FOLDER."
         )
     mode = config.get("norm_map", {}).get(declared["type"], "IDENTITY")
-    if mode == "IDENTITY":
+    chosen = config.get("normalize_observation_keys")
+    if mode == "IDENTITY" or (feature != ACTION and chosen is not None and feature not in chosen):
         return identity(declared["shape"][-1])
     numbers = _step_numbers(place, step, feature, key)
-    return Formula(added=config["eps"], empty_range=config["eps"]).affine(numbers, mode, f"{feature!r} in {place}")
+    eps = config.get("eps", formulas.LEROBOT.added)
+    return Formula(added=eps, empty_range=eps).affine(numbers, mode, f"{feature!r} in {place}")
 
 
-def pipeline_step(path: Path, kind: str) -> dict[str, Any]:
+def _pipeline_step(path: Path, kind: str) -> dict[str, Any]:
     """The step with registry name ``kind`` of LeRobot's pipeline in ``path``; raises UserError when it has none."""
     for step in read_json(path).get("steps", []):
         if step.get("registry_name") == kind:

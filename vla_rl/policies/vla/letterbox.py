@@ -16,15 +16,16 @@ _HALF = 127.5  # 0..255 to [-1, 1]
 
 @dataclass(frozen=True)
 class Letterbox:
-    """LeRobot's (0.4.4): bilinear without antialiasing, the picture in the middle.
+    """LeRobot's (since 0.5) and openpi's in torch: bilinear without antialiasing, black bars around the picture.
 
-    Its bars are -3, not -1: it fills them before it maps [0, 1] to [-1, 1].
+    LeRobot 0.4's bars were -3: it filled them before it mapped [0, 1] to [-1, 1].  A folder does not say which version
+    wrote it, and openpi, where the published weights come from, has always had black ones.
     """
 
     resample: str = "bilinear"
     antialias: bool = False
     before: float = 0.5  # share of the bars that is left of the picture, or above it
-    bar: float = -3.0  # value of the bars, where black is -1 and white 1
+    bar: float = -1.0  # value of the bars, where black is -1 and white 1
 
     def __call__(self, picture: Tensor, side: int) -> Tensor:
         """uint8 [B,h,w,3] -> float32 [B,3,side,side], black -1 and white 1."""
@@ -49,14 +50,13 @@ class Letterbox:
 
 @dataclass(frozen=True)
 class OpenpiLetterbox(Letterbox):
-    """openpi's resize_with_pad (its client's, by Pillow): bilinear with antialiasing, black bars.
+    """openpi's resize_with_pad (its client's, by Pillow): bilinear with antialiasing.
 
     Rows are rounded to 8 bits before columns are resized; Pillow's own weights have 8 bits too, which makes a
     difference of one level in some pixels.
     """
 
     antialias: bool = True
-    bar: float = -1.0
 
     def resized(self, image: Tensor, height: int, width: int) -> Tensor:
         wide = super().resized(image, image.shape[2], width).clamp(0.0, 255.0).round()

@@ -28,7 +28,7 @@ class VLAOptions:
     horizon: int = 0  # H, actions executed of a chunk; 0: the checkpoint's, at most the environment's longest chunk
     statistics: str = ""  # a folder or file with the statistics of state and action; "": the checkpoint's own
     statistics_key: str = ""  # the dataset or robot among several in there
-    sampler: FlowSampler = FlowSampler(Ode(), AllSteps(), steps=10)  # K as in LeRobot and openpi
+    sampler: FlowSampler = FlowSampler(Ode(), AllSteps(), steps=10)  # this one: as many steps as the folder says
     trains: Trains = TrainExpert()
     kept: str = "auto"  # of an observation, for learning: "prefix", "pictures", or the one that features.py says
     inference: Inference = Eager()  # how the network runs when it acts: or Compiled(), CudaGraph()

@@ -45,7 +45,10 @@ def open_public(folder: Path, spec: EnvSpec, options: VLAOptions) -> OpenedFolde
     statistics = read_statistics(place, checkpoint.modes, options.statistics_key)
     cut = statistics.cut(spec.state.shape[-1], spec.action_dim)
     horizon = options.horizon or min(checkpoint.executed, spec.max_chunk)
-    return OpenedFolder(checkpoint, cut.state, cut.action, cameras, replace(options, horizon=horizon))
+    sampler = options.sampler
+    if checkpoint.steps and sampler == VLAOptions().sampler:
+        sampler = replace(sampler, steps=checkpoint.steps)
+    return OpenedFolder(checkpoint, cut.state, cut.action, cameras, replace(options, horizon=horizon, sampler=sampler))
 
 
 def flow_from_public(

@@ -1,17 +1,11 @@
 """Writes ``lerobot.npz`` beside this file with LeRobot's own pi0.
 
-Made with lerobot 0.4.4, transformers 4.57.6, torch 2.13.0 (cpu) and numpy 2.2.6 in the environment of
-``tests/golden/lerobot/requirements.txt`` plus transformers, by
-``PYTHONPATH=. python tests/golden/vla/pi0/write_lerobot.py``.
-
-LeRobot asks for a patched transformers whose Gemma scales no embedding, whose PaliGemma divides no picture token by the
-root of the width, and whose layers never write into a cache.  The three are put right here; the first two are exact,
-for the widths' roots are powers of two.
+Made with Python 3.12, lerobot 0.6.1 (installed with --no-deps, as it asks for a torch before 2.12), transformers 5.5.4,
+torch 2.13.0, torchvision 0.28.0 and numpy 2.2.6, by ``PYTHONPATH=. python tests/golden/vla/pi0/write_lerobot.py``.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
 import sys
 from pathlib import Path
@@ -20,22 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import library
 
 HERE = Path(__file__).parent
 sys.modules["tests"] = ModuleType("tests")  # other packages may have one
 sys.modules["tests"].__path__ = [str(HERE.parents[2])]
-# torchvision's compiled part does not fit a torch without CUDA; lerobot imports it but uses nothing of it here.
-_LIBRARY = library.Library("torchvision", "DEF")
-for _name in ("nms", "qnms"):
-    _LIBRARY.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 from lerobot.configs.types import FeatureType, PolicyFeature  # noqa: E402
 from lerobot.policies.pi0 import modeling_pi0  # noqa: E402
 from lerobot.policies.pi0.configuration_pi0 import PI0Config  # noqa: E402
-from transformers import PaliGemmaConfig, PaliGemmaForConditionalGeneration  # noqa: E402
-from transformers.models import siglip  # noqa: E402
-from transformers.models.gemma.modeling_gemma import GemmaModel  # noqa: E402
 
 from tests.golden.vla.pi0.cases import (  # noqa: E402
     ACTION,
@@ -45,6 +31,7 @@ from tests.golden.vla.pi0.cases import (  # noqa: E402
     LEROBOT_LENGTHS,
     LEROBOT_MISSING,
     LEROBOT_TEXT,
+    LEROBOT_TIED,
     LEROBOT_VISION,
     SIDE,
     STATE,
@@ -57,13 +44,20 @@ from tests.golden.vla.weights import weight  # noqa: E402
 _HEADS = {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 16}
 
 
-def small(config: PaliGemmaConfig) -> PaliGemmaForConditionalGeneration:
+def small(real: Any, config: Any) -> Any:
     """LeRobot's PaliGemma with the sizes of the cases."""
     for key, value in {**LEROBOT_TEXT, **_HEADS}.items():
         setattr(config.text_config, key, value)
     for key, value in {**LEROBOT_VISION, "image_size": SIDE, "patch_size": 14, "num_attention_heads": 16}.items():
         setattr(config.vision_config, key, value)
-    return PaliGemmaForConditionalGeneration(config)
+    config.projection_dim = LEROBOT_VISION["projection_dim"]
+    return real(config)
+
+
+def small_expert(real: Any, config: Any) -> Any:
+    """Its expert, whose unused head is as large as the vocabulary."""
+    config.vocab_size = LEROBOT_TEXT["vocab_size"]
+    return real(config)
 
 
 def gemma(variant: str) -> Any:
@@ -74,28 +68,10 @@ def gemma(variant: str) -> Any:
 
 
 def patch() -> None:
-    """Put transformers right, and make the model small."""
-    found = ModuleType("transformers.models.siglip.check")
-    found.check_whether_transformers_replace_is_installed_correctly = lambda: True
-    sys.modules[found.__name__] = found
-    siglip.check = found
-    modeling_pi0.PaliGemmaForConditionalGeneration = small
+    """Make the model small."""
+    for name, made in (("PaliGemmaForConditionalGenerationWithPiGemma", small), ("PiGemmaForCausalLM", small_expert)):
+        setattr(modeling_pi0, name, functools.partial(made, getattr(modeling_pi0, name)))
     modeling_pi0.get_gemma_config = gemma
-    forward, denoise = GemmaModel.forward, modeling_pi0.PI0Pytorch.denoise_step
-    embed = modeling_pi0.PaliGemmaWithExpertModel.embed_image
-
-    def unscaled(self: Any, *args: Any, inputs_embeds: torch.Tensor, **kwargs: Any) -> Any:
-        return forward(self, *args, inputs_embeds=inputs_embeds / self.config.hidden_size**0.5, **kwargs)
-
-    def without_writing(self: Any, *, past_key_values: Any, **kwargs: Any) -> Any:
-        return denoise(self, past_key_values=copy.deepcopy(past_key_values), **kwargs)
-
-    def undivided(self: Any, image: torch.Tensor) -> torch.Tensor:
-        return embed(self, image) * self.paligemma.config.text_config.hidden_size**0.5
-
-    GemmaModel.forward = unscaled
-    modeling_pi0.PI0Pytorch.denoise_step = without_writing
-    modeling_pi0.PaliGemmaWithExpertModel.embed_image = undivided
 
 
 def policy() -> modeling_pi0.PI0Policy:
@@ -115,7 +91,8 @@ def policy() -> modeling_pi0.PI0Policy:
     made = modeling_pi0.PI0Policy(config).eval()
     with torch.no_grad():
         for name, item in made.state_dict().items():
-            item.copy_(torch.from_numpy(weight(name, item.shape)))
+            head = name.replace("model.language_model.embed_tokens", "lm_head") if name == LEROBOT_TIED else name
+            item.copy_(torch.from_numpy(weight(head, item.shape)))  # published weights are tied
     return made
 
 
