@@ -6,6 +6,7 @@ from tests.mutants.fault import Fault
 
 _PACKAGE, _TESTS = "vla_rl/experience/lerobot/", "tests/experience/test_lerobot_"
 _WRITER, _DAMAGE, _GOLDEN = f"{_TESTS}writer.py::test_", f"{_TESTS}damage.py::test_", f"{_TESTS}golden.py::test_"
+_ONE_WRITER = "tests/experience/test_padding_and_locks.py::test_"
 _VIDEO, _STATISTICS = f"{_TESTS}video.py::test_", f"{_TESTS}statistics.py::test_"
 _ROUND_TRIP = f"{_WRITER}twelve_episodes_come_back_bit_for_bit"
 _SYNCED, _LIMITS = (
@@ -78,10 +79,38 @@ _SAFETY = (
     ),
     Fault(
         "two recordings mix",
-        f"{_PACKAGE}writer.py",
+        f"{_PACKAGE}disk.py",
         "fcntl.LOCK_EX | fcntl.LOCK_NB",
         "fcntl.LOCK_SH | fcntl.LOCK_NB",
         (f"{_WRITER}two_writers_exclude_each_other_but_a_dead_one_does_not",),
+    ),
+    Fault(
+        "a dataset that is being recorded is taken away",
+        "vla_rl/experience/datasets.py",
+        "    require_unlocked(path)",
+        "    pass",
+        (f"{_ONE_WRITER}a_dataset_that_is_being_recorded_is_not_taken_away",),
+    ),
+    Fault(
+        "an episode of another rate is read in silence",
+        f"{_PACKAGE}reader.py",
+        "abs(between * self.fps - 1.0) > 0.25",
+        "abs(between * self.fps - 1.0) > 25",
+        (f"{_ONE_WRITER}an_episode_of_another_rate_is_named",),
+    ),
+    Fault(
+        "NaN in a dataset is read in silence",
+        f"{_PACKAGE}translate.py",
+        "np.argwhere(~np.isfinite(values))",
+        "np.argwhere(np.zeros(values.shape))",
+        (f"{_ONE_WRITER}a_number_that_is_not_finite_is_named",),
+    ),
+    Fault(
+        "past an episode's end its last action is imitated",
+        "vla_rl/experience/demonstrations.py",
+        "ahead <= last",
+        "ahead < 1 << 40",
+        (f"{_ONE_WRITER}the_repeated_last_action_has_no_weight",),
     ),
     Fault(
         "numbers without checksums",
@@ -161,8 +190,8 @@ _LAYOUT = (
     Fault(
         "every episode begins with its file",
         f"{_PACKAGE}reader.py",
-        'times = start + table["timestamp"]',
-        'times = table["timestamp"]',
+        'times = start + table["frame_index"]',
+        'times = table["frame_index"]',
         (_ROUND_TRIP, f"{_GOLDEN}every_episode_is_read_from_its_files"),
     ),
     Fault(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.demonstrations import Demonstrations
+from vla_rl.experience.lerobot.disk import require_unlocked
 
 if TYPE_CHECKING:
     from vla_rl.experience.lerobot.damage import Problem
@@ -24,6 +25,7 @@ def save_demonstrations(episodes: Demonstrations, path: Path, video: str = "auto
     has changed then.
     """
     writing = path.with_name(path.name + ".writing")
+    require_unlocked(writing)
     shutil.rmtree(writing, ignore_errors=True)
     try:
         with recording(writing, video) as dataset:
@@ -86,8 +88,9 @@ def repair(path: Path) -> list[Problem]:
 def move_aside(path: Path) -> Path | None:
     """Rename an existing dataset to the first free name ``path.1``, ``path.2``, ... and return it; None if none exists.
 
-    Raises UserError when ``path`` is something else.
+    Raises UserError when ``path`` is something else, and while another process records into it.
     """
+    require_unlocked(path)
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return None
     if not ((path / "meta").is_dir() or (path / "recording").is_dir()):

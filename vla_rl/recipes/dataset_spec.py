@@ -26,6 +26,12 @@ def spec_of(episodes: Demonstrations, name: str) -> EnvSpec:
         raise UserError(
             f"the dataset {name!r} has no camera, so a vision policy cannot learn from it; record pictures."
         )
+    for camera, image in episodes.images.items():
+        if image.shape[-1] != 3:
+            raise UserError(
+                f"camera {camera!r} of {name!r} has {image.shape[-1]} channel(s) and policies read RGB, so "
+                "none could learn from it; record it as RGB (a grey picture three times), or leave the camera out."
+            )
     images = {
         camera: ArraySpec(tuple(image.shape[1:]), "uint8", 0, 255, unit="RGB", frame=camera)
         for camera, image in episodes.images.items()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 from pathlib import Path
 from typing import Any
 
-WRITING = ".writing"  # suffix of unfinished files and folders
+from vla_rl.contract.errors import UserError
+
+WRITING, LOCK = ".writing", "lock"  # suffix of unfinished files and folders; the file that a writer has locked
 
 
 def sync(path: Path) -> None:
@@ -48,3 +51,29 @@ def digest(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def take_lock(recording: Path) -> int:
+    """An open file that excludes other writers of a dataset until it is closed or its process ends, however it ends.
+
+    Raises UserError, which names the process that holds it.
+    """
+    handle = os.open(recording / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        owner = os.pread(handle, 32, 0).decode(errors="replace").strip()
+        os.close(handle)
+        raise UserError(
+            f"another process is writing to {str(recording.parent)!r} (its id is {owner}), so two would mix; "
+            "wait for it, end it, or choose another folder."
+        ) from error
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, str(os.getpid()).encode(), 0)
+    return handle
+
+
+def require_unlocked(root: Path) -> None:
+    """Raise UserError while another writer records into the dataset ``root``."""
+    if (root / "recording" / LOCK).exists():
+        os.close(take_lock(root / "recording"))

@@ -24,11 +24,12 @@ import pyarrow.parquet as pq
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.lerobot import statistics, video
 from vla_rl.experience.lerobot.damage import DamagedError, Problem
+from vla_rl.experience.lerobot.disk import LOCK as LOCK
 from vla_rl.experience.lerobot.disk import WRITING, digest, make_folder, move, sync, write_json
 from vla_rl.experience.lerobot.features import IMAGE, INDEX, Feature, Schema, to_arrow
 
 RECORDING, HEADER, MANIFEST, FRAMES = "recording", "header.json", "episode.json", "frames.parquet"
-COMMITTING, DAMAGED, LOCK = "committing.json", "damaged", "lock"
+COMMITTING, DAMAGED = "committing.json", "damaged"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.lerobot import live, statistics
-from vla_rl.experience.lerobot.damage import Problem
+from vla_rl.experience.lerobot.damage import Problem, numbers
 from vla_rl.experience.lerobot.features import VERSION, Schema
 
 INFO, STATS, TASKS = "meta/info.json", "meta/stats.json", "meta/tasks.parquet"
@@ -135,6 +135,10 @@ def _read_rows(
         except (*UNREADABLE, TypeError) as error:
             blamed.append((name, f"cannot be read ({_short(error)})", ""))
     lost = tuple(sorted(set(range(total)) - rows.keys()))
+    beyond = tuple(sorted(index for index in rows if index >= total))
+    if lost and beyond and not blamed:
+        what = f"have no such number but {numbers(beyond)}, beyond the {total} of {INFO}; number the episodes from 0"
+        blamed.append(("meta/episodes", f"{what}, or {numbers(beyond)} cannot be read either", "episode_index"))
     if lost and not blamed:
         blamed.append((_first_gap(files, info), "is missing", ""))
     problems += [Problem(file, what, lost, column) for file, what, column in blamed]

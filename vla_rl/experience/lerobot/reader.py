@@ -89,6 +89,7 @@ class DatasetReader:
             raise DamagedError(self.root, blamed)
         name = self._meta.data_path(row)
         table = self._files.episode(name, row, [*wanted, *_ALWAYS], self.schema.stored())
+        self._require_rate(name, episode, table["timestamp"].to_numpy())
         files = {key: (self._meta.video_path(row, key), row.videos[key][1]) for key in self.schema.videos}
         found = self._columns(episode, wanted, table, name, files)
         task, tasks = self._tasks(row, table)
@@ -132,6 +133,13 @@ class DatasetReader:
         """The damage of the table of tasks; episodes with one task can be read without it."""
         return next((problem for problem in self._meta.problems if problem.file == metadata.TASKS), None)
 
+    def _require_rate(self, file: str, episode: int, times: np.ndarray) -> None:
+        """Raise DamagedError for an episode whose timestamps are of another rate than the dataset's."""
+        between = float(np.median(np.diff(times))) if len(times) > 1 else 1.0 / self.fps
+        if abs(between * self.fps - 1.0) > 0.25:
+            what = f"has a frame every {between:.3g} s where {self.fps:g} frames per second are declared"
+            raise DamagedError(self.root, Problem(file, what, (episode,), "timestamp"))
+
     def _known(self, name: str) -> str:
         if name not in self.names:
             raise UserError(
@@ -162,7 +170,7 @@ class DatasetReader:
             place, start = videos.get(name, (file, 0.0))
             try:
                 if feature.dtype == "video":
-                    times = start + table["timestamp"].to_numpy().astype(np.float64)
+                    times = start + table["frame_index"].to_numpy() / self.fps  # timestamps may be a clock's
                     columns[name] = video.decode(self.root / place, times, self.fps)
                 elif feature.dtype == "image":
                     columns[name] = _pictures(table[name], feature, self.root)

@@ -10,7 +10,7 @@ import numpy as np
 
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.experience.demonstrations import Demonstrations
-from vla_rl.experience.lerobot.damage import Problem
+from vla_rl.experience.lerobot.damage import DamagedError, Problem
 from vla_rl.experience.lerobot.features import Feature, Schema
 from vla_rl.experience.lerobot.reader import DatasetReader, RecordedEpisode
 from vla_rl.experience.lerobot.video import Codec, camera
@@ -87,7 +87,23 @@ def read(
             f"{', '.join(reader.names)}."
         )
     for episode in reader.episodes(chosen, on_damage=on_damage):
-        yield _demonstrations(reader, episode)
+        problem = _not_finite(episode)
+        if problem is None:
+            yield _demonstrations(reader, episode)
+        elif on_damage is None:
+            raise DamagedError(reader.root, problem)
+        else:
+            on_damage(problem)
+
+
+def _not_finite(episode: RecordedEpisode) -> Problem | None:
+    """The first number of state or action that is NaN or infinite."""
+    for name in (STATE, ACTION):
+        values = episode.columns.get(name, np.zeros(0))
+        bad = np.argwhere(~np.isfinite(values)) if values.dtype.kind == "f" else ()
+        if len(bad):
+            return Problem("data", f"is not finite in frame {bad[0][0]}", (episode.index,), name)
+    return None
 
 
 def _demonstrations(reader: DatasetReader, episode: RecordedEpisode) -> Demonstrations:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.experience.lerobot import live, metadata
 from vla_rl.experience.lerobot.compact import compact, recover
 from vla_rl.experience.lerobot.damage import DamagedError, Problem
-from vla_rl.experience.lerobot.disk import make_folder, move
+from vla_rl.experience.lerobot.disk import make_folder, move, take_lock
 from vla_rl.experience.lerobot.features import Schema, is_numeric
 from vla_rl.experience.lerobot.live import Header, Limits
 from vla_rl.experience.lerobot.video import FAILURES
@@ -115,9 +114,10 @@ class DatasetWriter:
     def _begin(self) -> None:
         """Before the first episode: take the lock, recover from a killed process, write the header."""
         if self._lock is not None:
+            _require_own(self.root / live.RECORDING, self._lock)
             return
         make_folder(self.root / live.RECORDING)
-        self._lock = _take_lock(self.root)
+        self._lock = take_lock(self.root / live.RECORDING)
         recover(self.root)
         self._count = metadata.read(self.root).total if (self.root / metadata.INFO).exists() else 0
         self._header.save(self.root / live.RECORDING)
@@ -144,7 +144,7 @@ def repair(root: Path) -> list[Problem]:
         raise UserError(
             f"{str(root)!r} holds no unfinished recording, so there is nothing to repair; read it as it is."
         )
-    handle = _take_lock(root)
+    handle = take_lock(root / live.RECORDING)
     try:
         return _finish(root)
     finally:
@@ -257,18 +257,14 @@ def _check(schema: Schema, columns: Mapping[str, np.ndarray]) -> int:
     return length
 
 
-def _take_lock(root: Path) -> int:
-    """An open file that excludes other writers until it is closed or its process ends."""
-    handle = os.open(root / live.RECORDING / live.LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(handle)
+def _require_own(recording: Path, lock: int) -> None:
+    """Raise UserError when the folder that this process has locked is no longer at its place."""
+    own = recording / live.LOCK
+    if not own.exists() or not os.path.samestat(own.stat(), os.fstat(lock)):
         raise UserError(
-            f"another process is writing to {str(root)!r}, so two recordings would mix; wait for it or choose another "
-            "folder."
-        ) from error
-    return handle
+            f"{str(recording.parent)!r} was moved or removed while this process recorded into it, so the episode is "
+            "not in the dataset, but those before it are where the folder went; start again in a new folder."
+        )
 
 
 def _reason(error: BaseException) -> str:
