@@ -229,4 +229,66 @@ FAULTS = (
         "return min(len(chunk), self.spec.max_chunk)",
         (f"{_ON_REMOTE}test_openpi_every_environment_gets_its_own_chunk",),
     ),
+    Fault(
+        "a small picture file may be huge",
+        _ARRAYS,
+        "or height * width > _MAX_PIXELS:",
+        "or False:",
+        ("tests/serving/test_fields.py::test_a_small_picture_file_is_decoded_up_to_a_size",),
+    ),
+    Fault(
+        "many small picture files may be huge together",
+        _ARRAYS,
+        "if held > _MAX_ARRAYS:",
+        "if False:",
+        ("tests/serving/test_fields.py::test_many_small_picture_files_together_are_decoded_up_to_a_size",),
+    ),
+    Fault(
+        "pictures of 16 bits are taken modulo 256",
+        _SEEN,
+        'if found.dtype != wanted.dtype if wanted.dtype == "uint8" else found.dtype.kind not in "fiu":',
+        'if found.dtype.kind not in ("u" if wanted.dtype == "uint8" else "fiu"):',
+        ("tests/serving/test_fields.py::test_a_refusal_ends_only_what_cannot_go_on",),
+    ),
+    Fault(
+        "an array for a message's type ends a connection's thread",
+        _MESSAGES,
+        "if not isinstance(kind, str) or kind not in kinds:",
+        "if kind not in kinds:",
+        (
+            "tests/serving/test_fields.py::test_a_wrong_field_of_the_harness_is_an_error_and_nobody_else_is_disturbed[an array]",
+        ),
+    ),
+    Fault(
+        "an array for the protocol's version ends a connection's thread",
+        _MESSAGES,
+        "if type(version) is not int or version != PROTOCOL_VERSION:",
+        "if version != PROTOCOL_VERSION:",
+        (
+            "tests/serving/test_fields.py::test_a_wrong_field_of_the_harness_is_an_error_and_nobody_else_is_disturbed[an array]",
+        ),
+    ),
+    Fault(
+        "a deep task ends a connection's thread",
+        _EPISODE,
+        "except (TypeError, ValueError, RecursionError) as error:",
+        "except ZeroDivisionError as error:",
+        (
+            "tests/serving/test_fields.py::test_a_wrong_field_of_the_harness_is_an_error_and_nobody_else_is_disturbed[bytes as keys]",
+        ),
+    ),
+    Fault(
+        "floats of 0 to 255 are taken for white",
+        "vla_rl/serving/openpi_layout.py",
+        "if not -_OVERSHOOT <= low <= high <= 1.0 + _OVERSHOOT:",
+        "if False:",
+        ("tests/serving/test_fields.py::test_floats_that_are_no_brightness_are_refused[255.0]",),
+    ),
+    Fault(
+        "what a request draws does not depend on its pictures",
+        "vla_rl/serving/stateless.py",
+        "for array in (seen.state, *seen.images.values()):",
+        "for array in (seen.state,):",
+        ("tests/serving/test_fields.py::test_what_a_request_draws_depends_on_its_pictures",),
+    ),
 )
