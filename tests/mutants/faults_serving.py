@@ -17,6 +17,7 @@ _NEXT = f"{_ON_SERVER}test_every_observation_gets_the_next_action_of_the_chunk"
 _DRAWN = f"{_ON_SERVER}test_what_an_episode_draws_depends_on_its_task_and_the_seed_alone"
 _SESSIONS = f"{_ON_REMOTE}test_vla_eval_every_environment_has_a_session_whose_episodes_begin_with_ours"
 _TOLD = f"{_ON_REMOTE}test_a_model_server_is_told_when_episodes_begin_and_end"
+_ON_FIELDS = "tests/serving/test_fields.py::test_a_wrong_field_of_the_harness_is_an_error_and_nobody_else_is_disturbed"
 
 FAULTS = (
     Fault(
@@ -134,8 +135,8 @@ FAULTS = (
     Fault(
         "a picture of floats is cut down to bytes",
         _SEEN,
-        'kinds = "u" if wanted.dtype == "uint8" else "fiu"',
-        'kinds = "fiu"',
+        'if found.dtype != wanted.dtype if wanted.dtype == "uint8" else found.dtype.kind not in "fiu":',
+        'if found.dtype.kind not in "fiu":',
         (_MISREAD,),
     ),
     Fault(
@@ -148,7 +149,7 @@ FAULTS = (
     Fault(
         "another version of the harness's protocol is spoken with",
         _MESSAGES,
-        'if payload.get("protocol_version") != PROTOCOL_VERSION:',
+        "if type(version) is not int or version != PROTOCOL_VERSION:",
         'if "protocol_version" not in payload:',
         (f"{_ON_MESSAGES}test_another_version_of_the_protocol_is_refused",),
     ),
@@ -255,27 +256,21 @@ FAULTS = (
         _MESSAGES,
         "if not isinstance(kind, str) or kind not in kinds:",
         "if kind not in kinds:",
-        (
-            "tests/serving/test_fields.py::test_a_wrong_field_of_the_harness_is_an_error_and_nobody_else_is_disturbed[an array]",
-        ),
+        (f"{_ON_FIELDS}[an array]",),
     ),
     Fault(
         "an array for the protocol's version ends a connection's thread",
         _MESSAGES,
         "if type(version) is not int or version != PROTOCOL_VERSION:",
         "if version != PROTOCOL_VERSION:",
-        (
-            "tests/serving/test_fields.py::test_a_wrong_field_of_the_harness_is_an_error_and_nobody_else_is_disturbed[an array]",
-        ),
+        (f"{_ON_FIELDS}[an array]",),
     ),
     Fault(
         "a deep task ends a connection's thread",
         _EPISODE,
         "except (TypeError, ValueError, RecursionError) as error:",
         "except ZeroDivisionError as error:",
-        (
-            "tests/serving/test_fields.py::test_a_wrong_field_of_the_harness_is_an_error_and_nobody_else_is_disturbed[bytes as keys]",
-        ),
+        (f"{_ON_FIELDS}[bytes as keys]",),
     ),
     Fault(
         "floats of 0 to 255 are taken for white",
