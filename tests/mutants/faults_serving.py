@@ -17,6 +17,7 @@ _NEXT = f"{_ON_SERVER}test_every_observation_gets_the_next_action_of_the_chunk"
 _DRAWN = f"{_ON_SERVER}test_what_an_episode_draws_depends_on_its_task_and_the_seed_alone"
 _SESSIONS = f"{_ON_REMOTE}test_vla_eval_every_environment_has_a_session_whose_episodes_begin_with_ours"
 _TOLD = f"{_ON_REMOTE}test_a_model_server_is_told_when_episodes_begin_and_end"
+_ON_FIELDS = "tests/serving/test_fields.py::test_a_wrong_field_of_the_harness_is_an_error_and_nobody_else_is_disturbed"
 
 FAULTS = (
     Fault(
@@ -134,8 +135,8 @@ FAULTS = (
     Fault(
         "a picture of floats is cut down to bytes",
         _SEEN,
-        'kinds = "u" if wanted.dtype == "uint8" else "fiu"',
-        'kinds = "fiu"',
+        'if found.dtype != wanted.dtype if wanted.dtype == "uint8" else found.dtype.kind not in "fiu":',
+        'if found.dtype.kind not in "fiu":',
         (_MISREAD,),
     ),
     Fault(
@@ -148,7 +149,7 @@ FAULTS = (
     Fault(
         "another version of the harness's protocol is spoken with",
         _MESSAGES,
-        'if payload.get("protocol_version") != PROTOCOL_VERSION:',
+        "if type(version) is not int or version != PROTOCOL_VERSION:",
         'if "protocol_version" not in payload:',
         (f"{_ON_MESSAGES}test_another_version_of_the_protocol_is_refused",),
     ),
@@ -228,5 +229,61 @@ FAULTS = (
         "return min(self.address.replan_steps or len(chunk), self.spec.max_chunk)",
         "return min(len(chunk), self.spec.max_chunk)",
         (f"{_ON_REMOTE}test_openpi_every_environment_gets_its_own_chunk",),
+    ),
+    Fault(
+        "a small picture file may be huge",
+        _ARRAYS,
+        "or height * width > _MAX_PIXELS:",
+        "or False:",
+        ("tests/serving/test_fields.py::test_a_small_picture_file_is_decoded_up_to_a_size",),
+    ),
+    Fault(
+        "many small picture files may be huge together",
+        _ARRAYS,
+        "if held > _MAX_ARRAYS:",
+        "if False:",
+        ("tests/serving/test_fields.py::test_many_small_picture_files_together_are_decoded_up_to_a_size",),
+    ),
+    Fault(
+        "pictures of 16 bits are taken modulo 256",
+        _SEEN,
+        'if found.dtype != wanted.dtype if wanted.dtype == "uint8" else found.dtype.kind not in "fiu":',
+        'if found.dtype.kind not in ("u" if wanted.dtype == "uint8" else "fiu"):',
+        ("tests/serving/test_fields.py::test_a_refusal_ends_only_what_cannot_go_on",),
+    ),
+    Fault(
+        "an array for a message's type ends a connection's thread",
+        _MESSAGES,
+        "if not isinstance(kind, str) or kind not in kinds:",
+        "if kind not in kinds:",
+        (f"{_ON_FIELDS}[an array]",),
+    ),
+    Fault(
+        "an array for the protocol's version ends a connection's thread",
+        _MESSAGES,
+        "if type(version) is not int or version != PROTOCOL_VERSION:",
+        "if version != PROTOCOL_VERSION:",
+        (f"{_ON_FIELDS}[an array]",),
+    ),
+    Fault(
+        "a deep task ends a connection's thread",
+        _EPISODE,
+        "except (TypeError, ValueError, RecursionError) as error:",
+        "except ZeroDivisionError as error:",
+        (f"{_ON_FIELDS}[bytes as keys]",),
+    ),
+    Fault(
+        "floats of 0 to 255 are taken for white",
+        "vla_rl/serving/openpi_layout.py",
+        "if not -_OVERSHOOT <= low <= high <= 1.0 + _OVERSHOOT:",
+        "if False:",
+        ("tests/serving/test_fields.py::test_floats_that_are_no_brightness_are_refused[255.0]",),
+    ),
+    Fault(
+        "what a request draws does not depend on its pictures",
+        "vla_rl/serving/stateless.py",
+        "for array in (seen.state, *seen.images.values()):",
+        "for array in (seen.state,):",
+        ("tests/serving/test_fields.py::test_what_a_request_draws_depends_on_its_pictures",),
     ),
 )

@@ -36,7 +36,7 @@ class ServedPolicy:
         """A new episode of ``task``; raises ContractError for a task that is no JSON."""
         try:
             words = json.dumps([self.seed, task], sort_keys=True)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise ContractError(
                 f"a task cannot be named ({error}), so its episode is not started; describe it by texts and numbers."
             ) from error

@@ -39,9 +39,10 @@ class SingleObservation:
         """
         for name in spec.images:
             if name not in self.images:
+                found = ", ".join(map(repr, self.images))
                 raise ContractError(
-                    f"the observation has no camera {name!r} but {sorted(self.images)}, so the policy cannot act; send "
-                    "it, or rename one by a layout function."
+                    f"the observation has no camera {name!r} but {found:.200}, so the policy cannot act; send it, or "
+                    "rename one by a layout function."
                 )
         images = {name: _fitting(f"camera {name!r}", self.images[name], item) for name, item in spec.images.items()}
         state = _fitting("state", self.state, spec.state)
@@ -87,7 +88,10 @@ def chunk_of(answer: Mapping[str, Any], sender: str) -> np.ndarray:
             f"the answer of {sender} has no actions [H,D] ({found}), so nothing was executed; check which protocol the "
             "server speaks."
         )
-    chunk = np.atleast_2d(actions).astype(np.float32)
+    if actions.dtype.kind not in "fiu":
+        raise ContractError(f"{sender} sent actions of dtype {actions.dtype}, so nothing was executed; look at it.")
+    with np.errstate(over="ignore"):  # what float32 does not hold is not finite
+        chunk = np.atleast_2d(actions).astype(np.float32)
     if not np.isfinite(chunk).all():
         raise ContractError(f"{sender} chose an action that is not finite, so nothing was executed; look at it.")
     return chunk
@@ -100,10 +104,10 @@ def _fitting(what: str, found: Any, wanted: ArraySpec) -> np.ndarray:
             f"the observation's {what} has shape {shape} but the policy was trained for {list(wanted.shape)}, so it "
             "would be misread; ask the simulator for that size, or convert it by a layout function."
         )
-    kinds = "u" if wanted.dtype == "uint8" else "fiu"
-    if found.dtype.kind not in kinds:
+    if found.dtype != wanted.dtype if wanted.dtype == "uint8" else found.dtype.kind not in "fiu":
         raise ContractError(
             f"the observation's {what} has dtype {found.dtype} but the policy was trained for {wanted.dtype}, so it "
             "would be misread; convert it by a layout function."
         )
-    return np.asarray(found, wanted.dtype)
+    with np.errstate(over="ignore"):  # what float32 does not hold is not finite
+        return np.asarray(found, wanted.dtype)

@@ -18,6 +18,8 @@ from vla_rl.contract.spec import EnvSpec
 from vla_rl.serving.observation import SingleObservation
 from vla_rl.serving.openpi import CAMERAS
 
+_OVERSHOOT = 0.5  # beyond 0 and 1, of a picture that was scaled; others are in 0 to 255 or -1 to 1
+
 
 class LiberoLayout:
     """Reads the keys ``observation/image``, ``observation/wrist_image``, ``observation/state`` and ``prompt``.
@@ -51,6 +53,12 @@ def picture_of(array: np.ndarray) -> np.ndarray:
     if array.dtype.kind == "f":
         if not np.isfinite(array).all():
             raise ContractError("the request has a picture that is not finite, so it is refused; look at the camera.")
+        low, high = float(array.min()), float(array.max())
+        if not -_OVERSHOOT <= low <= high <= 1.0 + _OVERSHOOT:
+            raise ContractError(
+                f"the request has a picture of floats from {low:.3g} to {high:.3g}, so it is refused; send 0 to 1, or "
+                "uint8."
+            )
         array = (255 * np.clip(array, 0.0, 1.0)).astype(np.uint8)
     return np.moveaxis(array, 0, -1) if array.shape[0] == 3 != array.shape[-1] else array
 

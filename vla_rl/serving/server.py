@@ -13,6 +13,7 @@ from websockets.frames import CloseCode
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.serving.access import Access
+from vla_rl.serving.arrays import shown
 from vla_rl.serving.episode import Episode, ServedPolicy
 from vla_rl.serving.listener import LIMITS, Listener, log
 from vla_rl.serving.observation import SingleObservation
@@ -73,13 +74,15 @@ class _Session:
             self._send(Kind.HELLO, hello(**introduction(self.served)), message.seq)
         elif message.kind is Kind.EPISODE_START:
             task = message.payload.get("task", {})
-            self.episode = self.served.begin(task if isinstance(task, dict) else {})
+            if not isinstance(task, dict):
+                raise ContractError(f"an episode's task is {shown(task)}, so it is not started; send a map.")
+            self.episode = self.served.begin(task)
         elif message.kind is Kind.OBSERVATION:
             self._act(message)
         elif message.kind is Kind.EPISODE_END:
             self.episode = None
         elif message.kind is Kind.ERROR:
-            log.warning("%s reports: %.300s", self.connection.peer, message.payload)
+            log.warning("%s reports: %s", self.connection.peer, shown(message.payload.get("error")))
         else:
             raise ContractError(f"a benchmark sent {message.kind.value!r}, so it is refused; only servers act.")
 

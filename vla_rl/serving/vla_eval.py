@@ -63,14 +63,20 @@ def unpack(data: bytes | str) -> Message:
             "a message lacks type, payload, seq or timestamp, so it is refused; check that the other side speaks the "
             "vla-eval harness's protocol."
         )
-    kind, payload, seq = fields["type"], fields["payload"], fields["seq"]
+    kind, payload, seq, sent = (fields[name] for name in ("type", "payload", "seq", "timestamp"))
     kinds = [item.value for item in Kind]
-    if kind not in kinds:
-        raise ContractError(f"a message has the type {kind!r:.60}, so it is refused; {did_you_mean(str(kind), kinds)}")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise ContractError(
+            f"a message has the type {arrays.shown(kind)}, so it is refused; {did_you_mean(arrays.shown(kind), kinds)}"
+        )
     if not isinstance(payload, dict) or not all(isinstance(key, str) for key in payload):
         raise ContractError(f"the payload of {kind!r} is no map with text keys, so it is refused; send a map.")
     if type(seq) is not int or not 0 <= seq < 1 << 63:
-        raise ContractError(f"the seq of {kind!r} is {seq!r:.60}, so no answer could name it; send a number from 0.")
+        raise ContractError(
+            f"the seq of {kind!r} is {arrays.shown(seq)}, so no answer could name it; send a number from 0."
+        )
+    if type(sent) not in (int, float):
+        raise ContractError(f"the timestamp of {kind!r} is {arrays.shown(sent)}, so it is refused; send seconds.")
     return Message(Kind(kind), payload, seq)
 
 
@@ -81,9 +87,10 @@ def hello(**extra: Any) -> dict[str, Any]:
 
 def check_hello(payload: Mapping[str, Any]) -> None:
     """Raise ContractError when the other side speaks another version of the protocol."""
-    if payload.get("protocol_version") != PROTOCOL_VERSION:
+    version = payload.get("protocol_version")
+    if type(version) is not int or version != PROTOCOL_VERSION:
         raise ContractError(
-            f"the other side speaks version {payload.get('protocol_version')!r:.60} of the vla-eval protocol but this "
+            f"the other side speaks version {arrays.shown(version)} of the vla-eval protocol but this "
             f"is {PROTOCOL_VERSION}, so data would be misread; use a vla-eval that speaks version {PROTOCOL_VERSION}."
         )
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from vla_rl.contract.errors import UserError
 from vla_rl.serving.api_key import ApiKey
+from vla_rl.serving.arrays import shown
 from vla_rl.serving.observation import Request, chunk_of
 from vla_rl.serving.vla_eval import Kind, Message, check_hello, hello, observation_payload, pack, unpack
 from vla_rl.serving.websocket import Connection, Limits, connect
@@ -97,8 +98,9 @@ class _Session:
         message = unpack(self._connection.receive(self.answer_s))
         if message.kind is Kind.ERROR:
             said = message.payload.get("error", message.payload)
+            text = repr(said) if isinstance(said, str) else shown(said)
             raise UserError(
-                f"the model server {self.url} failed ({said!r:.300}), so no action was chosen; look at its messages."
+                f"the model server {self.url} failed ({text:.300}), so no action was chosen; look at its messages."
             )
         if message.kind is not wanted or message.seq != self._seq:
             self.close()
