@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.fleet.episodes import SPEC, chained, episode, introduction
+from tests.fleet.episodes import SPEC, chained, episode, introduction, step
 from vla_rl.fleet.episodes import EpisodeReader, FleetEpisode
+from vla_rl.fleet.pictures import LOSSLESS
 from vla_rl.fleet.record import FleetRecord
 
 
@@ -87,3 +88,26 @@ def test_a_step_that_comes_twice_breaks_its_episode():
     first = [*episode("1", 3)]
     found, left_out = read(chained([introduction(), first[0], first[0], *first[2:], *episode("2", 2)]))
     assert [one.name for one in found] == ["2"] and left_out == {"incomplete": 1}
+
+
+MISFITS = {
+    "a NaN in the state": lambda one: replace(one, state=np.array([np.nan, 0], np.float32)),
+    "an infinite action": lambda one: replace(one, action=np.array([np.inf, 0], np.float32)),
+    "an action of 1e30": lambda one: replace(one, action=np.array([1e30, 0], np.float32)),
+    "no camera": lambda one: replace(one, images={}),
+    "a state of three": lambda one: replace(one, state=np.zeros(3, np.float32)),
+    "an action of one": lambda one: replace(one, action=np.zeros(1, np.float32)),
+    "no label": lambda one: replace(one, labels={}),
+    "another picture": lambda one: replace(one, images={"front": np.zeros((8, 8, 3), np.uint8)}),
+    "a grey picture": lambda one: replace(one, images={"front": np.zeros((4, 6, 1), np.uint8)}),
+}
+
+
+@pytest.mark.parametrize("case", MISFITS)
+def test_a_step_that_does_not_fit_puts_its_episode_aside_by_name_and_the_next_is_whole(case):
+    records, told = chained([introduction(), *episode("1", 3), *episode("2", 2)]), []
+    records[2] = replace(records[2], payload=MISFITS[case](step(1)).payload(LOSSLESS))
+    reader = EpisodeReader(lambda *what: told.append(what))
+    found = [whole.name for record in records if (whole := reader.add(record)) is not None]
+    assert found == ["2"] and reader.left_out == {"unreadable": 1}
+    assert [what[:2] for what in told] == [("arm", "1")]

@@ -26,8 +26,8 @@ FAULTS = (
     Fault(
         "all robots are one",
         _EPISODES,
-        "self._open.setdefault(record.sender, _Open())",
-        'self._open.setdefault(Sender("", ""), _Open())',
+        "one = self._open.get(record.robot)",
+        'one = self._open.get("")',
         (f"{_ON}test_robots_do_not_mix",),
     ),
     Fault(
@@ -61,8 +61,8 @@ FAULTS = (
     Fault(
         "a state of any type is taken",
         _STEP,
-        "and value.dtype == np.float32 and value.ndim == 1",
-        "and value.ndim == 1",
+        "        and value.dtype == np.float32\n",
+        "",
         (f"{_ON_STEP}test_a_wrong_step_is_refused",),
     ),
     Fault(
@@ -78,5 +78,12 @@ FAULTS = (
         "name: np.asarray(value[0])",
         "name: np.asarray(value[0], np.float64)",
         (_SAME,),
+    ),
+    Fault(
+        "a state that is not finite is learnt from",
+        _STEP,
+        "        and bool(np.isfinite(value).all())\n",
+        "",
+        (f"{_ON}test_a_step_that_does_not_fit_puts_its_episode_aside_by_name_and_the_next_is_whole",),
     ),
 )

@@ -28,7 +28,7 @@ FAULTS = (
         "the steps of an episode that a state is in the middle of are not kept when they are passed over",
         "vla_rl/fleet/episodes.py",
         "if one := self._taken(record):",
-        "if one := self._open.setdefault(record.sender, _Open()):",
+        "if one := self._open.get(record.robot):",
         _KILLED,
     ),
 )

@@ -55,7 +55,7 @@ def unpack(data: bytes) -> Any:
         return _plain(value)
     except ContractError:
         raise
-    except (ValueError, msgpack.UnpackException) as error:
+    except (ValueError, OverflowError, RecursionError, msgpack.UnpackException) as error:
         reason = str(error) or type(error).__name__
         raise ContractError(
             f"a message of {len(data)} bytes cannot be read ({reason}), so it is dropped; look for a foreign or broken "

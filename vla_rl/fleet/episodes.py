@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from vla_rl.contract.errors import ContractError
@@ -14,6 +16,14 @@ from vla_rl.fleet.record import FleetRecord, Sender
 from vla_rl.fleet.step import FleetStep
 
 log = logging.getLogger("vla_rl.fleet")
+MAX_EPISODE = 512 << 20  # bytes of an open episode's steps, encoded
+MAX_DECODED = 4 << 30  # of its pictures
+Tell = Callable[[str, str, str], None]  # robot, episode, and why it is not used
+
+
+def tell_log(robot: str, episode: str, why: str) -> None:
+    """Who does not listen finds it in the log."""
+    log.warning("robot %s, episode %s: %s", robot, episode, why)
 
 
 @dataclass(frozen=True)
@@ -34,30 +44,45 @@ class FleetEpisode:
 class _Open:
     """What there is of one sender."""
 
+    sender: Sender
     spec: EnvSpec | None = None
     episode: str = ""
     task: str = ""
     steps: list[bytes] = field(default_factory=list)  # their payloads
     versions: list[int] = field(default_factory=list)
     intervened: list[bool] = field(default_factory=list)
+    held: int = 0  # bytes of the steps
     broken: str = ""  # why the open episode cannot be used
 
     def begin(self, record: FleetRecord) -> None:
         self.episode, self.task = record.episode, record.task
-        self.steps, self.versions, self.intervened, self.broken = [], [], [], ""
+        self.steps, self.versions, self.intervened, self.held, self.broken = [], [], [], 0, ""
+
+    def add(self, record: FleetRecord) -> bool:
+        """Keep a step; returns False once the episode is too long to be kept."""
+        self.held += len(record.payload)
+        if self.held > MAX_EPISODE:
+            self.steps, self.versions, self.intervened = [], [], []
+            return False
+        self.steps.append(record.payload)
+        self.versions.append(record.policy_version)
+        self.intervened.append(record.intervened)
+        return True
 
 
 class EpisodeReader:
     """Give it a ledger's records in order; it gives the episodes that are whole.
 
     ``left_out`` counts the others by reason: "unfinished" (the next one began), "incomplete" (a step is missing, the
-    robot gave steps up because its disk was full, or it never introduced itself), "unreadable", and "redo" (a person
-    asked for it to be played again).
+    robot gave steps up because its disk was full, or it never introduced itself), "unreadable" (a step is not finite or
+    does not fit what the robot introduced), "too long", and "redo" (a person asked for it to be played again).
+    ``tell`` is told by name which were unreadable or too long.  One episode a robot is open at a time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Tell = tell_log) -> None:
         self.left_out: Counter[str] = Counter()
-        self._open: dict[Sender, _Open] = {}
+        self._open: dict[str, _Open] = {}
+        self._tell = tell
 
     def add(self, record: FleetRecord) -> FleetEpisode | None:
         """The episode that ``record`` completes, if it does."""
@@ -71,7 +96,11 @@ class EpisodeReader:
 
     def _taken(self, record: FleetRecord) -> _Open | None:
         """What there is of the sender of a record that ends an episode."""
-        one = self._open.setdefault(record.sender, _Open())
+        one = self._open.get(record.robot)
+        if one is None or one.sender != record.sender:  # a robot whose spool is new
+            if one is not None:
+                self._leave(one, "unfinished")
+            one = self._open[record.robot] = _Open(record.sender)
         if record.kind == "event":
             self._introduced(one, record)
             return None
@@ -84,9 +113,9 @@ class EpisodeReader:
             self._leave(one, "unfinished")
             one.begin(record)
         if record.kind == "step":
-            one.steps.append(record.payload)
-            one.versions.append(record.policy_version)
-            one.intervened.append(record.intervened)
+            if not one.broken and not one.add(record):
+                one.broken = "too long"
+                self._tell(record.robot, record.episode, f"it has more than {MAX_EPISODE >> 20} MB of steps")
             return None
         return one
 
@@ -94,14 +123,15 @@ class EpisodeReader:
         try:
             one.spec = unpack_introduction(record.payload) or one.spec
         except ContractError as error:
-            log.warning("robot %s: %s", record.robot, error)
+            self._tell(record.robot, record.episode, str(error))
+            one.spec = None
             one.broken = one.broken or "unreadable"
 
     def _ended(self, one: _Open, record: FleetRecord) -> FleetEpisode | None:
         try:
             found = self._whole(one, record)
         except ContractError as error:
-            log.warning("robot %s, episode %s: %s", record.robot, record.episode, error)
+            self._tell(record.robot, record.episode, str(error))
             found = "unreadable"
         one.begin(record)
         if isinstance(found, FleetEpisode):
@@ -116,7 +146,14 @@ class EpisodeReader:
             return one.broken or "incomplete"
         if end.outcome == "redo":
             return "redo"
-        steps = tuple(FleetStep.from_payload(payload) for payload in one.steps)
+        pixels = sum(math.prod(item.shape) for item in one.spec.images.values())
+        if pixels * len(one.steps) > MAX_DECODED:
+            raise ContractError(f"its pictures would take more than {MAX_DECODED >> 30} GiB")
+        steps = tuple(FleetStep.from_payload(payload, one.spec) for payload in one.steps)
+        like = _labels(steps[0])
+        for step in steps:
+            if _labels(step) != like:
+                raise ContractError(f"its step {step.time} has other labels than its first")
         if [step.time for step in steps] != [*range(len(steps))]:
             return "incomplete"
         labels = (tuple(one.versions), tuple(one.intervened))
@@ -125,3 +162,7 @@ class EpisodeReader:
     def _leave(self, one: _Open, why: str) -> None:
         if one.steps or one.broken:
             self.left_out[one.broken or why] += 1
+
+
+def _labels(step: FleetStep) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {name: (str(value.dtype), value.shape) for name, value in step.labels.items()}

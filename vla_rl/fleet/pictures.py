@@ -33,16 +33,20 @@ def encode(picture: np.ndarray, quality: int) -> bytes:
     return data.getvalue()
 
 
-def decode(data: bytes) -> np.ndarray:
+def decode(data: bytes, shape: tuple[int, ...] | None = None) -> np.ndarray:
     """The picture uint8 [h,w,c] in ``data``.
 
-    Raises ContractError for anything but a JPEG or PNG of at most ``MAX_SIDE`` pixels a side, before memory for it is
-    allocated.
+    Raises ContractError for anything but a JPEG or PNG of at most ``MAX_SIDE`` pixels a side, or of another ``shape``
+    where one is given, before memory for it is allocated.
     """
     try:
         with Image.open(io.BytesIO(data), formats=("JPEG", "PNG")) as image:
             if max(image.size) > MAX_SIDE or image.mode not in _MODES.values():
                 raise _unreadable(f"{image.mode} of {image.size[0]}x{image.size[1]} pixels", data)
+            if shape not in (None, (image.size[1], image.size[0], 1 if image.mode == "L" else 3)):
+                raise _unreadable(
+                    f"{image.mode} of {image.size[0]}x{image.size[1]} pixels, not {list(shape or ())}", data
+                )
             array = np.array(image)
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise _unreadable(str(error) or type(error).__name__, data) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +11,13 @@ import numpy as np
 
 from vla_rl.contract import wire
 from vla_rl.contract.errors import ContractError
+from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.fleet import pictures
 
-MAX_CAMERAS = 16
+MAX_CAMERAS, MAX_LABELS, MAX_LABEL = 16, 64, 1024  # and entries of a label
+_FAR = 10.0  # ranges beyond the declared one, within which a number is believed
+_FARTHEST = 1e6  # without a declared range
+_LABEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _FIELDS = ("images", "state", "time", "action", "labels")
 
 
@@ -39,8 +44,10 @@ class FleetStep:
         return wire.pack(vars(self) | {"images": images})
 
     @classmethod
-    def from_payload(cls, payload: bytes) -> FleetStep:
-        """What :meth:`payload` packed; raises ContractError for any other bytes."""
+    def from_payload(cls, payload: bytes, spec: EnvSpec | None = None) -> FleetStep:
+        """What :meth:`payload` packed; raises ContractError for any other bytes, numbers that are not finite, and a
+        step that does not fit ``spec``, the robot's own.
+        """
         message = wire.unpack(payload)
         if not isinstance(message, dict) or message.keys() != set(_FIELDS):
             raise _refused(f"not the fields {', '.join(_FIELDS)}")
@@ -48,16 +55,44 @@ class FleetStep:
         if not isinstance(images, dict) or len(images) > MAX_CAMERAS or not _are(bytes, images):
             raise _refused("no pictures by camera")
         if not _is_vector(state) or not _is_vector(action):
-            raise _refused("a state or an action that is not float32 [n]")
+            raise _refused("a state or an action that is not finite float32 [n]")
         if type(time) is not int or time < 0:
             raise _refused(f"the time {time!r:.80}")
-        if not isinstance(labels, dict) or not _are(np.ndarray, labels):
+        if not isinstance(labels, dict) or not _are(np.ndarray, labels) or len(labels) > MAX_LABELS:
             raise _refused("labels that are no arrays")
-        return cls({name: pictures.decode(data) for name, data in images.items()}, state, time, action, labels)
+        for name, value in labels.items():
+            if not _LABEL.fullmatch(name) or value.size > MAX_LABEL or not np.isfinite(value).all():
+                raise _refused(
+                    f"a label {name[:100]!r} that is too large, not finite, or has another name than a column"
+                )
+        if spec is None:
+            return cls({name: pictures.decode(data) for name, data in images.items()}, state, time, action, labels)
+        if images.keys() != spec.images.keys():
+            raise _refused(f"the cameras {sorted(images)!r:.200}, not {sorted(spec.images)}")
+        _check("state", state, spec.state)
+        _check("action", action, spec.action)
+        seen = {name: pictures.decode(data, spec.images[name].shape) for name, data in images.items()}
+        return cls(seen, state, time, action, labels)
 
 
 def _is_vector(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.dtype == np.float32 and value.ndim == 1
+    return (
+        isinstance(value, np.ndarray)
+        and value.dtype == np.float32
+        and value.ndim == 1
+        and bool(np.isfinite(value).all())
+    )
+
+
+def _check(name: str, value: np.ndarray, spec: ArraySpec) -> None:
+    if value.shape != spec.shape:
+        raise _refused(f"{name} {list(value.shape)}, not {list(spec.shape)}")
+    low, high = (np.asarray(bound, np.float64) for bound in (spec.low, spec.high))
+    known = np.isfinite(low) & np.isfinite(high)
+    reach = np.where(known, _FAR * np.where(known, high - low, 0.0), _FARTHEST)
+    low, high = np.where(known, low, 0.0) - reach, np.where(known, high, 0.0) + reach
+    if not ((value >= low) & (value <= high)).all():
+        raise _refused(f"a {name} that is far out of its range (up to {np.abs(value).max():.3g})")
 
 
 def _are(kind: type, values: dict[str, Any]) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import move_aside
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.lerobot.translate import Recording
@@ -20,19 +20,27 @@ from vla_rl.fleet.server import LEDGER
 from vla_rl.recipes.progress import bar
 
 _BATCH = 256  # records that are read at a time
+_NAMED = 20  # episodes that are named
 
 
 @dataclass(frozen=True)
 class ExportSummary:
-    """What became of a ledger's episodes: how many are in the dataset, with how many steps, and how many are not."""
+    """What became of a ledger's episodes: how many are in the dataset, with how many steps, and how many are not.
+
+    ``aside``: by name, those whose content could not be used, and why.
+    """
 
     episodes: int
     steps: int
     left_out: Counter[str]
+    aside: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         left = ", ".join(f"{count} {why}" for why, count in self.left_out.most_common())
-        return f"{self.episodes} episodes, {self.steps} control steps" + (f"; left out: {left}" if left else "")
+        told = f"{self.episodes} episodes, {self.steps} control steps" + (f"; left out: {left}" if left else "")
+        more = len(self.aside) - _NAMED
+        named = [*self.aside[:_NAMED], *([f"and {more} more"] if more > 0 else [])]
+        return "\n".join([told, *named])
 
 
 def records(ledger: Ledger, after: int = 0) -> Iterator[tuple[int, FleetRecord]]:
@@ -74,8 +82,8 @@ def demonstrations_of(episode: FleetEpisode) -> Demonstrations:
 def export(folder: Path, out: Path, show: Callable[[str], None]) -> ExportSummary:
     """Write what the fleet of ``folder`` has recorded to ``out``; a dataset that is there is moved aside.
 
-    Raises UserError when the server has the ledger open, when there is no whole episode, and when two robots record
-    different columns.
+    The columns are those that most robots record; episodes with others are left out and named.  Raises UserError when
+    the server has the ledger open, and when there is no whole episode.
     """
     if not (folder / LEDGER).is_dir():
         raise UserError(f"{str(folder)!r} is no fleet's folder: it has no {LEDGER}; give the one of vla-rl serve.")
@@ -90,24 +98,40 @@ def export(folder: Path, out: Path, show: Callable[[str], None]) -> ExportSummar
 
 
 def _written(ledger: Ledger, out: Path) -> ExportSummary:
-    reader, episodes, steps = EpisodeReader(), 0, 0
+    aside: list[str] = []
+
+    def tell(robot: str, episode: str, why: str) -> None:
+        aside.append(f"left out: episode {episode or '-'} of robot {robot}: {why}")
+
+    reader, episodes, steps, chosen = EpisodeReader(tell), 0, 0, _most_common(ledger)
     with Recording(out) as recording, bar("export", ledger.position) as update:
         for position, record in records(ledger):
             whole = reader.add(record)
-            if whole is not None:
-                _add(recording, whole)
+            if whole is not None and columns_of(whole) != chosen:
+                reader.left_out["of other columns"] += 1
+                tell(whole.sender.robot, whole.name, "it has other cameras, joints or labels than most robots record")
+            elif whole is not None:
+                recording.add(demonstrations_of(whole))
                 episodes, steps = episodes + 1, steps + len(whole.steps)
             update(position, f"{episodes} episodes")
     if not episodes:
         raise UserError(f"the ledger in {str(ledger.folder)!r} has no whole episode, so there is no dataset yet.")
-    return ExportSummary(episodes, steps, reader.left_out)
+    return ExportSummary(episodes, steps, reader.left_out, tuple(aside))
 
 
-def _add(recording: Recording, episode: FleetEpisode) -> None:
-    try:
-        recording.add(demonstrations_of(episode))
-    except (ContractError, KeyError, ValueError) as error:
-        raise UserError(
-            f"episode {episode.name} of robot {episode.sender.robot!r} has other columns than those before "
-            f"({error}), so the export ends here; robots of one dataset need the same cameras, joints and labels."
-        ) from error
+def columns_of(episode: FleetEpisode) -> Hashable:
+    """What episodes of one dataset have in common."""
+    spec, first = episode.spec, episode.steps[0]
+    labels = tuple(sorted((name, str(value.dtype), value.shape) for name, value in first.labels.items()))
+    images = tuple((name, item.shape) for name, item in sorted(spec.images.items()))
+    names = (spec.state.names, spec.action.names)
+    return (images, spec.state.shape, spec.action.shape, names, spec.control_dt, labels)
+
+
+def _most_common(ledger: Ledger) -> Hashable:
+    """The columns that most robots record, of those the ones that came first; one robot cannot choose for all."""
+    reader, robots = EpisodeReader(lambda *_: None), dict[Hashable, set[str]]()
+    for _, record in records(ledger):
+        if (whole := reader.add(record)) is not None:
+            robots.setdefault(columns_of(whole), set()).add(record.robot)
+    return max(robots, key=lambda columns: len(robots[columns]), default=None)

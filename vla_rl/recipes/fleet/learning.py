@@ -16,9 +16,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.experience.datasets import load_demonstrations
-from vla_rl.fleet.episodes import EpisodeReader, FleetEpisode
+from vla_rl.fleet.episodes import EpisodeReader, FleetEpisode, tell_log
 from vla_rl.fleet.feed import INBOX, Inbox
 from vla_rl.fleet.manifest import spec_hash
 from vla_rl.fleet.record import FleetRecord
@@ -35,6 +35,7 @@ from vla_rl.training.tracking import RunFolder
 
 _WAIT_S = 0.1  # for records, when there is nothing to learn
 _SAY_S = 1.0  # between two messages to the server
+_TOLD, _ROBOTS = 10, 1000  # alarms of one robot in a life of this process, and robots that have any
 
 
 class Learning:
@@ -54,9 +55,11 @@ class Learning:
         self.learner: Any = config.method.build(base, shown, config.seed)
         self.position, self.episodes, self.updates, self.published = 0, 0, 0, 0
         self.metrics: dict[str, float] = {}
-        self._reader, self._complained = EpisodeReader(), set[tuple[str, str]]()
+        self._reader, self._complained = EpisodeReader(self._complain), dict[str, set[str]]()
         self._robots = set[str]()  # that ended an episode since the last publication
         self._restore()
+        if not self._finite():
+            raise UserError("the policy's weights are not finite, so nothing can be learnt; begin with another policy.")
         self._heard, self._due = -float("inf"), clock()
         self.learner.policy.version = releasing.newest
 
@@ -79,19 +82,24 @@ class Learning:
             if spec_hash(episode.spec) != spec_hash(policy.spec):
                 raise ContractError("it has other cameras, another state, other actions or another control rate")
             self.learner.add(self.config.method.rollout(policy, episode, stages))
-        except ContractError as error:
-            self._complain(episode.sender.robot, str(error))
+        except (ContractError, NonFiniteError) as error:
+            self._complain(episode.sender.robot, episode.name, str(error))
             return
         self.episodes += 1
         self._robots.add(episode.sender.robot)
         self._heard = self._clock()
 
-    def _complain(self, robot: str, why: str) -> None:
-        if (robot, why) not in self._complained:
-            self._complained.add((robot, why))
+    def _complain(self, robot: str, episode: str, why: str) -> None:
+        """Put an episode aside by its name: all are in the log, and every reason of a robot is an alarm once."""
+        tell_log(robot, episode, why)
+        if robot not in self._complained and len(self._complained) == _ROBOTS:
+            return
+        told = self._complained.setdefault(robot, set())
+        if why not in told and len(told) < _TOLD:
+            told.add(why)
             self._alarm(
-                f"nothing is learnt from episodes of robot {robot} that are not like the fleet's policy ({why}); they "
-                "are stored, so export them, and serve robots of another kind from a folder of their own."
+                f"nothing is learnt from episode {episode} of robot {robot} and others like it ({why}); they are "
+                "stored, so look at that robot, or serve robots of another kind from a folder of their own."
             )
 
     # -- learning ---------------------------------------------------------------------------------------------------
@@ -102,7 +110,7 @@ class Learning:
         now, config = self._clock(), self.config
         if now < self._due or now - self._heard > config.rest_after:
             return False
-        metrics = self.learner.learn(config.turn)
+        metrics = self._learnt()
         if not metrics:
             return False
         self.metrics, self.updates = metrics, self.updates + config.turn
@@ -110,6 +118,29 @@ class Learning:
         if self.updates - self.published >= config.publish_every and self._robots and self.releasing.free():
             self.publish()
         return True
+
+    def _learnt(self) -> dict[str, float]:
+        """The metrics of some gradient steps; none where the numbers went wrong, and the last good state is back."""
+        try:
+            metrics: dict[str, float] = self.learner.learn(self.config.turn)
+            if self._finite():
+                return metrics
+            why = "a weight is not finite"
+        except (ContractError, NonFiniteError) as error:
+            why = str(error)
+        state = self.run.load_state(LEARNER)
+        assert state is not None, "one is saved at the beginning"
+        self.learner.load_state_dict(state["learner"])
+        self._due = self._clock() + self.config.rest_after
+        self._alarm(
+            f"the learner went back to what it had learnt by update {state['updates']} ({why}), without the "
+            f"{self.episodes - state['episodes']} episodes since; robots keep their policy and it learns from what "
+            f"comes next, in {self.config.rest_after:g} s; lower its learning rate if it happens again."
+        )
+        return {}
+
+    def _finite(self) -> bool:
+        return all(bool(item.isfinite().all()) for item in self.learner.policy.trainable().values())
 
     def publish(self) -> None:
         """Give robots what was learnt, and save the state."""
@@ -145,6 +176,8 @@ class Learning:
             self.position, self.episodes = state["position"], state["episodes"]
             self.updates, self.published = state["updates"], state["published"]
             self._robots = set(state["robots"])
+        else:
+            self.save()
 
 
 def until_the_server_ends(learning: Learning, inbox: Inbox, say: Callable[[dict[str, Any]], None]) -> None:
