@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import shutil
 import sqlite3
 import time
@@ -13,7 +14,7 @@ import pytest
 
 from tests.fleet.records import EPOCH, chain, follow
 from tests.fleet.test_power_cut import BATCHES, CHAINS, Story
-from tests.fleet.torn_disk import Point, TornDisk
+from tests.fleet.torn_disk import Point, TornDisk, Truncate
 from vla_rl.contract.errors import UserError
 from vla_rl.fleet.disk import RealDisk
 from vla_rl.fleet.errors import StoreEndedError, StoreFullError
@@ -39,7 +40,10 @@ class Failing:
 
 
 def failing(tmp_path: Path, what: tuple[str, ...], code: int, stride: int = 1) -> None:
-    """A story with failures from every point on, which end when the ledger said that something is wrong."""
+    """A story with failures from every point on, which end when the ledger said that something is wrong.
+
+    It goes on when the disk does, after it was opened again where it ended; then the power is cut.
+    """
     seen: list[Point] = []
     (tmp_path / "dry").mkdir()
     sound = Story(TornDisk(tmp_path / "dry"))
@@ -64,16 +68,75 @@ def failing(tmp_path: Path, what: tuple[str, ...], code: int, stride: int = 1) -
             for _ in range(2):
                 with pytest.raises(StoreEndedError, match="open it again"):
                     story.append(BATCHES[-1])
+            if number % 2:  # the others are opened by another process
+                fails.mended = False
+                if fails.what == CHANGES:
+                    with pytest.raises((UserError, OSError)):
+                        story.ledger.reopen()
+                fails.mended = True
+                story.ledger.reopen()
+                story.durable |= {sender: head.last for sender, head in story.ledger.senders().items()}
+                goes_on(story)
         elif isinstance(said, StoreFullError):
-            story.append(BATCHES[-1])  # it goes on as soon as there is room
-            story.check_records()
+            goes_on(story)  # as soon as there is room
         story.close()
         Story(story.disk.left(tmp_path / f"left{number}", "nothing")).check(story)
         assert fails.failed or (said is None and number > len(seen))
 
 
-def test_a_full_disk_at_any_write_is_told_and_the_ledger_goes_on_with_room(tmp_path):
-    failing(tmp_path, GROWTH, errno.ENOSPC, stride=3)
+def goes_on(story: Story) -> None:
+    story.append(BATCHES[-1])
+    story.check_records()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EMFILE])
+def test_what_ran_out_at_any_write_is_told_and_the_ledger_goes_on_when_there_is_some_again(code, tmp_path):
+    failing(tmp_path, GROWTH, code, stride=5)
+
+
+def test_a_ledger_that_can_open_no_file_keeps_none_open_and_leaves_none_behind(tmp_path):
+    def opened() -> int:
+        return len(os.listdir("/dev/fd"))
+
+    story = Story(TornDisk(tmp_path))
+    story.open()
+    before = opened()
+    story.disk.before = Failing(0, ("sync_folder", "create"), errno.EMFILE)
+    for _ in range(5):
+        with pytest.raises(StoreFullError, match="or what else ran out"):
+            story.append(BATCHES[0])
+    assert opened() == before
+    story.disk.before = lambda point: None
+    goes_on(story)
+    story.close()
+
+
+class Forgetful(TornDisk):
+    """A disk that, as Linux does, takes what a failed sync left for written from then on."""
+
+    def synced(self, path: Path) -> None:
+        try:
+            super().synced(path)
+        except OSError:
+            content, changes = self._files[self._names[path]]
+            self._files[self._names[path]] = (content, [one for one in changes if isinstance(one, Truncate)])
+            raise
+
+
+def test_what_a_failed_sync_left_in_memory_is_not_taken_for_stored(tmp_path):
+    (root := tmp_path / "disk").mkdir()
+    story = Story(Forgetful(root))
+    story.open()
+    story.append(BATCHES[0])
+    fails = story.disk.before = Failing(0, ("sync",), errno.EIO)
+    with pytest.raises(StoreEndedError):
+        story.append(BATCHES[1])
+    fails.mended = True
+    story.ledger.reopen()
+    assert {sender: story.ledger.durable(*sender) for sender in CHAINS} == story.durable
+    story.append(BATCHES[1])
+    story.close()
+    Story(story.disk.left(tmp_path / "left", "nothing")).check(story)
 
 
 @pytest.mark.parametrize(("what", "stride"), [(CHANGES, 5), (SYNCS, 1)])

@@ -18,7 +18,7 @@ from tests.fleet.test_power_cut import at
 from tests.fleet.torn_disk import Point, TornDisk
 from tests.patience import PATIENCE
 from vla_rl.contract.errors import UserError
-from vla_rl.fleet.errors import StoreFullError
+from vla_rl.fleet.errors import StoreEndedError, StoreFullError
 from vla_rl.fleet.ledger import Ledger
 from vla_rl.fleet.record import NO_HASH, FleetRecord
 from vla_rl.fleet.spool import Spool
@@ -284,6 +284,37 @@ def test_a_disk_that_fails_is_opened_again_and_nothing_is_stored_twice(tmp_path,
         disk.before = lambda point: None
         assert spool.flush(10) and not spool.trouble
         assert names(kept(spool)) == ["a"] * 5 + ["b"] * 5
+
+
+def test_the_rest_of_an_episode_that_was_given_up_is_not_stored_by_a_store_that_is_opened_again(
+    tmp_path, disk, monkeypatch
+):
+    monkeypatch.setattr("vla_rl.fleet.spool._RETRY_S", 0.01)
+    with closing(Spool(tmp_path / "spool", "arm", SpoolOptions(reserve_mb=0, queue_mb=0.001), disk)) as spool:
+        disk.going.clear()
+        put(spool, episode("a"))
+        put(spool, episode("b", 30)[:-1])  # more than memory has room for
+        fails = disk.before = lambda point: (_ for _ in ()).throw(OSError(errno.EIO, "the test's disk"))
+        disk.going.set()
+        wait_until(lambda: spool.trouble)
+        disk.before = lambda point: None
+        assert spool.flush(10) and disk.before is not fails
+        put(spool, episode("b", 30)[-3:])
+        put(spool, episode("c"))
+        assert spool.flush(10)
+        assert names(kept(spool)) == ["a"] * 5 + ["dropped"] + ["c"] * 5 and spool.dropped == (1, 33)
+
+
+def test_a_store_that_fails_while_it_is_read_is_opened_again_though_nothing_is_put(tmp_path, disk, monkeypatch):
+    monkeypatch.setattr("vla_rl.fleet.spool._RETRY_S", 0.01)
+    with closing(Spool(tmp_path / "spool", "arm", SpoolOptions(reserve_mb=0), disk)) as spool:
+        put(spool, episode("a"))
+        assert spool.flush(10)
+        spool._store._ledger._index._db.execute("DROP TABLE segments")  # what SQLite says of a failing disk
+        with pytest.raises(StoreEndedError):
+            spool.unacknowledged(0, 10_000)
+        wait_until(lambda: not spool._ended and spool._store.last == 4)
+        assert [one.seq for one in spool.unacknowledged(0, 10_000)] == [*range(5)]
 
 
 def test_the_link_waits_for_what_is_on_the_disk_and_unsent_records_are_counted(tmp_path, disk):

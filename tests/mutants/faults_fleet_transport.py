@@ -13,6 +13,20 @@ _ON, _LINKS, _TLS, _HOSTILE = (
 
 FAULTS = (
     Fault(
+        "strangers keep as many connections as they like",
+        "vla_rl/fleet/connections.py",
+        'if old or left[peer[0]] > _OF_ADDRESS or left[""] > _OF_ALL:',
+        "if old:",
+        ("tests/fleet/test_connections.py::test_strangers_give_way_and_a_robot_that_is_here_stays",),
+    ),
+    Fault(
+        "who does not introduce himself keeps his place",
+        _SERVER,
+        "                older.cancel()",
+        "                pass",
+        ("tests/fleet/test_connections.py::test_streams_on_which_nobody_introduces_himself_give_way",),
+    ),
+    Fault(
         "a robot is who its message says",
         _SERVER,
         "sender = Sender(robot or hello.robot, hello.epoch.hex())",

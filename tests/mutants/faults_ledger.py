@@ -12,10 +12,31 @@ _POWER = f"{_CUT}test_a_power_cut_at_any_point_loses_nothing_that_was_acknowledg
 _TORN = f"{_CUT}test_a_power_cut_that_tears_what_was_not_synced_loses_nothing"
 _KILL = f"{_CUT}test_what_is_said_after_a_kill_holds_after_a_power_cut"
 _FLIP = f"{_BAD}test_a_flipped_bit_is_told_and_costs_only_the_record_that_it_is_in"
-_FULL = f"{_BAD}test_a_full_disk_at_any_write_is_told_and_the_ledger_goes_on_with_room"
+_FULL = f"{_BAD}test_what_ran_out_at_any_write_is_told_and_the_ledger_goes_on_when_there_is_some_again"
 _REAL = f"{_BAD}test_the_real_disk_syncs_files_and_folders"
 
 FAULTS = (
+    Fault(
+        "what a failed sync left in memory counts as stored once the ledger is open again",
+        _LEDGER,
+        "self._segment.cut(self._segment.synced)",
+        "pass",
+        (f"{_BAD}test_what_a_failed_sync_left_in_memory_is_not_taken_for_stored",),
+    ),
+    Fault(
+        "a segment that cannot be made keeps its file open",
+        _SEGMENTS,
+        "            self._file.close()",
+        "            pass",
+        (f"{_BAD}test_a_ledger_that_can_open_no_file_keeps_none_open_and_leaves_none_behind",),
+    ),
+    Fault(
+        "a ledger without a file to open ends",
+        "vla_rl/fleet/errors.py",
+        "errno.EFBIG, errno.EMFILE,",
+        "errno.EFBIG,",
+        (f"{_BAD}test_a_ledger_that_can_open_no_file_keeps_none_open_and_leaves_none_behind",),
+    ),
     Fault("a batch is acknowledged without a sync", _LEDGER, "self._sync(segment)", "pass", (_POWER,)),
     Fault(
         "a commit of the index is not synced",

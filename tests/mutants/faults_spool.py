@@ -9,6 +9,23 @@ _ON = "tests/fleet/test_spool.py::"
 
 FAULTS = (
     Fault(
+        "a spool that was opened again stores the rest of an episode that was given up",
+        "vla_rl/fleet/spool.py",
+        "store.go_on_from(self._store)",
+        "pass",
+        (
+            "tests/fleet/test_spool.py::"
+            "test_the_rest_of_an_episode_that_was_given_up_is_not_stored_by_a_store_that_is_opened_again",
+        ),
+    ),
+    Fault(
+        "a spool that fails while it is read waits for the next record",
+        "vla_rl/fleet/spool.py",
+        "self._ended = True",
+        "pass",
+        ("tests/fleet/test_spool.py::test_a_store_that_fails_while_it_is_read_is_opened_again_though_nothing_is_put",),
+    ),
+    Fault(
         "a full spool drops what a person chose",
         _STORE,
         "kept = not name or any(record.intervened for record in records)",

@@ -19,7 +19,7 @@ _LIMITS = {
     "grpc.so_reuseport": 0,  # a second server on the port fails instead of sharing it
     "grpc.max_concurrent_streams": 8,
     "grpc.max_connection_idle_ms": 60_000,
-    "grpc.server_handshake_timeout_ms": 20_000,
+    "grpc.server_handshake_timeout_ms": 5_000,
     # A connection is made once and belongs to one attempt; what comes after a failure is ours to decide.
     "grpc.use_local_subchannel_pool": 1,
     "grpc.enable_retries": 0,

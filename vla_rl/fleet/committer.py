@@ -71,7 +71,10 @@ class Committer:
         while batches := self._next():
             outcomes = self._store_all(batches)
             for batch, outcome in zip(batches, outcomes, strict=True):
-                batch.done(batch, outcome)
+                try:
+                    batch.done(batch, outcome)
+                except Exception:  # of one robot's connection; the others are stored as before
+                    log.exception("a robot could not be told what became of what it sent")
 
     def _next(self) -> list[Batch]:
         with self._wake:

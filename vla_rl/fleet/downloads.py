@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from typing import Protocol
 
@@ -12,9 +13,11 @@ from google.protobuf.message import DecodeError
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.fleet import fleet_pb2 as pb
 from vla_rl.fleet.channels import CHUNK, CHUNK_BYTES, MANIFEST
+from vla_rl.fleet.connections import Peer, peer_of
 
 log = logging.getLogger("vla_rl.fleet")
 Code = grpc.StatusCode
+_AT_ONCE = 4  # downloads of a robot, also those that it does not read
 
 
 class Policies(Protocol):
@@ -35,8 +38,14 @@ class Policies(Protocol):
 class Downloads:
     """Answers from ``policies`` to whom ``admit`` lets in; it raises UserError for anybody else."""
 
-    def __init__(self, policies: Policies, admit: Callable[[grpc.ServicerContext], object]) -> None:
-        self._policies, self._admit = policies, admit
+    def __init__(self, policies: Policies, admit: Callable[[grpc.ServicerContext], str]) -> None:
+        self._policies, self._admit, self._lock = policies, admit, threading.Lock()
+        self._running: list[tuple[str, Peer]] = []  # whose, and where to
+
+    def peers(self) -> set[Peer]:
+        """Where something is on its way to."""
+        with self._lock:
+            return {peer for _, peer in self._running}
 
     def calls(self) -> dict[str, grpc.RpcMethodHandler]:
         """gRPC's handlers by name."""
@@ -63,7 +72,7 @@ class Downloads:
     def _answer(self, read: Callable[[], bytes], context: grpc.ServicerContext) -> bytes:
         code, sentence = Code.INTERNAL, "the server made a mistake, which is in its log."
         try:
-            self._admit(context)
+            self._begin(self._admit(context), context)
             data: bytes = pb.Bytes(data=read()).SerializeToString()
             return data
         except ContractError as error:
@@ -72,6 +81,8 @@ class Downloads:
             code, sentence = Code.INVALID_ARGUMENT, f"a request for a policy cannot be read ({error}); update vla-rl."
         except UserError as error:
             code, sentence = Code.PERMISSION_DENIED, str(error)
+        except BlockingIOError as error:
+            code, sentence = Code.RESOURCE_EXHAUSTED, str(error)
         except KeyError as error:
             code, sentence = Code.NOT_FOUND, f"the server has no {error.args[0] if error.args else 'such policy'}."
         except Exception:
@@ -79,3 +90,18 @@ class Downloads:
         log.warning("a download by %s was refused: %s", context.peer(), sentence)
         context.abort(code, sentence)
         raise AssertionError("abort raises")
+
+    def _begin(self, robot: str, context: grpc.ServicerContext) -> None:
+        """Count it until it has arrived or was given up; raises BlockingIOError where a robot has too many."""
+        peer = peer_of(context.peer())
+        one = (robot or f"{peer}", peer)  # without certificates a connection is a robot
+        with self._lock:
+            if sum(owner == one[0] for owner, _ in self._running) >= _AT_ONCE:
+                raise BlockingIOError(f"a robot may download {_AT_ONCE} pieces at once, so this one waits; ask later.")
+            self._running.append(one)
+        if not context.add_callback(lambda: self._end(one)):
+            self._end(one)
+
+    def _end(self, one: tuple[str, Peer]) -> None:
+        with self._lock:
+            self._running.remove(one)

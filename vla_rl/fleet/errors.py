@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import sqlite3
+
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.fleet.record import FleetRecord
+
+_RAN_OUT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class RefusedError(ContractError):
@@ -39,8 +44,15 @@ class ConflictError(RefusedError):
 
 
 class StoreFullError(UserError):
-    """There is no room for a record; nothing of the batch was stored, and the ledger goes on."""
+    """There is no room for a record (``ran_out``); nothing of the batch was stored, and the ledger goes on."""
 
 
 class StoreEndedError(UserError):
     """The disk failed, so the ledger takes and acknowledges nothing more until it is opened again."""
+
+
+def ran_out(error: Exception) -> bool:
+    """Whether room, open files or memory ran out: nothing of the disk is broken, and it may work in a moment."""
+    if isinstance(error, sqlite3.Error):
+        return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _RAN_OUT)

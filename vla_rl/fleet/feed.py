@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import struct
 import threading
 from collections import deque
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from vla_rl.contract.errors import ContractError
+from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.fleet.ledger import Ledger
 from vla_rl.fleet.record import FleetRecord, decode
 
+log = logging.getLogger("vla_rl.fleet")
 _HEAD = struct.Struct("<QI")  # position in the ledger, bytes of the record
 _BATCH = 256  # records that are read at a time
 _LOOK_S = 0.1  # how often the ledger is looked at when everything was sent
@@ -21,11 +23,18 @@ INBOX = 1024  # records that wait in a reader for being taken
 def send(ledger: Ledger, pipe: BinaryIO, ending: threading.Event) -> None:
     """Write the records of ``ledger`` from its beginning, and new ones as they come, until ``ending``.
 
-    A reader that is slow is waited for.  Raises OSError when it is gone.
+    A reader that is slow is waited for, and so is a ledger that gives nothing now.  Raises OSError when the reader is
+    gone.
     """
-    position = 0
+    position, trouble = 0, ""
     while not ending.is_set():
-        found = ledger.read(position, _BATCH)
+        try:
+            found, now = ledger.read(position, _BATCH), ""
+        except (UserError, OSError, MemoryError) as error:
+            found, now = [], str(error) or type(error).__name__
+        if now and now != trouble:
+            log.warning("the learner waits for the ledger: %s", now)
+        trouble = now
         for position, record in found:
             pipe.write(_HEAD.pack(position, len(record.encoded)) + record.encoded)
         pipe.flush()

@@ -11,14 +11,14 @@ import logging
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from vla_rl.contract import wire
 from vla_rl.fleet import recovery, segments
 from vla_rl.fleet.disk import Disk, RealDisk
-from vla_rl.fleet.errors import ConflictError, GapError, RefusedError, StoreEndedError, StoreFullError
+from vla_rl.fleet.errors import ConflictError, GapError, RefusedError, StoreEndedError, StoreFullError, ran_out
 from vla_rl.fleet.index import Head, Place, Row, Span
 from vla_rl.fleet.record import FleetRecord, Sender, decode
 
@@ -51,7 +51,7 @@ class Ledger:
     ) -> None:
         self.folder, self._disk, self._reserve, self._segment_bytes = folder, disk or RealDisk(), reserve, segment_bytes
         self._lock = threading.RLock()
-        self._ended = ""
+        self._ended, self._closed = "", False
         self._rolled = False
         self._index, self._heads = recovery.recover(folder, self._disk)
         self._segment: segments.Segment | None = None
@@ -63,8 +63,7 @@ class Ledger:
         One batch costs one sync of the segment and one of the index, whatever its size.  Raises StoreFullError when
         there is no room (then nothing was stored) and StoreEndedError when the disk failed.
         """
-        with self._lock:
-            self._check()
+        with self._use():
             fresh, heads, refused = self._judge(records)
             if fresh:
                 self._make_sure_of_room(sum(len(record.encoded) for record in fresh))
@@ -78,8 +77,7 @@ class Ledger:
 
         It gets a segment of its own.  What the others took on the disk is free after :meth:`trim`.
         """
-        with self._lock:
-            self._check()
+        with self._use():
             self.roll()
             self._store([dropped], {}, replaced=dropped)
             self.roll()
@@ -91,8 +89,7 @@ class Ledger:
 
     def trim(self, sender: Sender, seq: int) -> None:
         """Remove the segments that hold nothing but records of ``sender`` up to ``seq``, or ones that it gave up."""
-        with self._lock:
-            self._check()
+        with self._use():
             with self._commit():
                 leaving = self._index.remove_segments(sender, seq, self._segment.name if self._segment else None)
             if leaving:
@@ -105,12 +102,12 @@ class Ledger:
 
     def spans(self, sender: Sender) -> list[Span]:
         """The records of ``sender`` that are here, together as they are in episodes and segments."""
-        with self._lock:
+        with self._use():
             return self._index.spans(sender)
 
     def hash_at(self, sender: Sender, last: int) -> bytes | None:
         """The hash of the record of ``sender`` that ends with ``last``, which may be damaged; None if it is gone."""
-        with self._lock:
+        with self._use():
             return self._index.hash_at(sender, last)
 
     def durable(self, robot: str, epoch: str) -> int:
@@ -138,8 +135,7 @@ class Ledger:
         At least one record where there is one, and no more when ``max_bytes`` of them are together.  A damaged record
         is left out, noted in :meth:`damaged` and logged.
         """
-        with self._lock:
-            self._check()
+        with self._use():
             found: list[tuple[int, FleetRecord]] = []
             while not found and (places := self._index.after(after, count)):
                 found = [(place.position, record) for place, record in self._load(places, max_bytes)]
@@ -148,45 +144,64 @@ class Ledger:
 
     def sent_by(self, sender: Sender, seq: int, count: int, max_bytes: int = 64 << 20) -> list[FleetRecord]:
         """Up to ``count`` records of ``sender`` from sequence number ``seq`` on, by number; as :meth:`read`."""
-        with self._lock:
-            self._check()
+        with self._use():
             return [record for _, record in self._load(self._index.of(sender, seq, count), max_bytes)]
 
     def damaged(self) -> list[int]:
         """The positions of the records that cannot be read any more, because the disk changed them."""
-        with self._lock:
+        with self._use():
             return self._index.damaged()
 
     def conflicts(self) -> list[FleetRecord]:
         """The newest of the records that were refused because they contradict what is stored."""
-        with self._lock:
+        with self._use():
             return [decode(data) for data in self._index.conflicts()]
 
     def cursor(self, consumer: str) -> int:
         """The position up to which ``consumer`` has everything; 0 at first."""
-        with self._lock:
+        with self._use():
             return self._index.cursors().get(consumer, 0)
 
     def advance(self, consumer: str, position: int) -> None:
         """Note that ``consumer`` has everything up to ``position``; durable when this returns."""
-        with self._lock:
-            self._check()
-            with self._commit():
-                self._index.set_cursor(consumer, position)
+        with self._use(), self._commit():
+            self._index.set_cursor(consumer, position)
 
     def room(self) -> int:
         """Bytes that fit before the reserve is reached: what a sender may be given credit for."""
+        return max(0, self._disk.free(self.folder) - self._reserve)
+
+    @property
+    def failed(self) -> str:
+        """Why it takes and gives nothing until :meth:`reopen`; "" while it does, and when it was closed."""
+        return "" if self._closed else self._ended
+
+    def reopen(self) -> None:
+        """Open it again where its disk failed; raises UserError or OSError while the disk still fails."""
         with self._lock:
-            return max(0, self._disk.free(self.folder) - self._reserve)
+            if not self.failed:
+                return
+            if self._segment is not None:
+                # What a failed sync left in memory may never reach the disk, though the next sync says it did.
+                self._segment.cut(self._segment.synced)
+            self._release()
+            self._index, self._heads = recovery.recover(self.folder, self._disk)
+            self._position = self._index.last_position()
+            self._ended = ""
+            log.warning("the ledger in %s is open again", self.folder)
 
     def close(self) -> None:
         """Release the folder; everything that was acknowledged is on the disk already."""
         with self._lock:
-            self._ended = self._ended or "it was closed"
-            if self._segment is not None:
+            self._ended, self._closed = self._ended or "it was closed", True
+            self._release()
+
+    def _release(self) -> None:
+        if self._segment is not None:
+            with suppress(OSError):  # what counts is synced
                 self._segment.close()
-                self._segment = None
-            self._index.close()
+            self._segment = None
+        self._index.close()
 
     def _judge(
         self, records: Sequence[FleetRecord]
@@ -263,8 +278,11 @@ class Ledger:
                 names = segments.names(self._disk, self.folder)
                 number = max([0, *self._index.segments(), *(name.number for name in names)]) + 1
                 segment = segments.Segment(self._disk, self.folder, number)
-                with self._index.transaction():
-                    self._index.set_segment(segment.name, 0)
+                with ExitStack() as undo:
+                    undo.callback(segment.close)
+                    with self._index.transaction():
+                        self._index.set_segment(segment.name, 0)
+                    undo.pop_all()
                 self._segment = segment
         return self._segment
 
@@ -282,12 +300,12 @@ class Ledger:
 
     @contextmanager
     def _written(self, segment: segments.Segment | None) -> Iterator[None]:
-        """Nothing of the block is left when the disk is full; the ledger ends when the disk fails."""
+        """Nothing of the block is left when something ran out; the ledger ends when the disk fails."""
         end = 0 if segment is None else segment.end
         try:
             yield
-        except (OSError, sqlite3.Error) as error:
-            if not _is_full(error):
+        except (OSError, sqlite3.Error, MemoryError) as error:
+            if not ran_out(error):
                 raise self._end(error) from error
             try:
                 if segment is not None:
@@ -295,9 +313,22 @@ class Ledger:
             except OSError as second:
                 raise self._end(second) from second
             raise StoreFullError(
-                f"the disk of {self.folder} is full ({error}), so the records are not stored; free space on it, and "
-                "send them again."
+                f"{self.folder} takes nothing now ({error or type(error).__name__}), so the records are not stored; "
+                "free space on its disk, or what else ran out, and send them again."
             ) from error
+
+    @contextmanager
+    def _use(self) -> Iterator[None]:
+        """Nobody else uses it meanwhile; it ends when its index fails."""
+        with self._lock:
+            if self._ended:
+                raise StoreEndedError(
+                    f"the ledger in {self.folder} takes and gives nothing, because {self._ended}; open it again."
+                )
+            try:
+                yield
+            except sqlite3.Error as error:
+                raise self._end(error) from error
 
     @contextmanager
     def _commit(self) -> Iterator[None]:
@@ -340,12 +371,6 @@ class Ledger:
         with self._commit():
             self._index.damage(place.position)
 
-    def _check(self) -> None:
-        if self._ended:
-            raise StoreEndedError(
-                f"the ledger in {self.folder} takes and gives nothing, because {self._ended}; open it again."
-            )
-
     def _end(self, error: Exception) -> StoreEndedError:
         """End the ledger: after a failed write or sync nobody knows what is on the disk."""
         self._ended = f"its disk failed ({type(error).__name__}: {error})"
@@ -372,9 +397,3 @@ def _follows(record: FleetRecord, head: Head, stored: bytes | None) -> FleetReco
     if record.previous != head.hash:
         raise ConflictError(record, head.last + 1, f"but it does not follow the stored record {head.last}")
     return record
-
-
-def _is_full(error: Exception) -> bool:
-    if isinstance(error, sqlite3.Error):
-        return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
-    return isinstance(error, OSError) and error.errno == errno.ENOSPC

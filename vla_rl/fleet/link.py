@@ -106,8 +106,8 @@ class Link:
         while not self._stop.is_set():
             try:
                 progress, trouble = self._try()
-            except (UserError, OSError) as error:  # the spool's; it may heal as well
-                progress, trouble = False, str(error)
+            except Exception as error:  # of the spool, or threads or memory ran out: all of it may heal
+                progress, trouble = False, str(error) or type(error).__name__
             self._state.connected = False
             if progress:
                 self._backoff.reset()

@@ -111,8 +111,12 @@ class Segment:
     def __init__(self, disk: Disk, folder: Path, number: int) -> None:
         self.name = Name(number, secrets.randbits(32))
         self._file: File = disk.open(folder / str(self.name))
-        disk.sync_folder(folder)
-        self.end = 0
+        try:
+            disk.sync_folder(folder)
+        except OSError:
+            self._file.close()
+            raise
+        self.end = self.synced = 0
 
     def write(self, data: bytes) -> None:
         """Append ``data``, all of it or OSError."""
@@ -125,11 +129,13 @@ class Segment:
     def sync(self) -> None:
         """Return when everything written survives a power cut."""
         self._file.sync()
+        self.synced = self.end
 
     def cut(self, end: int) -> None:
-        """Forget what is written behind ``end``."""
+        """Forget what is written behind ``end``, so that it does not come back after a power cut."""
         self._file.truncate(end)
         self.end = end
+        self.sync()
 
     def close(self) -> None:
         """Close the file."""

@@ -22,7 +22,7 @@ from vla_rl.fleet.watcher import Watcher
 
 log = logging.getLogger("vla_rl.fleet")
 LEDGER, REGISTRY = "ledger", "registry"  # in a fleet's folder
-_LOOK_S = 0.2  # how often the ledger is looked at
+_LOOK_S, _RETRY_S = 0.2, 1.0  # how often the ledger is looked at, and after a failure
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,17 @@ class FleetServer:
         self._opened.close()
 
     def _watch(self) -> None:
-        try:
-            while not self._ending.is_set():
-                if not self._watcher.look():
-                    self._ending.wait(_LOOK_S)
-        except Exception as error:  # robots go on sending, so it is said where people look
-            log.exception("the ledger is no longer watched")
-            self.status.alarm(
-                f"the server no longer counts what robots send ({error}), so this page stands still, while records are "
-                "stored as before; look at its log and start it again."
-            )
+        trouble = ""
+        while not self._ending.is_set():
+            more, now = False, ""
+            try:
+                self.ledger.reopen()
+                more = self._watcher.look()
+            except (
+                Exception
+            ) as error:  # whatever it is, it may work in a moment, and the page says since when it stands
+                now = str(error) or type(error).__name__
+                if now != trouble:
+                    log.exception("what robots sent cannot be counted now")
+            trouble = now
+            self._ending.wait(_RETRY_S if trouble else 0.0 if more else _LOOK_S)

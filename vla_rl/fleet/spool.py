@@ -10,12 +10,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from vla_rl.contract.errors import UserError
 from vla_rl.fleet.disk import Disk
-from vla_rl.fleet.errors import StoreFullError
+from vla_rl.fleet.errors import StoreEndedError, StoreFullError
 from vla_rl.fleet.record import NO_HASH, FleetRecord
 from vla_rl.fleet.spool_store import SpoolOptions, SpoolStore
 
@@ -50,6 +51,7 @@ class Spool:
         self._running, self._intervened = "", False  # the running episode, and whether a person chose anything in it
         self._wake, self._changed = threading.Condition(), threading.Condition()
         self._closing, self._busy, self._acknowledged = False, False, -1
+        self._ended = False  # the store is to be opened again
         self._next, self._first = self._store.last + 1, self._store.first
         self._dropped = (0, 0)  # episodes and records, of stores that failed
         self.trouble = ""  # what is wrong with the disk now
@@ -126,7 +128,13 @@ class Spool:
         The store has records a moment before ``next_seq`` says so: sent then, they would be acknowledged too early.
         """
         end = self._next
-        return [record for record in self._store.read(seq, max_bytes) if record.last < end]
+        try:
+            return [record for record in self._store.read(seq, max_bytes) if record.last < end]
+        except StoreEndedError:
+            with self._wake:
+                self._ended = True
+                self._wake.notify()
+            raise
 
     def acknowledged(self, seq: int) -> None:
         """The server has all up to ``seq``, so they may leave the disk."""
@@ -172,12 +180,13 @@ class Spool:
         done = -1
         while True:
             with self._wake:
-                while not (self._waiting or self._closing or self._acknowledged > done):
+                while not (self._waiting or self._closing or self._ended or self._acknowledged > done):
                     self._wake.wait()
                 if self._closing:
                     break
-                group, done = self._take(), self._acknowledged
-            self._keep(group, done)
+                group, done, ended = self._take(), self._acknowledged, self._ended
+                self._ended = False
+            self._keep(self._reopen(group) if ended else group, done)
             with self._changed:
                 self._next, self._first, self._busy = self._store.last + 1, self._store.first, False
                 self._changed.notify_all()
@@ -209,7 +218,7 @@ class Spool:
                     self._store.add(group)
                 self.trouble = ""
                 return
-            except StoreFullError as error:
+            except (StoreFullError, MemoryError) as error:
                 self._complain(error)
             except (UserError, OSError) as error:
                 self._complain(error)
@@ -219,22 +228,28 @@ class Spool:
                     return
 
     def _complain(self, error: Exception) -> None:
-        if str(error) != self.trouble:
-            log.error("%s", error)
-        self.trouble = str(error)
+        what = str(error) or "memory ran out"
+        if what != self.trouble:
+            log.error("%s", what)
+        self.trouble = what
 
     def _reopen(self, group: Sequence[FleetRecord] | _Lost) -> Sequence[FleetRecord] | _Lost:
         """Open the store again after its disk failed; returns what of ``group`` is not on it."""
-        self._store.close()
+        with suppress(UserError, OSError):
+            self._store.close()
         try:
-            store = self._open()
-        except (UserError, OSError) as error:
+            with ExitStack() as undo:
+                store = undo.enter_context(closing(self._open()))
+                last = store.last
+                tail = store.read(max(store.first, last + 1 - _GROUP), 1 << 40) if last >= store.first else []
+                undo.pop_all()
+        except (UserError, OSError, MemoryError) as error:
             self._complain(error)
             return group
+        store.go_on_from(self._store)
         self._dropped, self._store = self.dropped, store
         if isinstance(group, _Lost):
             return group
-        tail = store.read(max(store.first, store.last + 1 - _GROUP), 1 << 40) if store.last >= store.first else []
         there = {_identity(one) for one in tail}
         return [one for one in group if _identity(one) not in there]
 

@@ -83,6 +83,10 @@ class SpoolStore:
             self._note(_Episode(*span))
         self._ledger.roll()
 
+    def go_on_from(self, before: SpoolStore) -> None:
+        """Know what ``before``, of the same folder, knew of the running episode and could not bring to the disk."""
+        self._given_up, self._untold = before._given_up, before._untold
+
     @property
     def first(self) -> int:
         """The oldest record that is here; the next one when there is none."""

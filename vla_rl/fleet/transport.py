@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import uuid
 from collections import deque
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from vla_rl.fleet import fleet_pb2 as pb
 from vla_rl.fleet.channels import OPTIONS, SERVICE, STREAM, add_port
 from vla_rl.fleet.clock import Clock, SystemClock
 from vla_rl.fleet.committer import Committer, Store
+from vla_rl.fleet.connections import Connections, most_connections, peer_of
 from vla_rl.fleet.downloads import Downloads, Policies
 from vla_rl.fleet.envelope import PROTOCOL, check_hello, read_from_robot
 from vla_rl.fleet.identity import NAME, Credentials, Revoked, robot_of
@@ -33,6 +35,7 @@ log = logging.getLogger("vla_rl.fleet")
 _TICK_S = 0.2  # how often connections and policies are looked at
 _ALARMS = 100  # that are remembered
 _SPOOLS = 4  # connections of one name
+_UNKNOWN = 32  # that have not introduced themselves, of all who need no certificate
 _MIN_CREDIT, _MAX_CREDIT = 64 << 10, 8 << 20
 
 
@@ -99,13 +102,15 @@ class FleetTransport:
         self.id = uuid.uuid4()
         self.alarms: deque[str] = deque(maxlen=_ALARMS)
         self._connected: dict[Sender, _Connected] = {}
-        self._opening: dict[grpc.ServicerContext, float] = {}  # since when they have not introduced themselves
+        # Whose certificate it is, and since when they have not introduced themselves; the oldest first.
+        self._opening: dict[grpc.ServicerContext, tuple[str, float]] = {}
+        self._downloads = Downloads(self._policies, lambda context: self._certified(_certificate(context)))
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._server = grpc.server(
-            ThreadPoolExecutor(options.max_robots + 16, thread_name_prefix="fleet"),
+            ThreadPoolExecutor(2 * options.max_robots + 64, thread_name_prefix="fleet"),
             handlers=[grpc.method_handlers_generic_handler(SERVICE, self._calls())],
-            options=OPTIONS,
-            maximum_concurrent_rpcs=options.max_robots + 16,
+            options=(*OPTIONS, ("grpc.max_allowed_incoming_connections", most_connections(options.max_robots))),
+            maximum_concurrent_rpcs=4 * options.max_robots + 64,
         )
         try:
             self.port = add_port(self._server, options.host, options.port, credentials)
@@ -114,7 +119,7 @@ class FleetTransport:
                 f"{options.host}:{options.port} cannot be listened on ({error}), so no robot could connect; end the "
                 "program that has it, or choose another port."
             ) from error
-        self._committer = Committer(store)
+        self._committer, self._connections = Committer(store), Connections(self.port)
         self._server.start()
         self._watch = threading.Thread(target=self._look_after, name="fleet-watch", daemon=True)
         self._watch.start()
@@ -146,7 +151,7 @@ class FleetTransport:
     def _calls(self) -> dict[str, grpc.RpcMethodHandler]:
         return {
             STREAM: grpc.stream_stream_rpc_method_handler(self._stream),
-            **Downloads(self._policies, lambda context: self._certified(_certificate(context))).calls(),
+            **self._downloads.calls(),
         }
 
     def _stream(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -167,12 +172,18 @@ class FleetTransport:
             self._leave(session)
 
     def _accept(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Session:
-        """The session of whoever introduces itself first; raises Refused."""
-        with self._lock:
-            self._opening[context] = self._clock.now()
+        """The session of whoever introduces itself first; raises Refused.
+
+        Who takes long gives way to who comes later with the same certificate.
+        """
         try:
             certificate = _certificate(context)
             robot = self._certified(certificate)
+            with self._lock:
+                alike = [one for one, (owner, _) in self._opening.items() if owner == robot]
+                self._opening[context] = robot, self._clock.now()
+            for older in alike[: max(0, len(alike) + 1 - (_SPOOLS if robot else _UNKNOWN))]:
+                older.cancel()
             message = read_from_robot(next(incoming, b""))
             hello = message.hello
             check_hello(hello)
@@ -184,9 +195,11 @@ class FleetTransport:
             raise Refused(Code.INVALID_ARGUMENT, str(error)) from error
         except UserError as error:
             raise Refused(Code.PERMISSION_DENIED, str(error)) from error
+        except (OSError, MemoryError) as error:
+            raise Refused(Code.UNAVAILABLE, f"the server cannot take anybody in now ({error}); come back.") from error
         finally:
             with self._lock:
-                del self._opening[context]
+                self._opening.pop(context, None)
 
     def _certified(self, certificate: bytes) -> str:
         """The robot that a connection's certificate names; "" without TLS, on this machine alone."""
@@ -200,7 +213,7 @@ class FleetTransport:
             full = len(self._connected) >= self._options.max_robots or len(alike) >= _SPOOLS
             if full and older is None:
                 raise Refused(Code.RESOURCE_EXHAUSTED, "the server has as many robots as it takes; raise max_robots.")
-            durable = self._store.durable(*sender)
+            durable, policy = self._store.durable(*sender), self._policies.head(sender.robot)
             self._check_place(sender, hello, durable)
             session = Session(sender, durable, self._committer, self._clock, self._options.credit, self.alarm)
             self._connected[sender] = _Connected(session, context, certificate)
@@ -208,7 +221,7 @@ class FleetTransport:
             sentence = f"a newer connection of robot {sender.robot!r} with the same spool took over."
             older.session.end(Code.ABORTED, sentence)
         session.offered = hello.next_seq - 1
-        session.policy = self._policies.head(sender.robot)
+        session.policy = policy
         welcome = pb.Welcome(
             server=self.id.bytes,
             durable_seq=durable,
@@ -293,23 +306,33 @@ class FleetTransport:
         spoken, changes = self._clock.now(), -1
         while not self._clock.wait(self._stop, _TICK_S):
             now = self._clock.now()
-            with self._lock:
-                late = [one for one, since in self._opening.items() if now - since > self._options.silence_s]
-            for context in late:
-                context.cancel()
-            speak = now - spoken >= self._options.heartbeat_s
-            spoken = now if speak else spoken
-            latest = self._policies.changes()
-            for one in self._present():
-                if speak:
-                    self._speak(one)
-                silent = now - one.session.heard
-                if silent > self._options.silence_s and not one.session.busy:
-                    log.warning("%s has been silent for %.0f s", one.session.sender.robot, silent)
-                    one.context.cancel()
-                if latest != changes:
-                    self._announce(one.session)
-            changes = latest
+            try:
+                speak = now - spoken >= self._options.heartbeat_s
+                spoken = now if speak else spoken
+                self._put_out(now, speak)
+                if (latest := self._policies.changes()) != changes:
+                    for one in self._present():
+                        self._announce(one.session)
+                    changes = latest
+            except Exception:  # files, threads or memory ran out: all is looked at again
+                log.exception("connections could not be looked after")
+
+    def _put_out(self, now: float, speak: bool) -> None:
+        with self._lock:
+            late = [one for one, (_, since) in self._opening.items() if now - since > self._options.silence_s]
+        for context in late:
+            context.cancel()
+        present = self._present()
+        for one in present:
+            if speak:
+                self._speak(one)
+            silent = now - one.session.heard
+            if silent > self._options.silence_s and not one.session.busy:
+                log.warning("%s has been silent for %.0f s", one.session.sender.robot, silent)
+                one.context.cancel()
+        known = {peer_of(one.context.peer()) for one in present} | self._downloads.peers()
+        for address, count in self._connections.end_strangers(known, time.monotonic()).items():
+            log.warning("%d connections from %s were ended, behind which no robot was known", count, address)
 
     def _speak(self, one: _Connected) -> None:
         one.session.tell(pb.FromServer(clock=pb.Clock(wall_ns=self._clock.wall_ns())))

@@ -43,15 +43,16 @@ class Watcher:
         """Take in what is new; returns whether there may be more at once."""
         waiting = self._waiting()
         self._presence(waiting)
-        found = self._ledger.read(self._position, _BATCH)
-        for self._position, record in found:
-            self._take(self._position, record, waiting.get(record.robot, 0))
+        while self._alarms:
+            self._status.alarm(self._alarms.popleft())
         for version, stage in self._registry.releases.stages.items():
             if self._stages.get(version) != stage:
                 self._stages[version] = stage
                 self._status.policy(version, stage)
-        while self._alarms:
-            self._status.alarm(self._alarms.popleft())
+        found = self._ledger.read(self._position, _BATCH)
+        for position, record in found:
+            self._take(position, record, waiting.get(record.robot, 0))
+            self._position = position
         return len(found) == _BATCH
 
     def _presence(self, waiting: Mapping[str, int]) -> None:
@@ -62,27 +63,29 @@ class Watcher:
         self._present = frozenset(waiting)
 
     def _take(self, position: int, record: FleetRecord, waiting: int) -> None:
-        self._status.stored(record.robot, record.task, record.policy_version, len(record.payload), waiting)
-        if record.kind == "dropped":
-            self._status.dropped(record.robot, record.count)
+        """What can fail comes first: the record is taken in again then, and nothing of it has been counted."""
         if record.kind == "episode_end":
             try:
                 end = EpisodeEnd.from_payload(record.payload)
+                if end.outcome != "redo":  # a person had it played again
+                    self._ended(position, record, end)
             except ContractError as error:
                 self._status.alarm(f"robot {record.robot}, episode {record.episode}: {error}")
-                return
-            if end.outcome != "redo":  # a person had it played again
-                self._ended(position, record, end)
+        if record.kind == "dropped":
+            self._status.dropped(record.robot, record.count)
+        self._status.stored(record.robot, record.task, record.policy_version, len(record.payload), waiting)
 
     def _ended(self, position: int, record: FleetRecord, end: EpisodeEnd) -> None:
         """Interventions and clips are counted once an episode: their control steps belong together."""
-        version = record.policy_version
+        version, verdict = record.policy_version, None
+        known = version in self._registry.releases.stages  # else it is nobody's policy, or one from elsewhere
+        if known:
+            alone = end.success and not end.intervened  # what a person rescued is no success of the policy
+            found = Outcomes(1, int(alone), end.seconds, int(end.intervened > 0), int(end.clipped > 0))
+            verdict = self._registry.record(position, record.robot, version, found)
         self._status.episode(record.robot, version, end)
-        if version not in self._registry.releases.stages:
-            return  # nobody's policy, or one from elsewhere
-        alone = end.success and not end.intervened  # what a person rescued is no success of the policy
-        found = Outcomes(1, int(alone), end.seconds, int(end.intervened > 0), int(end.clipped > 0))
-        verdict = self._registry.record(position, record.robot, version, found)
+        if not known:
+            return
         if verdict is None:
             self._warned = frozenset()
             return

@@ -1,0 +1,123 @@
+"""Whoever holds connections without being a robot keeps no robot out, and costs few files."""
+
+from __future__ import annotations
+
+import re
+import resource
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack, suppress
+
+import pytest
+
+from tests.docs.conftest import ROOT
+from tests.fleet.fleets import Hand, MemorySpool, wait_until
+from vla_rl.contract.errors import UserError
+from vla_rl.fleet.connections import most_connections, peer_of
+from vla_rl.fleet.envelope import write_records
+
+
+def spool_of(count, robot="arm-1"):
+    spool = MemorySpool(robot)
+    spool.put(count)
+    return spool
+
+
+def strangers(port: int, count: int, held: ExitStack) -> list[socket.socket]:
+    made = []
+    for _ in range(count):
+        with suppress(OSError):  # those that are too many are ended at once
+            made.append(held.enter_context(socket.create_connection(("127.0.0.1", port), 5)))
+            made[-1].setblocking(False)
+    return made
+
+
+def is_open(sock: socket.socket) -> bool:
+    try:
+        while data := sock.recv(1 << 16):
+            assert data
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def test_strangers_give_way_and_a_robot_that_is_here_stays(serve):
+    server, spool = serve(max_robots=4), spool_of(2)
+    with ExitStack() as held, Hand(server.port) as robot:
+        robot.greet(spool)
+        silent = strangers(server.port, 120, held)
+        wait_until(lambda: sum(map(is_open, silent)) <= 32)
+        with Hand(server.port) as newcomer:
+            newcomer.greet(spool_of(1, "arm-2"))
+        robot.send(write_records(spool.records))
+        assert robot.next("ack").durable_seq == 1
+    assert server.connected() is not None
+
+
+def test_streams_on_which_nobody_introduces_himself_give_way(serve):
+    server = serve(max_robots=2)
+    with ExitStack() as held:
+        for _ in range(60):
+            held.enter_context(Hand(server.port))
+        wait_until(lambda: len(server._opening) >= 20)
+        wait_until(lambda: len(server._opening) <= 32)
+        with Hand(server.port) as newcomer:
+            newcomer.greet(spool_of(1))
+
+
+@pytest.mark.parametrize(
+    ("text", "peer"),
+    [
+        ("ipv4:10.0.0.7:5512", ("10.0.0.7", 5512)),
+        ("ipv6:%5B::1%5D:77", ("::1", 77)),
+        ("ipv6:[::ffff:10.0.0.7]:5", ("10.0.0.7", 5)),
+        ("unix:/tmp/x", ("", 0)),
+    ],
+)
+def test_a_peer_is_read_from_grpcs_words(text, peer):
+    assert peer_of(text) == peer
+
+
+def test_too_few_files_are_one_sentence_and_the_limit_is_raised(monkeypatch):
+    limits = [(1024, 1024)]
+    monkeypatch.setattr(resource, "getrlimit", lambda what: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda what, to: limits.append(to))
+    assert most_connections(256) == 256 + 512
+    limits.append((256, 1024))
+    assert most_connections(256) == 256 + 512 and limits[-1] == (960, 1024)
+    limits.append((511, 511))
+    with pytest.raises(UserError, match="may open 511 files, too few for 256 robots"):
+        most_connections(256)
+    limits.append((512, 512))
+    assert most_connections(256) == 256 + 64
+
+
+@pytest.mark.full
+def test_a_server_of_a_thousand_files_stores_on_beside_two_thousand_idle_connections(tmp_path, link):
+    command = [sys.executable, "-m", "vla_rl.cli", "serve", str(tmp_path / "fleet"), "--port", "0", "--page-port", "0"]
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=limited) as process:
+        try:
+            assert process.stderr is not None
+            port = int(re.search(r"127\.0\.0\.1:(\d+)", process.stderr.readline())[1])
+            spool = spool_of(10)
+            state = link(port, spool).status
+            wait_until(lambda: state().durable == 9)
+            with ExitStack() as held:
+                strangers(port, 2000, held)
+                spool.put(50)
+                wait_until(lambda: state().durable == 59)
+                other = spool_of(5, "arm-2")
+                second = link(port, other).status
+                wait_until(lambda: second().durable == 4)
+            spool.put(5)
+            wait_until(lambda: state().durable == 64)
+            assert process.poll() is None
+        finally:
+            process.kill()
