@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import gymnasium
 import numpy as np
 
 from sims.gym_make import make_vector, registered, single_maker
 from sims.gym_physics import ModelPhysics, physics_of
-from sims.gym_rows import Rows, SingleRows, VectorRows
+from sims.gym_rows import SUCCESS_KEYS, Result, Rows, SingleRows, VectorRows, flag
 from sims.gym_spaces import ActionWriter, ObservationReader, Privileged, spec_of_entries
 from vla_rl.contract.env import PRIVILEGED, Observation, Observe, Snapshot, Step
-from vla_rl.contract.errors import UserError
+from vla_rl.contract.errors import ContractError, UserError, cause_of
 from vla_rl.contract.load import load
 from vla_rl.contract.parameter import Parameter
 from vla_rl.contract.randomization import parameter_rows
@@ -33,9 +33,12 @@ class GymEnv:
 
     Rewards are Gymnasium's own.  Its termination is the cause "terminated", its truncation and the time limit are
     "time_limit" (termination at the same time counts); an observation that is not finite truncates the episode
-    ("diverged", reward 0) and is not returned.  Gymnasium has no notion of success: ``spec.success`` is None and
-    ``success`` is always False; compare returns.  With ``success_return`` an episode that has ended has succeeded if
-    its rewards add up to that at least ("at_end").
+    ("diverged", reward 0) and is not returned, nor is a reward; the first of them is warned of.
+
+    Success ("at_end") is what ``info["is_success"]`` or ``info["success"]`` says in the last step of an episode, or
+    another key, ``success_key``.  With ``success_return`` an episode has succeeded if its rewards add up to that at
+    least.  Otherwise there is no notion of success: ``spec.success`` is None; compare returns.  ``success_from`` says
+    which it is.
     """
 
     def __init__(
@@ -44,11 +47,19 @@ class GymEnv:
         privileged: Privileged,
         time_limit: int | None = None,
         success_return: float | None = None,
+        success_key: str | None = None,
+        action_bounds: Sequence[float] | None = None,
     ) -> None:
-        """Owns ``rows``; ``privileged`` is what only critics see; ``time_limit`` in actions, None: the registry's."""
+        """Owns ``rows``; ``privileged`` is what only critics see; ``time_limit`` in actions, None: the registry's.
+
+        ``success_key`` of ``info``; "": none, None: the one of ``SUCCESS_KEYS`` that the first step has.
+        """
         self._rows, self._success_return = rows, success_return
         self._reader = ObservationReader(rows.facts.name, rows.facts.observation_space)
-        self._write = ActionWriter(rows.facts.name, rows.facts.action_space)
+        self._write = ActionWriter(rows.facts.name, rows.facts.action_space, action_bounds)
+        self._success_key = success_key if success_key is not None or success_return is not None else self._find_key()
+        rows.keys = (self._success_key,) if self._success_key else ()
+        self._warned = False
         hidden = {name: self._reader.entries(name, chosen) for name, chosen in privileged.items()}
         self._privileged = {PRIVILEGED + name: entries for name, entries in hidden.items()}
         taken = [entry for chosen in self._privileged.values() for entry in chosen]
@@ -78,16 +89,43 @@ class GymEnv:
         """Execute ``chunk`` [E,H,D]; see ``VecEnv.step``."""
         return self._book.execute(chunk, self.spec, observe, self._execute, self._observe)
 
+    @property
+    def success_from(self) -> str:
+        """What says whether an episode has succeeded; "" where nothing does."""
+        if self._success_return is not None:
+            return f"a return of at least {self._success_return:g}"
+        return f'info["{self._success_key}"]' if self._success_key else ""
+
     def close(self) -> None:
         """Close every Gymnasium environment; safe to call twice."""
         self._rows.close()
 
+    def _find_key(self) -> str:
+        """The entry of ``info`` that says success, found by one action in the middle of their range; "" for none."""
+        everyone, low, high = range(self._rows.num_envs), self._write.spec.low, self._write.spec.high
+        self._rows.reset(everyone, everyone)
+        middle = (np.add(low, high) / 2).astype(self._write.spec.dtype)
+        info = self._rows.step([0], [self._write(middle)])[0][-1]
+        return next((key for key in SUCCESS_KEYS if key in info), "")
+
     def _execute(self, env_ids: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        reward, cause = self._advance(env_ids, action)
-        success = np.zeros(env_ids.size, bool)
+        reward, cause, results = self._advance(env_ids, action)
+        success, ended = np.zeros(env_ids.size, bool), (cause > 0) & (cause != DIVERGED)
         if self._success_return is not None:
-            success = (cause > 0) & (cause != DIVERGED) & (self._return[env_ids] >= self._success_return)
+            success = ended & (self._return[env_ids] >= self._success_return)
+        elif key := self._success_key:
+            for k in np.flatnonzero(ended):
+                success[k] = self._succeeded(results[k][-1], key)
         return reward, success, cause
+
+    def _succeeded(self, info: Mapping[str, Any], key: str) -> bool:
+        """What ``key`` of an episode's last ``info`` says; raises ContractError when it says nothing."""
+        if key not in info:
+            raise ContractError(
+                f"environment {self.spec.name!r} has no info[{key!r}] in the last step of an episode, so "
+                'nobody knows whether it succeeded; give it there, or set the option success_key to another key or "".'
+            )
+        return flag(self.spec.name, f"info[{key!r}]", info[key])
 
     def _begin(self, env_ids: np.ndarray, seeds: np.ndarray) -> None:
         if not env_ids.size:
@@ -96,20 +134,33 @@ class GymEnv:
         observations = self._rows.reset(env_ids.tolist(), seeds.tolist())
         self._keep(env_ids, self._reader.vectors(observations), observations)
 
-    def _advance(self, env_ids: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Execute ``action`` [R,D]: rewards [R] and the codes of the causes of ends [R] (0: still running)."""
+    def _advance(self, env_ids: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[Result]]:
+        """Execute ``action`` [R,D]: rewards [R], codes of the causes of ends [R] (0: still running), results."""
         results = self._rows.step(env_ids.tolist(), [self._write(item) for item in action])
         value = np.array([result[1] for result in results])
         terminated, truncated = (np.array([result[i] for result in results], bool) for i in (2, 3))
         vectors = self._reader.vectors([result[0] for result in results])
         finite = np.isfinite(vectors).all(1) & np.isfinite(value)
+        if not finite.all():
+            self._warn(env_ids[~finite], "a reward" if not np.isfinite(value).all() else "an observation")
         kept = np.flatnonzero(finite)
         self._keep(env_ids[kept], vectors[kept], [results[k][0] for k in kept])
         late = truncated | (self._book.time[env_ids] >= self.spec.time_limit)
         ends = np.where(terminated, FAILURES, np.where(late, TIME_LIMIT, 0))
         reward, cause = np.where(finite, value, 0).astype(np.float32), np.where(finite, ends, DIVERGED)
         self._return[env_ids] += reward
-        return reward, cause
+        return reward, cause, results
+
+    def _warn(self, env_ids: np.ndarray, what: str) -> None:
+        """Say once that an episode is cut because of ``what``, in the first of ``env_ids``."""
+        if not self._warned:
+            self._warned, env_id = True, int(env_ids[0])
+            warnings.warn(
+                f"environment {self.spec.name!r} returned {what} that is not finite (seed "
+                f"{int(self._book.seed[env_id])}, time step {int(self._book.time[env_id])}), so that episode, and "
+                "every other in which it happens, is truncated there (cause 'diverged'); correct the environment.",
+                stacklevel=2,
+            )
 
     def _keep(self, env_ids: np.ndarray, vectors: np.ndarray, observations: Sequence[Any]) -> None:
         """Let ``env_ids`` [R] show ``vectors`` [R,N] and the images of ``observations``."""
@@ -141,7 +192,7 @@ class GymEnv:
             control_dt=facts.control_dt,
             time_limit=limit,
             max_chunk=limit,
-            success=None if self._success_return is None else "at_end",
+            success="at_end" if self.success_from else None,
             extras={key: spec_of_entries(self._reader, entries) for key, entries in self._privileged.items()},
             can_snapshot=hasattr(self, "snapshot"),
         )
@@ -167,9 +218,11 @@ class ReplayingGymEnv(GymEnv):
         declared: Sequence[Parameter] = (),
         physics: Sequence[ModelPhysics] = (),
         success_return: float | None = None,
+        success_key: str | None = None,
+        action_bounds: Sequence[float] | None = None,
     ) -> None:
         """``physics`` of every environment, where parameters are ``declared``."""
-        super().__init__(rows, privileged, time_limit, success_return)
+        super().__init__(rows, privileged, time_limit, success_return, success_key, action_bounds)
         self._declared, self._physics = declared, physics
         self._values = parameter_rows(declared, {}, np.arange(rows.num_envs))
         shape = (rows.num_envs, self.spec.time_limit, self.spec.action_dim)
@@ -231,6 +284,8 @@ def make(
     vectorization_mode: str = "",
     vector_kwargs: Mapping[str, Any] | None = None,
     success_return: float | None = None,
+    success_key: str | None = None,
+    action_bounds: Sequence[float] | None = None,
 ) -> GymEnv:
     """``num_envs`` environments of Gymnasium's ``id``; "module:ID" imports the module that registers it first.
 
@@ -241,7 +296,10 @@ def make(
     vectorization_mode  "": single environments, one after the other, with snapshots; "sync", "async" (a process for
                 each) or "vector_entry_point" (the id's own vector environment): as in ``gymnasium.make_vec``
     vector_kwargs  of Gymnasium's vector environment ("sync", "async"): ``{"autoreset_mode": "NextStep"}``
-    success_return  an episode whose rewards add up to this at its end has succeeded; None: no notion of success
+    success_return  an episode whose rewards add up to this at its end has succeeded
+    success_key  the entry of ``info`` that says in the last step whether the episode has succeeded; None: "is_success"
+                or "success" where there is one; "": none is read
+    action_bounds  [low, high] of continuous actions where their space has no bounds
 
     Raises UserError for an id that cannot be made and for spaces that no policy could read or choose from.
     """
@@ -256,14 +314,16 @@ def make(
             single = single_maker(id, options, around)
             envs, declared = [single() for _ in range(num_envs)], physics_of(id)
             physics = [ModelPhysics(one.unwrapped) for one in envs] if declared else []
-            rows = SingleRows(envs)
-            return ReplayingGymEnv(rows, privileged or {}, time_limit, declared, physics, success_return)
-        env = make_vector(id, num_envs, vectorization_mode, options, around, vector_kwargs or {})
-    except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
+        else:
+            env = make_vector(id, num_envs, vectorization_mode, options, around, vector_kwargs or {})
+    except UserError:
+        raise
+    except Exception as error:  # of whoever wrote the environment
         raise UserError(
-            f"Gymnasium cannot make {id!r} ({str(error).rstrip('.')}), so there is no environment; check the id and "
-            "its arguments, or install its requirements (pip install 'gymnasium[mujoco]')."
+            f"Gymnasium cannot make {id!r} ({cause_of(error)}), so there is no environment; check the id and its "
+            "arguments, or install its requirements (pip install 'gymnasium[mujoco]')."
         ) from error
-    return GymEnv(VectorRows(env), privileged or {}, time_limit, success_return)
+    said = (success_return, success_key, action_bounds)
+    if not vectorization_mode:
+        return ReplayingGymEnv(SingleRows(envs), privileged or {}, time_limit, declared, physics, *said)
+    return GymEnv(VectorRows(env), privileged or {}, time_limit, *said)

@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 from gymnasium.vector import AutoresetMode
 
-from sims.gym_rows import FirstRow
+from sims.gym_rows import FirstRow, begun, copied, name_of, naming, stepped
 from vla_rl.contract.load import load
 
 
@@ -53,4 +53,25 @@ def make_vector(
     if mode == "vector_entry_point":
         return gymnasium.make_vec(id, num_envs, mode, dict(vector_kwargs), wrappers=around, **options)
     kwargs = {"autoreset_mode": AutoresetMode.SAME_STEP, **vector_kwargs}
-    return gymnasium.make_vec(id, num_envs, mode, kwargs, wrappers=around, disable_env_checker=True, **options)
+    plain = [*around, Plain]
+    return gymnasium.make_vec(id, num_envs, mode, kwargs, wrappers=plain, disable_env_checker=True, **options)
+
+
+class Plain(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """What an environment returns, checked, in Python's own numbers and in memory of its own.
+
+    Gymnasium's vector environments keep the last observation of an episode while they restart it, which overwrites the
+    buffer of an environment that hands out one again and again.
+    """
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        name = name_of(self)
+        with naming(name, "reset"):
+            obs, info = begun(name, self.env.reset(**options))
+        return obs, copied(info)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        name = name_of(self)
+        with naming(name, "step"):
+            *rest, info = stepped(name, self.env.step(action))
+        return (*rest, copied(info))

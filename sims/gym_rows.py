@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -12,9 +13,12 @@ from gymnasium.spaces import Space
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
-from vla_rl.contract.errors import UserError
+from vla_rl.contract.env import on_host
+from vla_rl.contract.errors import ContractError, UserError, cause_of
 
-Result: TypeAlias = tuple[Any, float, bool, bool]  # observation, reward, terminated, truncated
+Result: TypeAlias = tuple[Any, float, bool, bool, Mapping[str, Any]]
+"""observation, reward, terminated, truncated, and what ``info`` says under ``SUCCESS_KEYS`` and the user's own key."""
+SUCCESS_KEYS = ("is_success", "success")  # Gymnasium-Robotics, panda-gym, PushT, Aloha; ManiSkill, Meta-World
 
 
 @dataclass(frozen=True)
@@ -29,9 +33,13 @@ class Facts:
 
 
 class Rows(Protocol):
-    """``E`` environments.  One whose episode ended is neither stepped nor looked at until it is reset."""
+    """``E`` environments.  One whose episode ended is neither stepped nor looked at until it is reset.
+
+    ``keys`` are the entries of ``info`` that results hold.
+    """
 
     facts: Facts
+    keys: tuple[str, ...]
 
     @property
     def num_envs(self) -> int: ...
@@ -51,6 +59,7 @@ class SingleRows:
     def __init__(self, envs: Sequence[gymnasium.Env[Any, Any] | FirstRow]) -> None:
         """``envs`` are equal and owned by this object."""
         self._envs = envs
+        self.keys: tuple[str, ...] = SUCCESS_KEYS
         self.facts = _facts(envs[0], envs[0].observation_space, envs[0].action_space)
 
     @property
@@ -58,11 +67,19 @@ class SingleRows:
         return len(self._envs)
 
     def reset(self, env_ids: Sequence[int], seeds: Sequence[int]) -> list[Any]:
-        return [self._envs[env_id].reset(seed=seed)[0] for env_id, seed in zip(env_ids, seeds, strict=True)]
+        name = self.facts.name
+        with naming(name, "reset"):
+            return [
+                begun(name, self._envs[env_id].reset(seed=seed))[0] for env_id, seed in zip(env_ids, seeds, strict=True)
+            ]
 
     def step(self, env_ids: Sequence[int], actions: Sequence[Any]) -> list[Result]:
-        results = [self._envs[env_id].step(action) for env_id, action in zip(env_ids, actions, strict=True)]
-        return [(obs, float(reward), bool(ended), bool(cut)) for obs, reward, ended, cut, _ in results]
+        results, name = [], self.facts.name
+        with naming(name, "step"):
+            for env_id, action in zip(env_ids, actions, strict=True):
+                *rest, info = stepped(name, self._envs[env_id].step(action))
+                results.append((*rest, {key: info[key] for key in self.keys if key in info}))
+        return results
 
     def close(self) -> None:
         for env in self._envs:
@@ -83,6 +100,7 @@ class VectorRows:
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         """Owns ``env``; raises UserError when it cannot reset one row alone."""
         self._env = env
+        self.keys: tuple[str, ...] = SUCCESS_KEYS
         self._mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self._ended = np.zeros(env.num_envs, bool)
         self.facts = _facts(env, env.single_observation_space, env.single_action_space)
@@ -110,13 +128,28 @@ class VectorRows:
         by_row = dict(zip(env_ids, actions, strict=True))
         full = [by_row.get(i, actions[0]) for i in range(self.num_envs)]
         batch = _batch(self._env.single_action_space, full)
-        obs, reward, terminated, truncated, infos = self._env.step(batch)
-        self._ended |= terminated | truncated
-        last = self._rows(obs)
+        name = self.facts.name
+        with naming(name, "step"):
+            obs, reward, terminated, truncated, infos = self._env.step(batch)
+        rewards, ends, cuts = (
+            _of_rows(name, *item, self.num_envs)
+            for item in (("rewards", reward), ("terminated", terminated), ("truncated", truncated))
+        )
+        self._ended |= (ends | cuts).astype(bool)
+        last, said = self._rows(obs), [infos] * self.num_envs
         if self._mode == AutoresetMode.SAME_STEP:
-            for i in np.flatnonzero(terminated | truncated):
-                last[i] = infos["final_obs"][i]
-        return [(last[i], float(reward[i]), bool(terminated[i]), bool(truncated[i])) for i in env_ids]
+            for i in np.flatnonzero(ends | cuts):
+                last[i], said[i] = _final(name, infos, int(i), obs)
+        return [
+            (
+                last[i],
+                number(name, "reward", rewards[i]),
+                flag(name, "terminated", ends[i]),
+                flag(name, "truncated", cuts[i]),
+                {key: value for key in self.keys if (value := _of_info(said[i], key, i)) is not None},
+            )
+            for i in env_ids
+        ]
 
     def close(self) -> None:
         self._env.close()
@@ -127,7 +160,9 @@ class VectorRows:
     def _reset(self, mask: np.ndarray, seeds: list[int | None]) -> Any:
         """All observations after a reset of ``mask`` bool [E]; a reset of every row needs no mask."""
         options = None if mask.all() else {"reset_mask": mask}
-        return self._env.reset(seed=seeds, options=options)[0]  # type: ignore[arg-type]  # Sync and Async take lists
+        with naming(self.facts.name, "reset"):
+            # Sync and Async take lists
+            return begun(self.facts.name, self._env.reset(seed=seeds, options=options))[0]  # type: ignore[arg-type]
 
     def _require_reset_of_one_row(self) -> None:
         mask = np.arange(self.num_envs) == 0
@@ -135,7 +170,7 @@ class VectorRows:
             self._reset(np.ones_like(mask), list(range(self.num_envs)))
             before = self._rows(self._env.step(self._env.action_space.sample())[0])[1]
             kept = _equal(before, self._rows(self._reset(mask, [7] + [None] * (self.num_envs - 1)))[1])
-        except (gymnasium.error.Error, TypeError, ValueError, AttributeError):
+        except (gymnasium.error.Error, TypeError, ValueError, AttributeError, UserError):
             kept = False
         if not kept:
             raise UserError(
@@ -155,14 +190,16 @@ class FirstRow:
         self.spec, self.metadata, self.unwrapped = env.spec, env.metadata, env.unwrapped
 
     def reset(self, *, seed: int) -> tuple[Any, dict[str, Any]]:
-        obs, infos = self._env.reset(seed=seed)
+        obs, infos = begun(name_of(self._env), self._env.reset(seed=seed))
         return self._first(obs), infos
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, infos = self._env.step(_batch(self.action_space, [action]))
-        ended = bool(terminated[0] or truncated[0])
-        last = infos["final_obs"][0] if ended and self._same_step else self._first(obs)
-        return last, float(reward[0]), bool(terminated[0]), bool(truncated[0]), infos
+        last, said = self._first(obs), infos
+        if self._same_step and bool(terminated[0] or truncated[0]):
+            last, said = _final(name_of(self._env), infos, 0, obs)
+        info = {key: value for key in said if (value := _of_info(said, key, 0)) is not None}
+        return last, reward[0], terminated[0], truncated[0], info
 
     def close(self) -> None:
         self._env.close()
@@ -171,12 +208,153 @@ class FirstRow:
         return next(iter(iterate(self._env.observation_space, obs)))
 
 
+# -- what environments of others say -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def naming(name: str, what: str) -> Iterator[None]:
+    """Whatever ``what`` of environment ``name`` raises becomes one sentence that carries its cause."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # of code that is not ours
+        raise ContractError(
+            f"{what} of environment {name!r} failed ({cause_of(error)}), so its episode cannot go on; correct the "
+            "environment."
+        ) from error
+
+
+def begun(name: str, outcome: Any) -> tuple[Any, dict[str, Any]]:
+    """What a reset returned, observation (a copy) and info; raises ContractError for anything else."""
+    match outcome:
+        case (obs, (Mapping() | None) as info):
+            return copied(obs), dict(info or {})
+    raise ContractError(
+        f"reset of environment {name!r} returned {_kinds(outcome)} instead of an observation and a dict, so no episode "
+        "begins; return (obs, info), as Gymnasium has it since 0.26."
+    )
+
+
+def stepped(name: str, outcome: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    """What a step returned, the observation as a copy, numbers and flags as Python's own.
+
+    Rewards may be arrays or tensors of one entry, flags as well.  Raises ContractError for anything else.
+    """
+    match outcome:
+        case (obs, reward, ended, cut, (Mapping() | None) as info):
+            flags = flag(name, "terminated", ended), flag(name, "truncated", cut)
+            return copied(obs), number(name, "reward", reward), *flags, dict(info or {})
+    raise ContractError(
+        f"step of environment {name!r} returned {_kinds(outcome)} instead of observation, reward, terminated, "
+        "truncated and a dict, so nothing can be learnt from it; return these five, as Gymnasium has it since 0.26."
+    )
+
+
+def number(name: str, what: str, value: Any) -> float:
+    """``value`` as a number, also of an array or tensor of one entry; raises ContractError for anything else."""
+    try:
+        if not isinstance(value, str | bytes):
+            return float(value.item() if hasattr(value, "item") else value)
+    except (TypeError, ValueError, RuntimeError):
+        pass  # said below
+    raise ContractError(
+        f"environment {name!r} returned a {what} that is {_kind(value)}, so nothing can be learnt from it; return one "
+        "number."
+    )
+
+
+def flag(name: str, what: str, value: Any) -> bool:
+    """``value`` as true or false, also 0, 1 and arrays of one entry; raises ContractError for anything else."""
+    if value is True or value is False:
+        return value
+    found = number(name, what, value)
+    if found not in (0.0, 1.0):
+        raise ContractError(
+            f"environment {name!r} returned {what} as {found:g}, which is neither true nor false, so nobody knows "
+            "what it means; return a bool."
+        )
+    return bool(found)
+
+
+def copied(obs: Any) -> Any:
+    """``obs`` in memory of its own: environments may hand out one buffer again and again."""
+    if isinstance(obs, np.ndarray):
+        return obs.copy()
+    if isinstance(obs, Mapping):
+        return {key: copied(part) for key, part in obs.items()}
+    if isinstance(obs, tuple):
+        return tuple(map(copied, obs))
+    return np.array(on_host(obs)) if hasattr(obs, "detach") else obs
+
+
+def _of_rows(name: str, what: str, values: Any, num_envs: int) -> np.ndarray:
+    """``values`` [E] of a vector environment; raises ContractError for another shape."""
+    found = on_host(values)
+    if found.shape == (num_envs, 1):
+        found = found[:, 0]
+    if found.shape != (num_envs,):
+        raise ContractError(
+            f"environment {name!r} returned {what} of shape {list(found.shape)} for {num_envs} environments, so nobody "
+            "knows whose they are; return one for each."
+        )
+    return found
+
+
+def _final(name: str, infos: Mapping[str, Any], row: int, obs: Any) -> tuple[Any, dict[str, Any]]:
+    """The last observation and info of an episode whose row has restarted already."""
+    last = infos.get("final_obs", infos.get("final_observation"))  # the older name is that of Gymnasium 0.29
+    if last is None or last[row] is None:
+        raise ContractError(
+            f"environment {name!r} restarts episodes in the step that ends them and gives no final_obs, so the last "
+            'observation is lost; add infos["final_obs"], or use another autoreset mode.'
+        )
+    if _overlaps(last[row], obs):
+        raise ContractError(
+            f"environment {name!r} restarts episodes in the step that ends them and gives as final_obs the memory of "
+            "the new observation, so the last one is overwritten; give a copy of it."
+        )
+    said = infos.get("final_info", {})
+    return last[row], dict(said if isinstance(said, Mapping) else said[row] or {})
+
+
+def _of_info(infos: Mapping[str, Any], key: str, row: int) -> Any:
+    """Entry ``key`` of a vector environment's infos for ``row``; None where it says nothing about that row."""
+    value, given = infos.get(key), infos.get(f"_{key}")
+    if value is None or (given is not None and not given[row]):
+        return None
+    return value[row] if np.ndim(value) else value
+
+
+def _overlaps(one: Any, other: Any) -> bool:
+    if isinstance(one, Mapping):
+        return any(_overlaps(one[key], other[key]) for key in one)
+    if isinstance(one, tuple):
+        return any(map(_overlaps, one, other))
+    return isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and np.shares_memory(one, other)
+
+
+def _kind(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    what = "None" if value is None else f"a {type(value).__name__}"
+    return what if shape is None else f"{what} of shape {list(shape)}"
+
+
+def _kinds(outcome: Any) -> str:
+    return f"({', '.join(map(_kind, outcome))})" if isinstance(outcome, tuple) else _kind(outcome)
+
+
 def _facts(env: Any, observation_space: Space[Any], action_space: Space[Any]) -> Facts:
-    name = env.spec.id if env.spec else type(env.unwrapped).__name__
+    name = name_of(env)
     registered = env.spec and (env.spec.kwargs.get("max_episode_steps") or env.spec.max_episode_steps)
     per_second = env.metadata.get("render_fps") or 1
     control_dt = float(getattr(env.unwrapped, "dt", 1 / per_second))
     return Facts(name, observation_space, action_space, control_dt, registered or None)
+
+
+def name_of(env: Any) -> str:
+    """The id of ``env``; the name of its class where it has none."""
+    return env.spec.id if env.spec else type(env.unwrapped).__name__
 
 
 def _batch(space: Space[Any], items: Sequence[Any]) -> Any:

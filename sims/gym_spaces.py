@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -10,7 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 
-from vla_rl.contract.errors import UserError
+from vla_rl.contract.env import on_host
+from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.spec import ArraySpec
 
 Path: TypeAlias = tuple[str | int, ...]  # keys of nested Dict and Tuple spaces
@@ -23,6 +25,7 @@ class Leaf:
 
     path: Path
     space: Space[Any]
+    owner: str = ""  # the environment's name, for errors
 
     @property
     def name(self) -> str:
@@ -30,22 +33,45 @@ class Leaf:
         return "/".join(map(str, self.path))
 
     def of(self, whole: Any) -> Any:
-        """The value of this leaf in ``whole``."""
-        for key in self.path:
-            whole = whole[key]
-        return whole
+        """The value of this leaf in ``whole``, as an array; raises ContractError for one that it does not have."""
+        try:
+            for key in self.path:
+                whole = whole[key]
+        except (KeyError, IndexError, TypeError) as error:
+            raise ContractError(
+                f"an observation of {self.owner!r} has no part {self.name!r}, which its space declares, so it cannot "
+                "be read; correct the space or the environment."
+            ) from error
+        value = on_host(whole)
+        if value.dtype.kind not in "biuf" or value.size != math.prod(self.space.shape or ()):
+            raise ContractError(
+                f"the observation{_called(self)} of {self.owner!r} is {value.dtype}{list(value.shape)} but "
+                f"{short(self.space)} is declared, so it would be misread; correct the space or the environment."
+            )
+        return value
 
 
-def leaves(space: Space[Any], path: Path = ()) -> Iterator[Leaf]:
+def leaves(space: Space[Any], path: Path = (), owner: str = "") -> Iterator[Leaf]:
     """The parts of nested Dict and Tuple spaces, in Gymnasium's order."""
     if isinstance(space, Dict):
         for key, part in space.spaces.items():
-            yield from leaves(part, (*path, key))
+            yield from leaves(part, (*path, key), owner)
     elif isinstance(space, Tuple):
         for i, part in enumerate(space.spaces):
-            yield from leaves(part, (*path, i))
+            yield from leaves(part, (*path, i), owner)
     else:
-        yield Leaf(path, space)
+        yield Leaf(path, space, owner)
+
+
+def short(space: Space[Any]) -> str:
+    """``space`` in a sentence: its kind, dtype and shape, without the bounds of every entry."""
+    if isinstance(space, Dict):
+        return f"Dict({', '.join(f'{key}: {short(part)}' for key, part in space.spaces.items())})"
+    if isinstance(space, Tuple):
+        return f"Tuple({', '.join(map(short, space.spaces))})"
+    if isinstance(space, Box):
+        return f"a Box of {space.dtype}{list(space.shape)}"
+    return str(space)[:100]
 
 
 class ObservationReader:
@@ -59,7 +85,7 @@ class ObservationReader:
 
     def __init__(self, owner: str, space: Space[Any]) -> None:
         """``owner`` is the environment's name, for errors."""
-        found = list(leaves(space))
+        found = list(leaves(space, owner=owner))
         self._images = {leaf.name or "image": leaf for leaf in found if _is_image(leaf.space)}
         self._vectors = [(leaf, _vector(owner, leaf)) for leaf in found if not _is_image(leaf.space)]
         self.image_specs = {name: _image_spec(name, leaf.space) for name, leaf in self._images.items()}
@@ -76,7 +102,7 @@ class ObservationReader:
 
     def images(self, obs: Any) -> dict[str, np.ndarray]:
         """{camera: uint8 [h,w,c]}."""
-        return {name: _channels_last(np.asarray(leaf.of(obs))) for name, leaf in self._images.items()}
+        return {name: _channels_last(_image(leaf, leaf.of(obs))) for name, leaf in self._images.items()}
 
     def entries(self, name: str, chosen: str | Sequence[int]) -> list[int]:
         """The entries of the vector that ``chosen`` names: numbers, or a part of a Dict observation.
@@ -111,15 +137,15 @@ class ActionWriter:
     kinds, numbers without bounds and other spaces.
     """
 
-    def __init__(self, owner: str, space: Space[Any]) -> None:
-        """``owner`` is the environment's name, for errors."""
+    def __init__(self, owner: str, space: Space[Any], bounds: Sequence[float] | None = None) -> None:
+        """``owner`` is the environment's name, for errors; ``bounds`` (low, high) hold where the space has none."""
         self._space = space
-        self._leaves = [(leaf, _action_part(owner, leaf)) for leaf in leaves(space)]
+        self._leaves = [(leaf, _action_part(owner, leaf, bounds)) for leaf in leaves(space)]
         kinds = {part.dtype for _, part in self._leaves}
         if len(kinds) > 1:
             raise UserError(
-                f"the actions of {owner!r} are {space}: numbers and indices at once, for which no policy exists; wrap "
-                "it so that all parts are of one kind (gymnasium.ActionWrapper)."
+                f"the actions of {owner!r} are {short(space)}: numbers and indices at once, which no policy chooses; "
+                "wrap it so that all parts are of one kind (gymnasium.ActionWrapper)."
             )
         low = np.concatenate([part.low for _, part in self._leaves])
         high = np.concatenate([part.high for _, part in self._leaves])
@@ -160,14 +186,14 @@ def _vector(owner: str, leaf: Leaf) -> _Part:
     if isinstance(space, Discrete | MultiDiscrete):
         start, counts = _indices(space)
         size = int(counts.sum())
-        return _Part(np.zeros(size), np.ones(size), "float32", lambda value: _one_hot(np.ravel(value) - start, counts))
+        return _Part(np.zeros(size), np.ones(size), "float32", lambda value: _one_hot(leaf, value, start, counts))
     raise UserError(
-        f"the observation{_called(leaf)} of {owner!r} is {space}, which is neither numbers, nor indices, nor an image, "
+        f"the observation{_called(leaf)} of {owner!r} is {short(space)}: neither numbers, nor indices, nor an image, "
         "so no policy could read it; leave it out by a wrapper (gymnasium.wrappers:FilterObservation)."
     )
 
 
-def _action_part(owner: str, leaf: Leaf) -> _Part:
+def _action_part(owner: str, leaf: Leaf, bounds: Sequence[float] | None) -> _Part:
     space = leaf.space
     if isinstance(space, Discrete | MultiDiscrete):
         start, counts = _indices(space)
@@ -177,17 +203,31 @@ def _action_part(owner: str, leaf: Leaf) -> _Part:
         return _Part(np.zeros(size, np.int64), np.ones(size, np.int64), "int64")
     if not isinstance(space, Box):
         raise UserError(
-            f"the action{_called(leaf)} of {owner!r} is {space}, which is neither numbers nor indices, so no policy "
+            f"the action{_called(leaf)} of {owner!r} is {short(space)}: neither numbers nor indices, so no policy "
             "could choose it; change it by a wrapper (gymnasium.ActionWrapper)."
-        )
-    if not space.is_bounded():
-        raise UserError(
-            f"the actions of {owner!r} have no bounds, so none would be safe; wrap it to have some "
-            "(gymnasium.wrappers:RescaleAction)."
         )
     whole = np.issubdtype(space.dtype, np.integer)
     low, high = (bound.ravel().astype(np.int64 if whole else float) for bound in (space.low, space.high))
+    endless = _endless(low) | _endless(high)
+    if endless.any():
+        if bounds is None:
+            raise UserError(
+                f"the actions of {owner!r} have no bounds, so none would be safe; say between which numbers they are "
+                "to be chosen by the option action_bounds (--env.options "
+                f'\'{{"id": ..., "action_bounds": [-1, 1]}}\').'
+            )
+        low, high = np.where(_endless(low), bounds[0], low), np.where(_endless(high), bounds[1], high)
+        if not (low < high).all():
+            raise UserError(
+                f"action_bounds {list(bounds)} leave no actions of {owner!r} to choose from; give [low, high]."
+            )
     return _Part(low, high, "int64" if whole else "float32")
+
+
+def _endless(bound: np.ndarray) -> np.ndarray:
+    """bool like ``bound``: where there is none, which many say by the largest number of their dtype."""
+    largest: np.ndarray = np.abs(bound) >= (np.iinfo(np.int32).max if bound.dtype.kind == "i" else 1e30)
+    return largest
 
 
 def _indices(space: Discrete | MultiDiscrete) -> tuple[np.ndarray, np.ndarray]:
@@ -196,9 +236,15 @@ def _indices(space: Discrete | MultiDiscrete) -> tuple[np.ndarray, np.ndarray]:
     return np.ravel(np.int64(space.start)), np.ravel(np.int64(counts))
 
 
-def _one_hot(index: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def _one_hot(leaf: Leaf, value: np.ndarray, start: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    index = np.ravel(value) - start
+    if not ((index >= 0) & (index < counts) & (index == np.rint(index))).all():
+        raise ContractError(
+            f"the observation{_called(leaf)} of {leaf.owner!r} is {np.ravel(value).tolist()}, which is not in its "
+            f"space {short(leaf.space)}, so it would be misread; correct the space or the environment."
+        )
     hot = np.zeros(int(counts.sum()), np.float32)
-    hot[np.cumsum(counts) - counts + index] = 1
+    hot[np.cumsum(counts) - counts + index.astype(int)] = 1
     return hot
 
 
@@ -206,6 +252,16 @@ def _is_image(space: Space[Any]) -> bool:
     if not isinstance(space, Box) or space.dtype != np.uint8:
         return False
     return len(space.shape) == 3 or (len(space.shape) == 2 and min(space.shape) >= _SMALLEST_GREY)
+
+
+def _image(leaf: Leaf, value: np.ndarray) -> np.ndarray:
+    """``value``; raises ContractError unless it is uint8 of the declared shape: others would be shown dark or torn."""
+    if value.dtype != np.uint8 or value.shape != leaf.space.shape:
+        raise ContractError(
+            f"the picture{_called(leaf)} of {leaf.owner!r} is {value.dtype}{list(value.shape)} but {short(leaf.space)} "
+            "is declared, so it would be misread; correct the space or the environment."
+        )
+    return value
 
 
 def _channels_last(image: np.ndarray) -> np.ndarray:

@@ -149,8 +149,8 @@ FAULTS = (
     Fault(
         "an episode has succeeded before it ends",
         _GYM,
-        "success = (cause > 0) & (cause != DIVERGED) & (",
-        "success = (cause != DIVERGED) & (",
+        "ended = np.zeros(env_ids.size, bool), (cause > 0) & (cause != DIVERGED)",
+        "ended = np.zeros(env_ids.size, bool), (cause != DIVERGED)",
         (_SUCCESS,),
     ),
     Fault(

@@ -17,7 +17,7 @@ _SUCCESS = (
     Fault(
         "Gymnasium's tasks claim to know success",
         _GYM,
-        'success=None if self._success_return is None else "at_end",',
+        'success="at_end" if self.success_from else None,',
         'success="once",',
         ("tests/sims/test_gym.py::test_an_environment_without_success_never_reports_one",),
     ),

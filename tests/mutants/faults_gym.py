@@ -9,6 +9,7 @@ _SHARED, _PPO = "vla_rl/algorithms/policy_gradient.py", "vla_rl/algorithms/ppo.p
 _FEED_FORWARD, _ROLLOUT = "vla_rl/policies/feed_forward.py", "vla_rl/experience/rollout.py"
 _CONTRACT = "vla_rl/contract/policy.py"
 _ON_GYM, _ON_STATISTICS = "tests/sims/test_gym.py::", "tests/policies/test_statistics.py::"
+_ON_WORDS = "tests/sims/test_gym_words.py::"
 _ENDS = f"{_ON_GYM}test_ends_inside_a_chunk_are_exact_and_rows_idle_until_they_are_reset"
 _MERGED = f"{_ON_STATISTICS}test_merged_statistics_are_those_of_all_the_data"
 _SHOWN = f"{_ON_STATISTICS}test_the_policy_is_never_given_what_is_privileged_and_the_critic_is"
@@ -56,6 +57,48 @@ FAULTS = (
         "finite = np.isfinite(vectors).all(1) & np.isfinite(value)",
         "finite = np.isfinite(value)",
         (f"{_ON_GYM}test_an_observation_that_is_not_finite_truncates_and_is_not_handed_out",),
+    ),
+    Fault(
+        "an environment's buffer is kept instead of a copy",
+        "sims/gym_rows.py",
+        "return obs.copy()",
+        "return obs",
+        (f"{_ON_WORDS}test_the_last_observation_of_one_buffer_is_not_the_next_episode_s_first",),
+    ),
+    Fault(
+        "success is what any step says",
+        _GYM,
+        "for k in np.flatnonzero(ended):",
+        "for k in range(env_ids.size):",
+        (f"{_ON_WORDS}test_success_in_info_is_that_of_the_last_step",),
+    ),
+    Fault(
+        "info['success'] is not read",
+        "sims/gym_rows.py",
+        'SUCCESS_KEYS = ("is_success", "success")',
+        'SUCCESS_KEYS = ("is_success",)',
+        (f"{_ON_WORDS}test_success_in_info_is_that_of_the_last_step",),
+    ),
+    Fault(
+        "a reward that is not finite is cut in silence",
+        _GYM,
+        "if not self._warned:",
+        "if False:",
+        (f"{_ON_WORDS}test_a_reward_that_is_not_a_number_is_named_and_never_handed_out",),
+    ),
+    Fault(
+        "an index outside its space marks its neighbour",
+        "sims/gym_spaces.py",
+        "(index >= 0) & (index < counts)",
+        "(index >= 0)",
+        (f"{_ON_WORDS}test_what_cannot_be_right_is_one_sentence_that_names_the_environment",),
+    ),
+    Fault(
+        "the largest float counts as a bound of actions",
+        "sims/gym_spaces.py",
+        "else 1e30)",
+        "else np.inf)",
+        (f"{_ON_WORDS}test_unbounded_actions_are_refused_with_advice_that_helps",),
     ),
     Fault(
         "merging forgets how far apart the means are",

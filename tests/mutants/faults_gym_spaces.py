@@ -20,8 +20,8 @@ FAULTS = (
     Fault(
         "a one-hot index ignores where the space starts",
         _SPACES,
-        "_one_hot(np.ravel(value) - start, counts)",
-        "_one_hot(np.ravel(value) % counts, counts)",
+        "index = np.ravel(value) - start",
+        "index = np.ravel(value) % counts",
         (_APART,),
     ),
     Fault(
@@ -111,8 +111,8 @@ FAULTS = (
     Fault(
         "a vector environment of one row shows the next episode at an end",
         _ROWS,
-        'last = infos["final_obs"][0] if ended and self._same_step else self._first(obs)',
-        "last = self._first(obs)",
+        "if self._same_step and bool(terminated[0] or truncated[0]):",
+        "if False:",
         (_ROW_BY_ROW,),
     ),
     Fault(

@@ -81,10 +81,13 @@ def check_array(name: str, array: Any, spec: ArraySpec, lead: tuple[int, ...]) -
     if values.size and values.dtype != np.bool_:
         low, high = np.asarray(spec.low, float), np.asarray(spec.high, float)
         numbers = values.astype(float)
-        if not ((numbers >= low - _TOLERANCE) & (numbers <= high + _TOLERANCE)).all():
+        outside = ~((numbers >= low - _TOLERANCE) & (numbers <= high + _TOLERANCE))
+        if outside.any():
+            where = tuple(np.argwhere(outside)[0])
+            low, high = (np.broadcast_to(bound, values.shape)[where] for bound in (low, high))
             raise ContractError(
-                f"{name} holds {numbers.min():.6g}..{numbers.max():.6g}, outside its declared range {spec.low}.."
-                f"{spec.high}, so normalisation would be wrong; correct the spec or the environment."
+                f"{name} holds {numbers.min():.6g}..{numbers.max():.6g}, outside its declared range {low:g}..{high:g} "
+                f"in entry {where[-1]}, so normalisation would be wrong; correct the spec or the environment."
             )
 
 
@@ -227,6 +230,7 @@ def _check_reset(env: VecEnv, env_ids: np.ndarray, seeds: np.ndarray) -> str:
 def _check_episode(env: VecEnv, env_ids: np.ndarray, seeds: np.ndarray) -> str:
     env.reset(env_ids, seeds)
     steps_taken, lengths = np.zeros(env.num_envs, int), np.unique([1, min(3, env.spec.max_chunk), env.spec.max_chunk])
+    at_once = 0
     generator, before = np.random.default_rng(0), None
     for i in itertools.count():  # a clock that passes the time limit ends it too
         horizon, first = int(lengths[i % len(lengths)]), i < len(lengths)
@@ -240,10 +244,21 @@ def _check_episode(env: VecEnv, env_ids: np.ndarray, seeds: np.ndarray) -> str:
             _require(len(step.frames) == horizon, f"observe='all' gave {len(step.frames)} frames for {horizon} actions")
             _require(_equal(step.frames[-1], step.obs), "the last frame differs from obs")
         _check_latched(before or step, step)
+        at_once += int(on_host(step.success & step.done).sum()) if i == 0 else 0  # lengths[0] is 1
         before = step
         if on_host(step.done).all():
             break
-    return f"{int(steps_taken.min())}..{int(steps_taken.max())} actions"
+    return f"{int(steps_taken.min())}..{int(steps_taken.max())} actions" + _oddities(step, at_once, env.spec)
+
+
+def _oddities(step: Step, at_once: int, spec: EnvSpec) -> str:
+    """What keeps the contract but can hardly be meant, after episodes of random actions."""
+    diverged, found = list(step.cause).count("diverged"), ""
+    if diverged:
+        found += f"; {diverged} ended because something was not finite (diverged)"
+    if at_once and spec.time_limit > 1:
+        found += f"; {at_once} of {len(step.cause)} succeeded at their first action, a random one"
+    return found
 
 
 def _check_idle(env: VecEnv, env_ids: np.ndarray, seeds: np.ndarray) -> str:
@@ -270,6 +285,8 @@ def _check_latched(before: Step, after: Step) -> None:
 
 def _check_repeats(env: VecEnv, env_ids: np.ndarray, seeds: np.ndarray) -> str:
     first = _play(env, env_ids, seeds, [2, 1])
+    again = _same_episodes(first, _play(env, env_ids, seeds, [2, 1]), env_ids, profile_of(env.spec))
+    _require(again, "the same seed and actions give another episode (does reset use its seed for all that it draws?)")
     reversed_ = _play(env, env_ids, seeds[::-1].copy(), [2, 1], reverse=True)
     profile, backwards = profile_of(env.spec), env_ids[::-1].copy()
     same = _same_episodes(first, reversed_, backwards, profile)

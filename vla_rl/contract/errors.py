@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -23,3 +25,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     options = sorted(known)
     close = difflib.get_close_matches(name[:200], options, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(options) or 'none'}."
+
+
+def cause_of(error: BaseException) -> str:
+    """``error`` of somebody else's code, for a sentence: its kind, its text, and the line that raised it."""
+    text = " ".join(traceback.format_exception_only(error)[-1].split()).rstrip(".")
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not {"site-packages", "lib"} & set(Path(frame.filename).parts)]
+    where = f", at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+    return f"{text[:300]}{where}"

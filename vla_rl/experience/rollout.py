@@ -275,7 +275,7 @@ def _stack(window: Window, spec: EnvSpec, measured: Mapping[str, float]) -> Roll
 
     terminated, truncated = over_time("terminated"), over_time("truncated")
     success, valid = over_time("success") & (terminated | truncated), over_time("valid")
-    lost = float(sum(list(step.cause).count(WORKER) for step in steps))  # no outcome of the policy
+    lost, diverged = (float(sum(list(step.cause).count(cause) for step in steps)) for cause in (WORKER, "diverged"))
     hosts = [decision.host for decision in decisions]
     info = {
         "env/steps": float(sum(host.valid.sum() for host in hosts)),
@@ -283,7 +283,8 @@ def _stack(window: Window, spec: EnvSpec, measured: Mapping[str, float]) -> Roll
         "rollout/successes": float(sum((host.success & host.done).sum() for host in hosts)),
         **measured,
         **_by_family(decisions, spec),
-        **({"rollout/truncated_by_worker": lost} if lost else {}),
+        **({"rollout/truncated_by_worker": lost} if lost else {}),  # no outcome of the policy
+        **({"rollout/diverged": diverged} if diverged else {}),
     }
     return Rollout(
         features=window.features,

@@ -19,7 +19,7 @@ NUM_ENVS = 4  # what is inspected is stepped side by side
 def show_environment(show: Console, name: str, options: Mapping[str, object]) -> None:
     """Print the environment ``name`` with ``options``; raises ContractError when it does not keep the contract."""
     with closing(sims.make_env(name, NUM_ENVS, **options)) as env:
-        show_spec(show, env.spec)
+        show_spec(show, env.spec, getattr(env, "success_from", ""))
         show.print(_parameters(name, options))
         show.print(checked_table(f"{name}, {NUM_ENVS} environments: declared equals delivered", check_env(env)))
 
@@ -29,8 +29,8 @@ def checked_table(title: str, found: Iterable[Checked]) -> Table:
     return table(title, ("check", "result"), [(item.name, item.result) for item in found])
 
 
-def show_spec(show: Console, spec: EnvSpec) -> None:
-    """Print arrays, their entries, and what ends an episode."""
+def show_spec(show: Console, spec: EnvSpec, success_from: str = "") -> None:
+    """Print arrays, their entries, what ends an episode, and what says that it has succeeded, where that is known."""
     arrays = {f"image {name}": item for name, item in spec.images.items()}
     arrays |= {"state": spec.state, "action": spec.action, **spec.extras}
     rows = [(name, *_array(item)) for name, item in arrays.items()]
@@ -41,7 +41,7 @@ def show_spec(show: Console, spec: EnvSpec) -> None:
     facts = [
         ("tasks", "\n".join(spec.tasks)),
         ("time limit", limit),
-        ("success", spec.success or "none: compare returns"),
+        ("success", ": ".join(filter(None, (spec.success or "none, compare returns", success_from)))),
     ]
     facts += [("device", spec.device), ("snapshots", "yes" if spec.can_snapshot else "no"), ("profile", spec.profile)]
     show.print(table("episodes", ("", ""), facts))
