@@ -92,7 +92,7 @@ class Control:
             "begin": lambda message: executor.begin(int(message["episode"]), int(message["time_limit"])),
             "end": lambda message: executor.end(str(message["outcome"])),
             "stop": lambda message: executor.stop(str(message["reason"])),
-            "rearm": lambda message: executor.rearm(time.monotonic()),
+            "rearm": lambda message: executor.rearm(time.monotonic(), message["there"]),
             "close": lambda message: self.finish("the run is over"),
         }
 
@@ -108,7 +108,7 @@ class Control:
         self._executor.measure(time.monotonic())
         record = self._executor.act(time.monotonic())
         sent = {"record": record.to_message(), "late": self._pace.late, "overruns": self._pace.overruns}
-        counts = {name: getattr(self._executor, name) for name in ("refused", "faults", "rearmed")}
+        counts = {name: getattr(self._executor, name) for name in ("refused", "faults", "rearmed", "elsewhere")}
         person = {"keys": self._keys, "attended": self._executor.attended(time.monotonic())}
         self._tell("record", **sent, **counts, **person, stopped=self._executor.stopped)
         self._keys = []

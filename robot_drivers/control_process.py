@@ -42,6 +42,7 @@ class ControlReport:
     keys      what the person pressed since the last control step (``HumanInput.keys``)
     attended  whether the teleoperator is heard
     stopped   why the arm is stopped until a person re-arms it, "" while it is not
+    elsewhere which joint is measured so far from its command that a person has to say that it is there; "" for none
     """
 
     record: Record
@@ -54,6 +55,7 @@ class ControlReport:
     keys: tuple[str, ...]
     attended: bool
     stopped: str
+    elsewhere: str
 
 
 class ControlProcess:
@@ -133,9 +135,9 @@ class ControlProcess:
         """Bring the arm to rest until :meth:`rearm`; a request to software, no emergency stop."""
         self._send("stop", reason=reason)
 
-    def rearm(self) -> None:
-        """A person allows the arm to move again."""
-        self._send("rearm")
+    def rearm(self, there: np.ndarray | None = None) -> None:
+        """A person allows the arm to move again, and says that it is ``there`` [D] where that is in doubt."""
+        self._send("rearm", there=there)
 
     def close(self) -> None:
         """Bring the arm to rest, disconnect it and end the process; safe to call twice."""
@@ -212,7 +214,7 @@ class ControlProcess:
 
 def _understood(message: Mapping[str, Any]) -> ControlReport | UserError:
     if message["kind"] == "record":
-        names = ("late", "overruns", "refused", "faults", "dropped", "rearmed", "attended", "stopped")
+        names = ("late", "overruns", "refused", "faults", "dropped", "rearmed", "attended", "stopped", "elsewhere")
         given = {name: message[name] for name in names}
         return ControlReport(Record.from_message(message["record"]), keys=tuple(message["keys"]), **given)
     return error_of(message) if message["kind"] == "failed" else UserError(message["error"])

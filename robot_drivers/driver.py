@@ -168,6 +168,30 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
 
 
+def numbers_of(value: Any, joints: int) -> np.ndarray | None:
+    """``value`` as float64 [joints] of its own, None where it is no such thing; its numbers may be infinite or NaN."""
+    try:
+        array = np.asarray(value)
+        found = np.array(array, np.float64) if array.dtype.kind in "iuf" else None
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return found if found is not None and found.shape == (joints,) else None
+
+
+def copied(measurement: Measurement, joints: int) -> Measurement:
+    """``measurement`` with arrays of its own, of NaN where they are not numbers [joints]; an empty one if misshapen."""
+
+    def array(value: Any) -> np.ndarray:
+        found = numbers_of(value, joints)
+        if found is None:
+            found = np.full(joints if np.shape(value) in ((), (joints,)) else 0, np.nan)
+        return found
+
+    position, captured = array(measurement.position), measurement.captured
+    velocity = None if measurement.velocity is None else array(measurement.velocity)
+    return Measurement(position, velocity, float(captured) if is_number(captured) else np.nan, measurement.extras)
+
+
 def check_number(what: str, value: Any, low: float = SMALLEST, high: float = LARGEST) -> None:
     """Raise ContractError unless ``value`` is a number from ``low`` to ``high``."""
     if not is_number(value) or not low <= value <= high:

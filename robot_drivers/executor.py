@@ -6,11 +6,13 @@ virtual time.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from robot_drivers.chunks import Chunks, Place
 from robot_drivers.decisions import Decision
-from robot_drivers.driver import DriverError, Judged, Measurement, Resets, RobotDriver
+from robot_drivers.driver import DriverError, Judged, Measurement, Resets, RobotDriver, copied
 from robot_drivers.human import HumanInput, TakeOver
 from robot_drivers.record import Record
 from robot_drivers.safety import Command, Request, Supervisor
@@ -87,7 +89,7 @@ class Executor:
         if self._human.engaged or observed < self._valid_from:
             self.refused += 1
             return
-        chunk, joints = np.asarray(decision.chunk, np.float64), len(self._driver.spec.joints)
+        chunk, joints = np.array(decision.chunk, np.float64), len(self._driver.spec.joints)
         if chunk.shape[1:] != (joints,):
             raise ContractError(
                 f"a chunk has shape {list(chunk.shape)} and {self._driver.spec.name} has {joints} joints, so it is not "
@@ -120,7 +122,8 @@ class Executor:
             self._take_over.interventions += 1
         if read.engaged != self._human.engaged:
             self._flush()
-        self._human = read
+        position, velocity = (None if one is None else one.copy() for one in (read.position, read.velocity))
+        self._human = replace(read, position=position, velocity=velocity)
         for key in read.keys:
             if key == "stop":
                 self.stop("a person pressed stop")
@@ -133,9 +136,12 @@ class Executor:
         """Hold the arm until a person re-arms."""
         self._supervisor.stop(reason)
 
-    def rearm(self, now: float) -> None:
-        """A person allows the arm to move again; whatever was queued is forgotten."""
-        self._supervisor.rearm(now)
+    def rearm(self, now: float, there: np.ndarray | None = None) -> None:
+        """A person allows the arm to move again; whatever was queued is forgotten.
+
+        ``there`` [D] is where the person sees an arm that is :attr:`elsewhere`.
+        """
+        self._supervisor.rearm(now, there)
         self.rearmed += 1
         self._flush()  # nothing is replayed
 
@@ -143,6 +149,11 @@ class Executor:
     def stopped(self) -> str:
         """Why the arm is stopped until a person re-arms it, "" while it is not."""
         return self._supervisor.stopped
+
+    @property
+    def elsewhere(self) -> str:
+        """Which joint is measured so far from its command that a person has to say that it is there; "" for none."""
+        return self._supervisor.elsewhere
 
     def attended(self, now: float) -> bool:
         """Whether the teleoperator is heard."""
@@ -156,7 +167,7 @@ class Executor:
         Raises DriverError when it never did.
         """
         try:
-            measured = self._driver.observe()
+            measured = copied(self._driver.observe(), len(self._velocity))
         except DriverError:
             if self._measured is None:
                 raise
@@ -225,7 +236,7 @@ class Executor:
     def _send(self, command: Command, now: float) -> np.ndarray:
         """What was sent; the arm stays stopped when it takes no command for as long as the watchdog waits."""
         try:
-            sent = np.asarray(self._driver.command(command.position), np.float64)
+            sent = np.array(self._driver.command(command.position.copy()), np.float64)
         except DriverError as error:
             self.faults += 1
             self._deaf_since = now if self._deaf_since is None else self._deaf_since

@@ -51,7 +51,10 @@ REASONS = (
 
 @dataclass(frozen=True)
 class Request:
-    """Where somebody wants the joints: position float [D], stamp in seconds, source "policy" or "human"."""
+    """Where somebody wants the joints: position float [D], stamp in seconds, source "policy" or "human".
+
+    The supervisor copies it: what its owner writes into the array afterwards changes nothing.
+    """
 
     position: np.ndarray
     stamp: float
@@ -125,7 +128,7 @@ def limit(state: SafetyState, request: Request | None, dt: float) -> tuple[Comma
     """
     if request is None:
         return _hold(state, dt)
-    asked = np.asarray(request.position, np.float64)
+    asked = request.position
     courses, reason = _courses(state, asked, _velocity(state.asked, request), dt, speed=1.0)
     state = dataclasses.replace(state, motion=_advanced(courses, asked, dt), asked=request, held=None)
     position = np.where(abs(state.position - asked) <= SAME, asked, state.position)
@@ -166,7 +169,7 @@ def _courses(
     for joint, start, measured, goal, drift in zip(
         state.limits.joints, state.motion, state.measured, asked, velocity, strict=True
     ):
-        low, high = _range(joint, float(measured))
+        low, high = _range(joint, float(measured), start.position)
         outside = not joint.low <= start.position <= joint.high
         rates = _rates(joint, RECOVERY if outside else speed)
         target = min(max(float(goal), low), high)
@@ -187,13 +190,17 @@ def _rates(joint: JointLimits, speed: float = 1.0) -> Rates:
     return Rates(speed * joint.velocity, joint.acceleration, joint.jerk)
 
 
-def _range(joint: JointLimits, measured: float) -> tuple[float, float]:
-    """Where the command may be: within the limits and near the measured position, which counts more."""
+def _range(joint: JointLimits, measured: float, commanded: float) -> tuple[float, float]:
+    """Where the command may be: near the measured position, but within the limits whatever is measured.
+
+    A command that is outside, because the arm was found there, goes no farther out.
+    """
+    lowest, highest = min(joint.low, commanded), max(joint.high, commanded)
     near, far = measured - joint.lead, measured + joint.lead
     low, high = max(joint.low, near), min(joint.high, far)
     if low <= high:
         return low, high
-    edge = near if near > joint.high else far
+    edge = min(near, highest) if near > joint.high else max(far, lowest)
     return edge, edge
 
 

@@ -13,7 +13,9 @@ LASTS = 0.15  # s; a shorter burst is a servo's, or noise
 
 
 class Overspeed:
-    """Looks at one measurement after the other; velocities are differences where the robot measures none."""
+    """Looks at one measurement after the other; the larger counts of the velocity that the robot measures, if it does,
+    and the difference of its positions: a register may be stuck.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self._names = [joint.name for joint in limits.joints]
@@ -27,9 +29,10 @@ class Overspeed:
         if before is None or measurement.captured <= before.captured:
             self._last = before or measurement
             return ""
-        self._last, velocity = measurement, measurement.velocity
-        if velocity is None:
-            velocity = (measurement.position - before.position) / (measurement.captured - before.captured)
+        self._last, said = measurement, measurement.velocity
+        velocity = (measurement.position - before.position) / (measurement.captured - before.captured)
+        if said is not None:
+            velocity = np.where(np.abs(said) > np.abs(velocity), said, velocity)
         fast = np.abs(velocity) > self._fastest
         self._since = np.where(fast, np.minimum(self._since, before.captured), np.inf)
         lasting = measurement.captured - self._since > LASTS

@@ -15,6 +15,7 @@ _REFUSED = f"{_ON}test_a_refused_request_is_counted_and_the_one_before_is_follow
 _IMPOSSIBLE = f"{_ON}test_a_measurement_that_cannot_be_stops_the_arm"
 
 _TOO_FAST = f"{_ON}test_an_arm_that_is_measured_too_fast_for_a_while_is_stopped"
+_WRONG = "tests/robot_drivers/test_wrong_sensors.py::"
 _OVERSPEED = "robot_drivers/overspeed.py"
 
 FAULTS = (
@@ -157,8 +158,8 @@ FAULTS = (
     Fault(
         "a stop ends with the next request",
         _SAFETY,
-        "self._followed, self._accepted = request, self._now",
-        'self._followed, self._accepted, self.stopped = request, self._now, ""',
+        "self._stamps[request.source] = float(request.stamp)",
+        'self._stamps[request.source], self.stopped = float(request.stamp), ""',
         (_LATCHED,),
     ),
     Fault(
@@ -171,15 +172,15 @@ FAULTS = (
     Fault(
         "what was followed before a stop is followed after it",
         _SAFETY,
-        'self.stopped, self._followed, self._armed = "", None, now',
-        'self.stopped, self._armed = "", now',
+        "self._followed, self._armed = None, now",
+        "self._armed = now",
         (f"{_ON}test_what_was_followed_before_a_stop_is_not_followed_after_it",),
     ),
     Fault(
         "a NaN is passed on",
         _SAFETY,
-        "if not (np.isfinite(position).all() and math.isfinite(request.stamp)):",
-        "if not math.isfinite(request.stamp):",
+        "if not (np.isfinite(asked).all() and is_number(request.stamp)):",
+        "if not is_number(request.stamp):",
         (_REFUSED,),
     ),
     Fault(
@@ -199,8 +200,8 @@ FAULTS = (
     Fault(
         "an arm may jump",
         _SAFETY,
-        "(abs(measurement.position - self._state.measured) > reach).any()",
-        "(abs(measurement.position - self._state.measured) > reach).all()",
+        "<= np.add(reach, noise)).all():",
+        "<= np.add(reach, noise)).any():",
         (_IMPOSSIBLE,),
     ),
     Fault(
@@ -290,6 +291,67 @@ FAULTS = (
         "if far > farthest:",
         "if far > 1e9:",
         ("tests/robot_drivers/test_config.py::test_a_driver_states_limits_that_an_arm_can_have",),
+    ),
+    *(
+        Fault(what, file, old, new, (test,))
+        for what, file, old, new, test in (
+            (
+                "a wrong sensor takes the command out of its limits",
+                _LIMITING,
+                "edge = min(near, highest) if near > joint.high else max(far, lowest)",
+                "edge = near if near > joint.high else far",
+                f"{_WRONG}test_no_wrong_sensor_takes_a_command_out_of_the_limits",
+            ),
+            (
+                "the longer nothing was believed, the farther an arm may have jumped",
+                _SAFETY,
+                "time = min(captured - self._captured, STEPS / self.limits.control_hz)",
+                "time = captured - self._captured",
+                f"{_WRONG}test_an_encoder_that_jumps_by_a_turn_is_not_believed_until_a_person_says_so",
+            ),
+            (
+                "an arm that is not where it was sent is re-armed",
+                _SAFETY,
+                'if self._elsewhere else ""',
+                'if False else ""',
+                _TOO_FAST,
+            ),
+            (
+                "a stuck register is believed",
+                _OVERSPEED,
+                "np.where(np.abs(said) > np.abs(velocity), said, velocity)",
+                "said",
+                f"{_WRONG}test_a_stuck_register_does_not_hide_how_fast_the_arm_moves",
+            ),
+            (
+                "a request is followed in its owner's array",
+                "robot_drivers/driver.py",
+                'found = np.array(array, np.float64) if array.dtype.kind in "iuf" else None',
+                'found = np.asarray(array, np.float64) if array.dtype.kind in "iuf" else None',
+                f"{_WRONG}test_what_a_caller_writes_into_its_arrays_afterwards_changes_nothing",
+            ),
+            (
+                "an hour that passed in one step is nothing",
+                _SAFETY,
+                "if elapsed > GAP:",
+                "if False:",
+                f"{_WRONG}test_a_clock_that_steps_stops_the_arm_and_hides_nothing_afterwards",
+            ),
+            (
+                "after a clock was set back nobody is listened to",
+                _SAFETY,
+                "{source: min(stamp, self._now) for source, stamp in self._stamps.items()}",
+                "{source: stamp for source, stamp in self._stamps.items()}",
+                f"{_WRONG}test_a_clock_that_steps_stops_the_arm_and_hides_nothing_afterwards",
+            ),
+            (
+                "an arm pushed away by one joint pushes back",
+                _LIMITING,
+                "> [joint.lead for joint in joints]).any()",
+                "> [joint.lead for joint in joints]).all()",
+                f"{_WRONG}test_an_arm_that_is_pushed_by_one_joint_is_held_where_it_was_pushed_to",
+            ),
+        )
     ),
     Fault(
         "joints turn the wrong way",

@@ -146,6 +146,7 @@ def test_an_arm_that_is_measured_outside_its_workspace_is_led_inward_only(away, 
     limits, chain = so101(NARROW), kinematics.so101()
     supervisor, away = Supervisor(limits, chain), np.array([*away, 0.0])
     supervisor.step(measured(np.zeros(6), 0.0), None, 0.0)
+    supervisor.step(measured(away / 2, STEP * 4), None, STEP * 4)
     command, positions, times = np.zeros(6), [np.zeros(6)], [0.0]
     for index in range(1, 10 * len(goals) + 1):
         now, goal = STEP * (index + 8), np.array([*goals[(index - 1) // 10], 0.5])  # it strayed meanwhile
@@ -168,6 +169,7 @@ def strayed(goal):
     supervisor, away = Supervisor(limits, chain), np.array([0.4, 0, 0, 0, 0, 0])
     command = np.zeros(6)
     supervisor.step(measured(command, 0.0), None, 0.0)
+    supervisor.step(measured(away / 2, STEP * 4), None, STEP * 4)
     assert worst_outside(limits, chain, command) < 0 < 0.02 < worst_outside(limits, chain, command + away)
     for index in range(1, 8):
         now = STEP * (index + 8)
@@ -200,7 +202,9 @@ def test_an_arm_that_is_measured_too_fast_for_a_while_is_stopped(speed_is_measur
     assert fast.stopped.startswith("slow moves at 1/s, faster than the 0.85/s")
     assert followed([0.0, 0.8], 0.3, speed_is_measured).stopped == ""  # a servo that catches up
     assert followed([0.0, 1.0], 0.14, speed_is_measured).stopped == ""  # a moment
-    fast.rearm(1.0)
+    fast.rearm(0.3)
+    assert fast.stopped == "it is not where it was sent (slow is measured at 0.2, 0.2 away)"
+    fast.rearm(1.0, [0.0, 0.2])
     fast.step(measured([0.0, 0.2], 1.0), None, 1.0)
     assert fast.stopped == ""
 

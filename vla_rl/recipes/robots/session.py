@@ -214,10 +214,13 @@ class RealTimeSession:
             self._foreground.wait()
 
     def _arm(self) -> None:
-        """Have a person re-arm the arm where it is stopped."""
+        """Have a person re-arm the arm where it is stopped, and say whether it is where it is measured."""
         while (report := self._control.newest()).stopped:
-            self._wait(f"The arm is stopped: {report.stopped}. Look at it; Enter re-arms it.", self._control)
-            self._control.rearm()
+            there, says = None, "re-arms it"
+            if report.elsewhere and np.isfinite(report.record.position).all():
+                there, says = report.record.position, f"says that it is there ({report.elsewhere}) and re-arms it"
+            self._wait(f"The arm is stopped: {report.stopped}. Look at it; Enter {says}.", self._control)
+            self._control.rearm(there)
             while self._control.receive().rearmed == report.rearmed:
                 pass
 

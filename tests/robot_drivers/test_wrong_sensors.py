@@ -1,0 +1,163 @@
+"""The supervisor with sensors, clocks and callers that are wrong: no command leaves the limits because of them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from robot_drivers.driver import Measurement
+from robot_drivers.safety import Request, Supervisor
+from tests.robot_drivers.arms import STEP, measured, two_joints
+from tests.robot_drivers.checking import check
+from tests.robot_drivers.test_safety import DETERMINISTIC, moving
+from vla_rl.contract.errors import ContractError
+
+
+def drifts(measure, goal=0.0, seconds=4.0, confirm=False):
+    """The quick joint is asked to go to ``goal`` and measured at ``measure(time, command)``: supervisor and commands.
+
+    A person re-arms it every half second, and with ``confirm`` says that it is where it is measured.
+    """
+    limits, commands, times = two_joints(), [np.zeros(2)], [0.0]
+    supervisor = Supervisor(limits)
+    supervisor.step(measured(np.zeros(2), 0.0), None, 0.0)
+    for index in range(1, round(seconds / STEP)):
+        now = STEP * index
+        seen = np.asarray(measure(now, commands[-1]), np.float64)
+        if index % 25 == 0:
+            supervisor.rearm(now, seen if confirm and np.isfinite(seen).all() else None)
+        request = Request(np.array([goal, 0.0]), now, "policy") if index % 100 < 80 else None
+        commands.append(supervisor.step(measured(seen, now), request, now).position)
+        times.append(now)
+    check(limits, times, commands)
+    return supervisor, np.array(commands)
+
+
+@settings(DETERMINISTIC, max_examples=30)
+@given(
+    st.sampled_from(["drift", "jump", "stuck", "swapped", "noisy", "nan", "late"]),
+    st.floats(-8, 8),
+    st.floats(-2, 2),
+    st.booleans(),
+    st.booleans(),
+)
+def test_no_wrong_sensor_takes_a_command_out_of_the_limits(kind, size, goal, confirm, still):
+    generator, told = np.random.default_rng(0), []
+
+    def measure(now, command):
+        told.append(command)
+        wrong = {
+            "drift": command + np.array([size * now, 0.0]),
+            "jump": command + np.array([size if now > 1 else 0.0, 0.0]),
+            "stuck": np.zeros(2),
+            "swapped": command[::-1],
+            "noisy": command + 0.1 * size * generator.standard_normal(2),
+            "nan": command * (np.nan if 1 < now < 2 else 1),
+            "late": told[max(0, len(told) - 1 - round(abs(size)))],
+        }[kind]
+        return wrong
+
+    drifts(measure, goal, 1.5 if still else 3.0, confirm)
+
+
+@pytest.mark.parametrize("turns", [1, -1])
+def test_an_encoder_that_jumps_by_a_turn_is_not_believed_until_a_person_says_so(turns):
+    supervisor, commands = drifts(
+        lambda now, command: command + np.array([2 * np.pi * turns * (now > 1), 0.0]), seconds=2.0
+    )
+    assert "not where it was sent" in supervisor.stopped or "jumped" in supervisor.stopped
+    np.testing.assert_array_equal(commands[-1], commands[60])
+    for nonsense in ([0.0], [np.nan, 0.0], "here"):
+        with pytest.raises(ContractError, match="it stays stopped"):
+            supervisor.rearm(3.0, nonsense)
+
+
+@pytest.mark.parametrize("register", [None, [0.0, 0.0]])
+def test_a_stuck_register_does_not_hide_how_fast_the_arm_moves(register):
+    supervisor = Supervisor(two_joints())
+    for index in range(15):
+        now = STEP * index
+        supervisor.step(measured([0.0, 1.0 * now], now, register), None, now)
+    assert supervisor.stopped.startswith("slow moves at 1/s")
+
+
+def test_what_a_caller_writes_into_its_arrays_afterwards_changes_nothing():
+    supervisor, arm, asked, speed = Supervisor(two_joints()), np.zeros(2), np.array([0.5, 0.2]), np.zeros(2)
+    other, positions = Supervisor(two_joints()), []
+    for index in range(5):
+        now, asked[:] = STEP * index, [0.5, 0.2]
+        request = Request(asked, now, "policy") if index == 1 else None
+        positions.append(supervisor.step(measured_at(arm, speed, now), request, now).position)
+        arm[:], asked[:], speed[:] = math.nan, math.nan, math.nan
+        fresh = Request(np.array([0.5, 0.2]), now, "policy") if index == 1 else None
+        np.testing.assert_array_equal(positions[-1], other.step(measured([0, 0], now, [0, 0]), fresh, now).position)
+        arm[:], speed[:] = 0.0, 0.0
+    assert positions[-1][0] > 0 and supervisor.stopped == other.stopped == ""
+
+
+def measured_at(position, velocity, now):
+    return Measurement(position, velocity, now)
+
+
+@pytest.mark.parametrize("step", [-3600.0, 3600.0, 1.1])
+def test_a_clock_that_steps_stops_the_arm_and_hides_nothing_afterwards(step):
+    supervisor, now = Supervisor(two_joints()), 5000.0
+    supervisor.step(measured([0, 0], now), None, now)
+    supervisor.step(measured([0, 0], now), Request(np.array([0.1, 0.1]), now, "policy"), now)
+    now += step
+    supervisor.step(measured([0, 0], now), None, now)
+    assert ("backwards" if step < 0 else f"nobody controlled the arm for {step:.1f} s") in supervisor.stopped
+    supervisor.rearm(now)
+    for index in range(1, 20):
+        asked = Request(np.array([0.0, 0.0]), now + STEP * index, "policy")
+        command = supervisor.step(measured([0, 0], now + STEP * index, [0, 0.9]), asked, now + STEP * index)
+        assert command.source == "policy" or index > 7
+    assert supervisor.stopped.startswith("slow moves at 0.9/s")
+
+
+def test_a_pause_that_the_watchdog_bears_is_no_gap():
+    supervisor, now, commands = moving(two_joints())
+    supervisor.step(measured(commands[-1].position, now + 0.9), None, now + 0.9)
+    assert "nobody" not in supervisor.stopped
+
+
+@pytest.mark.parametrize(
+    ("position", "stamp", "source", "reason"),
+    [
+        ([10**400, 0], 0.02, "policy", "shape"),
+        (np.array([0.1 + 9j, 0]), 0.02, "policy", "shape"),
+        (["1", "0"], 0.02, "policy", "shape"),
+        (None, 0.02, "policy", "shape"),
+        ([0.0, 0.0], "now", "policy", "not finite"),
+        ([0.0, 0.0], None, "policy", "not finite"),
+        ([0.0, 0.0], 0.02, ["policy"], "source"),
+        ([0.0, 0.0], 0.02, None, "source"),
+    ],
+)
+def test_a_request_of_odd_types_is_refused_with_a_reason(position, stamp, source, reason):
+    supervisor = Supervisor(two_joints())
+    supervisor.step(measured([0, 0], 0.0), None, 0.0)
+    assert supervisor.step(measured([0, 0], 0.02), Request(position, stamp, source), 0.02).reason == reason
+
+
+@pytest.mark.parametrize("position", [None, ["x", "y"], [1j, 0], [[0, 0]], [10**400, 0], 1.0])
+def test_a_measurement_of_odd_types_stops_the_arm(position):
+    supervisor = Supervisor(two_joints())
+    supervisor.step(measured([0, 0], 0.0), None, 0.0)
+    supervisor.step(Measurement(position, None, 0.02), None, 0.02)
+    assert supervisor.stopped.startswith("the measurement")
+
+
+def test_an_arm_that_is_pushed_by_one_joint_is_held_where_it_was_pushed_to():
+    supervisor, arm = Supervisor(two_joints()), np.zeros(2)
+    for index in range(400):
+        now = STEP * index
+        if 20 <= index < 80:
+            arm[0] = 0.7 * (index - 20) / 60  # over the lead of .6
+        command = supervisor.step(measured(arm, now), None, now)
+    np.testing.assert_allclose(command.position, arm, atol=0.11)
+    assert command.position[0] > 0.5
