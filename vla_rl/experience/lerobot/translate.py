@@ -100,9 +100,9 @@ def _not_finite(episode: RecordedEpisode) -> Problem | None:
     """The first number of state or action that is NaN or infinite."""
     for name in (STATE, ACTION):
         values = episode.columns.get(name, np.zeros(0))
-        bad = np.argwhere(~np.isfinite(values)) if values.dtype.kind == "f" else ()
-        if len(bad):
-            return Problem("data", f"is not finite in frame {bad[0][0]}", (episode.index,), name)
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            frame = int(np.argwhere(~np.isfinite(values))[0][0])
+            return Problem("data", f"is not finite in frame {frame}", (episode.index,), name)
     return None
 
 
