@@ -9,6 +9,7 @@ from vla_rl.algorithms.dppo import DPPOConfig
 from vla_rl.algorithms.dsrl import DSRLConfig, NoiseAliasedConfig
 from vla_rl.algorithms.gorl import GoRLConfig
 from vla_rl.algorithms.grpo import GRPOConfig
+from vla_rl.algorithms.guard import FallbackConfig
 from vla_rl.algorithms.iql import IQLConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
@@ -16,6 +17,7 @@ from vla_rl.algorithms.rlpd import RLPDConfig
 from vla_rl.algorithms.wsrl import WSRLConfig
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import WindowConfig
+from vla_rl.policies.blend import BlendConfig
 from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowNoise, FlowSde
 from vla_rl.policies.heads import HeadConfig
@@ -69,7 +71,38 @@ def grpo() -> Improve:
 
 
 def residual_td3() -> Improve:
-    """A small correction at every step, learnt off-policy; the base is frozen."""
+    """A correction of the frozen base's chunks, learnt off-policy and kept near what was tried: what to begin with.
+
+    On no task that was tried has it fallen.  Half of the episodes are the base's at first, and fewer while the actor is
+    level with it; the actor returns when it succeeds less often.  Chosen on push, seeds 11 and 12.
+    """
+    blend = BlendConfig(decisions=6000, start=0.5, per="episode")
+    algorithm = ResidualTD3Config(
+        utd_ratio=0.5,
+        learning_starts=1000,
+        burst=500,
+        critic_warmup=1000,
+        num_critics=4,
+        critic=SMALL,
+        lr=1e-4,
+        tau=0.01,
+        value_bounds=(0.0, 1.0),
+        anchor=0.1,
+        fallback=FallbackConfig(margin=0.05),
+    )
+    residual = ResidualConfig(scale=0.2, horizon=0, plan=0, noise=0.04, correlation=0.0, head=SMALL, blend=blend)
+    trainer = OffPolicyRL(
+        TD3Residual(residual),
+        WindowConfig(num_envs=32, decisions=2),
+        replay=ReplayConfig(gamma=0.99, n_step=4, share=0.0),
+        loop=replace(BUDGET, save_every=200, validate_steps=50_000),
+        algorithm=algorithm,
+    )
+    return _lift(trainer)
+
+
+def residual_step() -> Improve:
+    """A larger correction at every step: sooner at 98 % on lift, and far below its base on longer tasks."""
     return _lift(_residual_td3(TD3Residual(ResidualConfig(head=SMALL))))
 
 
@@ -184,13 +217,18 @@ def imitate_place() -> Imitate:
 
 
 def place_residual_td3() -> Improve:
+    """As on lift."""
+    return replace(residual_td3(), env=PLACE)
+
+
+def place_residual_step() -> Improve:
     """As on lift.
 
     As soon as the actor moves, success falls, and it takes 100,000 steps to come back. Five times as many decisions
     before its first step do not help, nor does a fifth of its rate; a penalty on the size of the correction halves the
     fall: the actor leaves the corrections that were tried, and beyond them the critics guess.
     """
-    return replace(residual_td3(), env=PLACE)
+    return replace(residual_step(), env=PLACE)
 
 
 def place_rlpd() -> Improve:

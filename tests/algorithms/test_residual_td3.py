@@ -49,6 +49,16 @@ def test_the_actor_ascends_the_mean_of_all_critics_minus_the_penalty():
     assert td3.actor_step(found)["policy/residual_norm"] > 0 and "policy/residual_norm" not in build().actor_step(found)
 
 
+def test_the_anchor_keeps_the_actor_near_what_was_tried():
+    td3, found = build(anchor=0.7, grad_norm=1e9), batch()
+    td3.actor_step(found)
+    line = Line()
+    action = line.rsample(found.features, None).action
+    away = (action - found.executed.flatten(1).clamp(-1.0, 1.0)).square().sum(1).mean()
+    (-td3.critic(found.features, action).mean() + 0.7 * away).backward()
+    torch.testing.assert_close(td3.policy.w.grad, line.w.grad)
+
+
 def test_target_weights_are_soft_updates_of_the_weights():
     td3 = build(tau=0.25, critic_warmup=0, policy_delay=1)
     slow, critics = td3.target_parameters["w"].clone(), [p.clone() for p in learnt(td3.target_critic)]

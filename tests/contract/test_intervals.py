@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from vla_rl.contract.intervals import Z95, difference, poisson_rate, wilson
+from vla_rl.contract.intervals import Z95, difference, paired_difference, poisson_rate, student, wilson
 
 
 @pytest.mark.parametrize(
@@ -70,3 +70,21 @@ def test_the_interval_of_a_difference_is_newcombes(one, other, low, high):
 
 def test_without_episodes_a_difference_is_anything():
     assert difference((3, 5), (0, 0)) == difference((0, 0), (3, 5)) == (-1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("freedom", "quantile"), [(1, 12.7062), (2, 4.30265), (5, 2.57058), (30, 2.04227), (120, 1.97993)]
+)
+def test_student(freedom, quantile):
+    assert student(freedom) == pytest.approx(quantile, abs=1e-4)
+
+
+def test_the_paired_difference_by_hand():
+    """Without a disagreement, or with nothing else, it is Wilson's of that; it is antisymmetric and never a point."""
+    assert paired_difference(0, 0, 6) == pytest.approx((-(Z95**2) / (6 + Z95**2), Z95**2 / (6 + Z95**2)))
+    assert paired_difference(12, 2, 50) == pytest.approx((0.06111, 0.34471), abs=1e-4)
+    low, high = paired_difference(2, 12, 50)
+    assert (-high, -low) == pytest.approx(paired_difference(12, 2, 50))
+    assert paired_difference(20, 0, 20)[1] == pytest.approx(1.0) and paired_difference(0, 0, 0) == (-1.0, 1.0)
+    with pytest.raises(ValueError, match="cannot be won alone"):
+        paired_difference(4, 3, 6)

@@ -348,3 +348,22 @@ def test_a_process_that_always_dies_ends_the_run(monkeypatch):
     with pytest.raises(UserError, match="was killed by SIGKILL"):
         source.next()
     source.close()
+
+
+def test_a_resumed_source_is_no_further_ahead_than_before(tmp_path):
+    """Finished windows that were saved count as begun."""
+    source = threads(2, 1)
+    train(source, 1)
+    wait_for_windows(source, 2)
+    save_state(tmp_path, 1, source.state_dict())
+    source.close()
+    resumed = threads(2, 1)
+    found = latest_state(tmp_path)
+    assert found is not None
+    resumed.load_state_dict(found[1])
+    resumed.next()
+    wait_for_windows(resumed, 2)
+    for _ in range(50):
+        time.sleep(0.01)
+        assert len(resumed.state_dict()["windows"]) == 2
+    resumed.close()

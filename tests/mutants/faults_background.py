@@ -14,6 +14,13 @@ _THREADS = f"{_ON}test_each_source_works_in_one_thread_of_its_own"
 
 FAULTS = (
     Fault(
+        "after a resume the bound of staleness is exceeded",
+        "vla_rl/experience/asynchronous.py",
+        "self._begun = len(self._open)",
+        "self._begun = 0",
+        ("tests/experience/test_asynchronous.py::test_a_resumed_source_is_no_further_ahead_than_before",),
+    ),
+    Fault(
         "a rollout ahead is played with weights that the learner is changing",
         _BACKGROUND,
         "acting = acting_copy(self.policy) if self.rollouts_ahead and idle else self.policy",

@@ -9,6 +9,27 @@ _INTERVALS, _ON_INTERVALS = "vla_rl/contract/intervals.py", "tests/contract/test
 _ON_STATS, _ON_RUN = "tests/evaluation/test_stats.py::", "tests/evaluation/test_run.py::"
 
 FAULTS = (
+    Fault(
+        "the paired interval forgets that a difference squared is no variance",
+        _INTERVALS,
+        "2.0 * rate + d * (1.0 - d)",
+        "2.0 * rate + d",
+        (f"{_ON_INTERVALS}test_the_paired_difference_by_hand",),
+    ),
+    Fault(
+        "few returns have the interval of many",
+        _STATS,
+        "half = student(n - 1)",
+        "half = Z95",
+        (f"{_ON_STATS}test_mean_return",),
+    ),
+    Fault(
+        "paired successes are resampled",
+        _STATS,
+        "if np.isin([first, second], (0.0, 1.0)).all():",
+        "if False:",
+        (f"{_ON_STATS}test_the_paired_interval_of_successes_is_a_score_interval",),
+    ),
     Fault("90 % for 95 %", _INTERVALS, "Z95 = 1.959964", "Z95 = 1.644854", (f"{_ON_INTERVALS}test_wilson",)),
     Fault(
         "Wilson's half-width without its correction",

@@ -17,6 +17,13 @@ _ROWS = f"{_ON_RESIDUAL}test_environments_have_base_chunks_of_their_own"
 
 _POLICIES = (
     Fault(
+        "the actor is pushed away from what was tried",
+        "vla_rl/algorithms/residual_td3.py",
+        "loss = loss + self.config.anchor *",
+        "loss = loss - self.config.anchor *",
+        ("tests/algorithms/test_residual_td3.py::test_the_anchor_keeps_the_actor_near_what_was_tried",),
+    ),
+    Fault(
         "the base's queue outlives its episode",
         _RESIDUAL,
         "left[torch.as_tensor(env_ids, dtype=torch.long)] = 0",

@@ -113,10 +113,20 @@ def test_the_base_alone_plays_its_share_in_control_steps():
 
 def test_a_horizon_that_does_not_fit_is_refused():
     with pytest.raises(UserError, match=r"ResidualConfig.horizon"):
-        ResidualConfig(horizon=0)
+        ResidualConfig(horizon=-1)
     beyond = COUNTING.max_chunk + 1
     with pytest.raises(UserError, match=rf"corrects {beyond} actions at once .* at most {COUNTING.max_chunk}"):
         made(config=replace(SMALL, horizon=beyond))
     policy = made(config=replace(SMALL, horizon=3))
     with pytest.raises(UserError, match=r"FunctionPolicy chose 4 actions, .* correct 3 at a time.* divides 4"):
         played(policy, [300], seeded())
+
+
+def test_a_horizon_of_0_is_the_base_s_whole_chunk():
+    from tests.residuals import POINT, StateEncoder, biased_base
+
+    base = biased_base()
+    for horizon in (1, 2):
+        base.horizon = horizon
+        config = replace(SMALL, horizon=0, plan=0)
+        assert DeterministicResidual(base, StateEncoder(POINT), config).horizon == horizon

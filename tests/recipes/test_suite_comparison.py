@@ -54,10 +54,16 @@ def test_pairs_are_matched_by_task_and_seed(tmp_path):
 
 def test_the_interval_resamples_within_tasks():
     """One policy always wins one task and never the other: within tasks nothing varies."""
-    first = [EpisodeResult(task, i, task == "x", "", 1, 0.0, "", 1, 1.0, 1.0) for task in "xy" for i in range(20)]
-    second = [replace(one, success=False) for one in first]
-    found = pairs_of(first, second, by_success=True).difference
-    assert (found.low, found.mean, found.high) == (0.5, 0.5, 0.5)
+    first = [
+        EpisodeResult(task, i, task == "x", "", 1, 3.0 * (task == "x"), "", 1, 1.0, 1.0)
+        for task in "xy"
+        for i in range(20)
+    ]
+    second = [replace(one, success=False, returns=0.0) for one in first]
+    found = pairs_of(first, second, by_success=False).difference
+    assert (found.low, found.mean, found.high) == (1.5, 1.5, 1.5)
+    won = pairs_of(first, second, by_success=True).difference
+    assert won.low < won.mean == 0.5 < won.high, "of successes all pairs count, which is wider and never a point"
 
 
 def test_a_comparison_has_every_task_and_all_together(tmp_path):

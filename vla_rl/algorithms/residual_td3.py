@@ -2,11 +2,12 @@
 
     y    = R + gamma^m (1 - terminated) min_{k in M} Q'_k(o', clip(pi'(o') + clip(eps, c)))
     L_Q  = sum_k E (Q_k(o, u) - y)^2
-    L_pi = -E mean_k Q_k(o, pi(o)) + penalty |pi(o)|^2
+    L_pi = -E mean_k Q_k(o, pi(o)) + penalty |pi(o)|^2 + anchor |pi(o) - u|^2
 
 R is the n-step return of m <= n actions and o' the observation after them; o includes the base's action b, also at the
-last observation of a truncated episode.  u is the correction, a = b + s u.  Deviations: critics evaluate u and not a
-(see ``policies/residual.py``); every critic has its own regression loss (``off_policy.py``).
+last observation of a truncated episode.  u is the correction, a = b + s u.  The anchor is that of TD3+BC (Fujimoto and
+Gu 2021, arXiv 2106.06860): the actor stays near what was tried, and moves on with it.  Deviations: critics evaluate u
+and not a (see ``policies/residual.py``); every critic has its own regression loss (``off_policy.py``).
 
 With ``conservative``, L_Q has Cal-QL's penalty as well (``cal_ql.py``), as in PLD (Xiao et al. 2025, arXiv 2511.00091):
 corrections that nobody tried are worth less than those that were, those of the actor never less than the episode's
@@ -50,11 +51,13 @@ class ResidualTD3Config(OffPolicyConfig):
     target_noise: float = 0.2  # std of the target smoothing
     target_clip: float = 0.3
     penalty: float = 0.0  # weight of the correction's squared norm
+    anchor: float = 0.0  # weight of its squared distance from the correction that was tried (TD3+BC)
     conservative: ConservativeConfig | None = None  # values of untried corrections are pushed down
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_limits(self, target_noise=(0, math.inf), target_clip=(0, math.inf), penalty=(0, math.inf))
+        check_limits(self, anchor=(0, math.inf))
 
     @property
     def learner(self) -> type[ResidualTD3]:
@@ -105,11 +108,14 @@ class ResidualTD3(OffPolicy):
 
     def actor_loss(self, batch: Transitions) -> tuple[Tensor, dict[str, float]]:
         action = self.policy.rsample(batch.features, self.generator).action
-        loss = -self.critic(batch.features, action).mean()
-        if not self.config.penalty:
-            return loss, {}
-        norm = action.square().sum(-1).mean()
-        return loss + self.config.penalty * norm, {"policy/residual_norm": float(norm.detach())}
+        norm, loss = action.square().sum(-1).mean(), -self.critic(batch.features, action).mean()
+        if self.config.penalty:
+            loss = loss + self.config.penalty * norm
+        if self.config.anchor:
+            tried = self.critic_action(batch).clamp(-1.0, 1.0)
+            loss = loss + self.config.anchor * (action - tried).square().sum(-1).mean()
+        limited = self.config.penalty or self.config.anchor
+        return loss, {"policy/residual_norm": float(norm.detach())} if limited else {}
 
     @torch.no_grad()
     def soft_update(self) -> None:

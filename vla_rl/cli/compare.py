@@ -24,6 +24,7 @@ class Compare(EngineOptions):
         "flow_noise",
         "grpo",
         "residual_td3",
+        "residual_step",
         "residual_ppo",
         "rlpd",
         "wsrl",
@@ -31,7 +32,7 @@ class Compare(EngineOptions):
         "dppo",
         "gorl",
     )
-    place: tuple[str, ...] = ("residual_td3", "rlpd", "wsrl", "grpo")  # the best four on lift
+    place: tuple[str, ...] = ("residual_td3", "residual_step", "rlpd", "wsrl", "grpo")  # the best four on lift
     config: str = "compare.py"  # besides the algorithms, "imitate_lift" and "imitate_place"
     seeds: tuple[int, ...] = (1, 2, 3)
     processes: int = 2

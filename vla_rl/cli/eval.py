@@ -36,7 +36,7 @@ Suites:
   --device NAME      where the policy computes: cpu, cuda, cuda:1, auto
 
 Results:
-  --against OTHER    the same seeds: McNemar's test, paired bootstrap; other protocols are refused
+  --against OTHER    the same seeds: McNemar's test, paired interval; other protocols are refused
   --power D          episodes that a difference of D takes
 
 Another evaluator's numbers:

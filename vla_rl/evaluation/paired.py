@@ -17,7 +17,7 @@ RESAMPLES, BOOTSTRAP_SEED = 10_000, 0
 class Pairs:
     """``episodes`` pairs, ``first_alone`` and ``second_alone`` of which one policy alone won.
 
-    ``difference`` is first minus second with the 95 % interval of the paired bootstrap, which resamples within tasks;
+    ``difference`` is first minus second with its 95 % interval (``paired_bootstrap``, returns within tasks);
     ``p_value`` that of McNemar's exact two-sided test.  Without a notion of success the difference is that of returns,
     and there is no test (None).
     """

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vla_rl.contract.intervals import Z95, wilson
+from vla_rl.contract.intervals import Z95, paired_difference, student, wilson
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -44,9 +44,9 @@ class Rate:
 
 @dataclass(frozen=True)
 class MeanReturn:
-    """The mean return of one fixed policy with its 95 % interval, ``mean +- 1.96 s / sqrt(n)`` (normal approximation).
+    """The mean return of one fixed policy with its 95 % interval, ``mean +- t s / sqrt(n)`` (Student's t).
 
-    Too narrow for few or for wildly different episodes; one episode has no interval (infinite).
+    Too narrow for a few episodes with rare, wildly different returns; one episode has no interval (infinite).
     """
 
     mean: float
@@ -61,7 +61,8 @@ class MeanReturn:
         if values.size == 0:
             raise ValueError("no episode was run, so there is no mean return; run at least one.")
         mean = float(values.mean())
-        half = Z95 * float(values.std(ddof=1)) / math.sqrt(values.size) if values.size > 1 else math.inf
+        n = values.size
+        half = student(n - 1) * float(values.std(ddof=1)) / math.sqrt(n) if n > 1 else math.inf
         return cls(mean, mean - half, mean + half, values.size)
 
     @property
@@ -85,21 +86,21 @@ def mcnemar_exact(b: int, c: int) -> float:
     return min(1.0, float(2 * tail / 2 ** (b + c)))
 
 
-def paired_difference(b: int, c: int, n: int, z: float = Z95) -> Difference:
-    """``(b-c)/n`` of ``n`` paired episodes, ``b`` won by the first policy only, ``c`` by the second (normal)."""
-    mean = (b - c) / n
-    half = z * math.sqrt(b + c - (b - c) ** 2 / n) / n
-    return Difference(mean, mean - half, mean + half)
-
-
 def paired_bootstrap(
     a: ArrayLike, b: ArrayLike, seed: int, resamples: int, strata: ArrayLike | None = None
 ) -> Difference:
-    """Mean of ``a - b`` [n], results on the same episodes, with the 95 % percentile interval of resampled pairs.
+    """Mean of ``a - b`` [n], results on the same episodes, with its 95 % interval.
 
+    Of successes (0 or 1) it is Tango's score interval (``intervals.paired_difference``) of all pairs, which a bootstrap
+    of few or hardly different pairs makes far too narrow; pairs of several tasks make it a little wide.  Of other
+    numbers it is the percentile interval of resampled pairs, as much wider as Student's t is than the normal.
     ``strata`` [n] (the task of each episode) keeps every stratum's size.
     """
-    difference = np.asarray(a, dtype=np.float64) - np.asarray(b, dtype=np.float64)
+    first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    difference = first - second
+    if np.isin([first, second], (0.0, 1.0)).all():
+        alone = int((difference > 0).sum()), int((difference < 0).sum())
+        return Difference(float(difference.mean()), *paired_difference(*alone, difference.size))
     groups = np.zeros(difference.size, dtype=np.int64) if strata is None else np.asarray(strata)
     generator = np.random.default_rng(seed)
     total = np.zeros(resamples)
@@ -107,8 +108,12 @@ def paired_bootstrap(
         members = difference[groups == group]
         draws = (generator.integers(members.size, size=members.size) for _ in range(resamples))
         total += np.fromiter((members[draw].sum() for draw in draws), dtype=np.float64, count=resamples)
-    low, high = np.quantile(total / difference.size, [0.025, 0.975])
-    return Difference(float(difference.mean()), float(low), float(high))
+    mean, n, freedom = float(difference.mean()), difference.size, difference.size - len(np.unique(groups))
+    low, high = np.quantile(total / n, [0.025, 0.975])
+    if freedom < 1:  # nothing varies within strata of one pair, so nothing is known
+        return Difference(mean, -math.inf, math.inf)
+    wider = student(freedom) / Z95 * math.sqrt(n / freedom)
+    return Difference(mean, mean + wider * (float(low) - mean), mean + wider * (float(high) - mean))
 
 
 def mmrv(simulated: Sequence[float] | Floats, real: Sequence[float] | Floats) -> float:

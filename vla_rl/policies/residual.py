@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -50,12 +50,12 @@ class Base(Policy, Saveable, Protocol):
 class ResidualConfig:
     """Size of the correction and its exploration, in units of the action's half-range.
 
-    ``horizon`` divides the base's chunk: 1 observes and corrects at every step, more as rarely as the base.  An episode
-    of few decisions tells sooner which of them was good.  Raises UserError for a horizon below 1.
+    ``horizon`` divides the base's chunk: 1 observes and corrects at every step, 0 as rarely as the base.  An episode of
+    few decisions tells sooner which of them was good.  Raises UserError for a horizon below 0.
     """
 
     scale: float = 0.3
-    horizon: int = 1  # actions of the base, H, that one decision corrects, each by its own ``u``
+    horizon: int = 1  # actions of the base, H, that one decision corrects, each by its own ``u``; 0: the whole chunk
     plan: int = 4  # queued base actions after those that the residual reads, 0 where the queue is shorter
     noise: float = 0.1  # standard deviation of exploration; that of ``u`` for a Gaussian residual
     correlation: float = 0.5  # between the noise of successive decisions of a deterministic residual
@@ -63,7 +63,7 @@ class ResidualConfig:
     blend: BlendConfig | None = None  # of a deterministic residual: little correction at first; None: all of it
 
     def __post_init__(self) -> None:
-        check_limits(self, horizon=(1, math.inf))
+        check_limits(self, horizon=(0, math.inf))
 
 
 class ResidualPolicy(HoldsFrozen):
@@ -85,7 +85,10 @@ class ResidualPolicy(HoldsFrozen):
                 f"{type(base).__name__} has no feature_sizes, or its features depend on its state, so the residual "
                 "would have no input; give an encoder: a policy with feature_sizes, such as an imitation checkpoint."
             )
-        self.config, self.version, self.spec = config or ResidualConfig(), 0, base.spec
+        config = config or ResidualConfig()
+        # A base that does not say how many actions it chooses is corrected one by one.
+        self.config = config if config.horizon else replace(config, horizon=getattr(base, "horizon", 1))
+        self.version, self.spec = 0, base.spec
         if self.horizon > self.spec.max_chunk:
             raise UserError(
                 f"a residual that corrects {self.horizon} actions at once would choose chunks that {self.spec.name!r} "

@@ -66,7 +66,7 @@ def _headline(report: Report, content: DemoReport, summary: JsonMapping) -> None
         [
             Tile.of("Imitation", content.first.rate, episodes),
             Tile.of("After RL", content.last.rate, episodes, "good"),
-            Tile("Gain", gain.mean, gain.low, gain.high, note="same episodes, paired bootstrap"),
+            Tile("Gain", gain.mean, gain.low, gain.high, note="same episodes, Tango's score interval"),
         ]
     )
     report.text(

@@ -63,7 +63,7 @@ class WandbTracker:
                 name="/".join(run.resolve().parts[-2:]),
                 dir=str(run),
                 config=dict(config),
-                mode=wandb_mode(),
+                mode=(mode := wandb_mode()),
                 id=before[-1].name.rpartition("-")[2] if before else None,
                 resume="allow",
                 settings=wandb.Settings(console="off", silent=True),
@@ -73,6 +73,10 @@ class WandbTracker:
                 f"Weights & Biases could not begin a run ({error}), so nothing was started; set WANDB_MODE=offline and "
                 "send the run later with 'wandb sync', or log in again with 'wandb login'."
             ) from error
+        if mode == "offline":
+            print(
+                f"Weights & Biases is not logged in, so the run stays here; send it: wandb sync {run}/wandb/offline-*"
+            )
         self._stages: set[str] = set()
 
     def log(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:

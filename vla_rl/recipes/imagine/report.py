@@ -59,7 +59,7 @@ def _headline(report: Report, summary: JsonMapping) -> None:
     interval = f"[{100 * gain['low']:.1f}, {100 * gain['high']:.1f}]"
     report.text(
         f"Success changed by **{100 * gain['mean']:+.1f} points** {interval} on {imagined['episodes']} test scenes of "
-        f"the simulator (same scenes, paired bootstrap; McNemar's exact test: p = {gain['mcnemar_p']:.2g}). For that "
+        f"the simulator (same scenes, Tango's interval; McNemar's exact test: p = {gain['mcnemar_p']:.2g}). For that "
         f"**{imagined['simulator_episodes']:,}** episodes were simulated in all; everything else was imagined. "
         f"{beside} All intervals are 95 %."
     )
