@@ -9,8 +9,8 @@ import pytest
 
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.trust import accept
 from vla_rl.contract.load import load
+from vla_rl.contract.trust import accept
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ def read_named(path: Path, part: str = "") -> Any:
 def require_own(data: bytes, what: str) -> None:
     """Raise UserError, which begins with ``what``, unless this user's vla-rl wrote ``data``; with --trust, mark it."""
     if _all:
-        mark(data)
+        mark(data)  # asked once
     elif (digest := hashlib.sha256(data).hexdigest()) not in _accepted:
         origins = _read_mark(_marks() / digest)
         if origins is None:
