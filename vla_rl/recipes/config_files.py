@@ -124,6 +124,6 @@ def read_config(run: Path, part: str = "") -> Any:
             load_kept_files(run)
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{str(path)!r} cannot be read ({error}), so this is no run of vla-rl; name a run folder."
+            f"{str(run)!r} holds no run that could be read ({error}), so this is no run of vla-rl; name a run folder."
         ) from error
     return from_json(value)
