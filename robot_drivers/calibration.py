@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.trust import read_json
 
 LAST_TICK = 4095
 RADIANS = 2 * math.pi / LAST_TICK  # of one tick; LeRobot divides a turn by 4095, not 4096
@@ -52,7 +53,7 @@ def default_path(folders: Sequence[str], name: str) -> Path:
 def load_calibration(path: Path, motors: Sequence[str]) -> dict[str, MotorCalibration]:
     """The calibration of ``motors``, in their order; raises UserError naming what is wrong with the file."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except (OSError, ValueError) as error:
         raise UserError(
             f"the calibration {str(path)!r} cannot be read ({error}), so ticks mean no angles; calibrate the arm again."

@@ -26,6 +26,7 @@ from robot_drivers.kinematics import Chain
 from robot_drivers.limits import Limits
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.load import load
+from vla_rl.contract.trust import read_json
 
 _DAY = 86400.0  # s
 
@@ -137,8 +138,8 @@ class RobotConfig:
     def load(cls, path: Path) -> RobotConfig:
         """Read a file; raises UserError when it cannot be read or says something unknown."""
         try:
-            value = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
+            value = read_json(path)
+        except (OSError, ValueError) as error:
             raise UserError(
                 f"The robot's file {str(path)!r} cannot be read ({error}), so no arm is known; write one with 'vla-rl "
                 f"robot setup {path}'."

@@ -4,14 +4,17 @@
 threads; the processes that a test starts and waits for have as many again.  A test ends after ``HANG`` times as much
 wall time, busy or not.
 
-A test marked ``gpu`` is skipped on a machine without one.
+A test marked ``gpu`` is skipped on a machine without one.  What vla-rl remembers of a user (``contract/trust.py``) is
+that of nobody: the folder is deleted at the end.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import resource
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Generator
@@ -40,6 +43,13 @@ class _Watch(threading.Thread):
             if time.process_time() > self.limit:
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGPROF)
                 return
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the tests, and the processes that they start, a state folder of their own."""
+    state = tempfile.TemporaryDirectory(prefix="vla-rl-tests-")
+    os.environ["XDG_STATE_HOME"] = state.name
+    config.add_cleanup(state.cleanup)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from vla_rl.contract import CONTRACT_VERSION
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.load import load
 from vla_rl.contract.shards import is_shard
+from vla_rl.contract.trust import mark_file, named_class, read_named
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -62,6 +62,7 @@ def save_folder(
             write_gathered(fresh / WEIGHTS, tensors)
         text = json.dumps({"contract_version": CONTRACT_VERSION, **config}, indent=2)
         (fresh / CONFIG).write_text(text, encoding="utf-8")
+        mark_file(fresh / CONFIG)
         (fresh / WEIGHTS).chmod((fresh / CONFIG).stat().st_mode)  # safetensors writes it for its owner alone
         for name, part in (inside or {}).items():
             part.save_pretrained(fresh / name)
@@ -114,13 +115,13 @@ def read_config(folder: Path, kind: str) -> dict[str, Any]:
     """
     path = folder / CONFIG
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+        config = read_named(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(
             f"{str(folder)!r} has no {CONFIG}, so it is not a checkpoint; give the folder that holds {CONFIG} and "
             f"{WEIGHTS}."
         ) from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(
             f"{str(path)!r} is damaged ({error}), so it cannot be loaded; copy the checkpoint again."
         ) from error
@@ -185,7 +186,7 @@ def read_tensor(file: Any, name: str) -> Tensor:
 
 def load_module(folder: str | Path, kind: str, *given: Any) -> Any:
     """The ``kind`` in a folder, by ``from_pretrained(folder, *given)`` of whichever class wrote it."""
-    made_by = load(read_config(Path(folder), kind)[kind])
+    made_by = named_class(read_config(Path(folder), kind)[kind])
     if not hasattr(made_by, "from_pretrained"):
         raise UserError(f"{made_by!r} is not a {kind} class, so {str(folder)!r} cannot be loaded; check its {CONFIG}.")
     return made_by.from_pretrained(folder, *given)

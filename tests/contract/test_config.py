@@ -10,6 +10,7 @@ import pytest
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
+from vla_rl.contract.trust import accept
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,9 @@ def test_values_that_json_lacks_are_refused():
     [
         (lambda data: data["inner"].update(raet=1.0), "Inner has no field 'raet'.*did you mean 'rate'"),
         (lambda data: data.pop("seed"), "Outer cannot be rebuilt.*'seed'"),
-        (lambda data: data["inner"].update({"class": "json:JSONDecoder"}), "'json:JSONDecoder' is not a config class"),
-        (lambda data: data["inner"].update({"class": "os:getcwd"}), "'os:getcwd' is not a config class"),
-        (lambda data: data["inner"].update({"class": "nonsense"}), "'nonsense' has no module and name"),
+        (lambda data: data["inner"].update({"class": "json:JSONDecoder"}), "'json:JSONDecoder' is no class of vla-rl"),
+        (lambda data: data["inner"].update({"class": "os:getcwd"}), "'os:getcwd' is no class of vla-rl"),
+        (lambda data: data["inner"].update({"class": "nonsense"}), "'nonsense' is no class of vla-rl"),
         (lambda data: data["inner"].update({"class": f"{__name__}:Iner"}), "did you mean 'Inner'"),
     ],
 )
@@ -72,6 +73,7 @@ def test_a_field_or_class_that_does_not_fit_is_named(change, message):
 
 @pytest.mark.parametrize("name", ["vla_rl.cli.of_another_version:Recipe", "of_another_version:Recipe"])
 def test_a_class_of_another_version_is_refused_in_a_sentence(name):
+    accept([name.partition(":")[0]])
     with pytest.raises(UserError, match=f"'{name}' does not exist here.*use the version of vla-rl that wrote it"):
         from_json({"class": name, "steps": 3})
 
@@ -79,5 +81,6 @@ def test_a_class_of_another_version_is_refused_in_a_sentence(name):
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
     (tmp_path / "wants_more.py").write_text("import no_such_package\n")
     monkeypatch.syspath_prepend(tmp_path)
+    accept(["wants_more"])
     with pytest.raises(ModuleNotFoundError, match="no_such_package"):
         from_json({"class": "wants_more:Config"})

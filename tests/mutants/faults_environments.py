@@ -42,7 +42,7 @@ _OWN = f"{_ON_CATALOG}test_an_environment_of_the_working_folder_is_made_by_its_s
 _SAME_SPEC = f"{_ON_CATALOG}test_the_spec_of_a_name_is_that_of_its_environment"
 
 _NAMES = (
-    Fault("the working folder is not searched", _LOAD, "    _search_working_folder()", "    pass", (_OWN,)),
+    Fault("the working folder is not searched", _LOAD, "    search_working_folder()", "    pass", (_OWN,)),
     Fault(
         "a file of the working folder hides an installed package",
         _LOAD,

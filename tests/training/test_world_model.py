@@ -88,7 +88,7 @@ def test_what_it_does_not_depend_on_may_differ(folder):
     [
         ("spec", None, "has no 'spec'"),
         ("config", None, "has no 'config'"),
-        ("world_model", "builtins:print", "'builtins:print' is no world model"),
+        ("world_model", "builtins:print", "names the class 'builtins:print'"),
         ("world_model", "world_models.model:Context", "is no world model"),
         ("world_model", "world_models.model:Nothing", "has no 'Nothing'"),
     ],

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.load import load
 from vla_rl.contract.packages import check_packages
+from vla_rl.contract.trust import OPTION, trust_all
 from vla_rl.recipes.signals import Terminated
 
 COMMANDS = {
@@ -43,6 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Whose output nobody reads any more, as with ``| head``, ends silently.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if OPTION in given:
+        given = [item for item in given if item != OPTION]
+        trust_all()
     choose_threads()
     try:
         if not given or given[0] in ("-h", "--help", "help"):
@@ -93,7 +97,8 @@ def choose_threads() -> None:
 def usage() -> str:
     """What ``vla-rl`` prints without a command."""
     lines = [f"  {name:<12} {what}" for name, (_, what) in COMMANDS.items()]
-    return "vla-rl COMMAND [arguments]    (vla-rl COMMAND --help)\n\n" + "\n".join(lines)
+    trust = f"\n\n{OPTION}, with any of them: obey the folders of others as your own; they can then run anything here."
+    return "vla-rl COMMAND [arguments]    (vla-rl COMMAND --help)\n\n" + "\n".join(lines) + trust
 
 
 def _cure(module: str) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.load import load
+from vla_rl.contract.trust import accept, named_class
 
 _CLASS = "class"
 
@@ -15,6 +15,7 @@ def to_json(value: Any) -> Any:
     """Nested dataclasses, tuples, lists, dicts and scalars for JSON; a dataclass carries its import string."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         kind = type(value)
+        accept([kind.__module__])  # a live object of this program, which may read again what it wrote
         fields = {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return {_CLASS: f"{kind.__module__}:{kind.__qualname__}", **fields}
     if isinstance(value, dict):
@@ -39,7 +40,7 @@ def from_json(value: Any) -> Any:
     if _CLASS not in value:
         return fields
     kind = _class(value[_CLASS])
-    if not dataclasses.is_dataclass(kind) or not isinstance(kind, type):
+    if not dataclasses.is_dataclass(kind):
         raise UserError(
             f"{value[_CLASS]!r} is not a config class, so this JSON cannot be a config; use the config.json of a run."
         )
@@ -55,9 +56,9 @@ def from_json(value: Any) -> Any:
         ) from error
 
 
-def _class(target: str) -> Any:
+def _class(target: str) -> type:
     try:
-        return load(target)
+        return named_class(target)
     except ModuleNotFoundError as error:
         if not f"{target.partition(':')[0]}.".startswith(f"{error.name}."):
             raise  # a package that the module imports

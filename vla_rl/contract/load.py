@@ -40,7 +40,7 @@ def load(target: str) -> Any:
         raise UserError(
             f"{target!r} has no module and name, so it cannot be loaded; write it as 'package.module:function'."
         )
-    _search_working_folder()
+    search_working_folder()
     module_name = MOVED.get(module_name, module_name)
     module = importlib.import_module(module_name)
     if not hasattr(module, name):
@@ -49,7 +49,7 @@ def load(target: str) -> Any:
     return getattr(module, name)
 
 
-def _search_working_folder() -> None:
+def search_working_folder() -> None:
     """Append the working folder to Python's path: a console script, unlike ``python -m``, does not have it there.
 
     At the end of the path, so that a file in it never hides an installed package.

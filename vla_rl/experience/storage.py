@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vla_rl.contract import CONTRACT_VERSION
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.trust import read_json
 
 Shapes: TypeAlias = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 Numbers: TypeAlias = Mapping[str, float]
@@ -87,7 +88,7 @@ class OnDisk:
             self._meta = wanted
             return {}, (0, 0, 0), ()
         try:
-            self._meta = json.loads(path.read_text(encoding="utf-8"))
+            self._meta = read_json(path)
             made_with = {name: self._meta[name] for name in wanted}
             listed = self._meta["columns"].items()
             shapes = {name: (tuple(shape), getattr(torch, dtype)) for name, (shape, dtype) in listed}

@@ -23,6 +23,7 @@ from torch import Tensor
 from vla_rl.contract.child import Child, ChildError, error_answer, error_of, serve_owner
 from vla_rl.contract.errors import ContractError, UserError, did_you_mean
 from vla_rl.contract.load import load
+from vla_rl.contract.trust import accept, accepted
 from vla_rl.contract.wire import write_message
 
 COMMAND = (sys.executable, "-m", "vla_rl.experience.worker")
@@ -117,7 +118,8 @@ class Worker:
         Error messages name it ``shown``, if given.
         """
         self._targets.append(shown or target)
-        return int(self._request({"do": "make", "target": target, "arguments": arguments}, shown or target, "starting"))
+        request = {"do": "make", "target": target, "arguments": arguments, "accepted": accepted()}
+        return int(self._request(request, shown or target, "starting"))
 
     def call(self, number: int, method: str, report: Report | None = None, **arguments: Any) -> Any:
         """What ``method`` of the object ``number`` returns.
@@ -198,7 +200,8 @@ class Server:
             )
         return requests[what](**as_tensors(request))
 
-    def make(self, target: str, arguments: dict[str, Any]) -> int:
+    def make(self, target: str, arguments: dict[str, Any], accepted: list[str]) -> int:
+        accept(accepted)  # what the owner wrote and accepted, see contract/trust.py
         self.objects.append(load(target)(**arguments))
         return len(self.objects) - 1
 

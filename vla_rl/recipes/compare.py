@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from vla_rl.contract.trust import read_json
 from vla_rl.evaluation import seed_ranges
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes import metrics, stages
@@ -76,7 +76,7 @@ class Comparison:
             scenes = seed_ranges.held_out(seed_ranges.TEST, recipe.evaluation.test)
             outcomes = stages.play(recipe.env, policy, scenes, recipe.evaluation, seed, f"test {folder.name}")
             write_json(folder / "test.json", asdict(outcomes.rate))
-        rate: JsonObject = json.loads((folder / "test.json").read_text(encoding="utf-8"))
+        rate: JsonObject = read_json(folder / "test.json")
         return rate
 
     def _compared(self, task: Task, name: str) -> Compared:

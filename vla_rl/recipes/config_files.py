@@ -15,8 +15,8 @@ from typing import Any
 import vla_rl
 from vla_rl.contract.config import from_json
 from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.contract.trust import CONFIG_FILE, accept, mark_file, read_bytes, read_named, require_own
 
-_PREFIX = "vla_rl_config_"  # of the module that a config file becomes; config.json names its classes by it
 _KEPT = "config_files"  # folder of a run
 
 
@@ -82,10 +82,11 @@ def functions_of(path: Path) -> dict[str, Callable[[], Any]]:
 
 
 def _load_file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"{_PREFIX}{path.stem}", path)
+    spec = importlib.util.spec_from_file_location(f"{CONFIG_FILE}{path.stem}", path)
     if spec is None or spec.loader is None:
         raise UserError(f"{str(path)!r} is not a Python file, so it holds no config; name a .py file.")
     module = importlib.util.module_from_spec(spec)
+    accept([spec.name])
     sys.modules[spec.name] = module  # classes that are defined in the file are looked up here
     spec.loader.exec_module(module)
     return module
@@ -95,25 +96,34 @@ def keep_file(source: Path, run: Path) -> None:
     """Copy the config file ``source`` into the folder ``run``, where :func:`read_config` finds its classes."""
     (run / _KEPT).mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, run / _KEPT / source.name)
+    mark_file(run / _KEPT / source.name)
 
 
 def load_kept_files(run: Path) -> None:
-    """Load the run's own config file if its ``config.json`` names classes that are defined there."""
+    """Load the run's own config file if its ``config.json`` names classes that are defined there.
+
+    Raises UserError for one that this user's vla-rl did not write.
+    """
     path = run / "config.json"
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    for stem in sorted(set(re.findall(rf'"{_PREFIX}([^":]+):', text))):
+    text = read_bytes(path).decode("utf-8", "replace") if path.is_file() else ""
+    for stem in sorted(set(re.findall(rf'"{CONFIG_FILE}([^":/]+):', text))):
         if (kept := run / _KEPT / f"{stem}.py").is_file():
+            require_own(read_bytes(kept), f"the run's config names code in {str(kept)!r}")
             _load_file(kept)
 
 
-def read_config(run: Path) -> Any:
-    """The config of the run in the folder ``run``; raises UserError when there is none that can be read."""
+def read_config(run: Path, part: str = "") -> Any:
+    """The config of the run in the folder ``run``, or its entry ``part``.
+
+    Raises UserError when there is none that can be read, and when it names what is not ours and is not the user's own.
+    """
     path = run / "config.json"
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = read_named(path, part)
+        if f'"{CONFIG_FILE}' in json.dumps(value):
+            load_kept_files(run)
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{str(path)!r} cannot be read ({error}), so this is no run of vla-rl; name a run folder."
+            f"{str(run)!r} holds no run that could be read ({error}), so this is no run of vla-rl; name a run folder."
         ) from error
-    load_kept_files(run)
     return from_json(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +14,7 @@ from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.policy import Policy
 from vla_rl.contract.spec import EnvSpec
+from vla_rl.contract.trust import read_json
 from vla_rl.recipes import sims
 from vla_rl.recipes.inspect_env import NUM_ENVS, checked_table, show_spec
 from vla_rl.recipes.inspect_installation import catalog
@@ -51,7 +51,7 @@ def show_folder(show: Console, folder: Path) -> None:
 def _json(path: Path) -> JsonObject:
     """The object in ``path``; {} when there is no such file."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        value = read_json(path) if path.exists() else {}
     except (OSError, ValueError) as error:
         raise UserError(f"{str(path)!r} is damaged ({error}), so it cannot be shown; copy the folder again.") from error
     return value if isinstance(value, dict) else {}

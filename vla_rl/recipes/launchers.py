@@ -11,6 +11,7 @@ from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import Protocol
 
+from vla_rl.contract import trust
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.worker import Link, LostWorkerError, Worker
 from vla_rl.recipes.shared_disk import SharedDisk, enter
@@ -130,7 +131,7 @@ class Machine:
 
 def run_command(arguments: Sequence[str], log: Path) -> int:
     """Exit status of ``vla-rl`` with ``arguments`` as a process that ends with this one; its output ends ``log``."""
-    command = [sys.executable, "-m", "vla_rl.cli.owned", *arguments]
+    command = [sys.executable, "-m", "vla_rl.cli.owned", *arguments, *trust.options()]
     environment = {**os.environ, **ONE_THREAD, "TERM": "dumb"}
     with (
         log.open("a") as file,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.trust import read_json
 from vla_rl.evaluation.report import Series
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.training.tracking import read_metrics
@@ -30,7 +30,7 @@ def rows(run: Path, stage: str = "") -> list[JsonObject]:
 
 def summary(run: Path) -> JsonObject:
     """The result of the finished run in the folder ``run``."""
-    found: JsonObject = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    found: JsonObject = read_json(run / "summary.json")
     return found
 
 

@@ -26,6 +26,7 @@ from vla_rl.recipes.context import RunContext, StartPolicy, Trainable, generator
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitation import imitate_policy
 from vla_rl.recipes.named import call
+from vla_rl.recipes.saved import checkpoint_of
 from vla_rl.serving.address import names_server
 from vla_rl.training.imitation import ImitationConfig
 
@@ -38,8 +39,8 @@ def start_policy(
 ) -> StartPolicy | None:
     """The policy that a run in ``env_config`` starts from; None for "".
 
-    ``name`` is a checkpoint folder, of whichever class; a public folder, opened by ``options``; or ``module:Class``: a
-    new policy ``Class(spec)``.
+    ``name`` is a checkpoint folder, of whichever class; a run folder (its best checkpoint); a public folder, opened by
+    ``options``; or ``module:Class``: a new policy ``Class(spec)``.
     Raises UserError or ContractError when it does not exist, is a policy server, was trained for another environment,
     or is somebody else's and breaks the contract.
     """
@@ -52,7 +53,9 @@ def start_policy(
             "residual of your own config correct it (vla_rl/serving/remote.py)."
         )
     policy: StartPolicy
-    policy = new_policy(str(name), spec, {}, seed) if names_class(name) else load_policy(name, spec, options)
+    policy = (
+        new_policy(str(name), spec, {}, seed) if names_class(name) else load_policy(checkpoint_of(name), spec, options)
+    )
     check_if_foreign(policy, env_config, seed, ("save_pretrained",))
     return policy
 

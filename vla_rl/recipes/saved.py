@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.trust import read_json
 from vla_rl.recipes.config_files import read_config
 from vla_rl.recipes.env_config import EnvConfig
 
@@ -15,7 +15,7 @@ _DEPLOYED = ("best", "imitation")  # the checkpoint that a run is evaluated by, 
 def is_run(folder: Path) -> bool:
     """Whether ``folder`` holds a run, whose config names its class, and no checkpoint."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = read_json(folder / "config.json")
     except (OSError, ValueError):
         return False
     return isinstance(config, dict) and "class" in config
@@ -39,12 +39,12 @@ def checkpoint_of(folder: str | Path) -> Path:
 
 
 def env_config_of(checkpoint: str | Path) -> EnvConfig | None:
-    """The environment of the run that a checkpoint lies in (``RUN/checkpoints/NAME``); None when it lies in none."""
+    """The environment of the run that a checkpoint lies in (``RUN/checkpoints/NAME``); None when it lies in none.
+
+    Raises UserError when it is an environment that only the user may name, and the run is not the user's own.
+    """
     run = Path(checkpoint).resolve().parent.parent
     if not is_run(run):
         return None
-    try:
-        found = getattr(read_config(run), "env", None)
-    except UserError:
-        return None  # written by another version
+    found = read_config(run, "env")
     return found if isinstance(found, EnvConfig) else None

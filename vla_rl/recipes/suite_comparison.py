@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.trust import read_json
 from vla_rl.evaluation.paired import pairs_by_task, pairs_of
 from vla_rl.evaluation.power import episodes_needed, independent_discordance
 from vla_rl.evaluation.report import Bar, Cell, Report, percent
@@ -30,7 +30,7 @@ def read_results(folder: Path) -> JsonObject:
             "vla-rl eval --suite wrote."
         )
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
         return {**found, "protocol": found["protocol"], "tasks": found["tasks"]}
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +13,7 @@ from threading import Lock
 from vla_rl.contract.config import to_json
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
+from vla_rl.contract.trust import read_json
 from vla_rl.evaluation.results import TABLES, EpisodeResult, Journal, write_tables
 from vla_rl.policies.vla.checkpoint import is_public
 from vla_rl.policies.vla.options import VLAOptions
@@ -145,7 +145,7 @@ class SuiteRun:
             write_json(path, own)
             return journal
         try:
-            before = json.loads(path.read_text(encoding="utf-8"))
+            before = read_json(path)
         except ValueError as error:
             raise UserError(
                 f"{str(path)!r} is damaged ({error}), so it is unknown what was played; choose another --out."

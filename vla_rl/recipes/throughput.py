@@ -23,16 +23,14 @@ batches leave a GPU idle.  ``k`` is rough, within a factor of three either way.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, cast
 
-from vla_rl.contract.config import from_json
 from vla_rl.contract.errors import UserError
-from vla_rl.recipes.config_files import load_kept_files
+from vla_rl.recipes.config_files import read_config
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.trainers import SourceConfig
 from vla_rl.training.loop import LoopConfig
@@ -123,8 +121,7 @@ def config_of(folder: str) -> Improving:
         raise UserError(
             f"{folder!r} has no config.json, so it is no run that was measured; name a folder of vla-rl train."
         )
-    load_kept_files(path)
-    config = from_json(json.loads((path / "config.json").read_text(encoding="utf-8")))
+    config = read_config(path)
     if not hasattr(config, "rl"):
         raise UserError(
             f"the run in {folder!r} is a {type(config).__name__} without reinforcement learning, so no speed can be "

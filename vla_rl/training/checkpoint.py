@@ -24,6 +24,7 @@ from torch import Tensor
 from vla_rl.contract import CONTRACT_VERSION
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.shards import is_shard
+from vla_rl.contract.trust import read_json
 
 KEPT = 2  # newest states
 _TREE, _TENSORS = "state.json", "tensors.safetensors"
@@ -93,7 +94,7 @@ def step_of(path: Path) -> int:
 def read_state(path: Path, others: Path | None = None) -> dict[str, Any]:
     """The state in ``path``; tensors that it leaves out are in ``others``.  Raises UserError when it is damaged."""
     try:
-        read = json.loads((path / _TREE).read_text(encoding="utf-8"))
+        read = read_json(path / _TREE)
         if read["contract_version"] != CONTRACT_VERSION:
             raise UserError(
                 f"{str(path)!r} has contract version {read['contract_version']} but this is {CONTRACT_VERSION}, so the "

@@ -14,6 +14,7 @@ from typing import Any
 from vla_rl.contract.batch import OneProcess, Reducer
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.trust import mark_file, read_named
 from vla_rl.training.checkpoint import latest_state, save_state
 from vla_rl.training.run_lock import LOCK, lock_run, unlock_run
 from vla_rl.training.shared_state import latest_shared, process_folder, require_processes, save_shared
@@ -60,6 +61,7 @@ class RunFolder:
             self._lock = lock_run(self.path)
         self._start = time.monotonic()
         write_json(self.path / "config.json", to_json(config))
+        mark_file(self.path / "config.json")
         self._trackers = open_trackers(names, self.path, to_json(config))
 
     @classmethod
@@ -170,7 +172,7 @@ def config_of(run: Path) -> Any:
     """What the run in the folder ``run`` is; raises UserError when there is none."""
     if not (run / "config.json").exists():
         raise UserError(f"{str(run)!r} has no config.json, so there is no run to go on with; name a run folder.")
-    return from_json(json.loads((run / "config.json").read_text(encoding="utf-8")))
+    return from_json(read_named(run / "config.json"))
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

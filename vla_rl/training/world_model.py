@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.load import load
 from vla_rl.contract.spec import EnvSpec
+from vla_rl.contract.trust import named_class
 from vla_rl.experience.trajectories import Trajectories
 from vla_rl.experience.windows import call_batch, context_at, frames_at, make_windows, window_batch
 from vla_rl.pretrained import load_weights, read_config, save_folder
@@ -256,8 +256,8 @@ def load_world_model(folder: Path, spec: EnvSpec | None = None) -> tuple[Any, di
     trained = EnvSpec.from_json(saved["spec"])
     if spec is not None:
         _require_same(trained, spec, folder)
-    made_by = load(saved["world_model"])
-    if not isinstance(made_by, type) or not issubclass(made_by, nn.Module):
+    made_by = named_class(saved["world_model"])
+    if not issubclass(made_by, nn.Module):
         raise UserError(
             f"{saved['world_model']!r} is no world model, so {str(folder)!r} cannot be loaded; check its config.json."
         )

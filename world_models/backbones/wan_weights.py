@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.trust import read_json
 
 
 class WanWeights(Protocol):
@@ -79,7 +79,7 @@ class WanFolder:
 def _read(folder: Path, made_by: Any) -> Any:
     """The network in ``folder``, float32; raises UserError when it is missing, foreign, damaged or incomplete."""
     try:
-        named = json.loads((folder / "config.json").read_text(encoding="utf-8"))["_class_name"]
+        named = read_json(folder / "config.json")["_class_name"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{str(folder)!r} has no config.json of diffusers ({error!r}), so there is no Wan to load; give the folder "

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from tests.policies.test_tiny import SPEC, observations, seeded
 from tests.policies.vla.toy_family import ToyVLA, write_folder
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.trust import mark
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.saving import fingerprint
@@ -80,6 +81,9 @@ def test_a_base_that_is_not_there_is_said_with_how_to_point_to_its_new_place(tmp
     saved = json.loads(path.read_text(encoding="utf-8"))
     saved["base"]["folder"] = str(tmp_path / "moved")
     path.write_text(json.dumps(saved), encoding="utf-8")
+    with pytest.raises(UserError, match=r"did not write it on this machine.*add --trust once"):
+        load_policy(tmp_path / "ours", SPEC)
+    mark(path.read_bytes())  # as --trust does
     assert torch.equal(decide(load_policy(tmp_path / "ours", SPEC)), decide(policy))
 
 

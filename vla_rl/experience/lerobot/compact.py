@@ -9,7 +9,6 @@ killed process.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.trust import read_json
 from vla_rl.experience.lerobot import live, metadata, statistics, video
 from vla_rl.experience.lerobot.disk import make_folder, move, sync, write_json
 from vla_rl.experience.lerobot.features import VERSION, Feature, Schema
@@ -114,7 +114,7 @@ def _complete(root: Path, commit: Mapping[str, Any]) -> None:
 
 def _committed(root: Path) -> int:
     path = root / metadata.INFO
-    return int(json.loads(path.read_text(encoding="utf-8"))["total_episodes"]) if path.exists() else 0
+    return int(read_json(path)["total_episodes"]) if path.exists() else 0
 
 
 def _next_place(known: Metadata, column: str) -> Place:

@@ -10,7 +10,6 @@ recording/
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.trust import read_json
 from vla_rl.experience.lerobot import statistics, video
 from vla_rl.experience.lerobot.damage import DamagedError, Problem
 from vla_rl.experience.lerobot.disk import LOCK as LOCK
@@ -58,7 +58,7 @@ class Header:
     def load(cls, recording: Path) -> Header:
         """Read ``header.json``; raises UserError when it is missing or damaged."""
         try:
-            data = json.loads((recording / HEADER).read_text(encoding="utf-8"))
+            data = read_json(recording / HEADER)
             return cls(Schema.from_json(data), tuple(data["tasks"]), Limits(**data["limits"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
@@ -120,7 +120,7 @@ def load(folder: Path, root: Path, number: int) -> LiveEpisode:
         return DamagedError(root, Problem((folder / file).relative_to(root).as_posix(), what, (number,)))
 
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = read_json(folder / MANIFEST)
         length, tasks = int(manifest["length"]), tuple(manifest["tasks"])
         stats = statistics.from_json(manifest["stats"])
         files = {name: (int(file["bytes"]), str(file["sha256"])) for name, file in manifest["files"].items()}
@@ -159,7 +159,7 @@ def is_blank(recording: Path) -> bool:
 def read_committing(recording: Path) -> dict[str, Any]:
     """The commit that a killed process had begun; {} when there is none."""
     path = recording / COMMITTING
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    return dict(read_json(path)) if path.exists() else {}
 
 
 def is_committed(recording: Path, committed: int) -> bool:

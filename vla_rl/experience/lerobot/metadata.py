@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.trust import read_json
 from vla_rl.experience.lerobot import live, statistics
 from vla_rl.experience.lerobot.damage import Problem, numbers
 from vla_rl.experience.lerobot.features import VERSION, Schema
@@ -99,7 +99,7 @@ def read(root: Path) -> Metadata:
 
 def _read_info(root: Path) -> dict[str, Any]:
     try:
-        info = json.loads((root / INFO).read_text(encoding="utf-8"))
+        info = read_json(root / INFO)
         version = str(info["codebase_version"])
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(
@@ -187,7 +187,7 @@ def _read_stats(root: Path, total: int, problems: list[Problem]) -> statistics.S
     if commit.get("total_episodes") == total:  # killed just before they would have been written
         return statistics.from_json(commit["stats"])
     try:
-        return statistics.from_json(json.loads((root / STATS).read_text(encoding="utf-8")))
+        return statistics.from_json(read_json(root / STATS))
     except FileNotFoundError:
         problems.append(Problem(STATS, "is missing, so there are no statistics of all episodes"))
     except (OSError, ValueError, AttributeError, TypeError) as error:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vla_rl.contract import trust
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.vla.dataset_statistics import ACTION, STATE
@@ -121,7 +122,7 @@ class PublicCheckpoint:
 def is_public(folder: Path) -> bool:
     """Whether ``config.json`` of ``folder`` is in a public format, and none of ours or no JSON object."""
     try:
-        saved = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        saved = trust.read_json(folder / CONFIG)
     except (OSError, ValueError):
         return False
     return isinstance(saved, dict) and "contract_version" not in saved and ("type" in saved or "model_type" in saved)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from vla_rl.contract import trust
 from vla_rl.contract.errors import UserError
 
 _POINTER = b"version https://git-lfs"
@@ -18,7 +18,7 @@ _POINTER = b"version https://git-lfs"
 def read_json(path: Path) -> dict[str, Any]:
     """The object in ``path``; raises UserError when the file is missing, damaged or holds something else."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = trust.read_json(path)
     except FileNotFoundError as error:
         raise missing_file(path) from error
     except (OSError, ValueError) as error:

@@ -42,7 +42,7 @@ class Base:
             raise UserError(
                 f"{str(checkpoint)!r} holds only what was learnt on top of {self.folder!r}, which is not there, so it "
                 f"cannot be loaded; put that folder back, or write its new place into {_BASE}.folder of "
-                f"{str(checkpoint / CONFIG)!r}."
+                f"{str(checkpoint / CONFIG)!r} and add --trust once."
             )
         if fingerprint(folder) != self.fingerprint:
             raise UserError(

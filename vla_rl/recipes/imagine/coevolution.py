@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict, dataclass, replace
 from typing import cast
@@ -11,6 +10,7 @@ from vla_rl.contract.batch import ExperienceSource, Resumable, Rollout
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
+from vla_rl.contract.trust import read_json
 from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.background import CollectingSource
 from vla_rl.recipes import world_models
@@ -57,7 +57,7 @@ class WorldModelRun:
             calibrated.model, self._initial_state_pool, calibrated.limits, calibrated.imagination
         )
         self._file = folder.path / "coevolution.json"
-        written = json.loads(self._file.read_text(encoding="utf-8")) if self._file.exists() else []
+        written = read_json(self._file) if self._file.exists() else []
         self.decisions: list[JsonObject] = written[:1]
         self._again: list[JsonObject] = written[1:]  # to be carried out again, in turn
 

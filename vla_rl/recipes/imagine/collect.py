@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
+from vla_rl.contract.trust import read_json
 from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.collect import collect_trajectories
 from vla_rl.experience.trajectories import Trajectories
@@ -71,7 +71,7 @@ class CollectedEpisodes:
         success = folder / "policy_success.json"
         if not success.exists():
             return None
-        found = json.loads(success.read_text(encoding="utf-8"))
+        found = read_json(success)
         if not isinstance(found, dict):
             raise UserError(
                 f"{str(success)!r} does not say in how many episodes the policy succeeded, as it was written by an "

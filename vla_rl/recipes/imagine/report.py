@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Literal
 
+from vla_rl.contract.trust import read_json
 from vla_rl.evaluation.report import Point, Report, Series, Tile, percent
 from vla_rl.evaluation.stats import Rate
 from vla_rl.recipes.imagine.rollout import clips
@@ -96,7 +96,7 @@ def _trained(run: Path, stage: str, name: str) -> Series:
 
 
 def _decisions(report: Report, run: Path) -> None:
-    decisions = json.loads((run / "coevolution.json").read_text(encoding="utf-8"))
+    decisions = read_json(run / "coevolution.json")
     bought = sum(one["buy"] for one in decisions)
     report.section(
         "Does the world model still fit the policy?",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from vla_rl.contract.config import from_json
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.trajectories import Trajectories
+from vla_rl.recipes.config_files import read_config
 from vla_rl.recipes.imagine.calibrated_model import CalibratedModel
 from vla_rl.recipes.imagine.recipe import Imagine
 
@@ -51,13 +50,7 @@ def find_run(run: str | Path) -> Path:
 
 def load_run(run: Path) -> tuple[Imagine, CalibratedModel]:
     """The recipe and the world model of a run, finished or not; raises UserError when there is none."""
-    try:
-        recipe = from_json(json.loads((run / "config.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{str(run)!r} holds no run that could be read ({error}), so there is no world model to use; name a folder "
-            "that vla-rl imagine made."
-        ) from error
+    recipe = read_config(run)
     if not isinstance(recipe, Imagine):
         raise UserError(
             f"{str(run)!r} is a run of {type(recipe).__name__}, which has no world model, so there is none to use; "

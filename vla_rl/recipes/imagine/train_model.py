@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import torch
 
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import EnvSpec
+from vla_rl.contract.trust import read_json
 from vla_rl.recipes import world_models
 from vla_rl.recipes.context import generator
 from vla_rl.recipes.imagine.calibrated_model import CalibratedModel, calibrate
@@ -85,4 +85,4 @@ def _precision(folder: RunFolder, plan: Plan, device: torch.device) -> str:
     kept = folder.path / "precision.json"
     if not kept.exists():
         write_json(kept, fastest_precision(device))
-    return str(json.loads(kept.read_text(encoding="utf-8")))
+    return str(read_json(kept))

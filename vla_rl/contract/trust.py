@@ -1,0 +1,263 @@
+"""What data of others may name: classes of ours.  Everything else is loaded only if the user's own program wrote it.
+
+A checkpoint, run or robot file says by name which classes and functions it is made of.  :func:`read_named` reads such a
+file and refuses one that names code, programs or files which are not ours, unless this user's vla-rl wrote exactly that
+content on this machine (:func:`mark`, outside of the folder), or the command had ``--trust``.  What was accepted is
+noted, and :func:`named_class` turns a name into a class only if it is ours or was noted.  Processes that a run starts
+get these names from the one that starts them (``vla_rl/experience/worker.py``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.load import load, search_working_folder
+
+OPTION = "--trust"
+CONFIG_FILE = "vla_rl_config_"  # of the module that a config file becomes; config.json names its classes by it
+OURS = ("vla_rl", "sims", "world_models", "robot_drivers")
+# Environments that start no program and read no file of their options; the others are named by the user.
+ENVIRONMENTS = frozenset(
+    {"", "counting", "genesis", "lift", "maniskill_lift", "mixed", "place", "point_mass", "push", "so101", "warp"}
+)
+MOST_BYTES = 64 << 20  # of a JSON file
+_ENV = "vla_rl.recipes.env_config:EnvConfig"
+_PROGRAMS = ("python", "variables", "installation", "address", "modules", "wrappers")  # options that reach outside
+_NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_][\w.]*")
+_DEEPEST = 100  # lists and objects inside one another
+KINDS = ("class", "policy", "reward", "world_model", "prompts")  # entries that name a class
+_PATHS = ("folder", "policy", "dataset", "demonstrations", "init_from")  # entries that name what lies elsewhere
+_LARGEST = 4096  # number in an environment's options: pixels, processes, steps
+
+_accepted: set[str] = set()  # modules that may be loaded by names in data
+_all: list[bool] = []  # [True] after --trust
+
+
+def trust_all() -> None:
+    """Accept, and mark, everything that this process reads: the user wrote ``--trust``."""
+    _all[:] = [True]
+
+
+def options() -> list[str]:
+    """What a command that this one starts must be given, so that it trusts as much."""
+    return [OPTION] if _all else []
+
+
+def accept(modules: Iterable[str]) -> None:
+    """Let data name what is in ``modules``: this program, or the one that started it, named them itself."""
+    _accepted.update(modules)
+
+
+def accepted() -> list[str]:
+    """For :func:`accept` in a process that this one starts."""
+    return sorted(_accepted)
+
+
+def is_ours(module: str) -> bool:
+    """Whether the name ``module`` belongs to one of our packages and starts no program when it is imported."""
+    first, *others = module.split(".")
+    return first in OURS and "__main__" not in others
+
+
+def named_class(target: object) -> type:
+    """The class that data name as ``"module:Class"``; raises UserError for what is none of ours and was not accepted.
+
+    A missing module raises its own ImportError.
+    """
+    module = str(target).partition(":")[0]
+    if not isinstance(target, str) or not (is_ours(module) or module in _accepted):
+        raise UserError(f"{_short(target)} is no class of vla-rl, so it is not loaded from data; {_cure()}")
+    found = load(target)
+    if not isinstance(found, type) or (is_ours(module) and not is_ours(found.__module__)):
+        raise UserError(
+            f"{_short(target)} is no class of vla-rl, so what names it cannot be used; check its config.json."
+        )
+    return found
+
+
+def read_json(path: Path) -> Any:
+    """The JSON in ``path``; raises OSError, or ValueError for a file that is no JSON, too large or nested too deep."""
+    return parse_json(read_bytes(path))
+
+
+def read_bytes(path: Path) -> bytes:
+    """A file of others that is read at once; raises OSError, or ValueError for one that is too large."""
+    if (size := path.stat().st_size) > MOST_BYTES:
+        raise ValueError(f"it has {size:,} bytes, at most {MOST_BYTES:,} are read")
+    with path.open("rb") as file:
+        return file.read(MOST_BYTES)  # a device has no size
+
+
+def parse_json(data: bytes) -> Any:
+    """The value of ``data``; raises ValueError, also where it is nested too deep."""
+    try:
+        value = json.loads(data.decode("utf-8"))
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [item for one in level if isinstance(one, dict | list) for item in _items(one)]
+        if not level:
+            return value
+    raise ValueError("it is nested too deep")
+
+
+def read_named(path: Path, part: str = "") -> Any:
+    """The JSON in ``path``, or its entry ``part``, whose names may be loaded.
+
+    Raises OSError and ValueError as :func:`read_json`, and UserError when it names what is not ours and this user's
+    vla-rl did not write it.
+    """
+    data = read_bytes(path)
+    value = parse_json(data)
+    if part:
+        value = value.get(part) if isinstance(value, dict) else None
+    if reaching := next(_reaching(value), ""):
+        require_own(data, f"{str(path)!r} names {reaching}")
+        accept(modules_in(value))
+    return value
+
+
+def require_own(data: bytes, what: str) -> None:
+    """Raise UserError, which begins with ``what``, unless this user's vla-rl wrote ``data``; with --trust, mark it."""
+    if _all:
+        mark(data)  # asked once
+    elif (digest := hashlib.sha256(data).hexdigest()) not in _accepted:
+        origins = _read_mark(_marks() / digest)
+        if origins is None:
+            raise UserError(
+                f"{what}, and your own vla-rl did not write it on this machine, so it is not used; {_cure()}"
+            )
+        for name, now in _origins(data).items():
+            if now != origins.get(name):
+                raise UserError(
+                    f"{what}, and the module {name!r} is not the one of {origins.get(name)!r} that it was written "
+                    f"with, so it is not used; run the command where that is found, or add {OPTION} once."
+                )
+        accept([digest])
+
+
+def mark_file(path: Path) -> None:
+    """Remember that this user's vla-rl wrote ``path``, if anybody else's would be refused."""
+    data = path.read_bytes()
+    if path.suffix != ".json" or any(_reaching(parse_json(data))):
+        mark(data)
+
+
+def mark(data: bytes) -> None:
+    """Remember that this user's vla-rl wrote ``data``: in the user's state folder, which no copied folder reaches."""
+    digest = hashlib.sha256(data).hexdigest()
+    accept([digest])
+    place = _marks() / digest
+    writing = place.with_name(f"{digest}.{os.getpid()}")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        writing.write_text(json.dumps(_origins(data)), encoding="utf-8")
+        os.replace(writing, place)
+    except OSError as error:
+        print(
+            f"vla-rl: {str(place.parent)!r} cannot be written ({error.strerror}), so later commands will not know this "
+            f"as your own; add {OPTION} to them.",
+            file=sys.stderr,
+        )
+
+
+def modules_in(value: Any) -> set[str]:
+    """The modules of all names "module:name" in ``value``."""
+    if isinstance(value, str):
+        return {value.partition(":")[0]} if _NAME.fullmatch(value) else set()
+    return set().union(*(modules_in(item) for item in _items(value))) if isinstance(value, dict | list) else set()
+
+
+def _marks() -> Path:
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return state / "vla-rl" / "written"
+
+
+def _read_mark(place: Path) -> Mapping[str, str] | None:
+    """{package: where it was} of a mark; None when there is none of this user."""
+    try:
+        if place.stat().st_uid != os.getuid():
+            return None
+        return dict(json.loads(place.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None
+
+
+def _origins(data: bytes) -> dict[str, str]:
+    """Where the packages lie that ``data`` names and that are not ours: one of that name elsewhere is another."""
+    try:
+        names = {module.partition(".")[0] for module in modules_in(parse_json(data))}
+    except ValueError:  # a Python file
+        return {}
+    search_working_folder()
+    found = {}
+    for name in sorted(name for name in names if name not in OURS and not name.startswith(CONFIG_FILE)):
+        spec = PathFinder.find_spec(name)
+        places = (spec.origin, *(spec.submodule_search_locations or ())) if spec is not None else ()
+        found[name] = next((str(Path(place).resolve()) for place in places if place), "")
+    return found
+
+
+def _reaching(value: Any, key: str = "") -> Iterator[str]:
+    """What in ``value`` leads to code, programs, addresses or files that are not ours, in words."""
+    if isinstance(value, dict):
+        if value.get("class") == _ENV:
+            yield from _environment(value)
+        for name, item in value.items():
+            if name != "spec":  # texts, units and numbers, of which nothing is loaded
+                yield from _reaching(item, name)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _reaching(item, key)
+    elif isinstance(value, str) and value:
+        of_class = key in KINDS and _NAME.fullmatch(value)
+        if of_class or key == "class" or _NAME.fullmatch(value):
+            if not (of_class and is_ours(value.partition(":")[0])):
+                yield f"the {'class' if key in KINDS else 'function'} {_short(value)}"
+        elif "://" in value:
+            yield f"the address {_short(value)}"
+        elif value.startswith(("/", "~")) or ".." in value.split("/") or key in _PATHS:
+            yield f"the path {_short(value)}"
+
+
+def _environment(config: Mapping[str, Any]) -> Iterator[str]:
+    if config.get("name") not in ENVIRONMENTS:
+        yield f"the environment {_short(config.get('name'))}"
+    for given in (config.get("options"), config.get("training_options")):
+        yield from _options(given)
+
+
+def _options(given: Any) -> Iterator[str]:
+    for name, value in given.items() if isinstance(given, Mapping) else ():
+        if name in _PROGRAMS:
+            yield f"the environment's option {_short(name)}"
+        if name == "env" and value not in ENVIRONMENTS:
+            yield f"the environment {_short(value)}"
+        if isinstance(value, str) and "/" in value:
+            yield f"the path {_short(value)}"
+        if isinstance(value, int | float) and not abs(value) <= _LARGEST:
+            yield f"the environment's option {_short(name)} of {value}"
+        yield from _options(value)
+
+
+def _items(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _cure() -> str:
+    return f"if you know who made it, and that it does no harm, add {OPTION} once."
