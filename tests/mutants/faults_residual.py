@@ -184,8 +184,8 @@ _LEARNING = (
     Fault(
         "the actor ascends the minimum of the critics",
         _TD3,
-        "loss = -self.critic(batch.features, action).mean()",
-        "loss = -self.critic(batch.features, action).amin(0).mean()",
+        "loss = action.square().sum(-1).mean(), -self.critic(batch.features, action).mean()",
+        "loss = action.square().sum(-1).mean(), -self.critic(batch.features, action).amin(0).mean()",
         (f"{_ON_TD3}test_the_actor_ascends_the_mean_of_all_critics_minus_the_penalty",),
     ),
     Fault(
