@@ -61,8 +61,8 @@ FAULTS = (
     Fault(
         "a state of any type is taken",
         _STEP,
-        "        and value.dtype == np.float32\n",
-        "",
+        "and value.dtype == np.float32",
+        "and True",
         (f"{_ON_STEP}test_a_wrong_step_is_refused",),
     ),
     Fault(
@@ -82,8 +82,8 @@ FAULTS = (
     Fault(
         "a state that is not finite is learnt from",
         _STEP,
-        "        and bool(np.isfinite(value).all())\n",
-        "",
+        "and bool(np.isfinite(value).all())",
+        "and True",
         (f"{_ON}test_a_step_that_does_not_fit_puts_its_episode_aside_by_name_and_the_next_is_whole",),
     ),
 )

@@ -48,6 +48,8 @@ def decode(data: bytes, shape: tuple[int, ...] | None = None) -> np.ndarray:
                     f"{image.mode} of {image.size[0]}x{image.size[1]} pixels, not {list(shape or ())}", data
                 )
             array = np.array(image)
+    except ContractError:  # said already
+        raise
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise _unreadable(str(error) or type(error).__name__, data) from error
     return array if array.ndim == 3 else array[..., None]
