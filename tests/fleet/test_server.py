@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import signal
@@ -20,6 +21,7 @@ from tests.fleet.fleets import MemorySpool, wait_until
 from vla_rl.cli.main import main
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import load_demonstrations
+from vla_rl.fleet import disk
 from vla_rl.fleet.episode_end import EpisodeEnd
 from vla_rl.fleet.policy_cache import PolicyCache
 from vla_rl.fleet.server import FleetServer, FleetServerConfig
@@ -108,6 +110,32 @@ def test_an_episode_whose_end_cannot_be_read_is_an_alarm_and_the_rest_is_counted
     link(server.transport.port, spool_of(broken, episode("b", 1)))
     wait_until(lambda: shown(server)["total"]["episodes"] == 1)
     assert "episode a" in shown(server)["alarms"][0]["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("code", "alarm"), [(errno.EIO, "disk failed"), (errno.EMFILE, "could not be stored"), (errno.ENOSPC, "is full")]
+)
+def test_a_disk_that_fails_is_an_alarm_while_it_does_and_costs_nothing(code, alarm, opened, link, monkeypatch):
+    server, spool = opened(), spool_of(episode("a", 3))
+    link(server.transport.port, spool)
+    wait_until(lambda: spool.acknowledgements[-1:] == [4])
+    write, free = disk._RealFile.write, disk.RealDisk.free
+
+    def fail(file, data):
+        raise OSError(code, "the test's disk")
+
+    monkeypatch.setattr(disk._RealFile, "write", fail)
+    if code == errno.ENOSPC:
+        monkeypatch.setattr(disk.RealDisk, "free", lambda self, folder: 0)
+    records = len(spool.records)
+    spool.put(20)
+    wait_until(lambda: any(alarm in one["sentence"] for one in shown(server)["alarms"]))
+    monkeypatch.setattr(disk._RealFile, "write", write)
+    monkeypatch.setattr(disk.RealDisk, "free", free)
+    wait_until(lambda: spool.acknowledgements[-1] == records + 19)
+    wait_until(lambda: not any(alarm in one["sentence"] for one in shown(server)["alarms"]))
+    assert [record for _, record in server.ledger.read(0, 100)] == spool.records
+    wait_until(lambda: shown(server)["robots"]["arm"]["records"] == records + 20)
 
 
 def test_it_starts_on_this_machine_alone_without_certificates(tmp_path):

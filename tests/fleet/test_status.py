@@ -12,7 +12,7 @@ from vla_rl.contract.errors import ContractError
 from vla_rl.contract.intervals import wilson
 from vla_rl.fleet.episode_end import EpisodeEnd
 from vla_rl.fleet.metrics import metrics
-from vla_rl.fleet.status import ALARMS, RECENT, Status
+from vla_rl.fleet.status import ALARMS, ALARMS_OF_ONE, OTHERS, RECENT, VERSIONS_OF_ONE, Status
 
 SUCCESS = EpisodeEnd("success", steps=100, intervened=10, clipped=3, seconds=4.0)
 FAILURE = EpisodeEnd("time_limit", steps=200, intervened=0, clipped=1, seconds=8.0)
@@ -156,3 +156,51 @@ def test_a_wrong_end_is_refused(changed: dict[str, object]):
 def test_what_is_no_end_is_refused(payload: bytes):
     with pytest.raises(ContractError):
         EpisodeEnd.from_payload(payload)
+
+
+def sentences(status: Status) -> list[str]:
+    return [one["sentence"] for one in status.snapshot()["alarms"]]
+
+
+def test_what_is_wrong_now_stands_first_since_when_it_began_and_goes_when_it_is_over():
+    walls = iter([10.0, 20.0, 30.0])
+    status = Status(Clock(), lambda: next(walls))
+    status.standing("disk", "it is nearly full")
+    status.alarm("something happened")
+    status.standing("disk", "it is full")
+    assert sentences(status) == ["it is full", "something happened"]
+    seen = status.snapshot()
+    assert seen["alarms"][0]["at"] == 10.0 and seen["alarmed"] == 2
+    status.standing("disk", "")
+    assert sentences(status) == ["something happened"]
+
+
+def test_a_robot_that_is_not_heard_and_a_page_that_stands_still_are_alarms_while_they_are():
+    status, clock = filled()
+    status.looked()
+    status.disconnected("left")
+    status.stored("old", "lift", 1, 10, 0)  # of an earlier life of the server
+    clock.now += 61
+    status.connected("right", 0)
+    found = sentences(status)
+    assert len(found) == 2 and "not counted since then" in found[0] and "'left'" in found[1]
+    assert status.snapshot()["alarms"][1]["at"] == 5.0 - 61
+    status.looked()
+    status.connected("left", 0)
+    assert sentences(status) == []
+
+
+def test_one_robot_has_its_share_of_alarms_and_of_versions():
+    status = Status()
+    status.alarm("of another", "other")
+    for n in range(1000):
+        status.alarm(f"again {n}", "loud")
+        status.episode("loud", 10**6 + n, SUCCESS)
+    status.policy(7, "active")
+    status.episode("loud", 7, SUCCESS)
+    status.episode("other", 3, SUCCESS)
+    assert len(sentences(status)) == ALARMS_OF_ONE + 1 and "of another" in sentences(status)
+    versions = status.snapshot()["versions"]
+    assert len(versions) == VERSIONS_OF_ONE + 3 and versions["7"]["episodes"] == versions["3"]["episodes"] == 1
+    assert versions[str(OTHERS)]["episodes"] == 1000 - VERSIONS_OF_ONE
+    assert len(metrics(status)) < 10_000

@@ -10,6 +10,27 @@ _TOKEN = f"{_SEEN}test_a_token_is_asked_for_everywhere"
 
 FAULTS = (
     Fault(
+        "a disk that is well again stays an alarm",
+        "vla_rl/fleet/status.py",
+        "                self._standing.pop(what, None)",
+        "                pass",
+        ("tests/fleet/test_server.py::test_a_disk_that_fails_is_an_alarm_while_it_does_and_costs_nothing",),
+    ),
+    Fault(
+        "a ledger whose disk failed is not opened again",
+        "vla_rl/fleet/server.py",
+        "                self.ledger.reopen()",
+        "                pass",
+        ("tests/fleet/test_server.py::test_a_disk_that_fails_is_an_alarm_while_it_does_and_costs_nothing",),
+    ),
+    Fault(
+        "one robot fills the page with versions",
+        "vla_rl/fleet/status.py",
+        "if len(named) >= VERSIONS_OF_ONE:",
+        "if len(named) < 0:",
+        ("tests/fleet/test_status.py::test_one_robot_has_its_share_of_alarms_and_of_versions",),
+    ),
+    Fault(
         "the page lets any token in",
         _PAGE,
         "return not self.token or hmac.compare_digest(wanted, found)",

@@ -50,6 +50,7 @@ class Committer:
 
     def __init__(self, store: Store) -> None:
         self._store, self._waiting = store, deque[Batch]()
+        self.trouble = ""  # why the last batches were not stored
         self._wake, self._closed = threading.Condition(), False
         self._thread = threading.Thread(target=self._run, name="fleet-committer", daemon=True)
         self._thread.start()
@@ -89,6 +90,8 @@ class Committer:
             receipt = self._store.append([record for batch in batches for record in batch.records])
         except Exception as error:  # whatever it is, the robots keep their records and the server goes on
             log.error("%d batches were not stored: %s", len(batches), error)
+            self.trouble = str(error) or type(error).__name__
             return [Outcome(failed=error)] * len(batches)
+        self.trouble = ""
         senders = [batch.records[0].sender for batch in batches]
         return [Outcome(receipt.durable[sender], receipt.refused.get(sender)) for sender in senders]

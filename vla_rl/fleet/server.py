@@ -22,6 +22,7 @@ from vla_rl.fleet.watcher import Watcher
 
 log = logging.getLogger("vla_rl.fleet")
 LEDGER, REGISTRY = "ledger", "registry"  # in a fleet's folder
+_LOW = 4 << 30  # bytes: with less room for records, a person should make some
 _LOOK_S, _RETRY_S = 0.2, 1.0  # how often the ledger is looked at, and after a failure
 
 
@@ -73,11 +74,28 @@ class FleetServer:
         self._thread.join()
         self._opened.close()
 
+    def _tell_of_the_disk(self) -> None:
+        """What is wrong with it now, long before it is full."""
+        folder, failed, trouble = self.ledger.folder, self.ledger.failed, self.transport.trouble
+        kept = "robots keep what they do and send it when it can be stored"
+        failing = f"nothing is stored in {folder}, because {failed}; {kept}: look at the disk." if failed else ""
+        self.status.standing("ledger", failing)
+        refused = f"what robots sent last could not be stored ({trouble}); {kept}." if trouble and not failed else ""
+        self.status.standing("storing", refused)
+        room = self.ledger.room()
+        low = ""
+        if room == 0:
+            low = f"the disk of {folder} is full, so nothing is stored; {kept}: free space on it."
+        elif room < _LOW:
+            low = f"the disk of {folder} has room for {room / 1e9:.1f} GB more; free space on it before it is full."
+        self.status.standing("disk", low)
+
     def _watch(self) -> None:
         trouble = ""
         while not self._ending.is_set():
             more, now = False, ""
             try:
+                self._tell_of_the_disk()
                 self.ledger.reopen()
                 more = self._watcher.look()
             except (

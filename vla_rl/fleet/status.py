@@ -13,6 +13,10 @@ from vla_rl.contract.intervals import wilson
 from vla_rl.fleet.episode_end import EpisodeEnd
 
 ALARMS = 50  # sentences that are kept, the newest
+ALARMS_OF_ONE = 5  # of a robot
+STALE_S, ABSENT_S = 5.0, 60.0  # after which it is said that nothing is counted, and that a robot was not heard
+VERSIONS_OF_ONE = 4  # that a robot may name and that were not published here; others are counted together
+OTHERS = -1  # the version under which they are
 RECENT = 400  # episodes whose outcome is kept for the curve
 
 
@@ -54,6 +58,7 @@ class _Robot:
     bytes: int = 0
     dropped: int = 0
     tally: Tally = field(default_factory=Tally)
+    named: set[int] = field(default_factory=set)  # versions that were not published here
 
 
 class Status:
@@ -72,6 +77,8 @@ class Status:
         self._alarms: deque[dict[str, Any]] = deque(maxlen=ALARMS)
         self._alarmed = 0
         self._learner: dict[str, float] = {}
+        self._standing: dict[str, dict[str, Any]] = {}  # what is wrong now
+        self._looked: float | None = None  # when the ledger was last looked at
 
     def connected(self, robot: str, waiting: int) -> None:
         """``robot`` has begun to send, and holds ``waiting`` records that are not stored here."""
@@ -88,7 +95,9 @@ class Status:
         """A record of ``size`` bytes is durable, and ``waiting`` more are on their way."""
         with self._lock:
             one = self._robot(robot)
-            one.task, one.version, one.waiting, one.heard = task or one.task, version, waiting, self._clock()
+            one.task, one.version, one.waiting = task or one.task, version, waiting
+            if one.connected:  # else the record is of an earlier life of the server
+                one.heard = self._clock()
             one.records += 1
             one.bytes += size
 
@@ -101,8 +110,9 @@ class Status:
         """An episode of ``robot`` under ``version`` is whole."""
         with self._lock:
             self._robot(robot).tally.add(end)
-            self._versions.setdefault(version, Tally()).add(end)
-            self._recent.append((version, end.success))
+            known = self._known_version(robot, version)
+            self._versions.setdefault(known, Tally()).add(end)
+            self._recent.append((known, end.success))
 
     def policy(self, version: int, state: str) -> None:
         """``version`` is "staged", "canary", "active" or "retired" from now on."""
@@ -114,11 +124,29 @@ class Status:
         with self._lock:
             self._learner = dict(seen)
 
-    def alarm(self, sentence: str) -> None:
-        """Something that a person should look at."""
+    def looked(self) -> None:
+        """Everything that is on the disk has been counted until now."""
+        with self._lock:
+            self._looked = self._clock()
+
+    def alarm(self, sentence: str, robot: str = "") -> None:
+        """Something happened that a person should look at; of a ``robot``, the newest few are kept."""
         with self._lock:
             self._alarmed += 1
-            self._alarms.append({"at": self._wall(), "sentence": sentence})
+            alike = [one for one in self._alarms if robot and one["robot"] == robot]
+            for old in alike[: max(0, len(alike) + 1 - ALARMS_OF_ONE)]:
+                self._alarms.remove(old)
+            self._alarms.append({"at": self._wall(), "sentence": sentence, "robot": robot})
+
+    def standing(self, what: str, sentence: str) -> None:
+        """``sentence`` is true from now on, until another one or "" is given for ``what``."""
+        with self._lock:
+            if not sentence:
+                self._standing.pop(what, None)
+                return
+            self._alarmed += what not in self._standing
+            at = self._standing.get(what, {"at": self._wall()})["at"]
+            self._standing[what] = {"at": at, "sentence": sentence, "robot": ""}
 
     def snapshot(self) -> dict[str, Any]:
         """Everything as plain values, for JSON."""
@@ -133,9 +161,31 @@ class Status:
                 "versions": {str(version): self._version_json(version) for version in self._known_versions()},
                 "recent": [[version, success] for version, success in self._recent],
                 "learner": dict(self._learner),
-                "alarms": list(self._alarms)[::-1],
+                "alarms": [*self._standing.values(), *self._computed(now), *list(self._alarms)[::-1]],
                 "alarmed": self._alarmed,
             }
+
+    def _computed(self, now: float) -> list[dict[str, Any]]:
+        """Alarms that are true at this moment; ``at``: since when."""
+        found: list[tuple[float, str]] = []
+        if self._looked is not None and now - self._looked > STALE_S:
+            what = "what robots sent is not counted since then, so robots, episodes and policies here are of that time"
+            found.append((now - self._looked, f"{what}; look at the server's log."))
+        for name, one in sorted(self._robots.items()):
+            if not one.connected and one.heard is not None and now - one.heard > ABSENT_S:
+                what = f"robot {name!r} has not been heard since then"
+                found.append((now - one.heard, f"{what}; look at its network, or whether it is switched off."))
+        return [{"at": self._wall() - ago, "sentence": what, "robot": ""} for ago, what in found[:ALARMS]]
+
+    def _known_version(self, robot: str, version: int) -> int:
+        """``version``, or OTHERS where ``robot`` names more than its share of unknown ones."""
+        named = self._robot(robot).named
+        if version in self._states or version in named:
+            return version
+        if len(named) >= VERSIONS_OF_ONE:
+            return OTHERS
+        named.add(version)
+        return version
 
     def _robot(self, name: str) -> _Robot:
         return self._robots.setdefault(name, _Robot())
@@ -153,6 +203,6 @@ def _add(total: Tally, tally: Tally) -> None:
 
 
 def _robot_json(robot: _Robot, now: float) -> dict[str, Any]:
-    own = {name: value for name, value in vars(robot).items() if name not in ("tally", "heard")}
+    own = {name: value for name, value in vars(robot).items() if name not in ("tally", "heard", "named")}
     silent = None if robot.heard is None else now - robot.heard
     return own | robot.tally.to_json() | {"silent": silent}

@@ -133,6 +133,11 @@ class FleetTransport:
         self._server.stop(1.0).wait()
         self._committer.close()
 
+    @property
+    def trouble(self) -> str:
+        """Why what robots sent last could not be stored; "" when it was."""
+        return self._committer.trouble
+
     def connected(self) -> dict[Sender, int]:
         """The robots that are here, and the newest record of each that is on disk."""
         return {one.session.sender: one.session.durable for one in self._present()}

@@ -53,6 +53,8 @@ class Watcher:
         for position, record in found:
             self._take(position, record, waiting.get(record.robot, 0))
             self._position = position
+        if len(found) < _BATCH:
+            self._status.looked()
         return len(found) == _BATCH
 
     def _presence(self, waiting: Mapping[str, int]) -> None:
@@ -70,7 +72,7 @@ class Watcher:
                 if end.outcome != "redo":  # a person had it played again
                     self._ended(position, record, end)
             except ContractError as error:
-                self._status.alarm(f"robot {record.robot}, episode {record.episode}: {error}")
+                self._status.alarm(f"robot {record.robot}, episode {record.episode}: {error}", record.robot)
         if record.kind == "dropped":
             self._status.dropped(record.robot, record.count)
         self._status.stored(record.robot, record.task, record.policy_version, len(record.payload), waiting)
