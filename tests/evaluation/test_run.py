@@ -20,7 +20,7 @@ from vla_rl.contract.check import check_policy
 from vla_rl.contract.env import WORKER
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import ActionOut
-from vla_rl.evaluation.run import ATTEMPTS, evaluate
+from vla_rl.evaluation.run import ATTEMPTS, Outcomes, evaluate
 from vla_rl.evaluation.stats import MeanReturn
 from vla_rl.experience.collect import collect_demonstrations
 from vla_rl.experience.expert import ExpertPolicy
@@ -234,3 +234,19 @@ def test_processes_of_a_simulator_that_are_killed_change_no_outcome(monkeypatch)
 def test_a_seed_that_always_breaks_its_simulator_is_named():
     with pytest.raises(UserError, match=rf"broke down {ATTEMPTS} times while seed 103 was played"):
         evaluate(BreakingEnv(3, {103: ATTEMPTS + 9}), Auditor(3, 2), SEEDS)
+
+
+@pytest.mark.parametrize(
+    ("length", "cause", "limit", "said"),
+    [
+        (1, "success", 9, "after their first action"),
+        (1, "success", 1, ""),
+        (3, "success", 9, ""),
+        (3, "diverged", 9, "was not finite"),
+    ],
+)
+def test_what_can_hardly_be_meant_is_remarked(length, cause, limit, said):
+    won, two = np.full(2, cause == "success"), np.full(2, length)
+    outcomes = Outcomes(np.arange(2), won, (cause,) * 2, two, ("",) * 2, won.astype(float))
+    found = outcomes.remarks(limit)
+    assert [said in remark and remark.startswith("2 of 2") for remark in found] == ([True] if said else [])

@@ -19,6 +19,20 @@ _ENV_CONFIG, _ON_ENVS = "vla_rl/recipes/env_config.py", "tests/recipes/test_env_
 
 FAULTS = (
     Fault(
+        "options of a config follow it into another environment",
+        _ENV_CONFIG,
+        "return self if name == self.name else EnvConfig(name)",
+        "return replace(self, name=name)",
+        (f"{_ON_ENVS}test_options_of_a_config_belong_to_the_environment_that_they_were_written_for",),
+    ),
+    Fault(
+        "an evaluation is silent about success at the reset",
+        "vla_rl/evaluation/run.py",
+        "at_once = int((self.success & (self.length <= 1)).sum())",
+        "at_once = 0",
+        ("tests/evaluation/test_run.py::test_what_can_hardly_be_meant_is_remarked",),
+    ),
+    Fault(
         "a new policy builds an environment to read its spec",
         "vla_rl/recipes/policies.py",
         "new_policy(self.target, context.env.spec(),",

@@ -8,7 +8,9 @@ import pytest
 
 from vla_rl.cli.collect import Collect
 from vla_rl.cli.eval_checkpoint import Evaluate
+from vla_rl.cli.override import override
 from vla_rl.contract.errors import UserError
+from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.demo import Demo
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
 from vla_rl.recipes.imagine.recipe import Imagine
@@ -43,3 +45,16 @@ def test_frames_are_labelled_by_the_task_unless_a_function_is_named(monkeypatch)
 
 def other_claims(obs):
     return []
+
+
+def test_options_of_a_config_belong_to_the_environment_that_they_were_written_for(capsys):
+    config = load_config("demo.py:last_step")
+    other = override(config, ["--env", "point_mass"], "vla-rl train").env
+    assert other == EnvConfig("point_mass")
+    assert "the options deadline were written for 'lift' and are left out in 'point_mass'." in " ".join(
+        capsys.readouterr().err.split()
+    )
+    given = ["--env.name=own:make", "--env.training-options", '{"deadline": 9}']
+    assert override(config, given, "vla-rl train").env == EnvConfig("own:make", {}, {"deadline": 9})
+    assert override(config, ["--env", "lift", "--seed", "3"], "vla-rl train").env == config.env
+    assert override(config, [], "vla-rl train").env == config.env

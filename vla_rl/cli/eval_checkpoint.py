@@ -73,7 +73,7 @@ def evaluate_checkpoint(arguments: Sequence[str]) -> None:
         )
     seeds = seed_ranges.held_out(ranges[config.seeds], config.episodes)
     with deployed(checkpoint, config.env.required("eval"), config.device, options=config.vla) as policy:
-        outcomes = _play(config, _at(policy, config.temperature), seeds)
+        outcomes, remarks = _play(config, _at(policy, config.temperature), seeds)
     ends = ", ".join(f"{cause.replace('_', ' ')} {count}" for cause, count in Counter(outcomes.cause).most_common())
     earned = MeanReturn.of(outcomes.returns)
     mean = f"mean return {earned.mean:.4g} [{earned.low:.4g}, {earned.high:.4g}]"
@@ -81,6 +81,8 @@ def evaluate_checkpoint(arguments: Sequence[str]) -> None:
     console.print(f"{checkpoint}: {headline} of {config.episodes} {config.seeds} episodes ({ends})")
     if outcomes.has_success and not np.array_equal(outcomes.returns, outcomes.success):  # rewards add something
         console.print(f"  {mean}")
+    for remark in remarks:
+        console.print(f"  {remark}")
     families = outcomes.families if outcomes.has_success and len(outcomes.families) > 1 else {}
     for name, rate in families.items():
         console.print(f"  {name}: {percent(rate)} of {rate.episodes}")
@@ -106,14 +108,16 @@ def _at(policy: Policy, temperature: float | None) -> Policy:
     return policy
 
 
-def _play(config: Evaluate, policy: Policy, seeds: list[int]) -> Outcomes:
-    """Evaluate with a progress bar, and with a trace if one is wanted."""
+def _play(config: Evaluate, policy: Policy, seeds: list[int]) -> tuple[Outcomes, list[str]]:
+    """Evaluate with a progress bar, and with a trace if one is wanted; also what can hardly be meant."""
 
     def remark(done: int, good: int) -> None:
         update(done, f"success {good / done:.0%}")
 
     with bar(config.seeds, len(seeds)) as update, closing(config.env.make(config.num_envs)) as env:
         if not config.trace:
-            return evaluate(env, policy, seeds, config.seed, report=remark)
-        recorder = TraceRecorder(Path(config.trace), env.spec.tasks, config.seed)
-        return evaluate(env, policy, seeds, config.seed, report=remark, watch=recorder.watch)
+            outcomes = evaluate(env, policy, seeds, config.seed, report=remark)
+        else:
+            recorder = TraceRecorder(Path(config.trace), env.spec.tasks, config.seed)
+            outcomes = evaluate(env, policy, seeds, config.seed, report=remark, watch=recorder.watch)
+        return outcomes, outcomes.remarks(env.spec.time_limit)

@@ -11,6 +11,8 @@ import tyro
 from tyro import constructors
 
 from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.progress import console
 
 _SHORT = {"sources": "loop.collectors", "staleness": "loop.staleness", "shared": "shared.folder"}
 
@@ -22,6 +24,7 @@ def override(config: Any, arguments: Sequence[str], command: str) -> Any:
     """
     known = _fields(config)
     arguments = [_name_of(argument, known) for argument in arguments]
+    config = _in_another_environment(config, arguments)
     for argument in arguments:
         name = argument[2:].split("=")[0].replace("-", "_")
         if argument.startswith("--") and name not in known and name not in ("help", "h"):
@@ -30,6 +33,23 @@ def override(config: Any, arguments: Sequence[str], command: str) -> Any:
     with _registry():
         description = type(config).__doc__ or ""
         return tyro.cli(type(config), default=config, args=arguments, prog=command, description=description)
+
+
+def _in_another_environment(config: Any, arguments: Sequence[str]) -> Any:
+    """``config`` whose environment is the one that ``arguments`` name.
+
+    Options of a config belong to the environment that they were written for: in another one they do not apply, which
+    is said.  Those in ``arguments`` do.
+    """
+    env = getattr(config, "env", None)
+    name, _ = take_option([item for item in arguments], "--env.name", "") if isinstance(env, EnvConfig) else ("", [])
+    if not name or not isinstance(env, EnvConfig):
+        return config
+    named = env.named(name)
+    dropped = sorted({*env.options, *env.training_options} - {*named.options, *named.training_options})
+    if dropped and env.name:
+        console.print(f"the options {', '.join(dropped)} were written for {env.name!r} and are left out in {name!r}.")
+    return dataclasses.replace(config, env=named)
 
 
 def take_option(arguments: list[str], name: str, default: str) -> tuple[str, list[str]]:

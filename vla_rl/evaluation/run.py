@@ -51,6 +51,22 @@ class Outcomes:
         kinds = np.array(self.family)
         return {name: Rate.of(self.success[kinds == name]) for name in sorted(set(self.family))}
 
+    def remarks(self, time_limit: int) -> list[str]:
+        """What can hardly be meant, in sentences: success at the first action, ends at what is not finite."""
+        count, found = len(self.seeds), []
+        at_once = int((self.success & (self.length <= 1)).sum())
+        if at_once and time_limit > 1:
+            found.append(
+                f"{at_once} of {count} episodes had succeeded after their first action, so they say little about the "
+                "policy; look at the rule of success and at the initial states."
+            )
+        if diverged := self.cause.count("diverged"):
+            found.append(
+                f"{diverged} of {count} episodes ended because a reward or an observation was not finite (diverged), "
+                "so their returns are cut off; look at the environment."
+            )
+        return found
+
     def share(self, cause: str) -> Rate:
         """Share of episodes that ended for ``cause``."""
         return Rate.of([item == cause for item in self.cause])

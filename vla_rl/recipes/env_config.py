@@ -95,6 +95,10 @@ class EnvConfig:
         """How far the task has come, as a person would see it."""
         return sims.catalog().progress(self.name, **self.options)
 
+    def named(self, name: str) -> EnvConfig:
+        """The environment ``name``: itself if it has this name already, otherwise without the options of this one."""
+        return self if name == self.name else EnvConfig(name)
+
     def with_options(self, **options: object) -> EnvConfig:
         """The same with some environment options changed."""
         return replace(self, options={**self.options, **options})

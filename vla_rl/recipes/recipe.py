@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from vla_rl.contract.errors import UserError
+from vla_rl.recipes import metrics
 from vla_rl.recipes.config_files import keep_file, load_kept_files
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.json_types import JsonObject
@@ -72,6 +73,11 @@ def run_in(folder: RunFolder) -> JsonObject:
     finally:
         folder.close()
     folder.write_summary(summary)
+    if diverged := int(sum(line.get("rollout/diverged", 0) for line in metrics.rows(folder.path))):
+        console.print(
+            f"{diverged} training episodes were cut off because a reward or an observation was not finite "
+            "(rollout/diverged); look at the environment."
+        )
     page = write_run_report(folder, summary)
     console.print(f"done: {folder.path}  ({page.name})")
     return summary
