@@ -78,6 +78,13 @@ def save_folder(
     shutil.rmtree(old, ignore_errors=True)
 
 
+def save_own(policy: Saveable, folder: Path) -> None:
+    """Save ``policy``, which may be of a class of the user's own, and remember that this user's vla-rl did it."""
+    policy.save_pretrained(folder)
+    for path in folder.rglob(CONFIG):
+        mark_file(path)
+
+
 def holder(tensors: Mapping[str, Tensor]) -> int | None:
     """The number of this process among those that hold shards of some of ``tensors``; None where all are whole."""
     meshes = [item.device_mesh for item in tensors.values() if is_shard(item)]

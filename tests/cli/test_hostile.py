@@ -11,6 +11,7 @@ import pytest
 from tests.hostile import CHECKPOINTS, RUNS, changed, checkpoint, code, run
 from vla_rl.cli.main import main
 from vla_rl.contract import trust
+from vla_rl.pretrained import save_own
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +98,21 @@ def test_trust_is_asked_for_once(tmp_path, capsys):
     trust._all.clear()
     trust._accepted.clear()
     assert trust.read_named(folder / "config.json")["env"]["name"] == "theirs_beside:make"
-    Path("elsewhere").mkdir()
+
+
+class Mine:
+    """A policy of the user's own, which writes its checkpoint by itself."""
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        Path(folder).mkdir(parents=True)
+        (Path(folder) / "config.json").write_text(json.dumps({"contract_version": 2, "policy": "mine:X"}))
+
+
+def test_a_policy_that_saves_itself_is_the_users_own(tmp_path):
+    code(Path("mine.py"), tmp_path / "canary")
+    save_own(Mine(), tmp_path / "own")
+    trust._accepted.clear()
+    assert trust.read_named(tmp_path / "own" / "config.json")["policy"] == "mine:X"
 
 
 def test_another_module_of_the_same_name_is_not_the_users(tmp_path, capsys, monkeypatch):

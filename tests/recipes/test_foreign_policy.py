@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands import save_untrained
+from vla_rl.contract.trust import mark_file
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.env_config import EnvConfig
@@ -96,6 +97,7 @@ def of_class(kind: type[TinyVLA], folder: Path) -> Path:
     path = save_untrained(folder)
     text = (path / "config.json").read_text()
     (path / "config.json").write_text(text.replace("vla_rl.policies.tiny:TinyVLA", f"{__name__}:{kind.__name__}"))
+    mark_file(path / "config.json")
     return path
 
 

@@ -16,6 +16,7 @@ from vla_rl.contract.env import VecEnv, on_host
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation.run import Outcomes, evaluate
+from vla_rl.pretrained import save_own
 from vla_rl.recipes.context import Trainable
 from vla_rl.recipes.env_config import EnvConfig, EnvFactory
 from vla_rl.recipes.json_types import JsonObject
@@ -98,7 +99,7 @@ def saved(policy: Policy) -> Iterator[str]:
             "evaluation.processes to 1."
         )
     with TemporaryDirectory(prefix="vla-rl-") as folder:
-        cast(Trainable, policy).save_pretrained(Path(folder))
+        save_own(cast(Trainable, policy), Path(folder))
         yield folder
 
 

@@ -9,6 +9,7 @@ from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.datasets import load_demonstrations, save_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.pretrained import load_policy
+from vla_rl.pretrained import save_own
 from vla_rl.recipes import stages
 from vla_rl.recipes.context import placed
 from vla_rl.recipes.env_config import EnvConfig
@@ -70,5 +71,5 @@ class Imitate:
         with clock(seconds, "imitation"):
             policy = copy.deepcopy(grounded)
             imitate_policy(policy, episodes, self.imitation, self.seed, folder)
-            policy.save_pretrained(imitation_at)
+            save_own(policy, imitation_at)
         return policy

@@ -16,6 +16,7 @@ from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.vla.checkpoint import is_public
 from vla_rl.policies.vla.options import VLAOptions
+from vla_rl.pretrained import save_own
 from vla_rl.recipes.context import placed
 from vla_rl.recipes.dataset_spec import require_fit, shrink, spec_of
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
@@ -79,7 +80,7 @@ class ImitateDataset:
         console.print(f"{episodes.count} episodes, {len(episodes.state)} steps, {len(episodes.tasks)} tasks")
         with clock(seconds, "imitation"):
             policy = self._train(episodes, folder)
-        policy.save_pretrained(folder.checkpoint("imitation"))
+        save_own(policy, folder.checkpoint("imitation"))
         loss = folder.metrics("imitation")[-1]["loss"]
         counts = {"episodes": episodes.count, "steps": len(episodes.state)}
         return {"loss": loss, **counts, "seconds": seconds, "seed": self.seed}

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.run import Outcomes
 from vla_rl.policies.vla.options import VLAOptions
+from vla_rl.pretrained import save_own
 from vla_rl.recipes import stages
 from vla_rl.recipes.context import RunContext, StartPolicy, placed
 from vla_rl.recipes.env_config import EnvConfig
@@ -42,7 +43,7 @@ class Improve:
         name = start if folder.resumed and start.exists() else self.policy
         policy = start_policy(name, self.env, self.seed, self.vla)
         if policy is not None and not start.exists():
-            policy.save_pretrained(start)
+            save_own(policy, start)
         return self.improve(policy, folder, {})[1]
 
     def improve(

@@ -11,6 +11,7 @@ from vla_rl.evaluation.run import evaluate
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.worker import Report
 from vla_rl.policies.pretrained import load_policy
+from vla_rl.pretrained import save_own
 from vla_rl.recipes.config_files import load_kept_files
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitation import imitate_policy
@@ -59,5 +60,5 @@ class Jobs:
         """Train the checkpoint ``policy`` on the dataset ``demonstrations``, and save it as the checkpoint ``out``."""
         trained = load_policy(policy)
         imitate_policy(trained, load_demonstrations(Path(demonstrations)), from_json(config), seed)
-        trained.save_pretrained(out)
+        save_own(trained, Path(out))
         return {}

@@ -18,6 +18,7 @@ from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.stats import MeanReturn, Rate
 from vla_rl.experience.collect import collect_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
+from vla_rl.pretrained import save_own
 from vla_rl.recipes.bottleneck import Arguments
 from vla_rl.recipes.context import RunContext, Trainable, generator
 from vla_rl.recipes.env_config import EnvConfig, EnvFactory
@@ -164,7 +165,7 @@ def _train(
             setup.store,
             validate,
             trainer.loop,
-            on_best=lambda iteration: policy.save_pretrained(folder.checkpoint("best")),
+            on_best=lambda iteration: save_own(policy, folder.checkpoint("best")),
             report=_report_rl(folder, update, by_family, spent, page),
             save=save,
             timeline=page.timeline,

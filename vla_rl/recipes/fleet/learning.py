@@ -26,6 +26,7 @@ from vla_rl.fleet.registry import Registry
 from vla_rl.fleet.server import REGISTRY
 from vla_rl.fleet.signing import SigningKey
 from vla_rl.policies.pretrained import load_policy
+from vla_rl.pretrained import save_own
 from vla_rl.recipes.config_files import load_kept_files
 from vla_rl.recipes.fleet.learn import LEARNER, Learn
 from vla_rl.recipes.fleet.releasing import Releasing
@@ -145,7 +146,7 @@ class Learning:
     def publish(self) -> None:
         """Give robots what was learnt, and save the state."""
         checkpoint, policy = self.run.checkpoint("published"), self.learner.policy
-        policy.save_pretrained(checkpoint)
+        save_own(policy, checkpoint)
         why = f"{self.updates} updates, {self.episodes} episodes of robots"
         policy.version = max(policy.version, self.releasing.release(checkpoint, self._robots, why))
         self._robots = set()

@@ -17,6 +17,7 @@ from vla_rl.evaluation.stats import Rate
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.seeds import SeedStream
 from vla_rl.policies.vla.options import VLAOptions
+from vla_rl.pretrained import save_own
 from vla_rl.recipes.context import Trainable
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import Evaluator
@@ -125,7 +126,7 @@ class Simulate:
             fleet.timeline.run(micros(self.seconds))
             last = fleet.releases.newest
             test = self.play(evaluator, last, seed_ranges.TEST, self.evaluation.test)
-            last.save_pretrained(folder.checkpoint(stage))  # type: ignore[attr-defined]  # a Trainable was published
+            save_own(last, folder.checkpoint(stage))  # type: ignore[arg-type]  # a Trainable was published
             return {
                 "test": asdict(test.rate),
                 "families": _families(test),

@@ -12,6 +12,7 @@ from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.stats import mcnemar_exact, paired_bootstrap
 from vla_rl.policies.vla.options import VLAOptions
+from vla_rl.pretrained import save_own
 from vla_rl.recipes import stages, world_models
 from vla_rl.recipes.context import RunContext, StartPolicy, placed
 from vla_rl.recipes.env_config import EnvConfig
@@ -99,7 +100,7 @@ class Imagine:
                 "model on; add --policy with a checkpoint folder or module:Class."
             )
         if not kept.exists():
-            policy.save_pretrained(kept)
+            save_own(policy, kept)
         return policy
 
     def _test(self, policy: Policy, name: str) -> Outcomes:
