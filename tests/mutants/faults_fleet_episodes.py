@@ -80,10 +80,10 @@ FAULTS = (
         (_SAME,),
     ),
     Fault(
-        "a state that is not finite is learnt from",
+        "a number far out of its range is learnt from",
         _STEP,
-        "and bool(np.isfinite(value).all())",
-        "and True",
+        "if not ((value >= low) & (value <= high)).all():",
+        "if False:",
         (f"{_ON}test_a_step_that_does_not_fit_puts_its_episode_aside_by_name_and_the_next_is_whole",),
     ),
 )
