@@ -300,7 +300,7 @@ FAULTS = (
                 _LIMITING,
                 "edge = min(near, highest) if near > joint.high else max(far, lowest)",
                 "edge = near if near > joint.high else far",
-                f"{_WRONG}test_no_wrong_sensor_takes_a_command_out_of_the_limits",
+                f"{_WRONG}test_a_sensor_that_drifts_away_leads_the_command_to_the_limit_at_most",
             ),
             (
                 "the longer nothing was believed, the farther an arm may have jumped",

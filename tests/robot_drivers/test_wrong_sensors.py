@@ -64,10 +64,21 @@ def test_no_wrong_sensor_takes_a_command_out_of_the_limits(kind, size, goal, con
     drifts(measure, goal, 1.5 if still else 3.0, confirm)
 
 
+@pytest.mark.parametrize("rate", [1.0, -1.0, 4.0, -4.0])
+def test_a_sensor_that_drifts_away_leads_the_command_to_the_limit_at_most(rate):
+    limits, supervisor, commands = two_joints(), Supervisor(two_joints()), []
+    for index in range(250):
+        now = STEP * index
+        asked = Request(np.zeros(2), now, "policy")
+        commands.append(supervisor.step(measured([rate * now, 0], now), asked, now).position)
+    check(limits, STEP * np.arange(250), commands)
+    assert commands[-1][0] == pytest.approx(1.5 if rate > 0 else -1.0)
+
+
 @pytest.mark.parametrize("turns", [1, -1])
 def test_an_encoder_that_jumps_by_a_turn_is_not_believed_until_a_person_says_so(turns):
     supervisor, commands = drifts(
-        lambda now, command: command + np.array([2 * np.pi * turns * (now > 1), 0.0]), seconds=2.0
+        lambda now, command: command + np.array([2 * np.pi * turns * (now > 1), 0.0]), seconds=4.0
     )
     assert "not where it was sent" in supervisor.stopped or "jumped" in supervisor.stopped
     np.testing.assert_array_equal(commands[-1], commands[60])
