@@ -101,7 +101,7 @@ def test_a_ledger_that_can_open_no_file_keeps_none_open_and_leaves_none_behind(t
     story = Story(TornDisk(tmp_path))
     story.open()
     before = opened()
-    story.disk.before = Failing(0, ("sync_folder", "create"), errno.EMFILE)
+    story.disk.before = Failing(0, ("sync_folder",), errno.EMFILE)
     for _ in range(5):
         with pytest.raises(StoreFullError, match="or what else ran out"):
             story.append(BATCHES[0])

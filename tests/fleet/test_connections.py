@@ -14,6 +14,7 @@ import pytest
 from tests.docs.conftest import ROOT
 from tests.fleet.fleets import Hand, MemorySpool, wait_until
 from vla_rl.contract.errors import UserError
+from vla_rl.fleet import connections
 from vla_rl.fleet.connections import most_connections, peer_of
 from vla_rl.fleet.envelope import write_records
 
@@ -44,7 +45,8 @@ def is_open(sock: socket.socket) -> bool:
     return False
 
 
-def test_strangers_give_way_and_a_robot_that_is_here_stays(serve):
+def test_strangers_give_way_and_a_robot_that_is_here_stays(serve, monkeypatch):
+    monkeypatch.setattr(connections, "HANDSHAKE_S", 1e9)
     server, spool = serve(max_robots=4), spool_of(2)
     with ExitStack() as held, Hand(server.port) as robot:
         robot.greet(spool)
@@ -54,10 +56,11 @@ def test_strangers_give_way_and_a_robot_that_is_here_stays(serve):
             newcomer.greet(spool_of(1, "arm-2"))
         robot.send(write_records(spool.records))
         assert robot.next("ack").durable_seq == 1
-    assert server.connected() is not None
 
 
-def test_streams_on_which_nobody_introduces_himself_give_way(serve):
+def test_streams_on_which_nobody_introduces_himself_give_way(serve, monkeypatch):
+    monkeypatch.setattr(connections, "_OF_ADDRESS", 1000)
+    monkeypatch.setattr(connections, "HANDSHAKE_S", 1e9)
     server = serve(max_robots=2)
     with ExitStack() as held:
         for _ in range(60):

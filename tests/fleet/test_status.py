@@ -192,7 +192,8 @@ def test_a_robot_that_is_not_heard_and_a_page_that_stands_still_are_alarms_while
 
 def test_one_robot_has_its_share_of_alarms_and_of_versions():
     status = Status()
-    status.alarm("of another", "other")
+    for _ in range(3):
+        status.alarm("of another", "other")
     for n in range(1000):
         status.alarm(f"again {n}", "loud")
         status.episode("loud", 10**6 + n, SUCCESS)

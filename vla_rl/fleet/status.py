@@ -133,6 +133,8 @@ class Status:
         """Something happened that a person should look at; of a ``robot``, the newest few are kept."""
         with self._lock:
             self._alarmed += 1
+            for old in [one for one in self._alarms if one["sentence"] == sentence]:
+                self._alarms.remove(old)
             alike = [one for one in self._alarms if robot and one["robot"] == robot]
             for old in alike[: max(0, len(alike) + 1 - ALARMS_OF_ONE)]:
                 self._alarms.remove(old)
