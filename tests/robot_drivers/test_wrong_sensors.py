@@ -84,7 +84,7 @@ def test_an_encoder_that_jumps_by_a_turn_is_not_believed_until_a_person_says_so(
     np.testing.assert_array_equal(commands[-1], commands[60])
     for nonsense in ([0.0], [np.nan, 0.0], "here"):
         with pytest.raises(ContractError, match="it stays stopped"):
-            supervisor.rearm(3.0, nonsense)
+            supervisor.rearm(5.0, nonsense)
 
 
 @pytest.mark.parametrize("register", [None, [0.0, 0.0]])
