@@ -101,7 +101,7 @@ def _not_finite(episode: RecordedEpisode) -> Problem | None:
     for name in (STATE, ACTION):
         values = episode.columns.get(name, np.zeros(0))
         if values.dtype.kind == "f" and not np.isfinite(values).all():
-            frame = int(np.argwhere(~np.isfinite(values))[0][0])
+            frame = int((~np.isfinite(values)).reshape(len(values), -1).any(axis=1).argmax())
             return Problem("data", f"is not finite in frame {frame}", (episode.index,), name)
     return None
 
