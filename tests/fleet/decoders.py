@@ -167,6 +167,9 @@ class _Context:
     def peer(self) -> str:
         return "a fuzzer"
 
+    def add_callback(self, done: Callable[[], None]) -> bool:
+        return False  # it is over
+
     def abort(self, code: grpc.StatusCode, sentence: str) -> None:
         raise (RuntimeError if code is grpc.StatusCode.INTERNAL else ContractError)(sentence)
 
@@ -174,7 +177,7 @@ class _Context:
 def _requests() -> dict[str, Decoder]:
     policies = MemoryPolicies()
     chunk = pb.ChunkRequest(sha256=policies.publish(b"abc"), offset=1, count=2)
-    served, context = downloads.Downloads(policies, lambda context: None), _Context()
+    served, context = downloads.Downloads(policies, lambda context: ""), _Context()
     answer = downloads.Downloads._answer
     return {
         "request for a manifest": Decoder(

@@ -14,6 +14,7 @@ from vla_rl.fleet.link import UnreachableError
 from vla_rl.fleet.transport import FleetTransport, TransportOptions
 
 Code = grpc.StatusCode
+ONE_MESSAGE = {"memory_mb": 1, "max_robots": 16}  # the credit of a robot: what remains in flight stops it
 
 
 def spool_of(count, **given):
@@ -76,12 +77,19 @@ def test_a_gap_is_answered_by_the_expected_record_once(serve, store):
 
 
 def test_a_gap_that_only_the_store_sees_is_made_up_for(serve, link, store):
-    spool = spool_of(40, payload=b"x" * 1000)
+    spool = spool_of(40, payload=b"x" * 10_000)
     real, lost = store.durable, []
     store.durable = lambda *sender: 9 if not lost and not lost.append(1) else real(*sender)  # it says too much, once
-    state = link(serve().port, spool).status
+    state = link(serve(**ONE_MESSAGE).port, spool, batch_kb=64).status
     wait_until(lambda: state().durable == 39)
     assert store.records == spool.records
+
+
+def test_the_credit_of_one_message_is_given_back_with_its_acknowledgement(serve, link, store):
+    spool = spool_of(30, payload=b"x" * 20_000)
+    state = link(serve(**ONE_MESSAGE).port, spool, batch_kb=64).status
+    wait_until(lambda: state().durable == 29)
+    assert store.records == spool.records and len(store.commits) == 10
 
 
 def test_a_conflict_is_an_alarm_and_ends_the_connection(serve, store):

@@ -13,6 +13,20 @@ _ON, _LINKS, _TLS, _HOSTILE = (
 
 FAULTS = (
     Fault(
+        "an acknowledged message stays in flight",
+        _ATTEMPT,
+        "while self._in_flight and self._in_flight[0][0] <= durable:",
+        "while self._in_flight and self._in_flight[0][0] < durable:",
+        (f"{_ON}test_the_credit_of_one_message_is_given_back_with_its_acknowledgement",),
+    ),
+    Fault(
+        "after a refusal the credit is never given back",
+        _ATTEMPT,
+        "                    self._in_flight.clear()",
+        "                    pass",
+        (f"{_ON}test_a_gap_that_only_the_store_sees_is_made_up_for",),
+    ),
+    Fault(
         "strangers keep as many connections as they like",
         "vla_rl/fleet/connections.py",
         'if old or left[peer[0]] > _OF_ADDRESS or left[""] > _OF_ALL:',

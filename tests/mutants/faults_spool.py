@@ -9,6 +9,16 @@ _ON = "tests/fleet/test_spool.py::"
 
 FAULTS = (
     Fault(
+        "a correction is forgotten when autonomous steps follow",
+        "vla_rl/fleet/spool_store.py",
+        "last.last, last.size, last.kept = new.last, last.size + new.size, last.kept or new.kept",
+        "last.last, last.size, last.kept = new.last, last.size + new.size, new.kept",
+        (
+            "tests/fleet/test_spool.py::"
+            "test_a_correction_is_kept_wherever_in_its_episode_it_was_also_after_opening_again",
+        ),
+    ),
+    Fault(
         "a spool that was opened again stores the rest of an episode that was given up",
         "vla_rl/fleet/spool.py",
         "store.go_on_from(self._store)",
@@ -21,8 +31,8 @@ FAULTS = (
     Fault(
         "a spool that fails while it is read waits for the next record",
         "vla_rl/fleet/spool.py",
-        "self._ended = True",
-        "pass",
+        "self._closing or self._ended or self._acknowledged > done",
+        "self._closing or self._acknowledged > done",
         ("tests/fleet/test_spool.py::test_a_store_that_fails_while_it_is_read_is_opened_again_though_nothing_is_put",),
     ),
     Fault(

@@ -184,9 +184,8 @@ class Spool:
                     self._wake.wait()
                 if self._closing:
                     break
-                group, done, ended = self._take(), self._acknowledged, self._ended
-                self._ended = False
-            self._keep(self._reopen(group) if ended else group, done)
+                group, done = self._take(), self._acknowledged
+            self._keep(group, done)
             with self._changed:
                 self._next, self._first, self._busy = self._store.last + 1, self._store.first, False
                 self._changed.notify_all()
@@ -211,6 +210,8 @@ class Spool:
         """Store it, however long that takes; given up only when the spool is closed."""
         while True:
             try:
+                if self._ended:
+                    group = self._reopen(group)
                 self._store.acknowledged(acknowledged)
                 if isinstance(group, _Lost):
                     self._store.lose(group.episode, group.count)
@@ -222,7 +223,7 @@ class Spool:
                 self._complain(error)
             except (UserError, OSError) as error:
                 self._complain(error)
-                group = self._reopen(group)
+                self._ended = True
             with self._wake:
                 if self._wake.wait_for(lambda: self._closing, _RETRY_S):
                     return
@@ -234,20 +235,16 @@ class Spool:
         self.trouble = what
 
     def _reopen(self, group: Sequence[FleetRecord] | _Lost) -> Sequence[FleetRecord] | _Lost:
-        """Open the store again after its disk failed; returns what of ``group`` is not on it."""
+        """Open the store again after its disk failed; returns what of ``group`` is not on it.  Raises as it does."""
         with suppress(UserError, OSError):
             self._store.close()
-        try:
-            with ExitStack() as undo:
-                store = undo.enter_context(closing(self._open()))
-                last = store.last
-                tail = store.read(max(store.first, last + 1 - _GROUP), 1 << 40) if last >= store.first else []
-                undo.pop_all()
-        except (UserError, OSError, MemoryError) as error:
-            self._complain(error)
-            return group
+        with ExitStack() as undo:
+            store = undo.enter_context(closing(self._open()))
+            last = store.last
+            tail = store.read(max(store.first, last + 1 - _GROUP), 1 << 40) if last >= store.first else []
+            undo.pop_all()
         store.go_on_from(self._store)
-        self._dropped, self._store = self.dropped, store
+        self._dropped, self._store, self._ended = self.dropped, store, False
         if isinstance(group, _Lost):
             return group
         there = {_identity(one) for one in tail}
