@@ -67,7 +67,7 @@ class Robot:
 def test_a_tolerant_environment_may_differ_in_its_last_digits_and_a_bitwise_one_not_at_all():
     assert len(check_env(Trembling("tolerant", 1e-5))) == 7
     for profile, size in (("bitwise", 1e-5), ("tolerant", 0.1)):
-        with pytest.raises(ContractError, match="an episode depends on its place or its neighbours"):
+        with pytest.raises(ContractError, match="the same seed and actions give another episode"):
             check_env(Trembling(profile, size))
 
 

@@ -36,8 +36,8 @@ class Robot:
     episodes as a LeRobotDataset v3.0, and sends them to the server of a fleet.
     replay FILE --dataset FOLDER [--episode N] [--speed SHARE] does a recorded episode again, at a quarter of its speed
     unless you say otherwise.
-    run FILE --policy CHECKPOINT, or --server with --trust KEY for that of a fleet, lets a policy drive, at a quarter of
-    the speed unless you say otherwise; with --dry-run the commands are printed and not sent.
+    run FILE --policy CHECKPOINT, or --server with --signing-key KEY for that of a fleet, lets a policy drive, at a
+    quarter of the speed unless you say otherwise; with --dry-run the commands are printed and not sent.
 
     "simulated" instead of a file is an SO-101 that everybody has.
     """
@@ -138,7 +138,7 @@ class Run(Record):
     episodes: int = 10
     speed: float = 0.25
     execution: Literal["open_loop", "receding_horizon", "temporal_ensembling"] = "receding_horizon"
-    trust: str = ""  # signing.pub of the fleet whose policies drive without --policy; "": that of --credentials
+    signing_key: str = ""  # signing.pub of the fleet whose policies drive without --policy; "": that of --credentials
     dry_run: bool = False  # measure the arm, print every command, send none
 
     def __post_init__(self) -> None:
@@ -233,8 +233,8 @@ def _through(name: str, config: Record, settings: EpisodesConfig) -> Callable[[S
         return nullcontext
     from vla_rl.recipes.robots import streaming
 
-    trust = config.trust if isinstance(config, Run) and not config.policy else None
-    return streaming.to_server(name, config.server, config.credentials, trust, settings, console)
+    key = config.signing_key if isinstance(config, Run) and not config.policy else None
+    return streaming.to_server(name, config.server, config.credentials, key, settings, console)
 
 
 def _dry_run(name: str, config: Run) -> None:

@@ -190,7 +190,7 @@ def test_whose_policies_a_robot_runs_is_asked_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="or a --server that has one"):
         robot.robot(["run", "simulated"])
-    with pytest.raises(UserError, match="add --trust with the signing"):
+    with pytest.raises(UserError, match="add --signing-key with the signing"):
         robot.robot(["run", "simulated", "--server", "127.0.0.1:1"])
     with pytest.raises(UserError, match="'nowhere' cannot be read"):
-        robot.robot(["run", "simulated", "--server", "127.0.0.1:1", "--trust", "nowhere"])
+        robot.robot(["run", "simulated", "--server", "127.0.0.1:1", "--signing-key", "nowhere"])

@@ -207,8 +207,8 @@ def policy_of_server(robot: str, credentials: str, trust: str, make: Callable[[P
     path = Path(trust) if trust or not credentials else Path(credentials) / PUBLIC_KEY
     if path == Path():
         raise UserError(
-            "Nobody says whose policies this robot may run, so it takes none from the server; add --trust with the "
-            "signing.pub of the fleet's folder, --credentials, or a --policy of your own."
+            "Nobody says whose policies this robot may run, so it takes none from the server; add --signing-key with "
+            "the signing.pub of the fleet's folder, --credentials, or a --policy of your own."
         )
     try:
         keys = TrustedKeys([path.read_bytes()])
