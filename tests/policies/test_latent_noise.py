@@ -41,7 +41,7 @@ def test_golden_density():
     w = torch.full((1, 1, 2), 1.5 * math.tanh(0.3))
     assert float(w[0, 0, 0]) == pytest.approx(0.436969, abs=1e-6)
     critic_action = policy.critic_action(features, w, torch.zeros(1, 1, 2))
-    assert policy.actor.log_prob(features, critic_action).item() == pytest.approx(2 * -0.875257, abs=1e-5)
+    assert policy.actor.log_prob(features, critic_action).sum().item() == pytest.approx(2 * -0.875257, abs=1e-5)
 
 
 def test_the_density_of_a_sample_is_that_of_the_squashed_normal():
