@@ -138,6 +138,30 @@ def test_a_disk_that_fails_is_an_alarm_while_it_does_and_costs_nothing(code, ala
     wait_until(lambda: shown(server)["robots"]["arm"]["records"] == records + 20)
 
 
+_LEARNER = """
+import pathlib, sys
+been = pathlib.Path(sys.argv[1])
+if not been.exists():
+    been.touch()
+    sys.exit(3)
+while not pathlib.Path(sys.argv[2]).exists():
+    pass
+print('{"learner": {"updates": 5, "episodes": 2}}', flush=True)
+sys.stdin.buffer.read()
+"""
+
+
+def test_a_learner_that_ended_is_an_alarm_until_it_says_how_far_it_is(opened, tmp_path):
+    server = opened()
+    server.learn([sys.executable, "-c", _LEARNER, str(tmp_path / "been"), str(tmp_path / "go")])
+    wait_until(lambda: any("nothing is learnt until" in one["sentence"] for one in shown(server)["alarms"]))
+    (tmp_path / "go").touch()
+    wait_until(lambda: shown(server)["learner"])
+    seen = shown(server)
+    assert [one["sentence"][:30] for one in seen["alarms"]] == ["the learner ended (exit code 3"]
+    assert seen["learner"]["updates"] == 5 and seen["learner_silent"] is not None
+
+
 def test_it_starts_on_this_machine_alone_without_certificates(tmp_path):
     with pytest.raises(UserError, match="leads to other machines"):
         FleetServer(tmp_path, FleetServerConfig(TransportOptions("0.0.0.0", 0), 0))

@@ -10,6 +10,13 @@ _TOKEN = f"{_SEEN}test_a_token_is_asked_for_everywhere"
 
 FAULTS = (
     Fault(
+        "a learner that is well again stays an alarm",
+        "vla_rl/fleet/learner_process.py",
+        'self._status.standing("learner", "")',
+        "pass",
+        ("tests/fleet/test_server.py::test_a_learner_that_ended_is_an_alarm_until_it_says_how_far_it_is",),
+    ),
+    Fault(
         "a disk that is well again stays an alarm",
         "vla_rl/fleet/status.py",
         "                self._standing.pop(what, None)",

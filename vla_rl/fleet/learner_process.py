@@ -18,7 +18,6 @@ from typing import BinaryIO
 
 from vla_rl.fleet import feed
 from vla_rl.fleet.backoff import Backoff, BackoffOptions
-from vla_rl.fleet.errors import StoreEndedError
 from vla_rl.fleet.ledger import Ledger
 from vla_rl.fleet.status import Status
 
@@ -57,18 +56,22 @@ class LearnerProcess:
     def _keep(self) -> None:
         while not self._ending.is_set():
             began = time.monotonic()
-            how = self._run()
+            try:
+                how = self._run()
+            except (OSError, RuntimeError) as error:  # files, memory or threads ran out
+                how = str(error)
             if self._ending.is_set():
                 return
             if time.monotonic() - began > _STEADY_S:
                 self._backoff.reset()
             wait = self._backoff.next()
             sentence = (
-                f"the learner ended ({how}), so nothing is learnt until it is started again in {wait:.1f} s; what "
-                "robots send is stored meanwhile, and the server's log says why it ended."
+                f"the learner ended ({how}) and is started again; nothing is learnt until it says how far it is, and what "
+                "robots send is stored meanwhile: the server's log says why it ended."
             )
             log.error("%s", sentence)
-            self._status.alarm(sentence)
+            self._status.standing("learner", sentence)
+            self._status.alarm(f"the learner ended ({how}) and was started again; the server's log says why.")
             self._ending.wait(wait)
 
     def _run(self) -> str:
@@ -102,12 +105,8 @@ class LearnerProcess:
             )
 
     def _feed(self, pipe: BinaryIO, over: threading.Event) -> None:
-        try:
+        with suppress(OSError):  # it is gone, which is told by its exit code
             feed.send(self._ledger, pipe, over)
-        except StoreEndedError as error:
-            self._status.alarm(f"the learner gets nothing more: {error}")
-        except OSError:
-            pass  # it is gone, which is told by its exit code
         with suppress(OSError):
             pipe.close()
 
@@ -118,6 +117,7 @@ class LearnerProcess:
                 if "alarm" in said:
                     self._status.alarm(str(said["alarm"]))
                 else:
+                    self._status.standing("learner", "")
                     self._status.learner({str(name): float(value) for name, value in said["learner"].items()})
             except (ValueError, TypeError, KeyError, AttributeError):
                 log.warning("the learner says %r, which is no message", line[:200])

@@ -95,7 +95,11 @@ class PageServer(ThreadingHTTPServer):
         if not self.places.acquire(blocking=False):
             self.shutdown_request(request)
             return
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # there is no thread for it now
+            self.places.release(1)
+            raise
 
     def process_request_thread(self, request: socket.socket, client_address: object) -> None:  # type: ignore[override]
         """Serve one connection, and free its place."""

@@ -77,6 +77,7 @@ class Status:
         self._alarms: deque[dict[str, Any]] = deque(maxlen=ALARMS)
         self._alarmed = 0
         self._learner: dict[str, float] = {}
+        self._learner_heard: float | None = None
         self._standing: dict[str, dict[str, Any]] = {}  # what is wrong now
         self._looked: float | None = None  # when the ledger was last looked at
 
@@ -122,7 +123,7 @@ class Status:
     def learner(self, seen: Mapping[str, float]) -> None:
         """How far the learner is: "episodes" that it has taken in, gradient "updates", and its metrics."""
         with self._lock:
-            self._learner = dict(seen)
+            self._learner, self._learner_heard = dict(seen), self._clock()
 
     def looked(self) -> None:
         """Everything that is on the disk has been counted until now."""
@@ -163,6 +164,7 @@ class Status:
                 "versions": {str(version): self._version_json(version) for version in self._known_versions()},
                 "recent": [[version, success] for version, success in self._recent],
                 "learner": dict(self._learner),
+                "learner_silent": None if self._learner_heard is None else now - self._learner_heard,
                 "alarms": [*self._standing.values(), *self._computed(now), *list(self._alarms)[::-1]],
                 "alarmed": self._alarmed,
             }
