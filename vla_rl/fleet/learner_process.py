@@ -66,8 +66,8 @@ class LearnerProcess:
                 self._backoff.reset()
             wait = self._backoff.next()
             sentence = (
-                f"the learner ended ({how}) and is started again; nothing is learnt until it says how far it is, and what "
-                "robots send is stored meanwhile: the server's log says why it ended."
+                f"the learner ended ({how}) and is started again; nothing is learnt until it says how far it is, and "
+                "what robots send is stored meanwhile: the server's log says why it ended."
             )
             log.error("%s", sentence)
             self._status.standing("learner", sentence)
