@@ -29,7 +29,7 @@ def test_a_file_in_another_folder_is_never_taken_for_a_shipped_one(monkeypatch, 
 @pytest.mark.parametrize("given", [["--env", "place"], ["--env=place"], ["--env.name", "place"]])
 def test_env_is_short_for_its_name(given):
     recipe: Improve = override(load_config("demo.py:last_step"), given, "test")
-    assert recipe.env.name == "place" and recipe.env.training_options == {"deadline": 25}
+    assert recipe.env.name == "place" and recipe.env.training_options == {}  # those are of lift
 
 
 def test_an_environment_may_be_any_function():
