@@ -130,5 +130,7 @@ def test_a_server_of_a_thousand_files_stores_on_beside_two_thousand_idle_connect
             spool.put(5)
             wait_until(lambda: state().durable == 64)
             assert process.poll() is None
+            process.kill()
+            assert "Too many open files" not in process.stderr.read()
         finally:
             process.kill()

@@ -11,7 +11,7 @@ import resource
 import socket
 import stat
 from collections import defaultdict
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from urllib.parse import unquote
 
 from vla_rl.contract.errors import UserError
@@ -62,9 +62,7 @@ class Connections:
 
         ``now``: seconds of a clock that only grows.
         """
-        found = self._accepted()
-        for peer in found.keys() & known:
-            found.pop(peer).close()
+        found = {peer: handle for peer, handle in self._accepted() if peer not in known}
         self._since = {peer: self._since.get(peer, now) for peer in found}
         left: defaultdict[str, int] = defaultdict(int)
         ended: defaultdict[str, int] = defaultdict(int)
@@ -72,35 +70,31 @@ class Connections:
             left[peer[0]] += 1
             left[""] += 1
             old = now - self._since[peer] > HANDSHAKE_S
-            with found[peer] as sock:
-                if old or left[peer[0]] > _OF_ADDRESS or left[""] > _OF_ALL:
-                    ended[peer[0]] += _hang_up(sock)
+            if old or left[peer[0]] > _OF_ADDRESS or left[""] > _OF_ALL:
+                self._peer(found[peer], peer)
+                ended[peer[0]] += 1
         return ended
 
-    def _accepted(self) -> dict[Peer, socket.socket]:
-        found: dict[Peer, socket.socket] = {}
+    def _accepted(self) -> Iterator[tuple[Peer, int]]:
         for name in os.listdir(_FOLDER):
-            try:
-                if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                    continue
-                sock = socket.socket(fileno=os.dup(int(name)))
-            except OSError:  # it was closed meanwhile, or there is no file for a copy
-                continue
-            try:
-                inet = sock.family in (socket.AF_INET, socket.AF_INET6)
-                peer = sock.getpeername() if inet and sock.getsockname()[1] == self._port else None
-            except OSError:  # it listens, or was ended
-                peer = None
-            if peer is None:
-                sock.close()
-            else:
-                found[peer[0].removeprefix("::ffff:"), peer[1]] = sock
-        return found
+            if (peer := self._peer(int(name))) is not None:
+                yield peer, int(name)
 
+    def _peer(self, handle: int, ending: Peer | None = None) -> Peer | None:
+        """Who is connected by this open file, None where it is something else; ended if it is ``ending``.
 
-def _hang_up(sock: socket.socket) -> bool:
-    try:
-        sock.shutdown(socket.SHUT_RDWR)
-    except OSError:  # the other side was first
-        return False
-    return True
+        A copy of the file is looked at, one at a time, as gRPC may close its own at any moment.
+        """
+        try:
+            if not stat.S_ISSOCK(os.fstat(handle).st_mode):
+                return None
+            with socket.socket(fileno=os.dup(handle)) as sock:
+                if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.getsockname()[1] != self._port:
+                    return None
+                host, port = sock.getpeername()[:2]
+                peer = (host.removeprefix("::ffff:"), port)
+                if peer == ending:
+                    sock.shutdown(socket.SHUT_RDWR)
+                return peer
+        except OSError:  # it listens, was closed meanwhile, or there is no file for a copy
+            return None
