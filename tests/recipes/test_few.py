@@ -38,7 +38,7 @@ def test_a_gain_is_paired_by_scene_and_seed():
     assert one.gain(other, 1).mean == pytest.approx((0.3 + 0.1) / 2)
     assert one.gain(other, 2).mean == pytest.approx((0.0 + 0.2) / 2)
     nothing = one.gain(one, 1)
-    assert (nothing.mean, nothing.low, nothing.high) == (0.0, 0.0, 0.0)
+    assert nothing.mean == 0.0 and -0.2 < nothing.low < 0.0 < nothing.high < 0.2, "twenty pairs are few"
     assert one.gain(other, 1).low > 0 and one.gain(other, 1).high < 0.45
     with pytest.raises(KeyError):  # another seed's scenes are no pairs
         one.gain(curve("residual_one", (4, 5, 9)), 1)
