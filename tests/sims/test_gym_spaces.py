@@ -159,7 +159,7 @@ def test_actions_of_a_space_from_vectors(space, vector, action):
         (
             ActionWriter,
             Dict({"go": Discrete(2), "speed": Box(0, 1)}),
-            "numbers and indices at once, for which no policy",
+            "numbers and indices at once, which no policy chooses",
         ),
         (ActionWriter, Box(-np.inf, 1, (2,)), "have no bounds"),
         (ActionWriter, Tuple((Text(3),)), "the action '0' of 'it' is Text.* neither numbers nor indices"),
