@@ -81,7 +81,7 @@ def save_folder(
 def save_own(policy: Saveable, folder: Path) -> None:
     """Save ``policy``, which may be of a class of the user's own, and remember that this user's vla-rl did it."""
     policy.save_pretrained(folder)
-    for path in folder.rglob(CONFIG):
+    for path in Path(folder).rglob(CONFIG):
         mark_file(path)
 
 
