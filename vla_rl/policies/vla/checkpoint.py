@@ -131,6 +131,7 @@ def is_public(folder: Path) -> bool:
 def read_public(folder: Path) -> PublicCheckpoint:
     """The description of a public folder; raises UserError for a family that is not known and a damaged config."""
     config = read_json(folder / CONFIG)
+    trust.check_folder(folder)
     name = config.get("type") or config.get("model_type")
     if name not in FAMILIES:
         near = "" if name in _OTHERS else did_you_mean(str(name), FAMILIES)
