@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from vla_rl.contract import CONTRACT_VERSION
 from vla_rl.contract.errors import UserError
@@ -28,23 +28,10 @@ _DTYPES |= {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": to
 _DTYPES |= {"BOOL": torch.bool}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _FREE_NUMBERS = 1 << 26  # that a network may have besides those in its files
-_LEAST = 4096  # numbers that every tensor counts for
-_MAKERS = frozenset(
-    getattr(getattr(torch.ops.aten, name), overload)
-    for name, overload in (
-        ("empty", "memory_format"),
-        ("empty_strided", "default"),
-        ("zeros", "default"),
-        ("ones", "default"),
-        ("full", "default"),
-        ("rand", "default"),
-        ("randn", "default"),
-        ("arange", "default"),
-        ("arange", "start"),
-        ("linspace", "default"),
-        ("eye", "default"),
-    )
-)
+_LEAST = 16384  # numbers that every tensor counts for
+_SIZED = (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.normal, torch.randint)
+_COUNTED = (torch.arange, torch.linspace, torch.logspace)
+_SQUARED = (torch.eye,)
 _ALIGNED = 8  # bytes, to which safetensors fills the header of a file up
 
 
@@ -237,7 +224,7 @@ def _whole_numbers(value: Any) -> Iterator[int]:
         yield from _whole_numbers(item)
 
 
-class Bounded(TorchDispatchMode):
+class Bounded(TorchFunctionMode):
     """Raises UserError where what is built inside is much larger than the files in ``folder``, which are to fill it.
 
     Already for a number in ``config`` that is.
@@ -250,10 +237,9 @@ class Bounded(TorchDispatchMode):
         for number in _whole_numbers(config):
             self.require(number)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _MAKERS:
-            sizes = args[0] if isinstance(args[0], list | tuple) else [item for item in args if isinstance(item, int)]
-            size = math.prod(sizes) ** (2 if func is torch.ops.aten.eye.default else 1)
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _SIZED or func in _COUNTED or func in _SQUARED:
+            size = _numbers_made(func, args, kwargs or {})
             self._left -= max(size, _LEAST)
             self.require(size)
         return func(*args, **(kwargs or {}))
@@ -265,3 +251,14 @@ class Bounded(TorchDispatchMode):
                 f"the {CONFIG} of {str(self._folder)!r} describes a network with a part of {size:,}, which its files, "
                 f"of {self._stored:,} bytes, cannot fill, so it is not built; copy both files of the checkpoint again."
             )
+
+
+def _numbers_made(func: Any, args: Any, kwargs: Mapping[str, Any]) -> int:
+    """How many numbers a tensor has that ``func`` makes of these arguments."""
+    size = kwargs.get("size", args[0] if args and isinstance(args[0], list | tuple) else None)
+    whole = [item for item in (args if size is None else size) if isinstance(item, int)]
+    if func in _SIZED:
+        return math.prod(whole)
+    return max((abs(item) for item in (*whole, *kwargs.values()) if isinstance(item, int)), default=0) ** (
+        2 if func in _SQUARED else 1
+    )

@@ -185,7 +185,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """
     try:
         with zipfile.ZipFile(path) as file:
-            check_memory(sum(item.file_size for item in file.infolist()), path.stat().st_size)
+            check_memory(sum(item.file_size for item in file.infolist()), path.stat().st_size, ratio=200)
         with np.load(path, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
     except (zipfile.BadZipFile, zlib.error, EOFError, MemoryError, NotImplementedError, RuntimeError) as error:

@@ -141,7 +141,7 @@ def read_public(folder: Path) -> PublicCheckpoint:
         )
     try:
         return _lerobot(folder, config) if "type" in config else _transformers(folder, config)
-    except (KeyError, TypeError, IndexError) as error:
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise UserError(
             f"{str(folder / CONFIG)!r} lacks or mistypes {error}, so the model cannot be built; download it again."
         ) from error

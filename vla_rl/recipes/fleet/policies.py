@@ -10,8 +10,8 @@ from pathlib import Path
 from rich.table import Table
 
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.trust import check_folder
 from vla_rl.contract.intervals import wilson
+from vla_rl.contract.trust import check_folder
 from vla_rl.fleet.canary import Outcomes
 from vla_rl.fleet.registry import Registry
 from vla_rl.fleet.releases import EVERY_ROBOT
