@@ -1,9 +1,9 @@
-"""``python -m tests.hostile_cells``: run commands on hostile folders, each in a fork, and tell what each did.
+"""``python -m tests.hostile_cells``: run commands on hostile folders, in forks, and tell what each did.
 
-Reads one JSON object a line, ``{"folder": name, "command": [...], "place": folder}``, and answers with one:
-``status``, ``said`` (its output), ``peak`` (bytes) and ``did`` (what it must not: touched files outside, programs,
-addresses).  Every folder lies in ``place/theirs``; what it may lead to is in ``place/outside``, which the kernel
-watches, so that no library and no child process can touch it unseen.
+Reads one JSON object a line, ``{"place": folder, "cells": [{"folder": name, "command": [...]}, ...]}``, and answers
+with a list: ``status``, ``said`` (its output), ``peak`` (bytes, of all) and ``did`` (what it must not: touched files
+outside, programs, addresses).  Every folder lies in ``theirs``; what it may lead to is in ``outside`` beside it, which
+the kernel watches, so that no library and no child process can touch it unseen.
 """
 
 from __future__ import annotations
@@ -12,18 +12,23 @@ import ctypes
 import gc
 import importlib
 import json
+import math
 import os
 import resource
 import signal
 import struct
 import sys
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.hostile import CHECKPOINTS, RUNS, Make
 from tests.hostile_data import DATASETS, FLEETS, PUBLIC, ROBOTS, SIZES, TRACES, honest_dataset
+from vla_rl.contract import trust
 
 KINDS: dict[str, dict[str, Make]] = {
     "checkpoint": CHECKPOINTS,
@@ -66,70 +71,98 @@ def all_folders() -> Iterator[str]:
         yield from (folder_name(kind, name) for name in makes)
 
 
-def run_cell(cell: dict[str, Any]) -> dict[str, Any]:
-    """Make the folder in one process, run the command in another."""
-    place = Path(cell["place"])
-    outside = place / "outside"
-    for name in ("work", "outside", "state", "maker"):
-        (place / name).mkdir(parents=True)
-    for name in ("canary.secret", "secret.parquet", "secret.mp4", "secret.json", "secret.lock"):
-        (outside / name).write_text("{}")
-    kind, _, name = cell["folder"].partition(": ")
-    theirs = place / ("theirs.json" if kind == "robot" else "theirs")
-    status, said, _ = _forked(place, lambda: KINDS[kind][name](theirs, outside / "canary"), "maker")
-    if status:
-        return {"status": -1, "said": f"could not be made: {said}", "peak": 0, "did": []}
-    command = [str(theirs) if word == "FOLDER" else word for word in cell["command"]]
-    with _Watch(outside) as watch:
-        status, said, peak = _forked(place, lambda: _command(command, place), "state")
+def run_cells(cells: list[dict[str, Any]], place: Path) -> list[dict[str, Any]]:
+    """Make all folders in one process, run the commands in another, one after the other."""
+    places = [place / str(number) for number in range(len(cells))]
+    for one in places:
+        for name in ("work", "outside", "state", "maker"):
+            (one / name).mkdir(parents=True)
+        for name in ("canary.secret", "secret.parquet", "secret.mp4", "secret.json", "secret.lock"):
+            (one / "outside" / name).write_text("{}")
+    failed, _ = _forked([partial(_make, cell["folder"], one) for cell, one in zip(cells, places, strict=True)], places)
+    assert not any(failed), [(one / "said").read_text() for one in places]
+    with _Watch([one / "outside" for one in places]) as watch:
+        ended, peak = _forked([partial(_command, cell, one) for cell, one in zip(cells, places, strict=True)], places)
         touched = watch.seen()
-    did = [line.removeprefix("AUDIT ") for line in said.splitlines() if line.startswith("AUDIT ")]
-    return {"status": status, "said": said, "peak": peak, "did": did + [f"touched outside/{one}" for one in touched]}
+    results = []
+    for one, status, names in zip(places, ended, touched, strict=True):
+        said = (one / "said").read_text(errors="replace")
+        did = [line.removeprefix("AUDIT ") for line in said.splitlines() if line.startswith("AUDIT ")]
+        did += [f"touched outside/{name}" for name in names]
+        results.append({"status": status, "said": said, "peak": peak, "did": did})
+    return results
 
 
-def _forked(place: Path, do: Any, state: str) -> tuple[int, str, int]:
-    """Status, output and peak memory of ``do`` in a fork, whose children end with it."""
-    output = place / f"{state}.txt"
+def _forked(work: list[Callable[[], None]], places: list[Path]) -> tuple[list[int], int]:
+    """Statuses and peak memory of all ``work`` in a fork, whose children end with it; output is in the file "said"."""
     child = os.fork()
     if not child:
-        try:
-            os.setsid()
-            end = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            os.dup2(end, 1), os.dup2(end, 2)
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            os.environ["XDG_STATE_HOME"] = os.environ["TMPDIR"] = str(place / state)
-            os.chdir(place / "work")
-            do()
-            status = 0
-        except SystemExit as stop:
-            status = stop.code if isinstance(stop.code, int) else 1 if stop.code else 0
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
-            status = 70
-        sys.stdout.flush(), sys.stderr.flush()
-        os._exit(status)
+        os.setsid()
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for do, place in zip(work, places, strict=True):
+            status = _status_of(do, place)
+            (place / "status").write_text(str(status))
+        os._exit(0)
     _, ended, used = os.wait4(child, 0)
-    for _ in range(2):
-        try:
-            os.killpg(child, signal.SIGKILL)
-        except ProcessLookupError:
-            break
-        time.sleep(0.01)
-    return os.waitstatus_to_exitcode(ended), output.read_text(errors="replace"), 1024 * used.ru_maxrss
+    with suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    whole = os.waitstatus_to_exitcode(ended)
+    statuses = [int(found.read_text()) if (found := one / "status").exists() else whole or 70 for one in places]
+    for one in places:
+        (one / "status").unlink(missing_ok=True)
+    return statuses, 1024 * used.ru_maxrss
 
 
-def _command(command: list[str], place: Path) -> None:
-    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+def _status_of(do: Callable[[], None], place: Path) -> int:
+    with (place / "said").open("wb") as output:
+        os.dup2(output.fileno(), 1), os.dup2(output.fileno(), 2)
+    os.chdir(place / "work")
+    trust._accepted.clear(), trust._all.clear()
+    path, known = list(sys.path), set(sys.modules)
+    try:
+        do()
+        status = 0
+    except SystemExit as stop:
+        status = stop.code if isinstance(stop.code, int) else 1 if stop.code else 0
+    except BaseException:
+        traceback.print_exc()
+        status = 70
+    sys.stdout.flush(), sys.stderr.flush()
+    sys.path[:] = path
+    for name in set(sys.modules) - known:
+        if name.startswith(("theirs", "vla_rl_config_")):
+            del sys.modules[name]
+    return status
+
+
+def _theirs(folder: str, place: Path) -> Path:
+    return place / ("theirs.json" if folder.startswith("robot") else "theirs")
+
+
+def _make(folder: str, place: Path) -> None:
+    os.environ["XDG_STATE_HOME"] = os.environ["TMPDIR"] = str(place / "maker")
+    kind, _, name = folder.partition(": ")
+    KINDS[kind][name](_theirs(folder, place), place / "outside" / "canary")
+
+
+def _command(cell: dict[str, Any], place: Path) -> None:
+    os.environ["XDG_STATE_HOME"] = os.environ["TMPDIR"] = str(place / "state")
+    command = [word.replace("FOLDER", str(_theirs(cell["folder"], place))) for word in cell["command"]]
+    used = math.ceil(time.process_time()) + SECONDS
+    resource.setrlimit(resource.RLIMIT_CPU, (used, resource.RLIM_INFINITY))
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (size + (6 << 30), size + (6 << 30)))
+    resource.setrlimit(resource.RLIMIT_AS, (size + (6 << 30), resource.RLIM_INFINITY))
     signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
     signal.setitimer(signal.ITIMER_REAL, SERVICE_S if set(SERVICES) & set(command) else 2 * SECONDS)
-    sys.addaudithook(_audit(place))
+    if not _watched:
+        sys.addaudithook(_audit(place.parent))
+        _watched.append(True)
     from vla_rl.cli.main import main
 
     main(command)
+
+
+_watched: list[bool] = []
 
 
 def _audit(place: Path) -> Any:
@@ -169,31 +202,37 @@ def _allowed(path: str, place: Path) -> bool:
 
 
 class _Watch:
-    """The kernel's word on who touches a folder (``inotify``)."""
+    """The kernel's word on who touches what in ``folders`` (``inotify``)."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folders: list[Path]) -> None:
+        self._folders = folders
+        self._numbers: dict[int, int] = {}  # of watches -> of folders
 
     def __enter__(self) -> _Watch:
         libc = ctypes.CDLL(None, use_errno=True)
         self._end = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         assert self._end >= 0
-        for path in (self._folder, *(one for one in self._folder.rglob("*") if one.is_dir())):
-            assert libc.inotify_add_watch(self._end, os.fsencode(path), _WATCHED) >= 0
+        for number, folder in enumerate(self._folders):
+            for path in (folder, *(one for one in folder.rglob("*") if one.is_dir())):
+                watch = libc.inotify_add_watch(self._end, os.fsencode(path), _WATCHED)
+                assert watch >= 0
+                self._numbers[watch] = number
         return self
 
-    def seen(self) -> list[str]:
-        """Names that were touched."""
-        names = set()
+    def seen(self) -> list[list[str]]:
+        """Names that were touched, of each folder."""
+        names: list[set[str]] = [set() for _ in self._folders]
         try:
-            data = os.read(self._end, 1 << 16)
+            data = os.read(self._end, 1 << 20)
         except BlockingIOError:
-            return []
+            data = b""
         while data:
-            _, mask, _, length = struct.unpack("iIII", data[:16])
-            names.add(f"{data[16 : 16 + length].rstrip(bytes(1)).decode()} ({mask:#x})")
+            watch, mask, _, length = struct.unpack("iIII", data[:16])
+            if watch in self._numbers:
+                name = data[16 : 16 + length].rstrip(bytes(1)).decode()
+                names[self._numbers[watch]].add(f"{name} ({mask:#x})")
             data = data[16 + length :]
-        return sorted(names)
+        return [sorted(one) for one in names]
 
     def __exit__(self, *_: object) -> None:
         os.close(self._end)
@@ -206,7 +245,8 @@ def main() -> None:
     honest_dataset()
     gc.freeze()  # memory stays shared with the forks
     for line in sys.stdin:
-        print(json.dumps(run_cell(json.loads(line))), flush=True)
+        request = json.loads(line)
+        print(json.dumps(run_cells(request["cells"], Path(request["place"]))), flush=True)
 
 
 if __name__ == "__main__":

@@ -403,7 +403,7 @@ def _sparse(folder: Path, canary: Path) -> None:
 
 
 SIZES: dict[str, Make] = {
-    "wide layer": lambda folder, canary: _wide(folder, canary, width=10**6, depth=2),
+    "wide layer": lambda folder, canary: _wide(folder, canary, width=900_000, depth=2),
     "wider layer": lambda folder, canary: _wide(folder, canary, width=10**13, depth=1),
     "layers": lambda folder, canary: _wide(folder, canary, width=8, depth=10**9),
     "many layers": lambda folder, canary: _wide(folder, canary, width=8, depth=900_000),

@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 
+from robot_drivers import setup, simulated_process
+from robot_drivers.config import CHAINS, OURS, Part, RobotConfig
 from tests.hostile import changed, checkpoint, code, run
-from tests.hostile_cells import all_folders
+from tests.hostile_cells import KINDS, all_folders, folder_name
 from vla_rl.cli import certs, fleet, fleet_policies, imagine, robot, sims
 from vla_rl.cli.main import main
 from vla_rl.contract import trust
@@ -138,7 +140,7 @@ MOST_BYTES = 1_000_000_000
 
 @pytest.fixture(scope="module")
 def cells():
-    """``cells(folder, command, variant)``: what that command did with that folder."""
+    """``cells({folder: (command, variant)})``: what each command did with that folder."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     program = [sys.executable, "-m", "tests.hostile_cells"]
     root = Path(__file__).parents[2]
@@ -150,13 +152,15 @@ def cells():
     ):
         numbers = itertools.count()
 
-        def done(folder: str, command: str, variant: int) -> dict[str, Any]:
-            words = [word for word in command.split() if not word.startswith("--")] + COMMANDS[command][variant]
-            place = f"{places}/{next(numbers)}"
-            print(json.dumps({"folder": folder, "command": words, "place": place}), file=runner.stdin, flush=True)
-            answer = json.loads(runner.stdout.readline())
+        def done(wanted: dict[str, tuple[str, int]]) -> dict[str, dict[str, Any]]:
+            place, asked = f"{places}/{next(numbers)}", []
+            for folder, (command, variant) in wanted.items():
+                words = [word for word in command.split() if not word.startswith("--")] + COMMANDS[command][variant]
+                asked.append({"folder": folder, "command": words})
+            print(json.dumps({"place": place, "cells": asked}), file=runner.stdin, flush=True)
+            answers = json.loads(runner.stdout.readline())
             shutil.rmtree(place, ignore_errors=True)
-            return answer
+            return dict(zip(wanted, answers, strict=True))
 
         yield done
         runner.stdin.close()
@@ -177,25 +181,26 @@ def wrong(done: dict[str, Any], statuses: set[int]) -> str:
 
 
 @pytest.mark.timeout(120)
-def test_what_is_hostile_is_refused_by_the_command_that_it_is_for(cells):
-    found = {}
-    for folder in all_folders():
-        command = OTHERS.get(folder) or MADE_FOR[folder.partition(":")[0]]
-        if problem := wrong(cells(folder, *command), {1, 2}):
-            found[folder] = problem
-    assert not found, "\n".join(f"{name}: {problem}" for name, problem in found.items())
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_hostile_is_refused(cells, kind):
+    """By the command that is most made for it."""
+    folders = [folder_name(kind, name) for name in KINDS[kind]]
+    found = cells({folder: OTHERS.get(folder, MADE_FOR[kind]) for folder in folders})
+    problems = {name: problem for name, done in found.items() if (problem := wrong(done, {1, 2}))}
+    assert not problems, "\n".join(f"{name}: {problem}" for name, problem in problems.items())
 
 
 @pytest.mark.full
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_nothing_hostile_does_harm_under_any_command(cells, command):
-    found = {}
+    problems = {}
     for variant in range(len(COMMANDS[command])):
         for folder in all_folders():
-            if problem := wrong(cells(folder, command, variant), {0, 1, 2, 130}):
-                found[f"{folder}, variant {variant}"] = problem
-    assert not found, "\n".join(f"{name}: {problem}" for name, problem in found.items())
+            (done,) = cells({folder: (command, variant)}).values()
+            if problem := wrong(done, {0, 1, 2, 130}):
+                problems[f"{folder}, variant {variant}"] = problem
+    assert not problems, "\n".join(f"{name}: {problem}" for name, problem in problems.items())
 
 
 def test_no_command_is_forgotten():
@@ -262,3 +267,46 @@ def test_another_module_of_the_same_name_is_not_the_users(tmp_path, capsys, monk
     assert "the module 'mine' is not the one" in refused(capsys, "eval", folder)
     assert not (tmp_path / "canary").exists()
     assert json.loads((folder / "config.json").read_text())["seed"] == 1
+
+
+def arm_file(**driver: Any) -> Path:
+    """A robot file of one's own, written by hand, beside a driver of one's own."""
+    path = Path("arm.json")
+    path.write_text(json.dumps({"driver": driver, "tasks": ["wait"], "seconds": 3}))
+    return path
+
+
+def test_ones_own_driver_is_trusted_once_and_the_rest_of_its_file_is_edited_freely(tmp_path, capsys):
+    canary = tmp_path / "canary"
+    code(Path("mine.py"), canary)
+    file = arm_file(name="mine:X", options={})
+    assert "names the class 'mine:X'" in refused(capsys, "robot", "calibrate", file) and not canary.exists()
+    assert "mine:X made a X" in refused(capsys, "robot", "calibrate", file, "--trust") and canary.exists()
+    trust._all.clear()
+    trust._accepted.clear()
+    file.write_text(json.dumps({**json.loads(file.read_text()), "seconds": 5, "tasks": ["lift"]}))
+    assert "mine:X made a X" in refused(capsys, "robot", "calibrate", file)
+    arm_file(name="mine:X", options={"path": "elsewhere"})
+    assert "names the class 'mine:X'" in refused(capsys, "robot", "calibrate", file)
+
+
+def test_what_setup_wrote_is_the_users_own():
+    RobotConfig(Part("robot_drivers.ur:UR", {"host": "192.0.2.7"})).save(Path("arm.json"))
+    trust._accepted.clear()
+    assert RobotConfig.load(Path("arm.json")).driver.options["host"] == "192.0.2.7"
+    known = {arm.driver for arm in setup.ARMS.values()} | {*setup.CAMERAS.values(), *setup.TELEOPERATORS.values()}
+    assert known - {""} == OURS and {arm.kinematics for arm in setup.ARMS.values()} == CHAINS
+
+
+@pytest.mark.parametrize("entry", [{"robot": {"env": "theirs_beside:make"}}, {"record": "log.txt"}])
+def test_a_simulated_robots_file_of_others_starts_nothing(entry, tmp_path, monkeypatch):
+    code(Path("theirs_beside.py"), tmp_path / "canary")
+    Path("kept.txt").write_text("kept")
+    Path("robot.json").write_text(json.dumps({"address": "kept.txt", **entry}))
+    with pytest.raises(SystemExit, match="names an environment or a file"):
+        simulated_process.main(["robot.json"])
+    Path("robot.json").write_text(json.dumps({"address": "kept.txt"}))
+    monkeypatch.setattr(simulated_process, "Hardware", lambda *given: None)
+    with pytest.raises(OSError, match="in use"):
+        simulated_process.main(["robot.json"])
+    assert not (tmp_path / "canary").exists() and Path("kept.txt").read_text() == "kept"

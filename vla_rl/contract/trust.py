@@ -100,10 +100,7 @@ def read_json(path: Path) -> Any:
 
 def read_bytes(path: Path) -> bytes:
     """A file of others that is read at once; raises OSError, or ValueError for one that is too large."""
-    if path.is_symlink():
-        check_link(path, path.parent)
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError("it is no regular file")
+    check_file(path)
     if (size := path.stat().st_size) > MOST_BYTES:
         raise ValueError(f"it has {size:,} bytes, at most {MOST_BYTES:,} are read")
     with path.open("rb") as file:
@@ -181,11 +178,20 @@ def _check_holes(path: Path, size: int) -> None:
         raise UserError(f"{str(path)!r} is nearly empty ({error}), so it is not read; copy it again.") from error
 
 
+def check_file(path: Path) -> None:
+    """Raise UserError for a link out of its folder, OSError or ValueError for what is no file."""
+    if path.is_symlink():
+        check_link(path, path.parent)
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError("it is no regular file")
+
+
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an ``.npz`` of others, none of them pickled.
 
     Raises OSError, or ValueError for a file that is damaged, or larger in memory than its bytes explain.
     """
+    check_file(path)
     try:
         with zipfile.ZipFile(path) as file:
             check_memory(sum(item.file_size for item in file.infolist()), path.stat().st_size, ratio=200)

@@ -89,3 +89,9 @@ def test_an_instruction_of_too_many_tokens_is_refused(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     with pytest.raises(UserError, match="has 6 tokens, but the model was trained with at most 5"):
         TokenizerPrompts(str(tmp_path), longest=5).encode(["lift the red cube"])
+
+
+def test_a_template_is_text(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    plain, odd = (TokenizerPrompts(str(tmp_path), template=one) for one in ("{}\n", "{}\n{0.__class__}"))
+    assert len(odd.encode(["lift"])[0][0]) == len(plain.encode(["lift"])[0][0]) + 1

@@ -169,3 +169,10 @@ def test_a_model_is_never_in_memory_twice(tmp_path: Path) -> None:
     assert value == 11.0
     assert built < 32  # MB: parameters without memory
     assert 190 < loaded < 192 + 80
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/model.safetensors", "", 7])
+def test_shards_lie_in_the_folder(tmp_path: Path, name: object) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(UserError, match=r"no file beside it|has no weight_map"):
+        weight_files(tmp_path)
