@@ -20,7 +20,7 @@ import struct
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -64,11 +64,6 @@ _MODULES = (  # imported before the first fork
 def folder_name(kind: str, name: str) -> str:
     """How a cell names a folder."""
     return f"{kind}: {name}"
-
-
-def all_folders() -> Iterator[str]:
-    for kind, makes in KINDS.items():
-        yield from (folder_name(kind, name) for name in makes)
 
 
 def run_cells(cells: list[dict[str, Any]], place: Path) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ import pytest
 from robot_drivers import setup, simulated_process
 from robot_drivers.config import CHAINS, OURS, Part, RobotConfig
 from tests.hostile import changed, checkpoint, code, run
-from tests.hostile_cells import KINDS, all_folders, folder_name
+from tests.hostile_cells import KINDS, folder_name
 from vla_rl.cli import certs, fleet, fleet_policies, imagine, robot, sims
 from vla_rl.cli.main import main
 from vla_rl.contract import trust
@@ -71,7 +71,6 @@ COMMANDS: dict[str, list[list[str]]] = {
         ["--resume", "FOLDER"],
         [*TRAIN[1:], "--dataset", "FOLDER", "--epochs", "1"],
         [*TRAIN[1:], "--policy", "FOLDER"],
-        ["FOLDER/evil.py:make"],
         ["imitate.py:from_dataset", "--out", "FOLDER", "--dataset", "FOLDER"],
     ],
     "eval": [
@@ -83,7 +82,6 @@ COMMANDS: dict[str, list[list[str]]] = {
     "eval --against": [["FOLDER", "--against", "FOLDER"]],
     "eval --power": [["FOLDER", "--power", "0.1"]],
     "eval --parity": [["FOLDER", "--parity", "FOLDER", "--env", "point_mass"]],
-    "imagine": [["--out", "FOLDER", "--policy", "FOLDER"]],
     "imagine improve": [["FOLDER"]],
     "imagine agreement": [["FOLDER"]],
     "imagine rank": [["FOLDER", "FOLDER"]],
@@ -111,7 +109,7 @@ COMMANDS: dict[str, list[list[str]]] = {
 }
 # Those that make their folders, which is theirs to be, of nothing that anybody gave them.
 WITHOUT = {"study", "compare", "few", "sims", "sims install", "sims serve", "fleet demo", "certs init"}
-WITHOUT |= {"imagine train", "imagine study", "fleet", "certs", "robot"}
+WITHOUT |= {"imagine", "imagine train", "imagine study", "fleet", "certs", "robot"}
 MADE_FOR = {  # of each kind of folder, the command that is most made for it
     "checkpoint": ("inspect", 0),
     "run": ("eval", 0),
@@ -195,9 +193,9 @@ def test_what_is_hostile_is_refused(cells, kind):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_nothing_hostile_does_harm_under_any_command(cells, command):
     problems = {}
-    for variant in range(len(COMMANDS[command])):
-        for folder in all_folders():
-            (done,) = cells({folder: (command, variant)}).values()
+    for variant, kind in itertools.product(range(len(COMMANDS[command])), KINDS):
+        found = cells({folder_name(kind, name): (command, variant) for name in KINDS[kind]})
+        for folder, done in found.items():
             if problem := wrong(done, {0, 1, 2, 130}):
                 problems[f"{folder}, variant {variant}"] = problem
     assert not problems, "\n".join(f"{name}: {problem}" for name, problem in problems.items())
