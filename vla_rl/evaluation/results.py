@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.trust import check_file
 
 JOURNAL, EPISODES, LATENCY = "journal.jsonl", "episodes.csv", "latency.csv"
 TABLES = JOURNAL, EPISODES, LATENCY
@@ -95,6 +96,7 @@ def read_episodes(folder: Path) -> list[EpisodeResult]:
     """The episodes of ``episodes.csv``, without latencies; raises UserError when there is none or it is damaged."""
     path = folder / EPISODES
     try:
+        check_file(path)
         with path.open(encoding="utf-8", newline="") as file:
             return [_of_row(row) for row in csv.DictReader(file)]
     except FileNotFoundError as error:
@@ -102,7 +104,7 @@ def read_episodes(folder: Path) -> list[EpisodeResult]:
             f"{str(folder)!r} has no {EPISODES}, so it holds no finished evaluation of a suite; run vla-rl eval "
             f"--suite NAME --policy POLICY --out {folder}."
         ) from error
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError, csv.Error) as error:
         raise UserError(
             f"{str(path)!r} is damaged ({error}), so its episodes cannot be read; delete it and run the evaluation "
             "again, which makes it from the journal."

@@ -187,6 +187,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     Raises UserError for a damaged line before it.
     """
     path = run / "metrics.jsonl"
+    check_link(path, run)
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     lines = []
     for number, line in enumerate(text.split("\n")[:-1], 1):
