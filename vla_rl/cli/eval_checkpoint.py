@@ -73,7 +73,8 @@ def evaluate_checkpoint(arguments: Sequence[str]) -> None:
             f"{config.episodes} episodes in {config.num_envs} environments measure nothing; give both at least 1."
         )
     seeds = seed_ranges.held_out(ranges[config.seeds], config.episodes)
-    with deployed(checkpoint, config.env.required("eval"), config.device, options=config.vla) as policy:
+    config.env.required("eval").check()
+    with deployed(checkpoint, config.env, config.device, options=config.vla) as policy:
         outcomes, remarks = _play(config, _at(policy, config.temperature), seeds)
     ends = ", ".join(f"{cause.replace('_', ' ')} {count}" for cause, count in Counter(outcomes.cause).most_common())
     earned = MeanReturn.of(outcomes.returns)
