@@ -66,7 +66,8 @@ def run_in(folder: RunFolder) -> JsonObject:
         with sigterm_like_ctrl_c(), worker_processes(str(folder.run)):
             summary: JsonObject = folder.config.run(folder)
     except UserError:
-        folder.discard_if_empty()
+        if folder.discard_if_empty():
+            console.print(f"nothing was recorded, so the earlier run is in {folder.path} again.")
         raise
     except KeyboardInterrupt as stop:
         raise type(stop)(f"stopped; go on with: {resuming(folder.run, folder.group.size)}") from stop

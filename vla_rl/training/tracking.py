@@ -136,19 +136,21 @@ class RunFolder:
             tracker.close()
         unlock_run(self.path, self._lock)
 
-    def discard_if_empty(self) -> None:
+    def discard_if_empty(self) -> bool:
         """Remove the folder of a run that failed before it recorded anything; an earlier run gets its name back.
 
-        A copy of the policy that it started from is nothing recorded.
+        Returns whether it has.  A copy of the policy that it started from is nothing recorded.
         """
         kept = [path for path in self.path.iterdir() if path.name not in _AT_START]
         recorded = [item for path in kept for item in (path.iterdir() if path.name == "checkpoints" else [path])]
         if self.resumed or any(path.name != START for path in recorded):
-            return
+            return False
         self.close()
         shutil.rmtree(self.path, ignore_errors=True)
-        if self.moved_to and not self.path.exists():
-            os.replace(self.moved_to, self.path)
+        if self.moved_to is None or self.path.exists():
+            return False
+        os.replace(self.moved_to, self.path)
+        return True
 
     @property
     def elapsed(self) -> float:
@@ -172,7 +174,12 @@ def config_of(run: Path) -> Any:
     """What the run in the folder ``run`` is; raises UserError when there is none."""
     if not (run / "config.json").exists():
         raise UserError(f"{str(run)!r} has no config.json, so there is no run to go on with; name a run folder.")
-    return from_json(read_named(run / "config.json"))
+    try:
+        return from_json(read_named(run / "config.json"))
+    except ValueError as error:
+        raise UserError(
+            f"the config.json of {str(run)!r} is damaged ({error}), so the run cannot go on; copy the folder again."
+        ) from error
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

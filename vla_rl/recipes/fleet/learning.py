@@ -30,7 +30,6 @@ from vla_rl.pretrained import save_own
 from vla_rl.recipes.config_files import load_kept_files
 from vla_rl.recipes.fleet.learn import LEARNER, Learn
 from vla_rl.recipes.fleet.releasing import Releasing
-from vla_rl.recipes.saved import checkpoint_of
 from vla_rl.training.threads import alone
 from vla_rl.training.tracking import RunFolder
 
@@ -51,7 +50,7 @@ class Learning:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config, self.run, self.releasing, self._alarm, self._clock = config, run, releasing, alarm, clock
-        base: Any = load_policy(checkpoint_of(config.policy))
+        base: Any = load_policy(config.policy)
         shown = load_demonstrations(Path(config.demonstrations)).with_tasks(base.spec.tasks)
         self.learner: Any = config.method.build(base, shown, config.seed)
         self.position, self.episodes, self.updates, self.published = 0, 0, 0, 0
