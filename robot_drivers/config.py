@@ -7,14 +7,16 @@
       "tasks": ["pick up the cube"]
     }
 
-``vla-rl robot setup`` asks for what it needs and writes one.
+``vla-rl robot setup`` asks for what it needs and writes one.  A file of somebody else is data: its parts are ours, at
+devices of this computer, or it is refused (``vla_rl/contract/trust.py``).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,9 +28,31 @@ from robot_drivers.kinematics import Chain
 from robot_drivers.limits import Limits
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.load import load
-from vla_rl.contract.trust import read_json
+from vla_rl.contract.trust import mark, read_json, require_own
 
 _DAY = 86400.0  # s
+# Parts that a file of others may name: they start no program, and reach no farther than their options say.
+OURS = frozenset(
+    f"robot_drivers.{name}"
+    for name in (
+        "so101:SO101",
+        "ur:UR",
+        "franka:Franka",
+        "simulated:SimulatedRobot",
+        "cameras.opencv:OpenCVCamera",
+        "cameras.realsense:RealSenseCamera",
+        "teleop.keyboard:Keyboard",
+        "teleop.gamepad:Gamepad",
+        "teleop.gamepad:SpaceMouse",
+        "teleop.leader:SO101Leader",
+    )
+)
+CHAINS = frozenset({"", "robot_drivers.kinematics:so101"})
+_PLACES = ("host", "address", "index", "calibration")  # options that are an address or a file, unless a device
+_DEVICE = re.compile(r"/dev/(pts/\d+|tty[\w.-]*|serial/by-(id|path)/[\w.:-]+|input/(js|event)\d+|video\d+)")
+_WORDS = re.compile(r"[\w .-]*")
+_LARGEST = 4096  # number in the options of a camera, or a simulated robot's environment: pixels, threads
+_CAMERAS = 16
 
 
 @dataclass(frozen=True)
@@ -125,7 +149,12 @@ class RobotConfig:
         self.replace(path)
 
     def replace(self, path: Path) -> None:
-        """Write the file in the place of one that was loaded, which stays as it is where this fails."""
+        """Write the file in the place of one that was loaded, which stays as it is where this fails.
+
+        It is the user's own from then on.
+        """
+        for _, named in self._reaching():
+            mark(named)
         whole = path.with_name(f"{path.name}.new")
         whole.write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
         whole.replace(path)
@@ -136,7 +165,10 @@ class RobotConfig:
 
     @classmethod
     def load(cls, path: Path) -> RobotConfig:
-        """Read a file; raises UserError when it cannot be read or says something unknown."""
+        """Read a file; raises UserError when it cannot be read or says something unknown.
+
+        And when it names code, addresses or files that are not ours, and this user's vla-rl did not write these names.
+        """
         try:
             value = read_json(path)
         except (OSError, ValueError) as error:
@@ -144,7 +176,21 @@ class RobotConfig:
                 f"The robot's file {str(path)!r} cannot be read ({error}), so no arm is known; write one with 'vla-rl "
                 f"robot setup {path}'."
             ) from error
-        return cls.from_json(value)
+        config = cls.from_json(value)
+        for reaching, named in config._reaching():
+            require_own(named, f"the robot's file {str(path)!r} names {reaching}")
+        return config
+
+    def _reaching(self) -> Iterator[tuple[str, bytes]]:
+        """What leads to code, addresses or files that are not ours: in words, and the part as the user wrote it."""
+        parts = {"driver": self.driver, "teleoperator": self.teleoperator, **self.cameras}
+        for what, part in parts.items():
+            if part is not None and (reaching := next(_reaching_part(part, what in self.cameras), "")):
+                yield reaching, json.dumps(dataclasses.asdict(part), sort_keys=True).encode()
+        if self.kinematics not in CHAINS:
+            yield f"the function {self.kinematics!r}", json.dumps(self.kinematics).encode()
+        if len(self.cameras) > _CAMERAS:
+            yield f"{len(self.cameras)} cameras", json.dumps(list(self.cameras)).encode()
 
     @classmethod
     def from_json(cls, value: Any) -> RobotConfig:
@@ -158,11 +204,30 @@ class RobotConfig:
             **parts,
             cameras={name: _part(f"camera {name!r}", camera) for name, camera in cameras.items()},
             limits=given.get("limits"),
-            kinematics=given.get("kinematics", ""),
+            kinematics=str(given.get("kinematics", "")),
             tasks=_tasks(given.get("tasks", ("",))),
             seconds=_seconds(given.get("seconds", cls.seconds)),
             home=_home(given.get("home")),
         )
+
+
+def _reaching_part(part: Part, camera: bool) -> Iterator[str]:
+    if part.name not in OURS:
+        yield f"the class {part.name!r}"
+    for name, value in part.options.items():
+        yield from _reaching(name, value, nested=camera)
+
+
+def _reaching(name: str, value: Any, nested: bool = False) -> Iterator[str]:
+    """What the option ``name`` of a part leads to; where options are ``nested``, or a camera's, also large numbers."""
+    if isinstance(value, Mapping | list | tuple):
+        for key, item in value.items() if isinstance(value, Mapping) else ((name, item) for item in value):
+            yield from _reaching(str(key), item, nested or isinstance(value, Mapping))
+    elif isinstance(value, str):
+        if value and not _DEVICE.fullmatch(value) and (name in _PLACES or not _WORDS.fullmatch(value)):
+            yield f"{value[:80]!r} as its {name}"
+    elif nested and isinstance(value, int | float) and not abs(value) <= _LARGEST:
+        yield f"{value} as its {name}"
 
 
 def _tasks(value: Any) -> tuple[str, ...]:
@@ -191,7 +256,13 @@ def _home(value: Any) -> tuple[float, ...] | None:
 
 
 def _part(what: str, value: Any) -> Part:
-    return Part(**_checked(what, value, Part))
+    part = Part(**_checked(what, value, Part))
+    if not isinstance(part.name, str) or not isinstance(part.options, Mapping):
+        raise UserError(
+            f"{what} is {str(value)[:80]}, so it cannot be made; give a name, 'module:Class', and options, "
+            "{name: value}."
+        )
+    return part
 
 
 def _checked(what: str, value: Any, kind: type) -> dict[str, Any]:

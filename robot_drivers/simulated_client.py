@@ -20,6 +20,7 @@ from robot_drivers.simulated_hardware import SO101, Simulated, env_spec_of, robo
 from robot_drivers.simulated_process import read_config
 from vla_rl.contract.errors import ContractError, UserError, did_you_mean
 from vla_rl.contract.streams import SocketStream
+from vla_rl.contract.trust import mark
 from vla_rl.contract.wire import handshake, read_message, write_message
 
 _PATIENCE = 2.0  # seconds for an answer
@@ -174,6 +175,7 @@ class SimulatedProcess:
         read_config(config)
         file = Path(self._folder.name) / "robot.json"
         file.write_text(json.dumps(config), encoding="utf-8")
+        mark(file.read_bytes())
         command = [sys.executable, "-m", "robot_drivers.simulated", str(file), "--owned"]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, process_group=0)

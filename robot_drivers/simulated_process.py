@@ -27,6 +27,7 @@ from robot_drivers.driver import DriverError
 from robot_drivers.simulated_hardware import Hardware, Imperfections, Simulated
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.streams import SocketStream
+from vla_rl.contract.trust import OPTION, parse_json, read_bytes, require_own, trust_all
 from vla_rl.contract.wire import handshake, read_message, write_message
 
 NAME = "simulated robot"
@@ -65,7 +66,9 @@ class Server:
         self._resets: SimpleQueue[_Reset] = SimpleQueue()
         self._record: TextIO | None = open(config.record, "a", buffering=1) if config.record else None  # noqa: SIM115
         self._listener = socket.socket(socket.AF_UNIX)
-        Path(config.address).unlink(missing_ok=True)
+        place = Path(config.address)
+        if place.is_socket():  # of one that was killed
+            place.unlink()
         self._listener.bind(config.address)
         self._listener.listen()
 
@@ -146,10 +149,18 @@ class Server:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the robot of the file ``arguments[0]``; with ``--owned`` only until standard input is closed."""
+    """Run the robot of the file ``arguments[0]``; with ``--owned`` only until standard input is closed.
+
+    ``--trust``: also that of a file which somebody else wrote, and which names an environment or a file.
+    """
     if not arguments:
         sys.exit("Usage: python -m robot_drivers.simulated robot.json")
-    config = read_config(json.loads(Path(arguments[0]).read_text(encoding="utf-8")))
+    if OPTION in arguments:
+        trust_all()
+    try:
+        config = read_own(Path(arguments[0]))
+    except UserError as error:
+        sys.exit(f"simulated robot: {error}")
     server = Server(config)
     if "--owned" in arguments:
         threading.Thread(target=_end_with_owner, name="owner", daemon=True).start()
@@ -171,6 +182,20 @@ def read_config(data: Mapping[str, Any]) -> ProcessConfig:
             f"the simulated robot's file cannot be read ({error}), so nothing was started; it has address, and may "
             "have robot, imperfections and record."
         ) from error
+
+
+def read_own(file: Path) -> ProcessConfig:
+    """The config in ``file``; raises UserError where it names code or a record of somebody else."""
+    try:
+        data = read_bytes(file)
+        config = read_config(parse_json(data))
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"the simulated robot's file {str(file)!r} cannot be read ({error}), so nothing was started; correct it."
+        ) from error
+    if config.record or config.robot != Simulated():
+        require_own(data, f"{str(file)!r} names an environment or a file")
+    return config
 
 
 def _end_with_owner() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,11 +15,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from vla_rl.contract import CONTRACT_VERSION
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.shards import is_shard
-from vla_rl.contract.trust import mark_file, named_class, read_json, read_named
+from vla_rl.contract.trust import check_folder, mark_file, named_class, names_ours_only, read_json, read_named
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 # The checkpoint that stands for its run, by what is wanted of it: the first of these that the run has.
@@ -27,6 +29,11 @@ _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF
 _DTYPES |= {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
 _DTYPES |= {"BOOL": torch.bool}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_FREE_NUMBERS = 1 << 26  # that a network may have besides those in its files
+_LEAST = 16384  # numbers that every tensor counts for
+_SIZED = (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.normal, torch.randint)
+_COUNTED = (torch.arange, torch.linspace, torch.logspace)
+_SQUARED = (torch.eye,)
 _ALIGNED = 8  # bytes, to which safetensors fills the header of a file up
 
 
@@ -171,6 +178,7 @@ def read_config(folder: Path, kind: str) -> dict[str, Any]:
             f"{str(folder)!r} has contract version {config['contract_version']} but this is {CONTRACT_VERSION}, so its "
             "data would be misread; load it with the vla-rl that wrote it."
         )
+    check_folder(folder)
     return _Config(config, folder, kind)
 
 
@@ -223,7 +231,64 @@ def read_tensor(file: Any, name: str) -> Tensor:
 def load_module(folder: str | Path, kind: str, *given: Any) -> Any:
     """The ``kind`` in a folder, or of a run, by ``from_pretrained(folder, *given)`` of whichever class wrote it."""
     path = checkpoint_of(folder, kind)
-    made_by = named_class(read_config(path, kind)[kind])
+    saved = read_config(path, kind)
+    made_by = named_class(saved[kind])
     if not hasattr(made_by, "from_pretrained"):
         raise UserError(f"{made_by!r} is not a {kind} class, so {str(folder)!r} cannot be loaded; check its {CONFIG}.")
-    return made_by.from_pretrained(path, *given)
+    with bounded(path, saved):
+        return made_by.from_pretrained(path, *given)
+
+
+def bounded(folder: Path, saved: Mapping[str, Any]) -> AbstractContextManager[object]:
+    """What is built inside, of the config ``saved`` in ``folder``, is not much larger than its files; else UserError.
+
+    Not so where a part lies elsewhere, which only the user may name.
+    """
+    return Bounded(folder, saved.get("config")) if names_ours_only(saved) else nullcontext()
+
+
+def _whole_numbers(value: Any) -> Iterator[int]:
+    if isinstance(value, int):
+        yield abs(value)
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _whole_numbers(item)
+
+
+class Bounded(TorchFunctionMode):
+    """Raises UserError where what is built inside is much larger than the files in ``folder``, which are to fill it.
+
+    Already for a number in ``config`` that is.
+    """
+
+    def __init__(self, folder: Path, config: Any) -> None:
+        super().__init__()
+        self._folder, self._stored = folder, check_folder(folder)
+        self._left = self._stored + _FREE_NUMBERS
+        for number in _whole_numbers(config):
+            self.require(number)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _SIZED or func in _COUNTED or func in _SQUARED:
+            size = _numbers_made(func, args, kwargs or {})
+            self._left -= max(size, _LEAST)
+            self.require(size)
+        return func(*args, **(kwargs or {}))
+
+    def require(self, size: int) -> None:
+        """Raise UserError for a part of ``size`` numbers, layers or the like, and when all together are too many."""
+        if self._left < 0 or size > self._stored + _FREE_NUMBERS // 64:
+            raise UserError(
+                f"the {CONFIG} of {str(self._folder)!r} describes a network with a part of {size:,}, which its files, "
+                f"of {self._stored:,} bytes, cannot fill, so it is not built; copy both files of the checkpoint again."
+            )
+
+
+def _numbers_made(func: Any, args: Any, kwargs: Mapping[str, Any]) -> int:
+    """How many numbers a tensor has that ``func`` makes of these arguments."""
+    size = kwargs.get("size", args[0] if args and isinstance(args[0], list | tuple) else None)
+    whole = [item for item in (args if size is None else size) if isinstance(item, int)]
+    if func in _SIZED:
+        return math.prod(whole)
+    return max((abs(item) for item in (*whole, *kwargs.values()) if isinstance(item, int)), default=0) ** (
+        2 if func in _SQUARED else 1
+    )

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import json
+import os
+import shutil
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.hostile import CHECKPOINTS, RUNS, changed, checkpoint, code, run
+from tests.hostile import changed, checkpoint, code, run
+from tests.hostile_cells import all_folders
+from vla_rl.cli import certs, fleet, fleet_policies, imagine, robot, sims
 from vla_rl.cli.main import main
 from vla_rl.contract import trust
 from vla_rl.pretrained import save_own
+
+main_module, eval_command = (importlib.import_module(f"vla_rl.cli.{name}") for name in ("main", "eval"))
 
 
 @pytest.fixture(autouse=True)
@@ -48,27 +59,150 @@ def forget() -> None:
         mark.unlink()
 
 
-@pytest.mark.parametrize("name", CHECKPOINTS)
-def test_a_hostile_checkpoint_is_refused(name, tmp_path, capsys):
-    canary = tmp_path / "canary"
-    CHECKPOINTS[name](tmp_path / "theirs", canary)
-    forget()
-    refused(capsys, "eval", tmp_path / "theirs", "--env", "point_mass", "--episodes", 1, "--num-envs", 1)
-    refused(capsys, "inspect", tmp_path / "theirs")
-    assert not canary.exists()
+TRAIN = ["train", "imitate.py:from_dataset", "--out", "trained"]
+QUICK = ["--env", "point_mass", "--episodes", "1", "--num-envs", "1"]
+# Every command that takes a folder or a file of somebody, and how it is given; test_no_command_is_forgotten.
+COMMANDS: dict[str, list[list[str]]] = {
+    "demo": [["--out", "FOLDER", "--plan.collect", "x"]],
+    "collect": [["--repair", "FOLDER"], ["--env", "point_mass", "--count", "1", "--num-envs", "1", "--out", "FOLDER"]],
+    "train": [
+        ["--resume", "FOLDER"],
+        [*TRAIN[1:], "--dataset", "FOLDER", "--epochs", "1"],
+        [*TRAIN[1:], "--policy", "FOLDER"],
+        ["FOLDER/evil.py:make"],
+        ["imitate.py:from_dataset", "--out", "FOLDER", "--dataset", "FOLDER"],
+    ],
+    "eval": [
+        ["FOLDER", "--episodes", "1", "--num-envs", "1"],
+        ["FOLDER/checkpoints/best", *QUICK[2:]],
+        ["FOLDER", *QUICK],
+    ],
+    "eval --suite": [["--suite", "tabletop", "--policy", "FOLDER", "--out", "suite", "--episodes", "1"]],
+    "eval --against": [["FOLDER", "--against", "FOLDER"]],
+    "eval --power": [["FOLDER", "--power", "0.1"]],
+    "eval --parity": [["FOLDER", "--parity", "FOLDER", "--env", "point_mass"]],
+    "imagine": [["--out", "FOLDER", "--policy", "FOLDER"]],
+    "imagine improve": [["FOLDER"]],
+    "imagine agreement": [["FOLDER"]],
+    "imagine rank": [["FOLDER", "FOLDER"]],
+    "imagine rollout": [["FOLDER"]],
+    "imagine play": [["FOLDER", "--port", "0"]],
+    "serve-policy": [["FOLDER", "--port", "0"]],
+    **{f"robot {name}": [["FOLDER"]] for name in ("calibrate", "home", "teleop", "setup")},
+    "robot check": [["FOLDER", "--seconds", "0.1"], ["simulated", "--seconds", "0.1", "--policy", "FOLDER"]],
+    "robot record": [["FOLDER", "--out", "recorded", "--episodes", "1"]],
+    "robot replay": [["simulated", "--dataset", "FOLDER"], ["FOLDER", "--dataset", "FOLDER"]],
+    "robot run": [["FOLDER", "--policy", "FOLDER"], ["simulated", "--policy", "FOLDER", "--episodes", "1"]],
+    "fleet simulate": [["--policy", "FOLDER", "--demonstrations", "FOLDER"]],
+    "fleet export": [["FOLDER"]],
+    "fleet versions": [["FOLDER"]],
+    "fleet publish": [["FOLDER", "FOLDER"]],
+    **{f"fleet {name}": [["FOLDER", "1"]] for name in ("try", "promote", "pin")},
+    **{f"fleet {name}": [["FOLDER"]] for name in ("rollback", "unpin")},
+    "serve": [
+        ["FOLDER", "--port", "0", "--page-port", "0"],
+        ["new", "--policy", "FOLDER", "--port", "0", "--page-port", "0"],
+    ],
+    **{f"certs {name}": [["FOLDER"]] for name in ("server", "list")},
+    **{f"certs {name}": [["FOLDER", "arm"]] for name in ("robot", "revoke")},
+    "inspect": [["FOLDER"], ["FOLDER/checkpoints/best"]],
+}
+# Those that make their folders, which is theirs to be, of nothing that anybody gave them.
+WITHOUT = {"study", "compare", "few", "sims", "sims install", "sims serve", "fleet demo", "certs init"}
+WITHOUT |= {"imagine train", "imagine study", "fleet", "certs", "robot"}
+MADE_FOR = {  # of each kind of folder, the command that is most made for it
+    "checkpoint": ("inspect", 0),
+    "run": ("eval", 0),
+    "dataset": ("train", 1),
+    "robot": ("robot check", 0),
+    "fleet": ("fleet versions", 0),
+    "public": ("serve-policy", 0),
+    "trace": ("eval --parity", 0),
+    "size": ("inspect", 0),
+}
+OTHERS = {  # where that does not look
+    "run: kept file in a note": ("train", 0),
+    "run: kept file as recipe": ("train", 0),
+    "size: run's metrics linked": ("train", 0),
+    "size: run's lock linked": ("train", 0),
+    "size: run's state linked": ("train", 0),
+    "dataset: lock linked": ("collect", 0),
+    "dataset: commit removes a file outside": ("collect", 0),
+    "dataset: commit removes a folder outside": ("collect", 0),
+    "fleet: key linked": ("fleet publish", 0),
+    "fleet: ledger's segment linked": ("fleet export", 0),
+    "checkpoint: remote": ("eval", 2),
+}
+MOST_BYTES = 1_000_000_000
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_a_hostile_run_is_refused(name, tmp_path, capsys):
-    canary, folder = tmp_path / "canary", tmp_path / "theirs"
-    RUNS[name](folder, canary)
-    forget()
-    if name not in ("kept file in a note", "kept file as recipe"):  # which are read for --resume only
-        refused(capsys, "eval", folder, "--episodes", 1, "--num-envs", 1)
-        refused(capsys, "eval", folder / "checkpoints" / "best", "--episodes", 1, "--num-envs", 1)
-    refused(capsys, "train", "--resume", folder)
-    refused(capsys, "imagine", "play", folder)
-    assert not canary.exists()
+@pytest.fixture(scope="module")
+def cells():
+    """``cells(folder, command, variant)``: what that command did with that folder."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    program = [sys.executable, "-m", "tests.hostile_cells"]
+    root = Path(__file__).parents[2]
+    with (
+        tempfile.TemporaryDirectory(prefix="hostile-") as places,
+        subprocess.Popen(
+            program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=root
+        ) as runner,
+    ):
+        numbers = itertools.count()
+
+        def done(folder: str, command: str, variant: int) -> dict[str, Any]:
+            words = [word for word in command.split() if not word.startswith("--")] + COMMANDS[command][variant]
+            place = f"{places}/{next(numbers)}"
+            print(json.dumps({"folder": folder, "command": words, "place": place}), file=runner.stdin, flush=True)
+            answer = json.loads(runner.stdout.readline())
+            shutil.rmtree(place, ignore_errors=True)
+            return answer
+
+        yield done
+        runner.stdin.close()
+
+
+def wrong(done: dict[str, Any], statuses: set[int]) -> str:
+    """What is wrong with what a command did, "" for nothing."""
+    last = (done["said"].strip().splitlines() or [""])[-1]
+    if done["did"]:
+        return f"it {', '.join(done['did'])}"
+    if done["status"] not in statuses or "Traceback" in done["said"]:
+        return f"status {done['status']}: {done['said'][-1500:]}"
+    if done["peak"] > MOST_BYTES:
+        return f"{done['peak'] / 1e9:.1f} GB"
+    if done["status"] in (1, 2) and not (last.startswith("vla-rl: ") and last.endswith((".", "?"))):
+        return f"no sentence: {last}"
+    return ""
+
+
+@pytest.mark.timeout(120)
+def test_what_is_hostile_is_refused_by_the_command_that_it_is_for(cells):
+    found = {}
+    for folder in all_folders():
+        command = OTHERS.get(folder) or MADE_FOR[folder.partition(":")[0]]
+        if problem := wrong(cells(folder, *command), {1, 2}):
+            found[folder] = problem
+    assert not found, "\n".join(f"{name}: {problem}" for name, problem in found.items())
+
+
+@pytest.mark.full
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_nothing_hostile_does_harm_under_any_command(cells, command):
+    found = {}
+    for variant in range(len(COMMANDS[command])):
+        for folder in all_folders():
+            if problem := wrong(cells(folder, command, variant), {0, 1, 2, 130}):
+                found[f"{folder}, variant {variant}"] = problem
+    assert not found, "\n".join(f"{name}: {problem}" for name, problem in found.items())
+
+
+def test_no_command_is_forgotten():
+    groups = {"robot": robot, "imagine": imagine, "sims": sims, "certs": certs, "fleet": fleet}
+    inner = {f"{name} {one}" for name, module in groups.items() for one in module.COMMANDS}
+    inner |= {f"fleet {one}" for one in fleet_policies.COMMANDS} | {f"eval {way}" for way in eval_command._WAYS}
+    assert set(main_module.COMMANDS) | inner == set(COMMANDS) | WITHOUT
 
 
 def test_an_own_run_needs_no_flag_and_an_altered_one_does(tmp_path, capsys):

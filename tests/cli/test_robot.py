@@ -70,7 +70,7 @@ def test_check_counts_what_is_wrong(file, complaint, capsys, tmp_path):
     other.write_text(json.dumps(held))
     config = json.loads(file.read_text())
     config["driver"]["options"]["calibration"] = str(other)
-    file.write_text(json.dumps(config))
+    RobotConfig.from_json(config).replace(file)
     assert "1 of these must be mended" in complaint("robot", "check", str(file), "--seconds", "0.4")
 
 

@@ -182,6 +182,6 @@ def test_nobody_can_drive_without_a_teleoperator_or_in_virtual_time(complaint, f
 def test_a_teleoperator_that_cannot_be_read_ends_it_in_one_sentence(complaint, file, tmp_path):
     config = json.loads(file.read_text())
     config["teleoperator"]["options"]["terminal"] = "/no/such/tty"
-    file.write_text(json.dumps(config))
+    RobotConfig.from_json(config).replace(file)
     said = complaint("robot", "record", str(file), "--out", str(tmp_path / "recorded"))
     assert "'/no/such/tty' is no terminal here" in said and "the arm is held" in said

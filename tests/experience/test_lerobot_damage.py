@@ -224,7 +224,7 @@ def test_without_statistics_everything_is_read(root):
         (None, "has no meta/info.json, so it holds no readable episodes"),
         ("{", "info.json' is damaged .*copy it again"),
         ("[]", "info.json' is damaged"),
-        ('{"codebase_version": "v3.0"}', "info.json' is damaged .*columns are unknown"),
+        ('{"codebase_version": "v3.0"}', "info.json' is damaged .*cannot be read"),
         ('{"codebase_version": "v2.1"}', "is a LeRobotDataset v2.1.*convert it with lerobot's own script"),
     ],
 )

@@ -9,15 +9,21 @@ get these names from the one that starts them (``vla_rl/experience/worker.py``).
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import re
+import stat
 import sys
+import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load, search_working_folder
@@ -36,6 +42,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_][\w.]*")
 _DEEPEST = 100  # lists and objects inside one another
 KINDS = ("class", "policy", "reward", "world_model", "prompts")  # entries that name a class
 _PATHS = ("folder", "policy", "dataset", "demonstrations", "init_from")  # entries that name what lies elsewhere
+_HARMLESS = 256 << 20  # bytes that anything may take in memory
 _LARGEST = 4096  # number in an environment's options: pixels, processes, steps
 
 _accepted: set[str] = set()  # modules that may be loaded by names in data
@@ -91,6 +98,10 @@ def read_json(path: Path) -> Any:
 
 def read_bytes(path: Path) -> bytes:
     """A file of others that is read at once; raises OSError, or ValueError for one that is too large."""
+    if path.is_symlink():
+        _check_link(path, path.parent)
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError("it is no regular file")
     if (size := path.stat().st_size) > MOST_BYTES:
         raise ValueError(f"it has {size:,} bytes, at most {MOST_BYTES:,} are read")
     with path.open("rb") as file:
@@ -111,6 +122,82 @@ def parse_json(data: bytes) -> Any:
     raise ValueError("it is nested too deep")
 
 
+def check_folder(folder: Path) -> int:
+    """Bytes of the files in ``folder``; raises UserError where something in it is no plain file of its own.
+
+    So is a link that leads out, except to the ``blobs`` of Hugging Face's cache, a pipe, a device, and a large file of
+    holes.  With --trust all are taken.
+    """
+    size, left = 0, [folder] if folder.is_dir() else []
+    while left:
+        with os.scandir(left.pop()) as found:
+            for item in found:
+                if item.is_symlink():
+                    _check_link(Path(item.path), folder)
+                if item.is_dir():
+                    left += [] if item.is_symlink() else [Path(item.path)]
+                elif item.is_file():
+                    size += item.stat().st_size
+                    _check_holes(Path(item.path), item.stat().st_size)
+                elif stat.S_ISFIFO(mode := item.stat().st_mode if os.path.exists(item.path) else 0) or stat.S_ISCHR(
+                    mode
+                ):
+                    raise UserError(
+                        f"{item.path!r} is no file but a pipe or device, so its folder is not used; remove it."
+                    )
+    return size
+
+
+def _check_link(path: Path, folder: Path) -> None:
+    root, target = folder.resolve(), path.resolve()
+    homes = [root, *(parent.parent / "blobs" for parent in root.parents if parent.name == "snapshots")]
+    if not _all and not any(target.is_relative_to(home) for home in homes):
+        raise UserError(
+            f"{str(path)!r} leads out of its folder to {os.readlink(path)!r}, so the folder is not used; put a copy in "
+            f"its place, or add {OPTION}."
+        )
+
+
+def _check_holes(path: Path, size: int) -> None:
+    """Raise UserError for a file whose size is mostly made of holes, which need no room on the disk."""
+    if size <= _HARMLESS or _all:
+        return
+    stored = end = 0
+    with path.open("rb") as file:
+        try:
+            while end < size:
+                begin = os.lseek(file.fileno(), end, os.SEEK_DATA)
+                end = os.lseek(file.fileno(), begin, os.SEEK_HOLE)
+                stored += end - begin
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # no data after there
+                return
+    try:
+        check_memory(size, stored)
+    except ValueError as error:
+        raise UserError(f"{str(path)!r} is nearly empty ({error}), so it is not read; copy it again.") from error
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an ``.npz`` of others, none of them pickled.
+
+    Raises OSError, or ValueError for a file that is damaged, or larger in memory than its bytes explain.
+    """
+    try:
+        with zipfile.ZipFile(path) as file:
+            check_memory(sum(item.file_size for item in file.infolist()), path.stat().st_size, ratio=200)
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except (zipfile.BadZipFile, zlib.error, EOFError, MemoryError, NotImplementedError, RuntimeError) as error:
+        raise ValueError(str(error) or "it needs too much memory") from error
+
+
+def check_memory(size: int, stored: int, ratio: int = 2000) -> None:
+    """Raise ValueError for ``size`` bytes in memory that come of so few, ``stored``, that they can only do harm."""
+    if size > max(_HARMLESS, ratio * stored):
+        raise ValueError(f"it would take {size / 1e9:,.1f} GB of memory, and its files have {stored:,} bytes")
+
+
 def read_named(path: Path, part: str = "") -> Any:
     """The JSON in ``path``, or its entry ``part``, whose names may be loaded.
 
@@ -125,6 +212,11 @@ def read_named(path: Path, part: str = "") -> Any:
         require_own(data, f"{str(path)!r} names {reaching}")
         accept(modules_in(value))
     return value
+
+
+def names_ours_only(value: Any) -> bool:
+    """Whether ``value`` leads to nothing but our own classes, so that anybody may have written it."""
+    return not any(_reaching(value))
 
 
 def require_own(data: bytes, what: str) -> None:

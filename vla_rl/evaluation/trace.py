@@ -17,7 +17,6 @@ seed, noise_seed           int []           of our own traces: the episode and i
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +26,7 @@ import numpy as np
 
 from vla_rl.contract.env import Observation, on_host
 from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.contract.trust import read_arrays
 from vla_rl.experience.driver import Decision
 from vla_rl.experience.expert import features_of
 
@@ -75,9 +75,8 @@ def read_traces(path: Path) -> list[Trace]:
 
 def _read(file: Path) -> Trace:
     try:
-        with np.load(file, allow_pickle=False) as data:
-            found = {name: data[name] for name in data.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        found = read_arrays(file)
+    except (OSError, ValueError) as error:
         raise UserError(
             f"{str(file)!r} cannot be read ({error}), so nothing can be replayed; write it by numpy.savez with plain "
             "arrays, not objects."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.trust import read_arrays
 from vla_rl.experience.demonstrations import Demonstrations
 
 
@@ -117,11 +117,11 @@ class Trajectories:
         Rewards of files that were written before they were recorded are NaN.
         """
         try:
-            with np.load(path, allow_pickle=False) as file:
-                images = {name.removeprefix("images/"): file[name] for name in file if name.startswith("images/")}
-                arrays = {name: file[name] for name in _NAMES if name in file or name != "reward"}
-                return cls(images, **{"reward": _unknown(arrays["state"]), **arrays})
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            file = read_arrays(path)
+            images = {name.removeprefix("images/"): file[name] for name in file if name.startswith("images/")}
+            arrays = {name: file[name] for name in _NAMES if name in file or name != "reward"}
+            return cls(images, **{"reward": _unknown(arrays["state"]), **arrays})
+        except (OSError, ValueError, KeyError) as error:
             raise UserError(
                 f"no episodes could be read from {str(path)!r} ({error}), so there is nothing to learn from; record "
                 "them again."

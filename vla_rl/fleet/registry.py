@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from vla_rl.contract.errors import UserError
+from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.fleet.canary import CanaryRule, Outcomes, Verdict, choose_canaries, judge
 from vla_rl.fleet.checkpoint_files import put_bytes, put_folder
 from vla_rl.fleet.content_store import ContentStore, make_folders, write_whole
@@ -25,6 +26,9 @@ from vla_rl.fleet.history import History
 from vla_rl.fleet.manifest import Blob, FileEntry, Golden, Manifest
 from vla_rl.fleet.releases import EVERY_ROBOT, Releases
 from vla_rl.fleet.signing import SIGNATURE_BYTES, SigningKey
+
+T = TypeVar("T")
+MOST_VERSIONS = 10**10  # a manifest is called by ten digits
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class Registry:
         """The present state."""
         with self._lock:
             for change in self._history.new():
-                self._releases = self._releases.after(change)
+                self._releases = self._understood(partial(self._releases.after, change), change)
                 self._changes.append(change)
             return self._releases
 
@@ -238,10 +242,27 @@ class Registry:
 
     def _count(self) -> None:
         for entry in self._log.new():
-            self._position = entry.pop("position")
-            robots = self._outcomes.setdefault(entry.pop("version"), {})
-            robot = entry.pop("robot")
-            robots[robot] = robots.get(robot, Outcomes()) + Outcomes(**entry)
+            self._understood(partial(self._count_one, entry), entry)
+
+    def _count_one(self, entry: dict[str, Any]) -> None:
+        self._position = entry.pop("position")
+        robots = self._outcomes.setdefault(entry.pop("version"), {})
+        robot = entry.pop("robot")
+        robots[robot] = robots.get(robot, Outcomes()) + Outcomes(**entry)
+
+    def _understood(self, do: Callable[[], T], entry: Any) -> T:
+        """What ``do`` makes of ``entry``; ContractError for one that no registry has written."""
+        try:
+            versions = [entry[name] for name in ("version",) if name in entry] + list(entry.get("versions", ()))
+            if all(type(one) is int and 0 < one < MOST_VERSIONS for one in versions):
+                return do()
+            wrong = f"version {versions}"
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            wrong = f"{type(error).__name__}: {error}"
+        raise ContractError(
+            f"the registry {str(self._folder)!r} has an entry that means nothing ({wrong[:200]}), so what robots run "
+            "is unknown; bring its history and outcomes back from a copy."
+        )
 
     def _judged(self, releases: Releases) -> Verdict | None:
         if releases.canary is None or releases.active is None:

@@ -32,7 +32,8 @@ def load_policy(folder: str | Path, spec: EnvSpec | None = None, options: VLAOpt
             f"the {checkpoint.family!r} checkpoint {str(folder)!r} belongs to no environment, so its inputs are "
             "unknown; name one with --env NAME, or use a checkpoint that was trained from it."
         )
-    return load(family_class(checkpoint)).from_public(folder, spec, options or VLAOptions())
+    with pretrained.Bounded(Path(folder), checkpoint.config):
+        return load(family_class(checkpoint)).from_public(folder, spec, options or VLAOptions())
 
 
 def default_options(folder: str | Path) -> VLAOptions:

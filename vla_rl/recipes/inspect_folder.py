@@ -23,6 +23,7 @@ from vla_rl.recipes.saved import env_config_of
 from vla_rl.recipes.tables import sizes, table, tree
 
 _OF_A_DATASET = ("codebase_version", "robot_type", "total_episodes", "total_frames", "fps")
+_LARGEST = 2048  # pixels a side in which a policy is tried
 _Open: TypeAlias = Callable[[Path, EnvSpec], Policy]  # a class's from_pretrained
 
 
@@ -104,6 +105,12 @@ def _reward(show: Console, folder: Path) -> None:
 
 def _try(folder: Path, spec: EnvSpec, reopen: _Open) -> list[Checked]:
     """Let the policy act in the environment it was trained for."""
+    largest = max((side for item in spec.images.values() for side in item.shape), default=1)
+    if largest > _LARGEST:
+        raise UserError(
+            f"{str(folder)!r} was trained with pictures of {largest} pixels a side, so it was not tried; say so with "
+            "vla-rl eval and --env.options, where that is meant."
+        )
     env = sims.make_env(spec.name, NUM_ENVS)
     if env.spec.images != spec.images:  # trained with other cameras or picture sizes than the environment's default
         env.close()

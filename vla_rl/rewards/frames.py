@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
-import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.trust import read_arrays
 
 _NAMES = ("text", "label", "episode")
 
@@ -107,10 +106,10 @@ class LabelledFrames:
         Raises UserError when the file is missing or damaged or lacks one of them.
         """
         try:
-            with np.load(path, allow_pickle=False) as file:
-                images = {name[len("images/") :]: file[name] for name in file.files if name.startswith("images/")}
-                return cls(images, *(file[name] for name in _NAMES))
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            file = read_arrays(path)
+            images = {name[len("images/") :]: file[name] for name in file if name.startswith("images/")}
+            return cls(images, *(file[name] for name in _NAMES))
+        except (OSError, ValueError, KeyError) as error:
             raise UserError(
                 f"{str(path)!r} holds no readable labelled frames ({error}), so no model can be trained on it; it "
                 "should be an .npz with images/CAMERA, text, label and episode."

@@ -14,7 +14,7 @@ from typing import Any
 from vla_rl.contract.batch import OneProcess, Reducer
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.trust import mark_file, read_named
+from vla_rl.contract.trust import check_folder, mark_file, read_named
 from vla_rl.training.checkpoint import latest_state, save_state
 from vla_rl.training.run_lock import LOCK, lock_run, unlock_run
 from vla_rl.training.shared_state import latest_shared, process_folder, require_processes, save_shared
@@ -174,6 +174,7 @@ def config_of(run: Path) -> Any:
     """What the run in the folder ``run`` is; raises UserError when there is none."""
     if not (run / "config.json").exists():
         raise UserError(f"{str(run)!r} has no config.json, so there is no run to go on with; name a run folder.")
+    check_folder(run)
     try:
         return from_json(read_named(run / "config.json"))
     except ValueError as error:

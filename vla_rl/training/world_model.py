@@ -17,7 +17,7 @@ from vla_rl.contract.spec import EnvSpec
 from vla_rl.contract.trust import named_class
 from vla_rl.experience.trajectories import Trajectories
 from vla_rl.experience.windows import call_batch, context_at, frames_at, make_windows, window_batch
-from vla_rl.pretrained import load_weights, read_config, save_folder
+from vla_rl.pretrained import bounded, load_weights, read_config, save_folder
 from vla_rl.training.fit import FitConfig, fit, shuffled, weighted
 
 _REGISTRATION_FRAMES = 500  # pictures that the registration is fitted to
@@ -261,8 +261,9 @@ def load_world_model(folder: Path, spec: EnvSpec | None = None) -> tuple[Any, di
         raise UserError(
             f"{saved['world_model']!r} is no world model, so {str(folder)!r} cannot be loaded; check its config.json."
         )
-    model = made_by(trained, from_json(saved["config"]))
-    load_weights(model, folder)
+    with bounded(folder, saved):
+        model = made_by(trained, from_json(saved["config"]))
+        load_weights(model, folder)
     return model.eval(), saved
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.trust import check_folder
 
 WRITING, LOCK = ".writing", "lock"  # suffix of unfinished files and folders; the file that a writer has locked
 
@@ -58,6 +59,7 @@ def take_lock(recording: Path) -> int:
 
     Raises UserError, which names the process that holds it.
     """
+    check_folder(recording.parent)
     handle = os.open(recording / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

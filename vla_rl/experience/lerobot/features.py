@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from vla_rl.contract.errors import ContractError
+from vla_rl.contract.trust import check_memory
 
 VERSION = "v3.0"
 # Columns that every dataset has; the writer fills them in.
@@ -21,6 +24,9 @@ INDEX: dict[str, str] = {
     "index": "int64",
     "task_index": "int64",
 }
+MOST_NUMBERS = 1 << 24  # in a frame of one column
+_BATCH_BYTES = 64 << 20
+_RATES = (1e-4, 1e5)  # frames per second
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
@@ -72,12 +78,21 @@ class Schema:
     robot: str = ""
 
     def __post_init__(self) -> None:
-        if not (np.isfinite(self.fps) and self.fps > 0):
+        if not _RATES[0] <= self.fps <= _RATES[1]:
             raise ContractError(
                 f"{self.fps} frames per second are impossible, so no frame would have a time; give a positive number."
             )
         for name, feature in self.features.items():
             _check_feature(name, feature)
+
+    @property
+    def frame_bytes(self) -> int:
+        """What a frame takes in memory."""
+        return sum(
+            (1 if item.is_camera else 8) * math.prod(item.shape)
+            for item in self.features.values()
+            if item.dtype != "string"
+        )
 
     @property
     def cameras(self) -> list[str]:
@@ -121,6 +136,34 @@ class Schema:
         return abs(self.fps - other.fps) < 1e-6 and {
             name: (item.dtype, item.shape, item.labels()) for name, item in self.features.items()
         } == {name: (item.dtype, item.shape, item.labels()) for name, item in other.features.items()}
+
+
+def read_columns(file: pq.ParquetFile, columns: Sequence[str], groups: Sequence[int] | None = None) -> pa.Table:
+    """The ``columns`` of those row ``groups`` of a parquet file, of all by default.
+
+    Raises ValueError for a file that would take far more memory than its bytes explain, before it is read; of text and
+    pictures while it is, since one value may stand for many.
+    """
+    wanted = range(file.metadata.num_row_groups) if groups is None else groups
+    stored = [file.metadata.row_group(group) for group in wanted]
+    parts = [
+        part
+        for group in stored
+        for part in (group.column(i) for i in range(group.num_columns))
+        if part.path_in_schema.partition(".")[0] in columns
+    ]
+    disk = sum(part.total_compressed_size for part in parts)
+    check_memory(max(8 * part.num_values for part in parts) if parts else 0, disk)
+    texts = [part for part in parts if part.physical_type == "BYTE_ARRAY"]
+    largest = max([8 * file.metadata.num_columns, *(part.total_uncompressed_size for part in texts)])
+    check_memory(largest, disk)
+    batches, size = [], 0
+    rows = max(1, min(_BATCH_BYTES // largest, 65_536)) if texts else 65_536
+    for batch in file.iter_batches(rows, row_groups=list(wanted), columns=list(columns)):
+        batches.append(batch)
+        check_memory(size := size + batch.nbytes, disk)
+    schema = pa.schema([field for field in file.schema_arrow if field.name in columns])
+    return pa.Table.from_batches(batches, None if batches else schema)
 
 
 def arrow_type(feature: Feature) -> pa.DataType:
@@ -202,10 +245,10 @@ def _check_feature(name: str, feature: Feature) -> None:
             f"{name!r} cannot be a column (no '/', no leading '.', and not one of {', '.join(INDEX)}), so lerobot "
             "would refuse the dataset; choose another name."
         )
-    if not 1 <= len(feature.shape) <= 5 or min(feature.shape) < 1:
+    if not 1 <= len(feature.shape) <= 5 or min(feature.shape) < 1 or math.prod(feature.shape) > MOST_NUMBERS:
         raise ContractError(
-            f"column {name!r} has frames of shape {list(feature.shape)}, which the format cannot hold; give one to "
-            "five axes, [1] for a number."
+            f"column {name!r} has frames of shape {str(list(feature.shape))[:80]}, which the format cannot hold; give "
+            f"one to five axes, [1] for a number, with at most {MOST_NUMBERS:,} numbers."
         )
 
 

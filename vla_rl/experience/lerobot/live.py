@@ -26,7 +26,7 @@ from vla_rl.experience.lerobot import statistics, video
 from vla_rl.experience.lerobot.damage import DamagedError, Problem
 from vla_rl.experience.lerobot.disk import LOCK as LOCK
 from vla_rl.experience.lerobot.disk import WRITING, digest, make_folder, move, sync, write_json
-from vla_rl.experience.lerobot.features import IMAGE, INDEX, Feature, Schema, to_arrow
+from vla_rl.experience.lerobot.features import IMAGE, INDEX, Feature, Schema, read_columns, to_arrow
 
 RECORDING, HEADER, MANIFEST, FRAMES = "recording", "header.json", "episode.json", "frames.parquet"
 COMMITTING, DAMAGED = "committing.json", "damaged"
@@ -79,7 +79,8 @@ class LiveEpisode:
 
     def table(self) -> pa.Table:
         """All columns but videos; of ``INDEX`` those that do not depend on the dataset."""
-        return pq.read_table(self.folder / FRAMES)
+        file = pq.ParquetFile(self.folder / FRAMES)
+        return read_columns(file, file.schema_arrow.names)
 
     def video(self, column: str) -> Path:
         """The video file of a camera."""
@@ -128,6 +129,8 @@ def load(folder: Path, root: Path, number: int) -> LiveEpisode:
         raise damaged(MANIFEST, f"cannot be read ({type(error).__name__}: {error})") from error
     for name, (size, sha256) in {FRAMES: (0, ""), **files}.items():
         path = folder / name
+        if "/" in name:
+            raise damaged(MANIFEST, f"names {name!r}, which is no file beside it")
         if not path.is_file():
             raise damaged(name, "is missing")
         if path.stat().st_size != size or digest(path) != sha256:
@@ -159,7 +162,20 @@ def is_blank(recording: Path) -> bool:
 def read_committing(recording: Path) -> dict[str, Any]:
     """The commit that a killed process had begun; {} when there is none."""
     path = recording / COMMITTING
-    return dict(read_json(path)) if path.exists() else {}
+    if not path.exists():
+        return {}
+    try:
+        commit = read_json(path)
+        int(commit["total_episodes"]), statistics.from_json(commit["stats"])
+        folders, files = commit["folders"], commit["files"]
+        for name in (*(f"./{name}" if name.startswith("episode-") else "/" for name in folders), *files):
+            if name.startswith("/") or ".." in name.split("/"):
+                raise ValueError("it names what is not in the dataset")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{str(path)!r} is damaged ({type(error).__name__}: {error}), so the dataset cannot be read; copy it again."
+        ) from error
+    return dict(commit)
 
 
 def is_committed(recording: Path, committed: int) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,14 +13,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.trust import read_json
+from vla_rl.contract.trust import check_folder, check_memory, read_json
 from vla_rl.experience.lerobot import live, statistics
 from vla_rl.experience.lerobot.damage import Problem, numbers
-from vla_rl.experience.lerobot.features import VERSION, Schema
+from vla_rl.experience.lerobot.features import VERSION, Schema, read_columns
 
 INFO, STATS, TASKS = "meta/info.json", "meta/stats.json", "meta/tasks.parquet"
 _FILE = "chunk-{chunk_index:03d}/file-{file_index:03d}"
 EPISODES, DATA, VIDEO = f"meta/episodes/{_FILE}.parquet", f"data/{_FILE}.parquet", f"videos/{{video_key}}/{_FILE}.mp4"
+# Paths in info.json: inside the dataset, made of a file's numbers and a camera.
+_TEMPLATE = re.compile(r"(?:[^{}\0]|\{(?:chunk_index|file_index)(?::0?\d?d)?\}|\{video_key\})+")
+_ROW_BYTES = 1000  # of an EpisodeRow
+MOST_EPISODES = 10_000_000
 # What pyarrow raises for files that are not parquet, truncated or corrupt.
 UNREADABLE = (OSError, pa.ArrowException, ValueError)
 
@@ -80,19 +86,22 @@ def read(root: Path) -> Metadata:
 
     Raises UserError when ``root`` is not a dataset of version 3 or its ``info.json`` is damaged.
     """
+    size = check_folder(root)
     if not (root / INFO).exists() and (root / live.RECORDING / live.HEADER).exists():
         header = live.Header.load(root / live.RECORDING)
         return Metadata(root, {}, header.schema, 0, (), ())
     info = _read_info(root)
     try:
         schema, total = Schema.from_json(info), int(info["total_episodes"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        _check_numbers(info, total)
+        problems: list[Problem] = []
+        rows = _read_rows(root, info, schema, total, problems)
+        check_memory(schema.frame_bytes * sum(row.length for row in rows), size)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UserError(
-            f"{str(root / INFO)!r} is damaged ({type(error).__name__}: {error}), so the dataset's columns are unknown; "
-            "copy it again."
+            f"{str(root / INFO)!r} is damaged ({type(error).__name__}: {error}), so the dataset cannot be read; copy "
+            "it again."
         ) from error
-    problems: list[Problem] = []
-    rows = _read_rows(root, info, schema, total, problems)
     tasks, stats = _read_tasks(root, problems), _read_stats(root, total, problems)
     return Metadata(root, info, schema, total, tasks, rows, stats, tuple(problems))
 
@@ -119,6 +128,24 @@ def _read_info(root: Path) -> dict[str, Any]:
     return dict(info)
 
 
+def _check_numbers(info: Mapping[str, Any], total: int) -> None:
+    """Raise ValueError for paths that lead out of the dataset, and for counts that no dataset has."""
+    for name in ("data_path", "video_path"):
+        path = info.get(name)
+        if path and not (
+            isinstance(path, str) and _TEMPLATE.fullmatch(path) and path[0] != "/" and ".." not in path.split("/")
+        ):
+            raise ValueError(f"its {name} {str(path)[:80]!r} is no path in the dataset")
+    if not 0 <= total <= MOST_EPISODES:
+        raise ValueError(f"it counts {total} episodes")
+    if not 1 <= int(info.get("chunks_size", 1000)) <= MOST_EPISODES:
+        raise ValueError(f"its chunks_size is {info['chunks_size']}")
+    for span in info.get("splits", {}).values():
+        begin, end = str(span).split(":")[0], str(span).split(":")[-1]
+        if not 0 <= int(begin) <= int(end) <= MOST_EPISODES:
+            raise ValueError(f"it has the split {span!r}")
+
+
 def _read_rows(
     root: Path, info: Mapping[str, Any], schema: Schema, total: int, problems: list[Problem]
 ) -> tuple[EpisodeRow, ...]:
@@ -129,7 +156,9 @@ def _read_rows(
         try:
             file = pq.ParquetFile(path)
             names = [item for item in file.schema_arrow.names if not item.startswith("stats/")]
-            rows |= {int(item["episode_index"]): _row(item, schema) for item in file.read(names).to_pylist()}
+            check_memory(_ROW_BYTES * file.metadata.num_rows, path.stat().st_size)
+            for batch in read_columns(file, names).to_batches(1000):
+                rows |= {int(item["episode_index"]): _row(item, schema) for item in batch.to_pylist()}
         except KeyError as error:
             blamed.append((name, "is missing", str(error.args[0])))
         except (*UNREADABLE, TypeError) as error:
@@ -154,21 +183,24 @@ def _first_gap(files: Container[str], info: Mapping[str, Any]) -> str:
 
 def _row(item: Mapping[str, Any], schema: Schema) -> EpisodeRow:
     videos = {
-        name: (
-            Place(item[f"videos/{name}/chunk_index"], item[f"videos/{name}/file_index"]),
-            float(item[f"videos/{name}/from_timestamp"]),
-        )
-        for name in schema.videos
+        name: (_place(item, f"videos/{name}"), float(item[f"videos/{name}/from_timestamp"])) for name in schema.videos
     }
-    data = Place(item["data/chunk_index"], item["data/file_index"])
-    return EpisodeRow(int(item["episode_index"]), int(item["length"]), tuple(item["tasks"]), data, videos)
+    length, starts = int(item["length"]), [start for _, start in videos.values()]
+    if length < 0 or not all(math.isfinite(start) for start in starts):
+        raise ValueError(f"it has an episode of {length} frames from {starts} s on")
+    return EpisodeRow(int(item["episode_index"]), length, tuple(map(str, item["tasks"])), _place(item, "data"), videos)
+
+
+def _place(item: Mapping[str, Any], name: str) -> Place:
+    return Place(int(item[f"{name}/chunk_index"]), int(item[f"{name}/file_index"]))
 
 
 def _read_tasks(root: Path, problems: list[Problem]) -> tuple[str, ...]:
     """The texts are the index of a pandas frame, whose column has had several names."""
     loss = "so only episodes with one task know its text"
     try:
-        table = pq.ParquetFile(root / TASKS).read()
+        file = pq.ParquetFile(root / TASKS)
+        table = read_columns(file, file.schema_arrow.names)
         texts = [name for name in table.column_names if pa.types.is_string(table.schema.field(name).type)]
         texts += [name for name in table.column_names if pa.types.is_large_string(table.schema.field(name).type)]
         numbered = dict(zip(table["task_index"].to_pylist(), table[texts[0]].to_pylist(), strict=True))

@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.contract.trust import check_memory, read_bytes
 from vla_rl.experience.lerobot import live, metadata, video
 from vla_rl.experience.lerobot.damage import DamagedError, Problem, merged
-from vla_rl.experience.lerobot.features import INDEX, Feature, fits, from_arrow, is_numeric
+from vla_rl.experience.lerobot.features import INDEX, Feature, fits, from_arrow, is_numeric, read_columns
 
 _ALWAYS = ("timestamp", "frame_index", "task_index")
 
@@ -152,6 +153,10 @@ class DatasetReader:
         folder = self._live[episode - self._meta.total]
         found = live.load(folder, self.root, episode)
         table = found.table()
+        try:
+            check_memory(self.schema.frame_bytes * len(table), sum(found.sizes.values()))
+        except ValueError as error:
+            raise DamagedError(self.root, Problem(folder.name, f"is damaged ({error})", (episode,))) from error
         files = {key: (found.video(key).relative_to(self.root).as_posix(), 0.0) for key in self.schema.videos}
         name = (folder / live.FRAMES).relative_to(self.root).as_posix()
         columns = self._columns(episode, wanted, table, name, files)
@@ -171,7 +176,7 @@ class DatasetReader:
             try:
                 if feature.dtype == "video":
                     times = start + table["frame_index"].to_numpy() / self.fps  # timestamps may be a clock's
-                    columns[name] = video.decode(self.root / place, times, self.fps)
+                    columns[name] = video.decode(self.root / place, times, self.fps, feature.shape)
                 elif feature.dtype == "image":
                     columns[name] = _pictures(table[name], feature, self.root)
                 else:
@@ -224,7 +229,7 @@ class _ParquetFiles:
             self._file = None
             file = pq.ParquetFile(self._root / name, page_checksum_verification=True)
             _require_type(file.schema_arrow, "episode_index", Feature(INDEX["episode_index"]))
-            self._owner = file.read(["episode_index"])["episode_index"].to_numpy()
+            self._owner = read_columns(file, ["episode_index"])["episode_index"].to_numpy()
             self._file, self._name = file, name
         return self._file
 
@@ -235,7 +240,7 @@ class _ParquetFiles:
         ends = np.cumsum([file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)])
         first, last = np.searchsorted(ends, [mine[0], mine[-1]], side="right")
         before = int(ends[first - 1]) if first else 0
-        table = file.read_row_groups(range(int(first), int(last) + 1), columns=columns)
+        table = read_columns(file, columns, range(int(first), int(last) + 1))
         return table.slice(int(mine[0]) - before, row.length)
 
 
@@ -258,14 +263,21 @@ def _require_type(found: pa.Schema, column: str, feature: Feature) -> None:
 def _pictures(column: pa.ChunkedArray, feature: Feature, root: Path) -> np.ndarray:
     channels = 1 if 1 in (feature.shape[0], feature.shape[-1]) else 3
     frames: list[np.ndarray] = []
-    for item in column.to_pylist():
-        data = item and (item["bytes"] or (item["path"] and (root / item["path"]).read_bytes()))
+    for item in (value.as_py() for value in column):
+        data = item and (item["bytes"] or (item["path"] and _file_bytes(root, item["path"])))
         if not data:
             raise ValueError(f"has no picture in frame {len(frames)}")
-        frames.append(video.decode_picture(data, channels))
+        frames.append(video.decode_picture(data, channels, feature.shape))
     if len({frame.shape for frame in frames}) > 1:
         raise ValueError("has pictures of several sizes")
     return np.stack(frames)
+
+
+def _file_bytes(root: Path, name: str) -> bytes:
+    """A picture that lies beside; raises ValueError for one that lies outside of the dataset."""
+    if name.startswith("/") or ".." in name.split("/") or "\0" in name:
+        raise ValueError(f"names {name[:80]!r}, which is no path in the dataset")
+    return read_bytes(root / name)
 
 
 def _is_readable(feature: Feature) -> bool:

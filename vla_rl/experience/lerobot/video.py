@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,6 +21,7 @@ from vla_rl.experience.lerobot.features import Feature
 # PyAV has errors of its own.
 FAILURES = (av.error.FFmpegError, OSError)
 _MP4 = {"movflags": "faststart"}  # the index comes first: a truncated file stays readable
+_SMALL = 1 << 20  # pixels that any picture may have
 _PNG, _JPEG = b"\x89PNG", b"\xff\xd8"
 
 
@@ -116,8 +118,8 @@ def _restore_scheduling(before: dict[int, tuple[int, os.sched_param]]) -> None:
             os.sched_setscheduler(thread, policy, parameters)
 
 
-def decode(path: Path, times: np.ndarray, fps: float) -> np.ndarray:
-    """The frames at ``times`` (seconds in the file, increasing) as uint8 [n,h,w,3].
+def decode(path: Path, times: np.ndarray, fps: float, shape: tuple[int, ...] = ()) -> np.ndarray:
+    """The frames at ``times`` (seconds in the file, increasing) as uint8 [n,h,w,3].  None is larger than ``shape``.
 
     A frame matches a time that is at most a quarter of a frame period away (lerobot's loader requires 0.1 ms).  Raises
     DamagedFramesError when one is missing, and OSError when there is no such file.
@@ -127,6 +129,7 @@ def decode(path: Path, times: np.ndarray, fps: float) -> np.ndarray:
     found: list[np.ndarray] = []
     try:
         with _opened(path) as (container, stream):
+            stream.codec_context.options = _limits(shape)
             container.seek(int(max(times[0] - 0.5 / fps, 0.0) / stream.time_base), stream=stream)
             for time, frame in _timed(container, stream):
                 if time > times[len(found)] + 0.25 / fps:
@@ -176,17 +179,27 @@ def encode_png(frame: np.ndarray) -> bytes:
     return b"".join(bytes(packet) for packet in packets)
 
 
-def decode_picture(data: bytes, channels: int) -> np.ndarray:
-    """PNG, JPEG or any other format of ffmpeg as uint8 [h,w,channels]; raises DamagedFramesError."""
+def _limits(shape: tuple[int, ...]) -> dict[str, str]:
+    """For ffmpeg's decoders, so that what is larger than declared is not decoded."""
+    return {"max_pixels": str(max(math.prod(shape), _SMALL))}
+
+
+def decode_picture(data: bytes, channels: int, shape: tuple[int, ...] = ()) -> np.ndarray:
+    """PNG, JPEG or any other format of ffmpeg as uint8 [h,w,channels], no larger than ``shape``.
+
+    Raises DamagedFramesError.
+    """
     form = "gray" if channels == 1 else "rgb24"
     known = {_PNG: "png", _JPEG: "mjpeg"}
     name = next((name for head, name in known.items() if data.startswith(head)), "")
     try:
         if name:
             decoder: Any = av.CodecContext.create(name, "r")
+            decoder.options = _limits(shape)
             frame = (decoder.decode(av.Packet(data)) + decoder.decode(None))[0]
         else:
             with av.open(io.BytesIO(data), "r") as container:
+                container.streams.video[0].codec_context.options = _limits(shape)
                 frame = next(iter(container.decode(video=0)))
         pixels: np.ndarray = frame.to_ndarray(format=form)
     except (*FAILURES, StopIteration, IndexError, EOFError) as error:

@@ -156,6 +156,7 @@ def is_public(folder: Path) -> bool:
 def read_public(folder: Path) -> PublicCheckpoint:
     """The description of a public folder; raises UserError for a family that is not known and a damaged config."""
     config = read_json(folder / CONFIG)
+    trust.check_folder(folder)
     name = config.get("type") or config.get("model_type")
     if name not in FAMILIES:
         near = "" if name in _OTHERS else did_you_mean(str(name), FAMILIES)
@@ -165,7 +166,7 @@ def read_public(folder: Path) -> PublicCheckpoint:
         )
     try:
         return _lerobot(folder, config) if "type" in config else _transformers(folder, config)
-    except (KeyError, TypeError, IndexError) as error:
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise UserError(
             f"{str(folder / CONFIG)!r} lacks or mistypes {error}, so the model cannot be built; download it again."
         ) from error

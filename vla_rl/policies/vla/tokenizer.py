@@ -59,7 +59,7 @@ class TokenizerPrompts:
         if text in self.known:
             return self.known[text]
         tokenizer = open_tokenizer(self.folder, self.name)
-        found: list[int] = tokenizer.encode(self.template.format(text.rstrip("\n"))).ids
+        found: list[int] = tokenizer.encode(self.template.replace("{}", text.rstrip("\n"))).ids
         if self.start:
             found = _started(tokenizer, self.start, found)
         if len(found) > self.longest:

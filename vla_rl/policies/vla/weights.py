@@ -71,8 +71,14 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 def _weight_map(folder: Path) -> dict[str, str]:
     """{tensor: file} of the index."""
     found = read_json(folder / INDEX).get("weight_map")
-    if not isinstance(found, dict):
+    if not isinstance(found, dict) or not all(isinstance(name, str) and name for name in found.values()):
         raise UserError(f"{str(folder / INDEX)!r} has no weight_map, so no shard can be found; download it again.")
+    for name in found.values():
+        if Path(name).name != name:
+            raise UserError(
+                f"{str(folder / INDEX)!r} names {name[:80]!r}, which is no file beside it, so it is not read; download "
+                "it again."
+            )
     return found
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.trust import check_folder
 from vla_rl.experience.datasets import move_aside
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.lerobot.translate import Recording
@@ -87,6 +88,7 @@ def export(folder: Path, out: Path, show: Callable[[str], None]) -> ExportSummar
     """
     if not (folder / LEDGER).is_dir():
         raise UserError(f"{str(folder)!r} is no fleet's folder: it has no {LEDGER}; give the one of vla-rl serve.")
+    check_folder(folder)
     ledger = Ledger(folder / LEDGER)
     try:
         aside = move_aside(out)

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.intervals import wilson
+from vla_rl.contract.trust import check_folder
 from vla_rl.fleet.canary import Outcomes
 from vla_rl.fleet.registry import Registry
 from vla_rl.fleet.releases import EVERY_ROBOT
@@ -24,6 +25,7 @@ def open_registry(folder: Path) -> Registry:
     """The registry of a fleet's folder; raises UserError where there is none."""
     if not (folder / REGISTRY).is_dir():
         raise UserError(f"{str(folder)!r} is no fleet's folder: it has no {REGISTRY}; give the one of vla-rl serve.")
+    check_folder(folder)
     return Registry(folder / REGISTRY)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from vla_rl.contract.trust import check_folder
 from vla_rl.fleet.identity import Revoked, load_credentials
 from vla_rl.fleet.server import FleetServer, FleetServerConfig, log
 from vla_rl.recipes.fleet.policies import key_file, signing_key
@@ -43,6 +44,7 @@ def opened(
     folder: Path, config: FleetServerConfig, credentials: str, beginning: Beginning, show: Console
 ) -> Iterator[FleetServer]:
     """A server that listens and stores; ``credentials`` is the folder of its certificate, "" for none."""
+    check_folder(folder)
     identity = load_credentials(Path(credentials), "server") if credentials else None
     revoked = Revoked(Path(credentials) / "revoked.txt") if credentials else None
     if beginning.learn:

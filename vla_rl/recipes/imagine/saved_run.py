@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.trust import check_folder
 from vla_rl.experience.trajectories import Trajectories
 from vla_rl.recipes.config_files import read_config
 from vla_rl.recipes.imagine.calibrated_model import CalibratedModel
@@ -34,6 +35,7 @@ class SavedRun:
                     f"the run in {str(folder)!r} has no {what} ({path.relative_to(folder)} is missing), so there is "
                     "nothing to imagine; name a run of vla-rl imagine whose world model is trained."
                 )
+        check_folder(folder)
         return cls(folder, load_run(folder)[1], Trajectories.load(episodes))
 
     def not_learnt_from(self) -> Trajectories:

@@ -1,0 +1,430 @@
+"""Datasets, robot files, fleets, downloaded folders and results as somebody who means harm would make them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import struct
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sims.toy import point_mass
+from tests.hostile import Make, changed, checkpoint, code, run
+from vla_rl.contract.config import to_json
+from vla_rl.experience.datasets import save_demonstrations
+from vla_rl.experience.demonstrations import Demonstrations
+from vla_rl.experience.lerobot.disk import digest
+from vla_rl.fleet.disk import RealDisk
+from vla_rl.fleet.history import History
+from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
+
+DATA = "data/chunk-000/file-000.parquet"
+EPISODES = f"meta/episodes/{DATA.partition('/')[2]}"
+FRONT = "observation.images.front"
+
+
+def dataset(folder: Path) -> None:
+    """Two honest episodes of three frames."""
+    for name, data in honest_dataset().items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+
+
+@cache
+def honest_dataset() -> dict[str, bytes]:
+    """Its files."""
+    with tempfile.TemporaryDirectory() as place:
+        save_demonstrations(episodes(), Path(place) / "whole", video="never")
+        root = Path(place) / "whole"
+        return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def episodes() -> Demonstrations:
+    return Demonstrations(
+        images={"front": np.zeros((6, 16, 16, 3), np.uint8)},
+        state=np.zeros((6, 2), np.float32),
+        task=np.zeros(6, np.int64),
+        time=np.array([0, 1, 2] * 2),
+        action=np.zeros((6, 2), np.float32),
+        episode=np.array([0, 0, 0, 1, 1, 1]),
+        seed=np.zeros(6, np.int64),
+        tasks=("wait",),
+        fps=10.0,
+        state_names=("x", "y"),
+        action_names=("x", "y"),
+        extras={"next.success": np.array([False, False, True] * 2)},
+    )
+
+
+def _info(**entries: Any) -> Make:
+    """Of entries that are functions, what they make of the canary."""
+
+    def make(folder: Path, canary: Path) -> None:
+        dataset(folder)
+        path = folder / "meta" / "info.json"
+        new = {name: value(canary) if callable(value) else value for name, value in entries.items()}
+        path.write_text(json.dumps({**json.loads(path.read_text()), **new}))
+
+    return make
+
+
+def _features(change: Callable[[dict[str, Any]], None]) -> Make:
+    def make(folder: Path, canary: Path) -> None:
+        dataset(folder)
+        path = folder / "meta" / "info.json"
+        info = json.loads(path.read_text())
+        change(info["features"])
+        path.write_text(json.dumps(info))
+
+    return make
+
+
+def _link(name: str, target: str) -> Make:
+    """``name`` in the dataset leads to ``target`` beside the canary."""
+
+    def make(folder: Path, canary: Path) -> None:
+        dataset(folder)
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            path.rename(canary.with_name(target))
+        path.symlink_to(os.path.relpath(canary.with_name(target), path.parent))
+
+    return make
+
+
+def _outside(canary: Path) -> str:
+    return f"../outside/{canary.name}-{{file_index}}.parquet"
+
+
+def _rewritten(name: str, change: Callable[[pa.Table], pa.Table], **options: Any) -> Make:
+    def make(folder: Path, canary: Path) -> None:
+        dataset(folder)
+        table = pq.read_table(folder / name)
+        pq.write_table(change(table), folder / name, **options)
+
+    return make
+
+
+def _rows(name: str, count: int) -> Make:
+    """``count`` equal rows: some hundred bytes on the disk."""
+    numbers = pa.array(np.zeros(count, np.int64))
+    return _rewritten(name, lambda table: pa.table({"episode_index": numbers}), row_group_size=count)
+
+
+def _pictures(data: Callable[[], bytes]) -> Make:
+    def changed_table(table: pa.Table) -> pa.Table:
+        at = table.schema.get_field_index(FRONT)
+        field = table.schema.field(at)
+        column = pa.array([{"bytes": data(), "path": "x"}] * len(table), field.type)
+        return table.set_column(at, field, column)
+
+    return _rewritten(DATA, changed_table, compression="zstd")
+
+
+def _picture_path(name: str) -> Make:
+    def changed_table(table: pa.Table) -> pa.Table:
+        at = table.schema.get_field_index(FRONT)
+        field = table.schema.field(at)
+        return table.set_column(at, field, pa.array([{"bytes": None, "path": name}] * len(table), field.type))
+
+    return _rewritten(DATA, changed_table)
+
+
+def png(side: int) -> bytes:
+    """A black picture of ``side`` squared in a few kilobytes."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    line = bytes(side * 3 + 1)
+    packer = zlib.compressobj(9)
+    packed = b"".join(packer.compress(line) for _ in range(side)) + packer.flush()
+    head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
+
+
+def _pipe(folder: Path, canary: Path) -> None:
+    dataset(folder)
+    (folder / "meta" / "stats.json").unlink()
+    os.mkfifo(folder / "meta" / "stats.json")
+
+
+def _committing(**entries: Any) -> Make:
+    def make(folder: Path, canary: Path) -> None:
+        dataset(folder)
+        (folder / "recording").mkdir()
+        text = json.dumps({"total_episodes": 99, "stats": {}, "files": [], "folders": [], **entries})
+        (folder / "recording" / "committing.json").write_text(text)
+
+    return make
+
+
+def _live(folder: Path, canary: Path) -> None:
+    dataset(folder)
+    info = json.loads((folder / "meta" / "info.json").read_text())
+    episode = folder / "recording" / "episode-000002"
+    episode.mkdir(parents=True)
+    header = {"tasks": ["wait"], "limits": {}, **{name: info[name] for name in ("fps", "features", "robot_type")}}
+    (folder / "recording" / "header.json").write_text(json.dumps(header))
+    shutil.copy(folder / DATA, episode / "frames.parquet")
+    files = {
+        "frames.parquet": {"bytes": (folder / DATA).stat().st_size, "sha256": digest(folder / DATA)},
+        f"../../../outside/{canary.name}.secret": {"bytes": 2, "sha256": hashlib.sha256(b"{}").hexdigest()},
+    }
+    manifest = {"length": 3, "tasks": ["wait"], "stats": {}, "files": files}
+    (episode / "episode.json").write_text(json.dumps(manifest))
+
+
+DATASETS: dict[str, Make] = {
+    "data path out of the dataset": _info(data_path=_outside),
+    "video path out of the dataset": _info(video_path="../outside/secret.mp4"),
+    "absolute data path": _info(data_path=lambda canary: f"{canary}.secret"),
+    "format string that looks inside": _info(data_path="{chunk_index.__class__.__mro__}"),
+    "format string of a gigabyte": _info(data_path="data/{chunk_index:>999999999}"),
+    "format string of many zeros": _info(data_path="data/{chunk_index:0999999999d}"),
+    "data path is a number": _info(data_path=7),
+    "data linked": _link(DATA, "secret.parquet"),
+    "data folder linked": _link("data", "secret"),
+    "info linked": _link("meta/info.json", "secret.json"),
+    "statistics linked": _link("meta/stats.json", "secret.json"),
+    "lock linked": _link("recording/lock", "secret.lock"),
+    "pipe": _pipe,
+    "34 million frames": lambda *given: _rows(DATA, 34_000_000)(*given),
+    "rows of 300,000 episodes": lambda *given: _rows(EPISODES, 300_000)(*given),
+    "large pictures": _pictures(lambda: png(2000)),
+    "long pictures": _pictures(lambda: bytes(8_000_000)),
+    "pictures outside": _picture_path("../outside/canary.secret"),
+    "absolute pictures": _picture_path("/etc/hostname"),
+    "huge shape": _features(lambda all: all["action"].update(shape=[1 << 40])),
+    "negative shape": _features(lambda all: all["action"].update(shape=[-2])),
+    "shape of text": _features(lambda all: all["action"].update(shape="two")),
+    "huge pictures declared": _features(lambda all: all[FRONT].update(shape=[4000, 4000, 3])),
+    "type of a gigabyte": _features(lambda all: all["action"].update(dtype="U999999999")),
+    "column out of the dataset": _features(lambda all: all.update({"../x": all["action"]})),
+    "features are a list": _info(features=[1]),
+    "no time": _info(fps=0),
+    "negative time": _info(fps=-3),
+    "time of text": _info(fps="fast"),
+    "a billion frames a second": _info(fps=1e9),
+    "nested time": _info(fps=[[1]]),
+    "no end of episodes": _info(total_episodes=10**13),
+    "negative episodes": _info(total_episodes=-1),
+    "no end of a split": _info(splits={"train": f"0:{10**15}"}),
+    "splits are text": _info(splits="all"),
+    "chunks of nothing": _info(chunks_size=0),
+    "commit removes a file outside": _committing(files=["../outside/canary.secret"]),
+    "commit removes a folder outside": _committing(folders=["../../outside"], total_episodes=1),
+    "commit of numbers": _committing(folders=[1], files={"a": 2}),
+    "recorded file outside": _live,
+}
+
+ARM = {"name": "robot_drivers.so101:SO101", "options": {"port": "/dev/ttyNONE", "id": "arm"}}
+
+
+def _robot(**parts: Any) -> Make:
+    def make(folder: Path, canary: Path) -> None:
+        code(Path.cwd() / "theirs_beside.py", canary)
+        text = json.dumps({"driver": ARM, "tasks": ["wait"], **parts}).replace("CANARY", str(canary))
+        folder.write_text(text)
+
+    return make
+
+
+ROBOTS: dict[str, Make] = {
+    **{
+        f"driver {name}": _robot(driver={"name": name, "options": options})
+        for name, options in (
+            ("theirs_beside:X", {}),
+            ("os:system", {"command": "touch CANARY"}),
+            ("subprocess:Popen", {"args": ["touch", "CANARY"]}),
+            ("vla_rl.contract.child:Child", {"command": ["touch", "CANARY"], "name": "x"}),
+            ("robot_drivers.dry_run:DryRun", {"driver": "theirs_beside:X"}),
+            ("robot_drivers.simulated_client:SimulatedProcess", {"record": "CANARY"}),
+            ("robot_drivers.simulated:SimulatedRobot", {"env": "theirs_beside:make"}),
+        )
+    },
+    "driver's file outside": _robot(driver={**ARM, "options": {"port": "/dev/ttyX", "calibration": "CANARY.secret"}}),
+    "driver's port is a file": _robot(driver={**ARM, "options": {"port": "CANARY.secret"}}),
+    "driver's name climbs": _robot(driver={**ARM, "options": {"port": "/dev/ttyX", "id": "../../../outside/secret"}}),
+    "driver at an address": _robot(driver={"name": "robot_drivers.ur:UR", "options": {"host": "203.0.113.9"}}),
+    "huge scene": _robot(
+        driver={"name": "robot_drivers.simulated:SimulatedRobot", "options": {"options": {"image_size": 99999}}}
+    ),
+    "camera theirs": _robot(cameras={"front": {"name": "theirs_beside:X", "options": {}}}),
+    "camera is a file": _robot(
+        cameras={"front": {"name": "robot_drivers.cameras.opencv:OpenCVCamera", "options": {"index": "CANARY.secret"}}}
+    ),
+    "camera is a pipeline": _robot(
+        cameras={"a": {"name": "robot_drivers.cameras.opencv:OpenCVCamera", "options": {"index": "fakesrc ! filesink"}}}
+    ),
+    "teleoperator theirs": _robot(teleoperator={"name": "theirs_beside:X", "options": {}}),
+    "kinematics theirs": _robot(kinematics="theirs_beside:make"),
+    "kinematics os:abort": _robot(kinematics="os:abort"),
+    "robot is a list": lambda folder, canary: (folder.write_text("[[1]]"), None)[-1],
+    "deep robot": lambda folder, canary: (folder.write_text("[" * 100_000), None)[-1],
+    "parts are text": _robot(driver="os:system", cameras="x"),
+    "name is a list": _robot(driver={"name": ["os", "system"], "options": {}}),
+    "robot is a device": lambda folder, canary: folder.symlink_to("/dev/zero"),
+}
+
+
+def fleet(folder: Path, history: list[Any]) -> None:
+    (folder / "registry" / "manifests").mkdir(parents=True)
+    (folder / "ledger").mkdir()
+    log = History(folder / "registry" / "history", RealDisk())
+    log.new()
+    for entry in history:
+        log.append(entry)
+
+
+def _history(*history: Any) -> Make:
+    return lambda folder, canary: fleet(folder, list(history))
+
+
+def _change(**fields: Any) -> dict[str, Any]:
+    return {"do": "publish", "who": "x", "why": "x", "at": 0, "version": 1, **fields}
+
+
+def _fleet_link(name: str) -> Make:
+    def make(folder: Path, canary: Path) -> None:
+        fleet(folder, [_change()])
+        (folder / name).symlink_to(canary.with_suffix(".secret"))
+
+    return make
+
+
+FLEETS: dict[str, Make] = {
+    "version climbs": _history(_change(version="../../../outside/canary.secret")),
+    "version of text": _history(_change(), _change(do="promote", version="x")),
+    "unknown change": _history(_change(do="__class__")),
+    "change is a list": _history([1]),
+    "version of 10^30": _history(_change(version=10**30)),
+    "manifest linked": _fleet_link("registry/manifests/0000000001"),
+    "lock linked": _fleet_link("registry/lock"),
+    "key linked": _fleet_link("signing.key"),
+    "ledger's segment linked": _fleet_link("ledger/00000000000000000000"),
+}
+
+
+def _public(config: Mapping[str, Any], **files: str) -> Make:
+    def make(folder: Path, canary: Path) -> None:
+        checkpoint(folder)
+        (folder / "config.json").write_text(json.dumps(config))
+        for name, text in files.items():
+            (folder / name).write_text(text)
+
+    return make
+
+
+_SMOLVLA = {
+    "type": "smolvla",
+    "input_features": {
+        "observation.state": {"type": "STATE", "shape": [2]},
+        "observation.images.front": {"type": "VISUAL", "shape": [3, 16, 16]},
+    },
+    "output_features": {"action": {"type": "ACTION", "shape": [2]}},
+    "chunk_size": 5,
+    "n_action_steps": 5,
+}
+
+PUBLIC: dict[str, Make] = {
+    "shards outside": _public(
+        _SMOLVLA, **{"model.safetensors.index.json": json.dumps({"weight_map": {"a": "../outside/canary.secret"}})}
+    ),
+    "shards are numbers": _public(_SMOLVLA, **{"model.safetensors.index.json": json.dumps({"weight_map": {"a": 1}})}),
+    "layers without end": _public({**_SMOLVLA, "num_vlm_layers": 10**9, "num_expert_layers": 10**9}),
+    "actions without end": _public({**_SMOLVLA, "max_action_dim": 10**9, "chunk_size": 10**9}),
+    "sizes are text": _public({**_SMOLVLA, "chunk_size": "many"}),
+    "features are a number": _public({**_SMOLVLA, "input_features": 7}),
+    "pickled weights": _public({"type": "pi0"}, **{"pytorch_model.bin": "cos\nsystem\n(S'x'\ntR."}),
+    "another model": _public({"model_type": "os:system", "auto_map": {"AutoModel": "theirs_beside.X"}}),
+}
+
+
+def _npz(shape: tuple[int, ...], data: bytes = b"", dtype: str = "<f8") -> bytes:
+    head = io.BytesIO()
+    np.lib.format.write_array_header_1_0(head, {"descr": dtype, "fortran_order": False, "shape": shape})
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        archive.writestr("observation.state.npy", head.getvalue() + data)
+    return file.getvalue()
+
+
+def _trace(data: Callable[[], bytes]) -> Make:
+    def make(folder: Path, canary: Path) -> None:
+        checkpoint(folder)
+        (folder / "episode-1.npz").write_bytes(data())
+
+    return make
+
+
+TRACES: dict[str, Make] = {
+    "array of 10^14": _trace(lambda: _npz((10**14,))),
+    "array of zeros": _trace(lambda: _npz((4 * 10**7,), bytes(8 * 4 * 10**7))),
+    "array of objects": _trace(lambda: _npz((1,), b"\x80\x04cos\nsystem\n.", "|O")),
+    "no archive": _trace(lambda: b"PK\x03\x04" + bytes(100)),
+}
+
+
+def _wide(folder: Path, canary: Path, **sizes: int) -> None:
+    checkpoint(folder)
+    changed(folder, config=to_json(GaussianConfig(**sizes)))
+
+
+def _sparse(folder: Path, canary: Path) -> None:
+    """As wide as the file says, which is one of holes."""
+    GaussianPolicy(point_mass.spec(), None, GaussianConfig(width=8, depth=2)).save_pretrained(folder)
+    changed(folder, config=to_json(GaussianConfig(width=40_000, depth=2)))
+    path = folder / "model.safetensors"
+    good = path.read_bytes()
+    header = json.loads(good[8 : 8 + struct.unpack("<Q", good[:8])[0]])
+    end = 0
+    for name, entry in header.items():
+        if name != "__metadata__":
+            entry["shape"] = [40_000 if side == 8 else side for side in entry["shape"]]
+            size = 4 * int(np.prod(entry["shape"], dtype=np.int64))
+            entry["data_offsets"], end = [end, end + size], end + size
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text)
+    os.truncate(path, 8 + len(text) + end)
+
+
+SIZES: dict[str, Make] = {
+    "wide layer": lambda folder, canary: _wide(folder, canary, width=10**6, depth=2),
+    "wider layer": lambda folder, canary: _wide(folder, canary, width=10**13, depth=1),
+    "layers": lambda folder, canary: _wide(folder, canary, width=8, depth=10**9),
+    "many layers": lambda folder, canary: _wide(folder, canary, width=8, depth=900_000),
+    "weights of holes": _sparse,
+    "weights linked": lambda folder, canary: _linked(folder, "model.safetensors", canary),
+    "config linked": lambda folder, canary: _linked(folder, "config.json", canary),
+    "run's metrics linked": lambda folder, canary: _run_linked(folder, "metrics.jsonl", canary),
+    "run's lock linked": lambda folder, canary: _run_linked(folder, "lock", canary),
+    "run's state linked": lambda folder, canary: _run_linked(folder, "state", canary),
+    "run's config linked": lambda folder, canary: _run_linked(folder, "config.json", canary),
+}
+
+
+def _linked(folder: Path, name: str, canary: Path) -> None:
+    checkpoint(folder)
+    (folder / name).rename(canary.with_name(name))
+    (folder / name).symlink_to(canary.with_name(name))
+
+
+def _run_linked(folder: Path, name: str, canary: Path) -> None:
+    run(folder)
+    outside = canary.with_name(name)
+    (folder / name).rename(outside) if (folder / name).exists() else outside.write_text("")
+    (folder / name).symlink_to(outside)
