@@ -54,13 +54,6 @@ FAULTS = (
         ("tests/cli/test_fleet_policies.py::test_a_published_checkpoint_answers_on_a_robot_what_it_answered_here",),
     ),
     Fault(
-        "a learner that was killed learns from its episodes twice",
-        "vla_rl/recipes/fleet/learning.py",
-        "if position <= self.position:",
-        "if position < 0:",
-        (f"{_LEARNING}test_what_was_learnt_from_is_passed_over_after_a_kill_and_the_rest_is_not",),
-    ),
-    Fault(
         "a version is promoted before anybody has tried it",
         "vla_rl/recipes/fleet/releasing.py",
         "or not verdict.compared or",
