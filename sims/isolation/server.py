@@ -14,9 +14,10 @@ from typing import Any
 from sims.isolation.channel import InMessages
 from sims.isolation.links import LocalWorker
 from sims.isolation.security import KEY_BYTES, Security
-from vla_rl.contract.child import ChildError
+from vla_rl.contract.child import ChildError, error_answer
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.streams import SocketStream
+from vla_rl.contract.trust import check_options
 from vla_rl.contract.wire import handshake, read_message, write_message
 
 GREETING_S = 10.0  # to present the key
@@ -32,8 +33,8 @@ class Server:
     """Serves environment ``name`` on ``host``:``port`` until :meth:`close`.
 
     A client says how many environments it wants and with which options, not which environment.  Options of one that
-    makes others (``isolated``, ``randomize``, ``multi_task``, ``gym``) name code, so its clients choose what runs here:
-    serve such a one to those alone who may run programs on this machine.
+    makes others (``isolated``, ``randomize``, ``multi_task``, ``gym``) may name code, programs and files: those are
+    refused unless the server has --trust.
     """
 
     def __init__(
@@ -131,7 +132,12 @@ def _relay(stream: SocketStream, name: str, start: Callable[[], LocalWorker]) ->
     try:
         while True:
             stream.deadline = None
-            request = _request(read_message(stream, MAX_REQUEST), name)
+            message = read_message(stream, MAX_REQUEST)
+            try:
+                request = _request(message, name)
+            except UserError as error:
+                write_message(stream, error_answer(error, "the server"))
+                return
             arrays = channel.get(request.pop("arrays", {}))
             try:
                 worker.send(request, arrays, time.monotonic() + _ANSWER_S)
@@ -152,6 +158,8 @@ def _request(message: Any, name: str) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise ContractError(f"a client sent a {type(message).__name__} for a request, so its session ended.")
     fields = {key: item for key, item in message.items() if key != "memory"}
+    if fields.get("do") == "make" and ":" not in name:  # the user's own environment knows what its options mean
+        check_options(fields.get("options"), "a client")
     return {**fields, "env": name} if fields.get("do") == "make" else fields
 
 

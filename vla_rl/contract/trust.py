@@ -20,6 +20,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.machinery import PathFinder
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ MOST_BYTES = 64 << 20  # of a JSON file
 _ENV = "vla_rl.recipes.env_config:EnvConfig"
 _PROGRAMS = ("python", "variables", "installation", "address", "modules", "wrappers")  # options that reach outside
 _NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_][\w.]*")
+_DEVICE = re.compile(r"(cuda|cpu):\d+")
 _DEEPEST = 100  # lists and objects inside one another
 KINDS = ("class", "policy", "reward", "world_model", "prompts")  # entries that name a class
 _PATHS = ("folder", "policy", "dataset", "demonstrations", "init_from")  # entries that name what lies elsewhere
@@ -99,7 +101,7 @@ def read_json(path: Path) -> Any:
 def read_bytes(path: Path) -> bytes:
     """A file of others that is read at once; raises OSError, or ValueError for one that is too large."""
     if path.is_symlink():
-        _check_link(path, path.parent)
+        check_link(path, path.parent)
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError("it is no regular file")
     if (size := path.stat().st_size) > MOST_BYTES:
@@ -133,7 +135,7 @@ def check_folder(folder: Path) -> int:
         with os.scandir(left.pop()) as found:
             for item in found:
                 if item.is_symlink():
-                    _check_link(Path(item.path), folder)
+                    check_link(Path(item.path), folder)
                 if item.is_dir():
                     left += [] if item.is_symlink() else [Path(item.path)]
                 elif item.is_file():
@@ -148,7 +150,8 @@ def check_folder(folder: Path) -> int:
     return size
 
 
-def _check_link(path: Path, folder: Path) -> None:
+def check_link(path: Path, folder: Path) -> None:
+    """Raise UserError for a ``path`` in ``folder`` that is a link out of it."""
     root, target = folder.resolve(), path.resolve()
     homes = [root, *(parent.parent / "blobs" for parent in root.parents if parent.name == "snapshots")]
     if not _all and not any(target.is_relative_to(home) for home in homes):
@@ -217,6 +220,15 @@ def read_named(path: Path, part: str = "") -> Any:
 def names_ours_only(value: Any) -> bool:
     """Whether ``value`` leads to nothing but our own classes, so that anybody may have written it."""
     return not any(_reaching(value))
+
+
+def check_options(options: Any, who: str) -> None:
+    """Raise UserError where ``options`` of an environment, which ``who`` sent, name code, programs or files."""
+    if not _all and (reaching := next(chain(_options(options), _reaching(options)), "")):
+        raise UserError(
+            f"{who} names {reaching}, which it may not choose here, so nothing was made; start the server with "
+            f"{OPTION} where everybody who has its key may run programs."
+        )
 
 
 def require_own(data: bytes, what: str) -> None:
@@ -335,11 +347,12 @@ def _options(given: Any) -> Iterator[str]:
             yield f"the environment's option {_short(name)}"
         if name == "env" and value not in ENVIRONMENTS:
             yield f"the environment {_short(value)}"
-        if isinstance(value, str) and "/" in value:
-            yield f"the path {_short(value)}"
+        if isinstance(value, str) and ("/" in value or (":" in value and not _DEVICE.fullmatch(value))):
+            yield f"the path or name {_short(value)}"
         if isinstance(value, int | float) and not abs(value) <= _LARGEST:
             yield f"the environment's option {_short(name)} of {value}"
-        yield from _options(value)
+        for item in value if isinstance(value, list) else [value]:
+            yield from _options(item)
 
 
 def _items(value: Any) -> Iterable[Any]:

@@ -14,7 +14,7 @@ from typing import Any
 from vla_rl.contract.batch import OneProcess, Reducer
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.trust import check_folder, mark_file, read_named
+from vla_rl.contract.trust import check_folder, check_link, mark_file, read_named
 from vla_rl.training.checkpoint import latest_state, save_state
 from vla_rl.training.run_lock import LOCK, lock_run, unlock_run
 from vla_rl.training.shared_state import latest_shared, process_folder, require_processes, save_shared
@@ -54,6 +54,7 @@ class RunFolder:
         self.config, self.resumed = config, False
         names = getattr(config, "tracking", ()) if self.group.rank == 0 else ()
         check_trackers(names)  # before an earlier run is moved
+        check_link(self.path / LOCK, self.path)
         self._lock = lock_run(self.path)
         self.moved_to = _move_aside(self.path)
         if self.moved_to:
@@ -74,6 +75,10 @@ class RunFolder:
         folder.run, folder.group, folder.resumed, folder.moved_to = Path(path), group or OneProcess(), True, None
         folder.path = process_folder(folder.run, folder.group.rank)
         folder.config = config_of(folder.run)
+        if not hasattr(folder.config, "run"):
+            raise UserError(
+                f"the config.json of {str(path)!r} is none of a run, so nothing goes on; name a run folder."
+            )
         if (folder.run / "summary.json").exists():
             raise UserError(
                 f"the run in {str(path)!r} is finished, so there is nothing to go on with; see its summary.json."
@@ -172,9 +177,9 @@ class RunFolder:
 
 def config_of(run: Path) -> Any:
     """What the run in the folder ``run`` is; raises UserError when there is none."""
+    check_folder(run)
     if not (run / "config.json").exists():
         raise UserError(f"{str(run)!r} has no config.json, so there is no run to go on with; name a run folder.")
-    check_folder(run)
     try:
         return from_json(read_named(run / "config.json"))
     except ValueError as error:

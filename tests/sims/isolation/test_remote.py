@@ -63,6 +63,23 @@ def remote(address, num_envs=3, **options):
     return closing(make("remote", num_envs=num_envs, address=address, **options))
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("isolated", {"env": "point_mass", "python": "touch"}),
+        ("isolated", {"env": "point_mass", "variables": {"PYTHONPATH": "here"}}),
+        ("isolated", {"env": "posix:getpid"}),
+        ("gym", {"id": "posix:X-v0"}),
+        ("gym", {"id": "CartPole-v1", "wrappers": {"posix:getpid": {}}}),
+        ("multi_task", {"tasks": [{"env": "posix:getpid"}]}),
+        ("warp", {"model": "../../x"}),
+    ],
+)
+def test_a_client_names_no_code_programs_or_files(name, options, serve):
+    with pytest.raises(UserError, match=r"a client names the .*--trust"):
+        make("remote", num_envs=1, address=serve(name), options=options)
+
+
 @pytest.mark.parametrize(("name", "options"), [("counting", {}), ("point_mass", {}), ("lift", LIFT)])
 def test_it_keeps_the_contract_and_equals_the_environment_here_bit_for_bit(name, options, serve):
     near = make(name, num_envs=3, **options)
