@@ -15,7 +15,7 @@ from vla_rl.contract.batch import OneProcess, Reducer
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.trust import check_folder, check_link, mark_file, read_named
-from vla_rl.training.checkpoint import latest_state, save_state
+from vla_rl.training.checkpoint import latest_state, newest, save_state, step_of
 from vla_rl.training.run_lock import LOCK, lock_run, unlock_run
 from vla_rl.training.shared_state import latest_shared, process_folder, require_processes, save_shared
 from vla_rl.training.trackers import check_trackers, open_trackers
@@ -81,7 +81,8 @@ class RunFolder:
             )
         if (folder.run / "summary.json").exists():
             raise UserError(
-                f"the run in {str(path)!r} is finished, so there is nothing to go on with; see its summary.json."
+                f"the run in {str(path)!r} is finished, so there is nothing to go on with; see its summary.json, or "
+                "give a larger --rl.loop.iterations or --rl.loop.env-steps."
             )
         require_processes(folder.run, folder.group.size)
         folder._lock = lock_run(folder.path)
@@ -186,6 +187,26 @@ def config_of(run: Path) -> Any:
         raise UserError(
             f"the config.json of {str(run)!r} is damaged ({error}), so the run cannot go on; copy the folder again."
         ) from error
+
+
+def prolong(run: Path, config: Any) -> int:
+    """Give the run in ``run``, finished or not, the longer ``config``; returns the step that it goes on from.
+
+    Its summary so far is kept as ``summary.1.json``, ``summary.2.json``, ...  Raises UserError when it saved no state.
+    """
+    if (state := newest(run / "state")) is None:
+        raise UserError(
+            f"the run in {str(run)!r} has saved no state of reinforcement learning, so it cannot go on; start another "
+            "from its checkpoint with --policy."
+        )
+    if (run / "summary.json").exists():
+        number = 1
+        while (kept := run / f"summary.{number}.json").exists():
+            number += 1
+        os.replace(run / "summary.json", kept)
+    write_json(run / "config.json", to_json(config))
+    mark_file(run / "config.json")
+    return step_of(state)
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
