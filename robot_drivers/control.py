@@ -87,7 +87,7 @@ class Control:
         self._alone = False  # the owner knows that the teleoperator is gone
         self._handlers: dict[str, Callable[[Mapping[str, Any]], None]] = {
             "chunk": self._chunk,
-            "alive": lambda message: executor.alive(float(message["stamp"])),
+            "alive": lambda message: executor.alive(float(message["stamp"]), time.monotonic()),
             "reset": lambda message: executor.reset(int(message["seed"])),
             "begin": lambda message: executor.begin(int(message["episode"]), int(message["time_limit"])),
             "end": lambda message: executor.end(str(message["outcome"])),

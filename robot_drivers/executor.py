@@ -18,6 +18,7 @@ from robot_drivers.record import Record
 from robot_drivers.safety import Command, Request, Supervisor
 from vla_rl.contract.errors import ContractError, UserError
 
+SILENCE = 2.0  # s
 _KEPT = 512  # decisions whose version and time of capture are remembered
 _OUTCOMES = ("success", "failure", "redo")
 
@@ -43,6 +44,7 @@ class Executor:
         self._valid_from = 0  # chunks that were decided on earlier observations do not count
         self._heard = -1  # the step observed, of the newest chunk
         self._alive = -np.inf  # the policy's last sign of life
+        self._beaten = np.inf  # when it came
         self._human = HumanInput(-np.inf)
         self._take_over = TakeOver()
         self._outcome, self._left = "", 0  # of the episode; control steps until its time limit
@@ -99,12 +101,14 @@ class Executor:
         self._origins[observed] = decision.policy_version, self._captures.get(observed, -np.inf)
         self._origins = dict(list(self._origins.items())[-_KEPT:])
 
-    def alive(self, stamp: float) -> None:
-        """Everything that the policy depends on was well at ``stamp``.
+    def alive(self, stamp: float, now: float) -> None:
+        """Everything that the policy depends on was well at ``stamp``, says its process at ``now``.
 
-        Its actions are requested until that is older than ``Limits.max_age``.
+        Its actions are requested until that is older than ``Limits.max_age``.  A process that says nothing for longer
+        than ``SILENCE`` was frozen: it knows nothing of what became of the arm, so a person has to re-arm it.
         """
-        self._alive = max(self._alive, stamp)
+        self._after(now - self._beaten, "its policy's process")
+        self._alive, self._beaten = max(self._alive, stamp), now
 
     def human(self, read: HumanInput, now: float) -> None:
         """The teleoperator's newest input; its keys act at once.
@@ -118,6 +122,8 @@ class Executor:
                     f"the teleoperator's {name} is {array.tolist()}, not {shape[0]} finite numbers, so it is not "
                     "followed; choose a teleoperator for this arm."
                 )
+        if self._attended:
+            self._after(read.captured - self._human.captured, "its teleoperator")
         if read.engaged and not self._human.engaged:
             self._take_over.interventions += 1
         if read.engaged != self._human.engaged:
@@ -131,6 +137,11 @@ class Executor:
                 self.rearm(now)
             elif key in _OUTCOMES:
                 self.end(key)
+
+    def _after(self, silence: float, who: str) -> None:
+        """Stop the arm in mid-episode if ``who`` was silent for longer than ``SILENCE``, before which it ever spoke."""
+        if self.episode and SILENCE < silence < np.inf:
+            self.stop(f"{who} was silent for {silence:.1f} s")
 
     def stop(self, reason: str) -> None:
         """Hold the arm until a person re-arms."""

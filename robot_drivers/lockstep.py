@@ -62,7 +62,7 @@ class Lockstep:
         """One control step."""
         executor, now = self.executor, self.clock.now
         measured = executor.measure(now)
-        executor.alive(now)
+        executor.alive(now, now)
         if self._person is not None and (read := self._person(executor.step, measured)) is not None:
             executor.human(read, now)
         self._deliver()

@@ -61,6 +61,8 @@ def setup(path: Path, ask: Asks, cameras: Callable[[], list[FoundCamera]] = devi
     """
     if path.exists():
         raise UserError(f"{str(path)!r} exists already, so it is not overwritten; choose another name.")
+    if not path.absolute().parent.is_dir():
+        raise UserError(f"there is no folder {str(path.parent)!r}, so {path.name!r} cannot be written; make it first.")
     dialogue = Dialogue(ask)
     driver, known = _arm(dialogue)
     spec = open_driver(driver.name, driver.options).spec

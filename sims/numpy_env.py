@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vla_rl.contract.env import Observation, Observe, Snapshot, Step
-from vla_rl.contract.rows import SUCCESS, TIME_LIMIT, EpisodeTracker, restore_rows, select_rows
+from vla_rl.contract.rows import SUCCESS, TIME_LIMIT, EpisodeTracker, one_each, restore_rows, select_rows
 from vla_rl.contract.spec import EnvSpec
 
 
@@ -75,7 +75,7 @@ class NumpyEnv:
         return np.zeros(self.num_envs, np.int64)
 
     def _execute(self, env_ids: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        reward, success, late = self._advance(env_ids, action)
+        reward, success, late = one_each(self._advance(env_ids, action), len(env_ids))
         return reward, success, np.select([success, late], [SUCCESS, TIME_LIMIT], 0)
 
     def _arrays(self) -> dict[str, np.ndarray]:

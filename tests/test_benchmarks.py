@@ -36,7 +36,7 @@ EXPECTED = {
     "throughput_model": 4,
     "prefix_stored_vs_recomputed": 2,
 }
-PROCESSES = {"throughput_model", "memory_estimate"}  # start many, which takes ten seconds and more
+SLOW = {"throughput_model", "memory_estimate", "imagined_vs_simulator"}  # they take ten seconds and more
 
 
 def test_every_benchmark_is_tested():
@@ -51,7 +51,7 @@ def quick_rows(name: str) -> list[Row]:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.full] * (name in PROCESSES)) for name in sorted(EXPECTED)]
+    "name", [pytest.param(name, marks=[pytest.mark.full] * (name in SLOW)) for name in sorted(EXPECTED)]
 )
 def test_every_benchmark_measures_something(name):
     rows = quick_rows(name)

@@ -20,9 +20,11 @@ from torch.overrides import TorchFunctionMode
 from vla_rl.contract import CONTRACT_VERSION
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.shards import is_shard
-from vla_rl.contract.trust import check_folder, mark_file, named_class, names_ours_only, read_named
+from vla_rl.contract.trust import check_folder, mark_file, named_class, names_ours_only, read_json, read_named
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+# The checkpoint that stands for its run, by what is wanted of it: the first of these that the run has.
+_OF_RUN = {"policy": ("best", "imitation"), "reward": ("progress", "success", "judge")}
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _DTYPES |= {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
 _DTYPES |= {"BOOL": torch.bool}
@@ -121,12 +123,39 @@ def write_gathered(path: Path | None, tensors: Mapping[str, Tensor]) -> None:
             del whole
 
 
+def is_run(folder: Path) -> bool:
+    """Whether ``folder`` holds a run, whose config names its class, and no checkpoint."""
+    try:
+        config = read_json(folder / CONFIG)
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and "class" in config
+
+
+def checkpoint_of(folder: str | Path, kind: str = "policy") -> Path:
+    """``folder`` itself where it is no run; of a run, the checkpoint that holds its result of this ``kind``.
+
+    Raises UserError for a run that has none.
+    """
+    path = Path(folder)
+    if kind not in _OF_RUN or not is_run(path):
+        return path
+    for name in _OF_RUN[kind]:
+        if (path / "checkpoints" / name / CONFIG).is_file():
+            return path / "checkpoints" / name
+    raise UserError(
+        f"the run {str(path)!r} has no checkpoint {' or '.join(_OF_RUN[kind])}, so there is no {kind} to use; let it "
+        "train first, or name a checkpoint folder."
+    )
+
+
 def read_config(folder: Path, kind: str) -> dict[str, Any]:
-    """The checked ``config.json`` of a folder that holds a ``kind`` ("policy", "reward").
+    """The checked ``config.json`` of a folder that holds a ``kind`` ("policy", "reward"), or of a run with one.
 
     Its entry of that name says which class wrote it.  Raises UserError when the file is missing, damaged or foreign; so
     does asking the result for an entry that it lacks.
     """
+    folder = checkpoint_of(folder, kind)
     path = folder / CONFIG
     try:
         config = read_named(path)
@@ -200,13 +229,14 @@ def read_tensor(file: Any, name: str) -> Tensor:
 
 
 def load_module(folder: str | Path, kind: str, *given: Any) -> Any:
-    """The ``kind`` in a folder, by ``from_pretrained(folder, *given)`` of whichever class wrote it."""
-    saved = read_config(Path(folder), kind)
+    """The ``kind`` in a folder, or of a run, by ``from_pretrained(folder, *given)`` of whichever class wrote it."""
+    path = checkpoint_of(folder, kind)
+    saved = read_config(path, kind)
     made_by = named_class(saved[kind])
     if not hasattr(made_by, "from_pretrained"):
         raise UserError(f"{made_by!r} is not a {kind} class, so {str(folder)!r} cannot be loaded; check its {CONFIG}.")
-    with bounded(Path(folder), saved):
-        return made_by.from_pretrained(folder, *given)
+    with bounded(path, saved):
+        return made_by.from_pretrained(path, *given)
 
 
 def bounded(folder: Path, saved: Mapping[str, Any]) -> AbstractContextManager[object]:

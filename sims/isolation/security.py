@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.keys import read_key
 from vla_rl.contract.loopback import is_loopback
 
 KEY_BYTES = 32  # of its digest, which is what travels
@@ -19,7 +20,7 @@ KEY_BYTES = 32  # of its digest, which is what travels
 class Security:
     """Files of one side of a connection.
 
-    key          a file with the secret that both sides share; "" for none
+    key          a file with the secret that both sides share, of at least 16 bytes; "" for none
     certificate  PEM file: the server's own certificate (with ``private_key``), or the one a client trusts
     private_key  PEM file of the server's private key
     """
@@ -29,16 +30,18 @@ class Security:
     private_key: str = ""
 
     def require_for(self, host: str) -> None:
-        """Raise UserError unless ``host`` is this machine or the connection is encrypted and has a key."""
+        """Raise UserError for a key of no use, and unless ``host`` is this machine or there are certificate and key."""
         if not is_loopback(host) and not (self.key and self.certificate):
             raise UserError(
                 f"{host!r} is another machine, where anybody could read and steer the simulator, so nothing was "
                 "connected; give a certificate and a key file, or use 127.0.0.1."
             )
+        for path in filter(None, (self.key, self.private_key)):
+            read_key(path)
 
     def digest(self) -> bytes:
         """What proves that this side knows the key."""
-        return hashlib.sha256(_read(self.key).strip() if self.key else b"").digest()
+        return hashlib.sha256(read_key(self.key) if self.key else b"").digest()
 
     def accepts(self, digest: bytes) -> bool:
         """Whether the other side knows the key; takes equally long whatever it sent."""

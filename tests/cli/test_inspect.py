@@ -195,7 +195,7 @@ def test_unknown_targets_get_help(tmp_path):
         text("lfit")
     with pytest.raises(UserError, match="did you mean 'demo'"):
         text("demo.py:dmeo")
-    with pytest.raises(UserError, match=r"neither config\.json nor summary\.json"):
+    with pytest.raises(UserError, match=r"neither config\.json, summary\.json nor"):
         text(str(tmp_path))
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match="is damaged"):

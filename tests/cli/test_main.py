@@ -53,8 +53,32 @@ def test_another_pipe_that_breaks_is_an_error(monkeypatch):
     with os.fdopen(read, "rb"), os.fdopen(write, "w") as output:
         monkeypatch.setattr(sys, "stdout", output)
         monkeypatch.setitem(COMMANDS, "certs", (f"{__name__}:write_to_nobody", ""))
-        with pytest.raises(BrokenPipeError):
+        with pytest.raises(SystemExit) as end:
             main(["certs"])
+        assert end.value.code == 1
+
+
+def test_what_nobody_has_foreseen_ends_with_one_sentence(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(COMMANDS, "certs", (f"{__name__}:fail", ""))
+    with pytest.raises(SystemExit) as end:
+        main(["certs", "key"])
+    said = capsys.readouterr().err
+    assert end.value.code == 1 and said.count("\n") == 1 and "Traceback" not in said
+    assert re.match(r"vla-rl: KeyError: 'key', at test_main.py:\d+, so the command stopped; VLA_RL_TRACEBACK=1 ", said)
+    with pytest.raises(SystemExit):
+        main(["certs", str(tmp_path)])
+    assert f"vla-rl: '{tmp_path}' cannot be used (Is a directory), so the command stopped" in capsys.readouterr().err
+    monkeypatch.setenv("VLA_RL_TRACEBACK", "1")
+    with pytest.raises(KeyError):
+        main(["certs", "key"])
+
+
+def fail(arguments: list[str]) -> None:
+    """As a command would in a user's own code, and where a file is expected and a folder is there."""
+    if arguments[0] == "key":
+        raise KeyError("key")
+    with open(arguments[0]) as file:
+        file.read()
 
 
 def write_to_nobody(arguments: list[str]) -> None:

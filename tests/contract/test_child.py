@@ -137,10 +137,13 @@ def test_one_that_cannot_be_killed_is_left_behind(child, monkeypatch):
     assert within(lambda: gone(child.pid))
 
 
-def test_a_process_at_work_ends_with_its_owner(monkeypatch):
+def test_a_process_at_work_ends_with_its_owner(monkeypatch, tmp_path):
     """Its owner is killed while it computes; it reads nothing meanwhile."""
     monkeypatch.setenv("PYTHONPATH", ROOT)
-    busy = SERVE + "serve_owner('busy', lambda message, writer: time.sleep(600))"
+    busy = SERVE + (
+        f"other = subprocess.Popen(['sleep', '600'])\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(other.pid))\n"
+        "serve_owner('busy', lambda message, writer: time.sleep(600))"
+    )
     owner = SERVE + (
         "from vla_rl.contract.child import Child\n"
         f"child = Child((sys.executable, '-c', {busy!r}))\n"
@@ -151,10 +154,10 @@ def test_a_process_at_work_ends_with_its_owner(monkeypatch):
     )
     child = Child((sys.executable, "-c", owner))
     child.send("who?")
-    pid = child.receive()
-    assert not gone(pid)
+    pids = child.receive(), int((tmp_path / "pid").read_text())
+    assert not any(map(gone, pids))
     os.kill(child.pid, signal.SIGKILL)
-    assert within(lambda: gone(pid))
+    assert within(lambda: all(map(gone, pids))), "and what it has started"
     child.close()
 
 

@@ -338,3 +338,17 @@ def test_numbers_that_contradict_each_other_are_refused_in_one_sentence(changes,
 def test_a_range_of_seeds_that_is_too_short_is_refused():
     with pytest.raises(UserError, match=r"seed 300 came twice within one rollout"):
         source(seeds=SeedStream(START, START + 4)).next()
+
+
+class Diverging(LuckyEnv):
+    """What ends by its time limit ends because it diverged."""
+
+    def step(self, chunk, observe="last"):
+        step = super().step(chunk, observe)
+        return replace(step, cause=tuple({"time_limit": "diverged"}.get(cause, cause) for cause in step.cause))
+
+
+def test_episodes_that_diverged_are_counted():
+    info = source(env=Diverging(7)).next().info
+    assert info["rollout/diverged"] == info["rollout/truncations"] > 0
+    assert "rollout/diverged" not in source().next().info

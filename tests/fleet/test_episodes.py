@@ -90,6 +90,12 @@ def test_a_step_that_comes_twice_breaks_its_episode():
     assert [one.name for one in found] == ["2"] and left_out == {"incomplete": 1}
 
 
+def test_a_robot_that_introduces_itself_again_has_broken_its_episode_off():
+    first = [*episode("1", 3)]
+    found, left_out = read(chained([introduction(), *first[:2], introduction(), *first, *episode("2", 2)]))
+    assert [(one.name, len(one.steps)) for one in found] == [("1", 3), ("2", 2)] and left_out == {"unfinished": 1}
+
+
 MISFITS = {
     "a NaN in the state": lambda one: replace(one, state=np.array([np.nan, 0], np.float32)),
     "an infinite action": lambda one: replace(one, action=np.array([np.inf, 0], np.float32)),

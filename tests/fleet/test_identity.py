@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import threading
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -63,6 +66,107 @@ def test_a_list_that_cannot_be_read_lets_nobody_in(made, tmp_path):
     broken.write_text("zzz arm-1\n")
     with pytest.raises(UserError, match="no robot is let in"):
         robot_of((made / "robots/arm-1/robot.pem").read_bytes(), Revoked(broken))
+
+
+def test_a_missing_list_lets_nobody_in_and_is_not_begun_anew(tmp_path):
+    authority = Authority.create(tmp_path / "certs")
+    pem, path = (authority.robot("arm-1") / "robot.pem").read_bytes(), tmp_path / "certs/server/revoked.txt"
+    path.unlink()
+    with pytest.raises(UserError, match="no robot is let in"):
+        robot_of(pem, Revoked(path))
+    for command in (authority.server, lambda: authority.robot("arm-2")):
+        with pytest.raises(UserError, match="is missing, so it is not known which robots were revoked"):
+            command()
+    with pytest.raises(UserError, match="list of revoked certificates"):
+        authority.revoke("arm-1")
+    assert not path.exists()
+
+
+def test_who_was_revoked_once_is_refused_while_the_list_is_written_anew(tmp_path):
+    authority = Authority.create(tmp_path / "certs")
+    pem, path = (authority.robot("arm-1") / "robot.pem").read_bytes(), tmp_path / "certs/server/revoked.txt"
+    authority.revoke("arm-1")
+    revoked = Revoked(path)
+    path.write_text("")  # a copy of it is on its way
+    with pytest.raises(RefusedError, match="has been revoked"):
+        robot_of(pem, revoked)
+
+
+class Killed(BaseException):
+    """As by SIGKILL."""
+
+
+def _killed(monkeypatch, at, command):
+    """Whether ``command`` was killed before its ``at``-th change of the disk."""
+    count = iter(range(1000))
+
+    def dying(real):
+        def called(*given, **options):
+            if next(count) == at:
+                raise Killed
+            return real(*given, **options)
+
+        return called
+
+    with monkeypatch.context() as disk:
+        for name in ("fsync", "replace", "link", "rename", "mkdir", "rmdir"):
+            disk.setattr(f"os.{name}", dying(getattr(os, name)))
+        try:
+            command()
+        except Killed:
+            return True
+        return False
+
+
+@pytest.mark.parametrize("command", ["create", "server", "robot", "revoke"])
+def test_killed_before_any_change_of_the_disk_nobody_who_was_revoked_is_let_in(tmp_path, monkeypatch, command):
+    monkeypatch.setattr("os.fsync", lambda _: None)
+    made = Authority.create(tmp_path / "made")
+    gone, stays = ((made.robot(name) / "robot.pem").read_bytes() for name in ("gone", "stays"))
+    made.revoke("gone")
+    for at in range(100):
+        folder = tmp_path / f"{at}"
+        if command == "create":
+            if not _killed(monkeypatch, at, lambda folder=folder: Authority.create(folder)):
+                return
+            assert not (folder / "authority").exists() or Authority(folder).server()
+            shutil.rmtree(folder, ignore_errors=True)
+            continue
+        shutil.copytree(made.folder, folder)
+        do = {
+            "server": lambda folder=folder: Authority(folder).server(["robots.example"]),
+            "robot": lambda folder=folder: Authority(folder).robot("new"),
+            "revoke": lambda folder=folder: Authority(folder).revoke("stays"),
+        }[command]
+        killed = _killed(monkeypatch, at, do)
+        for _ in range(2):  # as it was left, and after the person tries again
+            with pytest.raises(RefusedError, match="has been revoked"):
+                robot_of(gone, Revoked(folder / "server/revoked.txt"))
+            assert {key.stat().st_mode & 0o777 for key in folder.rglob("*.key")} == {0o600}
+            with suppress(UserError):  # "new" has a certificate, or "stays" is revoked, already
+                do()
+        revoked = Revoked(folder / "server/revoked.txt")
+        if command == "revoke":
+            with pytest.raises(RefusedError):
+                robot_of(stays, revoked)
+        else:
+            assert robot_of(stays, revoked) == "stays"
+        load_credentials(folder / "server", "server")
+        if not killed:
+            return
+    pytest.fail("it never ends")
+
+
+def test_commands_at_once_do_not_lose_each_other_s_lines(tmp_path):
+    authority, names = Authority.create(tmp_path / "certs"), [f"arm-{number}" for number in range(8)]
+    for change in (authority.robot, authority.revoke):
+        several = [threading.Thread(target=change, args=(name,)) for name in names]
+        for one in several:
+            one.start()
+        for one in several:
+            one.join()
+    robots = [one for one in authority.issued() if one.role == "robot"]
+    assert sorted(one.name for one in robots) == names and all(one.revoked for one in robots)
 
 
 def test_private_keys_are_their_owners_alone(made, tmp_path):

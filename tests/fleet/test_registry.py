@@ -277,11 +277,14 @@ def test_a_canary_that_does_worse_is_rolled_back_by_itself(tmp_path):
     made.promote(1, *WHO)
     for position in range(40):
         assert made.record(position, "arm0", 1, Outcomes(1, 1, 10.0)) is None
-    made.try_on(2, ROBOTS, *WHO)
-    for position in range(40, 44):
-        assert not made.record(position, "arm1", 2, Outcomes(1, 0, 10.0)).rollback
+    chosen = made.try_on(2, ROBOTS, *WHO)
+    (other, *_) = (robot for robot in ROBOTS if robot not in chosen)
+    for position in range(40, 50):  # who never had it says how bad it is
+        assert not made.record(position, other, 2, Outcomes(1, 0, 10.0)).compared
+    for position in range(50, 54):
+        assert not made.record(position, chosen[0], 2, Outcomes(1, 0, 10.0)).rollback
     assert made.releases.canary == 2
-    assert made.record(44, "arm1", 2, Outcomes(1, 0, 10.0)).rollback
+    assert made.record(54, chosen[0], 2, Outcomes(1, 0, 10.0)).rollback
     assert (made.releases.canary, made.releases.active, made.releases.stages[2]) == (None, 1, "retired")
     last = made.history()[-1]
     assert (last["do"], last["who"], last["version"]) == ("roll back", "canary rule", 2)

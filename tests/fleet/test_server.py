@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -89,6 +90,37 @@ def test_a_canary_that_fails_is_taken_back_and_that_is_an_alarm(opened, link, tm
     wait_until(lambda: server.registry.releases.canary is None)
     wait_until(lambda: any("the canary was taken back" in one["sentence"] for one in shown(server)["alarms"]))
     assert server.registry.releases.active == 1 and len(server.registry.history()) == 5
+
+
+def test_only_what_its_robots_did_and_sent_counts_for_a_canary(opened, link, tmp_path):
+    server = opened()
+    for version in (1, 2):
+        server.registry.publish(checkpoint(tmp_path / str(version), version), PUBLISHED, KEY, *WHO)
+    server.registry.promote(1, *WHO)
+    server.registry.try_on(2, ["arm"], *WHO)
+    ends = [[one for one in episode(f"e{n}", 1, "time_limit", version=2) if one.kind != "step"] for n in range(12)]
+    other = [[replace(one, policy_version=2) if one.kind != "step" else one for one in episode("other", 1)]]
+    link(server.transport.port, spool_of(*[episode(f"good{n}", 1) for n in range(12)], *ends, *other))
+    link(server.transport.port, spool_of(*[episode(f"e{n}", 1, "time_limit", 2) for n in range(12)], robot="evil"))
+    wait_until(lambda: shown(server)["total"]["episodes"] == 37)
+    assert server.registry.releases.canary == 2
+    assert not server.registry.verdict().compared and "arm" not in server.registry.outcomes()[2]
+    assert "which its stored steps do not say" in shown(server)["alarms"][0]["sentence"]
+
+
+def test_episodes_of_a_ledger_that_was_set_back_to_a_copy_count(opened, link, tmp_path):
+    server = opened()
+    server.registry.publish(checkpoint(tmp_path / "1", 1), PUBLISHED, KEY, *WHO)
+    server.registry.promote(1, *WHO)
+    link(server.transport.port, spool_of(episode("a", 5), episode("b", 5)))
+    wait_until(lambda: shown(server)["total"]["episodes"] == 2)
+    server.close()
+    shutil.rmtree(tmp_path / "fleet/ledger")
+    again = opened()
+    spool = spool_of(episode("c", 1))
+    link(again.transport.port, spool)
+    wait_until(lambda: shown(again)["total"]["episodes"] == 1)
+    assert again.registry.outcomes()[1]["arm"].episodes == 3
 
 
 def test_what_a_person_rescued_is_no_success_of_the_policy(opened, link, tmp_path):

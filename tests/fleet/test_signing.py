@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 
 import pytest
@@ -53,6 +54,22 @@ def test_a_private_key_is_its_owners_and_never_replaced(tmp_path):
     with pytest.raises(UserError, match="use the key that exists"):
         SigningKey.create(path)
     assert SigningKey.load(path).public_pem() == key.public_pem()
+
+
+def test_of_two_that_make_a_key_at_once_one_wins_and_a_killed_one_leaves_none(tmp_path, monkeypatch):
+    path, real = tmp_path / "signing.key", os.fsync
+
+    def slow(handle):  # another is quicker than this one, whose key is not yet whole
+        monkeypatch.setattr("os.fsync", real)
+        assert not path.exists()
+        made.append(SigningKey.create(path))
+        real(handle)
+
+    made: list[SigningKey] = []
+    monkeypatch.setattr("os.fsync", slow)
+    with pytest.raises(UserError, match="use the key that exists"):
+        SigningKey.create(path)
+    assert SigningKey.load(path).public_pem() == made[0].public_pem()
 
 
 def test_files_without_such_a_key_are_named(tmp_path):

@@ -282,6 +282,22 @@ _FOLLOWED = (
         (f"{_ON_CHECKPOINT}test_a_field_that_changes_actions_and_is_not_followed_is_refused_by_name",),
     ),
     Fault(
+        "an image processor of transformers is passed over",
+        _CHECKPOINT,
+        "saved = read_json(folder / file) if (folder / file).is_file() else {}",
+        "saved = {}",
+        (f"{_ON_CHECKPOINT}test_an_image_processor_that_is_not_followed_is_refused_by_name",),
+    ),
+    Fault(
+        "a network of transformers that computes otherwise is built all the same",
+        "vla_rl/policies/pi0/public.py",
+        "if getattr(given, name, value) != value:",
+        "if False:",
+        (
+            "tests/policies/pi0/test_policy.py::test_a_network_of_transformers_that_computes_otherwise_is_refused_by_name",
+        ),
+    ),
+    Fault(
         "processor steps that nobody knows are passed over",
         _CHECKPOINT,
         "if name not in known or name in found:",

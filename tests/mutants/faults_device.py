@@ -38,8 +38,8 @@ FAULTS = (
     Fault(
         "an evaluated checkpoint stays on the host",
         "vla_rl/cli/eval_checkpoint.py",
-        'config.env.required("eval"), config.device, options',
-        'config.env.required("eval"), options',
+        "config.env, config.device, options",
+        "config.env, options",
         (f"{_ON_RECIPES}test_a_checkpoint_on_the_device_of_the_command",),
     ),
     Fault(

@@ -295,4 +295,66 @@ _MEASURED = (
     ),
 )
 
-FAULTS = (*_SUCCESS, *_NAMES, *_CHECKED, *_POLICY, *_TRAINED, *_MEASURED)
+_OWN = "tests/recipes/test_own_envs.py::"
+_EVERY_COMMAND = f"{_OWN}test_rewards_of_whole_chunks_are_refused_by_every_command"
+
+_PLAYED = (
+    Fault(
+        "rewards and ends of other environments are taken",
+        "sims/numpy_env.py",
+        "reward, success, late = one_each(self._advance(env_ids, action), len(env_ids))",
+        "reward, success, late = self._advance(env_ids, action)",
+        (f"{_OWN}test_an_advance_of_another_shape_says_so",),
+    ),
+    Fault(
+        "an environment of one's own is evaluated unseen",
+        "vla_rl/cli/eval_checkpoint.py",
+        'config.env.required("eval").check()',
+        'config.env.required("eval")',
+        (_EVERY_COMMAND,),
+    ),
+    Fault(
+        "an environment of one's own is recorded unseen",
+        "vla_rl/cli/collect.py",
+        "    env_config.check()",
+        "    pass",
+        (_EVERY_COMMAND,),
+    ),
+    Fault(
+        "an environment inside another is trained in unseen",
+        "vla_rl/recipes/env_config.py",
+        'if ":" in self.name or ":" in str(inside):',
+        'if ":" in self.name:',
+        (f"{_OWN}test_one_inside_another_is_checked_too",),
+    ),
+    Fault(
+        "a critic's input that is not there is a traceback",
+        "vla_rl/recipes/state_ppo.py",
+        "if unknown := sorted(set(self.experience.privileged) - set(env.spec.extras)):",
+        "if unknown := sorted(set[str]()):",
+        (f"{_OWN}test_a_critic_that_reads_what_is_not_there_names_it",),
+    ),
+    Fault(
+        "inspect repeats the range of every entry",
+        "vla_rl/recipes/inspect_env.py",
+        "    if spec.names:",
+        "    if True:",
+        (f"{_OWN}test_a_range_that_many_entries_share_is_said_once",),
+    ),
+    Fault(
+        "groups do not count what diverged",
+        "vla_rl/experience/groups.py",
+        'self._diverged += sum(cause[env_id] == "diverged" for env_id in self._running)',
+        "self._diverged += 0",
+        ("tests/experience/test_groups.py::test_episodes_that_diverged_are_counted",),
+    ),
+    Fault(
+        "a suite says nothing of what can hardly be meant",
+        "vla_rl/recipes/suite_results.py",
+        'results["remarks"] = said',
+        "pass",
+        ("tests/recipes/test_suite_run.py::test_the_results_of_a_suite_remark_what_can_hardly_be_meant",),
+    ),
+)
+
+FAULTS = (*_SUCCESS, *_NAMES, *_CHECKED, *_POLICY, *_TRAINED, *_MEASURED, *_PLAYED)

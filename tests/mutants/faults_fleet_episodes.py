@@ -86,4 +86,11 @@ FAULTS = (
         "if False:",
         (f"{_ON}test_a_step_that_does_not_fit_puts_its_episode_aside_by_name_and_the_next_is_whole",),
     ),
+    Fault(
+        "a robot that begins anew goes on with the episode that it was in",
+        "vla_rl/fleet/episodes.py",
+        "if spec is not None:  # the robot has begun anew",
+        "if False:",
+        ("tests/fleet/test_episodes.py::test_a_robot_that_introduces_itself_again_has_broken_its_episode_off",),
+    ),
 )

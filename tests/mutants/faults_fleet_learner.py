@@ -4,25 +4,39 @@ from __future__ import annotations
 
 from tests.mutants.fault import Fault
 
-_LEARNING = "vla_rl/recipes/fleet/learning.py"
+_LEARNING, _ON = "vla_rl/recipes/fleet/learning.py", "tests/recipes/fleet/test_learning.py::"
 _KILLED = (
     "tests/fleet/test_faults.py::test_whoever_is_killed_comes_back_and_all_is_stored_and_learnt_from_once_and_in_order",
 )
 
 FAULTS = (
     Fault(
-        "a killed learner forgets how far in the ledger its state is",
+        "a killed learner forgets which episodes its state has",
         _LEARNING,
-        'self.position, self.episodes = state["position"], state["episodes"]',
-        'self.episodes = state["episodes"]',
-        _KILLED,
+        "self._known.get(position) == _name(record)",
+        "False",
+        (f"{_ON}test_what_was_learnt_from_is_passed_over_after_a_kill_and_the_rest_is_not",),
     ),
     Fault(
-        "a state holds the last record and says that it does not",
+        "a state holds the last episode and says that it does not",
         _LEARNING,
-        "self.position = position",
-        "self.position = position - 1",
-        _KILLED,
+        "        if ends:",
+        "        if episode is None:",
+        (f"{_ON}test_what_was_learnt_from_is_passed_over_after_a_kill_and_the_rest_is_not",),
+    ),
+    Fault(
+        "the last record is learnt twice after a restart",
+        _LEARNING,
+        "position <= self._passing",
+        "position < self._passing",
+        (f"{_ON}test_a_state_of_before_is_known_by_its_position",),
+    ),
+    Fault(
+        "new episodes of a ledger that was set back are skipped up to where the state was",
+        _LEARNING,
+        "position <= self._passing",
+        "position <= max(self._known, default=0)",
+        (f"{_ON}test_new_episodes_of_a_ledger_that_was_set_back_to_a_copy_are_learnt_from",),
     ),
     Fault(
         "the steps of an episode that a state is in the middle of are not kept when they are passed over",

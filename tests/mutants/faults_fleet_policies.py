@@ -92,8 +92,8 @@ FAULTS = (
     Fault(
         "everybody reads the signing key",
         _SIGNING,
-        "os.O_EXCL, 0o600)",
-        "os.O_EXCL, 0o644)",
+        "NoEncryption()), put=os.link)",
+        "NoEncryption()), 0o644, os.link)",
         (f"{_ON_SIGNING}test_a_private_key_is_its_owners_and_never_replaced",),
     ),
     Fault(

@@ -54,13 +54,6 @@ FAULTS = (
         ("tests/cli/test_fleet_policies.py::test_a_published_checkpoint_answers_on_a_robot_what_it_answered_here",),
     ),
     Fault(
-        "a learner that was killed learns from its episodes twice",
-        "vla_rl/recipes/fleet/learning.py",
-        "if position <= self.position:",
-        "if position < 0:",
-        (f"{_LEARNING}test_what_was_learnt_from_is_passed_over_after_a_kill_and_the_rest_is_not",),
-    ),
-    Fault(
         "a version is promoted before anybody has tried it",
         "vla_rl/recipes/fleet/releasing.py",
         "or not verdict.compared or",
@@ -80,6 +73,44 @@ FAULTS = (
         "        check_golden(policy, cached)",
         "        _ = policy",
         (f"{_ROBOT}test_a_policy_that_answers_otherwise_or_is_not_signed_is_refused_and_the_old_one_stays",),
+    ),
+    Fault(
+        "robots that never had a canary vote on it",
+        "vla_rl/fleet/registry.py",
+        "if releases.version_for(robot) in running)",
+        "if running)",
+        (
+            "tests/fleet/test_registry.py::test_a_canary_that_does_worse_is_rolled_back_by_itself",
+            f"{_ON}test_only_what_its_robots_did_and_sent_counts_for_a_canary",
+        ),
+    ),
+    Fault(
+        "an end without its steps is a vote",
+        _WATCHER,
+        "if known and played != _Running(record.sender, record.episode, end.steps, version):",
+        "if False:",
+        (f"{_ON}test_only_what_its_robots_did_and_sent_counts_for_a_canary",),
+    ),
+    Fault(
+        "episodes of a ledger that was set back do not count",
+        "vla_rl/fleet/registry.py",
+        "if position < self._position:",
+        "if False:",
+        (f"{_ON}test_episodes_of_a_ledger_that_was_set_back_to_a_copy_count",),
+    ),
+    Fault(
+        "a version that had no room once is never fetched again",
+        "vla_rl/recipes/robots/fleet_policy.py",
+        "again = math.inf if isinstance(error, for_ever) else time.monotonic() + backoff.next()",
+        "again = math.inf",
+        (f"{_ROBOT}test_what_failed_for_a_passing_reason_is_tried_again",),
+    ),
+    Fault(
+        "a version that cannot be read is never fetched again",
+        "vla_rl/recipes/robots/fleet_policy.py",
+        "        except Exception as error:",
+        "        except UserError as error:",
+        (f"{_ROBOT}test_what_failed_for_a_passing_reason_is_tried_again",),
     ),
     Fault(
         "a robot does not go back to an older version",

@@ -40,16 +40,23 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a reader that leaves is a crash",
         "vla_rl/cli/main.py",
-        "if not _nobody_reads():",
-        "if True:",
+        "if isinstance(error, BrokenPipeError) and _nobody_reads():",
+        "if False:",
         ("tests/cli/test_main.py::test_a_reader_that_leaves_ends_it_silently",),
     ),
     Fault(
         "whatever pipe breaks, it ends silently",
         "vla_rl/cli/main.py",
-        "if not _nobody_reads():",
-        "if False:",
+        "if isinstance(error, BrokenPipeError) and _nobody_reads():",
+        "if isinstance(error, BrokenPipeError):",
         ("tests/cli/test_main.py::test_another_pipe_that_breaks_is_an_error",),
+    ),
+    Fault(
+        "what nobody has foreseen ends with a traceback",
+        "vla_rl/cli/main.py",
+        "if _TRACEBACK in os.environ:",
+        "if True:",
+        ("tests/cli/test_main.py::test_what_nobody_has_foreseen_ends_with_one_sentence",),
     ),
     Fault("the wheel has no configs", _PROJECT, '    "vla_rl._configs",', "", (_CONTENTS,)),
     Fault(

@@ -207,4 +207,11 @@ FAULTS = (
         "importlib.import_module",
         ("tests/training/test_distributed.py::test_two_processes_end_with_the_weights_of_one",),
     ),
+    Fault(
+        "what a worker has started outlives its owner",
+        _CHILD,
+        "if os.getpgrp() == os.getpid():",
+        "if False:",
+        ("tests/contract/test_child.py::test_a_process_at_work_ends_with_its_owner",),
+    ),
 )

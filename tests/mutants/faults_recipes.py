@@ -7,7 +7,7 @@ from tests.mutants.fault import Fault
 _CONTEXT, _OFF = "vla_rl/recipes/context.py", "vla_rl/recipes/off_policy.py"
 _ON_TRAINERS = "tests/recipes/test_trainers.py::"
 
-_FILES, _SAVED = "vla_rl/recipes/config_files.py", "vla_rl/recipes/saved.py"
+_FILES = "vla_rl/recipes/config_files.py"
 _ON_FILES, _ON_SAVED = "tests/recipes/test_config_files.py::", "tests/recipes/test_saved.py::"
 _SPEC, _ON_DATASETS = "vla_rl/recipes/dataset_spec.py", "tests/recipes/test_imitate_dataset.py::"
 _EXPERT = "vla_rl/recipes/imitate_expert.py"
@@ -149,10 +149,17 @@ FAULTS = (
     ),
     Fault(
         "a run is evaluated by its imitation policy",
-        _SAVED,
-        '_DEPLOYED = ("best", "imitation")',
-        '_DEPLOYED = ("imitation", "best")',
+        "vla_rl/pretrained.py",
+        '_OF_RUN = {"policy": ("best", "imitation"),',
+        '_OF_RUN = {"policy": ("imitation", "best"),',
         (f"{_ON_SAVED}test_a_run_is_evaluated_by_its_best_checkpoint",),
+    ),
+    Fault(
+        "a run folder is a policy for some commands only",
+        "vla_rl/pretrained.py",
+        "path = checkpoint_of(folder, kind)",
+        "path = Path(folder)",
+        (f"{_ON_SAVED}test_a_run_is_a_policy_wherever_one_is_loaded",),
     ),
     Fault(
         "a short flag loses its value after an equals sign",

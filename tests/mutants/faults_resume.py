@@ -11,6 +11,7 @@ _STATE, _TRACKING, _SOURCE = (
 )
 _SHARED, _LOOP = "vla_rl/algorithms/policy_gradient.py", "vla_rl/training/loop.py"
 _ON_STATE, _ON_RESUME = "tests/training/test_checkpoint.py::", "tests/recipes/test_resume.py::"
+_LONGER = f"{_ON_RESUME}test_a_finished_run_goes_on_to_a_larger_number_of_iterations"
 _SAME = f"{_ON_RESUME}test_a_killed_run_goes_on_and_ends_the_same"
 _TWO = "tests/algorithms/test_ppo_updates.py::test_two_processes_that_share_the_data_end_with_the_weights_of_one"
 
@@ -202,5 +203,26 @@ FAULTS = (
         "mean = reducer.sum(inputs.sum(0)) / count",
         "mean = inputs.mean(0)",
         (_TWO,),
+    ),
+    Fault(
+        "a longer run forgets its first summary",
+        _TRACKING,
+        'os.replace(run / "summary.json", kept)',
+        '(run / "summary.json").unlink()',
+        (_LONGER,),
+    ),
+    Fault(
+        "a longer run may be a shorter one",
+        "vla_rl/recipes/recipe.py",
+        'if not (after > before > 0 or (after == 0 and name.endswith("env-steps"))):',
+        "if False:",
+        (_LONGER,),
+    ),
+    Fault(
+        "a resumed run takes any change",
+        "vla_rl/recipes/recipe.py",
+        "if not name.endswith(_LENGTHS):",
+        "if False:",
+        (f"{_ON_RESUME}test_a_run_that_cannot_be_resumed_is_refused",),
     ),
 )

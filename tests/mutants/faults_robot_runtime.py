@@ -255,4 +255,21 @@ _PROCESSES = (
     ),
 )
 
-FAULTS = (*_EXECUTION, *_STEPS, *_PROCESSES)
+_FROZEN = (
+    Fault(
+        "a frozen process drives on unasked",
+        _EXECUTOR,
+        'self._after(now - self._beaten, "its policy\'s process")',
+        "pass",
+        (f"{_ON_EXECUTOR}test_a_process_that_was_frozen_drives_on_only_after_a_person_has_re_armed",),
+    ),
+    Fault(
+        "a frozen teleoperator gives the arm back to the policy",
+        _EXECUTOR,
+        'self._after(read.captured - self._human.captured, "its teleoperator")',
+        "pass",
+        (f"{_ON_EXECUTOR}test_a_teleoperator_that_was_frozen_leaves_the_arm_to_nobody_until_a_person_has_re_armed",),
+    ),
+)
+
+FAULTS = (*_EXECUTION, *_STEPS, *_PROCESSES, *_FROZEN)

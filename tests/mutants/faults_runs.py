@@ -117,10 +117,31 @@ FAULTS = (
         (f"{_FOLDER}test_a_run_that_failed_before_it_recorded_anything_leaves_no_folder",),
     ),
     Fault(
+        "returns of several seeds are not tabled",
+        "vla_rl/recipes/seeds.py",
+        "for name in (_RETURN, *reversed(_RESULTS))",
+        "for name in reversed(_RESULTS)",
+        ("tests/recipes/test_seeds.py::test_returns_of_several_seeds_are_tabled",),
+    ),
+    Fault(
+        "a run may be written into the working folder",
+        "vla_rl/training/run_lock.py",
+        "if folder.resolve() == Path.cwd():",
+        "if False:",
+        ("tests/cli/test_wrong_use.py::test_the_working_folder_is_no_run_folder",),
+    ),
+    Fault(
+        "a run that was moved back is still said to be elsewhere",
+        "vla_rl/recipes/recipe.py",
+        "if folder.discard_if_empty():",
+        "if folder.discard_if_empty() and False:",
+        ("tests/cli/test_wrong_use.py::test_an_earlier_run_that_has_its_name_again_is_said_to",),
+    ),
+    Fault(
         "the earlier run keeps the name it was moved to",
         _TRACKING,
-        "            os.replace(self.moved_to, self.path)",
-        "            pass",
+        "        os.replace(self.moved_to, self.path)",
+        "        pass",
         (f"{_FOLDER}test_a_run_that_failed_before_it_recorded_anything_leaves_no_folder",),
     ),
     Fault(

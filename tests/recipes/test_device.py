@@ -59,9 +59,8 @@ def test_imitation_on_the_device_of_the_config(tmp_path, monkeypatch):
     require_equal(on_host, on_device)
 
 
-@pytest.mark.parametrize(
-    "keep", [pytest.param("", id="in memory"), pytest.param("replay", id="on disk", marks=pytest.mark.full)]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("keep", [pytest.param("", id="in memory"), pytest.param("replay", id="on disk")])
 def test_off_policy_rl_with_its_replay_on_the_device_of_the_config(keep, tmp_path):
     """Half of a batch are demonstrations; a replay on disk stays on the host and its batches go to the device."""
     recipe = quick.mixed()

@@ -70,6 +70,21 @@ def writing(out: Path) -> bool:
 
 
 @pytest.mark.slow
+def test_a_finished_run_goes_on_to_a_larger_number_of_iterations(arguments, tmp_path, capsys, complaint):
+    out = tmp_path / "run"
+    main(arguments(out, iterations=2))
+    first = (out / "summary.json").read_text()
+    main(["train", "--resume", str(out), "--rl.loop.iterations", "4"])
+    assert "goes on from iteration 2, its last saved state" in " ".join(capsys.readouterr().err.split())
+    assert (out / "summary.1.json").read_text() == first and (out / "summary.json").exists()
+    assert [line["step"] for line in metrics(out) if line["stage"] == "rl"] == [0, 1, 2, 3, 4]
+    assert json.loads((out / "config.json").read_text())["rl"]["loop"]["iterations"] == 4
+    refused = complaint("train", "--resume", out, "--rl.loop.iterations", "3")
+    assert "ends the run no later than its own 4" in refused
+    assert "larger --rl.loop.iterations or --rl.loop.env-steps" in complaint("train", "--resume", out)
+    assert not (out / "summary.2.json").exists()
+
+
 @pytest.mark.parametrize(
     "recipe",
     [

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
+from tests.commands import save_untrained
 from vla_rl.cli.inspect import inspect
 from vla_rl.contract.config import to_json
 from vla_rl.contract.errors import UserError
+from vla_rl.policies.pretrained import load_policy, read_config
+from vla_rl.pretrained import checkpoint_of, is_run
 from vla_rl.recipes.config_files import load_config
-from vla_rl.recipes.saved import checkpoint_of, env_config_of, is_run
+from vla_rl.recipes.saved import env_config_of
+from vla_rl.rewards.reward import load_reward
 
 
 @pytest.fixture
@@ -50,3 +55,12 @@ def test_a_run_without_a_policy_is_said(run):
 def test_a_checkpoint_belongs_to_the_environment_of_its_run(run, tmp_path_factory):
     assert env_config_of(checkpoint(run, "best")) == load_config("demo.py:last_step").env
     assert env_config_of(checkpoint(tmp_path_factory.mktemp("alone"), "best")) is None
+
+
+def test_a_run_is_a_policy_wherever_one_is_loaded(run):
+    expected = load_policy(save_untrained(run / "checkpoints" / "best"))
+    assert read_config(run) == read_config(run / "checkpoints" / "best")
+    for name, item in load_policy(run).state_dict().items():
+        torch.testing.assert_close(item, expected.state_dict()[name], rtol=0, atol=0)
+    with pytest.raises(UserError, match="no checkpoint progress or success or judge, so there is no reward to use"):
+        load_reward(run)

@@ -30,6 +30,24 @@ def test_several_seeds_are_trained_tabled_and_not_run_again(quick, untrained, tm
     assert "cannot stand for this one; choose another --out" in complaint(*other)
 
 
+def test_returns_of_several_seeds_are_tabled(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("vla_rl.recipes.seeds.run_sweep", lambda out, groups, processes: _finished(groups["train"]))
+    main(["train", "gym.py:cartpole", "--seeds", "2", "--out", str(tmp_path)])
+    page = (tmp_path / "report.html").read_text()
+    assert "Mean return, each seed with its own interval; 64 episodes each" in page and "Validation mean return" in page
+    assert "return  11 [10, 12]  12 [11, 13]  11.5 (11 to 12)" in " ".join(capsys.readouterr().err.splitlines())
+
+
+def _finished(cells):
+    """Leave what a run of a task without a rule of success leaves."""
+    for number, cell in enumerate(cells, 1):
+        cell.out.mkdir(parents=True)
+        found = {"mean": 10 + number, "low": 9 + number, "high": 11 + number, "episodes": 64}
+        (cell.out / "summary.json").write_text(json.dumps({"return": found, "seconds": {"rl": 1.0}}))
+        line = {"stage": "rl", "step": 1, "elapsed_s": 1.0, "env/steps_total": 100.0, "eval/score": 10.0}
+        (cell.out / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+
+
 def test_a_mistake_is_refused_before_anything_runs(quick, complaint, tmp_path):
     assert "no field '--sed'" in complaint("train", quick, "--seeds", "2", "--sed", "3", "--out", tmp_path / "runs")
     assert "is no number" in complaint("train", quick, "--seeds", "two")

@@ -32,6 +32,7 @@ SMALL = {
 ARGUMENTS = [text for name, value in SMALL.items() for text in (f"--{name}", str(value))]
 
 
+@pytest.mark.full
 def test_it_learns_to_balance(tmp_path):
     """Three seeds, because one seed's curve is luck: rounding that differs between processors changes it.
 

@@ -120,7 +120,7 @@ class Killed(BaseException):
     """The process ends here."""
 
 
-@pytest.mark.parametrize("num_envs", [1, 8, 64])
+@pytest.mark.parametrize("num_envs", [8, *(pytest.param(number, marks=pytest.mark.full) for number in (1, 64))])
 def test_stopped_at_any_episode_it_goes_on_to_the_same_bytes(policy, undisturbed, tmp_path, monkeypatch, num_envs):
     """Every start is killed while it writes its third episode, of which half a line stays behind."""
     append, starts = Journal.append, 0
@@ -232,6 +232,18 @@ def test_results_name_the_version_of_a_simulator_in_an_installation_of_its_own(m
     policy = {"name": "x", "sha256": "", "device": "cpu"}
     found = results_of(replace(quick(), tasks=(task,)), policy, [episode])["versions"]
     assert found["metaworld's installation"] == "metaworld==3.1.1" and "robosuite's installation" not in found
+
+
+def test_the_results_of_a_suite_remark_what_can_hardly_be_meant():
+    task = quick().tasks[0]
+    ends = (("success", True, 1), ("diverged", False, 3), ("time_limit", False, 9))
+    played = [
+        EpisodeResult("wide", i, won, end, length, 0.0, "", 1, 1.0, 1.0) for i, (end, won, length) in enumerate(ends)
+    ]
+    suite, policy = replace(quick(), tasks=(replace(task, name="wide"),)), {"name": "x", "sha256": "", "device": "cpu"}
+    (said,) = results_of(suite, policy, played)["remarks"].values()
+    assert len(said) == 2 and said[0].startswith("1 of 3 episodes had succeeded after their first action")
+    assert "(diverged)" in said[1] and "remarks" not in results_of(suite, policy, played[2:])
 
 
 @pytest.mark.parametrize(

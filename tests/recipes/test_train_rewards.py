@@ -141,7 +141,7 @@ def under_the_other_text(frames: LabelledFrames) -> LabelledFrames:
     return replace(good, text=np.array(others), label=np.zeros(len(good), bool))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_it_sees_and_reads_lift_on_seeds_it_has_not_learnt_from():
     recipe = TrainSuccess(
         env=EnvConfig("lift", options={"image_size": 40}),

@@ -212,7 +212,7 @@ def test_a_policy_that_was_silent_has_to_look_again() -> None:
         executor.act(run.clock.now)
         run.clock.now += DT
     executor.decided(Decision(np.zeros((50, 2))), executor.step - 5)  # on what was seen before the silence ended
-    executor.alive(run.clock.now)
+    executor.alive(run.clock.now, run.clock.now)
     executor.measure(run.clock.now)
     record = executor.act(run.clock.now)
     assert record.source == "hold" and np.isnan(record.requested).all() and executor.refused == 1
@@ -306,13 +306,40 @@ def test_a_sign_of_life_from_the_future_is_none(stamp: float) -> None:
     run.begin(1, 1000)
     run.step()
     executor = run.executor
-    executor.alive(stamp)
+    executor.alive(stamp, stamp)
     records = []
     for _ in range(20):
         executor.measure(run.clock.now)
         records.append(executor.act(run.clock.now))
         run.clock.now += DT
     assert records[-1].source == "hold"
+
+
+@pytest.mark.parametrize(("silent", "stays"), [(1.9, False), (2.1, True)])
+def test_a_process_that_was_frozen_drives_on_only_after_a_person_has_re_armed(silent: float, stays: bool) -> None:
+    run, _ = lockstep(OpenLoop(), towards(GOAL, 100))
+    run.begin(1, 10_000)
+    for _ in range(5):
+        run.step()
+    for _ in range(round(silent / DT)):  # only the control process goes on
+        run.executor.measure(run.clock.now)
+        run.executor.act(run.clock.now)
+        run.clock.now += DT
+    records = [run.step() for _ in range(20)]
+    assert (records[-1].reason == "stopped") == stays == bool(run.executor.stopped)
+    if stays:
+        assert f"its policy's process was silent for {silent + DT:.1f} s" in run.executor.stopped
+        run.executor.rearm(run.clock.now)
+        assert [run.step() for _ in range(20)][-1].source == "policy"
+
+
+def test_a_teleoperator_that_was_frozen_leaves_the_arm_to_nobody_until_a_person_has_re_armed() -> None:
+    def person(step: int, measured: Measurement) -> HumanInput | None:
+        return HumanInput(step * DT, False) if not 50 <= step < 50 + round(2.5 / DT) else None
+
+    run, _ = lockstep(OpenLoop(), towards(GOAL, 100), 0, person)
+    records = run.episode(1, 300)
+    assert records[-1].reason == "stopped" and "its teleoperator was silent for 2.5 s" in run.executor.stopped
 
 
 def test_a_robot_that_resets_itself_is_found_where_that_puts_it_and_a_stop_stays() -> None:

@@ -9,7 +9,6 @@ import time
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from tests.patience import PATIENCE, wait_until
 from tests.serving.openpi_style import OpenpiStyle, asked
 from tests.serving.served import PATIENT, echo_policy, serving, serving_openpi
 from tests.serving.test_remote import follow
+from tests.tls import CERTIFICATE, private_key, secret_file
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.driver import Driver
 from vla_rl.serving.access import Access
@@ -29,8 +29,7 @@ from vla_rl.serving.api_key import ApiKey, find_api_key
 from vla_rl.serving.remote import RemotePolicy
 from vla_rl.serving.websocket import DisconnectedError, connect
 
-TLS = Path(__file__).resolve().parents[1] / "golden" / "tls"
-FILES = (str(TLS / "server.pem"), str(TLS / "server.key"))
+FILES = (CERTIFICATE, private_key())
 SECRET, OTHER = "0123456789abcdef-right", "0123456789abcdef-wrong"
 KEY = ApiKey(SECRET)
 REFUSED, TOO_MANY = HTTPStatus.UNAUTHORIZED, HTTPStatus.TOO_MANY_REQUESTS
@@ -75,7 +74,7 @@ def test_ipv6_is_served_too():
 
 
 @pytest.mark.parametrize(
-    "files", [("nowhere.pem", FILES[1]), (FILES[0], FILES[0]), ("", FILES[1]), (FILES[0], str(TLS / "no.key"))]
+    "files", [("nowhere.pem", FILES[1]), (FILES[0], FILES[0]), ("", FILES[1]), (FILES[0], "no.key")]
 )
 def test_files_that_are_no_certificate_and_key_are_said(files):
     with pytest.raises(UserError, match=r"cannot be used with the private key .* give PEM files"):
@@ -88,7 +87,7 @@ def test_files_that_are_no_certificate_and_key_are_said(files):
 def test_a_key_is_read_from_a_file_or_the_environment_and_is_never_printed(tmp_path, monkeypatch):
     assert find_api_key("") is None
     monkeypatch.setenv("VLA_RL_API_KEY", OTHER)
-    (tmp_path / "key").write_text(f"  {SECRET}\n")
+    secret_file(tmp_path / "key", f"  {SECRET}\n".encode())
     assert find_api_key("") == ApiKey(OTHER) and find_api_key(str(tmp_path / "key")) == KEY
     assert SECRET not in repr(KEY) + str(KEY) + f"{KEY!r}"
     assert KEY.header() == f"Api-Key {SECRET}"
@@ -97,10 +96,17 @@ def test_a_key_is_read_from_a_file_or_the_environment_and_is_never_printed(tmp_p
         assert not KEY.matches(wrong)
 
 
+@pytest.mark.parametrize("empty", ["", " \n"])
+def test_an_empty_variable_is_no_missing_key(monkeypatch, empty):
+    monkeypatch.setenv("VLA_RL_API_KEY", empty)
+    with pytest.raises(UserError, match=r"VLA_RL_API_KEY holds no API key .* or unset it"):
+        find_api_key("")
+
+
 @pytest.mark.parametrize("content", [b"", b"short", b"two words that are long enough", b"\xff" * 20, b"k" * 2000])
 def test_a_file_without_a_usable_key_is_said_without_its_content(tmp_path, content):
-    (tmp_path / "key").write_bytes(content)
-    with pytest.raises(UserError, match=r"holds no API key of 16 to 1024|cannot be read") as refused:
+    secret_file(tmp_path / "key", content)
+    with pytest.raises(UserError, match=r"holds (no API key of 16 to 1024|\d+ bytes)") as refused:
         find_api_key(str(tmp_path / "key"))
     assert content == b"" or content.decode(errors="replace") not in str(refused.value)
     with pytest.raises(UserError, match="cannot be read"):
@@ -190,7 +196,7 @@ def trusted(monkeypatch):
 @pytest.mark.usefixtures("trusted")
 @pytest.mark.parametrize("by_file", [True, False])
 def test_our_client_sends_the_key_of_its_address_or_of_the_environment(tmp_path, monkeypatch, by_file):
-    (tmp_path / "key").write_text(SECRET)
+    secret_file(tmp_path / "key", SECRET.encode())
     option = f"?key_file={tmp_path / 'key'}" if by_file else ""
     monkeypatch.setenv("VLA_RL_API_KEY", OTHER if by_file else SECRET)
     with guarded() as server, closing(RemotePolicy(counting.spec(), server.url + option)) as policy:

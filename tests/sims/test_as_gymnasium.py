@@ -156,16 +156,12 @@ def test_discrete_actions_stay_discrete():
     played(envs)
     several = ActionScale(make("gym", num_envs=1, id="CliffWalking-v1", time_limit=9).spec, True)
     assert several.space == Discrete(4)
-    wide = ActionScale(make("gym", num_envs=1, id="TestWide-v0").spec, True)
+    wide = ActionScale(make("gym", num_envs=1, id="TestWide-v0", success_key="").spec, True)
     assert wide.space == MultiDiscrete([3, 2], start=[1, 0]) and wide.to_env(np.array([[3, 1]])).tolist() == [[3, 1]]
 
 
 class Wide(gymnasium.Env):
     observation_space, action_space = Box(-1, 1, (1,)), MultiDiscrete([3, 2], start=[1, 0])
-
-    def reset(self, *, seed: int | None = None, options: dict | None = None):
-        super().reset(seed=seed)
-        return np.zeros(1, np.float32), {}
 
 
 gymnasium.register("TestWide-v0", Wide, max_episode_steps=3)

@@ -216,6 +216,7 @@ RARELY = {name for name in ON_POLICY if "VLA" in name} | {
     "ppo, last step",
     "ppo, one step",
     "rloo",
+    "dppo",
     "cal-ql",
     "dsrl, noise-aliased",
 }

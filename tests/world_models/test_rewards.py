@@ -64,19 +64,34 @@ def correlation(one: torch.Tensor, other: torch.Tensor) -> float:
     return float(torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1])
 
 
+EPISODES = 40
+
+
+@pytest.fixture(scope="module")
+def begun() -> WorldModel:
+    """It has hardly learnt."""
+    return taught(EPISODES, FitConfig(2, 8))
+
+
 @pytest.fixture(scope="module")
 def learnt() -> WorldModel:
+    return taught(300, FIT.video)
+
+
+def taught(episodes: int, video: FitConfig) -> WorldModel:
     torch.manual_seed(0)
-    spec, trajectories = replace(world(), state=ArraySpec((0,), "float32", (), ())), seen_alone(played(300, seed=1))
+    spec, trajectories = replace(world(), state=ArraySpec((0,), "float32", (), ())), played(episodes, seed=1)
+    trajectories = seen_alone(trajectories)
     backbone = UNetConfig(2, width=16, deep=16, depth=1, heads=2, embedding=64)
     config = WorldModelConfig(FRAMES, FRAMES, robot_crop=0, backbone=backbone, reward=HEAD)
     made = WorldModel(spec, config, *statistics(trajectories))
     brief = [FitConfig(2, 8)] * 2
-    fit = WorldModelFit(brief[0], brief[1], FIT.video, FitConfig(2, 8))
+    fit = WorldModelFit(brief[0], brief[1], video, FitConfig(2, 8))
     fit_world_model(made, trajectories, fit, torch.Generator().manual_seed(1))
     return made.eval()
 
 
+@pytest.mark.full
 def test_rewards_of_episodes_that_it_never_saw_are_predicted_from_what_it_sees(learnt):
     """Of every control step and of whole calls, in the environment's units; a constant leaves the whole variance.
 
@@ -90,21 +105,21 @@ def test_rewards_of_episodes_that_it_never_saw_are_predicted_from_what_it_sees(l
     assert correlation(others, reward) < 0.5
 
 
-def test_actions_that_are_not_known_earn_nothing_and_change_no_reward(learnt):
-    batch = windows(learnt, seen_alone(played(20, seed=3)))
+def test_actions_that_are_not_known_earn_nothing_and_change_no_reward(begun):
+    batch = windows(begun, seen_alone(played(20, seed=3)))
     other = dict(batch, actions=batch["actions"].clone())
     other["actions"][:, 2:] = 0.3
-    one, two = predicted(learnt, batch, 2), predicted(learnt, other, 2)
+    one, two = predicted(begun, batch, 2), predicted(begun, other, 2)
     assert torch.equal(one, two) and one[:, :2].all() and not one[:, 2:].any()
 
 
-def test_the_loss_is_the_error_of_the_known_actions_rewards(learnt):
+def test_the_loss_is_the_error_of_the_known_actions_rewards(begun):
     """In units of the variance that was recorded; a reward beyond the known actions does not count."""
-    head, batch = learnt.reward, windows(learnt, seen_alone(played(20, seed=3)))
+    head, batch = begun.reward, windows(begun, seen_alone(played(20, seed=3)))
     count, known = len(batch["task"]), torch.full((len(batch["task"]),), 2)
-    cells = learnt.video.latent[1] * learnt.video.latent[2]
+    cells = begun.video.latent[1] * begun.video.latent[2]
     chooser = torch.Generator().manual_seed(0)
-    features = torch.randn(count, cells, learnt.video.width, generator=chooser)
+    features = torch.randn(count, cells, begun.video.width, generator=chooser)
     call = torch.zeros(count, 1), torch.zeros(count, FRAMES, 1), batch["actions"][:, :FRAMES]
     reward = batch["reward"][:, :FRAMES].clone()
     with torch.no_grad():
@@ -113,17 +128,17 @@ def test_the_loss_is_the_error_of_the_known_actions_rewards(learnt):
         torch.testing.assert_close(head.loss(features, call, batch["task"], known, reward), error)
 
 
-def test_the_scale_of_rewards_is_that_of_the_first_episodes_and_is_kept_in_the_checkpoint(learnt, tmp_path):
+def test_the_scale_of_rewards_is_that_of_the_first_episodes_and_is_kept_in_the_checkpoint(begun, tmp_path):
     """A model that is trained further means the same by what its head says."""
-    rewards = played(300, seed=1).recorded_rewards()
-    assert float(learnt.reward.mean) == pytest.approx(rewards.mean(), abs=1e-5)
-    assert float(learnt.reward.std) == pytest.approx(rewards.std(), abs=1e-5)
-    save_world_model(learnt, tmp_path / "world")
-    again, _ = load_world_model(tmp_path / "world", learnt.spec)
+    rewards = played(EPISODES, seed=1).recorded_rewards()
+    assert float(begun.reward.mean) == pytest.approx(rewards.mean(), abs=1e-5)
+    assert float(begun.reward.std) == pytest.approx(rewards.std(), abs=1e-5)
+    save_world_model(begun, tmp_path / "world")
+    again, _ = load_world_model(tmp_path / "world", begun.spec)
     assert again.config.reward == HEAD and bool(again.reward.fitted)
     again.reward.fit(torch.full((4,), 1e6))
-    batch = windows(learnt, seen_alone(played(20, seed=3)))
-    assert torch.equal(predicted(again, batch), predicted(learnt, batch))
+    batch = windows(begun, seen_alone(played(20, seed=3)))
+    assert torch.equal(predicted(again, batch), predicted(begun, batch))
 
 
 def test_equal_rewards_have_a_scale_all_the_same():

@@ -47,11 +47,12 @@ def collect(arguments: Sequence[str]) -> None:
         _repair(Path(config.repair))
         return
     env_config, out = config.env.required("collect"), Path(config.out)
+    env_config.check()
+    expert = load(config.expert)(horizon=1) if config.expert else env_config.make_expert()
+    env = env_config.make(min(config.num_envs, config.count))
     aside = move_aside(out)
     if aside:
         console.print(f"an earlier dataset was in {out}; it is now {aside}")
-    env = env_config.make(min(config.num_envs, config.count))
-    expert = load(config.expert)(horizon=1) if config.expert else env_config.make_expert()
     seeds = list(seed_ranges.training_seeds(config.seed, "demonstrations")[: config.count])
     episodes = steps = 0
     try:

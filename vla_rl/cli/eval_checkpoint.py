@@ -23,10 +23,11 @@ from vla_rl.policies.flow_policy import FlowPolicy
 from vla_rl.policies.pretrained import default_options
 from vla_rl.policies.renumbered import Renumbered
 from vla_rl.policies.vla.options import VLAOptions
+from vla_rl.pretrained import checkpoint_of
 from vla_rl.recipes.deployed import deployed
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
 from vla_rl.recipes.progress import bar, console
-from vla_rl.recipes.saved import checkpoint_of, env_config_of
+from vla_rl.recipes.saved import env_config_of
 from vla_rl.serving.address import names_server
 from vla_rl.training.tracking import write_json
 
@@ -72,7 +73,8 @@ def evaluate_checkpoint(arguments: Sequence[str]) -> None:
             f"{config.episodes} episodes in {config.num_envs} environments measure nothing; give both at least 1."
         )
     seeds = seed_ranges.held_out(ranges[config.seeds], config.episodes)
-    with deployed(checkpoint, config.env.required("eval"), config.device, options=config.vla) as policy:
+    config.env.required("eval").check()
+    with deployed(checkpoint, config.env, config.device, options=config.vla) as policy:
         outcomes, remarks = _play(config, _at(policy, config.temperature), seeds)
     ends = ", ".join(f"{cause.replace('_', ' ')} {count}" for cause, count in Counter(outcomes.cause).most_common())
     earned = MeanReturn.of(outcomes.returns)

@@ -12,10 +12,10 @@ from vla_rl.cli.override import override
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.parity import Compared, first_difference
 from vla_rl.evaluation.trace import Trace, read_traces
+from vla_rl.pretrained import checkpoint_of
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
 from vla_rl.recipes.parity import replay_checkpoint, replay_simulator
 from vla_rl.recipes.progress import console
-from vla_rl.recipes.saved import checkpoint_of
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,8 @@ def print_results(results: JsonObject) -> None:
     for name, task in results["tasks"].items():
         ends = ", ".join(f"{cause.replace('_', ' ')} {count}" for cause, count in task["causes"].items())
         console.print(f"  {name:<{width}}  {_score(task)} of {task['returns']['episodes']} ({ends})")
+        for remark in results.get("remarks", {}).get(name, []):
+            console.print(f"    {remark}")
     if "score" in results and len(results["tasks"]) > 1:
         console.print(f"  {'all':<{width}}  {_score(results['score'])} of {results['score']['episodes']}")
 

@@ -7,12 +7,13 @@ import select
 import sys
 from collections.abc import Sequence
 
-from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.contract.errors import UserError, cause_of, did_you_mean
 from vla_rl.contract.load import load
 from vla_rl.contract.packages import check_packages
 from vla_rl.contract.trust import OPTION, trust_all
 from vla_rl.recipes.signals import Terminated
 
+_TRACEBACK = "VLA_RL_TRACEBACK"  # in the environment: an error that nobody has foreseen shows all of its traceback
 COMMANDS = {
     "demo": ("vla_rl.cli.demo:demo", "from nothing to a policy that RL has made good, and a page about it"),
     "collect": ("vla_rl.cli.collect:collect", "record demonstrations of the scripted expert"),
@@ -39,7 +40,10 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command.  A user's mistake ends with one sentence and status 2, Ctrl-C with status 130.
+    """Run one command.
+
+    A user's mistake ends with one sentence and status 2, what nobody has foreseen with one and status 1, Ctrl-C with
+    status 130.
 
     Whose output nobody reads any more, as with ``| head``, ends silently.
     """
@@ -60,14 +64,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(_complain(str(error), 2))
     except ModuleNotFoundError as error:
         sys.exit(_complain(f"{error}, so {given[0]!r} cannot run; {_cure(error.name or '')}", 2))
-    except RuntimeError as error:
-        if "MUJOCO_GL" not in str(error):
+    except Exception as error:
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            sys.exit(141)  # 128 + SIGPIPE, as other programs end
+        if _TRACEBACK in os.environ:
             raise
-        sys.exit(_complain(f"MuJoCo cannot be loaded ({error}); unset MUJOCO_GL, or set it to egl or osmesa.", 2))
-    except BrokenPipeError:
-        if not _nobody_reads():
-            raise
-        sys.exit(141)  # 128 + SIGPIPE, as other programs end
+        sys.exit(_complain(_unexpected(error), 1))
     except KeyboardInterrupt as stop:
         status = 143 if isinstance(stop, Terminated) else 130  # 128 + the signal's number, as shells have it
         sys.exit(_complain(str(stop) or "stopped before anything was saved.", status))
@@ -105,6 +107,15 @@ def _cure(module: str) -> str:
     ours = ("torch", "safetensors", "mujoco", "gymnasium", "av", "PIL", "websockets", "tensorboard", "wandb")
     known = module.partition(".")[0] in ours
     return "pip install 'vla-rl[all]'." if known else "check its name, or install it where Python finds it."
+
+
+def _unexpected(error: Exception) -> str:
+    """The sentence about an error that nobody has foreseen: of the user's code, of the machine, or of ours."""
+    if isinstance(error, RuntimeError) and "MUJOCO_GL" in str(error):
+        return f"MuJoCo cannot be loaded ({error}); unset MUJOCO_GL, or set it to egl or osmesa."
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename!r} cannot be used ({error.strerror}), so the command stopped; check that path."
+    return f"{cause_of(error)}, so the command stopped; {_TRACEBACK}=1 before it shows the way there."
 
 
 def _complain(sentence: str, status: int) -> int:

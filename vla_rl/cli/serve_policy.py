@@ -15,10 +15,10 @@ from vla_rl.contract.loopback import is_loopback
 from vla_rl.contract.policy import Policy
 from vla_rl.policies.pretrained import default_options, load_policy
 from vla_rl.policies.vla.options import VLAOptions
+from vla_rl.pretrained import checkpoint_of
 from vla_rl.recipes.context import placed
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
 from vla_rl.recipes.progress import console
-from vla_rl.recipes.saved import checkpoint_of
 from vla_rl.recipes.signals import sigterm_like_ctrl_c
 from vla_rl.serving.access import Access
 from vla_rl.serving.api_key import find_api_key

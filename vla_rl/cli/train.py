@@ -21,7 +21,8 @@ Run the config that the function returns.  FILE.py is a path, or the name of a c
   --out FOLDER       the run folder (default: runs/FUNCTION); an earlier run there is moved aside
   --seeds N          train on the seeds 1 to N in OUT/seed-1 ... with one table; {seed} in a value is the seed
   --processes P      with --seeds: how many run at a time (default: 2)
-  --resume RUN       go on with a run that was stopped, with the config that it began with
+  --resume RUN       go on with a run that was stopped, with the config that it began with; a finished one goes on to
+                     a larger --rl.loop.iterations or --rl.loop.env-steps
   --sources N        collect in N processes (short for --rl.loop.collectors)
   --staleness K      which play on while the policy learns, at most K updates ahead (--rl.loop.staleness)
   --shared FOLDER    read the rollouts of other runs that were given this folder (--rl.shared.folder)
@@ -70,9 +71,7 @@ def _begin(arguments: list[str]) -> None:
 
 
 def _resume(stopped: str, others: Sequence[str]) -> None:
-    if others:
-        raise UserError(f"a resumed run has the config it began with, so {others[0]!r} cannot change it; leave it out.")
-    resume(stopped)
+    resume(stopped, lambda config: override(config, others, f"vla-rl train --resume {stopped}") if others else config)
 
 
 def _number(name: str, given: str) -> float:

@@ -273,9 +273,11 @@ def end_with_owner() -> None:
 
 
 def _end_with(pipe: int) -> None:
-    """End this process when the other end of ``pipe`` is closed."""
+    """End this process when the other end of ``pipe`` is closed; if it leads a group, also all that it started."""
     poll = select.poll()
     poll.register(pipe, 0)  # hang-ups are always reported
     while not any(event & select.POLLHUP for _, event in poll.poll()):
         pass
+    if os.getpgrp() == os.getpid():  # nobody else is left to end them
+        os.killpg(0, signal.SIGKILL)
     os._exit(0)

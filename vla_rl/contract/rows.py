@@ -111,7 +111,7 @@ class EpisodeTracker:
             active = np.flatnonzero(~self.done)
             valid[active, i] = True
             self.time[active] += 1
-            reward[active, i], success, cause = advance(active, action[active, i])
+            reward[active, i], success, cause = one_each(advance(active, action[active, i]), active.size)
             self.end(active, success, cause)
             if observe == "all":
                 frames.append(look())
@@ -209,6 +209,17 @@ class EpisodeTracker:
                 f"action[{env},{step},{entry}] is {action[env, step, entry]} (environment {env} at control step "
                 f"{self.time[env] + step}), so nothing was executed; look for a diverged policy or normalisation."
             )
+
+
+def one_each(advanced: Any, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What an ``Advance`` returned; raises ContractError unless three arrays have one entry for each of ``count``."""
+    if isinstance(advanced, tuple) and len(advanced) == 3 and all(np.shape(it) in ((), (count,)) for it in advanced):
+        return advanced
+    found = [list(np.shape(item)) for item in advanced] if isinstance(advanced, tuple) else type(advanced).__name__
+    raise ContractError(
+        f"_advance of {count} environments returned {found}, so nobody knows whose rewards and ends they are; return "
+        f"three arrays of shape [{count}], an entry for each of env_ids."
+    )
 
 
 def select_rows(arrays: dict[str, np.ndarray], env_ids: np.ndarray) -> Snapshot:

@@ -51,7 +51,7 @@ class Outcomes:
         kinds = np.array(self.family)
         return {name: Rate.of(self.success[kinds == name]) for name in sorted(set(self.family))}
 
-    def remarks(self, time_limit: int) -> list[str]:
+    def remarks(self, time_limit: float) -> list[str]:
         """What can hardly be meant, in sentences: success at the first action, ends at what is not finite."""
         count, found = len(self.seeds), []
         at_once = int((self.success & (self.length <= 1)).sum())

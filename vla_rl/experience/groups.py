@@ -113,6 +113,7 @@ class GroupSource:
         self._decisions: list[Decision] = []
         self._steps = 0.0
         self._lost = 0  # episodes that were truncated because their simulator broke down
+        self._diverged = 0  # and because a reward or an observation was not finite
         self.driver.seconds = no_seconds()
 
     @property
@@ -230,6 +231,7 @@ class GroupSource:
         for env_id, member in self._running.items():
             member.reward += earned[env_id]
             self._steps += steps[env_id]
+        self._diverged += sum(cause[env_id] == "diverged" for env_id in self._running)
         again = self._begin_again(cause)
         success, done = step.success.tolist(), step.done.tolist()
         if self.env.spec.success == "once":
@@ -282,6 +284,7 @@ class GroupSource:
             **self.driver.seconds,
             **self.seeds.counters(),
             **({"rollout/truncated_by_worker": float(self._lost)} if self._lost else {}),
+            **({"rollout/diverged": float(self._diverged)} if self._diverged else {}),
         }
         self._carried = parts[wanted:]
         self._clear()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vla_rl.contract.env import Observation, Observe, Step, VecEnv, on_host
-from vla_rl.contract.errors import UserError
+from vla_rl.contract.errors import ContractError, UserError, cause_of
 from vla_rl.experience.person import InterventionRule, People, PersonConfig
 
 
@@ -91,7 +91,13 @@ class SupervisedEnv:
 
     def _seen(self, obs: Observation) -> np.ndarray:
         """How far the tasks have come, as the person sees it [E]."""
-        return np.asarray(self._progress(obs), float)
+        try:
+            return np.asarray(self._progress(obs), float)
+        except Exception as error:  # of whoever wrote the function
+            raise ContractError(
+                f"how far the task of {self.env.spec.name!r} has come cannot be said ({cause_of(error)}), so nobody "
+                "would know when to take over; name a function of its own observations as the config's progress."
+            ) from error
 
 
 def _bounds(env: VecEnv) -> tuple[Any, Any]:

@@ -5,10 +5,12 @@ TLS in gRPC takes no Ed25519 certificates; policy manifests are signed with an E
 
 from __future__ import annotations
 
+import fcntl
 import ipaddress
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -27,6 +29,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.keys import read_key, sync_folder, write_whole
 from vla_rl.fleet.identity import NAME, Revoked, Role, now, uri
 
 _BACKDATED = timedelta(minutes=5)  # clocks of robots may be behind
@@ -49,7 +52,7 @@ class Authority:
     """The folder of a fleet's certificates; made by :meth:`create`.
 
     ``authority/`` stays where it is, ``server/`` goes to the server's machine and ``robots/NAME/`` to that robot.
-    ``at`` is the present.
+    ``at`` is the present.  Killed at any moment, it lets in nobody who was revoked.
     """
 
     def __init__(self, folder: Path, at: datetime | None = None) -> None:
@@ -57,14 +60,14 @@ class Authority:
         self.folder, self._at = folder, at or now()
         try:
             self._certificate = x509.load_pem_x509_certificate((folder / "authority/ca.pem").read_bytes())
-            key = load_pem_private_key((folder / "authority/ca.key").read_bytes(), None)
+            key = load_pem_private_key(read_key(folder / "authority/ca.key"), None)
         except (OSError, ValueError) as error:
             raise UserError(
                 f"{folder} holds no authority for certificates ({error}), so none can be made or revoked; make one "
                 f"with: vla-rl certs init {folder}."
             ) from error
         assert isinstance(key, EllipticCurvePrivateKey)
-        self._key, self._revoked = key, folder / "server/revoked.txt"
+        self._key, self._log, self._revoked = key, folder / "authority/issued.txt", folder / "server/revoked.txt"
 
     @classmethod
     def create(cls, folder: Path, hosts: Sequence[str] = (), days: int = 365, at: datetime | None = None) -> Authority:
@@ -72,11 +75,6 @@ class Authority:
 
         Raises UserError when ``folder`` has one, which robots in use believe.
         """
-        if (folder / "authority").exists():
-            raise UserError(
-                f"{folder} has an authority already, which robots in use believe, so it is left as it is; choose "
-                "another folder, or remove this one."
-            )
         key, name = generate_private_key(SECP256R1()), _named("vla-rl fleet")
         start = at or now()
         certificate = (
@@ -92,7 +90,14 @@ class Authority:
             "signing.key": _private(signing),
             "signing.pub": signing.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo),
         }
-        _write_folder(folder / "authority", files)
+        folder.mkdir(parents=True, exist_ok=True)
+        with _alone(folder):
+            if (folder / "authority").exists():
+                raise UserError(
+                    f"{folder} has an authority already, which robots in use believe, so it is left as it is; choose "
+                    "another folder, or remove this one."
+                )
+            _write_folder(folder / "authority", files)
         made = cls(folder, start)
         made.server(hosts, days)
         return made
@@ -103,10 +108,13 @@ class Authority:
         The key that signs manifests and the list of revoked certificates stay as they are.
         """
         folder = self.folder / "server"
-        revoked = self._revoked.read_bytes() if self._revoked.exists() else b""
-        kept = {"signing.key": (self.folder / "authority/signing.key").read_bytes(), "revoked.txt": revoked}
-        made = self._issue("server", "server", days, tuple(dict.fromkeys((*hosts, *_HERE))))
-        _write_folder(folder, {**made, **kept})
+        kept = {"signing.key": (self.folder / "authority/signing.key").read_bytes()}
+        with _alone(self.folder):
+            if not self._revoked.exists():
+                self._check_revoked(_of_robots(self._lines()))
+                kept["revoked.txt"] = b""
+            made = self._issue("server", "server", days, tuple(dict.fromkeys((*hosts, *_HERE))))
+            _write_folder(folder, {**made, **kept})
         return folder
 
     def robot(self, name: str, days: int = 365) -> Path:
@@ -120,6 +128,50 @@ class Authority:
                 f"{name!r} cannot be a robot's name, so it gets no certificate; use up to 64 letters, digits, dots, "
                 "hyphens and underscores, a letter or digit first."
             )
+        folder = self.folder / "robots" / name
+        public = (self.folder / "authority/signing.pub").read_bytes()
+        with _alone(self.folder):
+            self._check_revoked(not self._revoked.exists())
+            self._check_successor(name)
+            _write_folder(folder, {**self._issue("robot", name, days, ()), "signing.pub": public})
+        return folder
+
+    def revoke(self, name: str) -> int:
+        """Revoke every valid certificate of robot ``name`` and return how many; raises UserError when there is none."""
+        with _alone(self.folder):
+            found = [one for one in self.issued() if (one.role, one.name, one.revoked) == ("robot", name, False)]
+            if not found:
+                raise UserError(
+                    f"robot {name!r} has no certificate that could be revoked, so nothing is done; vla-rl certs list "
+                    f"{self.folder} prints all."
+                )
+            _add_lines(self._revoked, [f"{one.serial:x} {name} {self._at:%Y-%m-%dT%H:%M:%SZ}" for one in found])
+        return len(found)
+
+    def issued(self) -> list[Issued]:
+        """All certificates that the authority has made, in that order."""
+        lines = self._lines()
+        revoked = Revoked(self._revoked if self._revoked.exists() or _of_robots(lines) else None)
+        try:
+            return [_issued(line, revoked) for line in lines]
+        except ValueError as error:
+            raise UserError(
+                f"the list of certificates {self._log} cannot be read ({error}), so it is not known whose there are; "
+                "restore it, or remove the line that is not whole."
+            ) from error
+
+    def _lines(self) -> list[str]:
+        return self._log.read_text(encoding="ascii").splitlines() if self._log.exists() else []
+
+    def _check_revoked(self, unknown: bool) -> None:
+        if unknown:
+            raise UserError(
+                f"{self._revoked} is missing, so it is not known which robots were revoked and nothing is made; copy "
+                "it back from the server's machine or, if no robot has a certificate yet, run: vla-rl certs server "
+                f"{self.folder}."
+            )
+
+    def _check_successor(self, name: str) -> None:
         for issued in self.issued():
             same = (issued.role, issued.name, issued.revoked) == ("robot", name, False)
             if same and issued.expires > self._at + _RENEWAL:
@@ -128,36 +180,6 @@ class Authority:
                     "taken for one robot, so none is made; choose another name, or revoke it first: vla-rl certs "
                     f"revoke {self.folder} {name}."
                 )
-        folder = self.folder / "robots" / name
-        public = (self.folder / "authority/signing.pub").read_bytes()
-        _write_folder(folder, {**self._issue("robot", name, days, ()), "signing.pub": public})
-        return folder
-
-    def revoke(self, name: str) -> int:
-        """Revoke every valid certificate of robot ``name`` and return how many; raises UserError when there is none."""
-        found = [one for one in self.issued() if (one.role, one.name, one.revoked) == ("robot", name, False)]
-        if not found:
-            raise UserError(
-                f"robot {name!r} has no certificate that could be revoked, so nothing is done; vla-rl certs list "
-                f"{self.folder} prints all."
-            )
-        with open(self._revoked, "a", encoding="ascii") as file:
-            file.writelines(f"{one.serial:x} {name} {self._at:%Y-%m-%dT%H:%M:%SZ}\n" for one in found)
-            file.flush()
-            os.fsync(file.fileno())
-        return len(found)
-
-    def issued(self) -> list[Issued]:
-        """All certificates that the authority has made, in that order."""
-        revoked = Revoked(self._revoked)
-        log = self.folder / "authority/issued.txt"
-        found = []
-        for line in log.read_text(encoding="ascii").splitlines() if log.exists() else ():
-            serial, role, name, expires = line.split()
-            number = int(serial, 16)
-            assert role in ("robot", "server")
-            found.append(Issued(role, name, number, datetime.fromisoformat(expires), number in revoked))  # type: ignore[arg-type]
-        return found
 
     def _issue(self, role: Role, name: str, days: int, hosts: Sequence[str]) -> dict[str, bytes]:
         key = generate_private_key(SECP256R1())
@@ -173,10 +195,7 @@ class Authority:
         )
         expires = certificate.not_valid_after_utc.isoformat()
         # Before the certificate is on disk: one that nobody can list could not be revoked.
-        with open(self.folder / "authority/issued.txt", "a", encoding="ascii") as file:
-            file.write(f"{certificate.serial_number:x} {role} {name} {expires}\n")
-            file.flush()
-            os.fsync(file.fileno())
+        _add_lines(self._log, [f"{certificate.serial_number:x} {role} {name} {expires}"])
         authority = self._certificate.public_bytes(Encoding.PEM)
         return {
             "ca.pem": authority,
@@ -234,14 +253,46 @@ def _private(key: EllipticCurvePrivateKey | Ed25519PrivateKey) -> bytes:
 
 
 def _write_folder(folder: Path, files: dict[str, bytes]) -> None:
-    """All of ``files`` in ``folder``, or none; private keys are their owner's alone."""
-    part = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True, mode=0o700)
+    """Every one of ``files`` in ``folder``, whole or as it was; a new folder has all of them from the beginning."""
+    part = folder if folder.exists() else folder.with_name(f".{folder.name}.part")
+    if part != folder:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True, mode=0o700)
     for name, data in files.items():
-        mode = 0o600 if name.endswith(".key") else 0o644
-        with open(os.open(part / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(data)
-    if folder.exists():
-        shutil.rmtree(folder)
+        write_whole(part / name, data, 0o600 if name.endswith(".key") else 0o644)
     part.rename(folder)
+    sync_folder(folder.parent)
+
+
+def _add_lines(path: Path, lines: Sequence[str]) -> None:
+    before = path.read_text(encoding="ascii").splitlines() if path.exists() else []
+    write_whole(path, "".join(f"{line}\n" for line in (*before, *lines)).encode("ascii"), 0o644)
+
+
+def _of_robots(lines: Sequence[str]) -> bool:
+    """Whether one of the certificates in ``lines`` is a robot's."""
+    return any(" robot " in line for line in lines)
+
+
+def _issued(line: str, revoked: Revoked) -> Issued:
+    """Raises ValueError for a line that is none."""
+    serial, role, name, expires = line.split()
+    if role not in ("robot", "server"):
+        raise ValueError(f"{role!r} is no role")
+    return Issued(role, name, int(serial, 16), datetime.fromisoformat(expires), int(serial, 16) in revoked)  # type: ignore[arg-type]
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """No other thread or process changes ``folder`` meanwhile; raises UserError for a disk that takes nothing."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot be changed ({error}), so what it held counts as before; make room, or look at its disk."
+        ) from error

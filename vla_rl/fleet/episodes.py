@@ -121,11 +121,17 @@ class EpisodeReader:
 
     def _introduced(self, one: _Open, record: FleetRecord) -> None:
         try:
-            one.spec = unpack_introduction(record.payload) or one.spec
+            spec = unpack_introduction(record.payload)
         except ContractError as error:
             self._tell(record.robot, record.episode, str(error))
             one.spec = None
             one.broken = one.broken or "unreadable"
+        else:
+            if spec is not None:  # the robot has begun anew
+                if one.steps:
+                    self._leave(one, "unfinished")
+                one.begin(record)
+                one.spec = spec
 
     def _ended(self, one: _Open, record: FleetRecord) -> FleetEpisode | None:
         try:

@@ -18,6 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.keys import read_key
 from vla_rl.contract.loopback import is_loopback
 
 Role = Literal["robot", "server"]
@@ -55,17 +56,12 @@ def load_credentials(folder: Path, role: Role, clock: Callable[[], datetime] = n
     key_file = folder / f"{role}.key"
     try:
         parts = [(folder / name).read_bytes() for name in ("ca.pem", f"{role}.pem", key_file.name)]
-        readable = key_file.stat().st_mode & 0o077
     except OSError as error:
         raise UserError(
             f"{folder} holds no credentials of a {role} ({error.strerror}: {error.filename}), so nobody would believe "
             f"it; make them with: {_COMMANDS[role]}."
         ) from error
-    if readable:
-        raise UserError(
-            f"{key_file} can be read by other users of this machine, who could pretend to be this {role}, so it is not "
-            f"used; run: chmod 600 {key_file}."
-        )
+    read_key(key_file)
     try:
         authority, certificate = (x509.load_pem_x509_certificate(part) for part in parts[:2])
         key = load_pem_private_key(parts[2], None)
@@ -113,19 +109,21 @@ def check_reach(host: str, credentials: Credentials | None) -> None:
 
 
 class Revoked:
-    """The serial numbers in a file, one a line before any blank, read again when the file changes; no file: none.
+    """The serial numbers in a file, one a line before any blank, read again when it changes; ``path`` None: none.
 
-    ``in`` raises UserError for a file that cannot be read, so that a broken list lets nobody in.
+    Nobody who was revoked once is let in again.  Raises UserError, as ``in`` does, for a file that is missing or cannot
+    be read, so that a broken list lets nobody in.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._path, self._lock = path, threading.Lock()
         self._read: tuple[int, int, int] | None = None
         self._serials: frozenset[int] = frozenset()
+        _ = 0 in self
 
     def __contains__(self, serial: int) -> bool:
         with self._lock:
-            if self._path is not None and self._path.exists():
+            if self._path is not None:
                 self._refresh(self._path)
             return serial in self._serials
 
@@ -135,11 +133,13 @@ class Revoked:
             state = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
             if state != self._read:
                 lines = path.read_text(encoding="ascii").splitlines()
-                self._serials = frozenset(int(line.split()[0], 16) for line in lines if line.strip())
+                # Never fewer: somebody may be writing the file anew, and half of it is there.
+                self._serials |= frozenset(int(line.split()[0], 16) for line in lines if line.strip())
                 self._read = state
         except (OSError, ValueError) as error:
             raise UserError(
-                f"the list of revoked certificates {path} cannot be read ({error}), so no robot is let in; restore it."
+                f"the list of revoked certificates {path} cannot be read ({error}), so no robot is let in; restore "
+                "it, from the folder in which it was revoked."
             ) from error
 
 

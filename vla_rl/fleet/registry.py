@@ -61,6 +61,7 @@ class Registry:
         self._history, self._log = History(folder / "history", self._disk), History(folder / "outcomes", self._disk)
         self._releases, self._changes = Releases(), list[dict[str, Any]]()
         self._outcomes, self._position = dict[int, dict[str, Outcomes]](), -1
+        self._newest: dict[str, Any] = {}  # whose episode was counted last
         self._lock = threading.RLock()
 
     # -- what robots ask ----------------------------------------------------------------------------------------------
@@ -191,7 +192,8 @@ class Registry:
     def record(self, position: int, robot: str, version: int, outcome: Outcomes) -> Verdict | None:
         """Count an episode of ``robot``, at ``position`` of the ledger; one that was counted already is dropped.
 
-        Returns what that means for the canary, None without one; a canary that does worse is taken back.
+        Returns what that means for the canary, None without one; a canary that does worse is taken back.  Only what
+        its own robots did counts for it.
         """
         with self._changing() as releases:
             self._count()
@@ -203,6 +205,14 @@ class Registry:
             if verdict is not None and verdict.rollback:
                 self._change("roll back", "canary rule", verdict.why, version=releases.canary)
             return verdict
+
+    def set_back(self, position: int) -> None:
+        """Count what comes behind ``position``, where the ledger ends now: it may be an older copy than was counted."""
+        with self._changing():
+            self._count()
+            if position < self._position:
+                self._log.append({"position": position, **self._newest, **asdict(Outcomes())})
+                self._count()
 
     def verdict(self) -> Verdict | None:
         """What the episodes so far say about the canary; None without one."""
@@ -246,6 +256,7 @@ class Registry:
 
     def _count_one(self, entry: dict[str, Any]) -> None:
         self._position = entry.pop("position")
+        self._newest = {name: entry[name] for name in ("robot", "version")}
         robots = self._outcomes.setdefault(entry.pop("version"), {})
         robot = entry.pop("robot")
         robots[robot] = robots.get(robot, Outcomes()) + Outcomes(**entry)
@@ -267,10 +278,13 @@ class Registry:
     def _judged(self, releases: Releases) -> Verdict | None:
         if releases.canary is None or releases.active is None:
             return None
-        return judge(self._total(releases.canary), self._total(releases.active), self._rule)
+        tried = self._total(releases, releases.canary, {releases.canary})
+        return judge(tried, self._total(releases, releases.active, {releases.canary, releases.active}), self._rule)
 
-    def _total(self, version: int) -> Outcomes:
-        return sum(self._outcomes.get(version, {}).values(), Outcomes())
+    def _total(self, releases: Releases, version: int, running: set[int]) -> Outcomes:
+        """How ``version`` did on the robots that are to run one of ``running``, whatever others say of it."""
+        found = self._outcomes.get(version, {}).items()
+        return sum((one for robot, one in found if releases.version_for(robot) in running), Outcomes())
 
     def _check_other(self, version: int, releases: Releases) -> None:
         releases.check(version)

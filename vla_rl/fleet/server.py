@@ -55,6 +55,7 @@ class FleetServer:
         with ExitStack() as opening:
             self.ledger = opening.enter_context(closing(Ledger(folder / LEDGER)))
             self.registry = Registry(folder / REGISTRY, config.canary)
+            self.registry.set_back(self.ledger.position)
             policies = RegisteredPolicies(self.registry)
             self.page = opening.enter_context(closing(PageServer(self.status, PageAddress(port=config.page_port))))
             transport = FleetTransport(self.ledger, policies, config.transport, credentials, revoked)

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.keys import read_key, write_whole
 from vla_rl.fleet.manifest import MAX_MANIFEST_BYTES, Manifest
 
 SIGNATURE_BYTES = 64
@@ -37,24 +38,20 @@ class SigningKey:
         """A new key in a new file that its owner alone may read; raises UserError where there is a file already."""
         key = Ed25519PrivateKey.generate()
         try:
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            write_whole(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), put=os.link)
         except OSError as error:
             raise UserError(
                 f"the signing key {str(path)!r} could not be written ({error.strerror}), so nothing can be signed; "
                 "use the key that exists, or name another file."
             ) from error
-        with os.fdopen(handle, "wb") as file:
-            file.write(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-            file.flush()
-            os.fsync(file.fileno())
         return cls(key)
 
     @classmethod
     def load(cls, path: Path) -> Self:
         """The key in a PEM file; raises UserError when it is missing or no Ed25519 key."""
         try:
-            key = load_pem_private_key(path.read_bytes(), password=None)
-        except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+            key = load_pem_private_key(read_key(path), password=None)
+        except (UserError, ValueError, TypeError, UnsupportedAlgorithm) as error:
             raise UserError(
                 f"{str(path)!r} holds no signing key ({error}), so no policy can be published; make one, or name its "
                 "file."

@@ -5,17 +5,28 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from vla_rl.contract.errors import ContractError
 from vla_rl.fleet.canary import Outcomes
 from vla_rl.fleet.episode_end import EpisodeEnd
 from vla_rl.fleet.ledger import Ledger
-from vla_rl.fleet.record import FleetRecord
+from vla_rl.fleet.record import FleetRecord, Sender
 from vla_rl.fleet.registry import Registry
 from vla_rl.fleet.status import Status
 
 log = logging.getLogger("vla_rl.fleet")
 _BATCH = 256  # records that are read at a time
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A robot's newest episode, as far as its steps are stored; ``version`` is the highest of them (a person's: -1)."""
+
+    sender: Sender | None = None
+    episode: str = ""
+    steps: int = 0
+    version: int = -1
 
 
 class Watcher:
@@ -38,6 +49,7 @@ class Watcher:
         self._position, self._present = 0, frozenset[str]()
         self._stages: dict[int, str] = {}
         self._warned: frozenset[str] = frozenset()  # what the canary's alarms are, while it is tried
+        self._running = dict[str, _Running]()  # by robot
 
     def look(self) -> bool:
         """Take in what is new; returns whether there may be more at once."""
@@ -66,6 +78,8 @@ class Watcher:
 
     def _take(self, position: int, record: FleetRecord, waiting: int) -> None:
         """What can fail comes first: the record is taken in again then, and nothing of it has been counted."""
+        if record.kind == "step":
+            self._step(record)
         if record.kind == "episode_end":
             try:
                 end = EpisodeEnd.from_payload(record.payload)
@@ -77,10 +91,26 @@ class Watcher:
             self._status.dropped(record.robot, record.count)
         self._status.stored(record.robot, record.task, record.policy_version, len(record.payload), waiting)
 
+    def _step(self, record: FleetRecord) -> None:
+        before = self._running.get(record.robot, _Running())
+        if (before.sender, before.episode) != (record.sender, record.episode):
+            before = _Running(record.sender, record.episode)
+        self._running[record.robot] = replace(
+            before, steps=before.steps + 1, version=max(before.version, record.policy_version)
+        )
+
     def _ended(self, position: int, record: FleetRecord, end: EpisodeEnd) -> None:
         """Interventions and clips are counted once an episode: their control steps belong together."""
         version, verdict = record.policy_version, None
         known = version in self._registry.releases.stages  # else it is nobody's policy, or one from elsewhere
+        played = self._running.get(record.robot, _Running())
+        if known and played != _Running(record.sender, record.episode, end.steps, version):
+            known = False
+            self._status.alarm(
+                f"robot {record.robot} says that episode {record.episode} of {end.steps} steps ended by policy version "
+                f"{version}, which its stored steps do not say, so it does not count for that version; look at it.",
+                record.robot,
+            )
         if known:
             alone = end.success and not end.intervened  # what a person rescued is no success of the policy
             found = Outcomes(1, int(alone), end.seconds, int(end.intervened > 0), int(end.clipped > 0))

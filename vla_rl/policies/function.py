@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from vla_rl.contract.env import Array, Observation
-from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.errors import ContractError, UserError, cause_of
 from vla_rl.contract.load import load
 from vla_rl.contract.policy import ActionOut, Features, Mode, State
 from vla_rl.contract.spec import EnvSpec
@@ -71,7 +71,14 @@ class FunctionPolicy(BlackBoxPolicy):
 
     def act(self, features: Features, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:
         obs = self.observation(features)
-        return self.action_out(self.function(obs), len(obs.time)), state
+        try:
+            chosen = self.function(obs)
+        except Exception as error:  # of whoever wrote the function
+            raise ContractError(
+                f"{self.name} failed ({cause_of(error)}), so nothing was executed; correct it, or name one that reads "
+                f"the observations of {self.spec.name!r}."
+            ) from error
+        return self.action_out(chosen, len(obs.time)), state
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write ``config.json`` with the function's name; raises UserError when it has none."""

@@ -19,7 +19,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def load_policy(folder: str | Path, spec: EnvSpec | None = None, options: VLAOptions | None = None) -> Any:
-    """The policy in a folder, whichever class wrote it; with ``spec``, checked against that environment.
+    """The policy in a folder, or of a run, whichever class wrote it; with ``spec``, checked against that environment.
 
     A public folder (LeRobot's, transformers') becomes a policy for ``spec`` by ``options``; a checkpoint of ours has
     its own.  Raises UserError for what is missing, damaged or does not fit, and for a public one without ``spec``.

@@ -19,10 +19,10 @@ from vla_rl.policies.renumbered import Renumbered
 from vla_rl.policies.vla.checkpoint import is_public
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.saving import fingerprint as base_fingerprint
+from vla_rl.pretrained import checkpoint_of
 from vla_rl.recipes.context import placed
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.policies import check_if_foreign, names_class, new_policy, remote_policy
-from vla_rl.recipes.saved import checkpoint_of
 from vla_rl.serving.address import names_server
 from vla_rl.training.device import resolve_device
 
@@ -51,7 +51,7 @@ def deployed_policy(
     elif is_public(Path(name)):
         policy = placed(load_policy(name, spec, options), where)
     else:
-        policy = _checkpoint(checkpoint_of(name), spec, where)
+        policy = _checkpoint(Path(name), spec, where)
     check_if_foreign(policy, env, seed, needs=())
     return policy
 
@@ -76,7 +76,7 @@ def check_instructions(name: str, tasks: Mapping[str, EnvConfig]) -> None:
     """
     if name == EXPERT or names_server(name) or names_class(name) or is_public(Path(name)):
         return  # a public one reads any instruction
-    saved = read_config(checkpoint_of(name)).get("spec")
+    saved = read_config(Path(name)).get("spec")
     specs = {task: env.declared_spec() for task, env in tasks.items()} if isinstance(saved, dict) else {}
     readable = {task: spec is None or _reads(EnvSpec.from_json(saved or {}), spec) for task, spec in specs.items()}
     if not all(readable.values()):

@@ -70,11 +70,12 @@ class EnvConfig:
         return found
 
     def check(self) -> None:
-        """Check an environment of the user's own before training; raises ContractError about its first mistake.
+        """Check an environment of the user's own before it is played; raises ContractError about its first mistake.
 
         Those of the catalogue are checked by the tests.  It is reset and stepped, so do not check a robot like this.
         """
-        if ":" in self.name:
+        inside = self.options.get("env", "")  # of one that wraps another
+        if ":" in self.name or ":" in str(inside):
             env = self.make_training(2)
             check_env_quickly(env)
             env.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import closing
+from itertools import groupby
 
 from rich.console import Console
 from rich.table import Table
@@ -63,7 +64,11 @@ def _array(spec: ArraySpec) -> tuple[str, str, str, str]:
 def _entries(spec: ArraySpec) -> list[tuple[str, str, str]]:
     size = spec.shape[-1]
     names, units = spec.names or tuple(map(str, range(size))), spec.unit.split(",")
-    return list(zip(names, _ranges(spec, size), units if len(units) == size else [spec.unit] * size, strict=True))
+    rows = list(zip(names, _ranges(spec, size), units if len(units) == size else [spec.unit] * size, strict=True))
+    if spec.names:
+        return rows
+    runs = [list(run) for _, run in groupby(rows, key=lambda row: row[1:])]
+    return [(run[0][0] if len(run) == 1 else f"{run[0][0]} to {run[-1][0]}", *run[0][1:]) for run in runs]
 
 
 def _ranges(spec: ArraySpec, size: int) -> list[str]:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from vla_rl.contract.check import Checked, check_policy
 from vla_rl.contract.env import VecEnv
-from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.contract.trust import read_json
@@ -22,6 +22,7 @@ from vla_rl.recipes.json_types import JsonMapping, JsonObject
 from vla_rl.recipes.saved import env_config_of
 from vla_rl.recipes.tables import sizes, table, tree
 
+_OF_A_DATASET = ("codebase_version", "robot_type", "total_episodes", "total_frames", "fps")
 _LARGEST = 2048  # pixels a side in which a policy is tried
 _Open: TypeAlias = Callable[[Path, EnvSpec], Policy]  # a class's from_pretrained
 
@@ -38,14 +39,17 @@ def show_folder(show: Console, folder: Path) -> None:
         show.print(tree(f"{folder}: summary", summary) if summary else f"{folder} has no summary yet.")
         found = sorted(str(path.parent) for path in folder.glob("checkpoints/*/config.json"))
         show.print(table("checkpoints", ("vla-rl inspect ...",), [(path,) for path in found]))
+    elif info := _json(folder / "meta" / "info.json"):
+        known = {name: info.get(name) for name in _OF_A_DATASET if info.get(name) is not None}
+        show.print(tree(f"{folder}: a dataset", known | {"features": ", ".join(_mapping(info, "features"))}))
     elif {"type", "model_type"} & config.keys():
         from vla_rl.recipes.inspect_public import describe_public
 
         show.print(table(f"{folder}: a public checkpoint", ("", ""), describe_public(folder)))
     else:
         raise UserError(
-            f"{str(folder)!r} has neither config.json nor summary.json, so it is no checkpoint and no run; "
-            "give the folder that holds one of them."
+            f"{str(folder)!r} has neither config.json, summary.json nor meta/info.json, so it is no checkpoint, run or "
+            "dataset; give the folder that holds one of them."
         )
 
 
@@ -77,10 +81,10 @@ def _checkpoint(show: Console, folder: Path) -> None:
         show.print(checked_table(f"in the environment of its run, {NUM_ENVS} at a time", _play(folder, reopen, env)))
         return
     if spec.name not in catalog():
-        raise UserError(
-            f"{str(folder)!r} was trained for {spec.name!r}, which is not in the catalogue, so it was not tried; "
-            f"{did_you_mean(spec.name, catalog())}"
+        show.print(
+            f"it was not tried: its environment {spec.name!r} is not in the catalogue; vla-rl eval plays it in --env."
         )
+        return
     show.print(checked_table(f"in {spec.name}, {NUM_ENVS} environments", _try(folder, spec, reopen)))
 
 

@@ -26,7 +26,6 @@ from vla_rl.recipes.context import RunContext, StartPolicy, Trainable, generator
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitation import imitate_policy
 from vla_rl.recipes.named import call
-from vla_rl.recipes.saved import checkpoint_of
 from vla_rl.serving.address import names_server
 from vla_rl.training.imitation import ImitationConfig
 
@@ -53,9 +52,7 @@ def start_policy(
             "residual of your own config correct it (vla_rl/serving/remote.py)."
         )
     policy: StartPolicy
-    policy = (
-        new_policy(str(name), spec, {}, seed) if names_class(name) else load_policy(checkpoint_of(name), spec, options)
-    )
+    policy = new_policy(str(name), spec, {}, seed) if names_class(name) else load_policy(name, spec, options)
     check_if_foreign(policy, env_config, seed, ("save_pretrained",))
     return policy
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from vla_rl.contract.config import to_json
 from vla_rl.contract.errors import UserError
 from vla_rl.recipes import metrics
 from vla_rl.recipes.config_files import keep_file, load_kept_files
@@ -17,7 +19,9 @@ from vla_rl.recipes.workers import worker_processes
 from vla_rl.training.device import resolve_device
 from vla_rl.training.distributed import barrier, torchrun_processes
 from vla_rl.training.shared_state import resuming
-from vla_rl.training.tracking import RunFolder, config_of
+from vla_rl.training.tracking import RunFolder, config_of, prolong
+
+_LENGTHS = (".loop.iterations", ".loop.env-steps", "--loop.iterations", "--loop.env-steps")
 
 
 class Recipe(Protocol):
@@ -49,12 +53,42 @@ def run(recipe: Recipe, out: str, source: Path | None = None) -> JsonObject:
         return run_in(folder)
 
 
-def resume(out: str) -> JsonObject:
-    """Go on with the run in the folder ``out``, in as many processes as it was begun by."""
+def resume(out: str, change: Callable[[Any], Any] = lambda config: config) -> JsonObject:
+    """Go on with the run in the folder ``out``, in as many processes as it was begun by.
+
+    ``change(config)`` may raise the length of its reinforcement learning, also of a run that is finished.
+    """
     load_kept_files(Path(out))
-    device = resolve_device(getattr(config_of(Path(out)), "device", "cpu"))
+    before = config_of(Path(out))
+    after = change(before)
+    require_longer(to_json(before), to_json(after))
+    device = resolve_device(getattr(before, "device", "cpu"))
     with torchrun_processes(device) as group:
+        if group.rank == 0 and after != before:
+            console.print(f"{out} goes on from iteration {prolong(Path(out), after)}, its last saved state.")
+        barrier(group)
         return run_in(RunFolder.resume(out, group))
+
+
+def require_longer(before: Any, after: Any, name: str = "-") -> None:
+    """Raise UserError unless ``after`` differs from ``before``, configs as JSON, in a longer loop at most.
+
+    ``name``: the option that they are of.
+    """
+    if isinstance(before, dict) and isinstance(after, dict) and before.keys() == after.keys():
+        for key in before:
+            require_longer(before[key], after[key], f"{name}{'-' if name == '-' else '.'}{key.replace('_', '-')}")
+    elif before != after:
+        if not name.endswith(_LENGTHS):
+            raise UserError(
+                f"a resumed run has the config it began with, so {name!r} cannot change it; leave it out, or give a "
+                "larger --rl.loop.iterations or --rl.loop.env-steps, with which a finished run goes on."
+            )
+        if not (after > before > 0 or (after == 0 and name.endswith("env-steps"))):  # 0 is no limit
+            raise UserError(
+                f"{name} {after} ends the run no later than its own {before or 'none'}, so there is nothing to go on "
+                "to; give a larger number."
+            )
 
 
 def run_in(folder: RunFolder) -> JsonObject:
@@ -66,7 +100,8 @@ def run_in(folder: RunFolder) -> JsonObject:
         with sigterm_like_ctrl_c(), worker_processes(str(folder.run)):
             summary: JsonObject = folder.config.run(folder)
     except UserError:
-        folder.discard_if_empty()
+        if folder.discard_if_empty():
+            console.print(f"nothing was recorded, so the earlier run is in {folder.path} again.")
         raise
     except KeyboardInterrupt as stop:
         raise type(stop)(f"stopped; go on with: {resuming(folder.run, folder.group.size)}") from stop

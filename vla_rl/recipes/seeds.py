@@ -16,6 +16,7 @@ from vla_rl.recipes.sweep import Cell, run_sweep
 from vla_rl.training.tracking import write_json
 
 _RESULTS = ("imitation", "validation", "rl")  # rates of a summary, in the order in which they come about
+_RETURN = "return"  # of one without a rule of success
 
 
 def train_seeds(config: str, count: int, out: Path, arguments: Sequence[str], processes: int) -> None:
@@ -49,6 +50,10 @@ def _table(rows: list[JsonObject]) -> list[list[str]]:
     for name in _RESULTS:
         if name in rows[0]:
             lines.append(_line(name, [row[name] for row in rows]))
+    if _RETURN in rows[0]:
+        means = [row[_RETURN]["mean"] for row in rows]
+        each = ["{mean:.4g} [{low:.4g}, {high:.4g}]".format(**row[_RETURN]) for row in rows]
+        lines.append([_RETURN, *each, f"{sum(means) / len(means):.4g} ({min(means):.4g} to {max(means):.4g})"])
     families = rows[0].get("families", {})
     for name in families if len(families) > 1 else ():
         lines.append(_line(name, [row["families"][name] for row in rows]))
@@ -60,10 +65,10 @@ def _line(name: str, rates: list[JsonObject]) -> list[str]:
 
 
 def _report(out: Path, rows: list[JsonObject], cells: Sequence[Cell], command: str) -> None:
-    episodes = next(row[name]["episodes"] for row in rows for name in reversed(_RESULTS) if name in row)
-    report = Report(
-        "Training seeds side by side", f"Success, each seed with its own interval; {episodes} episodes each"
-    )
+    last = next((name for name in (_RETURN, *reversed(_RESULTS)) if name in rows[0]), "")
+    what = "Mean return" if last == _RETURN else "Success"
+    subtitle = f"{what}, each seed with its own interval; {rows[0][last]['episodes']} episodes each" if last else ""
+    report = Report("Training seeds side by side", subtitle)
     report.table(["", *(f"seed {row['seed']}" for row in rows), "mean (min to max)"], _table(rows))
     seconds = [[stage, *(f"{row['seconds'].get(stage, 0):.0f}" for row in rows)] for stage in rows[0]["seconds"]]
     report.table(["seconds", *(f"seed {row['seed']}" for row in rows)], seconds)
@@ -71,8 +76,8 @@ def _report(out: Path, rows: list[JsonObject], cells: Sequence[Cell], command: s
     for name in ["", *families] if len(families) > 1 else [""]:
         found = [_curve(cell.out, f"seed {row['seed']}", name) for row, cell in zip(rows, cells, strict=True)]
         if curves := [curve for curve in found if curve]:
-            title = f"Validation success: {name}" if name else "Validation success"
-            report.curves(title, "control steps", "success", curves, percent=True)
+            title = f"Validation {what.lower()}"
+            report.curves(f"{title}: {name}" if name else title, "control steps", what.lower(), curves, last != _RETURN)
     report.command(command)
     report.write(out / "report.html")
 

@@ -14,7 +14,7 @@ from torch import nn
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.contract.batch import Reducer
 from vla_rl.contract.env import VecEnv
-from vla_rl.contract.errors import UserError
+from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import LikelihoodPolicy
 from vla_rl.contract.spec import EnvSpec
@@ -161,6 +161,11 @@ class StateBased:
         sizes = {"state": env.spec.state.shape[0]}
         device = resolve_device(self.device)
         policy = self.policy.build(env.spec, RunningStatistics(sizes["state"])).to(device)
+        if unknown := sorted(set(self.experience.privileged) - set(env.spec.extras)):
+            raise UserError(
+                f"{env.spec.name!r} delivers no {unknown[0]!r} (--experience.privileged), so the critic cannot read "
+                f"it; {did_you_mean(unknown[0], env.spec.extras)}"
+            )
         sizes |= {name: math.prod(env.spec.extras[name].shape) for name in self.experience.privileged}
         vision = ImageEncoder.of(env.spec, self.policy.cameras)
         critic = RunningCritic(sizes, self.critic.width, self.critic.depth, vision, self.critic.activation).to(device)

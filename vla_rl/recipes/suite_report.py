@@ -30,6 +30,8 @@ def write_suite_report(folder: Path, suite: Suite, results: JsonObject, episodes
     report.section("Tasks", "95 % Wilson intervals; mean returns with 95 % intervals of the normal approximation.")
     header = ["task", "success", "mean return", "mean length", "ends"]
     report.table(header, [_row(name, task) for name, task in results["tasks"].items()], f"{count} episodes each.")
+    for name, said in results.get("remarks", {}).items():
+        report.text(f"{name}: {' '.join(said)}")
     shown = suite.shown(results)
     if films := [_film(folder, one) for one in episodes if one.video and one.task in shown]:
         report.videos("Videos", films)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from collections import Counter
 from collections.abc import Sequence
@@ -14,11 +15,13 @@ from vla_rl import __version__
 from vla_rl.contract import CONTRACT_VERSION
 from vla_rl.contract.config import to_json
 from vla_rl.evaluation.results import EpisodeResult
+from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.stats import MeanReturn, Rate
 from vla_rl.recipes import sims
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.suite import Suite, SuiteTask
 
+_SAID = ("success", "length", "returns")
 _PACKAGES = ("numpy", "torch", "mujoco", "gymnasium")
 
 
@@ -43,10 +46,19 @@ def results_of(suite: Suite, policy: JsonObject, episodes: Sequence[EpisodeResul
         "suite": to_json(suite),
         "versions": _versions(suite),
     }
+    if said := {task.name: found for task in suite.tasks if (found := remarks(of_task[task.name]))}:
+        results["remarks"] = said
     if rated:
         wins = [one.success for task in rated for one in of_task[task.name]]
         results["score"] = asdict(Rate.of(wins))
     return results
+
+
+def remarks(episodes: Sequence[EpisodeResult]) -> list[str]:
+    """What can hardly be meant about the ``episodes`` of one task, as ``vla-rl eval`` says it of a checkpoint's."""
+    success, length, returns = (np.array([getattr(one, name) for one in episodes]) for name in _SAID)
+    causes, family = tuple(one.cause for one in episodes), ("",) * len(episodes)
+    return Outcomes(np.arange(len(episodes)), success, causes, length, family, returns).remarks(math.inf)
 
 
 def _task(task: SuiteTask, episodes: Sequence[EpisodeResult]) -> JsonObject:

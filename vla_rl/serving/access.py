@@ -13,6 +13,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.keys import read_key
 from vla_rl.contract.loopback import is_loopback
 from vla_rl.serving.api_key import VARIABLE, ApiKey
 from vla_rl.serving.websocket import Refusal
@@ -102,6 +103,7 @@ def _context(certificate: str, private_key: str) -> ssl.SSLContext:
             f"the certificate {certificate!r} cannot be used with the private key {private_key!r} ({error}), so nobody "
             "could connect; give PEM files that belong together, the key without a password."
         ) from error
+    read_key(private_key or certificate)  # which nobody else may
     return context
 
 

@@ -7,9 +7,9 @@ import hmac
 import os
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.keys import read_key
 
 VARIABLE = "VLA_RL_API_KEY"
 _FORM = re.compile(r"[!-~]{16,1024}")  # what a header carries unchanged, and nobody guesses
@@ -37,22 +37,16 @@ class ApiKey:
 def find_api_key(path: str) -> ApiKey | None:
     """The key in the file ``path`` or, with "", in the environment variable ``VLA_RL_API_KEY``; None when neither is.
 
-    Raises UserError for a file that cannot be read, and for what is too short or has blanks inside.
+    Raises UserError for a file that :func:`read_key` refuses, and for what is too short or has blanks inside; so an
+    empty variable is no missing one.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8") if path else os.environ.get(VARIABLE, "")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"the API key file {path!r} cannot be read ({type(error).__name__}), so nobody could be recognized; check "
-            "the file."
-        ) from error
-    text = text.strip()
-    if not text and not path:
+    if not path and VARIABLE not in os.environ:
         return None
+    text = read_key(path).decode("latin-1") if path else os.environ[VARIABLE].strip()
     if not _FORM.fullmatch(text):
         where = f"the file {path!r}" if path else f"the environment variable {VARIABLE}"
         raise UserError(
             f"{where} holds no API key of 16 to 1024 visible ASCII characters, so it could be guessed or not be sent; "
-            "make one, for example with: openssl rand -hex 32."
+            f"make one, for example with: openssl rand -hex 32{'' if path else ', or unset it'}."
         )
     return ApiKey(text)

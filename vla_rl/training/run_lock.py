@@ -20,9 +20,20 @@ def lock_run(folder: Path) -> int:
     A lock of this process, or one whose process has died, is taken over.  Raises UserError when another process runs
     in the folder.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    if folder.resolve() == Path.cwd():
+        raise UserError(
+            f"{str(folder)!r} is the working folder, which a later run could not move aside, so nothing was run; name "
+            "a folder of its own, for example --out runs/first."
+        )
     while True:
-        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise UserError(
+                f"{str(folder)!r} cannot be a folder to write into ({error.strerror}), so nothing was run; choose "
+                "another with --out."
+            ) from error
         file = os.fstat(descriptor)
         if (own := _held.get((file.st_dev, file.st_ino))) is not None:
             return own  # closing ``descriptor`` would release the lock, because locks belong to the process

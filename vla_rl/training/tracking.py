@@ -15,7 +15,7 @@ from vla_rl.contract.batch import OneProcess, Reducer
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.trust import check_folder, check_link, mark_file, read_named
-from vla_rl.training.checkpoint import latest_state, save_state
+from vla_rl.training.checkpoint import latest_state, newest, save_state, step_of
 from vla_rl.training.run_lock import LOCK, lock_run, unlock_run
 from vla_rl.training.shared_state import latest_shared, process_folder, require_processes, save_shared
 from vla_rl.training.trackers import check_trackers, open_trackers
@@ -81,7 +81,8 @@ class RunFolder:
             )
         if (folder.run / "summary.json").exists():
             raise UserError(
-                f"the run in {str(path)!r} is finished, so there is nothing to go on with; see its summary.json."
+                f"the run in {str(path)!r} is finished, so there is nothing to go on with; see its summary.json, or "
+                "give a larger --rl.loop.iterations or --rl.loop.env-steps."
             )
         require_processes(folder.run, folder.group.size)
         folder._lock = lock_run(folder.path)
@@ -141,19 +142,21 @@ class RunFolder:
             tracker.close()
         unlock_run(self.path, self._lock)
 
-    def discard_if_empty(self) -> None:
+    def discard_if_empty(self) -> bool:
         """Remove the folder of a run that failed before it recorded anything; an earlier run gets its name back.
 
-        A copy of the policy that it started from is nothing recorded.
+        Returns whether it has.  A copy of the policy that it started from is nothing recorded.
         """
         kept = [path for path in self.path.iterdir() if path.name not in _AT_START]
         recorded = [item for path in kept for item in (path.iterdir() if path.name == "checkpoints" else [path])]
         if self.resumed or any(path.name != START for path in recorded):
-            return
+            return False
         self.close()
         shutil.rmtree(self.path, ignore_errors=True)
-        if self.moved_to and not self.path.exists():
-            os.replace(self.moved_to, self.path)
+        if self.moved_to is None or self.path.exists():
+            return False
+        os.replace(self.moved_to, self.path)
+        return True
 
     @property
     def elapsed(self) -> float:
@@ -178,7 +181,32 @@ def config_of(run: Path) -> Any:
     check_folder(run)
     if not (run / "config.json").exists():
         raise UserError(f"{str(run)!r} has no config.json, so there is no run to go on with; name a run folder.")
-    return from_json(read_named(run / "config.json"))
+    try:
+        return from_json(read_named(run / "config.json"))
+    except ValueError as error:
+        raise UserError(
+            f"the config.json of {str(run)!r} is damaged ({error}), so the run cannot go on; copy the folder again."
+        ) from error
+
+
+def prolong(run: Path, config: Any) -> int:
+    """Give the run in ``run``, finished or not, the longer ``config``; returns the step that it goes on from.
+
+    Its summary so far is kept as ``summary.1.json``, ``summary.2.json``, ...  Raises UserError when it saved no state.
+    """
+    if (state := newest(run / "state")) is None:
+        raise UserError(
+            f"the run in {str(run)!r} has saved no state of reinforcement learning, so it cannot go on; start another "
+            "from its checkpoint with --policy."
+        )
+    if (run / "summary.json").exists():
+        number = 1
+        while (kept := run / f"summary.{number}.json").exists():
+            number += 1
+        os.replace(run / "summary.json", kept)
+    write_json(run / "config.json", to_json(config))
+    mark_file(run / "config.json")
+    return step_of(state)
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +127,22 @@ def sample_of(policy: Pi0, images: dict[str, np.ndarray], state: np.ndarray, noi
     action = policy._action_out(end, torch.zeros(batch), {}).action.numpy()
     assert np.abs(action - (chunk[:, :4] * A_STD + A_MEAN).clip(-9, 9)).max() < 1e-4
     return chunk
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [
+        (("vlm_config", "text_config"), "rms_norm_eps", 1e-5),
+        (("vlm_config", "vision_config"), "hidden_act", "relu"),
+        (("dit_config",), "rope_parameters", {"rope_theta": 500.0, "rope_type": "default"}),
+        (("dit_config",), "num_attention_heads", 2),
+    ],
+)
+def test_a_network_of_transformers_that_computes_otherwise_is_refused_by_name(theirs, tmp_path, part, name, value):
+    config = json.loads((theirs / "config.json").read_text(encoding="utf-8"))
+    reduce(lambda whole, key: whole[key], part, config)[name] = value
+    with pytest.raises(UserError, match=rf"sets {'.'.join(part)}\.{name} to "):
+        pi0_public.shape_of(tmp_path, config)
 
 
 def test_the_prompt_is_bos_the_instruction_and_a_newline(theirs):

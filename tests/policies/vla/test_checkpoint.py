@@ -188,3 +188,34 @@ def test_a_processor_step_that_is_not_followed_is_refused_by_name(tmp_path, file
 def test_a_model_of_its_own_is_no_misspelt_pi0(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="'pi05' policy, which vla-rl cannot open; it opens smolvla, pi0, openvla"):
         read_public(smolvla(tmp_path, type="pi05"))
+
+
+PI0_PICTURES = {"image_mean": [0.5] * 3, "do_pad": True, "resample": 3, "pad_size": {"height": 224, "width": 224}}
+OPENVLA_PICTURES = {"image_resize_strategy": "resize-naive", "means": [[0.485, 0.456, 0.406], [0.5] * 3]}
+
+
+@pytest.mark.parametrize(
+    ("config", "pictures", "field", "value"),
+    [
+        ({"model_type": "pi0", "chunk_size": 50}, PI0_PICTURES, "resample", 2),
+        ({"model_type": "pi0", "chunk_size": 50}, PI0_PICTURES, "pad_size", {"height": 448, "width": 448}),
+        ({"model_type": "pi0", "chunk_size": 50}, PI0_PICTURES, "do_center_crop", True),
+        ({"model_type": "openvla"}, OPENVLA_PICTURES, "image_resize_strategy", "letterbox"),
+        ({"model_type": "openvla"}, OPENVLA_PICTURES, "means", [[0.5] * 3] * 2),
+    ],
+)
+def test_an_image_processor_that_is_not_followed_is_refused_by_name(
+    tmp_path: Path, config: dict[str, Any], pictures: dict[str, Any], field: str, value: Any
+) -> None:
+    write(tmp_path / "config.json", config)
+    for file, saved in (
+        ("preprocessor_config.json", pictures),
+        ("processor_config.json", {"image_processor": pictures}),
+    ):
+        write(tmp_path / file, saved)
+        read_public(tmp_path)
+        changed = {**pictures, field: value}
+        write(tmp_path / file, changed if file.startswith("pre") else {"image_processor": changed})
+        with pytest.raises(UserError, match=f"{file}' sets (image_processor.)?{field} to"):
+            read_public(tmp_path)
+        (tmp_path / file).unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import threading
 from contextlib import closing
@@ -17,7 +18,9 @@ from tests.patience import PATIENCE
 from tests.recipes.robots.test_robot_recording import OPEN_LOOP, simulated
 from tests.recipes.robots.test_streaming import server_in
 from vla_rl.cli import robot
-from vla_rl.contract.errors import UserError
+from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.fleet.attempt import LinkState
+from vla_rl.fleet.backoff import BackoffOptions
 from vla_rl.fleet.policy_cache import PolicyCache
 from vla_rl.fleet.signing import SigningKey, TrustedKeys
 from vla_rl.policies.flow import AllSteps, FlowSampler
@@ -154,6 +157,59 @@ def test_a_policy_that_answers_otherwise_or_is_not_signed_is_refused_and_the_old
     assert versions(fleet) == [[1], [1], [1]]
     assert "version 2 is not used: it answers its golden observation otherwise" in said
     assert "version 3 is not used: " in said and "not signed by a key that this robot trusts" in said
+
+
+TROUBLES = {
+    "no room": UserError("no room on this robot"),
+    "damaged on its way": ContractError("a chunk arrived damaged"),
+    "no files": OSError(errno.EMFILE, "Too many open files"),
+    "no memory": MemoryError(),
+}
+
+
+class Flaky(PolicyCache):
+    """Fails at what ``failing`` names, until it is cleared."""
+
+    failing: dict[str, Exception]
+
+    def fetch(self, version, spec_hash, source):
+        if "fetch" in self.failing:
+            raise self.failing["fetch"]
+        return super().fetch(version, spec_hash, source)
+
+    def get(self, version):
+        if "get" in self.failing:
+            raise self.failing["get"]
+        return super().get(version)
+
+
+@pytest.mark.parametrize(("when", "trouble"), [*(("fetch", one) for one in TROUBLES), ("get", "no files")])
+def test_what_failed_for_a_passing_reason_is_tried_again(fleet, checkpoint, tmp_path, monkeypatch, trouble, when):
+    monkeypatch.setattr(fleet_policy, "BackoffOptions", lambda: BackoffOptions(0.01, 0.02))
+    monkeypatch.setattr(fleet_policy, "_LOOK_S", 0.01)
+    fleet.add()
+    fleet.registry.status = lambda: LinkState(connected=True, policy=(1, "active"))
+    keys = TrustedKeys([(tmp_path / "fleet" / "signing.pub").read_bytes()])
+    cache, printed = Flaky(tmp_path / "policies", keys), Console(file=io.StringIO(), width=300)
+    cache.failing = {when: TROUBLES[trouble]}
+    spec, made = load_policy(checkpoint).spec, []
+
+    def make(policy):
+        made.append(policy)
+        return lambda query: pytest.fail("nobody asked")
+
+    with closing(fleet_policy.FleetPolicy(cache, fleet.registry, spec, make, printed)) as policy:
+
+        def refused():
+            policy._swap()
+            return 1 in policy._refused
+
+        wait_until(refused)
+        assert not made
+        cache.failing = {}
+        policy.ready()
+    assert policy.version == 1 and len(made) == 1 and not policy._refused
+    assert "version 1 from now on" in printed.file.getvalue()
 
 
 def test_without_its_server_it_begins_with_what_it_ran_last_and_with_none_it_waits(fleet, tmp_path):

@@ -24,6 +24,7 @@ from sims.isolation.server import Server
 from tests.auditing import AuditingPolicy
 from tests.patience import PATIENCE, wait_until
 from tests.sims.isolation.test_isolated import same_observation, same_step
+from tests.tls import CERTIFICATE, private_key, secret_file
 from tests.worker_pids import worker_pids
 from vla_rl.contract.check import check_env, random_actions
 from vla_rl.contract.errors import UserError
@@ -32,7 +33,6 @@ from vla_rl.contract.wire import MAGIC, handshake, pack
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 
 ROOT = Path(__file__).resolve().parents[3]
-TLS = ROOT / "tests" / "golden" / "tls"
 TROUBLED = "tests.sims.isolation.troubled:{}"
 LIFT = {"image_size": 16, "threads": 1}
 pytestmark = pytest.mark.filterwarnings("ignore:the worker at:UserWarning")
@@ -185,10 +185,9 @@ def test_a_server_without_free_files_goes_on_later(capfd):
 # -- strangers ---------------------------------------------------------------------------------------------------------
 
 
-def secured(tmp_path, secret="open sesame", certificate=True):
-    key = tmp_path / f"{secret.replace(' ', '_')}.key"
-    key.write_text(secret + "\n")
-    files = (str(TLS / "server.pem"), str(TLS / "server.key")) if certificate else ("", "")
+def secured(tmp_path, secret="open sesame, please", certificate=True):
+    key = secret_file(tmp_path / f"{secret.replace(' ', '_')}.key", secret.encode() + b"\n")
+    files = (CERTIFICATE, private_key()) if certificate else ("", "")
     return Security(str(key), *files)
 
 
@@ -204,7 +203,7 @@ def test_with_certificate_and_key_it_is_encrypted_and_works(serve, tmp_path):
     plain.close()
 
 
-@pytest.mark.parametrize("secret", ["", "open sesam"])
+@pytest.mark.parametrize("secret", ["", "open sesame, pleas"])
 def test_without_the_key_nothing_is_served(serve, tmp_path, secret, capfd):
     address = serve("counting", secured(tmp_path, certificate=False))
     wrong = secured(tmp_path, secret, certificate=False).key if secret else ""

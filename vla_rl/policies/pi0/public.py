@@ -14,6 +14,16 @@ from vla_rl.policies.vla.transformers import transformers
 
 VARIANTS = {"gemma_2b": Gemma(), "gemma_300m": Gemma(hidden_size=1024, intermediate_size=4096)}
 SO400M = Siglip()  # the only vision tower that openpi has
+# What this network computes, where transformers' could be configured to compute something else.
+_GEMMA = {
+    "hidden_act": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_theta": 10_000.0, "rope_type": "default"},
+    "attention_bias": False,
+    "use_bidirectional_attention": True,
+}
+_SIGLIP = {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6, "num_channels": 3, "vision_use_head": False}
+_SHARED = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
 
 
 def shape_of(folder: Path, config: Mapping[str, Any]) -> Pi0Shape:
@@ -22,7 +32,7 @@ def shape_of(folder: Path, config: Mapping[str, Any]) -> Pi0Shape:
     Raises UserError for a LeRobot folder that was written before 0.4: that model saw other pictures.
     """
     if config.get("model_type") == "pi0":
-        return _of_transformers(config)
+        return _of_transformers(folder, config)
     if "paligemma_variant" not in config:
         raise UserError(
             f"{str(folder)!r} holds a pi0 of a LeRobot before 0.4, which prepared pictures in another way, so it would "
@@ -31,9 +41,22 @@ def shape_of(folder: Path, config: Mapping[str, Any]) -> Pi0Shape:
     return _of_variants(folder, config)
 
 
-def _of_transformers(config: Mapping[str, Any]) -> Pi0Shape:
+def _of_transformers(folder: Path, config: Mapping[str, Any]) -> Pi0Shape:
+    """Raises UserError, naming the field, for a network that computes something else."""
     full = transformers().PI0Config(**{key: item for key, item in config.items() if key != "model_type"})
     text, vision, expert = full.vlm_config.text_config, full.vlm_config.vision_config, full.dit_config
+    shared = {name: getattr(text, name) for name in _SHARED}  # the expert reads the keys and values of the language
+    for part, given, assumed in (
+        ("vlm_config.text_config", text, _GEMMA),
+        ("vlm_config.vision_config", vision, _SIGLIP),
+        ("dit_config", expert, _GEMMA | shared),
+    ):
+        for name, value in assumed.items():
+            if getattr(given, name, value) != value:
+                raise UserError(
+                    f"config.json of {str(folder)!r} sets {part}.{name} to {getattr(given, name)!r}, but vla-rl's pi0 "
+                    f"computes with {value!r}, so its actions would be wrong; use a checkpoint with that."
+                )
     return Pi0Shape(
         vision=Siglip(**{item.name: getattr(vision, item.name) for item in fields(Siglip)}),
         language=Gemma(**{item.name: getattr(text, item.name) for item in fields(Gemma)}),

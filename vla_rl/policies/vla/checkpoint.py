@@ -82,6 +82,31 @@ _STEPS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "device_processor": _DEVICE,
     },
 }
+# The image processors of transformers' folders: in a file of their own or beside the statistics of PI0Processor.
+_IMAGE_PROCESSORS = (("preprocessor_config.json", ""), ("processor_config.json", "image_processor"))
+_OF_ANY_PROCESSOR = dict.fromkeys(("image_processor_type", "processor_class", "auto_map", "data_format"), _ANY)
+_PI0_PICTURES: Mapping[str, Any] = {
+    **_OF_ANY_PROCESSOR,
+    "image_seq_length": _ANY,
+    **dict.fromkeys(("do_convert_rgb", "do_normalize", "do_pad", "do_rescale", "do_resize"), (True,)),
+    "image_mean": ([0.5] * 3,),
+    "image_std": ([0.5] * 3,),
+    "resample": (3,),
+    "rescale_factor": (1 / 255,),
+}
+# Its tvf_... are made from the others whenever it is loaded; bfloat16 has rounded the numbers of some folders.
+_OPENVLA_PICTURES: Mapping[str, Any] = {
+    **_OF_ANY_PROCESSOR,
+    **{f"tvf_{name}_params": _ANY for name in ("crop", "normalize", "resize")},
+    "tvf_letterbox_fill": _ANY,
+    "tvf_do_letterbox": (False,),
+    "use_fused_vision_backbone": (True,),
+    "image_resize_strategy": ("resize-naive",),
+    "input_sizes": ([[3, 224, 224]] * 2,),
+    "interpolations": (["bicubic"] * 2,),
+    "means": ([[0.485, 0.456, 0.406], [0.5] * 3], [[0.484375, 0.455078125, 0.40625], [0.5] * 3]),
+    "stds": ([[0.229, 0.224, 0.225], [0.5] * 3], [[0.228515625, 0.2236328125, 0.224609375], [0.5] * 3]),
+}
 _IMAGE_PREFIXES = ("observation.images.", "observation.")
 
 
@@ -234,6 +259,13 @@ def _check_pictures(path: Path, modes: Mapping[str, str]) -> None:
 def _transformers(folder: Path, config: Mapping[str, Any]) -> PublicCheckpoint:
     """transformers: a pi0 names no cameras and pads state and action; an OpenVLA sees one picture."""
     pi0 = config["model_type"] == "pi0"
+    known = dict(_PI0_PICTURES if pi0 else _OPENVLA_PICTURES)
+    if pi0:
+        side = config.get("vlm_config", {}).get("vision_config", {}).get("image_size", 224)
+        known |= {"size": ({"max_height": side, "max_width": side},), "pad_size": ({"height": side, "width": side},)}
+    for file, part in _IMAGE_PROCESSORS:
+        saved = read_json(folder / file) if (folder / file).is_file() else {}
+        _check_fields(folder / file, saved.get(part, {}) if part else saved, known, part and f"{part}.")
     return PublicCheckpoint(
         folder=folder,
         family=config["model_type"],
@@ -244,6 +276,7 @@ def _transformers(folder: Path, config: Mapping[str, Any]) -> PublicCheckpoint:
         chunk=config["chunk_size"] if pi0 else 1,
         executed=config["chunk_size"] if pi0 else 1,
         tokenizer=_PALIGEMMA if pi0 else "",
+        steps=config.get("num_inference_steps") if pi0 else None,
         modes=Modes() if pi0 else Modes("QUANTILES", "QUANTILES"),
     )
 

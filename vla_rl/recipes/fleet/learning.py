@@ -16,6 +16,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.fleet.episodes import EpisodeReader, FleetEpisode, tell_log
@@ -30,7 +32,6 @@ from vla_rl.pretrained import save_own
 from vla_rl.recipes.config_files import load_kept_files
 from vla_rl.recipes.fleet.learn import LEARNER, Learn
 from vla_rl.recipes.fleet.releasing import Releasing
-from vla_rl.recipes.saved import checkpoint_of
 from vla_rl.training.threads import alone
 from vla_rl.training.tracking import RunFolder
 
@@ -51,10 +52,12 @@ class Learning:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config, self.run, self.releasing, self._alarm, self._clock = config, run, releasing, alarm, clock
-        base: Any = load_policy(checkpoint_of(config.policy))
+        base: Any = load_policy(config.policy)
         shown = load_demonstrations(Path(config.demonstrations)).with_tasks(base.spec.tasks)
         self.learner: Any = config.method.build(base, shown, config.seed)
         self.position, self.episodes, self.updates, self.published = 0, 0, 0, 0
+        self._known = dict[int, bytes]()  # the ends of episodes that it has learnt from, or put aside: their hashes
+        self._passing = 0  # position up to which a ledger without such hashes was learnt from
         self.metrics: dict[str, float] = {}
         self._reader, self._complained = EpisodeReader(self._complain), dict[str, set[str]]()
         self._robots = set[str]()  # that ended an episode since the last publication
@@ -67,12 +70,18 @@ class Learning:
     # -- what robots sent -------------------------------------------------------------------------------------------
 
     def take(self, position: int, record: FleetRecord) -> None:
-        """The next record of the ledger; those that were learnt from before it was killed are passed over."""
-        if position <= self.position:
+        """The next record of the ledger; episodes that were learnt from before it was killed are passed over.
+
+        One is known by the position and the hash of its end: in a ledger that was set back to a copy, others are there.
+        """
+        ends, self.position = record.kind == "episode_end", position
+        if ends and (position <= self._passing or self._known.get(position) == _name(record)):
+            self._known[position] = _name(record)
             self._reader.skip(record)
             return
-        self.position = position
         episode = self._reader.add(record)
+        if ends:
+            self._known[position] = _name(record)
         if episode is not None:
             self._learn_from(episode)
 
@@ -167,7 +176,8 @@ class Learning:
     def save(self) -> None:
         """Save everything that a later process needs to go on from here."""
         numbers = {name: getattr(self, name) for name in ("position", "episodes", "updates", "published")}
-        state = {**numbers, "robots": sorted(self._robots), "learner": self.learner.state_dict()}
+        ends = (np.array([*self._known], np.int64), np.array([*map(list, self._known.values())], np.uint8))
+        state = {**numbers, "robots": sorted(self._robots), "ends": ends, "learner": self.learner.state_dict()}
         self.run.save_state(self.updates, state)
 
     def _restore(self) -> None:
@@ -177,8 +187,18 @@ class Learning:
             self.position, self.episodes = state["position"], state["episodes"]
             self.updates, self.published = state["updates"], state["published"]
             self._robots = set(state["robots"])
+            if "ends" in state:
+                positions, names = (np.asarray(item) for item in state["ends"])
+                self._known = {int(at): name.tobytes() for at, name in zip(positions, names, strict=True)}
+            else:
+                self._passing = self.position
         else:
             self.save()
+
+
+def _name(record: FleetRecord) -> bytes:
+    """By which an end of an episode is known again."""
+    return record.hash[:8]
 
 
 def until_the_server_ends(learning: Learning, inbox: Inbox, say: Callable[[dict[str, Any]], None]) -> None:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.intervals import wilson
+from vla_rl.contract.keys import write_whole
 from vla_rl.contract.trust import check_folder
 from vla_rl.fleet.canary import Outcomes
 from vla_rl.fleet.registry import Registry
@@ -37,8 +38,15 @@ def signing_key(folder: Path, credentials: str) -> SigningKey:
     path = key_file(folder, credentials)
     if credentials:
         return SigningKey.load(path)
-    key = SigningKey.load(path) if path.exists() else SigningKey.create(path)
-    (folder / PUBLIC_KEY).write_bytes(key.public_pem())
+    try:
+        key = SigningKey.load(path) if path.exists() else SigningKey.create(path)
+    except UserError:
+        if not path.exists():
+            raise
+        key = SigningKey.load(path)  # another process was quicker
+    public = folder / PUBLIC_KEY
+    if not public.exists() or public.read_bytes() != key.public_pem():
+        write_whole(public, key.public_pem(), 0o644)
     return key
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from vla_rl.fleet.registry import Registry
 from vla_rl.fleet.signing import SigningKey
 from vla_rl.policies.pretrained import load_policy
+from vla_rl.pretrained import checkpoint_of
 from vla_rl.recipes.fleet.golden import published
 from vla_rl.recipes.fleet.policies import user
-from vla_rl.recipes.saved import checkpoint_of
 
 
 def publish(registry: Registry, key: SigningKey, checkpoint: str | Path, why: str, who: str = "") -> int:
