@@ -402,7 +402,17 @@ def _sparse(folder: Path, canary: Path) -> None:
     os.truncate(path, 8 + len(text) + end)
 
 
+def _steering(folder: Path, canary: Path) -> None:
+    """Texts that a terminal obeys."""
+    checkpoint(folder)
+    spec = json.loads((folder / "config.json").read_text())["spec"]
+    text = "\x1b]0;x\x07\x1b[2J[/red]"
+    spec["state"]["names"], spec["tasks"] = [text, text], [text]
+    changed(folder, spec=spec, vocabulary={"words": [text]})
+
+
 SIZES: dict[str, Make] = {
+    "texts that steer a terminal": _steering,
     "wide layer": lambda folder, canary: _wide(folder, canary, width=900_000, depth=2),
     "wider layer": lambda folder, canary: _wide(folder, canary, width=10**13, depth=1),
     "layers": lambda folder, canary: _wide(folder, canary, width=8, depth=10**9),

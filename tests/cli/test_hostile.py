@@ -171,6 +171,8 @@ def wrong(done: dict[str, Any], statuses: set[int]) -> str:
         return f"it {', '.join(done['did'])}"
     if done["status"] not in statuses or "Traceback" in done["said"]:
         return f"status {done['status']}: {done['said'][-1500:]}"
+    if "\x1b" in done["said"]:
+        return "it steers the terminal"
     if done["peak"] > MOST_BYTES:
         return f"{done['peak'] / 1e9:.1f} GB"
     if done["status"] in (1, 2) and not (last.startswith("vla-rl: ") and last.endswith((".", "?"))):

@@ -137,6 +137,13 @@ FAULTS = (
         ("tests/sims/isolation/test_remote.py::test_a_client_names_no_code_programs_or_files",),
     ),
     Fault(
+        "texts of others steer the terminal",
+        "vla_rl/recipes/tables.py",
+        "    return Text(printable(text), style)",
+        "    return Text(text, style)",
+        (_SIZES,),
+    ),
+    Fault(
         "shards of weights lie anywhere",
         "vla_rl/policies/vla/weights.py",
         "        if Path(name).name != name:",

@@ -7,7 +7,7 @@ import select
 import sys
 from collections.abc import Sequence
 
-from vla_rl.contract.errors import UserError, cause_of, did_you_mean
+from vla_rl.contract.errors import UserError, cause_of, did_you_mean, printable
 from vla_rl.contract.load import load
 from vla_rl.contract.packages import check_packages
 from vla_rl.contract.trust import OPTION, trust_all
@@ -119,5 +119,5 @@ def _unexpected(error: Exception) -> str:
 
 
 def _complain(sentence: str, status: int) -> int:
-    print(f"vla-rl: {sentence}", file=sys.stderr)
+    print(f"vla-rl: {printable(sentence)}", file=sys.stderr)
     return status

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import re
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class UserError(Exception):
@@ -18,6 +21,11 @@ class ContractError(UserError, ValueError):
 
 class NonFiniteError(UserError, ArithmeticError):
     """A NaN or infinity in an action, a loss or a gradient; the message names the tensor and the step."""
+
+
+def printable(text: str) -> str:
+    """``text`` without what steers a terminal: a folder of others may have put it there."""
+    return _CONTROL.sub("?", text)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -9,29 +9,31 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from vla_rl.contract.errors import printable
+
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """A table of plain text: square brackets are no markup in it."""
-    made = Table(*columns, title=Text(title, "bold"), title_justify="left", show_header=any(columns))
+    made = Table(*columns, title=_text(title, "bold"), title_justify="left", show_header=any(columns))
     for row in rows:
-        made.add_row(*(Text(cell) for cell in row))
+        made.add_row(*(_text(cell) for cell in row))
     return made
 
 
 def tree(name: str, value: Mapping[str, object]) -> Tree:
     """Nested settings or results, one per line."""
-    made = Tree(Text(name, "bold"))
+    made = Tree(_text(name, "bold"))
     for key, item in value.items():
         if isinstance(item, Mapping) and {"success", "low", "high", "episodes"} <= set(item):
             interval = f"[{100 * item['low']:.1f}, {100 * item['high']:.1f}]"
-            made.add(Text(f"{key}: {item['success']:.1%} {interval} of {item['episodes']} episodes"))
+            made.add(_text(f"{key}: {item['success']:.1%} {interval} of {item['episodes']} episodes"))
         elif isinstance(item, Mapping) and item:
             kind = str(item.get("class", "")).rpartition(":")[2]
             made.add(
                 tree(f"{key}: {kind}" if kind else key, {name: part for name, part in item.items() if name != "class"})
             )
         else:
-            made.add(Text(f"{key}: {item:.4g}" if isinstance(item, float) else f"{key}: {item}"))
+            made.add(_text(f"{key}: {item:.4g}" if isinstance(item, float) else f"{key}: {item}"))
     return made
 
 
@@ -44,3 +46,7 @@ def sizes(of: object) -> Table:
         counts = [(item.numel(), trained is None or id(item) in trained) for item in module.parameters()]
         rows.append((name, f"{sum(n for n, _ in counts):,}", f"{sum(n for n, learns in counts if learns):,}"))
     return table(f"{type(policy).__name__}: parameters", ("module", "number", "trained"), rows)
+
+
+def _text(text: str, style: str = "") -> Text:
+    return Text(printable(text), style)
