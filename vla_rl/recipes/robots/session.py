@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -40,6 +40,7 @@ from vla_rl.recipes.robots.status import CommandLines, Display, EpisodeBar, Epis
 from vla_rl.recipes.signals import ignored_ctrl_c
 
 MAX_CHUNK = 64  # actions that a policy may plan at once
+FAULT = "fault"  # outcome of an episode that the robot could not go on with
 _ROUNDING = 1e-6  # control steps by which a delay of whole ones may seem longer
 
 
@@ -79,10 +80,28 @@ class Session(Protocol):
         """Have everything ready for the episode ``title``; raises UserError when the arm is stopped for good."""
 
     def play(self, decide: Decide, number: int, seed: int) -> Iterator[ControlStep]:
-        """The control steps of episode ``number`` (from 1), whose scene is that of ``seed`` where it can be set."""
+        """The control steps of episode ``number`` (from 1), whose scene is that of ``seed`` where it can be set.
+
+        They end before the first that is not finite, with the outcome ``FAULT`` and perhaps without any.
+        """
 
     def close(self) -> None:
         """Bring the arm to rest and free everything; safe to call twice."""
+
+
+def outcome_of(records: Sequence[Record]) -> str:
+    """How an episode of these control steps ended."""
+    return records[-1].outcome or FAULT if records else FAULT
+
+
+def _finite(steps: Generator[ControlStep]) -> Iterator[ControlStep]:
+    """``steps`` before the first that is not finite: what a broken sensor says is no data, and nothing learns it."""
+    with closing(steps):
+        for step in steps:
+            numbers = (step.obs.state, step.record.position, step.record.executed.astype(np.float32))
+            if not all(np.isfinite(item).all() for item in numbers):
+                return
+            yield step
 
 
 def open_session(
@@ -140,6 +159,9 @@ class LockstepSession:
             )
 
     def play(self, decide: Decide, number: int, seed: int) -> Iterator[ControlStep]:
+        return _finite(self._steps(decide, number, seed))
+
+    def _steps(self, decide: Decide, number: int, seed: int) -> Generator[ControlStep]:
         robot, dt = self._robot, self.spec.control_dt
         self._executor.reset(seed)
         if self._person is not None:
@@ -194,6 +216,9 @@ class RealTimeSession:
                 return
 
     def play(self, decide: Decide, number: int, seed: int) -> Iterator[ControlStep]:
+        return _finite(self._steps(decide, number, seed))
+
+    def _steps(self, decide: Decide, number: int, seed: int) -> Generator[ControlStep]:
         if self._control.resets:
             self._control.reset(seed)
         with Runtime(self._control, decide, self._observation, pictured=self._pictured) as runtime:
