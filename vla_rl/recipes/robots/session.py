@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -94,14 +94,25 @@ def outcome_of(records: Sequence[Record]) -> str:
     return records[-1].outcome or FAULT if records else FAULT
 
 
+class _BrokenSensorError(Exception):
+    """What the arm measures is not finite, so nobody is asked to decide on it."""
+
+
 def _finite(steps: Generator[ControlStep]) -> Iterator[ControlStep]:
     """``steps`` before the first that is not finite: what a broken sensor says is no data, and nothing learns it."""
-    with closing(steps):
+    with closing(steps), suppress(_BrokenSensorError):
         for step in steps:
             numbers = (step.obs.state, step.record.position, step.record.executed.astype(np.float32))
             if not all(np.isfinite(item).all() for item in numbers):
                 return
             yield step
+
+
+def _measured(measured: Measurement, obs: Observation) -> Observation:
+    """``obs``; raises _BrokenSensorError where a number of it, or of what was ``measured``, is not finite."""
+    if not (np.isfinite(measured.position).all() and np.isfinite(obs.state).all()):
+        raise _BrokenSensorError
+    return obs
 
 
 def open_session(
@@ -180,7 +191,7 @@ class LockstepSession:
         self._robot.disconnect()
 
     def _observed(self, measured: Measurement, time: int) -> Observation:
-        return replace(self._robot.seen, time=np.array([time]))
+        return _measured(measured, replace(self._robot.seen, time=np.array([time])))
 
     def _watched(self, step: int, measured: Measurement) -> HumanInput | None:
         return None if self._person is None else self._person.look(self._robot.seen, measured, self.spec.control_dt)
@@ -256,7 +267,8 @@ class RealTimeSession:
         if not self._home.missed(self._control.newest().record.position):
             return
         self._wait(f"{title}: the arm goes home slowly. Clear its way, then press Enter.", self._control)
-        self._home.go(self._control, self._observation)
+        with suppress(_BrokenSensorError):  # the supervisor has stopped the arm, which a person is told next
+            self._home.go(self._control, self._observation)
         missed = self._home.missed(self._control.newest().record.position)
         if missed and not self._control.newest().stopped:
             self._wait(f"{missed}, where the arm came to rest. Look at it; Enter goes on from there.", self._control)
@@ -264,7 +276,7 @@ class RealTimeSession:
     def _observation(self, measured: Measurement, time: int) -> Observation:
         images = {name: camera.read().image[None] for name, camera in self._cameras.items()}
         state = measured.position.astype(np.float32)[None]
-        return Observation(images, state, np.zeros(1, np.int64), np.array([time]))
+        return _measured(measured, Observation(images, state, np.zeros(1, np.int64), np.array([time])))
 
     def _pictured(self) -> float:
         """When the oldest of the newest pictures was captured; the present where there is no camera."""
