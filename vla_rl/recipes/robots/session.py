@@ -29,7 +29,7 @@ from robot_drivers.runtime import Runtime
 from robot_drivers.safety import Supervisor
 from robot_drivers.simulated import SimulatedRobot
 from robot_drivers.teleop.terminal import Foreground
-from vla_rl.contract.env import Observation
+from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.contract.spec import EnvSpec
@@ -102,17 +102,19 @@ def _finite(steps: Generator[ControlStep]) -> Iterator[ControlStep]:
     """``steps`` before the first that is not finite: what a broken sensor says is no data, and nothing learns it."""
     with closing(steps), suppress(_BrokenSensorError):
         for step in steps:
-            numbers = (step.obs.state, step.record.position, step.record.executed.astype(np.float32))
-            if not all(np.isfinite(item).all() for item in numbers):
-                return
+            _check_finite(step.obs.state, step.record.position, step.record.executed.astype(np.float32))
             yield step
 
 
 def _measured(measured: Measurement, obs: Observation) -> Observation:
-    """``obs``; raises _BrokenSensorError where a number of it, or of what was ``measured``, is not finite."""
-    if not (np.isfinite(measured.position).all() and np.isfinite(obs.state).all()):
-        raise _BrokenSensorError
+    """``obs`` of what was ``measured``; raises _BrokenSensorError."""
+    _check_finite(measured.position, obs.state)
     return obs
+
+
+def _check_finite(*numbers: Array) -> None:
+    if not all(np.isfinite(np.asarray(item)).all() for item in numbers):
+        raise _BrokenSensorError
 
 
 def open_session(
