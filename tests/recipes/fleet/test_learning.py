@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import signal
 from contextlib import closing
@@ -122,8 +123,8 @@ def test_a_full_disk_keeps_a_version_back_until_there_is_room_and_ends_nothing(s
     said: list[str] = []
     one = learning(shown[0], tmp_path, said.append)
     take(one, sent(shown, person=range(3, 6)))
-    now = [0.0]
-    one._clock, one._due, one._heard = lambda: now[0], 0.0, 0.0
+    times = itertools.count()
+    one._clock, one._due, one._heard = (lambda: 1e-3 * next(times)), 0.0, 0.0
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -133,7 +134,7 @@ def test_a_full_disk_keeps_a_version_back_until_there_is_room_and_ends_nothing(s
         while one.updates < 8:
             assert one.turn()
     assert len(said) == 1 and "robots do not get what was learnt" in said[0] and one.published == 0
-    now[0] = one._heard = shown[0].rest_after
+    one._again = 0.0  # the while is over
     one.turn()
     assert one.published == one.updates > 8 and one.learner.policy.version == 2
 
