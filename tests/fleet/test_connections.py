@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import resource
 import socket
-import subprocess
-import sys
 from contextlib import ExitStack, suppress
 
 import grpc
 import pytest
 
-from tests.docs.conftest import ROOT
 from tests.fleet.fleets import Hand, MemorySpool, wait_until
 from vla_rl.contract.errors import UserError
 from vla_rl.fleet import connections
@@ -104,33 +100,3 @@ def test_too_few_files_are_one_sentence_and_the_limit_is_raised(monkeypatch):
         most_connections(256)
     limits.append((512, 512))
     assert most_connections(256) == 256 + 64
-
-
-@pytest.mark.full
-def test_a_server_of_a_thousand_files_stores_on_beside_two_thousand_idle_connections(tmp_path, link):
-    command = [sys.executable, "-m", "vla_rl.cli", "serve", str(tmp_path / "fleet"), "--port", "0", "--page-port", "0"]
-
-    def limited() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
-
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=limited) as process:
-        try:
-            assert process.stderr is not None
-            port = int(re.search(r"127\.0\.0\.1:(\d+)", process.stderr.readline())[1])
-            spool = spool_of(10)
-            state = link(port, spool).status
-            wait_until(lambda: state().durable == 9)
-            with ExitStack() as held:
-                strangers(port, 2000, held)
-                spool.put(50)
-                wait_until(lambda: state().durable == 59)
-                other = spool_of(5, "arm-2")
-                second = link(port, other).status
-                wait_until(lambda: second().durable == 4)
-            spool.put(5)
-            wait_until(lambda: state().durable == 64)
-            assert process.poll() is None
-            process.kill()
-            assert "Too many open files" not in process.stderr.read()
-        finally:
-            process.kill()

@@ -13,17 +13,19 @@ import urllib.request
 from contextlib import closing
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tests.docs.conftest import ROOT
 from tests.fleet.checkpoints import KEY, PUBLISHED, SPEC_HASH, TRUSTED, checkpoint, content
-from tests.fleet.episodes import chained, episode, introduction
+from tests.fleet.episodes import chained, episode, introduction, step
 from tests.fleet.fleets import MemorySpool, wait_until
 from vla_rl.cli.main import main
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.fleet import disk
 from vla_rl.fleet.episode_end import EpisodeEnd
+from vla_rl.fleet.pictures import LOSSLESS
 from vla_rl.fleet.policy_cache import PolicyCache
 from vla_rl.fleet.server import FleetServer, FleetServerConfig
 from vla_rl.fleet.transport import TransportOptions
@@ -142,6 +144,17 @@ def test_an_episode_whose_end_cannot_be_read_is_an_alarm_and_the_rest_is_counted
     link(server.transport.port, spool_of(broken, episode("b", 1)))
     wait_until(lambda: shown(server)["total"]["episodes"] == 1)
     assert "episode a" in shown(server)["alarms"][0]["sentence"]
+
+
+def test_a_step_that_nobody_can_learn_from_is_stored_and_an_alarm_by_name(opened, link):
+    server, bad = opened(), [*episode("bad", 3)]
+    spoilt = replace(step(1), state=np.array([np.nan, 0], np.float32)).payload(LOSSLESS)
+    spool = spool_of(episode("a", 2), [bad[0], replace(bad[1], payload=spoilt), *bad[2:]], episode("b", 2))
+    link(server.transport.port, spool)
+    wait_until(lambda: shown(server)["robots"].get("arm", {}).get("records") == len(spool.records))
+    (alarm,) = (one["sentence"] for one in shown(server)["alarms"])
+    assert "robot arm, episode bad: a control step holds" in alarm and "not finite" in alarm
+    assert [record for _, record in server.ledger.read(0, 100)] == spool.records
 
 
 @pytest.mark.parametrize(

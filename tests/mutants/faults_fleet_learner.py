@@ -45,4 +45,11 @@ FAULTS = (
         "if one := self._open.get(record.robot):",
         _KILLED,
     ),
+    Fault(
+        "a full disk ends the learner",
+        _LEARNING,
+        "except (UserError, OSError) as error:",
+        "except () as error:",
+        (f"{_ON}test_a_full_disk_keeps_a_version_back_until_there_is_room_and_ends_nothing",),
+    ),
 )

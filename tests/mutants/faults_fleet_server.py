@@ -75,6 +75,13 @@ FAULTS = (
         (f"{_ROBOT}test_a_policy_that_answers_otherwise_or_is_not_signed_is_refused_and_the_old_one_stays",),
     ),
     Fault(
+        "a step that nobody can learn from is nobody's concern",
+        _WATCHER,
+        "check_step(record.payload, self._specs.get(record.robot))",
+        "pass",
+        (f"{_ON}test_a_step_that_nobody_can_learn_from_is_stored_and_an_alarm_by_name",),
+    ),
+    Fault(
         "robots that never had a canary vote on it",
         "vla_rl/fleet/registry.py",
         "if releases.version_for(robot) in running)",

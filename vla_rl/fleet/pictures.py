@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
@@ -39,6 +41,19 @@ def decode(data: bytes, shape: tuple[int, ...] | None = None) -> np.ndarray:
     Raises ContractError for anything but a JPEG or PNG of at most ``MAX_SIDE`` pixels a side, or of another ``shape``
     where one is given, before memory for it is allocated.
     """
+    with _opened(data, shape) as image:
+        array = np.array(image)
+    return array if array.ndim == 3 else array[..., None]
+
+
+def check(data: bytes, shape: tuple[int, ...] | None = None) -> None:
+    """Raise ContractError where :func:`decode` would, as far as the beginning of ``data`` says."""
+    with _opened(data, shape):
+        pass
+
+
+@contextmanager
+def _opened(data: bytes, shape: tuple[int, ...] | None) -> Iterator[Image.Image]:
     try:
         with Image.open(io.BytesIO(data), formats=("JPEG", "PNG")) as image:
             if max(image.size) > MAX_SIDE or image.mode not in _MODES.values():
@@ -47,12 +62,11 @@ def decode(data: bytes, shape: tuple[int, ...] | None = None) -> np.ndarray:
                 raise _unreadable(
                     f"{image.mode} of {image.size[0]}x{image.size[1]} pixels, not {list(shape or ())}", data
                 )
-            array = np.array(image)
+            yield image
     except ContractError:  # said already
         raise
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise _unreadable(str(error) or type(error).__name__, data) from error
-    return array if array.ndim == 3 else array[..., None]
 
 
 def _unreadable(what: str, data: bytes) -> ContractError:

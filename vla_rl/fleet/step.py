@@ -48,31 +48,46 @@ class FleetStep:
         """What :meth:`payload` packed; raises ContractError for any other bytes, numbers that are not finite, and a
         step that does not fit ``spec``, the robot's own.
         """
-        message = wire.unpack(payload)
-        if not isinstance(message, dict) or message.keys() != set(_FIELDS):
-            raise _refused(f"not the fields {', '.join(_FIELDS)}")
-        images, state, time, action, labels = (message[name] for name in _FIELDS)
-        if not isinstance(images, dict) or len(images) > MAX_CAMERAS or not _are(bytes, images):
-            raise _refused("no pictures by camera")
-        if not _is_vector(state) or not _is_vector(action):
-            raise _refused("a state or an action that is not finite float32 [n]")
-        if type(time) is not int or time < 0:
-            raise _refused(f"the time {time!r:.80}")
-        if not isinstance(labels, dict) or not _are(np.ndarray, labels) or len(labels) > MAX_LABELS:
-            raise _refused("labels that are no arrays")
-        for name, value in labels.items():
-            if not _LABEL.fullmatch(name) or value.size > MAX_LABEL or not np.isfinite(value).all():
-                raise _refused(
-                    f"a label {name[:100]!r} that is too large, not finite, or has another name than a column"
-                )
-        if spec is None:
-            return cls({name: pictures.decode(data) for name, data in images.items()}, state, time, action, labels)
-        if images.keys() != spec.images.keys():
-            raise _refused(f"the cameras {sorted(images)!r:.200}, not {sorted(spec.images)}")
-        _check("state", state, spec.state)
-        _check("action", action, spec.action)
-        seen = {name: pictures.decode(data, spec.images[name].shape) for name, data in images.items()}
+        images, state, time, action, labels = _read(payload, spec)
+        seen = {name: pictures.decode(data, shape) for name, (data, shape) in images.items()}
         return cls(seen, state, time, action, labels)
+
+
+def check_step(payload: bytes, spec: EnvSpec | None) -> None:
+    """Raise ContractError where ``FleetStep.from_payload`` would, without decoding pictures."""
+    for data, shape in _read(payload, spec)[0].values():
+        pictures.check(data, shape)
+
+
+_Picture = tuple[bytes, tuple[int, ...] | None]  # and the shape that it should have
+
+
+def _read(
+    payload: bytes, spec: EnvSpec | None
+) -> tuple[dict[str, _Picture], np.ndarray, int, np.ndarray, dict[str, np.ndarray]]:
+    """The fields of a step, with encoded pictures; raises ContractError."""
+    message = wire.unpack(payload)
+    if not isinstance(message, dict) or message.keys() != set(_FIELDS):
+        raise _refused(f"not the fields {', '.join(_FIELDS)}")
+    images, state, time, action, labels = (message[name] for name in _FIELDS)
+    if not isinstance(images, dict) or len(images) > MAX_CAMERAS or not _are(bytes, images):
+        raise _refused("no pictures by camera")
+    if not _is_vector(state) or not _is_vector(action):
+        raise _refused("a state or an action that is not finite float32 [n]")
+    if type(time) is not int or time < 0:
+        raise _refused(f"the time {time!r:.80}")
+    if not isinstance(labels, dict) or not _are(np.ndarray, labels) or len(labels) > MAX_LABELS:
+        raise _refused("labels that are no arrays")
+    for name, value in labels.items():
+        if not _LABEL.fullmatch(name) or value.size > MAX_LABEL or not np.isfinite(value).all():
+            raise _refused(f"a label {name[:100]!r} that is too large, not finite, or has another name than a column")
+    if spec is None:
+        return {name: (data, None) for name, data in images.items()}, state, time, action, labels
+    if images.keys() != spec.images.keys():
+        raise _refused(f"the cameras {sorted(images)!r:.200}, not {sorted(spec.images)}")
+    _check("state", state, spec.state)
+    _check("action", action, spec.action)
+    return {name: (data, spec.images[name].shape) for name, data in images.items()}, state, time, action, labels
 
 
 def _is_vector(value: Any) -> bool:

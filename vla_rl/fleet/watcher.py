@@ -8,15 +8,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from vla_rl.contract.errors import ContractError
+from vla_rl.contract.spec import EnvSpec
 from vla_rl.fleet.canary import Outcomes
 from vla_rl.fleet.episode_end import EpisodeEnd
+from vla_rl.fleet.introduction import unpack_introduction
 from vla_rl.fleet.ledger import Ledger
 from vla_rl.fleet.record import FleetRecord, Sender
 from vla_rl.fleet.registry import Registry
 from vla_rl.fleet.status import Status
+from vla_rl.fleet.step import check_step
 
 log = logging.getLogger("vla_rl.fleet")
 _BATCH = 256  # records that are read at a time
+_SHARE = 16  # one of so many steps is looked into while there is no time for all
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,9 @@ class Watcher:
         self._stages: dict[int, str] = {}
         self._warned: frozenset[str] = frozenset()  # what the canary's alarms are, while it is tried
         self._running = dict[str, _Running]()  # by robot
+        self._specs = dict[str, EnvSpec | None]()  # as robots introduced themselves
+        self._begin = ledger.position  # what came before was looked into when it came
+        self._misfits = dict[str, str]()  # the episode of each robot that was an alarm last
 
     def look(self) -> bool:
         """Take in what is new; returns whether there may be more at once."""
@@ -63,6 +70,8 @@ class Watcher:
                 self._status.policy(version, stage)
         found = self._ledger.read(self._position, _BATCH)
         for position, record in found:
+            if position > self._begin and (len(found) < _BATCH or position % _SHARE == 0):
+                self._look_into(record)
             self._take(position, record, waiting.get(record.robot, 0))
             self._position = position
         if len(found) < _BATCH:
@@ -80,6 +89,8 @@ class Watcher:
         """What can fail comes first: the record is taken in again then, and nothing of it has been counted."""
         if record.kind == "step":
             self._step(record)
+        if record.kind == "event":
+            self._introduced(record)
         if record.kind == "episode_end":
             try:
                 end = EpisodeEnd.from_payload(record.payload)
@@ -90,6 +101,23 @@ class Watcher:
         if record.kind == "dropped":
             self._status.dropped(record.robot, record.count)
         self._status.stored(record.robot, record.task, record.policy_version, len(record.payload), waiting)
+
+    def _introduced(self, record: FleetRecord) -> None:
+        try:
+            self._specs[record.robot] = unpack_introduction(record.payload) or self._specs.get(record.robot)
+        except ContractError as error:
+            self._specs[record.robot] = None
+            self._status.alarm(f"robot {record.robot}: {error}", record.robot)
+
+    def _look_into(self, record: FleetRecord) -> None:
+        """Say whose step nobody can learn from; it is stored as all others are."""
+        if record.kind != "step" or self._misfits.get(record.robot) == record.episode:
+            return
+        try:
+            check_step(record.payload, self._specs.get(record.robot))
+        except ContractError as error:
+            self._misfits[record.robot] = record.episode
+            self._status.alarm(f"robot {record.robot}, episode {record.episode}: {error}", record.robot)
 
     def _step(self, record: FleetRecord) -> None:
         before = self._running.get(record.robot, _Running())

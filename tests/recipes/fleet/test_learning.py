@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 import signal
 from contextlib import closing
@@ -115,6 +117,26 @@ def test_what_was_learnt_from_is_passed_over_after_a_kill_and_the_rest_is_not(sh
     for name in ("actions", "counts", "version"):
         mine, wanted = getattr(second.learner.corrections, name), getattr(undisturbed.learner.corrections, name)
         np.testing.assert_array_equal(mine, wanted)
+
+
+def test_a_full_disk_keeps_a_version_back_until_there_is_room_and_ends_nothing(shown, tmp_path, monkeypatch):
+    said: list[str] = []
+    one = learning(shown[0], tmp_path, said.append)
+    take(one, sent(shown, person=range(3, 6)))
+    times = itertools.count()
+    one._clock, one._due, one._heard = (lambda: 1e-3 * next(times)), 0.0, 0.0
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(Registry, "publish", full)
+        while one.updates < 8:
+            assert one.turn()
+    assert len(said) == 1 and "robots do not get what was learnt" in said[0] and one.published == 0
+    one._again = 0.0  # the while is over
+    one.turn()
+    assert one.published == one.updates > 8 and one.learner.policy.version == 2
 
 
 def test_new_episodes_of_a_ledger_that_was_set_back_to_a_copy_are_learnt_from(shown, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -12,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from robot_drivers.decisions import Decision
+from robot_drivers.simulated import SimulatedRobot
 from tests.fleet.fleets import wait_until
 from tests.patience import PATIENCE
 from tests.recipes.robots.test_robot_recording import OPEN_LOOP, simulated
@@ -20,7 +22,9 @@ from vla_rl.cli import robot
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.person import PersonConfig
+from vla_rl.fleet.episode_end import EpisodeEnd
 from vla_rl.fleet.server import FleetServer, FleetServerConfig
+from vla_rl.fleet.step import FleetStep
 from vla_rl.fleet.transport import TransportOptions
 from vla_rl.recipes.fleet.export import export
 from vla_rl.recipes.progress import console
@@ -84,6 +88,33 @@ def test_without_a_server_a_robot_goes_on_and_sends_it_next_time(tmp_path):
         assert "everything is stored" in printed and server.ledger.position == 2 * (summary.steps + 2)
         assert len({record.episode for _, record in server.ledger.read(0, 1000) if record.episode}) == 2
     assert export(tmp_path / "fleet", tmp_path / "dataset", print).episodes == 2
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_an_episode_ends_before_the_first_step_that_is_not_finite(at, tmp_path, monkeypatch):
+    observe, count = SimulatedRobot.observe, itertools.count()
+
+    def broken(self):
+        measured = observe(self)
+        measured.position[0] = np.nan if next(count) >= at else measured.position[0]
+        return measured
+
+    config, out = replace(simulated(), seconds=0.4), tmp_path / "recorded"
+    monkeypatch.setattr(SimulatedRobot, "observe", broken)
+    with server_in(tmp_path / "fleet") as server:
+        address = ServerConfig(f"127.0.0.1:{server.transport.port}", "arm-1", tmp_path / "spool", patience_s=PATIENCE)
+        through = partial(streaming, config=address, show=Console(file=io.StringIO()))
+        summary = drive.drive(config, drive.EpisodesConfig("", 1, 1, OPEN_LOOP), out, console, through)
+        records = [record for _, record in server.ledger.read(0, 1000)][1:]
+    assert summary.outcomes == {"fault": 1} and summary.steps == at and "success 0.0%" in str(summary)
+    steps = [FleetStep.from_payload(record.payload) for record in records[:-1]]  # which refuses what is not finite
+    assert len(steps) == at
+    if at:
+        end = EpisodeEnd.from_payload(records[-1].payload)
+        assert (end.outcome, end.steps) == ("fault", at)
+        assert np.isfinite(load_demonstrations(out).state).all()
+    else:
+        assert not records
 
 
 def test_a_dry_run_sends_nothing_and_another_machine_needs_certificates(tmp_path, monkeypatch):

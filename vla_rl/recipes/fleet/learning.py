@@ -64,7 +64,7 @@ class Learning:
         self._restore()
         if not self._finite():
             raise UserError("the policy's weights are not finite, so nothing can be learnt; begin with another policy.")
-        self._heard, self._due = -float("inf"), clock()
+        self._heard, self._due, self._again = -float("inf"), clock(), -float("inf")
         self.learner.policy.version = releasing.newest
 
     # -- what robots sent -------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class Learning:
 
     def turn(self) -> bool:
         """Some updates, if they are due, and what follows from them; returns whether there were any."""
-        self.releasing.promote()
+        self._release(self.releasing.promote)
         now, config = self._clock(), self.config
         if now < self._due or now - self._heard > config.rest_after:
             return False
@@ -126,8 +126,21 @@ class Learning:
         self.metrics, self.updates = metrics, self.updates + config.turn
         self._due = max(now, self._due) + config.turn / config.updates_per_second
         if self.updates - self.published >= config.publish_every and self._robots and self.releasing.free():
-            self.publish()
+            self._release(self.publish)
         return True
+
+    def _release(self, change: Callable[[], object]) -> None:
+        """Have ``change`` write to the fleet's folder; where that fails, it is tried again in a while."""
+        if self._clock() < self._again:
+            return
+        try:
+            change()
+        except (UserError, OSError) as error:
+            self._again = self._clock() + self.config.rest_after
+            self._alarm(
+                f"robots do not get what was learnt ({error}), and keep what they run; it is tried again in "
+                f"{self.config.rest_after:g} s."
+            )
 
     def _learnt(self) -> dict[str, float]:
         """The metrics of some gradient steps; none where the numbers went wrong, and the last good state is back."""

@@ -28,7 +28,7 @@ from vla_rl.recipes.robots.decide import ExpertDecider, PolicyDecider, hold_posi
 from vla_rl.recipes.robots.person import waiting
 from vla_rl.recipes.robots.recording import Recorder, episode_of
 from vla_rl.recipes.robots.scripted_person import ScriptedPerson
-from vla_rl.recipes.robots.session import ControlStep, Execution, Session, open_session
+from vla_rl.recipes.robots.session import ControlStep, Execution, Session, open_session, outcome_of
 from vla_rl.recipes.robots.status import Display
 
 Scenes: TypeAlias = Literal["demonstrations", "reinforcement", "test"]
@@ -73,7 +73,7 @@ class EpisodesSummary:
         episodes, success = self.outcomes.total(), self.outcomes["success"]
         low, high = wilson(success, episodes)
         ends = ", ".join(f"{count} {name}" for name, count in self.outcomes.most_common())
-        clipped, person = (f"{part / self.steps:.0%}" for part in (self.clipped, self.intervened))
+        clipped, person = (f"{part / max(1, self.steps):.0%}" for part in (self.clipped, self.intervened))
         shares = f"of {self.steps} control steps {clipped} were clipped, {person} a person's"
         return f"success {success / episodes:.1%} [{100 * low:.1f}, {100 * high:.1f}] of {episodes} ({ends}); {shares}"
 
@@ -142,12 +142,12 @@ def _play(
         seed, title = seeds[kept], f"Episode {kept + 1} of {settings.episodes}"
         session.prepare(title)
         seen = _watched(session.play(decide, number, seed), title, display)
-        outcome = seen[-1].record.outcome
+        outcome = outcome_of([one.record for one in seen])
         kept += outcome != "redo"
         display.ended(title, [one.record for one in seen], kept, outcomes["success"] + (outcome == "success"))
         if outcome == "redo":
             continue
-        if recorder is not None:
+        if recorder is not None and seen:
             recorder.add(episode_of(seen, session.spec, seed))
         outcomes[outcome] += 1
         steps, clipped = steps + len(seen), clipped + _count(seen, "clipped")

@@ -10,7 +10,7 @@ from robot_drivers.record import Record
 from vla_rl.fleet.episode_end import EpisodeEnd
 from vla_rl.fleet.step import FleetStep
 from vla_rl.recipes.robots.recording import labels_of
-from vla_rl.recipes.robots.session import ControlStep
+from vla_rl.recipes.robots.session import ControlStep, outcome_of
 
 
 def fleet_step(one: ControlStep, start: float) -> FleetStep:
@@ -25,7 +25,7 @@ def episode_end(records: Sequence[Record]) -> EpisodeEnd:
     """How the episode of ``records`` ended."""
     last = records[-1]
     return EpisodeEnd(
-        outcome=last.outcome,
+        outcome=outcome_of(records),
         steps=len(records),
         intervened=sum(record.intervened for record in records),
         clipped=sum(bool(record.clipped.any()) for record in records),

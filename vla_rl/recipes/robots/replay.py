@@ -118,6 +118,10 @@ def replay(config: RobotConfig, dataset: Path, number: int, speed: float, show: 
                     display.step(title, step.record, step.stopped)
             except KeyboardInterrupt as stop:
                 raise type(stop)("stopped; the arm was brought to rest.") from stop
+            if not seen:
+                raise UserError(
+                    f"the arm measured no finite position, so episode {number} was not replayed; look at its sensors."
+                )
             success = seen[-1].record.outcome == "success"
             display.ended(title, [one.record for one in seen], 1, int(success))
     return _compared(seen, decide, states, session.spec.action.names)

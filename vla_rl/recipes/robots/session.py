@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -29,7 +29,7 @@ from robot_drivers.runtime import Runtime
 from robot_drivers.safety import Supervisor
 from robot_drivers.simulated import SimulatedRobot
 from robot_drivers.teleop.terminal import Foreground
-from vla_rl.contract.env import Observation
+from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.contract.spec import EnvSpec
@@ -40,6 +40,7 @@ from vla_rl.recipes.robots.status import CommandLines, Display, EpisodeBar, Epis
 from vla_rl.recipes.signals import ignored_ctrl_c
 
 MAX_CHUNK = 64  # actions that a policy may plan at once
+FAULT = "fault"  # outcome of an episode that the robot could not go on with
 _ROUNDING = 1e-6  # control steps by which a delay of whole ones may seem longer
 
 
@@ -79,10 +80,41 @@ class Session(Protocol):
         """Have everything ready for the episode ``title``; raises UserError when the arm is stopped for good."""
 
     def play(self, decide: Decide, number: int, seed: int) -> Iterator[ControlStep]:
-        """The control steps of episode ``number`` (from 1), whose scene is that of ``seed`` where it can be set."""
+        """The control steps of episode ``number`` (from 1), whose scene is that of ``seed`` where it can be set.
+
+        They end before the first that is not finite, with the outcome ``FAULT`` and perhaps without any.
+        """
 
     def close(self) -> None:
         """Bring the arm to rest and free everything; safe to call twice."""
+
+
+def outcome_of(records: Sequence[Record]) -> str:
+    """How an episode of these control steps ended."""
+    return records[-1].outcome or FAULT if records else FAULT
+
+
+class _BrokenSensorError(Exception):
+    """What the arm measures is not finite, so nobody is asked to decide on it."""
+
+
+def _finite(steps: Generator[ControlStep]) -> Iterator[ControlStep]:
+    """``steps`` before the first that is not finite: what a broken sensor says is no data, and nothing learns it."""
+    with closing(steps), suppress(_BrokenSensorError):
+        for step in steps:
+            _check_finite(step.obs.state, step.record.position, step.record.executed.astype(np.float32))
+            yield step
+
+
+def _measured(measured: Measurement, obs: Observation) -> Observation:
+    """``obs`` of what was ``measured``; raises _BrokenSensorError."""
+    _check_finite(measured.position, obs.state)
+    return obs
+
+
+def _check_finite(*numbers: Array) -> None:
+    if not all(np.isfinite(np.asarray(item)).all() for item in numbers):
+        raise _BrokenSensorError
 
 
 def open_session(
@@ -140,6 +172,9 @@ class LockstepSession:
             )
 
     def play(self, decide: Decide, number: int, seed: int) -> Iterator[ControlStep]:
+        return _finite(self._steps(decide, number, seed))
+
+    def _steps(self, decide: Decide, number: int, seed: int) -> Generator[ControlStep]:
         robot, dt = self._robot, self.spec.control_dt
         self._executor.reset(seed)
         if self._person is not None:
@@ -158,7 +193,7 @@ class LockstepSession:
         self._robot.disconnect()
 
     def _observed(self, measured: Measurement, time: int) -> Observation:
-        return replace(self._robot.seen, time=np.array([time]))
+        return _measured(measured, replace(self._robot.seen, time=np.array([time])))
 
     def _watched(self, step: int, measured: Measurement) -> HumanInput | None:
         return None if self._person is None else self._person.look(self._robot.seen, measured, self.spec.control_dt)
@@ -194,6 +229,9 @@ class RealTimeSession:
                 return
 
     def play(self, decide: Decide, number: int, seed: int) -> Iterator[ControlStep]:
+        return _finite(self._steps(decide, number, seed))
+
+    def _steps(self, decide: Decide, number: int, seed: int) -> Generator[ControlStep]:
         if self._control.resets:
             self._control.reset(seed)
         with Runtime(self._control, decide, self._observation, pictured=self._pictured) as runtime:
@@ -231,7 +269,8 @@ class RealTimeSession:
         if not self._home.missed(self._control.newest().record.position):
             return
         self._wait(f"{title}: the arm goes home slowly. Clear its way, then press Enter.", self._control)
-        self._home.go(self._control, self._observation)
+        with suppress(_BrokenSensorError):  # the supervisor has stopped the arm, which a person is told next
+            self._home.go(self._control, self._observation)
         missed = self._home.missed(self._control.newest().record.position)
         if missed and not self._control.newest().stopped:
             self._wait(f"{missed}, where the arm came to rest. Look at it; Enter goes on from there.", self._control)
@@ -239,7 +278,7 @@ class RealTimeSession:
     def _observation(self, measured: Measurement, time: int) -> Observation:
         images = {name: camera.read().image[None] for name, camera in self._cameras.items()}
         state = measured.position.astype(np.float32)[None]
-        return Observation(images, state, np.zeros(1, np.int64), np.array([time]))
+        return _measured(measured, Observation(images, state, np.zeros(1, np.int64), np.array([time])))
 
     def _pictured(self) -> float:
         """When the oldest of the newest pictures was captured; the present where there is no camera."""

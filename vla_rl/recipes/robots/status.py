@@ -113,10 +113,13 @@ class EpisodeLines:
     def ended(self, title: str, records: Sequence[Record], done: int, succeeded: int) -> None:
         self._line.close()
         self._status = None
+        if not records:
+            self._show.print(Text(f"{title}: fault, before its first control step"))
+            return
         person = np.mean([record.intervened for record in records])
         clipped = np.mean([bool(np.any(record.clipped)) for record in records])
         last = records[-1]
-        outcome = last.outcome or "over"
+        outcome = last.outcome or "fault"
         stopped = ", with the arm stopped" if last.reason == "stopped" else ""
         self._show.print(
             Text(

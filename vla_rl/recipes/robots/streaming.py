@@ -130,7 +130,8 @@ class StreamedSession:
                 records.append(step.record)
                 self._do(self._step, step, name, records[0].captured)
                 yield step
-        self._do(self._end, records, name, self._task(step))
+        if records:
+            self._do(self._end, records, name, self._task(step))
 
     def close(self) -> None:
         self._session.close()
