@@ -99,12 +99,14 @@ def pendulum() -> StateBased:
 
 
 def sac() -> Improve:
-    """Swing the pendulum up by SAC, from nothing: a tenth of PPO's steps, and a gradient step for each of them.
+    """Swing the pendulum up by SAC, from nothing: few control steps, and a gradient step for each of them.
 
     For any task with continuous actions: ``--env point_mass``, or ``--env.options '{"id": ...}'``.
     """
-    small = HeadConfig(width=128)
-    algorithm = SACConfig(critic=small, lr=1e-3, critic_lr=1e-3, temperature=0.1, temperature_lr=1e-3)
+    small = HeadConfig(width=64)
+    algorithm = SACConfig(
+        batch=128, learning_starts=500, critic=small, lr=1e-3, critic_lr=1e-3, temperature=0.1, temperature_lr=1e-3
+    )
     trainer = OffPolicyRL(
         SquashedActor(SquashedConfig(head=small)),
         WindowConfig(num_envs=8, decisions=8),
