@@ -9,9 +9,15 @@ import math
 from dataclasses import replace
 
 from vla_rl.algorithms.ppo import PPOConfig
+from vla_rl.algorithms.sac import SACConfig
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.actor import ActorConfig
+from vla_rl.policies.heads import HeadConfig
+from vla_rl.policies.squashed import SquashedConfig
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.improve import Improve
+from vla_rl.recipes.off_policy import OffPolicyRL, ReplayConfig
+from vla_rl.recipes.policies import SquashedActor
 from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.recipes.state_ppo import CriticConfig, StateBased
 from vla_rl.training.loop import LoopConfig
@@ -90,6 +96,26 @@ def pendulum() -> StateBased:
         experience=WindowConfig(num_envs=16, decisions=128),
         loop=LoopConfig(iterations=100, validate_every=10, save_every=10, collapse=math.inf),
     )
+
+
+def sac() -> Improve:
+    """Swing the pendulum up by SAC, from nothing: few control steps, and a gradient step for each of them.
+
+    For any task with continuous actions: ``--env point_mass``, or ``--env.options '{"id": ...}'``.
+    """
+    small = HeadConfig(width=64)
+    algorithm = SACConfig(
+        batch=128, learning_starts=500, critic=small, lr=1e-3, critic_lr=1e-3, temperature=0.1, temperature_lr=1e-3
+    )
+    trainer = OffPolicyRL(
+        SquashedActor(SquashedConfig(head=small)),
+        WindowConfig(num_envs=8, decisions=8),
+        replay=ReplayConfig(n_step=1, share=0.0),
+        loop=LoopConfig(100_000, 0, save_every=50, collapse=math.inf, env_steps=20_000, validate_steps=2_000),
+        algorithm=algorithm,
+    )
+    evaluation = EvaluationConfig(validation=16, test=64, num_envs=16)
+    return Improve(trainer, policy="", env=EnvConfig("gym", {"id": "Pendulum-v1"}), evaluation=evaluation)
 
 
 def pixels() -> StateBased:

@@ -15,6 +15,7 @@ from robot_drivers.budget import Budget, PolicyTiming
 from robot_drivers.cameras.camera import Camera, open_camera
 from robot_drivers.check_devices import check_ports, check_teleoperator
 from robot_drivers.config import RobotConfig
+from robot_drivers.devices import claimed
 from robot_drivers.driver import Calibrates, DriverError, Measurement, RobotDriver
 from robot_drivers.findings import Clock, Finding
 from robot_drivers.limits import Limits
@@ -62,7 +63,7 @@ def _arm(config: RobotConfig, seconds: float, clock: Clock, budget: Budget) -> I
         budget.control_hz = spec.control_hz
         config.home_of(driver)
         yield Finding("limits", _limits(limits))
-        with _connected(driver):
+        with claimed(config.driver.options), _connected(driver):
             yield Finding("connection", "the arm answers")
             if isinstance(driver, Calibrates):
                 calibration = _calibration(driver)

@@ -13,12 +13,14 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
 import numpy as np
 
 from robot_drivers.decisions import Decision
+from robot_drivers.devices import claimed
 from robot_drivers.driver import Judged, Resets, RobotDriver, open_driver
 from robot_drivers.executor import Executor
 from robot_drivers.human import HumanInput
@@ -214,7 +216,9 @@ def main() -> None:
     config = ControlConfig.from_json(_first(inbox))
     driver: RobotDriver | None = None
     teleoperator: Child | None = None
+    claim = ExitStack()  # of the arm, until this process ends
     try:
+        claim.enter_context(claimed(config.driver_options))
         driver, executor = open_arm(config)
         teleoperator = open_teleoperator(config)
         person = Inbox(teleoperator.fileno(), "control") if teleoperator else None
@@ -239,6 +243,7 @@ def main() -> None:
         if teleoperator is not None:
             teleoperator.kill()
             teleoperator.close()
+        claim.close()
         _flush(outbox)
 
 

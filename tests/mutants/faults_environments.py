@@ -342,6 +342,13 @@ _PLAYED = (
         (f"{_OWN}test_a_range_that_many_entries_share_is_said_once",),
     ),
     Fault(
+        "SAC needs a policy to begin with",
+        "vla_rl/recipes/policies.py",
+        "return SquashedPolicy(context.base or _reads_state(spec), self.squashed)",
+        'return SquashedPolicy(context.start("SAC"), self.squashed)',
+        ("tests/recipes/test_sac_alone.py::test_it_is_built_without_a_policy_and_refuses_discrete_actions",),
+    ),
+    Fault(
         "groups do not count what diverged",
         "vla_rl/experience/groups.py",
         'self._diverged += sum(cause[env_id] == "diverged" for env_id in self._running)',

@@ -272,4 +272,21 @@ _FROZEN = (
     ),
 )
 
-FAULTS = (*_EXECUTION, *_STEPS, *_PROCESSES, *_FROZEN)
+_CLAIMED = (
+    Fault(
+        "two programs drive one arm",
+        "robot_drivers/devices.py",
+        "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+        "pass",
+        (f"{_ON_CONTROL}test_one_arm_is_driven_by_one_program",),
+    ),
+    Fault(
+        "an arm is claimed by the text of its port",
+        "robot_drivers/devices.py",
+        "return os.path.realpath(named) if os.path.exists(named) else named",
+        "return named",
+        (f"{_ON_CONTROL}test_one_arm_is_driven_by_one_program",),
+    ),
+)
+
+FAULTS = (*_EXECUTION, *_STEPS, *_PROCESSES, *_FROZEN, *_CLAIMED)

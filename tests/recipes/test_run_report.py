@@ -25,8 +25,10 @@ class Counting:
         if self.title:
             (folder.path / "report.html").write_text(self.title)
         for step in range(self.iterations):
-            eval_score = {"eval/score": step / self.iterations} if step % 100 == 7 else {}
-            folder.log("rl", step, {"env/steps_total": 10.0 * step, "policy/kl": 0.1, **eval_score})
+            share, counts = step / self.iterations, {"policy/kl": 0.1 + step, "rollout/groups": 3.0}
+            score = {"eval/score": share, "eval/score_low": share - 0.1, "eval/score_high": share + 0.1}
+            score = {**score, "eval/episodes": 64.0} if step % 100 == 7 else {}
+            folder.log("rl", step, {"env/steps_total": 10.0 * step, **counts, **score})
         folder.log("imitation", 0, {"loss": 0.5})
         rate = {"success": 0.5, "low": 0.4, "high": 0.6, "episodes": 77}
         return {"rl": rate, "return": {**rate, "mean": 12.5}, "seconds": {"rl": 1.26}}
@@ -35,10 +37,16 @@ class Counting:
 def test_results_metrics_and_settings_are_on_the_page(tmp_path):
     run(Counting(), str(tmp_path / "run"))
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "Counts &lt;iterations&gt; up." in page and "77 episodes" in page and "50.0%" in page
+    assert "Counts &lt;iterations&gt; up." in page and "77 test episodes" in page and "50.0%" in page
     headings = re.findall("<h2>(.*?)</h2>", page)
-    assert headings == ["Validation (rl)", "Policy (rl)", "Training (imitation)", "Settings"]
-    assert "eval/score" in page and "policy/kl" in page and "loss" in page and "control steps" in page
+    assert headings == ["Validation (rl)", "Exploration (rl)", "Policy (rl)", "Training (imitation)", "Settings"]
+    assert (
+        "<h1>run</h1>" in page
+        and "eval/score" in page
+        and "policy/kl" in page
+        and "loss" in page
+        and "control steps" in page
+    )
     assert "<td>iterations</td>" in page and "1000" in page
 
 
@@ -55,9 +63,28 @@ def test_rare_metrics_keep_all_their_points(tmp_path):
     """Ten validations among a thousand iterations."""
     run(Counting(), str(tmp_path / "run"))
     page = (tmp_path / "run" / "report.html").read_text()
-    charts = [json.loads(unescape(chart))["series"][0] for chart in re.findall('data-chart="(.*?)"', page)]
+    charts = _charts(page)
     assert charts[0]["x"] == [1000.0 * i + 70 for i in range(10)] and charts[0]["y"][-1] == 0.907
     assert len(charts[1]["x"]) == 300
+
+
+def _charts(page):
+    return [json.loads(unescape(chart))["series"][0] for chart in re.findall('data-chart="(.*?)"', page)]
+
+
+def test_a_score_is_one_band_beside_its_beginning_and_what_is_constant_is_one_line(tmp_path):
+    run(Counting(), str(tmp_path / "run"))
+    page = (tmp_path / "run" / "report.html").read_text()
+    score, kl = _charts(page)
+    assert (
+        score["low"][-1] == pytest.approx(0.807) and score["high"][-1] == pytest.approx(1.007) and len(kl["x"]) == 300
+    )
+    assert "eval/score_low" not in page and "<code>rollout/groups</code> 3." in page
+    assert re.findall('<span class="name">(.*?)</span><span class="value">(.*?)</span>', page)[:2] == [
+        ("before", "0.7%"),
+        ("after RL", "50.0%"),
+    ]
+    assert "64 validation episodes" in page and "77 test episodes" in page
 
 
 def test_a_page_of_the_recipe_is_kept(tmp_path):

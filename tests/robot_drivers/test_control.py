@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from robot_drivers.mailbox import Inbox, Outbox
 from robot_drivers.runtime import Moment, Runtime
 from robot_drivers.safety import Supervisor
 from tests.patience import PATIENCE
-from tests.robot_drivers.file_arm import SPEED, config
+from tests.robot_drivers.file_arm import SPEED, FileArm, config
 from tests.robot_drivers.owner import FAR
 from tests.robot_drivers.toy_arm import DT, HZ, LIMITS, ToyArm, observation, towards
 from vla_rl.contract.errors import UserError
@@ -259,3 +260,28 @@ def test_the_control_path_runs_without_torch() -> None:
         f"import robot_drivers.{name}" for name in ("control", "executor", "lockstep", "runtime", "control_process")
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)
+
+
+def test_one_arm_is_driven_by_one_program(tmp_path: Path) -> None:
+    """Whatever else their files say; the arm is free again when the first has ended, however that was."""
+    first, second = (
+        replace(config(str(tmp_path / name)), driver=f"{__name__}:Ported", driver_options={**options, "path": name})
+        for name, options in (("a", {"port": str(tmp_path)}), ("b", {"port": f"{tmp_path}/../{tmp_path.name}"}))
+    )
+    with ControlProcess(first) as control:
+        for other in (second, replace(second, driver="robot_drivers.dry_run:DryRun", driver_options=dry(second))):
+            with pytest.raises(UserError, match="another program on this computer drives the arm at"):
+                ControlProcess(other)
+        os.kill(control.pid, signal.SIGKILL)
+    ControlProcess(second).close()
+
+
+def dry(config) -> dict[str, object]:
+    return {"driver": config.driver, "options": config.driver_options}
+
+
+class Ported(FileArm):
+    """An arm at a port."""
+
+    def __init__(self, port: str, path: str) -> None:
+        super().__init__(f"{port}/{path}")

@@ -173,11 +173,16 @@ def _cells(tag: str, cells: Sequence[Cell], numeric: Sequence[bool]) -> str:
     def text(cell: Cell) -> str:
         if cell is None:
             return "–"
-        return _inline(cell) if isinstance(cell, str) else number(cell)
+        return _inline(_whole(cell)) if isinstance(cell, str) else number(cell)
 
     return "".join(
         f"<{tag}{' class=n' if right else ''}>{text(cell)}</{tag}>" for cell, right in zip(cells, numeric, strict=True)
     )
+
+
+def _whole(cell: str) -> str:
+    """``cell``, whose intervals stay on one line however narrow its column is."""
+    return re.sub(r"\[[^\]]*\]", lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), cell)
 
 
 def _tile(tile: Tile) -> str:

@@ -62,7 +62,7 @@ class Improve:
             outcomes = stages.play(self.env, trained, tests, self.evaluation, self.seed, "test RL")
             barrier(group)
         summary = {
-            "rl": asdict(outcomes.rate),
+            **({"rl": asdict(outcomes.rate)} if outcomes.has_success else {"return": asdict(outcomes.score)}),
             "families": {name: asdict(rate) for name, rate in outcomes.families.items()},
             "best_iteration": best.iteration,
             "env_steps": int(rows[-1]["env/steps_total"]),

@@ -17,7 +17,9 @@ from vla_rl.contract.policy import Policy
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.diffusion import DiffusionConfig, DiffusionPolicy
 from vla_rl.policies.function import FunctionPolicy
+from vla_rl.policies.gaussian import GaussianPolicy
 from vla_rl.policies.latent_noise import GaussianLatent, LatentConfig, SquashedLatent, SquashedLatentConfig
+from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.residual import DeterministicResidual, GaussianResidual, ResidualConfig
 from vla_rl.policies.squashed import SquashedConfig, SquashedPolicy
@@ -148,12 +150,27 @@ class Diffusion:
 
 @dataclass(frozen=True)
 class SquashedActor:
-    """A new squashed Gaussian for SAC and RLPD: it reads the features of the starting policy, not its actions."""
+    """A new squashed Gaussian for SAC and RLPD: it reads the features of the starting policy, not its actions.
+
+    Without a starting policy it reads the state alone, and so do its critics.
+    """
 
     squashed: SquashedConfig = SquashedConfig()
 
     def build(self, context: RunContext) -> SquashedPolicy:
-        return SquashedPolicy(context.start("a squashed Gaussian policy"), self.squashed)
+        """Raises UserError where actions are discrete."""
+        if (spec := context.env.spec()).discrete:
+            raise UserError(
+                f"a squashed Gaussian policy chooses continuous actions and those of {spec.name!r} are discrete, so it "
+                "cannot act there; choose PPO (vla-rl train gym.py:task)."
+            )
+        return SquashedPolicy(context.base or _reads_state(spec), self.squashed)
+
+
+def _reads_state(spec: EnvSpec) -> GaussianPolicy:
+    """An encoder of the state as it is: heads and critics standardise what they read themselves."""
+    size = spec.state.shape[0]
+    return GaussianPolicy(spec, Affine((0.0,) * size, (1.0,) * size))
 
 
 @dataclass(frozen=True)

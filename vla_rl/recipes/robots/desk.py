@@ -13,6 +13,7 @@ from rich.text import Text
 from robot_drivers import setup as routine
 from robot_drivers.check import check_robot
 from robot_drivers.config import RobotConfig
+from robot_drivers.devices import claimed
 from robot_drivers.driver import Calibrates
 from vla_rl.contract.errors import UserError
 
@@ -24,14 +25,16 @@ def setup(path: Path, show: Console) -> None:
 
 def calibrate(path: Path, show: Console) -> None:
     """The arm's own calibration; raises UserError for an arm that has none."""
-    driver = RobotConfig.load(path).open()
+    config = RobotConfig.load(path)
+    driver = config.open()
     if not isinstance(driver, Calibrates):
         raise UserError(f"{driver.spec.name} needs no calibration, so there is nothing to do; go on with robot check.")
-    driver.connect()
-    try:
-        driver.calibrate(asking(show))
-    finally:
-        driver.disconnect()
+    with claimed(config.driver.options):
+        driver.connect()
+        try:
+            driver.calibrate(asking(show))
+        finally:
+            driver.disconnect()
 
 
 def home(path: Path) -> str:
@@ -41,11 +44,12 @@ def home(path: Path) -> str:
     """
     config = RobotConfig.load(path)
     driver = config.open()
-    driver.connect()
-    try:
-        position = driver.observe().position
-    finally:
-        driver.disconnect()
+    with claimed(config.driver.options):
+        driver.connect()
+        try:
+            position = driver.observe().position
+        finally:
+            driver.disconnect()
     found = replace(config, home=tuple(round(float(one), 4) for one in position))
     found.home_of(driver)
     found.replace(path)
