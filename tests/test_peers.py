@@ -73,18 +73,22 @@ def test_a_cell_is_measured_once_and_written_at_once(tmp_path, monkeypatch, caps
     assert set(written[0]) == {"task", "peer", "seed", "seconds", "cpu_seconds", "steps", "score", "reached"}
 
 
-def test_a_ratio_is_that_of_sums_and_resamples_pairs():
-    ours = [1.0, 2.0, 9.0, 4.0]
+def test_a_ratio_is_that_of_sums_over_pairs():
+    ours = [3.0, 4.0, 5.0, 4.0]
     assert ratio(ours, [3 * value for value in ours]) == (pytest.approx(3), pytest.approx(3), pytest.approx(3))
-    middle, low, high = ratio([1.0, 1.0], [1.0, 3.0])
-    assert (middle, low, high) == (2.0, 1.0, 3.0)  # a quarter of the resamples each is one seed twice
+    first, second = np.array([2.0, 3.0, 4.0, 3.0]), np.array([3.0, 5.0, 5.0, 4.0])
+    middle, low, high = ratio(first.tolist(), second.tolist())
+    assert low < middle == pytest.approx(17 / 12) < high
+    for end in (low, high):  # where the mean of "other - end x ours" is t standard errors from 0
+        gap = second - end * first
+        assert abs(gap.mean()) == pytest.approx(3.182446 * gap.std(ddof=1) / 2, rel=1e-4)
 
 
 def test_the_table_compares_seeds_that_both_have_and_counts_failures():
     rows = [Row("task", "ours", seed, 1.0, 2.0, 10, 5.0, True) for seed in (1, 2)]
     rows += [Row("task", "other", seed, 4.0, 3.0, 30, 1.0, seed == 1) for seed in (1, 3)]
     _, other = table(rows)
-    assert other == ("task", "other", "1 of 2", "30", "3.0", "4.0", "1.50 [1.50, 1.50]", "4.00 [4.00, 4.00]")
+    assert other == ("task", "other", "1 of 2", "30", "3.0", "4.0", "1.50 [0.00, inf]", "4.00 [0.00, inf]")
     assert " | ".join(other) in markdown(rows, {"cores": 2}, "make peers")
 
 

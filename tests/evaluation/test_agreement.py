@@ -36,8 +36,8 @@ def test_golden_table():
     assert table.precision == Rate(15 / 20, *wilson(15, 20), 20)
     assert table.missed == Rate(21 / 36, *wilson(21, 36), 36)
     assert table.hallucinated is not None and table.hallucinated.episodes == 60
-    assert (table.hallucinated.success, table.hallucinated.low) == pytest.approx((0.0833, 0.0361), abs=5e-5)
-    assert table.hallucinated.high == table.hallucinated_high == pytest.approx(0.1807, abs=5e-5)
+    assert (table.hallucinated.success, table.hallucinated.low) == pytest.approx((0.0833, 0.0311), abs=5e-5)
+    assert table.hallucinated.high == table.hallucinated_high == pytest.approx(0.1912, abs=5e-5)
     assert table.kappa == pytest.approx(0.3659, abs=5e-5)
     assert table.mcnemar_p == pytest.approx(2 * 83682 / 2**26, rel=1e-12)
 
@@ -135,14 +135,14 @@ def test_impossible_replays_are_refused(imagined, true, length, horizons, match)
 
 
 def test_the_longest_trusted_horizon():
-    """35 failures without a hallucination are the smallest number whose upper bound is within 10 %."""
-    few, enough = ReplayAgreement.of(60, 5, 0, 1, 34), ReplayAgreement.of(40, 5, 0, 1, 35)
+    """45 failures without a hallucination are the smallest number whose upper bound is within 10 %."""
+    few, enough = ReplayAgreement.of(60, 5, 0, 1, 44), ReplayAgreement.of(40, 5, 0, 1, 45)
     assert few.hallucinated_high > 0.10 >= enough.hallucinated_high
     early, no_failure = ReplayAgreement.of(10, 0, 9, 0, 80), ReplayAgreement.of(80, 90, 0, 0, 0)
     shorter = ReplayAgreement.of(20, 5, 1, 1, 100)
     assert trusted_horizon([enough, early, no_failure, few, shorter]) is enough
     assert trusted_horizon([few, enough], max_hallucinated=few.hallucinated_high) is few, "the bound itself is allowed"
-    with pytest.raises(UserError, match=r"within 10 % \(upper bounds: 10\.2 % at 60\).*35 failures are enough"):
+    with pytest.raises(UserError, match=r"within 10 % \(upper bounds: 10\.0 % at 60\).*45 failures are enough"):
         trusted_horizon([few])
     with pytest.raises(UserError, match=r"100\.0 % at 80"):
         trusted_horizon([no_failure])
@@ -200,12 +200,12 @@ def test_kendall_of_a_published_example():
 
 def test_rates_exactly_on_a_line():
     up, down = policy_agreement(TRUE, TRUE), policy_agreement(TRUE[::-1], TRUE)
-    assert (up.r, up.r_low, up.r_high, up.tau, up.mmrv, up.leverage) == (1, 1, 1, 1, 0, 0)
+    assert (up.r, up.r_low, up.r_high, up.tau, up.mmrv, up.leverage) == (1, -1, 1, 1, 0, 0)
     assert (up.slope, up.intercept, up.optimism) == pytest.approx((1, 0, 0))
-    assert (down.r, down.r_low, down.r_high, down.tau) == (-1, -1, -1, -1)
+    assert (down.r, down.r_low, down.r_high, down.tau) == (-1, -1, 1, -1)
     assert (down.slope, down.intercept) == pytest.approx((-1, 0.6))
     rounded = policy_agreement(0.1 + 0.7 * np.array(TRUE), TRUE)
-    assert 1 - 1e-12 < rounded.r <= 1 and 1 - 1e-6 < rounded.r_low <= rounded.r_high <= 1
+    assert 1 - 1e-12 < rounded.r <= 1 and (rounded.r_low, rounded.r_high) == (-1, 1), "a point would be certain"
 
 
 @pytest.mark.parametrize("k", range(4, 13))
@@ -248,7 +248,7 @@ def test_results_are_strict_json():
         "horizon": 40,
         "accuracy": 70 / 96,
         "hallucinated": 5 / 60,
-        "hallucinated_high": pytest.approx(0.1807, abs=5e-5),
+        "hallucinated_high": pytest.approx(0.1912, abs=5e-5),
         "policies": 4,
         "r": found.r,
         "r_low": found.r_low,

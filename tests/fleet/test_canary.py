@@ -20,7 +20,7 @@ RULE = CanaryRule(min_episodes=5)
         ((100, 90), (100, 70), False),  # better
         ((4, 0), (100, 100), False),  # too few
         ((100, 0), (4, 4), False),
-        ((5, 0), (5, 5), True),
+        ((5, 0), (8, 8), True),
     ],
 )
 def test_a_canary_is_taken_back_when_its_interval_lies_below(canary, active, rollback):

@@ -148,16 +148,9 @@ _POLICIES = (
     Fault(
         "a single imagined rate has a narrow correlation interval",
         _AGREEMENT,
-        "if np.ptp(estimates) > 0 else (-1.0, 1.0)",
-        "if np.ptp(estimates) > 0 else fisher_z(r, k)",
+        "if np.ptp(estimates) > 0 and abs(r)",
+        "if abs(r)",
         (f"{_ON_AGREEMENT}test_a_world_model_of_one_rate_ranks_nothing",),
-    ),
-    Fault(
-        "r = -1 has no interval",
-        _AGREEMENT,
-        "return (r, r) if abs(r) == 1.0 else fisher_z(r, k)",
-        "return (r, r) if r == 1.0 else fisher_z(r, k)",
-        (f"{_ON_AGREEMENT}test_rates_exactly_on_a_line",),
     ),
     Fault(
         "Kendall's tau-a",

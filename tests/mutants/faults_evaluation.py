@@ -19,9 +19,9 @@ FAULTS = (
     Fault(
         "few returns have the interval of many",
         _STATS,
-        "half = student(n - 1)",
-        "half = Z95",
-        (f"{_ON_STATS}test_mean_return",),
+        "if n < FEWEST or not freedom:",
+        "if n < 2 or not freedom:",
+        (f"{_ON_STATS}test_few_returns_have_no_interval",),
     ),
     Fault(
         "paired successes are resampled",
@@ -32,11 +32,25 @@ FAULTS = (
     ),
     Fault("90 % for 95 %", _INTERVALS, "Z95 = 1.959964", "Z95 = 1.644854", (f"{_ON_INTERVALS}test_wilson",)),
     Fault(
-        "Wilson's half-width without its correction",
+        "Wilson's interval is not corrected for continuity",
         _INTERVALS,
-        "z**2 / (4 * n**2)) / scale",
-        "0.0) / scale",
-        (f"{_ON_INTERVALS}test_wilson",),
+        "return end(successes - 0.5, -1) if successes else 0.0, end(successes + 0.5, 1)",
+        "return end(successes, -1) if successes else 0.0, end(successes, 1)",
+        (f"{_ON_INTERVALS}test_wilson_and_poisson_cover_95_percent_of_every_rate",),
+    ),
+    Fault(
+        "the interval of a mean return forgets skewness",
+        _STATS,
+        "deviation * max(half, hall(half))",
+        "deviation * half",
+        (f"{_ON_STATS}test_mean_return",),
+    ),
+    Fault(
+        "a perfect line of policies is certain",
+        "vla_rl/evaluation/agreement.py",
+        "and abs(r) < 1.0 - 1e-9 else (-1.0, 1.0)",
+        "and abs(r) < 1.0 - 1e-9 else (r, r)",
+        ("tests/evaluation/test_agreement.py::test_rates_exactly_on_a_line",),
     ),
     Fault(
         "McNemar's test one-sided",

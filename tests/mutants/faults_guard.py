@@ -107,15 +107,15 @@ _GUARDS = (
     Fault(
         "it returns at the sight of a mean below the base's",
         _GUARD,
-        "len(self.latest), self.config.z)[1]",
-        "len(self.latest), 0.0)[1]",
+        "> self.config.z * math.sqrt(level",
+        "> 0.0 * math.sqrt(level",
         (f"{_ON_GUARD}test_it_returns_only_when_the_interval_lies_below_the_base",),
     ),
     Fault(
         "two failures in a row send the actor back",
         _GUARD,
-        "enough and high < self.base_success",
-        "high < self.base_success",
+        "if n < self.config.least:",
+        "if n < 1:",
         (f"{_ON_GUARD}test_a_few_failures_are_no_news",),
     ),
     Fault(
@@ -156,8 +156,8 @@ _GUARDS = (
     Fault(
         "what noise costs counts against the actor when it is decided whether to return",
         _GUARD,
-        "enough and high < self.base_success - self.config.margin",
-        "enough and high < self.base_success",
+        "max(0.0, self.base_success - self.config.margin)",
+        "max(0.0, self.base_success)",
         (f"{_ON_GUARD}test_a_margin_is_what_noise_may_cost",),
     ),
     Fault(

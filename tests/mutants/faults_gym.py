@@ -189,8 +189,8 @@ FAULTS = (
     Fault(
         "the interval is that of one episode",
         "vla_rl/evaluation/stats.py",
-        "half = student(n - 1) * float(values.std(ddof=1)) / math.sqrt(n) if n > 1 else math.inf",
-        "half = student(n - 1) * float(values.std(ddof=1)) if n > 1 else math.inf",
+        "half = student(freedom) / math.sqrt(n)",
+        "half = student(freedom)",
         ("tests/evaluation/test_stats.py::test_mean_return",),
     ),
     Fault(

@@ -48,8 +48,8 @@ FAULTS = (
     Fault(
         "what is known from real episodes is not used",
         _RANKING,
-        "shown[i] += log_odds(*one.real) / _variance(*one.real)",
-        "shown[i] += 0.0",
+        "shown - prior @ mean + won - played * rate",
+        "shown - prior @ mean",
         (_POSTERIOR,),
     ),
     Fault(

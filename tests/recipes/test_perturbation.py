@@ -111,7 +111,7 @@ def test_the_page_shows_every_curve_with_its_unit_and_the_worst_point(analyzed, 
     page = report.write(tmp_path / "report.html").read_text()
     assert "friction: friction of fingers, cubes and table" in page
     assert "friction (factor), nominal 1" in page and "latency (control steps), nominal 0" in page
-    assert "<strong>friction 0.1, latency 2</strong>: success 0.0% [0.0%, 65.8%]" in page and "56.2%" in page
+    assert "<strong>friction 0.1, latency 2</strong>: success 0.0% [0.0%, 80.2%]" in page and "56.2%" in page
     assert page.count("In the other half 3 more points were as bad.") == 1
 
 

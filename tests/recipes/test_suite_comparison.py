@@ -57,7 +57,7 @@ def test_the_interval_resamples_within_tasks():
     first = [
         EpisodeResult(task, i, task == "x", "", 1, 3.0 * (task == "x"), "", 1, 1.0, 1.0)
         for task in "xy"
-        for i in range(20)
+        for i in range(40)
     ]
     second = [replace(one, success=False, returns=0.0) for one in first]
     found = pairs_of(first, second, by_success=False).difference

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from vla_rl.algorithms.ranking import Attempt, Attempts, RecentAttempts
 from vla_rl.contract.batch import Rollout
-from vla_rl.contract.intervals import wilson
 from vla_rl.contract.limits import check_limits
 
 
@@ -139,9 +138,14 @@ class Fallback:
             counts[1] += 1
             if counts is self.trial:
                 self.latest.append(attempt.success)
-        high = wilson(sum(self.latest), len(self.latest), self.config.z)[1]
-        enough = len(self.latest) >= self.config.least
-        self.below = bool(attempts) and not self.waiting and enough and high < self.base_success - self.config.margin
+        self.below = bool(attempts) and not self.waiting and self._lower()
+
+    def _lower(self) -> bool:
+        """Whether Wilson's interval of the latest success, uncorrected, lies below the base's less ``margin``."""
+        n, level = len(self.latest), max(0.0, self.base_success - self.config.margin)
+        if n < self.config.least:
+            return False
+        return level - sum(self.latest) / n > self.config.z * math.sqrt(level * (1.0 - level) / n)
 
     def returned(self, moved: bool, wait: int) -> None:
         """Good weights act again, or the base (not ``moved``), or the actor in few episodes."""

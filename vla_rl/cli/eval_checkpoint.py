@@ -15,7 +15,7 @@ from vla_rl.cli.override import override
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import seed_ranges
-from vla_rl.evaluation.report import percent
+from vla_rl.evaluation.report import mean_text, percent
 from vla_rl.evaluation.run import Outcomes, evaluate
 from vla_rl.evaluation.stats import MeanReturn
 from vla_rl.evaluation.trace import TraceRecorder
@@ -78,7 +78,7 @@ def evaluate_checkpoint(arguments: Sequence[str]) -> None:
         outcomes, remarks = _play(config, _at(policy, config.temperature), seeds)
     ends = ", ".join(f"{cause.replace('_', ' ')} {count}" for cause, count in Counter(outcomes.cause).most_common())
     earned = MeanReturn.of(outcomes.returns)
-    mean = f"mean return {earned.mean:.4g} [{earned.low:.4g}, {earned.high:.4g}]"
+    mean = f"mean return {mean_text(earned.mean, earned.low, earned.high)}"
     headline = percent(outcomes.rate) if outcomes.has_success else mean
     console.print(f"{checkpoint}: {headline} of {config.episodes} {config.seeds} episodes ({ends})")
     if outcomes.has_success and not np.array_equal(outcomes.returns, outcomes.success):  # rewards add something

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vla_rl.cli.override import override, take_option
 from vla_rl.contract.errors import UserError
-from vla_rl.evaluation.report import percent
+from vla_rl.evaluation.report import mean_text, percent
 from vla_rl.evaluation.stats import MeanReturn, Rate
 from vla_rl.policies.pretrained import default_options
 from vla_rl.policies.vla.options import VLAOptions
@@ -75,4 +75,4 @@ def _score(found: JsonObject) -> str:
     if "success" in found:
         return percent(Rate(found["success"], found["low"], found["high"], found["episodes"]))
     earned = MeanReturn(**found["returns"])
-    return f"mean return {earned.mean:.4g} [{earned.low:.4g}, {earned.high:.4g}]"
+    return f"mean return {mean_text(earned.mean, earned.low, earned.high)}"

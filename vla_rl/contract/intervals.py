@@ -9,23 +9,26 @@ Z95 = 1.959964
 
 
 def wilson(successes: int, n: int, z: float = Z95) -> tuple[float, float]:
-    """Score interval of a proportion (Wilson 1927): centre ``(p + z^2/2n)/(1 + z^2/n)``; [0, 1] without episodes."""
+    """Score interval of a proportion (Wilson 1927), corrected for continuity; [0, 1] without episodes.
+
+    All rates ``p`` with at most ``z sqrt(n p (1 - p)) + 1/2`` successes between ``n p`` and what was counted (Newcombe
+    1998, Statistics in Medicine 17:857, method 4).  At 95 % it holds 94.6 % or more of the time for every rate and
+    number of episodes; without the correction 84 % at rates near 0 or 1, and 92.5 % for 95 % of 20 episodes.
+    """
     if not 0 <= successes <= n:
         raise ValueError(f"{successes} successes in {n} episodes are no proportion; count both over the same episodes.")
-    if n == 0:
-        return 0.0, 1.0
-    p = successes / n
-    scale = 1.0 + z**2 / n
-    centre = (p + z**2 / (2 * n)) / scale
-    half = z * math.sqrt(p * (1.0 - p) / n + z**2 / (4 * n**2)) / scale
-    # Exact at the ends, where rounding would leave 1e-17 of a success.
-    return (centre - half if successes else 0.0), (centre + half if successes < n else 1.0)
+
+    def end(count: float, sign: int) -> float:
+        return (count + z**2 / 2 + sign * z * math.sqrt(count * (1.0 - count / n) + z**2 / 4)) / (n + z**2)
+
+    return end(successes - 0.5, -1) if successes else 0.0, end(successes + 0.5, 1) if successes < n else 1.0
 
 
 def difference(one: tuple[int, int], other: tuple[int, int], z: float = Z95) -> tuple[float, float]:
     """Interval of the rate of ``one`` minus that of ``other``, each (successes, episodes), independent of each other.
 
-    Newcombe's hybrid score interval (Newcombe 1998, method 10), from both Wilson intervals; [-1, 1] without episodes.
+    Newcombe's hybrid score interval (1998, Statistics in Medicine 17:873, method 11), from both Wilson intervals;
+    [-1, 1] without episodes.
     """
     (a_low, a_high), (b_low, b_high) = wilson(*one, z), wilson(*other, z)
     if not (one[1] and other[1]):
@@ -78,14 +81,16 @@ def student(freedom: int, level: float = 0.975) -> float:
 
 
 def poisson_rate(count: int, duration: float, z: float = Z95) -> tuple[float, float]:
-    """Score interval of ``count`` events in ``duration``, in events per unit of it: all rates ``r`` with ``z`` standard
+    """Score interval of ``count`` events in ``duration``, in events per unit of it, corrected for continuity: all rates
 
-    deviations ``sqrt(r t)`` between ``r t`` and ``count``; [0, infinity] without any duration.
+    ``r`` with at most ``z sqrt(r t) + 1/2`` events between ``r t`` and ``count``; [0, infinity] without any duration.
     """
     if count < 0 or duration < 0.0:
         raise ValueError(f"{count} events in {duration} are no rate; count both over the same time.")
     if duration == 0.0:
         return 0.0, math.inf
-    centre = count + z**2 / 2
-    half = z * math.sqrt(count + z**2 / 4)
-    return (centre - half if count else 0.0) / duration, (centre + half) / duration
+
+    def end(events: float, sign: int) -> float:
+        return (events + z**2 / 2 + sign * z * math.sqrt(events + z**2 / 4)) / duration
+
+    return end(count - 0.5, -1) if count else 0.0, end(count + 0.5, 1)

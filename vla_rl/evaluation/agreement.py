@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.intervals import Z95, wilson
+from vla_rl.contract.intervals import wilson
 from vla_rl.evaluation.stats import Floats, Rate, fisher_z, mcnemar_exact, mmrv
 
 NEVER = math.inf  # the control step of a success in a replay without one
@@ -122,7 +122,7 @@ def trusted_horizon(tables: Sequence[ReplayAgreement], max_hallucinated: float =
     if trusted:
         return max(trusted, key=lambda table: table.horizon)
     bounds = ", ".join(f"{100 * table.hallucinated_high:.1f} % at {table.horizon}" for table in tables) or "no horizon"
-    fewest = math.ceil(Z95**2 * (1 - max_hallucinated) / max_hallucinated)
+    fewest = next(n for n in itertools.count(1) if wilson(0, n)[1] <= max_hallucinated)
     raise UserError(
         f"no horizon keeps hallucinated successes within {100 * max_hallucinated:g} % (upper bounds: {bounds}), so RL "
         "has no imagined rollouts to learn from; train the world model further, or replay more action sequences that "
@@ -218,9 +218,9 @@ class TrustConfig:
 def policy_agreement(imagined: ArrayLike, true: ArrayLike) -> PolicyAgreement:
     """Agreement of imagined with true success rates, both [k] in [0, 1], of the same k >= 4 policies.
 
-    ``r`` has the interval ``tanh(atanh r +- 1.96/sqrt(k-3))`` (Fisher 1921); for r = +-1 it is the limit, the point r,
-    which shows that a line fits but carries no uncertainty.  A world model that gives all policies one rate ranks
-    nothing: r, tau and slope are 0, the interval is [-1, 1].  If all policies but one are equal, r without it is 0.
+    ``r`` has the interval ``tanh(atanh r +- 1.96/sqrt(k-3))`` (Fisher 1921); for r = +-1 that would be a point, which
+    carries no uncertainty, so it is [-1, 1] then.  A world model that gives all policies one rate ranks nothing: r, tau
+    and slope are 0, the interval is [-1, 1].  If all policies but one are equal, r without it is 0.
 
     Raises ContractError for shapes and values that are no rates, UserError for fewer than 4 policies and for policies
     with equal true rates, for which a correlation is undefined.
@@ -228,7 +228,7 @@ def policy_agreement(imagined: ArrayLike, true: ArrayLike) -> PolicyAgreement:
     estimates, truth = _rates(imagined, true)
     k = truth.size
     r = _pearson(estimates, truth)
-    low, high = _interval(r, k) if np.ptp(estimates) > 0 else (-1.0, 1.0)
+    low, high = fisher_z(r, k) if np.ptp(estimates) > 0 and abs(r) < 1.0 - 1e-9 else (-1.0, 1.0)
     slope = r * float(estimates.std() / truth.std())
     without = [_pearson(np.delete(estimates, u), np.delete(truth, u)) for u in range(k)]
     return PolicyAgreement(
@@ -341,7 +341,3 @@ def _pearson(x: Floats, y: Floats) -> float:
         return 0.0
     dx, dy = x - x.mean(), y - y.mean()
     return float(np.clip(dx @ dy / math.sqrt(float((dx @ dx) * (dy @ dy))), -1.0, 1.0))
-
-
-def _interval(r: float, k: int) -> tuple[float, float]:
-    return (r, r) if abs(r) == 1.0 else fisher_z(r, k)

@@ -21,7 +21,19 @@ from vla_rl.evaluation.stats import Rate
 from vla_rl.evaluation.style import CSS, SCRIPT
 from vla_rl.evaluation.video import Clip, Recording
 
-__all__ = ["Bar", "Cell", "Clip", "Point", "Recording", "Report", "Series", "Tile", "across_seeds", "percent"]
+__all__ = [
+    "Bar",
+    "Cell",
+    "Clip",
+    "Point",
+    "Recording",
+    "Report",
+    "Series",
+    "Tile",
+    "across_seeds",
+    "mean_text",
+    "percent",
+]
 
 Cell: TypeAlias = str | float | int | None
 # The browser loads nothing from outside, whatever the page contains.
@@ -49,6 +61,13 @@ class Tile:
 def percent(rate: Rate) -> str:
     """``84.0% [80.6, 86.9]``."""
     return f"{rate.success:.1%} [{100 * rate.low:.1f}, {100 * rate.high:.1f}]"
+
+
+def mean_text(mean: float, low: float | None, high: float | None) -> str:
+    """``12.5 [11.9, 13.2]``, of mean returns."""
+    if low is None or high is None:
+        return f"{mean:.4g} (too few episodes for an interval)"
+    return f"{mean:.4g} [{low:.4g}, {high:.4g}]"
 
 
 def across_seeds(rates: Sequence[Rate]) -> list[str]:

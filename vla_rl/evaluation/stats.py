@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from vla_rl.contract.intervals import Z95, paired_difference, student, wilson
 
 Floats: TypeAlias = NDArray[np.float64]
+FEWEST = 64  # episodes for an interval of mean returns: of fewer, 4 % or more show no outcome that comes in 5 %
 
 
 @dataclass(frozen=True)
@@ -44,14 +45,11 @@ class Rate:
 
 @dataclass(frozen=True)
 class MeanReturn:
-    """The mean return of one fixed policy with its 95 % interval, ``mean +- t s / sqrt(n)`` (Student's t).
-
-    Too narrow for a few episodes with rare, wildly different returns; one episode has no interval (infinite).
-    """
+    """The mean return of one fixed policy with its 95 % interval (:func:`mean_interval`); None below 64 episodes."""
 
     mean: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     episodes: int
 
     @classmethod
@@ -60,10 +58,8 @@ class MeanReturn:
         values = np.asarray(returns, dtype=np.float64)
         if values.size == 0:
             raise ValueError("no episode was run, so there is no mean return; run at least one.")
-        mean = float(values.mean())
-        n = values.size
-        half = student(n - 1) * float(values.std(ddof=1)) / math.sqrt(n) if n > 1 else math.inf
-        return cls(mean, mean - half, mean + half, values.size)
+        low, high = mean_interval(values, np.zeros(values.size)) or (None, None)
+        return cls(float(values.mean()), low, high, values.size)
 
     @property
     def score(self) -> float:
@@ -73,17 +69,43 @@ class MeanReturn:
 
 @dataclass(frozen=True)
 class Difference:
-    """A mean difference of two policies on the same seeds with its interval."""
+    """A mean difference of two policies on the same seeds with its interval; None for returns of below 64 pairs."""
 
     mean: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
 
 def mcnemar_exact(b: int, c: int) -> float:
     """Two-sided p-value that policies with ``b`` and ``c`` discordant episodes are equal (exact binomial test)."""
     tail = sum(math.comb(b + c, i) for i in range(min(b, c) + 1))
     return min(1.0, float(2 * tail / 2 ** (b + c)))
+
+
+def mean_interval(values: Floats, strata: NDArray[Any]) -> tuple[float, float] | None:
+    """95 % interval of the mean of ``values`` [n]; ``strata`` [n] keep their sizes.  None below ``FEWEST`` values.
+
+    Student's t, widened at either end to Hall's interval, which follows the skewness (Hall 1992, Journal of the Royal
+    Statistical Society B 54:221): t alone holds 83 % of the time for 64 returns of 0 or 1 with a mean of .95.  No
+    interval of the mean of few values holds for all distributions: a rare outcome is not among them.
+    """
+    groups = np.unique(strata)
+    n, freedom = values.size, values.size - len(groups)
+    if n < FEWEST or not freedom:
+        return None
+    mean, gap = float(values.mean()), values.astype(np.float64)
+    for group in groups:
+        gap[strata == group] -= gap[strata == group].mean()
+    deviation = math.sqrt(float((gap**2).sum()) / freedom)
+    skewness = float((gap**3).mean()) / deviation**3 if deviation else 0.0
+
+    def hall(t: float) -> float:
+        if abs(skewness) < 1e-6:
+            return t
+        return 3.0 / skewness * (float(np.cbrt(1.0 + skewness * (t - skewness / (6 * n)))) - 1.0)
+
+    half = student(freedom) / math.sqrt(n)
+    return mean - deviation * max(half, hall(half)), mean + deviation * max(half, -hall(-half))
 
 
 def paired_bootstrap(
@@ -93,8 +115,8 @@ def paired_bootstrap(
 
     Of successes (0 or 1) it is Tango's score interval (``intervals.paired_difference``) of all pairs, which a bootstrap
     of few or hardly different pairs makes far too narrow; pairs of several tasks make it a little wide.  Of other
-    numbers it is the percentile interval of resampled pairs, as much wider as Student's t is than the normal.
-    ``strata`` [n] (the task of each episode) keeps every stratum's size.
+    numbers it is the percentile interval of resampled pairs, as much wider as Student's t is than the normal, and at
+    least :func:`mean_interval`.  ``strata`` [n] (the task of each episode) keeps every stratum's size.
     """
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     difference = first - second
@@ -102,18 +124,19 @@ def paired_bootstrap(
         alone = int((difference > 0).sum()), int((difference < 0).sum())
         return Difference(float(difference.mean()), *paired_difference(*alone, difference.size))
     groups = np.zeros(difference.size, dtype=np.int64) if strata is None else np.asarray(strata)
+    mean, least = float(difference.mean()), mean_interval(difference, groups)
+    if least is None:
+        return Difference(mean, None, None)
     generator = np.random.default_rng(seed)
     total = np.zeros(resamples)
     for group in np.unique(groups):
         members = difference[groups == group]
         draws = (generator.integers(members.size, size=members.size) for _ in range(resamples))
         total += np.fromiter((members[draw].sum() for draw in draws), dtype=np.float64, count=resamples)
-    mean, n, freedom = float(difference.mean()), difference.size, difference.size - len(np.unique(groups))
-    low, high = np.quantile(total / n, [0.025, 0.975])
-    if freedom < 1:  # nothing varies within strata of one pair, so nothing is known
-        return Difference(mean, -math.inf, math.inf)
+    n, freedom = difference.size, difference.size - len(np.unique(groups))
     wider = student(freedom) / Z95 * math.sqrt(n / freedom)
-    return Difference(mean, mean + wider * (float(low) - mean), mean + wider * (float(high) - mean))
+    low, high = mean + wider * (np.quantile(total / n, [0.025, 0.975]) - mean)
+    return Difference(mean, min(float(low), least[0]), max(float(high), least[1]))
 
 
 def mmrv(simulated: Sequence[float] | Floats, real: Sequence[float] | Floats) -> float:

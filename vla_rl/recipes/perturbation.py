@@ -12,7 +12,7 @@ import numpy as np
 from vla_rl.contract.parameter import Parameter
 from vla_rl.contract.randomization import Choice, Randomization
 from vla_rl.evaluation.perturbation import PerturbedEpisodes, curves, worst_case
-from vla_rl.evaluation.report import Report, Series
+from vla_rl.evaluation.report import Report, Series, mean_text
 from vla_rl.evaluation.results import EpisodeResult
 from vla_rl.recipes import sims
 from vla_rl.recipes.env_config import EnvConfig
@@ -65,7 +65,9 @@ class PerturbationSuite(Suite):
         report.section("Curves", f"The {label} while one parameter differs and all others are nominal; the same seeds.")
         for parameter in self.varied:
             if items := found["curves"].get(parameter.name):
-                x, y, low, high = ([item[key] for item in items] for key in ("value", "score", "low", "high"))
+                x, y, low, high = (  # null, where there are too few episodes, is nan
+                    np.array([item[key] for item in items], float) for key in ("value", "score", "low", "high")
+                )
                 axis = f"{parameter.name} ({parameter.unit}), nominal {parameter.nominal:g}"
                 title = f"{parameter.name}: {parameter.meaning}"
                 report.curves(title, axis, label, [Series(label, x, y, low, high)], percent=rated)
@@ -135,6 +137,8 @@ def _label(point: Iterable[tuple[str, float]]) -> str:
 
 
 def _shown(score: JsonObject, rated: bool) -> str:
+    if not rated:
+        return mean_text(score["score"], score["low"], score["high"])
     return f"{_number(score['score'], rated)} [{_number(score['low'], rated)}, {_number(score['high'], rated)}]"
 
 

@@ -10,7 +10,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.trust import read_json
 from vla_rl.evaluation.paired import pairs_by_task, pairs_of
 from vla_rl.evaluation.power import episodes_needed, independent_discordance
-from vla_rl.evaluation.report import Bar, Cell, Report, percent
+from vla_rl.evaluation.report import Bar, Cell, Report, mean_text, percent
 from vla_rl.evaluation.results import EPISODES, EpisodeResult, read_episodes
 from vla_rl.evaluation.stats import Rate
 from vla_rl.recipes.json_types import JsonObject
@@ -91,8 +91,9 @@ def _page(folder: Path, found: JsonObject) -> None:
     report = Report(f"{names[0]} against {names[1]}", f"Protocol `{found['protocol']}`, the same seeds.")
     text = (
         f"First: `{names[0]}`. Second: `{names[1]}`.\n\n"
-        "Difference: first minus second, with the 95 % interval of the paired bootstrap within tasks. p: McNemar's "
-        "exact two-sided test, not corrected for the number of tasks."
+        "Difference: first minus second, with its 95 % interval: Tango's score interval of successes; of returns a "
+        "bootstrap of pairs within tasks, from 64 pairs on. p: McNemar's exact two-sided test, not corrected for the "
+        "number of tasks."
     )
     report.section("Tasks", text)
     header = ["task", "first", "second", "difference", "first alone", "second alone", "p"]
@@ -111,7 +112,7 @@ def row(name: str, task: JsonObject) -> list[Cell]:
     """The cells of a comparison's table: task, both rates, difference, discordant pairs, p."""
     found = task["difference"]
     if task["p_value"] is None:
-        return [name, None, None, f"{found['mean']:.4g} [{found['low']:.4g}, {found['high']:.4g}]", None, None, None]
+        return [name, None, None, mean_text(found["mean"], found["low"], found["high"]), None, None, None]
     rates = [percent(Rate(**rate)) for rate in task["rates"]]
     difference = f"{found['mean']:+.1%} [{100 * found['low']:+.1f}, {100 * found['high']:+.1f}]"
     return [name, *rates, difference, task["first_alone"], task["second_alone"], f"{task['p_value']:.2g}"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from vla_rl.evaluation.report import Cell, Recording, Report, Tile, percent
+from vla_rl.evaluation.report import Cell, Recording, Report, Tile, mean_text, percent
 from vla_rl.evaluation.results import EpisodeResult
 from vla_rl.evaluation.stats import Rate
 from vla_rl.recipes.json_types import JsonObject
@@ -27,7 +27,7 @@ def write_suite_report(folder: Path, suite: Suite, results: JsonObject, episodes
     tiles.append(Tile("ms per decision", latency["mean"], percent=False, note=f"at most {latency['max']:.1f}"))
     report.tiles(tiles)
     suite.draw(report, results)
-    report.section("Tasks", "95 % Wilson intervals; mean returns with 95 % intervals of the normal approximation.")
+    report.section("Tasks", "95 % Wilson intervals; mean returns with 95 % intervals from 64 episodes on.")
     header = ["task", "success", "mean return", "mean length", "ends"]
     report.table(header, [_row(name, task) for name, task in results["tasks"].items()], f"{count} episodes each.")
     for name, said in results.get("remarks", {}).items():
@@ -48,6 +48,6 @@ def _film(folder: Path, episode: EpisodeResult) -> Recording:
 def _row(name: str, task: JsonObject) -> list[Cell]:
     ends = ", ".join(f"{cause.replace('_', ' ')} {count}" for cause, count in task["causes"].items())
     earned = task["returns"]
-    mean = f"{earned['mean']:.4g} [{earned['low']:.4g}, {earned['high']:.4g}]"
+    mean = mean_text(earned["mean"], earned["low"], earned["high"])
     rate = percent(Rate(*(task[key] for key in ("success", "low", "high", "episodes")))) if "success" in task else None
     return [name, rate, mean, round(task["mean_length"], 1), ends]

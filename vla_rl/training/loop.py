@@ -70,16 +70,16 @@ class CanRollBack(Protocol):
 
 
 class EvaluationResult(Protocol):
-    """The score of a policy with its interval: ``Rate`` of success or ``MeanReturn``."""
+    """The score of a policy with its interval, if it has one: ``Rate`` of success or ``MeanReturn``."""
 
     @property
     def score(self) -> float: ...
 
     @property
-    def low(self) -> float: ...
+    def low(self) -> float | None: ...
 
     @property
-    def high(self) -> float: ...
+    def high(self) -> float | None: ...
 
     @property
     def episodes(self) -> int: ...
@@ -290,8 +290,8 @@ class Loop:
             self._roll_back()
         return {
             "eval/score": found.score,
-            "eval/score_low": found.low,
-            "eval/score_high": found.high,
+            "eval/score_low": math.nan if found.low is None else found.low,
+            "eval/score_high": math.nan if found.high is None else found.high,
             "eval/episodes": float(found.episodes),
             "eval/collapsed": float(collapsed),
             "time/validate_s": seconds,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vla_rl.evaluation.axes import interval
 from vla_rl.evaluation.report import Report, Series
 from vla_rl.evaluation.stats import Difference, Rate
 
@@ -65,8 +66,8 @@ def _oracle(uses: Sequence[Curve], best: Curve, worth: float) -> tuple[list[str]
         rows.append([*_gain_cells(curve, best), "yes" if most >= worth else "no"])
     caption = (
         f"Points gained over the best residual alone ({_name(best)}) on the same scenes, with the 95 % interval of "
-        f"scenes resampled within seeds. Worth it: {100 * worth:g} points or more somewhere; no learnt model could do "
-        "better."
+        f"all scenes of all seeds (Tango's). Worth it: {100 * worth:g} points or more somewhere; no learnt model could "
+        "do better."
     )
     return [*_gain_header("the simulator as the model", best), "worth it"], rows, caption
 
@@ -86,7 +87,7 @@ def _gains(curve: Curve, best: Curve) -> list[Difference]:
 
 
 def _gain_cells(curve: Curve, best: Curve) -> list[str]:
-    cells = [f"{_points(one.mean)} [{100 * one.low:.1f}, {100 * one.high:.1f}]" for one in _gains(curve, best)]
+    cells = [f"{_points(one.mean)} {interval(one.low, one.high, percent=True)}" for one in _gains(curve, best)]
     return [_name(curve), *cells, _points(curve.area() - best.area())]
 
 
