@@ -248,6 +248,7 @@ RUNS: dict[str, Make] = {
         )
         for name in ("os:system", "subprocess:run", "timeit:timeit")
     },
+    "environment in processes": _environment(lambda *_: env("isolated", env="point_mass")),
     "remote environment": _environment(lambda *_: env("remote", address="127.0.0.1:9")),
     "environment of 100 million pixels": _environment(lambda *_: env("lift", image_size=10_000)),
     "no checkpoint": _old_run,
