@@ -170,7 +170,7 @@ class RobotConfig:
         And when it names code, addresses or files that are not ours, and this user's vla-rl did not write these names.
         """
         try:
-            value = read_json(path)
+            value = read_json(path.resolve())  # a link of the user's own
         except (OSError, ValueError) as error:
             raise UserError(
                 f"The robot's file {str(path)!r} cannot be read ({error}), so no arm is known; write one with 'vla-rl "

@@ -169,14 +169,6 @@ def _config(text: str) -> Make:
     return make
 
 
-def _sizes(**sizes: int) -> Make:
-    def make(folder: Path, canary: Path) -> None:
-        checkpoint(folder)
-        changed(folder, config=to_json(GaussianConfig(**sizes)))
-
-    return make
-
-
 def _spec(**parts: Any) -> Make:
     def make(folder: Path, canary: Path) -> None:
         checkpoint(folder)
@@ -221,6 +213,12 @@ CHECKPOINTS: dict[str, Make] = {
     },
     "function": _function,
     "remote": _remote,
+    "huge pictures": _spec(images={"front": _HUGE}),
+    "huge state": _spec(state={**_HUGE, "shape": [10**12]}),
+    "state of text": _spec(state={**_HUGE, "shape": ["x"]}),
+    "no spec": _spec(state=None, action=7),
+    "no time limit": _spec(time_limit=10**18, max_chunk=10**18, control_dt="slow"),
+    "tasks are a number": _spec(tasks=5),
     "deep config": _config("[" * 100_000),
     "deep object": _config('{"policy":' * 5000 + "1" + "}" * 5000),
     "config is null": _config("null"),
@@ -248,6 +246,7 @@ RUNS: dict[str, Make] = {
         )
         for name in ("os:system", "subprocess:run", "timeit:timeit")
     },
+    "environment in processes": _environment(lambda *_: env("isolated", env="point_mass")),
     "remote environment": _environment(lambda *_: env("remote", address="127.0.0.1:9")),
     "environment of 100 million pixels": _environment(lambda *_: env("lift", image_size=10_000)),
     "no checkpoint": _old_run,

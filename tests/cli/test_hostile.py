@@ -169,7 +169,7 @@ def wrong(done: dict[str, Any], statuses: set[int]) -> str:
     last = (done["said"].strip().splitlines() or [""])[-1]
     if done["did"]:
         return f"it {', '.join(done['did'])}"
-    if done["status"] not in statuses or "Traceback" in done["said"]:
+    if done["status"] not in statuses or "Traceback" in done["said"] or "VLA_RL_TRACEBACK" in last:
         return f"status {done['status']}: {done['said'][-1500:]}"
     if "\x1b" in done["said"]:
         return "it steers the terminal"

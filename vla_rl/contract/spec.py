@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any, Literal
 
 from vla_rl.contract.errors import ContractError
@@ -83,7 +84,11 @@ class EnvSpec:
             fields["extras"] = {name: _array_spec(item) for name, item in data.get("extras", {}).items()}
             fields["state"], fields["action"] = _array_spec(data["state"]), _array_spec(data["action"])
             fields["tasks"], fields["families"] = tuple(data["tasks"]), tuple(data.get("families", ()))
-            return cls(**fields)
+            spec = cls(**fields)
+            for name in ("control_dt", "time_limit", "max_chunk"):
+                if not isinstance(getattr(spec, name), Real):
+                    raise TypeError(f"its {name} is {getattr(spec, name)!r}")
+            return spec
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ContractError(
                 f"the environment spec cannot be read ({error}), so nothing can be checked against it; "
@@ -95,4 +100,6 @@ def _array_spec(data: dict[str, Any]) -> ArraySpec:
     fields = dict(data)
     fields |= {key: tuple(data[key]) for key in ("shape", "names") if key in data}
     fields |= {key: tuple(data[key]) for key in ("low", "high") if isinstance(data[key], list | tuple)}
+    if not all(isinstance(side, Integral) and side >= 0 for side in fields["shape"]):
+        raise TypeError(f"a shape is {str(data['shape'])[:80]}")
     return ArraySpec(**fields)

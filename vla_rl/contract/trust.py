@@ -19,6 +19,7 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from importlib.machinery import PathFinder
 from itertools import chain
 from pathlib import Path
@@ -129,22 +130,26 @@ def check_folder(folder: Path) -> int:
     """
     size, left = 0, [folder] if folder.is_dir() else []
     while left:
-        with os.scandir(left.pop()) as found:
+        here = left.pop()
+        with suppress(FileNotFoundError), os.scandir(here) as found:  # others may be writing
             for item in found:
-                if item.is_symlink():
-                    check_link(Path(item.path), folder)
-                if item.is_dir():
-                    left += [] if item.is_symlink() else [Path(item.path)]
-                elif item.is_file():
-                    size += item.stat().st_size
-                    _check_holes(Path(item.path), item.stat().st_size)
-                elif stat.S_ISFIFO(mode := item.stat().st_mode if os.path.exists(item.path) else 0) or stat.S_ISCHR(
-                    mode
-                ):
-                    raise UserError(
-                        f"{item.path!r} is no file but a pipe or device, so its folder is not used; remove it."
-                    )
+                with suppress(FileNotFoundError):
+                    size += _checked_item(item, folder)
+                    left += [Path(item.path)] if item.is_dir(follow_symlinks=False) else []
     return size
+
+
+def _checked_item(item: os.DirEntry[str], folder: Path) -> int:
+    if item.is_symlink():
+        check_link(Path(item.path), folder)
+    if item.is_file():
+        size = item.stat().st_size
+        _check_holes(Path(item.path), size)
+        return size
+    mode = item.stat(follow_symlinks=False).st_mode
+    if not (stat.S_ISDIR(mode) or stat.S_ISLNK(mode) or stat.S_ISSOCK(mode)):
+        raise UserError(f"{item.path!r} is no file but a pipe or device, so its folder is not used; remove it.")
+    return 0
 
 
 def check_link(path: Path, folder: Path) -> None:

@@ -65,7 +65,7 @@ class Trace:
 
 def read_traces(path: Path) -> list[Trace]:
     """The trace in a file, or those in a folder in the order of their names; raises UserError when there is none."""
-    files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
+    files = sorted(path.glob("*.npz")) if path.is_dir() else [path.resolve()]
     if not files:
         raise UserError(
             f"{str(path)!r} has no .npz file, so there is no trace; write one as vla_rl/evaluation/trace.py says."

@@ -94,7 +94,7 @@ class TrainReward:
         """Frames to learn from, to choose the threshold on, and to evaluate on."""
         counts = (self.training, self.calibration, self.test)
         if self.frames:
-            return LabelledFrames.load(Path(self.frames)).split(counts, self.seed)
+            return LabelledFrames.load(Path(self.frames).resolve()).split(counts, self.seed)
         self.env.required("labelling frames")
         seeds = seed_ranges.training_seeds(self.seed, "rewards"), seed_ranges.VALIDATION, seed_ranges.TEST
         return [self._play(list(part[:count]), i) for i, (part, count) in enumerate(zip(seeds, counts, strict=True))]
