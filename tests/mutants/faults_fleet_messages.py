@@ -131,4 +131,11 @@ FAULTS = (
         "for file in manifest.files)",
         _ROOM,
     ),
+    Fault(
+        "what connections of strangers took is never given back",
+        "vla_rl/fleet/transport.py",
+        "if self._crowded and not ended:",
+        "if False:",
+        ("tests/fleet/test_connections.py::test_strangers_give_way_and_a_robot_that_is_here_stays",),
+    ),
 )
