@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vla_rl.contract.intervals import wilson
+from vla_rl.contract.intervals import poisson_rate, wilson
 from vla_rl.fleet.canary import CanaryRule, Outcomes, choose_canaries, judge
 
 RULE = CanaryRule(min_episodes=5)
@@ -36,6 +36,11 @@ def test_a_rise_of_interventions_or_clips_per_minute_is_an_alarm():
     assert judge(Outcomes(10, 8, 600.0, 10, 20), active, RULE).alarms == ()
     more = judge(Outcomes(10, 8, 600.0, 40, 20), active, RULE)
     assert not more.rollback and len(more.alarms) == 1 and "interventions per minute" in more.alarms[0]
+    low, high = (poisson_rate(40, 10)[0], poisson_rate(50, 50)[1])  # in minutes
+    assert f"at least {low:.2g} interventions" in more.alarms[0] and f"at most {high:.2g};" in more.alarms[0]
+    overlapping = Outcomes(10, 8, 600.0, 16, 20)
+    assert poisson_rate(50, 50)[0] < poisson_rate(16, 10)[0] < high < 1.6 < poisson_rate(16, 10)[1]
+    assert judge(overlapping, active, RULE).alarms == ()
     assert "clips per minute" in judge(Outcomes(10, 8, 600.0, 10, 90), active, RULE).alarms[0]
     assert judge(Outcomes(10, 8, 60.0, 10, 20), active, RULE).alarms != ()  # the same number in less time
 

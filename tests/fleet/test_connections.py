@@ -11,7 +11,7 @@ import pytest
 
 from tests.fleet.fleets import Hand, MemorySpool, wait_until
 from vla_rl.contract.errors import UserError
-from vla_rl.fleet import connections
+from vla_rl.fleet import connections, transport
 from vla_rl.fleet.connections import most_connections, peer_of
 from vla_rl.fleet.envelope import write_records
 
@@ -47,11 +47,14 @@ def is_open(sock: socket.socket) -> bool:
 
 def test_strangers_give_way_and_a_robot_that_is_here_stays(serve, monkeypatch):
     monkeypatch.setattr(connections, "HANDSHAKE_S", 1e9)
+    given_back: list[bool] = []
+    monkeypatch.setattr(transport, "give_back", lambda: given_back.append(True))
     server, spool = serve(max_robots=4), spool_of(2)
     with ExitStack() as held, Hand(server.port) as robot:
         robot.greet(spool)
         silent = strangers(server.port, 120, held)
         wait_until(lambda: sum(map(is_open, silent)) <= 32)
+        wait_until(lambda: given_back)
         with Hand(server.port) as newcomer:
             newcomer.greet(spool_of(1, "arm-2"))
         robot.send(write_records(spool.records))

@@ -12,7 +12,7 @@ from tests.fleet.manifests import digest, signing_key
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.fleet.disk import RealDisk
 from vla_rl.fleet.manifest import CHUNK_BYTES, CLIENT
-from vla_rl.fleet.policy_cache import PolicyCache
+from vla_rl.fleet.policy_cache import SPARE_BYTES, PolicyCache
 
 WHO = ("learner", "a test")
 
@@ -166,6 +166,23 @@ def test_a_full_disk_leaves_the_old_policy_and_is_told(tmp_path):
         assert again.in_use() == (1,) and content(again.get(1).folder) == content(tmp_path / "1")
         assert not list((tmp_path / "robot" / "incoming").iterdir())
     assert content(cache.fetch(2, SPEC_HASH, Link(made)).folder) == content(folder)
+
+
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_what_has_arrived_needs_no_more_room(tmp_path, lacking):
+    made, cache = registry(tmp_path, 1), PolicyCache(tmp_path / "robot", TRUSTED)
+    with pytest.raises(ConnectionResetError):
+        cache.fetch(1, SPEC_HASH, Link(made, budget=2_500_000))
+    arrived = sum(path.stat().st_size for path in (tmp_path / "robot/incoming").iterdir())
+    manifest = made.get(1)
+    needed = sum(manifest.chunks().values()) - arrived + sum(file.size for file in manifest.files) + SPARE_BYTES
+    again = PolicyCache(tmp_path / "robot", TRUSTED, SmallDisk(1 << 40, needed - lacking))
+    if lacking:
+        with pytest.raises(UserError, match="MB are free"):
+            again.fetch(1, SPEC_HASH, Link(made))
+    else:
+        assert again.fetch(1, SPEC_HASH, Link(made)).manifest.version == 1
+    assert arrived > 1 << 20
 
 
 def test_flipped_bits_are_seen_and_mended(tmp_path):

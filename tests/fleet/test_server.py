@@ -153,7 +153,10 @@ def test_a_step_that_nobody_can_learn_from_is_stored_and_an_alarm_by_name(opened
     link(server.transport.port, spool)
     wait_until(lambda: shown(server)["robots"].get("arm", {}).get("records") == len(spool.records))
     (alarm,) = (one["sentence"] for one in shown(server)["alarms"])
-    assert "robot arm, episode bad: a control step holds" in alarm and "not finite" in alarm
+    assert (
+        "episode bad of robot arm is stored, and nothing can be learnt from it: a control step" in alarm
+        and "not finite" in alarm
+    )
     assert [record for _, record in server.ledger.read(0, 100)] == spool.records
 
 

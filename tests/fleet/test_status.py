@@ -138,6 +138,8 @@ def test_the_end_of_an_episode_comes_back():
         {"clipped": -1},
         {"steps": True},
         {"seconds": float("nan")},
+        {"seconds": 1e300},
+        {"steps": 1 << 40},
         {"seconds": 4},
         {"outcome": ""},
         {"outcome": "x" * 65},

@@ -100,4 +100,25 @@ FAULTS = (
         "if False:",
         ("tests/recipes/robots/test_streaming.py::test_an_episode_ends_before_the_first_step_that_is_not_finite",),
     ),
+    Fault(
+        "a robot's label may be a column that every dataset has, and no export is possible",
+        "vla_rl/fleet/step.py",
+        "if not _LABEL.fullmatch(name) or _OURS.fullmatch(name) or",
+        "if not _LABEL.fullmatch(name) or",
+        ("tests/fleet/test_step.py::test_a_wrong_step_is_refused",),
+    ),
+    Fault(
+        "a robot's label may be empty, and no export is possible",
+        "vla_rl/fleet/step.py",
+        "if not 0 < value.size <= MAX_LABEL",
+        "if not value.size <= MAX_LABEL",
+        ("tests/fleet/test_step.py::test_a_wrong_step_is_refused",),
+    ),
+    Fault(
+        "the seconds of all episodes may be no number",
+        "vla_rl/fleet/episode_end.py",
+        "if not 0 <= self.seconds <= _MOST_SECONDS:",
+        "if not 0 <= self.seconds < float('inf'):",
+        ("tests/fleet/test_status.py::test_a_wrong_end_is_refused",),
+    ),
 )

@@ -75,6 +75,13 @@ FAULTS = (
         (f"{_ROBOT}test_a_policy_that_answers_otherwise_or_is_not_signed_is_refused_and_the_old_one_stays",),
     ),
     Fault(
+        "one end that cannot be read ends the page about a fleet",
+        "vla_rl/recipes/fleet/demo_report.py",
+        "except ContractError:  # the server's page named it",
+        "except ():",
+        (f"{_DEMO}test_an_end_that_cannot_be_read_is_left_out_of_the_page",),
+    ),
+    Fault(
         "a step that nobody can learn from is nobody's concern",
         _WATCHER,
         "check_step(record.payload, self._specs.get(record.robot))",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from vla_rl.contract import wire
 from vla_rl.contract.errors import ContractError
 
 MAX_OUTCOME = 64  # characters
+_MOST_STEPS, _MOST_SECONDS = 1 << 31, 1e9  # so that sums of them stay numbers
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class EpisodeEnd:
         counts = (self.intervened, self.clipped)
         if not 0 < len(self.outcome) <= MAX_OUTCOME or not self.outcome.isprintable():
             raise _refused(f"the outcome {self.outcome!r:.80}")
-        if self.steps < 0 or not all(0 <= count <= self.steps for count in counts):
+        if not 0 <= self.steps <= _MOST_STEPS or not all(0 <= count <= self.steps for count in counts):
             raise _refused(f"{self.steps} steps, of which {self.intervened} intervened and {self.clipped} clipped")
-        if not (math.isfinite(self.seconds) and self.seconds >= 0):
+        if not 0 <= self.seconds <= _MOST_SECONDS:
             raise _refused(f"a length of {self.seconds!r} s")
 
     @property

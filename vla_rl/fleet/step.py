@@ -18,6 +18,8 @@ MAX_CAMERAS, MAX_LABELS, MAX_LABEL = 16, 64, 1024  # and entries of a label
 _FAR = 10.0  # ranges beyond the declared one, within which a number is believed
 _FARTHEST = 1e6  # without a declared range
 _LABEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_OURS = re.compile(r"action|task|timestamp|(frame_|episode_|task_)?index|observation\..*")  # columns that are no label
+_MAX_AXES = 5  # of a column
 _FIELDS = ("images", "state", "time", "action", "labels")
 
 
@@ -79,8 +81,10 @@ def _read(
     if not isinstance(labels, dict) or not _are(np.ndarray, labels) or len(labels) > MAX_LABELS:
         raise _refused("labels that are no arrays")
     for name, value in labels.items():
-        if not _LABEL.fullmatch(name) or value.size > MAX_LABEL or not np.isfinite(value).all():
-            raise _refused(f"a label {name[:100]!r} that is too large, not finite, or has another name than a column")
+        if not _LABEL.fullmatch(name) or _OURS.fullmatch(name) or not _is_label(value):
+            raise _refused(
+                f"a label {name[:100]!r} that is empty, too large or not finite, or has another name than a column"
+            )
     if spec is None:
         return {name: (data, None) for name, data in images.items()}, state, time, action, labels
     if images.keys() != spec.images.keys():
@@ -97,6 +101,13 @@ def _is_vector(value: Any) -> bool:
         and value.ndim == 1
         and bool(np.isfinite(value).all())
     )
+
+
+def _is_label(value: np.ndarray) -> bool:
+    """Whether a column of a dataset can hold it."""
+    if not 0 < value.size <= MAX_LABEL or value.ndim > _MAX_AXES or not np.isfinite(value).all():
+        return False
+    return value.dtype != np.uint64 or bool((value <= np.iinfo(np.int64).max).all())
 
 
 def _check(name: str, value: np.ndarray, spec: ArraySpec) -> None:

@@ -24,7 +24,7 @@ from vla_rl.fleet import fleet_pb2 as pb
 from vla_rl.fleet.channels import OPTIONS, SERVICE, STREAM, add_port
 from vla_rl.fleet.clock import Clock, SystemClock
 from vla_rl.fleet.committer import Committer, Store
-from vla_rl.fleet.connections import Connections, most_connections, peer_of
+from vla_rl.fleet.connections import Connections, give_back, most_connections, peer_of
 from vla_rl.fleet.downloads import Downloads, Policies
 from vla_rl.fleet.envelope import PROTOCOL, check_hello, read_from_robot
 from vla_rl.fleet.identity import NAME, Credentials, Revoked, robot_of
@@ -106,6 +106,7 @@ class FleetTransport:
         self._opening: dict[grpc.ServicerContext, tuple[str, float]] = {}
         self._downloads = Downloads(self._policies, lambda context: self._certified(_certificate(context)))
         self._lock, self._stop = threading.Lock(), threading.Event()
+        self._crowded = False  # connections of strangers were ended just now
         self._server = grpc.server(
             ThreadPoolExecutor(2 * options.max_robots + 64, thread_name_prefix="fleet"),
             handlers=[grpc.method_handlers_generic_handler(SERVICE, self._calls())],
@@ -336,7 +337,11 @@ class FleetTransport:
                 log.warning("%s has been silent for %.0f s", one.session.sender.robot, silent)
                 one.context.cancel()
         known = {peer_of(one.context.peer()) for one in present} | self._downloads.peers()
-        for address, count in self._connections.end_strangers(known, time.monotonic()).items():
+        ended = self._connections.end_strangers(known, time.monotonic())
+        if self._crowded and not ended:
+            give_back()
+        self._crowded = bool(ended)
+        for address, count in ended.items():
             log.warning("%d connections from %s were ended, behind which no robot was known", count, address)
 
     def _speak(self, one: _Connected) -> None:

@@ -117,7 +117,8 @@ class Watcher:
             check_step(record.payload, self._specs.get(record.robot))
         except ContractError as error:
             self._misfits[record.robot] = record.episode
-            self._status.alarm(f"robot {record.robot}, episode {record.episode}: {error}", record.robot)
+            what = f"episode {record.episode} of robot {record.robot} is stored, and nothing can be learnt from it"
+            self._status.alarm(f"{what}: {error}", record.robot)
 
     def _step(self, record: FleetRecord) -> None:
         before = self._running.get(record.robot, _Running())

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.fleet.episodes import chained, episode, introduction
 from tests.fleet.fleets import wait_until
 from tests.recipes.fleet import quick_demo
 from vla_rl.cli.main import main
@@ -89,6 +91,13 @@ def test_a_curve_is_of_windows_of_episodes_without_a_person():
     np.testing.assert_allclose([rate.success for _, rate, _ in found], [0, 0.25, 0.5, 0.75, 1])
     np.testing.assert_allclose([share for _, _, share in found], [0.4, 0.3, 0.2, 0.1, 0])
     assert [(end, rate.episodes) for end, rate, _ in windows(played(True, True, False), 8)] == [(3, 3)]
+
+
+def test_an_end_that_cannot_be_read_is_left_out_of_the_page(tmp_path):
+    broken = [replace(one, payload=b"\xc1") if one.kind == "episode_end" else one for one in episode("a", 1)]
+    with closing(Ledger(tmp_path / "ledger")) as ledger:
+        ledger.append(chained([introduction(), *broken, *episode("b", 1)]))
+        assert [(one.position, one.end.steps) for one in played_in(ledger)] == [(5, 1)]
 
 
 def test_more_robots_than_there_is_room_for_are_refused():

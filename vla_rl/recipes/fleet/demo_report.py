@@ -8,6 +8,7 @@ from itertools import islice
 
 import numpy as np
 
+from vla_rl.contract.errors import ContractError
 from vla_rl.evaluation.report import Cell, Clip, Report, Series, Tile, percent
 from vla_rl.evaluation.stats import Rate
 from vla_rl.fleet.episode_end import EpisodeEnd
@@ -71,10 +72,14 @@ def write_report(folder: RunFolder, summary: JsonMapping, ledger: Ledger, regist
 
 
 def played_in(ledger: Ledger) -> Iterator[Played]:
-    """All episodes, in the order in which the server got their ends."""
+    """All episodes whose ends can be read, in the order in which the server got those."""
     for position, record in records(ledger):
         if record.kind == "episode_end":
-            yield Played(position, record.robot, record.policy_version, EpisodeEnd.from_payload(record.payload))
+            try:
+                end = EpisodeEnd.from_payload(record.payload)
+            except ContractError:  # the server's page named it
+                continue
+            yield Played(position, record.robot, record.policy_version, end)
 
 
 def windows(played: Sequence[Played], size: int) -> Iterator[tuple[int, Rate, float]]:
@@ -128,7 +133,7 @@ def _clips(report: Report, ledger: Ledger, played: Sequence[Played]) -> None:
     for position, record in records(ledger):
         if position not in chosen:
             (reader.skip if record.kind == "episode_end" else reader.add)(record)
-        elif (episode := reader.add(record)) is not None:
+        elif (episode := reader.add(record)) is not None and episode.spec.images:
             clips.append(_clip(episode, chosen[position]))
     if clips:
         report.section("Episodes", "Orange frame: a person has control.")
@@ -138,7 +143,7 @@ def _clips(report: Report, ledger: Ledger, played: Sequence[Played]) -> None:
 def _clip(episode: FleetEpisode, one: Played) -> Clip:
     """What the first camera saw."""
     camera = next(iter(episode.spec.images))
-    frames = np.stack([step.images[camera] for step in episode.steps])
+    frames = np.stack([np.repeat(one, 3 // one.shape[2], 2) for one in (step.images[camera] for step in episode.steps)])
     person = np.array(episode.intervened)
     for rows in (np.s_[:_FRAME], np.s_[-_FRAME:]):
         frames[person, rows] = _PERSONS
