@@ -279,8 +279,8 @@ FAULTS = (
     Fault(
         "a page draws a score without its band",
         "vla_rl/recipes/run_report.py",
-        "bands = _BAND if name == _SCORE and",
-        "bands = _BAND if not name and",
+        "banded = name == _SCORE and all(",
+        "banded = not name and all(",
         (_BANDED,),
     ),
     Fault(
