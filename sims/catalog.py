@@ -117,7 +117,12 @@ def scenes(name: str, /, **options: Any) -> Callable[..., Any]:
     """The function ``(count, seed)`` that draws labelled scenes of ``name``; raises UserError if it declares none."""
     declared = extras(name, **options).scenes
     if declared is None:
-        raise _undeclared(name, "labelled scenes", "no policy can be grounded on them", "scenes")
+        raise _undeclared(
+            name,
+            "labelled scenes",
+            "no policy can be grounded on them (imitate.py:from_dataset learns without)",
+            "scenes",
+        )
     found: Callable[..., Any] = resolve(declared)
     return found
 

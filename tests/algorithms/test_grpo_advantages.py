@@ -74,6 +74,16 @@ def test_equal_returns_have_advantages_of_exactly_zero(baseline):
     assert group_advantages(returns, torch.tensor([1, 1, 1, 2, 2]), baseline)[:3].tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize("baseline", [LEAVE_ONE_OUT, MEAN])
+def test_returns_that_only_rounding_tells_apart_have_hardly_any_advantage(baseline):
+    """Forty rewards of 0.1 in float32, added up in another order for each member."""
+    steps = torch.full((8, 40), 0.1) * (1 + 1e-7 * torch.arange(8)[:, None])
+    returns = 100 * torch.cumsum(steps, 1)[:, -1]
+    assert len(returns.unique()) > 1
+    advantage = group_advantages(returns, torch.zeros(8, dtype=torch.int64), baseline)
+    assert advantage.isfinite().all() and advantage.abs().max() < 1e-3
+
+
 def bernoulli(p: float, size: int, baseline, kept=lambda outcome: True) -> float:
     """The expected gradient of a group of coins with respect to ``p``, by enumeration; that of success is 1.
 

@@ -9,6 +9,9 @@ _ON_TRAINERS = "tests/recipes/test_trainers.py::"
 
 _FILES = "vla_rl/recipes/config_files.py"
 _ON_FILES, _ON_SAVED = "tests/recipes/test_config_files.py::", "tests/recipes/test_saved.py::"
+_BANDED = (
+    "tests/recipes/test_run_report.py::test_a_score_is_one_band_beside_its_beginning_and_what_is_constant_is_one_line"
+)
 _SPEC, _ON_DATASETS = "vla_rl/recipes/dataset_spec.py", "tests/recipes/test_imitate_dataset.py::"
 _EXPERT = "vla_rl/recipes/imitate_expert.py"
 _WATCHED = "tests/recipes/test_imitate_expert.py::test_the_expert_is_recorded_imitated_and_the_policy_validated"
@@ -265,6 +268,27 @@ FAULTS = (
         "if path.exists():",
         "if not path.parent.exists():",
         ("tests/recipes/test_run_report.py::test_a_page_of_the_recipe_is_kept",),
+    ),
+    Fault(
+        "a page draws what never changes",
+        "vla_rl/recipes/run_report.py",
+        "if len(values[name]) > 1):",
+        "if values[name]):",
+        (_BANDED,),
+    ),
+    Fault(
+        "a page draws a score without its band",
+        "vla_rl/recipes/run_report.py",
+        "banded = name == _SCORE and all(",
+        "banded = not name and all(",
+        (_BANDED,),
+    ),
+    Fault(
+        "the name of a known model stands for one that is not supported",
+        _FILES,
+        "if path.stem in _NOT_SUPPORTED:",
+        "if False:",
+        (f"{_ON_FILES}test_a_model_that_is_not_supported_is_not_taken_for_another",),
     ),
     Fault(
         "a page thins iterations and not curves",

@@ -65,3 +65,9 @@ def test_the_help_of_train_names_its_own_options(capsys):
     train(["--help"])
     said = capsys.readouterr().out
     assert all(option in said for option in ("--out FOLDER", "--seeds N", "--resume RUN", "--env NAME"))
+
+
+@pytest.mark.parametrize("name", ["pi05.py:ppo", "configs/pi0_fast.py:imitate"])
+def test_a_model_that_is_not_supported_is_not_taken_for_another(name):
+    with pytest.raises(UserError, match=r"is a model of its own, which is not supported.*choose one of .*pi0\.py"):
+        load_config(name)

@@ -214,7 +214,8 @@ class EpisodeTracker:
 def one_each(advanced: Any, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What an ``Advance`` returned; raises ContractError unless three arrays have one entry for each of ``count``."""
     if isinstance(advanced, tuple) and len(advanced) == 3 and all(np.shape(it) in ((), (count,)) for it in advanced):
-        return advanced
+        reward, success, cause = advanced
+        return reward, success, cause
     found = [list(np.shape(item)) for item in advanced] if isinstance(advanced, tuple) else type(advanced).__name__
     raise ContractError(
         f"_advance of {count} environments returned {found}, so nobody knows whose rewards and ends they are; return "

@@ -17,6 +17,7 @@ from vla_rl.contract.config import from_json
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.trust import CONFIG_FILE, accept, mark_file, read_bytes, read_named, require_own
 
+_NOT_SUPPORTED = ("pi05", "pi0_fast")  # the name of a known one would be a false guess
 _KEPT = "config_files"  # folder of a run
 
 
@@ -32,6 +33,11 @@ def find_file(name: str, folder: str = "") -> Path:
         if place.is_file():
             return place
     known = {item.name for item in config_files(folder)}
+    if path.stem in _NOT_SUPPORTED:
+        raise UserError(
+            f"{path.stem!r} is a model of its own, which is not supported, so nothing can be run; choose one of "
+            f"{', '.join(sorted(known))}."
+        )
     raise UserError(f"there is no config file {name!r}, so nothing can be run; {did_you_mean(path.name, known)}")
 
 

@@ -63,7 +63,8 @@ def _before(lines: list[JsonObject], percent: bool) -> Iterator[Tile]:
     if len(scored) > 1:
         first = scored[0]
         note = f"{first['eval/episodes']:.0f} validation episodes" if "eval/episodes" in first else "validation"
-        yield Tile("before", first[_SCORE], *(first.get(name) for name in _BAND), percent=percent, note=note)
+        low, high = (first.get(name) for name in _BAND)
+        yield Tile("before", first[_SCORE], low, high, percent=percent, note=note)
 
 
 def _tiles(summary: JsonObject) -> Iterator[Tile]:
@@ -93,9 +94,10 @@ def _curves(report: Report, stage: str, lines: list[JsonObject], percent: bool) 
         values = {name: {line[name] for line in lines if line.get(name) is not None} for name in chosen}
         for name in (name for name in chosen if len(values[name]) > 1):
             known = thinned([line for line in lines if line.get(name) is not None and clock in line])
-            bands = _BAND if name == _SCORE and all(set(_BAND) <= line.keys() for line in known) else ()
-            drawn = ([line[item] for line in known] for item in (clock, name, *bands))
-            report.curves(name, label, name.rpartition("/")[2], [Series(stage, *drawn)], percent and name == _SCORE)
+            banded = name == _SCORE and all(set(_BAND) <= line.keys() for line in known)
+            low, high = ([line[item] for line in known] if banded else None for item in _BAND)
+            points = Series(stage, [line[clock] for line in known], [line[name] for line in known], low, high)
+            report.curves(name, label, name.rpartition("/")[2], [points], percent and name == _SCORE)
         same = [f"`{name}` {next(iter(values[name])):.4g}" for name in chosen if len(values[name]) == 1]
         report.text(f"The same throughout: {', '.join(same)}." if same else "")
 

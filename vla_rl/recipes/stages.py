@@ -189,6 +189,11 @@ def _train(
     return policy, best
 
 
+def _score(value: float) -> str:
+    """A rate of success as a percentage, and a mean return, which is hardly ever within 0 and 1, as it is."""
+    return f"{value:.0%}" if 0 <= value <= 1 else f"{value:.4g}"
+
+
 def _report_rl(
     folder: RunFolder,
     update: Callable[[int, str], None],
@@ -213,7 +218,7 @@ def _report_rl(
         speed = steps_per_second(metrics)
         update(
             iteration,
-            f"exploring {trying:.0%}, validated {best['eval/score']:.0%}, {speed:.0f} steps/s, {mostly(metrics)}",
+            f"exploring {trying:.0%}, validated {_score(best['eval/score'])}, {speed:.0f} steps/s, {mostly(metrics)}",
         )
         if metrics.get("eval/collapsed"):
             console.print(f"iteration {iteration}: validation collapsed, went back to the best weights.")
