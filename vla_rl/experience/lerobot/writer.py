@@ -224,6 +224,11 @@ def _difference(known: Schema, other: Schema) -> str:
 def _require_whole(known: metadata.Metadata) -> None:
     if known.problems:
         raise DamagedError(known.root, known.problems[0])
+    if known.rows and known.rows[-1].index >= known.total:
+        raise UserError(
+            f"the episodes of {str(known.root)!r} have numbers up to {known.rows[-1].index} but are {known.total}, so "
+            "a new one would get a number that is taken; record into a new folder, and learn from both."
+        )
 
 
 def _check(schema: Schema, columns: Mapping[str, np.ndarray]) -> int:
