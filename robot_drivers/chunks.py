@@ -65,8 +65,8 @@ class _Newest:
         _check(chunk, observed, now)
         outdated = self._chunk is not None and observed <= self._observed
         start = observed + _stood_still(observed, now, self._end)
-        if not outdated and start + len(chunk) > now:
-            self._chunk, self._observed, self._start = chunk, observed, start
+        if not outdated and start + len(chunk) > now:  # a copy: a caller may go on to write into its own
+            self._chunk, self._observed, self._start = chunk.copy(), observed, start
 
     def action(self, step: int) -> np.ndarray | None:
         place = self.place(step)
@@ -145,7 +145,7 @@ class TemporalEnsembling:
         _check(chunk, observed, now)
         ends = [start + len(other) for start, other in self._chunks.values()]
         start = observed + _stood_still(observed, now, max(ends, default=None))
-        chunks = {**self._chunks, observed: (start, chunk)}
+        chunks = {**self._chunks, observed: (start, chunk.copy())}
         self._chunks = {key: chunks[key] for key in sorted(chunks) if chunks[key][0] + len(chunks[key][1]) > now}
 
     def action(self, step: int) -> np.ndarray | None:

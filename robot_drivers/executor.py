@@ -248,6 +248,8 @@ class Executor:
         """What was sent; the arm stays stopped when it takes no command for as long as the watchdog waits."""
         try:
             sent = np.array(self._driver.command(command.position.copy()), np.float64)
+            if sent.shape != command.position.shape or not np.isfinite(sent).all():
+                raise DriverError(f"it says that it was sent {sent.tolist()}, which is no position")
         except DriverError as error:
             self.faults += 1
             self._deaf_since = now if self._deaf_since is None else self._deaf_since

@@ -53,9 +53,9 @@ class TakeOver:
         if read.position is None:
             return None if read.velocity is None else last + read.velocity * dt
         if self._offset is None or self._leader is None:
-            self._offset, self._leader = last - read.position, read.position
+            self._offset, self._leader = last - read.position, read.position.copy()
         moved = np.abs(read.position - self._leader)
-        self._leader = read.position
+        self._leader = read.position.copy()  # a device may write into its own again
         self._offset = np.sign(self._offset) * np.maximum(np.abs(self._offset) - _SHRINK * moved, 0.0)
         wanted: np.ndarray = read.position + self._offset
         return wanted

@@ -78,7 +78,7 @@ def test_a_ratio_is_that_of_sums_over_pairs():
     assert ratio(ours, [3 * value for value in ours]) == (pytest.approx(3), pytest.approx(3), pytest.approx(3))
     first, second = np.array([2.0, 3.0, 4.0, 3.0]), np.array([3.0, 5.0, 5.0, 4.0])
     middle, low, high = ratio(first.tolist(), second.tolist())
-    assert low < middle == pytest.approx(17 / 12) < high
+    assert low < middle < high and middle == pytest.approx(17 / 12)
     for end in (low, high):  # where the mean of "other - end x ours" is t standard errors from 0
         gap = second - end * first
         assert abs(gap.mean()) == pytest.approx(3.182446 * gap.std(ddof=1) / 2, rel=1e-4)

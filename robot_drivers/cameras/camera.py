@@ -5,6 +5,7 @@ A new camera is one class with the three blocking methods of :class:`FrameSource
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -119,7 +120,7 @@ class Camera:
 
     def stale(self, now: float) -> bool:
         """Whether the newest picture is older than ``max_age`` at ``now`` (``time.monotonic``), or there is none."""
-        return self._newest is None or now - self._newest.captured > self.max_age
+        return self._newest is None or not now - self._newest.captured <= self.max_age
 
     @property
     def fps(self) -> float:
@@ -161,7 +162,12 @@ class Camera:
                     f"the camera {self.name!r} delivers {image.dtype}{list(image.shape)} where uint8"
                     f"{[spec.height, spec.width, 3]} was declared, so it is not used; declare what it delivers."
                 )
-            self._newest, self.error = frame, ""
+            if not math.isfinite(frame.captured):
+                raise CameraError(
+                    f"the camera {self.name!r} says that its picture is of {frame.captured}, so nobody knows how "
+                    "old it is and it is not used; look at the clock of its driver."
+                )
+            self._newest, self.error = Frame(image.copy(), frame.captured), ""  # its memory is the driver's
             self._stamps.append(frame.captured)
             self._first.set()
 

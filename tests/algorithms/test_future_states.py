@@ -21,13 +21,24 @@ from vla_rl.policies.tiny import TinyVLA
 S, A = SPEC.state.shape[0], SPEC.action_dim
 
 
-def test_the_next_states_of_the_same_episode_and_its_last_one_again() -> None:
+def test_the_next_states_of_the_same_episode_and_nothing_beyond_its_end() -> None:
     """Two environments of five decisions; episodes end after decisions 1 and 4, and after decision 2."""
     state = torch.arange(10.0).reshape(5, 2, 1)  # environment 0: 0 2 4 6 8, environment 1: 1 3 5 7 9
     ends = torch.tensor([[0, 0], [1, 0], [0, 1], [0, 0], [1, 0]]) > 0
     found = following(state, ends, 2)
-    assert found[:, 0].tolist() == [[2, 2], [2, 2], [6, 8], [8, 8], [8, 8]]
-    assert found[:, 1].tolist() == [[3, 5], [5, 5], [5, 5], [9, 9], [9, 9]]
+    assert found[:, 0].nan_to_num(-1).tolist() == [[2, -1], [-1, -1], [6, 8], [8, -1], [-1, -1]]
+    assert found[:, 1].nan_to_num(-1).tolist() == [[3, 5], [5, -1], [-1, -1], [9, -1], [-1, -1]]
+
+
+def test_what_lies_beyond_an_end_has_no_weight() -> None:
+    head = FutureStates({"state": 1}, FutureStatesConfig(decisions=2))
+    seen = {"state": torch.tensor([[0.5], [0.7]])}
+    predicted = head.net(seen["state"])
+    loss = head.loss({**seen, "future_states": torch.tensor([[1.0, torch.nan], [torch.nan, torch.nan]])})
+    torch.testing.assert_close(loss, (predicted[0, 0] - 1.0).square())
+    loss.backward()
+    assert all(item.grad is not None and item.grad.isfinite().all() for item in head.parameters())
+    assert float(head.loss({**seen, "future_states": torch.full((2, 2), torch.nan)}).detach()) == 0.0
 
 
 def squares(count: int, seed: int) -> tuple[Tensor, Tensor]:

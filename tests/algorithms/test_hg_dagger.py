@@ -79,7 +79,9 @@ def test_only_what_a_person_chose_and_was_executed_is_imitated() -> None:
     human = torch.tensor([[False, True, True], [False, False, False], [True, False, True]])
     valid = torch.tensor([[True, True, True], [True, True, True], [True, True, False]])
     found = experience(state, executed, human, valid=valid[None])
-    chunks = chunks_of(found, found.intervened & found.valid, policy)
+    agent = learner(Table(), steps=1)
+    assert agent.add(found) == 2 and agent.kept is not None
+    chunks = agent.kept
     assert chunks.features["state"].flatten().tolist() == pytest.approx([0.1, 0.3])
     assert chunks.actions[..., 0].tolist() == [[0.0, 1.0, 2.0], [6.0, 7.0, 8.0]]  # normalised: (a - 1) / 2
     assert chunks.counts.tolist() == [[False, True, True], [True, False, False]]

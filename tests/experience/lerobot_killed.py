@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from tests.experience.lerobot_makers import episode, schema, task, write
+from vla_rl.contract.errors import UserError
 from vla_rl.experience.lerobot import video
 from vla_rl.experience.lerobot.writer import DatasetWriter
 
@@ -35,13 +36,17 @@ CHANGES: list[tuple[Any, str]] = [(os, "fsync"), (os, "replace"), (shutil, "rmtr
 class Moments:
     """Counts the moments that pass and dies at number ``last``."""
 
-    def __init__(self, last: int) -> None:
-        self.last, self.passed = last, 0
+    def __init__(self, root: Path, last: int) -> None:
+        self.root, self.last, self.passed = root, last, 0
 
     def is_last(self) -> bool:
         """Whether this is the moment."""
         self.passed += 1
-        return self.passed - 1 == self.last
+        if self.passed - 1 != self.last:
+            return False
+        self.passed += 1_000_000  # what follows are no moments
+        refuse_another(self.root)
+        return True
 
     def wrapped(self, function: Callable[..., Any], file: int | None) -> Callable[..., Any]:
         def call(*given: Any, **named: Any) -> Any:
@@ -58,6 +63,18 @@ class Moments:
         return call
 
 
+def refuse_another(root: Path) -> None:
+    """A second recorder into ``root`` is refused while the first holds its lock."""
+    held = root / "recording" / "lock"
+    if held.exists() and held.read_text() == str(os.getpid()):
+        try:
+            DatasetWriter(root, schema()).add(episode(99), task(99))
+        except UserError as error:
+            if "is writing to" in str(error):
+                return
+        os._exit(3)
+
+
 def die() -> None:
     """At once, as by a power cut but for what the kernel still writes."""
     os.kill(os.getpid(), signal.SIGKILL)
@@ -65,7 +82,7 @@ def die() -> None:
 
 def add(root: Path, existing: int, last: int, acknowledged: int) -> int:
     """Add two episodes, and die at moment ``last``; returns the number of moments."""
-    moments = Moments(last)
+    moments = Moments(root, last)
     for (owner, name), file in {**FILLS, **dict.fromkeys(CHANGES)}.items():
         setattr(owner, name, moments.wrapped(getattr(owner, name), file))
     with DatasetWriter(root, schema()) as writer:

@@ -155,7 +155,8 @@ def test_damage_is_named_and_the_rest_is_read(root, name):
     assert {episode for problem in problems for episode in problem.episodes} == DAMAGES[name][-1]
     location = f"'{file}', column '{column}'," if column else f"'{file}'"
     with pytest.raises(
-        DamagedError, match=f"{location} {what}.*so episodes? .* cannot be read; copy the file again, or say"
+        DamagedError,
+        match=f"{location} {what}.*so episodes? .* cannot be read; copy the file again",
     ):
         list(reader.episodes())
     assert reader.read(4, ["action"]).columns.keys() == {"action"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
@@ -15,6 +16,8 @@ import pytest
 
 from tests.experience.lerobot_makers import assert_holds, length, write
 from tests.patience import PATIENCE
+from vla_rl.contract.errors import UserError
+from vla_rl.experience.lerobot import disk
 from vla_rl.experience.lerobot.reader import DatasetReader
 from vla_rl.experience.lerobot.writer import repair
 
@@ -85,6 +88,22 @@ def test_a_writer_killed_anywhere_loses_no_finished_episode(tmp_path):
 @pytest.mark.parametrize("existing", [0, 1])
 def test_a_writer_killed_at_every_moment_loses_no_finished_episode(tmp_path, existing):
     check(tmp_path, existing, 0, 1)
+
+
+def test_a_lock_that_its_owner_removed_meanwhile_is_taken_anew(tmp_path, monkeypatch):
+    """The owner removes the folder between another's opening of the file and its lock."""
+    recording, flock, removed = tmp_path / "recording", fcntl.flock, []
+
+    def late(handle: int, how: int) -> None:
+        if not removed:
+            removed.append(disk.remove_locked(recording))
+        flock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    handle = disk.take_lock(recording)
+    with pytest.raises(UserError, match="is writing to"):
+        disk.take_lock(recording)
+    os.close(handle)
 
 
 RECORDER = """

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -66,6 +67,22 @@ def test_a_dataset_that_is_being_recorded_is_not_taken_away(tmp_path: Path) -> N
             second.add(episode())
         first.add(episode())
     assert load_demonstrations(tmp_path / "d").count == 2
+
+
+def test_episodes_whose_numbers_have_a_gap_are_read(tmp_path: Path) -> None:
+    with recording(tmp_path / "d", "never") as kept:
+        for i in range(4):
+            kept.add(replace(episode(), state=np.full((4, 2), i, np.float32)))
+    for part in ("data", "meta/episodes"):
+        file = tmp_path / "d" / part / "chunk-000/file-000.parquet"
+        table = pq.read_table(file)
+        pq.write_table(table.filter(pa.compute.not_equal(table["episode_index"], 1)), file)
+    info = tmp_path / "d/meta/info.json"
+    info.write_text(info.read_text().replace('"total_episodes": 4', '"total_episodes": 3'))
+    found = load_demonstrations(tmp_path / "d")
+    assert found.count == 3 and found.state[:, 0].tolist() == [0] * 4 + [2] * 4 + [3] * 4
+    with pytest.raises(UserError, match="numbers up to 3 but are 3"), recording(tmp_path / "d", "never") as more:
+        more.add(episode())
 
 
 def test_an_episode_of_another_rate_is_named(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ _STATES, _IMITATION, _TINY = (
     "vla_rl/policies/tiny.py",
 )
 _ON_STATES, _ON_TINY = "tests/algorithms/test_future_states.py::", "tests/policies/test_tiny.py::"
-_AHEAD = f"{_ON_STATES}test_the_next_states_of_the_same_episode_and_its_last_one_again"
+_AHEAD = f"{_ON_STATES}test_the_next_states_of_the_same_episode_and_nothing_beyond_its_end"
 _SEES = f"{_ON_STATES}test_a_backbone_learns_to_see_where_its_own_successes_went"
 _AGAIN = f"{_ON_STATES}test_improvements_begin_at_the_heads_first_weights_and_resume_bit_for_bit"
 _GRADIENT = f"{_ON_TINY}test_a_backbone_that_learns_has_the_gradient_of_what_it_sees_now"
@@ -19,9 +19,16 @@ FAULTS = (
     Fault(
         "the states of the next episode are foreseen",
         _STATES,
-        "return state[ahead.minimum(last[..., None]), rows].flatten(2)",
-        "return state[ahead.clamp_max(len(ends) - 1), rows].flatten(2)",
+        "return found.masked_fill((ahead > last[..., None])[..., None], torch.nan).flatten(2)",
+        "return found.flatten(2)",
         (_AHEAD,),
+    ),
+    Fault(
+        "the last state is foreseen again and again",
+        _STATES,
+        "return missed.sum() / known.sum().clamp_min(1)",
+        "return missed.mean()",
+        (f"{_ON_STATES}test_what_lies_beyond_an_end_has_no_weight",),
     ),
     Fault(
         "the present state is foreseen",

@@ -290,4 +290,35 @@ _TRUTH = (
     ),
 )
 
-FAULTS = (*_SAFETY, *_LAYOUT, *_TRUTH)
+_LOCK = (
+    Fault(
+        "an episode beyond a gap in the numbers is lost",
+        "vla_rl/experience/lerobot/metadata.py",
+        "if len(rows) == total and not blamed:",
+        "if False:",
+        ("tests/experience/test_padding_and_locks.py::test_episodes_whose_numbers_have_a_gap_are_read",),
+    ),
+    Fault(
+        "a new episode gets a number that is taken",
+        "vla_rl/experience/lerobot/writer.py",
+        "if known.rows and known.rows[-1].index >= known.total:",
+        "if False:",
+        ("tests/experience/test_padding_and_locks.py::test_episodes_whose_numbers_have_a_gap_are_read",),
+    ),
+    Fault(
+        "a second recorder is let in while the first writes",
+        "vla_rl/experience/lerobot/disk.py",
+        "fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+        "fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)",
+        ("tests/experience/test_lerobot_killed.py::test_a_lock_that_its_owner_removed_meanwhile_is_taken_anew",),
+    ),
+    Fault(
+        "a lock whose file was removed counts as one",
+        "vla_rl/experience/lerobot/disk.py",
+        "if path.exists() and os.path.samestat(path.stat(), os.fstat(handle)):",
+        "if True:",
+        ("tests/experience/test_lerobot_killed.py::test_a_lock_that_its_owner_removed_meanwhile_is_taken_anew",),
+    ),
+)
+
+FAULTS = (*_SAFETY, *_LAYOUT, *_TRUTH, *_LOCK)

@@ -137,14 +137,14 @@ _CAMERAS = (
     Fault(
         "a failure that was mended is still told",
         _CAMERA,
-        'self._newest, self.error = frame, ""',
-        "self._newest = frame",
+        'self._newest, self.error = Frame(image.copy(), frame.captured), ""',
+        "self._newest = Frame(image.copy(), frame.captured)",
         (f"{_ON_CAMERAS}test_failures_are_counted_told_and_mended",),
     ),
     Fault(
         "a frozen picture counts as fresh",
         _CAMERA,
-        "now - self._newest.captured > self.max_age",
+        "not now - self._newest.captured <= self.max_age",
         "False",
         (f"{_ON_CAMERAS}test_pictures_age",),
     ),
@@ -251,4 +251,44 @@ _TELEOPERATORS = (
         (f"{_ON_TELEOP}test_buttons_are_events_once_when_they_are_pressed",),
     ),
 )
-FAULTS = (*_BUS, *_ARM, *_CAMERAS, *_VENDORS, *_TELEOPERATORS)
+_COPIES = (
+    Fault(
+        "a camera's picture is the driver's memory",
+        _CAMERA,
+        "Frame(image.copy(), frame.captured)",
+        "frame",
+        (f"{_ON_CAMERAS}test_a_picture_of_no_time_is_not_used_and_a_driver_may_write_into_its_own_again",),
+    ),
+    Fault(
+        "a picture of no time is never stale",
+        _CAMERA,
+        "if not math.isfinite(frame.captured):",
+        "if False:",
+        (f"{_ON_CAMERAS}test_a_picture_of_no_time_is_not_used_and_a_driver_may_write_into_its_own_again",),
+    ),
+    Fault(
+        "a chunk is the policy's memory",
+        "robot_drivers/chunks.py",
+        "self._start = chunk.copy(), observed, start",
+        "self._start = chunk, observed, start",
+        ("tests/robot_drivers/test_chunks.py::test_what_a_policy_writes_into_its_chunk_afterwards_changes_nothing",),
+    ),
+    Fault(
+        "a leader that writes into its own array is not seen to move",
+        "robot_drivers/human.py",
+        "self._leader = read.position.copy()  # a device may write into its own again",
+        "self._leader = read.position",
+        (
+            "tests/robot_drivers/test_executor.py::test_a_person_whose_device_writes_into_its_own_array_takes_over_without_a_jump",
+        ),
+    ),
+    Fault(
+        "whatever a driver says it was sent is believed",
+        "robot_drivers/executor.py",
+        "if sent.shape != command.position.shape or not np.isfinite(sent).all():",
+        "if sent.shape != command.position.shape:",
+        ("tests/robot_drivers/test_executor.py::test_an_answer_to_a_command_that_is_no_position_is_not_believed",),
+    ),
+)
+
+FAULTS = (*_COPIES, *_BUS, *_ARM, *_CAMERAS, *_VENDORS, *_TELEOPERATORS)

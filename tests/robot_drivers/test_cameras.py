@@ -125,6 +125,17 @@ def test_a_camera_that_is_unplugged_is_opened_again(tmp_path, start):
     assert camera.is_connected
 
 
+def test_a_picture_of_no_time_is_not_used_and_a_driver_may_write_into_its_own_again(start):
+    source = Scripted(100.0, float("nan"))
+    reused, grab = np.zeros((4, 6, 3), np.uint8), source.grab
+    source.grab = lambda: Frame(reused, grab().captured)
+    camera = start(source, max_age=0.5)
+    source.idle.wait(PATIENCE)
+    reused[:] = 9
+    assert camera.read().captured == 100.0 and not camera.read().image.any()
+    assert camera.failures == 1 and camera.stale(100.6) and camera.stale(float("nan"))
+
+
 def test_pictures_age(start):
     source = Scripted(100.0, 100.1)
     camera = start(source, max_age=0.5)

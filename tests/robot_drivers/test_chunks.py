@@ -26,6 +26,14 @@ def chunk(observed: int, length: int) -> np.ndarray:
     return np.stack([steps, np.full(length, float(observed))], 1)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_policy_writes_into_its_chunk_afterwards_changes_nothing(way: str) -> None:
+    chunks, mine = WAYS[way](), chunk(0, 4)
+    chunks.add(mine, 0, 0)
+    mine[:] = np.nan
+    np.testing.assert_array_equal(chunks.action(0), [0, 0])
+
+
 def played(chunks: Chunks, delay: int, steps: int, length: int = 4) -> list[list[float] | None]:
     """What is executed when every question is answered ``delay`` steps later, one question at a time."""
     asked, result = None, []

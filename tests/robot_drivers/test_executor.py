@@ -11,7 +11,7 @@ import pytest
 from robot_drivers.chunks import OpenLoop, RecedingHorizon, TemporalEnsembling
 from robot_drivers.decisions import Decision, Query
 from robot_drivers.driver import DriverError, Measurement
-from robot_drivers.human import HumanInput
+from robot_drivers.human import HumanInput, TakeOver
 from robot_drivers.record import SOURCES, Record
 from tests.robot_drivers.toy_arm import DT, LIMITS, lockstep, towards
 from vla_rl.contract.errors import ContractError, UserError
@@ -275,6 +275,26 @@ def test_one_unanswered_call_is_counted_and_more_stop_the_arm() -> None:
     run.executor.rearm(run.clock.now)
     blind = [run.step() for _ in range(SILENT)]
     assert blind[-1].reason == "stopped"
+
+
+@pytest.mark.parametrize("answer", [[np.nan, 0.0], [0.0], None])
+def test_an_answer_to_a_command_that_is_no_position_is_not_believed(answer) -> None:
+    run, arm = lockstep(RecedingHorizon(4), towards(GOAL))
+    run.begin(1, 1000)
+    before = [run.step() for _ in range(8)][-1]
+    arm.command = lambda position: answer
+    wrong = [run.step() for _ in range(SILENT + 2)]
+    assert all(np.array_equal(record.executed, before.executed) for record in wrong)
+    assert run.executor.faults == len(wrong) and run.step().reason == "stopped", "until a person re-arms"
+
+
+def test_a_person_whose_device_writes_into_its_own_array_takes_over_without_a_jump() -> None:
+    take_over, leader, last = TakeOver(), np.array([-1.5, 1.0]), np.array([0.2, 0.1])
+    for moved in (0.0, 0.0, 0.1):
+        leader += moved
+        wanted = take_over.request(HumanInput(0.0, True, leader), last, DT)
+        assert wanted is not None and np.abs(wanted - last).max() <= 1.5 * moved + 1e-12
+    assert not np.array_equal(wanted, last), "the leader's movement is seen"
 
 
 def test_a_robot_that_never_answered_is_not_commanded() -> None:

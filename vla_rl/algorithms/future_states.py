@@ -9,7 +9,7 @@ is all that the loss knows: it needs neither labels nor a simulator.  (Predictin
 Koltun 2017, arXiv 1611.01779; auxiliary losses for what an agent sees: Jaderberg et al. 2017, arXiv 1611.05397.)
 
 Deviations: the states are those of what was played, and not of each action that could be; the same action is imitated
-beside it.  After an episode's last decision its state is repeated.
+beside it.  What lies after an episode's last decision has no weight.
 """
 
 from __future__ import annotations
@@ -70,9 +70,10 @@ class FutureStates(nn.Module):
         )
 
     def loss(self, features: Mapping[str, Tensor]) -> Tensor:
-        """The mean squared error of ``features["future_states"]`` as predicted from the others."""
-        predicted = self.net(torch.cat([features[name] for name in self.read], -1))
-        return (predicted - features[FUTURE]).square().mean()
+        """The mean squared error of ``features["future_states"]`` as predicted from the others, where there are any."""
+        predicted, known = self.net(torch.cat([features[name] for name in self.read], -1)), ~features[FUTURE].isnan()
+        missed = (predicted - features[FUTURE].nan_to_num()).square() * known
+        return missed.sum() / known.sum().clamp_min(1)
 
 
 def require_learning_backbone(policy: object, needed_by: str) -> LearningBackbone:
@@ -88,10 +89,11 @@ def require_learning_backbone(policy: object, needed_by: str) -> LearningBackbon
 def following(state: Tensor, ends: Tensor, decisions: int) -> Tensor:
     """The states [T,E,K*S] of the next ``decisions`` of the same episode, of ``state`` [T,E,S]; ``ends`` bool [T,E].
 
-    From an episode's last decision on, or the window's, its state is repeated.
+    Nan beyond an episode's last decision, or the window's.
     """
     steps = torch.arange(len(ends), device=ends.device)[:, None].expand(ends.shape)
     last = torch.where(ends, steps, len(ends) - 1).flip(0).cummin(0).values.flip(0)
     ahead = steps[..., None] + torch.arange(1, decisions + 1, device=ends.device)
     rows = torch.arange(ends.shape[1], device=ends.device)[:, None]
-    return state[ahead.minimum(last[..., None]), rows].flatten(2)
+    found = state[ahead.clamp_max(len(ends) - 1), rows]
+    return found.masked_fill((ahead > last[..., None])[..., None], torch.nan).flatten(2)

@@ -165,7 +165,7 @@ def posterior(
     mean = np.linalg.solve(prior, shown)
     for _ in range(_NEWTON):
         rate = 1.0 / (1.0 + np.exp(-mean))
-        covariance = np.linalg.inv(prior + np.diag(played * rate * (1.0 - rate)))
+        covariance = np.asarray(np.linalg.inv(prior + np.diag(played * rate * (1.0 - rate))), np.float64)
         mean = mean + np.clip(covariance @ (shown - prior @ mean + won - played * rate), -1.0, 1.0)
     return mean[:k], covariance[:k, :k], float(mean[k])
 

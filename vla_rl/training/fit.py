@@ -55,7 +55,8 @@ def fit(
             bad = next((n for n, p in parameters.items() if p.grad is not None and not p.grad.isfinite().all()), "all")
             raise NonFiniteError(
                 f"the gradient of {bad!r} is not finite at step {step}, so training stopped with the weights of step "
-                f"{step - 1}; lower the learning rate or look for NaN in the data."
+                f"{step - 1}; look for numbers in the data that are not finite or far too large, then lower "
+                "the learning rate."
             )
         optimizer.step()
         scheduler.step()

@@ -32,8 +32,8 @@ class DamagedError(UserError):
 
     def __init__(self, root: Path, problem: Problem) -> None:
         super().__init__(
-            f"in the dataset {str(root)!r}, {problem}; copy the file again, or say explicitly that damaged episodes "
-            "are to be left out."
+            f"in the dataset {str(root)!r}, {problem}; copy the file again if its original is whole, or say "
+            "explicitly that damaged episodes are to be left out."
         )
         self.problem = problem
 

@@ -6,6 +6,8 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,19 +62,40 @@ def take_lock(recording: Path) -> int:
     Raises UserError, which names the process that holds it.
     """
     check_folder(recording.parent)
-    handle = os.open(recording / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        owner = os.pread(handle, 32, 0).decode(errors="replace").strip()
+    path = recording / LOCK
+    while True:
+        make_folder(recording)
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except FileNotFoundError:
+            continue  # its owner has just removed the folder, as below the file
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.pread(handle, 32, 0).decode(errors="replace").strip()
+            os.close(handle)
+            raise UserError(
+                f"another process is writing to {str(recording.parent)!r} (its id is {owner}), so two would mix; "
+                "wait for it, end it, or choose another folder."
+            ) from error
+        if path.exists() and os.path.samestat(path.stat(), os.fstat(handle)):
+            break
         os.close(handle)
-        raise UserError(
-            f"another process is writing to {str(recording.parent)!r} (its id is {owner}), so two would mix; "
-            "wait for it, end it, or choose another folder."
-        ) from error
     os.ftruncate(handle, 0)
     os.pwrite(handle, str(os.getpid()).encode(), 0)
     return handle
+
+
+def remove_locked(recording: Path) -> None:
+    """Remove the folder whose lock this process holds, the lock last: whoever takes it then finds nothing of ours."""
+    for path in recording.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != LOCK:
+            path.unlink()
+    (recording / LOCK).unlink(missing_ok=True)
+    with suppress(OSError):  # another writer has begun in it
+        recording.rmdir()
 
 
 def require_unlocked(root: Path) -> None:

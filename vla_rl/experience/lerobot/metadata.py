@@ -60,6 +60,7 @@ class EpisodeRow:
 class Metadata:
     """The content of ``meta/``.  ``total`` episodes are in v3.0 files; only those in ``rows`` can be found.
 
+    Where all are there, ``rows[i]`` is episode ``i``, whatever its ``index`` in the files: numbers may have gaps.
     ``tasks`` holds text ``i`` at place ``i``; it is empty when ``tasks.parquet`` is lost (``problems`` says so).
     """
 
@@ -163,6 +164,8 @@ def _read_rows(
             blamed.append((name, "is missing", str(error.args[0])))
         except (*UNREADABLE, TypeError) as error:
             blamed.append((name, f"cannot be read ({_short(error)})", ""))
+    if len(rows) == total and not blamed:  # also numbered with gaps: an episode was deleted, and the others are whole
+        return tuple(row for _, row in sorted(rows.items()))
     lost = tuple(sorted(set(range(total)) - rows.keys()))
     beyond = tuple(sorted(index for index in rows if index >= total))
     if lost and beyond and not blamed:

@@ -45,7 +45,8 @@ class DatasetReader:
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
         self._meta = metadata.read(self.root)
-        self._rows = {row.index: row for row in self._meta.rows}
+        whole = len(self._meta.rows) == self._meta.total
+        self._rows = {i if whole else row.index: row for i, row in enumerate(self._meta.rows)}
         self._live = live.folders(self.root, self._meta.total)
         self._files = _ParquetFiles(self.root)
         header = self.root / live.RECORDING / live.HEADER

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -15,7 +16,7 @@ from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.experience.lerobot import live, metadata
 from vla_rl.experience.lerobot.compact import compact, recover
 from vla_rl.experience.lerobot.damage import DamagedError, Problem
-from vla_rl.experience.lerobot.disk import make_folder, move, take_lock
+from vla_rl.experience.lerobot.disk import move, remove_locked, take_lock
 from vla_rl.experience.lerobot.features import Schema, is_numeric
 from vla_rl.experience.lerobot.live import Header, Limits
 from vla_rl.experience.lerobot.video import FAILURES
@@ -116,7 +117,6 @@ class DatasetWriter:
         if self._lock is not None:
             _require_own(self.root / live.RECORDING, self._lock)
             return
-        make_folder(self.root / live.RECORDING)
         self._lock = take_lock(self.root / live.RECORDING)
         recover(self.root)
         self._count = metadata.read(self.root).total if (self.root / metadata.INFO).exists() else 0
@@ -128,8 +128,9 @@ class DatasetWriter:
         for leftover in recording.glob("episode-*.writing"):
             shutil.rmtree(leftover, ignore_errors=True)
         if not any(recording.glob("episode-*")) and not (recording / live.DAMAGED).exists():
+            with suppress(OSError):
+                remove_locked(recording)
             self.close()
-            shutil.rmtree(recording, ignore_errors=True)
             if self.root.is_dir() and not any(self.root.iterdir()):
                 self.root.rmdir()
 
@@ -156,7 +157,7 @@ def _finish(root: Path, splits: Mapping[str, float] | None = None) -> list[Probl
     try:
         recover(root)
         if live.is_blank(recording):
-            shutil.rmtree(recording)
+            remove_locked(recording)
             return []
         known, header = metadata.read(root), Header.load(recording)
         _require_whole(known)
@@ -175,7 +176,7 @@ def _finish(root: Path, splits: Mapping[str, float] | None = None) -> list[Probl
             "where they are; free some disk space and repair the dataset."
         ) from error
     if not (recording / live.DAMAGED).exists():
-        shutil.rmtree(recording)
+        remove_locked(recording)
     return problems
 
 
@@ -223,6 +224,11 @@ def _difference(known: Schema, other: Schema) -> str:
 def _require_whole(known: metadata.Metadata) -> None:
     if known.problems:
         raise DamagedError(known.root, known.problems[0])
+    if known.rows and known.rows[-1].index >= known.total:
+        raise UserError(
+            f"the episodes of {str(known.root)!r} have numbers up to {known.rows[-1].index} but are {known.total}, so "
+            "a new one would get a number that is taken; record into a new folder, and learn from both."
+        )
 
 
 def _check(schema: Schema, columns: Mapping[str, np.ndarray]) -> int:
