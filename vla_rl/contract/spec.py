@@ -100,6 +100,6 @@ def _array_spec(data: dict[str, Any]) -> ArraySpec:
     fields = dict(data)
     fields |= {key: tuple(data[key]) for key in ("shape", "names") if key in data}
     fields |= {key: tuple(data[key]) for key in ("low", "high") if isinstance(data[key], list | tuple)}
-    if not all(isinstance(side, Integral) and side >= 0 for side in fields["shape"]):
+    if not all(isinstance(side, Integral) and int(side) >= 0 for side in fields["shape"]):
         raise TypeError(f"a shape is {str(data['shape'])[:80]}")
     return ArraySpec(**fields)

@@ -24,7 +24,7 @@ INDEX: dict[str, str] = {
     "index": "int64",
     "task_index": "int64",
 }
-MOST_NUMBERS = 1 << 24  # in a frame of one column
+MOST_NUMBERS = 1 << 26  # in a frame of one column
 _BATCH_BYTES = 64 << 20
 _RATES = (1e-4, 1e5)  # frames per second
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
