@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -125,3 +126,12 @@ def test_a_decision_of_a_version_that_is_not_there_yet_is_refused() -> None:
     ahead = Rollout(**{**vars(found), "version": torch.ones(1, 1, dtype=torch.long)})
     with pytest.raises(ContractError, match="version 1"):
         learner(Table()).update(ahead)
+
+
+def test_an_improvement_begins_with_a_fresh_optimizer() -> None:
+    """Adam's moments of the improvement before would push the first weights to where those went."""
+    agent = learner(Table(), grow=1, epochs=3, batch=4)
+    for _ in range(3):
+        agent.update(window(torch.ones(4, H, D), "0101", "0101"))
+    taken = {int(state["step"]) for state in agent.optimizer.state.values()}
+    assert agent.kept is not None and taken == {math.ceil(3 * len(agent.kept) / 4)}, "only those of the last one"

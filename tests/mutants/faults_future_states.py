@@ -52,6 +52,13 @@ FAULTS = (
         (_AGAIN,),
     ),
     Fault(
+        "an optimizer's moments survive an improvement",
+        _IMITATION,
+        "self.optimizer.state.clear()",
+        "pass",
+        ("tests/algorithms/test_self_imitation.py::test_an_improvement_begins_with_a_fresh_optimizer",),
+    ),
+    Fault(
         "a resumed run has another head",
         _IMITATION,
         'self.future.load_state_dict(state["future"])',

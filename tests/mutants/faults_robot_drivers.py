@@ -253,6 +253,22 @@ _TELEOPERATORS = (
 )
 _COPIES = (
     Fault(
+        "missed steps come in a burst",
+        "robot_drivers/pace.py",
+        "self._deadline += missed * self._dt",
+        "pass",
+        ("tests/robot_drivers/test_pace.py::test_missed_steps_are_left_out_and_do_not_come_in_a_burst",),
+    ),
+    Fault(
+        "an arm that is pushed away by one joint pushes back",
+        "robot_drivers/limiting.py",
+        "for joint in joints]).any()):",
+        "for joint in joints]).all()):",
+        (
+            "tests/robot_drivers/test_wrong_sensors.py::test_an_arm_that_is_pushed_by_one_joint_is_held_where_it_was_pushed_to",
+        ),
+    ),
+    Fault(
         "a camera's picture is the driver's memory",
         _CAMERA,
         "Frame(image.copy(), frame.captured)",
