@@ -92,7 +92,7 @@ def residual_td3() -> Improve:
     )
     residual = ResidualConfig(scale=0.2, horizon=0, plan=0, noise=0.04, correlation=0.0, head=SMALL, blend=blend)
     trainer = OffPolicyRL(
-        TD3Residual(residual),
+        TD3Residual(residual, temperature=0.3),
         WindowConfig(num_envs=32, decisions=2),
         replay=ReplayConfig(gamma=0.99, n_step=4, share=0.0),
         loop=replace(BUDGET, save_every=200, validate_steps=50_000),

@@ -210,6 +210,15 @@ _LEARNING = (
         (f"{_ON_OFF}test_steps_follow_the_decisions_once_there_are_enough",),
     ),
     Fault(
+        "the base's temperature is passed over",
+        "vla_rl/recipes/policies.py",
+        'at_temperature(encoder, self.temperature, "--rl.policy.temperature")',
+        'at_temperature(encoder, None, "--rl.policy.temperature")',
+        (
+            "tests/recipes/test_trainers.py::test_a_residual_acts_on_a_base_of_the_temperature_that_is_chosen_and_keeps_it",
+        ),
+    ),
+    Fault(
         "idle decisions call for steps",
         _OFF,
         "self._of_all(int(rollout.valid.any(-1).sum()), len",

@@ -24,9 +24,11 @@ from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.experience.process import ProcessSource
 from vla_rl.experience.rollout import RolloutSource, WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
+from vla_rl.policies.flow_policy import at_temperature
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.gaussian import GaussianPolicy
 from vla_rl.policies.heads import HeadConfig
+from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.context import RunContext
 from vla_rl.recipes.env_config import EnvConfig
@@ -265,6 +267,17 @@ def test_off_policy_training_refuses_shards_of_weights(monkeypatch):
 def test_a_policy_that_needs_another_one_says_how_to_give_it():
     with pytest.raises(UserError, match=r"a residual policy is built on another policy.*--policy"):
         TD3Residual().build(context())
+
+
+def test_a_residual_acts_on_a_base_of_the_temperature_that_is_chosen_and_keeps_it(tmp_path):
+    base = TinyVLA.from_pretrained(save_untrained(tmp_path / "policy"))
+    assert base.sampler.temperature == 1.0
+    made = TD3Residual(temperature=0.3).build(context(base=base))
+    assert made.base.sampler.temperature == 0.3
+    made.save_pretrained(tmp_path / "residual")
+    assert load_policy(tmp_path / "residual").base.sampler.temperature == 0.3
+    with pytest.raises(UserError, match=r"Wooden starts from no noise, so --rl\.policy\.temperature"):
+        at_temperature(Wooden(), 0.3, "--rl.policy.temperature")
 
 
 def test_a_starting_policy_without_features_is_named():

@@ -19,7 +19,7 @@ from vla_rl.evaluation.report import mean_text, percent
 from vla_rl.evaluation.run import Outcomes, evaluate
 from vla_rl.evaluation.stats import MeanReturn
 from vla_rl.evaluation.trace import TraceRecorder
-from vla_rl.policies.flow_policy import FlowPolicy
+from vla_rl.policies.flow_policy import at_temperature
 from vla_rl.policies.pretrained import default_options
 from vla_rl.policies.renumbered import Renumbered
 from vla_rl.policies.vla.options import VLAOptions
@@ -75,7 +75,8 @@ def evaluate_checkpoint(arguments: Sequence[str]) -> None:
     seeds = seed_ranges.held_out(ranges[config.seeds], config.episodes)
     config.env.required("eval").check()
     with deployed(checkpoint, config.env, config.device, options=config.vla) as policy:
-        outcomes, remarks = _play(config, _at(policy, config.temperature), seeds)
+        at_temperature(policy.policy if isinstance(policy, Renumbered) else policy, config.temperature, "--temperature")
+        outcomes, remarks = _play(config, policy, seeds)
     ends = ", ".join(f"{cause.replace('_', ' ')} {count}" for cause, count in Counter(outcomes.cause).most_common())
     earned = MeanReturn.of(outcomes.returns)
     mean = f"mean return {mean_text(earned.mean, earned.low, earned.high)}"
@@ -94,20 +95,6 @@ def evaluate_checkpoint(arguments: Sequence[str]) -> None:
         write_json(Path(config.out), {**result, "seeds": config.seeds, "checkpoint": checkpoint})
     else:
         print(json.dumps(result))
-
-
-def _at(policy: Policy, temperature: float | None) -> Policy:
-    """``policy`` at ``temperature``; raises UserError for one without starting noise."""
-    if temperature is None:
-        return policy
-    flow = policy.policy if isinstance(policy, Renumbered) else policy
-    if not isinstance(flow, FlowPolicy):
-        raise UserError(
-            f"{type(flow).__name__} starts from no noise, so --temperature would change nothing; leave it out, or "
-            "name the checkpoint of a flow policy."
-        )
-    flow.with_temperature(temperature)
-    return policy
 
 
 def _play(config: Evaluate, policy: Policy, seeds: list[int]) -> tuple[Outcomes, list[str]]:

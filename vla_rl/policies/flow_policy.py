@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.contract.env import Array, Observation
+from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.flow import Chain, FlowSampler, VelocityField, gaussian_kl
@@ -133,3 +134,15 @@ class FlowPolicy(nn.Module):
 
     def _tensor(self, array: Array) -> Tensor:
         return torch.as_tensor(array, device=self.action_low.device)
+
+
+def at_temperature(policy: object, temperature: float | None, option: str) -> None:
+    """Deploy ``policy`` at ``temperature`` (None: as it is); UserError, naming ``option``, for one that has none."""
+    if temperature is None:
+        return
+    if not isinstance(policy, FlowPolicy):
+        raise UserError(
+            f"{type(policy).__name__} starts from no noise, so {option} would change nothing; leave it out (none), or "
+            "name the checkpoint of a flow policy."
+        )
+    policy.with_temperature(temperature)

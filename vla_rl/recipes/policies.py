@@ -16,6 +16,7 @@ from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.diffusion import DiffusionConfig, DiffusionPolicy
+from vla_rl.policies.flow_policy import at_temperature
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.policies.gaussian import GaussianPolicy
 from vla_rl.policies.latent_noise import GaussianLatent, LatentConfig, SquashedLatent, SquashedLatentConfig
@@ -109,14 +110,17 @@ class TD3Residual:
     """A deterministic correction at every step, for off-policy algorithms.
 
     ``function``, "module:function" of an observation, is the base instead of the starting policy if given; the
-    residual still reads the features of the starting policy.
+    residual still reads the features of the starting policy.  ``temperature``: of the noise that a flow policy below it
+    starts from, here and deployed (``FlowSampler.temperature``); None: as its checkpoint says.
     """
 
     residual: ResidualConfig = ResidualConfig()
     function: str = ""
+    temperature: float | None = None
 
     def build(self, context: RunContext) -> DeterministicResidual:
         encoder = context.start("a residual policy")
+        at_temperature(encoder, self.temperature, "--rl.policy.temperature")
         if not self.function:
             return DeterministicResidual(encoder, config=self.residual)
         base = FunctionPolicy(encoder.spec, load(self.function), self.function)
