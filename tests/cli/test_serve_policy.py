@@ -75,6 +75,7 @@ def test_openpis_clients_are_served_over_tls_to_whoever_has_the_key(untrained, t
     seen = SingleObservation.of(env.reset([0], [7]), 0, env.spec)
     env.close()
     (tmp_path / "key").write_text(SECRET)
+    (tmp_path / "key").chmod(0o600)
     picture = np.repeat(np.repeat(next(iter(seen.images.values())), 2, 0), 3, 1)  # of another size than the policy's
     request = {"observation/image": picture, "observation/state": seen.state, "prompt": seen.instruction}
     guard = ("--tls-cert", FILES[0], "--tls-key", FILES[1], "--api-key-file", tmp_path / "key")
@@ -150,7 +151,7 @@ def test_a_downloaded_folder_is_served_for_the_environment_that_is_named(tmp_pat
         (("{}", "--prot", "1"), "no field '--prot', so it cannot be set; did you mean"),
         (("{}", "--device", "gpu"), "there is no device 'gpu'"),
         (("{}", "--host", "0.0.0.0"), "is reached by other machines"),
-        (("{}", "--api-key-file", "nowhere"), "the API key file 'nowhere' cannot be read"),
+        (("{}", "--api-key-file", "nowhere"), "the key file 'nowhere' cannot be read"),
         (("{}", "--tls-cert", "nowhere"), "the certificate 'nowhere' cannot be used"),
         (("{}", "--batch.size", "4"), "--batch is for --protocol openpi"),
         (("{}", "--protocol", "openpi", "--batch.size", "0"), "size is 0, which has no meaning"),

@@ -19,9 +19,9 @@ from vla_rl.recipes.imagine.rollout import Rollout, write_rollout
 from vla_rl.recipes.imagine.saved_run import SavedRun, find_run
 from vla_rl.recipes.imagine.study import ImagineStudy, run_study
 from vla_rl.recipes.progress import console
-from vla_rl.recipes.recipe import run_in
+from vla_rl.recipes.recipe import require_recipe, run_in
 from vla_rl.recipes.signals import sigterm_like_ctrl_c
-from vla_rl.training.tracking import RunFolder, write_json
+from vla_rl.training.tracking import RunFolder, config_of, write_json
 
 Options = TypeVar("Options")
 
@@ -67,6 +67,7 @@ def improve(arguments: Sequence[str]) -> None:
     """``vla-rl imagine improve RUN``: RL in the world model that was trained there."""
     run = _only_run("improve", arguments)
     load_kept_files(run)
+    require_recipe(config_of(run), run)
     run_in(RunFolder.resume(run))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -122,7 +123,7 @@ def trusted_horizon(tables: Sequence[ReplayAgreement], max_hallucinated: float =
     if trusted:
         return max(trusted, key=lambda table: table.horizon)
     bounds = ", ".join(f"{100 * table.hallucinated_high:.1f} % at {table.horizon}" for table in tables) or "no horizon"
-    fewest = next(n for n in itertools.count(1) if wilson(0, n)[1] <= max_hallucinated)
+    fewest = 1 + bisect_left(range(1, 1 << 60), -max_hallucinated, key=lambda n: -wilson(0, n)[1])
     raise UserError(
         f"no horizon keeps hallucinated successes within {100 * max_hallucinated:g} % (upper bounds: {bounds}), so RL "
         "has no imagined rollouts to learn from; train the world model further, or replay more action sequences that "

@@ -163,7 +163,7 @@ class SquashedActor:
 
     def build(self, context: RunContext) -> SquashedPolicy:
         """Raises UserError where actions are discrete."""
-        if (spec := context.env.spec()).discrete:
+        if (spec := context.base.spec if context.base else context.env.spec()).discrete:
             raise UserError(
                 f"a squashed Gaussian policy chooses continuous actions and those of {spec.name!r} are discrete, so it "
                 "cannot act there; choose PPO (vla-rl train gym.py:task)."

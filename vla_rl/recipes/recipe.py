@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from vla_rl.contract.config import to_json
 from vla_rl.contract.errors import UserError
@@ -53,13 +53,14 @@ def run(recipe: Recipe, out: str, source: Path | None = None) -> JsonObject:
         return run_in(folder)
 
 
-def resume(out: str, change: Callable[[Any], Any] = lambda config: config) -> JsonObject:
+def resume(out: str, change: Callable[[object], object] = lambda config: config) -> JsonObject:
     """Go on with the run in the folder ``out``, in as many processes as it was begun by.
 
     ``change(config)`` may raise the length of its reinforcement learning, also of a run that is finished.
     """
     load_kept_files(Path(out))
-    before = config_of(Path(out))
+    before: object = config_of(Path(out))
+    require_recipe(before, out)
     after = change(before)
     require_longer(to_json(before), to_json(after))
     device = resolve_device(getattr(before, "device", "cpu"))
@@ -70,7 +71,13 @@ def resume(out: str, change: Callable[[Any], Any] = lambda config: config) -> Js
         return run_in(RunFolder.resume(out, group))
 
 
-def require_longer(before: Any, after: Any, name: str = "-") -> None:
+def require_recipe(config: object, out: str | Path) -> None:
+    """Raise UserError for the ``config`` of a folder ``out`` that is none of a run."""
+    if not hasattr(config, "run"):
+        raise UserError(f"the config.json of {str(out)!r} is none of a run, so nothing goes on; name a run folder.")
+
+
+def require_longer(before: object, after: object, name: str = "-") -> None:
     """Raise UserError unless ``after`` differs from ``before``, configs as JSON, in a longer loop at most.
 
     ``name``: the option that they are of.

@@ -94,7 +94,7 @@ def _curves(report: Report, stage: str, lines: list[JsonObject], percent: bool) 
         values = {name: {line[name] for line in lines if line.get(name) is not None} for name in chosen}
         for name in (name for name in chosen if len(values[name]) > 1):
             known = thinned([line for line in lines if line.get(name) is not None and clock in line])
-            banded = name == _SCORE and all(set(_BAND) <= line.keys() for line in known)
+            banded = name == _SCORE and all(line.get(item) is not None for line in known for item in _BAND)
             low, high = ([line[item] for line in known] if banded else None for item in _BAND)
             points = Series(stage, [line[clock] for line in known], [line[name] for line in known], low, high)
             report.curves(name, label, name.rpartition("/")[2], [points], percent and name == _SCORE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vla_rl.pretrained import is_run
 from vla_rl.recipes.config_files import read_config
 from vla_rl.recipes.env_config import EnvConfig
 
@@ -14,6 +13,8 @@ def env_config_of(checkpoint: str | Path) -> EnvConfig | None:
 
     Raises UserError when it is an environment that only the user may name, and the run is not the user's own.
     """
+    from vla_rl.pretrained import is_run  # torch, which inspect does without
+
     run = Path(checkpoint).resolve().parent.parent
     if not is_run(run):
         return None

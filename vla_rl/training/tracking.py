@@ -75,10 +75,6 @@ class RunFolder:
         folder.run, folder.group, folder.resumed, folder.moved_to = Path(path), group or OneProcess(), True, None
         folder.path = process_folder(folder.run, folder.group.rank)
         folder.config = config_of(folder.run)
-        if not hasattr(folder.config, "run"):
-            raise UserError(
-                f"the config.json of {str(path)!r} is none of a run, so nothing goes on; name a run folder."
-            )
         if (folder.run / "summary.json").exists():
             raise UserError(
                 f"the run in {str(path)!r} is finished, so there is nothing to go on with; see its summary.json, or "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -187,10 +188,9 @@ def test_what_is_no_run_of_imagine_is_refused_by_what_it_lacks(run, tmp_path):
     other.mkdir()
     (other / "config.json").write_text((run.folder / "config.json").read_text())
     refused(other, r"has no world model \(checkpoints/world is missing\)")
-    (other / "checkpoints").mkdir()
-    (other / "checkpoints" / "world").symlink_to((run.folder / "checkpoints" / "world").resolve())
+    shutil.copytree(run.folder / "checkpoints" / "world", other / "checkpoints" / "world")
     refused(other, r"has no held-out episodes \(episodes/held_out.npz is missing\)")
-    (other / "episodes").symlink_to((run.folder / "episodes").resolve())
+    shutil.copytree(run.folder / "episodes", other / "episodes")
     (other / "config.json").write_text(json.dumps({"class": "vla_rl.recipes.env_config:EnvConfig", "name": "lift"}))
     refused(other, "is a run of EnvConfig")
     with pytest.raises(UserError, match="rollout needs a run folder"):

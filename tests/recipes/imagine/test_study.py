@@ -83,7 +83,7 @@ def test_every_method_is_tabled_over_its_seeds(asked, tmp_path):
     assert found["with_keyframes", 3]["seconds"] == 120.0
     page = (tmp_path / "report.html").read_text()
     cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", page)]
-    assert cells[1] == ["imitation", *["50.0% [40.0, 60.0]"] * 3, "50.0% (50.0% to 50.0%)"], (
+    assert cells[1] == ["imitation", *["50.0% [40.0,\N{NO-BREAK SPACE}60.0]"] * 3, "50.0% (50.0% to 50.0%)"], (
         "imitation is reported on the test scenes"
     )
     assert cells[2] == [
@@ -100,4 +100,4 @@ def test_every_method_is_tabled_over_its_seeds(asked, tmp_path):
 
 def test_where_no_imagined_rollout_was_played_imitation_is_reported_by_its_validation(asked, tmp_path):
     study(["--out", str(tmp_path), "--methods", "residual_td3"])
-    assert "51.0% [41.0, 61.0]" in (tmp_path / "report.html").read_text()
+    assert "51.0% [41.0,\N{NO-BREAK SPACE}61.0]" in (tmp_path / "report.html").read_text()

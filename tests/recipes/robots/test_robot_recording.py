@@ -193,7 +193,7 @@ def test_an_episode_that_a_person_rejects_is_played_again_and_not_kept():
     assert summary.outcomes == Counter(failure=1, success=1) and numbers == (1, 2, 3, 4)
     assert seeds[0] == seeds[1] != seeds[2] == seeds[3]
     assert str(summary) == (
-        "success 50.0% [9.5, 90.5] of 2 (1 failure, 1 success); of 2 control steps 100% were clipped, 100% a person's"
+        "success 50.0% [2.7, 97.3] of 2 (1 failure, 1 success); of 2 control steps 100% were clipped, 100% a person's"
     )
 
 

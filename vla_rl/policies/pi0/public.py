@@ -22,7 +22,7 @@ _GEMMA = {
     "attention_bias": False,
     "use_bidirectional_attention": True,
 }
-_SIGLIP = {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6, "num_channels": 3, "vision_use_head": False}
+_SIGLIP = {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6, "num_channels": 3}
 _SHARED = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
 
 
