@@ -120,7 +120,7 @@ def test_a_checkpoint_in_a_run_is_played_in_the_environment_of_that_run(capsys, 
     main(["eval", str(run / "checkpoints" / "best"), "--episodes", "3", "--num-envs", "2"])
     said = capsys.readouterr()
     returns = json.loads(said.out)["returns"]
-    assert returns["episodes"] == 3 and returns["low"] <= returns["mean"] <= returns["high"] and returns["mean"] > 0
+    assert returns["episodes"] == 3 and returns["low"] is None and returns["mean"] > 0  # of so few
     assert "mean return" in " ".join(said.err.split())
     main(["inspect", str(run / "checkpoints" / "best")])
     assert "in the environment of its run" in capsys.readouterr().out

@@ -91,7 +91,8 @@ def require_longer(before: object, after: object, name: str = "-") -> None:
                 f"a resumed run has the config it began with, so {name!r} cannot change it; leave it out, or give a "
                 "larger --rl.loop.iterations or --rl.loop.env-steps, with which a finished run goes on."
             )
-        if not (after > before > 0 or (after == 0 and name.endswith("env-steps"))):  # 0 is no limit
+        longer = isinstance(before, int) and isinstance(after, int) and after > before > 0
+        if not (longer or (after == 0 and name.endswith("env-steps"))):  # 0 is no limit
             raise UserError(
                 f"{name} {after} ends the run no later than its own {before or 'none'}, so there is nothing to go on "
                 "to; give a larger number."

@@ -88,13 +88,19 @@ def test_every_method_is_tabled_over_its_seeds(asked, tmp_path):
     )
     assert cells[2] == [
         "lift",
-        "71.0% [61.0, 81.0]",
-        "72.0% [62.0, 82.0]",
-        "73.0% [63.0, 83.0]",
+        "71.0% [61.0,\N{NO-BREAK SPACE}81.0]",
+        "72.0% [62.0,\N{NO-BREAK SPACE}82.0]",
+        "73.0% [63.0,\N{NO-BREAK SPACE}83.0]",
         "72.0% (71.0% to 73.0%)",
     ]
     won = {row[0]: row[1:] for row in cells[8:]}
-    assert won["lift"] == ["+21.0 [16.0, 26.0]", "+22.0 [17.0, 27.0]", "+23.0 [18.0, 28.0]", "1375", "120"]
+    assert won["lift"] == [
+        "+21.0 [16.0,\N{NO-BREAK SPACE}26.0]",
+        "+22.0 [17.0,\N{NO-BREAK SPACE}27.0]",
+        "+23.0 [18.0,\N{NO-BREAK SPACE}28.0]",
+        "1375",
+        "120",
+    ]
     assert won["residual td3"] == ["–", "–", "–", "1256", "120"]
 
 
