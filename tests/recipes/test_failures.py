@@ -140,7 +140,7 @@ def test_without_opengl_it_says_which_packages_to_install(tmp_path):
 def test_an_impossible_mujoco_gl_is_said(tmp_path):
     before = "import os; os.environ['MUJOCO_GL'] = 'bogus'"
     status, said = vla_rl(before, "collect", "--env", "lift", "--count", "1", "--out", tmp_path / "episodes")
-    assert status == 1 and "Traceback" not in said
+    assert status == 2 and "Traceback" not in said
     assert "MUJOCO_GL: bogus" in said and "egl or osmesa" in said
 
 

@@ -65,6 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ModuleNotFoundError as error:
         sys.exit(_complain(f"{error}, so {given[0]!r} cannot run; {_cure(error.name or '')}", 2))
     except Exception as error:
+        if isinstance(error, RuntimeError) and "MUJOCO_GL" in str(error):
+            sys.exit(_complain(f"MuJoCo cannot be loaded ({error}); unset MUJOCO_GL, or set it to egl or osmesa.", 2))
         if isinstance(error, BrokenPipeError) and _nobody_reads():
             sys.exit(141)  # 128 + SIGPIPE, as other programs end
         if _TRACEBACK in os.environ:
@@ -111,8 +113,6 @@ def _cure(module: str) -> str:
 
 def _unexpected(error: Exception) -> str:
     """The sentence about an error that nobody has foreseen: of the user's code, of the machine, or of ours."""
-    if isinstance(error, RuntimeError) and "MUJOCO_GL" in str(error):
-        return f"MuJoCo cannot be loaded ({error}); unset MUJOCO_GL, or set it to egl or osmesa."
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename!r} cannot be used ({error.strerror}), so the command stopped; check that path."
     return f"{cause_of(error)}, so the command stopped; {_TRACEBACK}=1 before it shows the way there."
