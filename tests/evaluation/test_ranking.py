@@ -152,6 +152,26 @@ def test_on_simulated_robots_it_orders_and_its_intervals_hold():
     assert decided > 500 and decided_wrong / decided < 0.025
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("n", [6, 20, 50, 512])
+@pytest.mark.parametrize("rate", [0.5, 0.8, 0.95, 1.0])
+def test_its_intervals_cover_the_truth_at_few_episodes_and_high_rates(n, rate, monkeypatch):
+    """400 world models that err as the prior guesses, ``n`` real episodes of three of five policies."""
+    monkeypatch.setattr(ranking, "_DRAWS", 10)  # of who is the best, which is another number
+    rng = np.random.default_rng([n, round(100 * rate)])
+    rates, known = np.array([rate, rate, 0.3, 0.5, 0.7]), [True, False, True, True, False]
+    truth = np.array([logit(min(one, 1 - 1e-12)) for one in rates])
+    held = np.zeros((400, 5))
+    for row in held:
+        tilt = rng.normal(0, SPREAD, 5) - rng.normal(0, 1)
+        chance = 1 / (1 + np.exp(-(truth + tilt)[:, None] - rng.normal(0, 0.3, 200)))
+        dreams = rng.random((5, 200)) < chance
+        real = [(int(rng.binomial(n, one)), n) if seen else (0, 0) for one, seen in zip(rates, known, strict=True)]
+        estimates = by_name(rank([Played(str(i), dreams[i], real[i]) for i in range(5)]))
+        row[:] = [estimates[str(i)].low <= rates[i] <= estimates[str(i)].high for i in range(5)]
+    assert held.mean(0).min() >= 0.93
+
+
 @pytest.mark.parametrize(
     ("policies", "said"),
     [
