@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.experience import lerobot_makers as makers
 from tests.experience.lerobot_makers import FRONT, assert_is, schema, write
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import load_demonstrations
@@ -18,6 +21,7 @@ from vla_rl.experience.lerobot.damage import DamagedError, Problem, merged
 from vla_rl.experience.lerobot.features import Feature, fits
 from vla_rl.experience.lerobot.live import Limits
 from vla_rl.experience.lerobot.reader import DatasetReader
+from vla_rl.experience.lerobot.writer import DatasetWriter
 
 COUNT = 6
 FIRST, SECOND = "data/chunk-000/file-000.parquet", "data/chunk-000/file-001.parquet"
@@ -123,6 +127,27 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], None], str, str, set[int]]] = {
         {0},
     ),
     "a frame too few": (FIRST, rewrite(lambda table: table.slice(1)), "", "holds 1 frames of episode 0 where", {0}),
+    "a frame twice": (
+        FIRST,
+        with_column("frame_index", lambda column: pa.array([0, 0, *column.to_pylist()[2:]])),
+        "frame_index",
+        "counts 0, 0, so frames are missing, double or out of order",
+        {0},
+    ),
+    "no times": (
+        FIRST,
+        with_column("timestamp", lambda column: pa.array([math.nan] * len(column), pa.float32())),
+        "timestamp",
+        "has a frame every nan s",
+        {0, 1},
+    ),
+    "a fifth slower": (
+        FIRST,
+        with_column("timestamp", lambda column: pa.array([1.2 * time for time in column.to_pylist()], pa.float32())),
+        "timestamp",
+        "has a frame every 0.072 s where 16.6667 frames per second are declared",
+        {0, 1},
+    ),
     "a task that is not": (
         FIRST,
         with_column("task_index", lambda column: pa.array([7] * len(column))),
@@ -286,6 +311,35 @@ def test_problems_are_merged_by_file_and_column():
 )
 def test_a_column_may_differ_in_precision_but_not_in_kind_or_size(found, right):
     assert fits(Feature("float32", (3,)), found) == right
+
+
+def test_what_other_writers_do_differently_is_read(root):
+    """One number as a list, numbered texts, nothing where there is no number, a clock that paused, fewer counted."""
+
+    def change(table: pa.Table) -> pa.Table:
+        rewards, notes = table["next.reward"].to_pylist(), table["note"].to_pylist()
+        values = {
+            "next.reward": pa.array([[one] for one in rewards], pa.list_(pa.float32())),
+            "note": pa.array([None, *notes[1:]]).dictionary_encode(),
+            "timestamp": pa.array([one + 9 * (one > 0) for one in table["timestamp"].to_pylist()], pa.float32()),
+            "calibration": pa.array([[[None] * 3] * 2] * len(table), pa.list_(pa.list_(pa.float64()))),
+        }
+        for name, value in values.items():
+            table = table.set_column(table.column_names.index(name), name, value)
+        return table
+
+    long = makers.episode(0, 30)
+    with DatasetWriter(root / "long", schema()) as writer:
+        writer.add(long, "öffne die Schublade")
+    rewrite(change)(root / "long" / FIRST)
+    info = root / "long" / "meta" / "info.json"
+    counted = json.loads(info.read_text())
+    info.write_text(json.dumps(counted | {"total_episodes": 0}))
+    reader = DatasetReader(root / "long")
+    (found,) = reader.episodes()
+    assert np.array_equal(found.columns["next.reward"], long["next.reward"])
+    assert found.columns["note"].tolist() == ["", *long["note"][1:].tolist()]
+    assert np.isnan(found.columns["calibration"]).all() and found.columns["calibration"].shape == (30, 2, 3)
 
 
 def test_small_limits_spread_episodes_over_many_files_and_all_are_found(tmp_path):

@@ -92,13 +92,6 @@ _SAFETY = (
         (f"{_ONE_WRITER}a_dataset_that_is_being_recorded_is_not_taken_away",),
     ),
     Fault(
-        "an episode of another rate is read in silence",
-        f"{_PACKAGE}reader.py",
-        "abs(between * self.fps - 1.0) > 0.25",
-        "abs(between * self.fps - 1.0) > 25",
-        (f"{_ONE_WRITER}an_episode_of_another_rate_is_named",),
-    ),
-    Fault(
         "NaN in a dataset is read in silence",
         f"{_PACKAGE}translate.py",
         "and not np.isfinite(values).all()",
@@ -235,8 +228,8 @@ _TRUTH = (
     Fault(
         "integers pass for measurements",
         f"{_PACKAGE}features.py",
-        'return depth == wanted and _kind(found) == np.dtype(feature.dtype).kind.replace("u", "i")',
-        "return depth == wanted",
+        'return depth in wanted and _kind(found) == np.dtype(feature.dtype).kind.replace("u", "i")',
+        "return depth in wanted",
         (_NAMED,),
     ),
     Fault(
@@ -292,9 +285,37 @@ _TRUTH = (
 
 _LOCK = (
     Fault(
+        "frames out of order are taken as they come",
+        f"{_PACKAGE}reader.py",
+        "np.flatnonzero(np.diff(index) != 1)",
+        "np.flatnonzero(np.diff(index) > 1)",
+        (f"{_TESTS}damage.py::test_damage_is_named_and_the_rest_is_read",),
+    ),
+    Fault(
+        "an episode a fifth slower is trained on as if it were not",
+        f"{_PACKAGE}reader.py",
+        "_RATE_TOLERANCE = 0.1",
+        "_RATE_TOLERANCE = 0.25",
+        (f"{_TESTS}damage.py::test_damage_is_named_and_the_rest_is_read",),
+    ),
+    Fault(
+        "one pause makes an episode one of another rate",
+        f"{_PACKAGE}reader.py",
+        "np.abs(means * self.fps - 1.0).min()",
+        "np.abs(means * self.fps - 1.0).max()",
+        (f"{_TESTS}damage.py::test_what_other_writers_do_differently_is_read",),
+    ),
+    Fault(
+        "episodes beyond a wrong count are left out silently",
+        f"{_PACKAGE}metadata.py",
+        "(len(rows) > total and finished)",
+        "(len(rows) > total and not finished)",
+        (f"{_TESTS}damage.py::test_what_other_writers_do_differently_is_read",),
+    ),
+    Fault(
         "an episode beyond a gap in the numbers is lost",
         "vla_rl/experience/lerobot/metadata.py",
-        "if len(rows) == total and not blamed:",
+        "if not blamed and (len(rows) == total or (len(rows) > total and finished)):",
         "if False:",
         ("tests/experience/test_padding_and_locks.py::test_episodes_whose_numbers_have_a_gap_are_read",),
     ),

@@ -40,7 +40,7 @@ class Affine:
     @classmethod
     def from_data(cls, values: Tensor, minimum_scale: float = 1e-3) -> Affine:
         """Zero mean and unit variance over all but the last axis; a constant entry keeps ``minimum_scale``."""
-        flat = values.reshape(-1, values.shape[-1]).double()
+        flat = values.reshape(math.prod(values.shape[:-1]), values.shape[-1]).double()
         std = flat.std(0, correction=min(1, len(flat) - 1))
         return cls(tuple(flat.mean(0).tolist()), tuple(std.clamp_min(minimum_scale).tolist()))
 

@@ -66,7 +66,8 @@ class Feature:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Feature:
         """Read an entry of ``info.json``; raises KeyError or TypeError for anything else."""
-        return cls(str(data["dtype"]), tuple(map(int, data["shape"])), data.get("names"), data.get("info") or {})
+        shape = tuple(map(int, data["shape"])) or (1,)  # some write [] for one number
+        return cls(str(data["dtype"]), shape, data.get("names"), data.get("info") or {})
 
 
 @dataclass(frozen=True)
@@ -197,14 +198,21 @@ def to_arrow(feature: Feature, values: np.ndarray) -> pa.Array:
 
 
 def from_arrow(feature: Feature, column: pa.ChunkedArray) -> np.ndarray:
-    """[n,*shape] ([n] for shape (1,) and strings) of a numeric or string column; raises ValueError for holes."""
+    """[n,*shape] ([n] for shape (1,) and strings) of a numeric or string column.
+
+    A text without a value is empty, and a floating-point number NaN.  Raises ValueError for other holes.
+    """
+    if feature.dtype == "string":
+        return np.array([text or "" for text in column.to_pylist()], dtype=np.str_)
+    if pa.types.is_floating(column.type):
+        column = column.fill_null(math.nan)
     if column.null_count:
         raise ValueError(f"has no value in {column.null_count} of {len(column)} frames")
-    if feature.dtype == "string":
-        return np.array(column.to_pylist(), dtype=np.str_)
     flat = column.combine_chunks()
     while pa.types.is_list(flat.type) or pa.types.is_fixed_size_list(flat.type) or pa.types.is_large_list(flat.type):
         flat = flat.flatten()
+    if pa.types.is_floating(flat.type):
+        flat = flat.fill_null(math.nan)
     if flat.null_count:
         raise ValueError(f"has {flat.null_count} entries without a value")
     found = flat.to_numpy(zero_copy_only=False)
@@ -218,10 +226,14 @@ def from_arrow(feature: Feature, column: pa.ChunkedArray) -> np.ndarray:
 
 
 def fits(feature: Feature, found: pa.DataType) -> bool:
-    """Whether a column of type ``found`` holds what ``feature`` declares; precision may differ, kind and size not."""
+    """Whether a column of type ``found`` holds what ``feature`` declares; precision may differ, kind and size not.
+
+    One number may be a list of one, and text numbered.
+    """
     if feature.dtype == "image":
         return bool(pa.types.is_struct(found) and {"bytes", "path"} <= {found.field(i).name for i in range(len(found))})
     if feature.dtype == "string":
+        found = found.value_type if pa.types.is_dictionary(found) else found
         return bool(pa.types.is_string(found) or pa.types.is_large_string(found))
     found = getattr(found, "storage_type", found)
     depth = 0
@@ -229,8 +241,8 @@ def fits(feature: Feature, found: pa.DataType) -> bool:
         if pa.types.is_fixed_size_list(found) and (found.list_size,) != feature.shape[depth : depth + 1]:
             return False
         found, depth = found.value_type, depth + 1
-    wanted = 0 if feature.shape == (1,) else len(feature.shape)
-    return depth == wanted and _kind(found) == np.dtype(feature.dtype).kind.replace("u", "i")
+    wanted = (0, 1) if feature.shape == (1,) else (len(feature.shape),)
+    return depth in wanted and _kind(found) == np.dtype(feature.dtype).kind.replace("u", "i")
 
 
 def _kind(found: pa.DataType) -> str:

@@ -97,6 +97,7 @@ def read(root: Path) -> Metadata:
         _check_numbers(info, total)
         problems: list[Problem] = []
         rows = _read_rows(root, info, schema, total, problems)
+        total = len(rows) if not (root / live.RECORDING).exists() and len(rows) > total else total
         check_memory(schema.frame_bytes * sum(row.length for row in rows), size)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UserError(
@@ -164,7 +165,9 @@ def _read_rows(
             blamed.append((name, "is missing", str(error.args[0])))
         except (*UNREADABLE, TypeError) as error:
             blamed.append((name, f"cannot be read ({_short(error)})", ""))
-    if len(rows) == total and not blamed:  # also numbered with gaps: an episode was deleted, and the others are whole
+    finished = not (root / live.RECORDING).exists()  # a commit adds rows first
+    if not blamed and (len(rows) == total or (len(rows) > total and finished)):
+        # Also numbered with gaps: an episode was deleted, and the others are whole.
         return tuple(row for _, row in sorted(rows.items()))
     lost = tuple(sorted(set(range(total)) - rows.keys()))
     beyond = tuple(sorted(index for index in rows if index >= total))

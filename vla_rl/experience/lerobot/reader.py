@@ -17,6 +17,7 @@ from vla_rl.experience.lerobot.damage import DamagedError, Problem, merged
 from vla_rl.experience.lerobot.features import INDEX, Feature, fits, from_arrow, is_numeric, read_columns
 
 _ALWAYS = ("timestamp", "frame_index", "task_index")
+_RATE_TOLERANCE = 0.1  # of the declared rate
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class DatasetReader:
             raise DamagedError(self.root, blamed)
         name = self._meta.data_path(row)
         table = self._files.episode(name, row, [*wanted, *_ALWAYS], self.schema.stored())
-        self._require_rate(name, episode, table["timestamp"].to_numpy())
+        self._require_steady(name, episode, table["timestamp"].to_numpy(), table["frame_index"].to_numpy())
         files = {key: (self._meta.video_path(row, key), row.videos[key][1]) for key in self.schema.videos}
         found = self._columns(episode, wanted, table, name, files)
         task, tasks = self._tasks(row, table)
@@ -135,11 +136,22 @@ class DatasetReader:
         """The damage of the table of tasks; episodes with one task can be read without it."""
         return next((problem for problem in self._meta.problems if problem.file == metadata.TASKS), None)
 
-    def _require_rate(self, file: str, episode: int, times: np.ndarray) -> None:
-        """Raise DamagedError for an episode whose timestamps are of another rate than the dataset's."""
-        between = float(np.median(np.diff(times))) if len(times) > 1 else 1.0 / self.fps
-        if abs(between * self.fps - 1.0) > 0.25:
-            what = f"has a frame every {between:.3g} s where {self.fps:g} frames per second are declared"
+    def _require_steady(self, file: str, episode: int, times: np.ndarray, index: np.ndarray) -> None:
+        """Raise DamagedError for an episode whose frames are out of order, or of another rate than the dataset's.
+
+        Clocks may be late here and there: a rate is wrong where the mean interval is, also without the tenth that is
+        longest and the tenth that is shortest.
+        """
+        if (jumps := np.flatnonzero(np.diff(index) != 1)).size:
+            at = int(jumps[0])
+            what = f"counts {index[at]}, {index[at + 1]}, so frames are missing, double or out of order"
+            raise DamagedError(self.root, Problem(file, what, (episode,), "frame_index"))
+        between, cut = np.sort(np.diff(times)), (len(times) - 1) // 10
+        if not len(between):
+            return
+        means = np.array([between.mean(), between[cut : len(between) - cut].mean()])
+        if not np.abs(means * self.fps - 1.0).min() <= _RATE_TOLERANCE:
+            what = f"has a frame every {means[1]:.3g} s where {self.fps:g} frames per second are declared"
             raise DamagedError(self.root, Problem(file, what, (episode,), "timestamp"))
 
     def _known(self, name: str) -> str:
@@ -278,7 +290,10 @@ def _file_bytes(root: Path, name: str) -> bytes:
     """A picture that lies beside; raises ValueError for one that lies outside of the dataset."""
     if name.startswith("/") or ".." in name.split("/") or "\0" in name:
         raise ValueError(f"names {name[:80]!r}, which is no path in the dataset")
-    return read_bytes(root / name)
+    try:
+        return read_bytes(root / name)
+    except FileNotFoundError as error:
+        raise ValueError(f"names the picture {name[:80]!r}, which is missing") from error
 
 
 def _is_readable(feature: Feature) -> bool:
