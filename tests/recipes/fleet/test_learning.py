@@ -251,3 +251,26 @@ def test_what_is_no_learner_is_refused_in_one_sentence(tmp_path):
         serve.serve([str(tmp_path), "--learn", f"{quick_learners.__file__}:simulation"])
     with pytest.raises(UserError, match="did you mean '--turn'"):
         serve.serve([str(tmp_path), "--learn", f"{quick_learners.__file__}:corrections", "--learner.turm", "3"])
+
+
+@pytest.mark.parametrize("wrong", ["an episode", "a weight"])
+def test_where_numbers_went_wrong_the_last_good_state_is_back_and_learning_goes_on(shown, tmp_path, wrong):
+    said: list[str] = []
+    one = learning(shown[0], tmp_path, said.append)
+    found = sent(shown, person=range(3, 6))
+    take(one, found)
+    one._clock, one._due = (lambda: one._heard), 0.0
+    assert one.turn()
+    one.save()
+    kept = {name: item.clone() for name, item in one.learner.policy.trainable().items()}
+    if wrong == "an episode":
+        one.learner.corrections.actions[:] = np.nan
+    else:
+        next(iter(one.learner.policy.trainable().values())).data.fill_(torch.nan)
+    one._due = 0.0
+    assert not one.turn() and one.published == 0
+    assert all(torch.equal(item, kept[name]) for name, item in one.learner.policy.trainable().items())
+    assert len(said) == 1 and "went back to what it had learnt by update 2" in said[0] and "not finite" in said[0]
+    assert one._due > one._heard, "nothing is tried at once again"
+    one._due, before = 0.0, one.updates
+    assert one.turn() and one.updates > before and len(said) == 1
