@@ -30,7 +30,9 @@ def of(case: Case, **options) -> MemoryEstimate:
     return estimate(case.trainer, ENV, case.evaluation, case.start, **options)
 
 
-@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.full] * (name == "smolvla_prefix")) for name in sorted(CASES)]
+)
 def test_the_estimate_is_what_the_run_takes(name):
     with made_envs(CASES[name]) as envs:
         live = live_peak(CASES[name], envs)
