@@ -10,6 +10,7 @@ that of nobody: the folder is deleted at the end.
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import resource
@@ -47,6 +48,7 @@ class _Watch(threading.Thread):
 
 def pytest_configure(config: pytest.Config) -> None:
     """Give the tests, and the processes that they start, a state folder of their own."""
+    gc.disable()  # until all is collected: nothing of it ever becomes garbage
     state = tempfile.TemporaryDirectory(prefix="vla-rl-tests-")
     os.environ["XDG_STATE_HOME"] = state.name
     config.add_cleanup(state.cleanup)
@@ -94,6 +96,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         raise pytest.UsageError(f"{moving[0]!r} has another name in every process; give its parameters ids of text.")
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    """Leave thousands of tests and modules out of every later garbage collection."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

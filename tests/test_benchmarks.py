@@ -36,7 +36,8 @@ EXPECTED = {
     "throughput_model": 4,
     "prefix_stored_vs_recomputed": 2,
 }
-SLOW = {"throughput_model", "memory_estimate", "imagined_vs_simulator"}  # they take ten seconds and more
+# They take seconds; isolation, streams and estimates have tests of their own.
+SLOW = {"throughput_model", "memory_estimate", "imagined_vs_simulator", "isolated_vs_inprocess"}
 
 
 def test_every_benchmark_is_tested():
@@ -138,7 +139,11 @@ def test_contenders_take_turns_and_the_first_round_does_not_count():
 
 
 @pytest.mark.parametrize(
-    ("name", "billions", "latent"), [("5B", (5.00, 0.705), (48, 16, 16)), ("1.3B", (1.42, 0.127), (16, 32, 32))]
+    ("name", "billions", "latent"),
+    [
+        pytest.param("5B", (5.00, 0.705), (48, 16, 16), marks=pytest.mark.full),
+        ("1.3B", (1.42, 0.127), (16, 32, 32)),
+    ],
 )
 def test_the_shapes_of_wan_are_those_that_are_published(name, billions, latent):
     """By their numbers of weights, counted without allocating any; a whole call goes through them."""

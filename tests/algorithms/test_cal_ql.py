@@ -166,6 +166,7 @@ def test_untried_actions_are_not_valued_above_recorded_ones():
     )
 
 
+@pytest.mark.full
 def test_it_reaches_the_optimum_when_everything_was_recorded():
     learner = offline(replace(QUICK, conservatism=0.1), 1.0)
     assert deployed(learner.policy) < -0.2

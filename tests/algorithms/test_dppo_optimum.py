@@ -71,14 +71,26 @@ def learnt(policy, config: PPOConfig, iterations: int) -> float:
     return deployed(policy)
 
 
-@pytest.mark.parametrize("config", [DPPO, PPO], ids=["dppo", "ppo"])
-@pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
+@pytest.mark.parametrize(
+    ("sampler", "config"),
+    [
+        pytest.param(
+            SAMPLERS[name],
+            {"dppo": DPPO, "ppo": PPO}[config],
+            id=f"{name}-{config}",
+            marks=[pytest.mark.full] * ((name, config) != ("ddim, last two", "dppo")),
+        )
+        for name in SAMPLERS
+        for config in ("dppo", "ppo")
+    ],
+)
 def test_a_diffusion_policy_reaches_the_optimum_of_a_bandit(imitated, sampler, config):
     policy = made(imitated, sampler)
     assert deployed(policy) < -0.2
     assert learnt(policy, config, 25) > -0.025
 
 
+@pytest.mark.full
 def test_a_flow_policy_reaches_it_with_dppo_too():
     torch.manual_seed(0)
     policy = FlowToy(sampler=FlowSampler(FlowSde(0.5), AllSteps(), 4)).pretrain()

@@ -169,7 +169,7 @@ def test_every_step_distils_as_often_as_configured(base, monkeypatch):
     assert len(count) == 4
 
 
-@BOTH
+@pytest.mark.parametrize("config", [SAC, pytest.param(ALIASED, marks=pytest.mark.full)], ids=["sac", "aliased"])
 def test_reaches_the_optimum_of_a_bandit(base, config):
     made, g = learner(base, config), seeded(1)
     assert deployed(made.policy) < -0.15

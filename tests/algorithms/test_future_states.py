@@ -84,6 +84,7 @@ def missed(agent: SelfImitation, seed: int) -> float:
         return float(agent.future.loss({**seen, "future_states": found.features["state"][1]}))
 
 
+@pytest.mark.full
 def test_a_backbone_learns_to_see_where_its_own_successes_went() -> None:
     """In pictures that it never saw; a head over the untrained backbone does not find the square by itself."""
     policy = made().with_trained_backbone()

@@ -52,7 +52,13 @@ def grouped(policy, groups, size, generator):
     return rollout({"state": torch.stack([state, state])}, out, reward, seeds=seeds, version=version)
 
 
-@pytest.mark.parametrize(("config", "noisy_steps"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    ("config", "noisy_steps"),
+    [
+        pytest.param(*case, id=name, marks=[pytest.mark.full] * (name not in ("grpo", "rloo-last-step")))
+        for name, case in CASES.items()
+    ],
+)
 def test_a_flow_policy_reaches_the_optimum_of_a_bandit(imitated, config, noisy_steps):
     policy = FlowToy(sampler=FlowSampler(FlowSde(0.5), noisy_steps, 4))
     policy.load_state_dict(imitated)
@@ -64,6 +70,7 @@ def test_a_flow_policy_reaches_the_optimum_of_a_bandit(imitated, config, noisy_s
     assert deployed(policy) > -0.025
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("config", [GRPO, RLOO], ids=["grpo", "rloo"])
 def test_a_gaussian_policy_reaches_the_optimum_of_the_point_mass_in_the_loop(config):
     torch.manual_seed(0)

@@ -312,6 +312,7 @@ def lowest_success(release: ReleaseConfig | None) -> float:
     return float(np.convolve(success, np.ones(64) / 64, "valid").min())
 
 
+@pytest.mark.full
 def test_an_actor_that_moves_too_soon_falls_and_a_gated_one_does_not():
     assert lowest_success(None) < 0.3
     assert lowest_success(ReleaseConfig(0.75, 0.6, 128, 16, 0)) > 0.45

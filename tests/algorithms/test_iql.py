@@ -121,6 +121,7 @@ def _batch(iql: IQL) -> Transitions:
     return iql.replay.sample(64, seeded(6))
 
 
+@pytest.mark.full
 def test_it_reaches_the_optimum_from_recorded_decisions_alone_and_keeps_it_online():
     iql, reports = learner(), []
     assert deployed(iql.policy) < -0.2

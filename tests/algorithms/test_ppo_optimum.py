@@ -21,8 +21,7 @@ from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
 SCHEDULES = [FlowSde(0.5), FlowOu(0.5, 0.05), FlowDdim(0.5, 0.05), FlowCps(0.5, 0.05), FlowNoise(0.08, 0.3)]
 NOISE_PLACEMENTS = [AllSteps(), OneRandomStep(), LastStep(), LastStepFromNoise()]
 EVERY = [FlowSampler(schedule, noisy_steps, 4) for schedule in SCHEDULES for noisy_steps in NOISE_PLACEMENTS]
-REQUIRED = [FlowSampler(schedule, AllSteps(), 4) for schedule in SCHEDULES]
-REQUIRED += [FlowSampler(FlowSde(0.5), noisy_steps, 4) for noisy_steps in NOISE_PLACEMENTS[1:]]
+REQUIRED = [FlowSampler(FlowSde(0.5), LastStepFromNoise(), 4), FlowSampler(FlowNoise(0.08, 0.3), AllSteps(), 4)]
 CONFIG = PPOConfig(
     epochs=4,
     minibatch=256,

@@ -223,6 +223,7 @@ def test_the_indicator_is_left_out_as_often_as_asked(dropout: float, learnt: lis
     assert policy.indicators.weight.any(1).tolist() == learnt  # negative, positive, unknown: all 0 at first
 
 
+@pytest.mark.full
 def test_guidance_above_one_sharpens() -> None:
     """Success is likelier the larger the action: the more guidance, the larger the actions."""
     policy = made()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from sims.catalog import make
@@ -63,6 +64,7 @@ def test_td3_reaches_the_optimum_of_the_point_mass():
     assert missing < 0.5 and success > 0.95
 
 
+@pytest.mark.full
 def test_ppo_reaches_the_optimum_of_the_point_mass():
     torch.manual_seed(0)
     config = ResidualConfig(scale=0.5, plan=3, noise=0.3, head=HEAD)

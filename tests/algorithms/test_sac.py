@@ -129,6 +129,7 @@ def test_it_reaches_the_optimum_of_a_bandit_with_the_target_entropy_and_its_temp
     assert metrics["policy/temperature"] == pytest.approx(math.exp(-2.0) / (math.pi * math.e), rel=0.4)
 
 
+@pytest.mark.full
 def test_it_reaches_the_optimum_of_the_point_mass():
     env = make("point_mass", num_envs=32)
     policy = squashed(env.spec)
@@ -170,6 +171,7 @@ def test_rlpds_actor_steps_after_the_last_of_its_critic_steps():
     assert steps == [40, 60, 80], "after 20, 40, ... critic steps, of which the first 25 are the warm-up"
 
 
+@pytest.mark.full
 def test_rlpd_learns_from_recorded_and_new_decisions_alike():
     parts = {"online": Replay(5000, 0.9), "demonstrations": Replay(5000, 0.9)}
     parts["demonstrations"].add(recorded(256, seeded(4)))

@@ -24,7 +24,7 @@ def imitated():
     return FlowToy().pretrain().state_dict()
 
 
-@pytest.mark.parametrize("age", [1, 4, 16])
+@pytest.mark.parametrize("age", [pytest.param(1, marks=pytest.mark.full), 4, pytest.param(16, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", ["ppo", "grpo"])
 def test_stale_rollouts_lead_to_the_optimum(imitated, name, age):
     """The actor has the weights of ``age`` updates ago, as in a pipeline of that depth."""

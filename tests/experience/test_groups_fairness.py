@@ -74,7 +74,7 @@ def collect(kind: type[GroupSource], ahead: int) -> list[Rollout]:
     return [maker.next() for _ in range(120)]
 
 
-@pytest.mark.parametrize("ahead", [0, 5])
+@pytest.mark.parametrize("ahead", [pytest.param(0, marks=pytest.mark.full), 5])
 def test_refilling_weights_short_easy_and_long_hard_episodes_alike(ahead):
     rollouts = collect(GroupSource, ahead)
     refilled = sum(rollout.info["rollout/groups_refilled"] for rollout in rollouts)
@@ -96,6 +96,7 @@ class Hasty(GroupSource):
         return rollout
 
 
+@pytest.mark.full
 def test_delivering_the_first_groups_to_end_is_unfair():
     found = contributions(collect(Hasty, 5))
     assert found[False][0] > 1.5 * found[True][0] and found[True][0] < 1 - 4 * found[True][1]

@@ -186,6 +186,7 @@ def test_both_halves_act_with_the_policy_that_was_published():
     assert {id(half.driver.policy) for half in source._halves} == {id(other)}
 
 
+@pytest.mark.full
 def test_ppo_reaches_the_optimum_of_the_point_mass():
     env, policy = gaussian(64)
     critic = ValueCritic({"state": 2, "time": 1}, width=32)

@@ -61,6 +61,7 @@ def test_objects_reports_and_errors_are_those_of_a_process(worker):
         [source.next() for _ in range(2)]
 
 
+@pytest.mark.full
 def test_rollouts_are_those_of_a_source_here(worker):
     source, here = ProcessSource(MAKE.format("gaussian"), COUNTING, worker), gaussian(**COUNTING)
     assert all(same(source.next(), here.next()) for _ in range(2))
@@ -87,7 +88,8 @@ def close(source, workers):
         worker.close()
 
 
-@pytest.mark.parametrize("staleness", [pytest.param(0, marks=pytest.mark.full), 2])
+@pytest.mark.full
+@pytest.mark.parametrize("staleness", [0, 2])
 def test_nothing_is_lost_doubled_or_reordered_over_two_nodes(cluster, staleness):
     source, workers = counting(cluster, staleness)
     nodes = {actor["NodeID"] for actor in _actors() if actor["State"] == "ALIVE"}
@@ -126,6 +128,7 @@ def test_a_cluster_that_is_too_small_is_named(cluster):
         cluster.require(3)
 
 
+@pytest.mark.full
 def test_files_are_sent_to_workers_that_have_not_this_disk(cluster, worker, tmp_path):
     (tmp_path / "sent" / "deep").mkdir(parents=True)
     (tmp_path / "sent" / "deep" / "weights").write_bytes(bytes(range(256)))

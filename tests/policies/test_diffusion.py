@@ -279,6 +279,7 @@ def demonstrations(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     return state, torch.cat([0.6 * state + 0.1 * noise[:, :1], side + 0.05 * noise[:, 1:]], 1)[:, None]
 
 
+@pytest.mark.full
 def test_imitation_recovers_a_known_distribution():
     torch.manual_seed(0)
     policy = DiffusionPolicy(ToyEncoder(), DiffusionConfig(1, condition=16, width=64, blocks=2))

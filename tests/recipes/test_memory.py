@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -26,20 +27,27 @@ from vla_rl.training.shapes_only import META
 CASES = cases(quick=True)
 
 
-def of(case: Case, **options) -> MemoryEstimate:
-    return estimate(case.trainer, ENV, case.evaluation, case.start, **options)
+def of(case: Case) -> MemoryEstimate:
+    return estimate(case.trainer, ENV, case.evaluation, case.start)
 
 
-@pytest.mark.parametrize("name", sorted(CASES))
+@cache
+def of_case(name: str) -> MemoryEstimate:
+    return of(CASES[name])
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.full] * (name == "smolvla_prefix")) for name in sorted(CASES)]
+)
 def test_the_estimate_is_what_the_run_takes(name):
     with made_envs(CASES[name]) as envs:
         live = live_peak(CASES[name], envs)
-    found = of(CASES[name])
+    found = of_case(name)
     assert found.learnt and found.peak == pytest.approx(live, rel=0.1)
 
 
 def test_what_lasts_is_what_it_should_be():
-    found, policy = of(CASES["tiny_ppo"]), CASES["tiny_ppo"].start(ENV.spec())
+    found, policy = of_case("tiny_ppo"), CASES["tiny_ppo"].start(ENV.spec())
     trained = sum(item.numel() for item in policy.trainable().values())
     assert found.trained == 4 * trained
     assert found.gradients > 4 * trained and found.optimizer == pytest.approx(2 * found.gradients, rel=1e-3)
@@ -61,13 +69,13 @@ def test_smaller_micro_batches_take_less():
 def test_a_source_that_is_ahead_is_estimated_in_turn():
     case = CASES["tiny_ppo"]
     ahead = replace(case.trainer, loop=replace(case.trainer.loop, staleness=2))
-    assert of(replace(case, trainer=ahead)).phases == of(case).phases
+    assert of(replace(case, trainer=ahead)).phases == of_case("tiny_ppo").phases
 
 
 def test_a_replay_buffer_on_the_disk_takes_no_memory(tmp_path):
     case = CASES["residual_td3"]
     there = replace(case.trainer, replay=replace(case.trainer.replay, folder=str(tmp_path / "replay")))
-    inside, outside = of(case), of(replace(case, trainer=there))
+    inside, outside = of_case("residual_td3"), of(replace(case, trainer=there))
     assert outside.replay == 0 and outside.on_disk == inside.replay > 1_000_000
     for name in (COLLECT, LEARN, VALIDATE):
         assert outside.phases[name].peak <= inside.phases[name].peak
@@ -78,12 +86,12 @@ def test_an_actor_that_would_be_held_is_estimated_as_if_it_were_not():
     case, held = CASES["residual_td3"], {"release": ReleaseConfig(), "fallback": FallbackConfig(), "burst": 1000}
     guarded = replace(case.trainer, algorithm=replace(case.trainer.algorithm, **held))
     found = of(replace(case, trainer=guarded))
-    assert found.learnt and found.peak == of(case).peak
+    assert found.learnt and found.peak == of_case("residual_td3").peak
 
 
 def test_groups_of_whole_episodes_are_learnt_from():
     trainer = replace(
-        CASES["tiny_ppo"].trainer, experience=GroupConfig(groups=2, size=4, ahead=0, num_envs=8), algorithm=GRPOConfig()
+        CASES["tiny_ppo"].trainer, experience=GroupConfig(groups=2, size=2, ahead=0, num_envs=4), algorithm=GRPOConfig()
     )
     found = of(replace(CASES["tiny_ppo"], trainer=trainer))
     assert found.learnt and found.phases[LEARN].peak > found.phases[LEARN].before
@@ -114,7 +122,7 @@ def test_the_weights_of_a_checkpoint_are_not_read(tmp_path, monkeypatch):
     case.start(ENV.spec()).save_pretrained(tmp_path / "policy")
     monkeypatch.setattr("vla_rl.pretrained.safe_open", Headers)
     config = Improve(case.trainer, str(tmp_path / "policy"), env=ENV, evaluation=case.evaluation)
-    assert memory_of(config).peak == of(case).peak
+    assert memory_of(config).peak == of_case("tiny_ppo").peak
     with torch.device(META):
         policy = load_policy(tmp_path / "policy")
     assert all(item.is_meta for item in policy.parameters())

@@ -14,11 +14,18 @@ from vla_rl.contract.errors import ContractError, NonFiniteError
 from vla_rl.contract.spec import EnvSpec
 
 
-@pytest.fixture(params=entries_that_run_here())
+@pytest.fixture(params=entries_that_run_here(), scope="module")
 def env(request):
+    """One for all tests; the first of them gets it as it was made."""
     made = make(request.param, num_envs=3, **needed_options(request.param))
     yield made
     made.close()
+
+
+def test_a_step_before_the_first_reset_is_refused(env):
+    env.reset([0, 2], [1, 2])
+    with pytest.raises(ContractError, match="environment 1 was never reset"):
+        env.step(np.zeros((3, 1, env.spec.action_dim)))
 
 
 def test_declared_equals_delivered(env):
@@ -27,12 +34,6 @@ def test_declared_equals_delivered(env):
 
 def test_spec_survives_json(env):
     assert EnvSpec.from_json(json.loads(json.dumps(env.spec.to_json()))) == env.spec
-
-
-def test_a_step_before_the_first_reset_is_refused(env):
-    env.reset([0, 2], [1, 2])
-    with pytest.raises(ContractError, match="environment 1 was never reset"):
-        env.step(np.zeros((3, 1, env.spec.action_dim)))
 
 
 def test_wrong_chunks_name_the_shape(env):

@@ -118,7 +118,7 @@ def test_old_shapes_make_room_for_new_ones():
     assert tape.recorded == 3 * 10 and len(graphs._acting._recorded) == 3 * 8
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_a_copy_of_a_policy_runs_its_own_network(compiled):
     first = policy(Compiled("eager")) if compiled else taped()[0]
     expected, second = sample(first), copy.deepcopy(first)

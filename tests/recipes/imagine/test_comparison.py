@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -31,7 +32,7 @@ from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.imagine import calibrated_model, comparison
+from vla_rl.recipes.imagine import calibrated_model, coevolution, comparison, prediction_quality
 from vla_rl.recipes.imagine.closed_loop import RANDOM_ACTION_PROBS, PolicyRating, first_observations, rate_policies
 from vla_rl.recipes.imagine.collect import CollectConfig
 from vla_rl.recipes.imagine.comparison import evaluate_world_model, headline_agreement, summarize
@@ -45,6 +46,7 @@ from vla_rl.recipes.trainers import RLConfig
 from vla_rl.training.coevolve import CoevolutionConfig
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import LoopConfig
+from vla_rl.training.probe import fit_probe
 from vla_rl.training.tracking import RunFolder
 from vla_rl.training.world_model import WorldModelFit, fit_world_model
 from world_models.config import WorldModelConfig
@@ -82,10 +84,12 @@ def recipe(tmp_path_factory) -> Imagine:
 def run(recipe, tmp_path_factory) -> Path:
     """A world model was trained, the process ended, and RL went on in it."""
     folder = RunFolder(tmp_path_factory.mktemp("runs") / "imagination", recipe)
-    recipe.prepare(folder)
-    folder.close()
-    before = (folder.checkpoint("world") / "model.safetensors").stat().st_mtime_ns
-    commands.imagine(["improve", str(folder.path)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(coevolution, "_ROLLOUTS", 4)
+        recipe.prepare(folder)
+        folder.close()
+        before = (folder.checkpoint("world") / "model.safetensors").stat().st_mtime_ns
+        commands.imagine(["improve", str(folder.path)])
     after = (folder.checkpoint("world") / "model.safetensors").stat().st_mtime_ns
     assert after == before, "nothing was learnt again, which would have ended with the same weights"
     decisions = json.loads((folder.path / "coevolution.json").read_text())
@@ -267,6 +271,7 @@ def ratings() -> list[PolicyRating]:
 def test_the_report_is_made_from_the_files_of_the_runs(run, tmp_path, monkeypatch):
     """A policy whose success is never reached in the simulator, and one whose is."""
     monkeypatch.setattr(comparison, "rate_policies", lambda *given: ratings())
+    monkeypatch.setattr(prediction_quality, "fit_probe", partial(fit_probe, config=FitConfig(steps=2, batch=8)))
     out = run.parent
     found = evaluate_world_model(run, scenes=3)
     assert found["test_episodes"] == 12 and found["policies"]["policies"] == 4
