@@ -140,7 +140,7 @@ class Learning:
             return
         try:
             change()
-        except (UserError, OSError) as error:
+        except (OSError, UserError) as error:
             self._again = self._clock() + self.config.rest_after
             self._alarm(f"{otherwise} ({error.__cause__ or error}); it is tried again in {self.config.rest_after:g} s.")
 
@@ -187,8 +187,8 @@ class Learning:
             self.save()
         except (UserError, OSError) as error:
             self._alarm(
-                f"what was learnt since update {self._saved} is not saved ({error.__cause__ or error}); make room, and the learner goes "
-                "on from there and learns it again from what robots sent."
+                f"what was learnt since update {self._saved} is not saved ({error.__cause__ or error}); make room, and "
+                "the learner goes on from there and learns it again from what robots sent."
             )
 
     def seen(self) -> dict[str, float]:
