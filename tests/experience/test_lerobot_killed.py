@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.experience.lerobot_makers import assert_holds, length, write
+from tests.fleet.fleets import wait_until
 from tests.patience import PATIENCE
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.lerobot import disk
@@ -136,3 +137,38 @@ def test_a_writer_killed_at_random_times_loses_no_finished_episode(tmp_path):
         acknowledged = 1 + len(process.communicate()[0])
         depths.add(assert_nothing_is_lost(root, acknowledged, first=0))
     assert len(depths) > 3
+
+
+COMMANDS = {
+    "collect": ("collect", "--env", "lift", "--num-envs", "2", "--count", "200"),
+    "robot record": ("robot", "record", "simulated", "--policy", "expert", "--episodes", "200"),
+}
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_second_command_is_refused_and_a_killed_one_leaves_its_whole_episodes(tmp_path, name):
+    out = tmp_path / "out"
+    vla_rl = (sys.executable, "-m", "vla_rl.cli")
+    command, environment = (*vla_rl, *COMMANDS[name], "--out", str(out)), {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def whole() -> int:
+        return sum(path.is_dir() and path.suffix != disk.WRITING for path in out.glob("recording/episode-*"))
+
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL) as first:
+        try:
+            wait_until(lambda: (out / "recording" / disk.LOCK).exists())
+            for _ in range(2):  # while the first episode is played, and later
+                second = subprocess.run(
+                    command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
+                )
+                assert second.returncode == 2 and f"its id is {first.pid}" in second.stderr, second.stderr
+                wait_until(lambda: whole() > 2)
+            assert first.poll() is None
+        finally:
+            first.kill()
+    kept = whole()
+    assert list(tmp_path.iterdir()) == [out]
+    repaired = subprocess.run([*vla_rl, "collect", "--repair", str(out)], cwd=ROOT, capture_output=True, text=True)
+    assert repaired.returncode == 0 and len(DatasetReader(out)) == kept, repaired.stderr

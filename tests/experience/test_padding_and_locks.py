@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +17,12 @@ from torch import Tensor
 from tests.algorithms.test_hg_dagger import Table, seeded
 from vla_rl.algorithms.chunks import demonstrated, mean_loss
 from vla_rl.contract.errors import UserError
-from vla_rl.experience.datasets import load_demonstrations, move_aside, recording
+from vla_rl.experience.datasets import load_demonstrations, move_aside, recording, repair, save_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
+from vla_rl.experience.lerobot.translate import schema_of
+from vla_rl.experience.lerobot.writer import DatasetWriter
 from vla_rl.recipes.dataset_spec import spec_of
+from vla_rl.recipes.robots.recording import Recorder
 
 
 def episode(length: int = 4, channels: int = 3) -> Demonstrations:
@@ -65,8 +69,33 @@ def test_a_dataset_that_is_being_recorded_is_not_taken_away(tmp_path: Path) -> N
             move_aside(tmp_path / "d")
         with pytest.raises(UserError, match="is writing to"), recording(tmp_path / "d", "never") as second:
             second.add(episode())
+        with pytest.raises(UserError, match="is writing to"), DatasetWriter(tmp_path / "d", schema_of(episode())):
+            pass  # at its end it would finish what is there
         first.add(episode())
     assert load_demonstrations(tmp_path / "d").count == 2
+
+
+def test_a_recorder_has_its_folder_before_the_first_episode_and_leaves_none_without_one(tmp_path: Path) -> None:
+    with recording(tmp_path / "d"), pytest.raises(UserError, match="is writing to"), Recorder(tmp_path / "d"):
+        pass
+    assert not (tmp_path / "d").exists()
+    save_demonstrations(episode(), tmp_path / "d", "never")
+    with recording(tmp_path / "d"):
+        assert (tmp_path / "d/recording").exists()
+    assert load_demonstrations(tmp_path / "d").count == 1 and not (tmp_path / "d/recording").exists()
+
+
+def test_a_recorder_whose_folder_went_does_not_finish_another_ones(tmp_path: Path) -> None:
+    here, gone = tmp_path / "d", tmp_path / "d.1"
+    with ExitStack() as opened:
+        with pytest.raises(UserError, match="was moved or removed"), recording(here, "never") as first:
+            first.add(episode())
+            here.rename(gone)
+            second = opened.enter_context(recording(here, "never"))
+            second.add(episode())
+        second.add(episode())
+    repair(gone)
+    assert (load_demonstrations(here).count, load_demonstrations(gone).count) == (2, 1)
 
 
 def test_episodes_whose_numbers_have_a_gap_are_read(tmp_path: Path) -> None:

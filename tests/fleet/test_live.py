@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -39,7 +40,9 @@ from vla_rl.fleet.record import FleetRecord
 from vla_rl.fleet.step import FleetStep
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.fleet.learn import LEARNER
 from vla_rl.recipes.stages import collect
+from vla_rl.training.checkpoint import latest_state
 
 FILES, STRANGERS, DISK_MB = 1024, 2000, 300  # of which a ledger leaves 256 free
 
@@ -205,6 +208,7 @@ def test_a_server_that_learns_loses_nothing_and_lives_among_all_that_is_wrong_at
         wait_until(stored)
         speak_wrongly(port)
         wait_until(lambda: "2" in seen()["versions"])  # learnt from what is good among all this
+        learners = _learners(process.pid)
         assert "robot bad" in alarms() and "robot good" not in alarms()
         with ExitStack() as held:
             strangers(port, STRANGERS, held)
@@ -224,15 +228,30 @@ def test_a_server_that_learns_loses_nothing_and_lives_among_all_that_is_wrong_at
         wait_until(stored)
         wait_until(lambda: max(map(int, seen()["versions"])) > before)
         wait_until(lambda: seen()["learner_silent"] < 5 and "the learner ended" not in alarms())
-        assert process.poll() is None
+        assert process.poll() is None and len(learners) == 1 and _learners(process.pid) == learners, "one life"
+        assert not re.search("learner .*ended", alarms())
+        fill(tmp_path / "disk/junk")
         process.send_signal(signal.SIGINT)
-        assert process.wait() == 130
+        assert process.wait() == 130 and "is not saved" in "\n".join(log)
+        assert latest_state(fleet / LEARNER / "state"), "the last good one is whole"
+        (tmp_path / "disk/junk").unlink()
         ledger = Ledger(fleet / "ledger")
         found = [record for _, record in ledger.read(0, 1 << 20, 1 << 40)]
         ledger.close()
     for spool in (good, bad):
         assert [one.encoded for one in found if one.robot == spool.robot] == [one.encoded for one in spool.records]
     assert "Traceback" not in "\n".join(log)
+
+
+def _learners(server: int) -> set[int]:
+    """Ids of the learners whose parent is the process ``server``."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == server and b"vla_rl.recipes.fleet.learning" in (path / "cmdline").read_bytes():
+                found.add(int(path.name))
+    return found
 
 
 @contextmanager

@@ -48,8 +48,29 @@ FAULTS = (
     Fault(
         "a full disk ends the learner",
         _LEARNING,
-        "except (UserError, OSError) as error:",
+        "except (OSError, UserError) as error:",
         "except () as error:",
         (f"{_ON}test_a_full_disk_keeps_a_version_back_until_there_is_room_and_ends_nothing",),
+    ),
+    Fault(
+        "the last save of a learner on a full disk is a traceback",
+        _LEARNING,
+        "    learning.end()",
+        "    learning.save()",
+        (f"{_ON}test_a_disk_that_takes_no_state_is_an_alarm_and_the_last_good_one_stays",),
+    ),
+    Fault(
+        "a state that could not be saved is not tried again",
+        _LEARNING,
+        "if self._saved < self.published:",
+        "if False:",
+        (f"{_ON}test_a_disk_that_takes_no_state_is_an_alarm_and_the_last_good_one_stays",),
+    ),
+    Fault(
+        "a learner that goes back to its last state needs room for metrics that do not change",
+        "vla_rl/training/tracking.py",
+        'if not path.exists() or path.read_text(encoding="utf-8", errors="replace") != kept:',
+        "if True:",
+        (f"{_ON}test_a_disk_that_takes_no_state_is_an_alarm_and_the_last_good_one_stays",),
     ),
 )

@@ -340,6 +340,30 @@ _LOCK = (
         "if True:",
         ("tests/experience/test_lerobot_killed.py::test_a_lock_that_its_owner_removed_meanwhile_is_taken_anew",),
     ),
+    Fault(
+        "a second writer finishes what the first still records",
+        "vla_rl/experience/lerobot/writer.py",
+        "            self._lock = take_lock(self.root / live.RECORDING)",
+        "            return",
+        ("tests/experience/test_padding_and_locks.py::test_a_dataset_that_is_being_recorded_is_not_taken_away",),
+    ),
+    Fault(
+        "a writer whose folder was moved finishes another one's recording",
+        "vla_rl/experience/lerobot/writer.py",
+        "        _require_own(self.root / live.RECORDING, self._lock)",
+        "        pass",
+        ("tests/experience/test_padding_and_locks.py::test_a_recorder_whose_folder_went_does_not_finish_another_ones",),
+    ),
+    Fault(
+        "a robot's second recorder is refused after its first episode only",
+        "vla_rl/recipes/robots/recording.py",
+        "        self._recording.__enter__()",
+        "        pass",
+        (
+            "tests/experience/test_padding_and_locks.py::"
+            "test_a_recorder_has_its_folder_before_the_first_episode_and_leaves_none_without_one",
+        ),
+    ),
 )
 
 FAULTS = (*_SAFETY, *_LAYOUT, *_TRUTH, *_LOCK)

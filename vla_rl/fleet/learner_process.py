@@ -115,6 +115,7 @@ class LearnerProcess:
             try:
                 said = json.loads(line)
                 if "alarm" in said:
+                    log.warning("%s", said["alarm"])  # a page that ends is read no more
                     self._status.alarm(str(said["alarm"]))
                 else:
                     self._status.standing("learner", "")

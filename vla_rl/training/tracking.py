@@ -107,10 +107,10 @@ class RunFolder:
 
     def keep_metrics(self, wanted: Callable[[Mapping[str, Any]], bool]) -> None:
         """Remove the metrics of what a resumed run does again: every line that is not ``wanted``."""
-        kept = [line for line in read_metrics(self.path) if wanted(line)]
-        writing = self.path / "metrics.jsonl.writing"
-        writing.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-        os.replace(writing, self.path / "metrics.jsonl")
+        kept = "".join(json.dumps(line) + "\n" for line in read_metrics(self.path) if wanted(line))
+        path = self.path / "metrics.jsonl"
+        if not path.exists() or path.read_text(encoding="utf-8", errors="replace") != kept:  # else a full disk will do
+            write_text(path, kept)
 
     def log(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
         """Append one line to ``metrics.jsonl``; numbers that are not finite become null.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import itertools
 import os
 import signal
@@ -22,6 +23,7 @@ from vla_rl.cli import serve
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.fleet.canary import Outcomes
+from vla_rl.fleet.feed import Inbox
 from vla_rl.fleet.manifest import spec_hash
 from vla_rl.fleet.policy_cache import PolicyCache
 from vla_rl.fleet.registry import Registry
@@ -31,13 +33,14 @@ from vla_rl.fleet.transport import TransportOptions
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.fleet.learn import LEARNER, Learn, command, prepare
-from vla_rl.recipes.fleet.learning import Learning
+from vla_rl.recipes.fleet.learning import Learning, until_the_server_ends
 from vla_rl.recipes.fleet.policies import key_file, signing_key
 from vla_rl.recipes.fleet.publishing import publish_first
 from vla_rl.recipes.fleet.releasing import Releasing
 from vla_rl.recipes.robots.decide import PolicyDecider
 from vla_rl.recipes.robots.fleet_policy import check_golden
 from vla_rl.recipes.stages import collect
+from vla_rl.training import checkpoint, tracking
 from vla_rl.training.checkpoint import latest_state
 from vla_rl.training.tracking import RunFolder
 
@@ -137,6 +140,40 @@ def test_a_full_disk_keeps_a_version_back_until_there_is_room_and_ends_nothing(s
     one._again = 0.0  # the while is over
     one.turn()
     assert one.published == one.updates > 8 and one.learner.policy.version == 2
+
+
+def test_a_disk_that_takes_no_state_is_an_alarm_and_the_last_good_one_stays(shown, tmp_path, monkeypatch):
+    said: list[str] = []
+    one = learning(shown[0], tmp_path, said.append)
+    take(one, sent(shown, person=range(3, 6)))
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def saved() -> int:
+        found = latest_state(tmp_path / LEARNER / "state")
+        assert found is not None
+        return found[0]
+
+    with monkeypatch.context() as disk:
+        disk.setattr(checkpoint, "save_file", full)
+        while one.published == 0:
+            assert one.turn()
+        assert one.releasing.registry.releases.canary == 2 and saved() == 0
+        assert len(said) == 1 and "what was learnt is not saved" in said[0]
+    one._again = 0.0  # the while is over
+    one.turn()
+    assert saved() == one.updates and [row["updates"] for row in one.run.metrics(LEARNER)] == [one.updates]
+    kept = one.updates
+    with monkeypatch.context() as disk:
+        for module, name in ((checkpoint, "save_file"), (tracking, "write_text")):
+            disk.setattr(module, name, full)
+        next(iter(one.learner.policy.trainable().values())).data.fill_(float("nan"))
+        assert not one.turn() and "went back" in said[-1], "which needs no room"
+        one._due = 0.0
+        assert one.turn() and one.updates > kept
+        until_the_server_ends(one, Inbox(io.BytesIO()), lambda _: None)
+    assert len(said) == 3 and f"since update {kept} is not saved" in said[-1] and saved() == kept
 
 
 def test_new_episodes_of_a_ledger_that_was_set_back_to_a_copy_are_learnt_from(shown, tmp_path):

@@ -59,9 +59,24 @@ def digest(path: Path) -> str:
 def take_lock(recording: Path) -> int:
     """An open file that excludes other writers of a dataset until it is closed or its process ends, however it ends.
 
-    Raises UserError, which names the process that holds it.
+    Raises UserError, which names the process that holds it, or says that the folder cannot be written into.
     """
     check_folder(recording.parent)
+    try:
+        return _locked(recording)
+    except BlockingIOError as error:
+        raise UserError(
+            f"another process is writing to {str(recording.parent)!r} (its id is {error.filename}), so two would mix; "
+            "wait for it, end it, or choose another folder."
+        ) from error
+    except OSError as error:
+        raise UserError(
+            f"{str(recording.parent)!r} could not be written to ({error.strerror}), so nothing more is recorded; free "
+            "some disk space or choose another folder."
+        ) from error
+
+
+def _locked(recording: Path) -> int:
     path = recording / LOCK
     while True:
         make_folder(recording)
@@ -71,18 +86,16 @@ def take_lock(recording: Path) -> int:
             continue  # its owner has just removed the folder, as below the file
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             owner = os.pread(handle, 32, 0).decode(errors="replace").strip()
             os.close(handle)
-            raise UserError(
-                f"another process is writing to {str(recording.parent)!r} (its id is {owner}), so two would mix; "
-                "wait for it, end it, or choose another folder."
-            ) from error
+            raise BlockingIOError(error.errno, error.strerror, owner) from error
         if path.exists() and os.path.samestat(path.stat(), os.fstat(handle)):
             break
         os.close(handle)
     os.ftruncate(handle, 0)
-    os.pwrite(handle, str(os.getpid()).encode(), 0)
+    with suppress(OSError):  # a full disk; who holds it is for people
+        os.pwrite(handle, str(os.getpid()).encode(), 0)
     return handle
 
 
@@ -96,6 +109,15 @@ def remove_locked(recording: Path) -> None:
     (recording / LOCK).unlink(missing_ok=True)
     with suppress(OSError):  # another writer has begun in it
         recording.rmdir()
+
+
+def drop_lock(recording: Path, handle: int) -> None:
+    """Let others write into a dataset; where nothing was recorded, its folders go as well."""
+    if {path.name for path in recording.glob("*")} <= {LOCK}:
+        remove_locked(recording)
+        with suppress(OSError):  # there is something in it
+            recording.parent.rmdir()
+    os.close(handle)
 
 
 def require_unlocked(root: Path) -> None:

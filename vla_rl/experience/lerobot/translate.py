@@ -11,7 +11,9 @@ import numpy as np
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.lerobot.damage import DamagedError, Problem
+from vla_rl.experience.lerobot.disk import drop_lock, take_lock
 from vla_rl.experience.lerobot.features import Feature, Schema
+from vla_rl.experience.lerobot.live import RECORDING
 from vla_rl.experience.lerobot.reader import DatasetReader, RecordedEpisode
 from vla_rl.experience.lerobot.video import Codec, camera
 from vla_rl.experience.lerobot.writer import DatasetWriter, repair
@@ -35,20 +37,27 @@ def schema_of(episodes: Demonstrations, video: str = "auto", codec: Codec | None
 
 
 class Recording:
-    """A dataset at ``root`` with the columns of the first episodes that are added; see ``DatasetWriter``."""
+    """A dataset at ``root`` with the columns of the first episodes that are added; see ``DatasetWriter``.
+
+    As a context manager it is the folder's one writer from its beginning: before the first episode is played.
+    """
 
     def __init__(self, root: Path, video: str = "auto", codec: Codec | None = None) -> None:
         self.root = root
         self._video, self._codec = video, codec
         self._writer: DatasetWriter | None = None
+        self._lock: int | None = None  # until there is a writer
 
     def add(self, episodes: Demonstrations) -> None:
         """Add all ``episodes``; each is synced to the disk before the next is written."""
         if self._writer is None:
-            self._writer = DatasetWriter(self.root, schema_of(episodes, self._video, self._codec), episodes.tasks)
+            schema = schema_of(episodes, self._video, self._codec)
+            self._writer = DatasetWriter(self.root, schema, episodes.tasks, lock=self._lock)
+            self._lock = None
         _write(self._writer, episodes)
 
     def __enter__(self) -> Recording:
+        self._lock = take_lock(self.root / RECORDING)
         return self
 
     def __exit__(
@@ -56,6 +65,8 @@ class Recording:
     ) -> None:
         if self._writer is not None:
             self._writer.__exit__(kind, error, trace)
+        elif self._lock is not None:
+            drop_lock(self.root / RECORDING, self._lock)
 
 
 def _write(writer: DatasetWriter, episodes: Demonstrations) -> None:

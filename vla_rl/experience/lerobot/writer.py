@@ -32,13 +32,21 @@ class DatasetWriter:
     unless an exception is raised; :func:`repair` does so later for a process that was killed.
 
     ``tasks`` are texts whose numbers are fixed in advance.  An existing dataset keeps its limits and video settings.
+    ``lock``: of ``disk.take_lock``, where the caller has it; it belongs to the writer from here on.
     Raises UserError when ``root`` is something else, ContractError when its columns differ.
     """
 
-    def __init__(self, root: Path, schema: Schema, tasks: Sequence[str] = (), limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        schema: Schema,
+        tasks: Sequence[str] = (),
+        limits: Limits | None = None,
+        lock: int | None = None,
+    ) -> None:
         self.root = root
         self._header = _header(root, schema, tasks, limits or Limits())
-        self._lock: int | None = None
+        self._lock, self._begun = lock, False
         self._count = 0
 
     @property
@@ -89,7 +97,10 @@ class DatasetWriter:
                 f"the splits {dict(splits)} do not share all episodes, so nothing was finished; give positive shares "
                 "that add up to 1."
             )
-        problems = _finish(self.root, splits) if (self.root / live.RECORDING).exists() else []
+        problems = list[Problem]()
+        if self._lock is not None or (self.root / live.RECORDING).exists():
+            self._hold()
+            problems = _finish(self.root, splits)
         self.close()
         if problems:
             raise DamagedError(self.root, problems[0])
@@ -98,7 +109,7 @@ class DatasetWriter:
         """Release the lock for other writers; added episodes stay as they are."""
         if self._lock is not None:
             os.close(self._lock)
-            self._lock = None
+            self._lock, self._begun = None, False
 
     def __enter__(self) -> DatasetWriter:
         return self
@@ -114,13 +125,19 @@ class DatasetWriter:
 
     def _begin(self) -> None:
         """Before the first episode: take the lock, recover from a killed process, write the header."""
-        if self._lock is not None:
-            _require_own(self.root / live.RECORDING, self._lock)
+        self._hold()
+        if self._begun:
             return
-        self._lock = take_lock(self.root / live.RECORDING)
+        self._begun = True
         recover(self.root)
         self._count = metadata.read(self.root).total if (self.root / metadata.INFO).exists() else 0
         self._header.save(self.root / live.RECORDING)
+
+    def _hold(self) -> None:
+        """Take the lock, or see that the folder is still the one that it is of."""
+        if self._lock is None:
+            self._lock = take_lock(self.root / live.RECORDING)
+        _require_own(self.root / live.RECORDING, self._lock)
 
     def _abandon(self) -> None:
         """Remove everything but finished episodes."""

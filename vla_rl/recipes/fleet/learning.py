@@ -37,6 +37,8 @@ from vla_rl.training.tracking import RunFolder
 
 _WAIT_S = 0.1  # for records, when there is nothing to learn
 _SAY_S = 1.0  # between two messages to the server
+_NOT_GIVEN = "robots do not get what was learnt and keep what they run"
+_NOT_SAVED = "what was learnt is not saved, so a learner that is killed now learns it again"
 _TOLD, _ROBOTS = 10, 1000  # alarms of one robot in a life of this process, and robots that have any
 
 
@@ -61,6 +63,7 @@ class Learning:
         self.metrics: dict[str, float] = {}
         self._reader, self._complained = EpisodeReader(self._complain), dict[str, set[str]]()
         self._robots = set[str]()  # that ended an episode since the last publication
+        self._saved = 0  # updates that the newest state has
         self._restore()
         if not self._finite():
             raise UserError("the policy's weights are not finite, so nothing can be learnt; begin with another policy.")
@@ -116,7 +119,7 @@ class Learning:
 
     def turn(self) -> bool:
         """Some updates, if they are due, and what follows from them; returns whether there were any."""
-        self._release(self.releasing.promote)
+        self._write(self.releasing.promote, _NOT_GIVEN)
         now, config = self._clock(), self.config
         if now < self._due or now - self._heard > config.rest_after:
             return False
@@ -126,21 +129,20 @@ class Learning:
         self.metrics, self.updates = metrics, self.updates + config.turn
         self._due = max(now, self._due) + config.turn / config.updates_per_second
         if self.updates - self.published >= config.publish_every and self._robots and self.releasing.free():
-            self._release(self.publish)
+            self._write(self.publish, _NOT_GIVEN)
+        if self._saved < self.published:
+            self._write(self.keep, _NOT_SAVED)
         return True
 
-    def _release(self, change: Callable[[], object]) -> None:
+    def _write(self, change: Callable[[], object], otherwise: str) -> None:
         """Have ``change`` write to the fleet's folder; where that fails, it is tried again in a while."""
         if self._clock() < self._again:
             return
         try:
             change()
-        except (UserError, OSError) as error:
+        except (OSError, UserError) as error:
             self._again = self._clock() + self.config.rest_after
-            self._alarm(
-                f"robots do not get what was learnt ({error}), and keep what they run; it is tried again in "
-                f"{self.config.rest_after:g} s."
-            )
+            self._alarm(f"{otherwise} ({error.__cause__ or error}); it is tried again in {self.config.rest_after:g} s.")
 
     def _learnt(self) -> dict[str, float]:
         """The metrics of some gradient steps; none where the numbers went wrong, and the last good state is back."""
@@ -166,15 +168,28 @@ class Learning:
         return all(bool(item.isfinite().all()) for item in self.learner.policy.trainable().values())
 
     def publish(self) -> None:
-        """Give robots what was learnt, and save the state."""
+        """Give robots what was learnt."""
         checkpoint, policy = self.run.checkpoint("published"), self.learner.policy
         save_own(policy, checkpoint)
         why = f"{self.updates} updates, {self.episodes} episodes of robots"
         policy.version = max(policy.version, self.releasing.release(checkpoint, self._robots, why))
         self._robots = set()
         self.published = self.updates
+
+    def keep(self) -> None:
+        """Save the state and the metrics of what was published."""
         self.save()
         self.run.log(LEARNER, self.updates, self.seen())
+
+    def end(self) -> None:
+        """Save what was learnt since the last publication; a disk that takes nothing leaves the last good save."""
+        try:
+            self.save()
+        except (UserError, OSError) as error:
+            self._alarm(
+                f"what was learnt since update {self._saved} is not saved ({error.__cause__ or error}); make room, and "
+                "the learner goes on from there and learns it again from what robots sent."
+            )
 
     def seen(self) -> dict[str, float]:
         """How far it is."""
@@ -192,6 +207,7 @@ class Learning:
         ends = (np.array([*self._known], np.int64), np.array([*map(list, self._known.values())], np.uint8))
         state = {**numbers, "robots": sorted(self._robots), "ends": ends, "learner": self.learner.state_dict()}
         self.run.save_state(self.updates, state)
+        self._saved = self.updates
 
     def _restore(self) -> None:
         state = self.run.load_state(LEARNER)
@@ -199,6 +215,7 @@ class Learning:
             self.learner.load_state_dict(state["learner"])
             self.position, self.episodes = state["position"], state["episodes"]
             self.updates, self.published = state["updates"], state["published"]
+            self._saved = self.updates
             self._robots = set(state["robots"])
             if "ends" in state:
                 positions, names = (np.asarray(item) for item in state["ends"])
@@ -226,7 +243,7 @@ def until_the_server_ends(learning: Learning, inbox: Inbox, say: Callable[[dict[
         if time.monotonic() - said > _SAY_S:
             said = time.monotonic()
             say({"learner": learning.seen()})
-    learning.save()
+    learning.end()
 
 
 def main(given: Sequence[str]) -> int:
@@ -250,7 +267,7 @@ def main(given: Sequence[str]) -> int:
             until_the_server_ends(Learning(config, run, releasing, alarm), Inbox(sys.stdin.buffer), say)
     except BrokenPipeError:  # the server was killed
         return 0
-    except (UserError, ContractError) as error:
+    except (UserError, ContractError, OSError) as error:
         alarm(f"the learner ends: {error}")
         return 1
     return 0

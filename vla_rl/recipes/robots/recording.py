@@ -92,6 +92,7 @@ class Recorder:
         self._writing: Future[None] | None = None
 
     def __enter__(self) -> Recorder:
+        self._recording.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
