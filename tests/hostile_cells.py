@@ -2,8 +2,8 @@
 
 Reads one JSON object a line, ``{"place": folder, "cells": [{"folder": name, "command": [...]}, ...]}``, and answers
 with a list: ``status``, ``said`` (its output), ``seconds``, ``peak`` (bytes, of all) and ``did`` (what it must not:
-touched files outside, programs, addresses).  Every folder lies in ``theirs``; what it may lead to is in ``outside`` beside it, which
-the kernel watches, so that no library and no child process can touch it unseen.
+touched files outside, programs, addresses).  Every folder lies in ``theirs``; what it may lead to is in ``outside``
+beside it, which the kernel watches, so that no library and no child process can touch it unseen.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ KINDS: dict[str, dict[str, Make]] = {
     "size": SIZES,
 }
 SECONDS = 60  # of CPU
-TICK_S = 0.2
-SERVES = b"Ctrl-C ends it"  # said by what would serve for ever; a tick later it gets Ctrl-C
+TICK_S, AGAIN_S = 0.2, 4.0
+SERVES = b"Ctrl-C ends it"  # said by what would serve for ever
 _WATCHED = 0x20 | 0x02 | 0x100 | 0x200 | 0x40 | 0x80  # IN_OPEN, MODIFY, CREATE, DELETE, MOVED
 _MODULES = (  # imported before the first fork
     *(
@@ -89,7 +89,10 @@ def run_cells(cells: list[dict[str, Any]], place: Path) -> list[dict[str, Any]]:
 
 
 def _forked(work: list[Callable[[], None]], places: list[Path]) -> tuple[list[tuple[int, float]], int]:
-    """Statuses, seconds and peak memory of all ``work`` in a fork, whose children end with it; output is in the file "said"."""
+    """Statuses and seconds, and the peak memory of all ``work`` in a fork, whose children end with it.
+
+    Output is in the file "said".
+    """
     child = os.fork()
     if not child:
         os.setsid()
@@ -162,9 +165,12 @@ def _command(cell: dict[str, Any], place: Path) -> None:
 
 
 def _tick(said: Path, end: float, *_: object) -> None:
-    if time.monotonic() > end or SERVES in said.read_bytes()[-4096:]:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, SECONDS)  # what has not ended then is killed
+    """Ctrl-C for what serves and says nothing new, and what takes too long; again, since one may be swallowed."""
+    now, quiet = time.monotonic(), time.time() - said.stat().st_mtime
+    if now > end + SECONDS:
+        os._exit(70)
+    if now > end or (quiet > 2 * TICK_S and SERVES in said.read_bytes()[-4096:]):
+        signal.setitimer(signal.ITIMER_REAL, AGAIN_S, AGAIN_S)
         signal.raise_signal(signal.SIGINT)
 
 
