@@ -1,9 +1,9 @@
 """``python -m tests.hostile_cells``: run commands on hostile folders, in forks, and tell what each did.
 
 Reads one JSON object a line, ``{"place": folder, "cells": [{"folder": name, "command": [...]}, ...]}``, and answers
-with a list: ``status``, ``said`` (its output), ``peak`` (bytes, of all) and ``did`` (what it must not: touched files
-outside, programs, addresses).  Every folder lies in ``theirs``; what it may lead to is in ``outside`` beside it, which
-the kernel watches, so that no library and no child process can touch it unseen.
+with a list: ``status``, ``said`` (its output), ``seconds``, ``peak`` (bytes, of all) and ``did`` (what it must not:
+touched files outside, programs, addresses).  Every folder lies in ``theirs``; what it may lead to is in ``outside``
+beside it, which the kernel watches, so that no library and no child process can touch it unseen.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ KINDS: dict[str, dict[str, Make]] = {
     "size": SIZES,
 }
 SECONDS = 60  # of CPU
-SERVICE_S = 3.0  # after which what would serve for ever gets Ctrl-C
-SERVICES = ("serve", "serve-policy", "play")
+TICK_S, AGAIN_S = 0.2, 4.0
+SERVES = b"Ctrl-C ends it"  # said by what would serve for ever
 _WATCHED = 0x20 | 0x02 | 0x100 | 0x200 | 0x40 | 0x80  # IN_OPEN, MODIFY, CREATE, DELETE, MOVED
 _MODULES = (  # imported before the first fork
     *(
@@ -75,37 +75,42 @@ def run_cells(cells: list[dict[str, Any]], place: Path) -> list[dict[str, Any]]:
         for name in ("canary.secret", "secret.parquet", "secret.mp4", "secret.json", "secret.lock"):
             (one / "outside" / name).write_text("{}")
     failed, _ = _forked([partial(_make, cell["folder"], one) for cell, one in zip(cells, places, strict=True)], places)
-    assert not any(failed), [(one / "said").read_text() for one in places]
+    assert not any(status for status, _ in failed), [(one / "said").read_text() for one in places]
     with _Watch([one / "outside" for one in places]) as watch:
         ended, peak = _forked([partial(_command, cell, one) for cell, one in zip(cells, places, strict=True)], places)
         touched = watch.seen()
     results = []
-    for one, status, names in zip(places, ended, touched, strict=True):
+    for one, (status, seconds), names in zip(places, ended, touched, strict=True):
         said = (one / "said").read_text(errors="replace")
         did = [line.removeprefix("AUDIT ") for line in said.splitlines() if line.startswith("AUDIT ")]
         did += [f"touched outside/{name}" for name in names]
-        results.append({"status": status, "said": said, "peak": peak, "did": did})
+        results.append({"status": status, "said": said, "seconds": seconds, "peak": peak, "did": did})
     return results
 
 
-def _forked(work: list[Callable[[], None]], places: list[Path]) -> tuple[list[int], int]:
-    """Statuses and peak memory of all ``work`` in a fork, whose children end with it; output is in the file "said"."""
+def _forked(work: list[Callable[[], None]], places: list[Path]) -> tuple[list[tuple[int, float]], int]:
+    """Statuses and seconds, and the peak memory of all ``work`` in a fork, whose children end with it.
+
+    Output is in the file "said".
+    """
     child = os.fork()
     if not child:
         os.setsid()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for do, place in zip(work, places, strict=True):
+            began = time.monotonic()
             status = _status_of(do, place)
-            (place / "status").write_text(str(status))
+            (place / "status").write_text(json.dumps([status, time.monotonic() - began]))
         os._exit(0)
     _, ended, used = os.wait4(child, 0)
     with suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
     whole = os.waitstatus_to_exitcode(ended)
-    statuses = [int(found.read_text()) if (found := one / "status").exists() else whole or 70 for one in places]
-    for one in places:
-        (one / "status").unlink(missing_ok=True)
-    return statuses, 1024 * used.ru_maxrss
+    found = [one / "status" for one in places]
+    results = [tuple(json.loads(one.read_text())) if one.exists() else (whole or 70, 0.0) for one in found]
+    for one in found:
+        one.unlink(missing_ok=True)
+    return results, 1024 * used.ru_maxrss
 
 
 def _status_of(do: Callable[[], None], place: Path) -> int:
@@ -122,6 +127,7 @@ def _status_of(do: Callable[[], None], place: Path) -> int:
     except BaseException:
         traceback.print_exc()
         status = 70
+    signal.setitimer(signal.ITIMER_REAL, 0)
     sys.stdout.flush(), sys.stderr.flush()
     sys.path[:] = path
     for name in set(sys.modules) - known:
@@ -147,14 +153,25 @@ def _command(cell: dict[str, Any], place: Path) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (used, resource.RLIM_INFINITY))
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + (6 << 30), resource.RLIM_INFINITY))
-    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
-    signal.setitimer(signal.ITIMER_REAL, SERVICE_S if set(SERVICES) & set(command) else 2 * SECONDS)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it runs in the background
+    signal.signal(signal.SIGALRM, partial(_tick, place / "said", time.monotonic() + 2 * SECONDS))
+    signal.setitimer(signal.ITIMER_REAL, TICK_S, TICK_S)
     if not _watched:
         sys.addaudithook(_audit(place.parent))
         _watched.append(True)
     from vla_rl.cli.main import main
 
     main(command)
+
+
+def _tick(said: Path, end: float, *_: object) -> None:
+    """Ctrl-C for what serves and says nothing new, and what takes too long; again, since one may be swallowed."""
+    now, quiet = time.monotonic(), time.time() - said.stat().st_mtime
+    if now > end + SECONDS:
+        os._exit(70)
+    if now > end or (quiet > 2 * TICK_S and SERVES in said.read_bytes()[-4096:]):
+        signal.setitimer(signal.ITIMER_REAL, AGAIN_S, AGAIN_S)
+        signal.raise_signal(signal.SIGINT)
 
 
 _watched: list[bool] = []

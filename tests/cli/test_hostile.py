@@ -134,6 +134,8 @@ OTHERS = {  # where that does not look
     "checkpoint: remote": ("eval", 2),
 }
 SAYS = {  # what else would refuse it later, for another reason
+    "checkpoint: huge pictures": "its arrays have 30,000,000,",
+    "checkpoint: huge state": "its arrays have 1,000,000,",
     "dataset: data path out of the dataset": "is no path in the dataset",
     "dataset: absolute data path": "is no path in the dataset",
     "dataset: 34 million frames": "of memory",
@@ -248,6 +250,17 @@ def test_trust_is_asked_for_once(tmp_path, capsys):
     trust._all.clear()
     trust._accepted.clear()
     assert trust.read_named(folder / "config.json")["env"]["name"] == "theirs_beside:make"
+
+
+def test_an_environment_that_the_user_names_stands_for_that_of_a_run(tmp_path, capsys):
+    folder = tmp_path / "theirs"
+    run(folder, env={"class": "vla_rl.recipes.env_config:EnvConfig", "name": "theirs_beside:make"})
+    code(Path("theirs_beside.py"), tmp_path / "canary")
+    forget()
+    main(["eval", str(folder), "--env", "point_mass", "--episodes", "1", "--num-envs", "1"])
+    assert json.loads(capsys.readouterr().out)["episodes"] == 1
+    assert "'theirs_beside:make'" in refused(capsys, "eval", folder, "--env=theirs_beside:make")
+    assert not (tmp_path / "canary").exists()
 
 
 class Mine:

@@ -18,6 +18,27 @@ FAULTS = (
         (_CHECKPOINTS, _RUNS),
     ),
     Fault(
+        "the environment of a run of others is read though the user names another",
+        "vla_rl/cli/eval_checkpoint.py",
+        "    default = Evaluate(env=env_config_of(checkpoint, named) or NO_ENV,",
+        "    default = Evaluate(env=env_config_of(checkpoint) or NO_ENV,",
+        (f"{_HOSTILE}::test_an_environment_that_the_user_names_stands_for_that_of_a_run",),
+    ),
+    Fault(
+        "the environment that a user names is taken with what a run of others says of it",
+        "vla_rl/recipes/saved.py",
+        ' and not (isinstance(saved, dict) and saved.get("name") == named):',
+        ":",
+        (f"{_HOSTILE}::test_an_environment_that_the_user_names_stands_for_that_of_a_run",),
+    ),
+    Fault(
+        "an observation may be of any size",
+        "vla_rl/contract/spec.py",
+        "            if (numbers := sum(math.prod(part.shape) for part in parts)) > MOST_NUMBERS:",
+        "            if (numbers := sum(math.prod(part.shape) for part in parts)) < 0:",
+        (_CHECKPOINTS,),
+    ),
+    Fault(
         "an environment that starts programs counts as harmless",
         _TRUST,
         '    if config.get("name") not in ENVIRONMENTS:',

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_rl.cli.override import override
+from vla_rl.cli.override import override, take_option
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import seed_ranges
@@ -63,7 +63,8 @@ def evaluate_checkpoint(arguments: Sequence[str]) -> None:
             "--out FOLDER."
         )
     checkpoint = given[0] if names_server(given[0]) else str(checkpoint_of(given[0]))
-    default = Evaluate(env=env_config_of(checkpoint) or NO_ENV, vla=default_options(checkpoint))
+    named = "".join(take_option([*given[1:], ""], name, "")[0] for name in ("--env", "--env.name"))
+    default = Evaluate(env=env_config_of(checkpoint, named) or NO_ENV, vla=default_options(checkpoint))
     config: Evaluate = override(default, given[1:], "vla-rl eval CHECKPOINT")
     ranges = {"validation": seed_ranges.VALIDATION, "test": seed_ranges.TEST}
     if config.seeds not in ranges:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, Literal
 
 from vla_rl.contract.errors import ContractError
+
+MOST_NUMBERS = 1 << 26  # in one step of one environment
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,9 @@ class EnvSpec:
             for name in ("control_dt", "time_limit", "max_chunk"):
                 if not isinstance(getattr(spec, name), Real):
                     raise TypeError(f"its {name} is {getattr(spec, name)!r}")
+            parts = (*spec.images.values(), *spec.extras.values(), spec.state, spec.action)
+            if (numbers := sum(math.prod(part.shape) for part in parts)) > MOST_NUMBERS:
+                raise ValueError(f"its arrays have {numbers:,} numbers, at most {MOST_NUMBERS:,} are taken")
             return spec
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ContractError(
