@@ -74,7 +74,7 @@ def residual_td3() -> Improve:
     """A correction of the frozen base's chunks, learnt off-policy and kept near what was tried: what to begin with.
 
     Half of the episodes are the base's at first, and fewer while the actor is level with it; the actor returns when it
-    succeeds less often.  Chosen on push, seeds 11 and 12, and run whole on seed 12 alone: on no fresh seed yet.
+    succeeds less often.  Chosen on push, seeds 11 and 12; docs/results has seeds 17 to 19.
     """
     blend = BlendConfig(decisions=6000, start=0.5, per="episode")
     algorithm = ResidualTD3Config(
