@@ -132,6 +132,8 @@ def test_checkpoints_load_and_act(folder, config, name):
     assert all(parameter.isfinite().all() for parameter in policy.parameters())
 
 
+@pytest.mark.full
+@LEARNS
 def test_rl_changed_what_it_may_and_nothing_else(folder, summary):
     first, best = (TinyVLA.from_pretrained(folder / "checkpoints" / name) for name in ("imitation", "best"))
     changed = {name for name, value in best.state_dict().items() if not value.equal(first.state_dict()[name])}
