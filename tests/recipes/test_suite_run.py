@@ -63,7 +63,7 @@ def test_the_table_is_in_the_order_of_the_suite_whatever_ended_first(policy, und
     assert (tmp_path / EPISODES).read_bytes() == undisturbed
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_number_of_processes_changes_no_byte(policy, undisturbed, tmp_path):
     run = SuiteRun(quick(), policy, tmp_path, num_envs=3, processes=3)
     assert len(run.blocks([])) == 4  # two for each task
