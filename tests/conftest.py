@@ -88,7 +88,7 @@ def pytest_timeout_cancel_timer(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with a slow test come first: at the end, no worker waits long for another's file.
+    """Files with a slow test, also one that waits, come first: at the end, no worker waits long for another's file.
 
     A name with an address in it differs in every process, and pytest-xdist then runs nothing at all: it is refused.
     """

@@ -90,6 +90,7 @@ def test_the_policy_keeps_the_contract():
     assert found[-1].name == "log-prob gap"
 
 
+@pytest.mark.full
 def test_the_algorithm_improves_the_policy():
     env, policy, source, critic = _learning()
     learner = Reinforce(policy, policy.trainable(), critic, ReinforceConfig(), OneProcess())

@@ -99,6 +99,7 @@ def test_a_simulator_that_is_not_installed_says_what_to_install():
             part(absent, TINY)
 
 
+@pytest.mark.full
 def test_a_run_of_ppo_tells_its_speed_its_return_and_where_the_time_went():
     speed, outcome = gpu.train(LIFT, TINY)
     assert speed.what == "lift, 2 environments x 2 decisions" and speed.value > 0 and speed.unit == "steps/s"

@@ -30,13 +30,14 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_limits_count_cpu_time(case, pytester):
+def test_limits_count_cpu_time(case, pytester, monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # others take seconds to load
     body, outcome, words = CASES[case]
     limits = (ROOT / "tests" / "conftest.py").read_text()
     assert limits.count("HANG = 10\n") == 1
     pytester.makeconftest(limits if case == "a hang" else limits.replace("HANG = 10\n", "HANG = 200\n"))
     pytester.makepyfile(f"import time\nimport pytest\n\n@pytest.mark.timeout(0.25)\ndef test_it():\n    {body}\n")
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:xdist")
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "pytest_timeout")
     result.assert_outcomes(**{outcome: 1})
     said = result.stdout.str() + result.stderr.str()
     assert words in said and ("Timeout" in said) == (case == "a hang")

@@ -66,10 +66,10 @@ def test_batches_are_of_one_and_each_environment_has_its_state():
 
 def test_an_outcome_is_the_same_to_the_last_bit_beside_any_others():
     found = []
-    for num_envs in (1, 8, 64):
+    for num_envs in (1, 8):
         env = VisualPointMass(num_envs)
         found.append(outcomes(env, OneByOne(tiny_vla(env.spec), num_envs), range(20), noise_seed=3))
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
 
 
 def test_privileged_observations_reach_those_alone_who_may_read_them():

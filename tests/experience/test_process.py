@@ -109,19 +109,18 @@ def test_a_saved_source_continues_with_the_same_rollouts(shared):
         assert all(same(source.next(), rollout) for rollout in expected[:2])
         state = source.state_dict()
         source.next()
-    with remote("gaussian", **COUNTING) as resumed:
+    with remote("gaussian", shared, **COUNTING) as resumed:
         resumed.load_state_dict(state)
         assert all(same(resumed.next(), rollout) for rollout in expected[2:])
 
 
-def test_several_sources_share_a_process_that_outlives_them():
-    with Worker() as worker:
-        first, second = (ProcessSource(MAKE.format("gaussian"), item, worker) for item in (COUNTING, POINT_MASS))
-        here = gaussian(**COUNTING), gaussian(**POINT_MASS)
-        for _ in range(2):
-            assert same(first.next(), here[0].next()) and same(second.next(), here[1].next())
-        first.close()
-        assert worker.alive and same(second.next(), here[1].next())
+def test_several_sources_share_a_process_that_outlives_them(shared):
+    first, second = (ProcessSource(MAKE.format("gaussian"), item, shared) for item in (COUNTING, POINT_MASS))
+    here = gaussian(**COUNTING), gaussian(**POINT_MASS)
+    for _ in range(2):
+        assert same(first.next(), here[0].next()) and same(second.next(), here[1].next())
+    first.close()
+    assert shared.alive and same(second.next(), here[1].next())
 
 
 def test_part_of_the_weights_may_be_published_but_none_that_does_not_fit():

@@ -23,6 +23,7 @@ ROUNDS = [
 ]
 
 
+@pytest.mark.full
 def test_whoever_is_killed_comes_back_and_all_is_stored_and_learnt_from_once_and_in_order(tmp_path):
     found = play(tmp_path / "fleet", ROUNDS, robots=2)
     assert what_is_wrong(found) == ""

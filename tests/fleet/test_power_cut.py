@@ -124,7 +124,7 @@ def test_a_power_cut_at_any_point_loses_nothing_that_was_acknowledged(tmp_path):
     cut_everywhere(tmp_path, "nothing", 0)
 
 
-@pytest.mark.parametrize(("left", "seed"), [("all", 0), *(("torn", seed) for seed in range(1, 6))])
+@pytest.mark.parametrize(("left", "seed"), [("all", 0), *(("torn", seed) for seed in (1, 2))])
 def test_a_power_cut_that_tears_what_was_not_synced_loses_nothing(left, seed, tmp_path):
     cut_everywhere(tmp_path, left, seed, stride=4)
 

@@ -11,10 +11,39 @@ import pytest
 from vla_rl.cli.main import main
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.compare_report import Compared, steps_to, write_page
+from vla_rl.recipes.sweep import Cell
 
 CONFIG = str(Path(__file__).parent / "quick.py")
 
 
+def test_every_method_starts_from_the_imitation_policy_and_demonstrations_of_its_seed(tmp_path, monkeypatch):
+    asked: dict[str, list[Cell]] = {}
+
+    def noted(out, steps, processes) -> None:
+        asked.update({what: list(cells) for what, cells in steps.items()})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vla_rl.recipes.compare.run_sweep", noted)
+    command = ["compare", "--config", CONFIG, "--seeds", "2", "3", "--lift", "improve", "mixed", "--place"]
+    with pytest.raises(SystemExit):
+        main([*command, "--out", str(tmp_path)])
+    lift = tmp_path / "lift"
+    assert list(asked) == ["imitate", "improve"]
+    assert [cell.out for cell in asked["imitate"]] == [lift / "imitate-2", lift / "imitate-3"]
+    for cell in asked["improve"]:
+        name, _, seed = cell.out.name.partition("-")
+        start = lift / f"imitate-{seed}"
+        given = (
+            "--policy",
+            str(start / "checkpoints" / "imitation"),
+            "--demonstrations",
+            str(start / "demonstrations"),
+        )
+        assert cell.config == f"{CONFIG}:{name}" and cell.arguments == ("--seed", seed, *given)
+    assert {cell.out.name for cell in asked["improve"]} == {"improve-2", "improve-3", "mixed-2", "mixed-3"}
+
+
+@pytest.mark.full
 def test_everything_starts_from_the_same_policy_and_is_tabled(tmp_path, capsys, complaint):
     out = tmp_path / "compared"
     command = ["compare", "--config", CONFIG, "--seeds", "2", "--lift", "improve", "mixed"]

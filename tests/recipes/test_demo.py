@@ -23,6 +23,9 @@ from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.demo import Demo
 from vla_rl.recipes.recipe import run
 from vla_rl.recipes.stages import EvaluationConfig
+from vla_rl.recipes.tiny import NewTiny
+from vla_rl.training.fit import FitConfig
+from vla_rl.training.grounding import GroundingConfig
 from vla_rl.training.loop import LoopConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -35,8 +38,24 @@ FEWER = replace(
 )
 
 
+# It leaves the same files and learns next to nothing.
+TINY = replace(
+    FEWER,
+    new=NewTiny(width=32, blocks=1),
+    grounding=GroundingConfig(64, FitConfig(10, batch=16)),
+    imitation=replace(SMALL.imitation, demonstrations=8, fit=FitConfig(40, batch=16, lr=4e-3)),
+    evaluation=EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4),
+)
+LEARNS = pytest.mark.parametrize("config", [FEWER, SMALL], ids=["fewer", "small"], indirect=True, scope="module")
+
+
 @pytest.fixture(
-    scope="module", params=[pytest.param(FEWER, id="fewer"), pytest.param(SMALL, id="small", marks=pytest.mark.full)]
+    scope="module",
+    params=[
+        pytest.param(TINY, id="tiny"),
+        pytest.param(FEWER, id="fewer", marks=pytest.mark.full),
+        pytest.param(SMALL, id="small", marks=pytest.mark.full),
+    ],
 )
 def config(request) -> Demo:
     return request.param
@@ -89,6 +108,13 @@ def test_metrics_hold_every_stage_of_the_run(folder, summary, config):
     assert "eval/score" in rl[0] and "eval/score" in rl[-1]
     assert all(line["policy/logprob_gap"] < 1e-3 for line in rl[1:])
     assert rl[-1]["env/steps_total"] == summary["env_steps"] == sum(line["env/steps"] for line in rl[1:])
+    assert any(line["stage"] == "imitation" for line in lines)
+
+
+@pytest.mark.full
+@LEARNS
+def test_the_loss_of_imitation_falls(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if line["stage"] == "imitation"]
     assert losses[-1] < 0.5 * losses[0]
 
@@ -106,6 +132,8 @@ def test_checkpoints_load_and_act(folder, config, name):
     assert all(parameter.isfinite().all() for parameter in policy.parameters())
 
 
+@pytest.mark.full
+@LEARNS
 def test_rl_changed_what_it_may_and_nothing_else(folder, summary):
     first, best = (TinyVLA.from_pretrained(folder / "checkpoints" / name) for name in ("imitation", "best"))
     changed = {name for name, value in best.state_dict().items() if not value.equal(first.state_dict()[name])}
@@ -145,6 +173,8 @@ def test_the_page_shows_numbers_and_films(page, summary):
 # -- perception ablation ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
+@LEARNS
 @pytest.mark.parametrize("who", ["imitation", "RL"])
 def test_the_policy_needs_its_pictures(summary, config, who):
     """It succeeds, but neither with blank pictures nor with the pictures of other scenes."""
@@ -154,6 +184,8 @@ def test_the_policy_needs_its_pictures(summary, config, who):
     assert rates["shuffled"] <= 0.1
 
 
+@pytest.mark.full
+@LEARNS
 @pytest.mark.parametrize("who", ["imitation", "RL"])
 def test_the_policy_follows_the_instruction(summary, config, who):
     """It lifts the cube that the instruction names, not the one that happens to be the seed's target."""

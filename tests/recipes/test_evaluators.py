@@ -21,10 +21,11 @@ from vla_rl.recipes.workers import worker_processes, workers
 SEEDS = [*range(100, 111), 7]
 
 
-@pytest.fixture(autouse=True)
-def processes(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
-    with worker_processes(""):
+@pytest.fixture(autouse=True, scope="module")
+def processes():
+    """They take seconds to start, so all tests share them."""
+    with pytest.MonkeyPatch.context() as patch, worker_processes(""):
+        patch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
         yield
 
 
@@ -79,6 +80,8 @@ def test_an_error_in_a_process_is_raised_here():
 
 
 def test_processes_end_with_the_run():
+    with worker_processes("runs/before"):
+        pass
     pool = workers(2)
     assert workers(1) is pool and len(pool.all) == 2, "those that run are used"
     with worker_processes("runs/inner"):

@@ -77,6 +77,7 @@ def test_ppo_is_paid_by_it_and_validated_by_the_environments_own_success(kind, r
     assert lines[0]["eval/score"] in (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
+@pytest.mark.full
 def test_place_is_imagined_and_paid_by_it_through_the_whole_recipe(run, tmp_path):
     recipe = load_config("rewarded.py:place_imagined")
     small = short(replace(recipe, rl=recipe.rl.trainer))

@@ -34,7 +34,9 @@ GRPO = OnPolicyRL(StartFrom(), GROUPS, ONCE, GRPOConfig(epochs=1, minibatch=4))
 
 
 @pytest.mark.parametrize(
-    ("rl", "decoding"), [(PPO, Autoregressive()), (GRPO, Parallel(8))], ids=["PPO of OpenVLA", "GRPO of OpenVLA-OFT"]
+    ("rl", "decoding"),
+    [(PPO, Autoregressive()), pytest.param(GRPO, Parallel(8), marks=pytest.mark.full)],
+    ids=["PPO of OpenVLA", "GRPO of OpenVLA-OFT"],
 )
 def test_a_downloaded_openvla_is_trained(tmp_path, rl, decoding):
     numbers = {"q01": [-1.0] * 4, "q99": [1.0] * 4, "mask": [True] * 3 + [False]}

@@ -96,6 +96,7 @@ def test_a_policy_an_environment_and_a_config_of_ones_own(outside):
     assert played["success"] > 0.9 and played["episodes"] == 16
 
 
+@pytest.mark.full
 def test_a_policy_that_is_named_on_the_command_line(outside):
     arguments = ("--rl.loop.iterations", "2", "--env", "rail:make", "--env.options", '{"time_limit": 5}')
     vla_rl(outside, ("train", "mine.py:named", *arguments, "--out", "run"))
@@ -103,6 +104,7 @@ def test_a_policy_that_is_named_on_the_command_line(outside):
     assert kept["policy"] == "straight:Straight" and kept["spec"]["time_limit"] == 5
 
 
+@pytest.mark.full
 def test_a_recorded_folder_becomes_a_policy_that_is_improved_in_its_environment(outside):
     """Recorded by ``collect``, imitated in the environment's own bounds, improved by residual TD3, evaluated."""
     lift = ("--env", "lift", "--env.options", '{"image_size": 32, "deadline": 20}')

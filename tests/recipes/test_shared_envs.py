@@ -124,7 +124,7 @@ def made(monkeypatch):
     return sizes
 
 
-@pytest.mark.parametrize("recipe", ["improve", "residual"])
+@pytest.mark.parametrize("recipe", ["improve", pytest.param("residual", marks=pytest.mark.full)])
 def test_a_run_is_the_same_with_one_set_of_environments_as_with_two(recipe, untrained, quick, tmp_path, made):
     policy = str(untrained())
     for name, share in (("two", []), ("one", ["--evaluation.share-env"])):

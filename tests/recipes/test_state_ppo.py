@@ -58,6 +58,7 @@ def test_it_learns_to_balance(tmp_path):
     assert sum(gains) / len(gains) > 0.7, gains
 
 
+@pytest.mark.full
 def test_it_learns_discrete_actions(tmp_path):
     """CartPole: the pole of a random policy falls over after about 22 steps."""
     shorter = ["--loop.iterations", "20", "--evaluation.validation", "4", "--evaluation.test", "16"]

@@ -48,7 +48,7 @@ def undisturbed(policy: str, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return (out / EPISODES).read_bytes()
 
 
-@pytest.mark.parametrize("num_envs", [8, 64])
+@pytest.mark.parametrize("num_envs", [8, pytest.param(64, marks=pytest.mark.full)])
 def test_the_number_of_environments_changes_no_byte(policy, undisturbed, tmp_path, num_envs):
     SuiteRun(quick(), policy, tmp_path, num_envs).run()
     assert (tmp_path / EPISODES).read_bytes() == undisturbed
@@ -63,7 +63,7 @@ def test_the_table_is_in_the_order_of_the_suite_whatever_ended_first(policy, und
     assert (tmp_path / EPISODES).read_bytes() == undisturbed
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_number_of_processes_changes_no_byte(policy, undisturbed, tmp_path):
     run = SuiteRun(quick(), policy, tmp_path, num_envs=3, processes=3)
     assert len(run.blocks([])) == 4  # two for each task

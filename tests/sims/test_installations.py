@@ -109,6 +109,7 @@ def test_an_installation_holds_its_pins_and_our_packages_and_nothing_else_of_our
         find("tiny")
 
 
+@pytest.mark.full
 def test_a_failed_one_is_never_used_and_two_attempts_at_once_make_one(tiny):
     tiny("tiny==1.0", "msgpack==0.1")  # pip succeeds, but nothing of ours can be imported
     with pytest.raises(UserError, match=r"could not be installed .*No module named.*'vla-rl sims install tiny' again"):
@@ -127,6 +128,7 @@ def test_a_failed_one_is_never_used_and_two_attempts_at_once_make_one(tiny):
     assert waited == ["waiting for another process that installs the same"] and len(worked) > 1
 
 
+@pytest.mark.full
 def test_one_of_the_users_own_is_made_anew_when_its_requirements_change(tiny, tmp_path):
     (tmp_path / "mine.txt").write_text("tiny>=1\nother\n")
     made = install("mine", requirements=tmp_path / "mine.txt")

@@ -24,6 +24,7 @@ CONTEXT, FRAMES, BATCH, ACTION_WIDTH, MAPS = 3, 2, 8, 7, 4
 ROUNDING = {"rtol": 1e-9, "atol": 1e-9}
 DIT = DiTConfig(fold=4, channels=8, lens=16, width=32, depth=2, heads=2)
 CONFIGS = {"dit": DIT, "wan": WanConfig(lora=None, width=32), "wan with LoRA": WanConfig(lora=Lora(rank=2), width=32)}
+FAR_APART = (("one", "dit"), ("two", "wan with LoRA"))
 CALL = ("noisy", "level", "frames", "context_noise", "vector", "map")
 every = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 views = pytest.mark.parametrize("cameras", [1, 2])
@@ -159,8 +160,14 @@ def test_without_noise_there_is_nothing_to_denoise_and_the_velocity_stays_finite
     torch.testing.assert_close(velocity[0], velocity[1], rtol=0.05, atol=0.05)
 
 
-@every
-@pytest.mark.parametrize("cameras", [("front",), ("side", "front")], ids=["one", "two"])
+@pytest.mark.parametrize(
+    ("config", "cameras"),
+    [
+        pytest.param(config, cameras, id=f"{views}-{name}", marks=[pytest.mark.full] * ((views, name) not in FAR_APART))
+        for name, config in CONFIGS.items()
+        for views, cameras in (("one", ("front",)), ("two", ("side", "front")))
+    ],
+)
 def test_an_imagined_rollout_keeps_the_contract_of_a_simulator(config, cameras):
     # Four frames of three numbers: a linear layer of ten outputs or fewer rounds by the row (one of the model's heads).
     made = model(cameras, backbone=config, frames=4)

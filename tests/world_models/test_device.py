@@ -72,6 +72,7 @@ def test_imagined_rollouts_on_a_device_are_those_of_the_host():
                 assert np.array_equal(on_host(getattr(other, name)), getattr(one, name))
 
 
+@pytest.mark.full
 def test_the_contract_holds_on_another_device():
     assert len(check_env(imagined(ELSEWHERE))) >= 5
 

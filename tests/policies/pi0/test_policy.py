@@ -296,6 +296,7 @@ def test_saved_and_loaded_it_decides_the_same(tmp_path, theirs):
     assert torch.equal(one, two)
 
 
+@pytest.mark.full
 def test_from_nothing_it_imitates():
     """The velocity of chunks that follow from the state is learnt by the expert alone."""
     policy, obs = made(), observations()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from tests.recipes.imagine.runs import CALM, push, run_folder
 from vla_rl.cli.main import main
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
+from vla_rl.evaluation.best_policy import expected_searches
 from vla_rl.evaluation.ranking import Played, rank
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.recipes.imagine.rank import Rank, rank_policies, short_names, tried
@@ -77,7 +79,8 @@ def by_hand(run: SavedRun, function, steps: int | None = None) -> tuple[np.ndarr
     return np.array(found), float(left.mean())
 
 
-def test_it_is_the_ranking_of_what_they_do_in_the_world_model(run, policies, capsys):
+def test_it_is_the_ranking_of_what_they_do_in_the_world_model(run, policies, capsys, monkeypatch):
+    monkeypatch.setattr("vla_rl.recipes.imagine.rank.expected_searches", partial(expected_searches, count=3))
     main(["imagine", "rank", str(run.folder), *policies, "--real", f"{policies[0]}=9/12", "--before-deployment"])
     found = json.loads((run.folder / "rank.json").read_text())
     played = {name: by_hand(run, function) for name, function in zip(policies, (push, pull, still), strict=True)}

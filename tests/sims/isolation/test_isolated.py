@@ -63,8 +63,14 @@ def same_step(one: Step, other: Step) -> bool:
     return arrays and frames and tuple(one.cause) == tuple(other.cause) and same_observation(one.obs, other.obs)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("name", ENVS)
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    [
+        pytest.param(name, workers, marks=[pytest.mark.full] * ((name, workers) not in (("lift", 3), ("counting", 1))))
+        for name in ENVS
+        for workers in (1, 3)
+    ],
+)
 def test_it_keeps_the_contract_and_equals_the_environment_here_bit_for_bit(name, workers):
     with (
         isolated(name, options=ENVS[name], workers=workers) as far,

@@ -80,7 +80,9 @@ def test_a_client_names_no_code_programs_or_files(name, options, serve):
         make("remote", num_envs=1, address=serve(name), options=options)
 
 
-@pytest.mark.parametrize(("name", "options"), [("counting", {}), ("point_mass", {}), ("lift", LIFT)])
+@pytest.mark.parametrize(
+    ("name", "options"), [("counting", {}), pytest.param("point_mass", {}, marks=pytest.mark.full), ("lift", LIFT)]
+)
 def test_it_keeps_the_contract_and_equals_the_environment_here_bit_for_bit(name, options, serve):
     near = make(name, num_envs=3, **options)
     with remote(serve(name), options=options, workers=2) as far:

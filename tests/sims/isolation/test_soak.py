@@ -12,6 +12,7 @@ from tests.soak import KINDS, Audit, Sample, is_flat, soak
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.full] * (kind == "remote")) for kind in KINDS])
+@pytest.mark.full
 def test_workers_are_killed_and_hang_while_ppo_trains_and_nothing_is_lost(kind, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[3]))
     found = soak(kind, 10, seed=3, deadlines={"deadline_s": 5.0, "start_deadline_s": 30.0})  # on a busy machine, too
