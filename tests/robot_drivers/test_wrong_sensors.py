@@ -127,6 +127,16 @@ class WrongArm(ToyArm):
         return Measurement(np.asarray(position, np.float64), None, self._clock())
 
 
+def test_an_arm_on_its_way_back_does_not_turn_to_meet_what_moves_out():
+    limits, supervisor, arm = two_joints(), Supervisor(two_joints()), np.array([1.5297287, 0.3])
+    commands = [supervisor.step(measured(arm, 0.0), None, 0.0).position]
+    for index in range(1, 25):
+        goal = 1.4623175 + 0.0368072 * math.sin(28.0792984 * STEP * index + 4.3095178)  # it passes the limit of 1.5
+        asked = Request(np.array([goal, 0.3]), STEP * index, "human")
+        commands.append(supervisor.step(measured(commands[-1], STEP * index), asked, STEP * index).position)
+    check(limits, STEP * np.arange(25), commands, inside=False)
+
+
 @pytest.mark.parametrize("rate", [1.0, -1.0, 4.0, -4.0])
 def test_a_sensor_that_drifts_away_leads_the_command_to_the_limit_at_most(rate):
     limits, supervisor, commands = two_joints(), Supervisor(two_joints()), []
