@@ -169,11 +169,13 @@ def _courses(
     for joint, start, measured, goal, drift in zip(
         state.limits.joints, state.motion, state.measured, asked, velocity, strict=True
     ):
-        low, high = _range(joint, float(measured), start.position)
         outside = not joint.low <= start.position <= joint.high
         rates = _rates(joint, RECOVERY if outside else speed)
+        rest = Course(start, 0.0, 0.0, rates).legs()[-1].end.position if outside else start.position
+        low, high = _range(joint, float(measured), rest)
         target = min(max(float(goal), low), high)
-        along = min(max(float(drift), -rates.velocity), rates.velocity) if target == goal else 0.0
+        follows = target == goal and not outside
+        along = min(max(float(drift), -rates.velocity), rates.velocity) if follows else 0.0
         if not joint.low <= goal <= joint.high:
             reason = "joint limit"
         elif target != goal and reason == "rate":
@@ -190,12 +192,13 @@ def _rates(joint: JointLimits, speed: float = 1.0) -> Rates:
     return Rates(speed * joint.velocity, joint.acceleration, joint.jerk)
 
 
-def _range(joint: JointLimits, measured: float, commanded: float) -> tuple[float, float]:
+def _range(joint: JointLimits, measured: float, rest: float) -> tuple[float, float]:
     """Where the command may be: near the measured position, but within the limits whatever is measured.
 
-    A command that is outside, because the arm was found there, goes no farther out.
+    A command that is outside, because the arm was found there, goes no farther out than where it can be at ``rest``:
+    on its way back it does not turn.
     """
-    lowest, highest = min(joint.low, commanded), max(joint.high, commanded)
+    lowest, highest = min(joint.low, rest), max(joint.high, rest)
     near, far = measured - joint.lead, measured + joint.lead
     low, high = max(joint.low, near), min(joint.high, far)
     if low <= high:

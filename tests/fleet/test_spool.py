@@ -340,6 +340,8 @@ def test_the_link_waits_for_what_is_on_the_disk_and_unsent_records_are_counted(t
         disk.going.clear()
         put(spool, episode("a"))
         assert not spool.wait(0, 0.05)
+        wait_until(lambda: spool._busy)
+        assert spool.unsent == 5, "on their way to a disk that hangs"
         disk.going.set()
         assert spool.wait(4, 10) and spool.unsent == 5
         spool.acknowledged(2)

@@ -303,6 +303,20 @@ FAULTS = (
                 f"{_WRONG}test_a_sensor_that_drifts_away_leads_the_command_to_the_limit_at_most",
             ),
             (
+                "a command on its way back inside turns where the measurement jumps",
+                _LIMITING,
+                "rest = Course(start, 0.0, 0.0, rates).legs()[-1].end.position if outside else start.position",
+                "rest = start.position",
+                f"{_WRONG}test_no_wrong_sensor_takes_a_command_farther_out_whoever_drives_and_re_arms",
+            ),
+            (
+                "a command on its way back inside turns to meet what moves out",
+                _LIMITING,
+                "follows = target == goal and not outside",
+                "follows = target == goal",
+                f"{_WRONG}test_an_arm_on_its_way_back_does_not_turn_to_meet_what_moves_out",
+            ),
+            (
                 "the longer nothing was believed, the farther an arm may have jumped",
                 _SAFETY,
                 "time = min(captured - self._captured, STEPS / self.limits.control_hz)",

@@ -63,4 +63,11 @@ FAULTS = (
         "]",
         (f"{_ON}test_nothing_is_sent_before_the_next_record_says_so",),
     ),
+    Fault(
+        "what is on its way to a full disk counts as sent",
+        _SPOOL,
+        "            self._storing = len(records)",
+        "            self._storing = 0",
+        (f"{_ON}test_the_link_waits_for_what_is_on_the_disk_and_unsent_records_are_counted",),
+    ),
 )

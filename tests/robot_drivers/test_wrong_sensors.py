@@ -6,14 +6,20 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from robot_drivers.chunks import OpenLoop
+from robot_drivers.decisions import Decision
 from robot_drivers.driver import Measurement
+from robot_drivers.executor import Executor
+from robot_drivers.human import HumanInput
+from robot_drivers.lockstep import VirtualClock
 from robot_drivers.safety import Request, Supervisor
 from tests.robot_drivers.arms import STEP, measured, two_joints
 from tests.robot_drivers.checking import check
 from tests.robot_drivers.test_safety import DETERMINISTIC, moving
+from tests.robot_drivers.toy_arm import DT, LIMITS, ToyArm
 from vla_rl.contract.errors import ContractError
 
 
@@ -37,19 +43,15 @@ def drifts(measure, goal=0.0, seconds=4.0, confirm=False):
     return supervisor, np.array(commands)
 
 
-@settings(DETERMINISTIC, max_examples=30)
-@given(
-    st.sampled_from(["drift", "jump", "stuck", "swapped", "noisy", "nan", "late"]),
-    st.floats(-8, 8),
-    st.floats(-2, 2),
-    st.booleans(),
-    st.booleans(),
-)
-def test_no_wrong_sensor_takes_a_command_out_of_the_limits(kind, size, goal, confirm, still):
+WRONG = ["drift", "jump", "stuck", "swapped", "noisy", "nan", "late"]
+
+
+def sensor(kind, size):
+    """What a sensor that is wrong in this way says at a time of an arm that is where it was sent."""
     generator, told = np.random.default_rng(0), []
 
     def measure(now, command):
-        told.append(command)
+        told.append(np.array(command))
         wrong = {
             "drift": command + np.array([size * now, 0.0]),
             "jump": command + np.array([size if now > 1 else 0.0, 0.0]),
@@ -61,7 +63,78 @@ def test_no_wrong_sensor_takes_a_command_out_of_the_limits(kind, size, goal, con
         }[kind]
         return wrong
 
-    drifts(measure, goal, 1.5 if still else 3.0, confirm)
+    return measure
+
+
+@settings(DETERMINISTIC, max_examples=30)
+@given(
+    st.sampled_from(WRONG),
+    st.floats(-8, 8),
+    st.floats(-2, 2),
+    st.booleans(),
+    st.booleans(),
+)
+def test_no_wrong_sensor_takes_a_command_out_of_the_limits(kind, size, goal, confirm, still):
+    drifts(sensor(kind, size), goal, 1.5 if still else 3.0, confirm)
+
+
+@settings(DETERMINISTIC, max_examples=25)
+@given(
+    st.sampled_from(WRONG),
+    st.floats(-8, 8),
+    st.floats(-3, 3),
+    st.sampled_from(["policy", "leader", "steering"]),
+    st.sampled_from([0, 0, 30, 45]),  # control steps between two times that a person says that it is there; 0: never
+    st.sampled_from([0.0, 0.0, 2.3, -2.5]),  # where it begins, of -2 to 2
+    st.booleans(),  # whether what is asked for moves
+)
+@example("jump", -2.0, -2.0, "policy", 30, -2.5, False)
+def test_no_wrong_sensor_takes_a_command_farther_out_whoever_drives_and_re_arms(
+    kind, size, goal, driven, confirm, start, moves
+):
+    """A policy or a person at a leader or a gamepad drives in mid-episode and presses "rearm"; somebody looks at it."""
+    clock = VirtualClock()
+    arm = WrongArm(clock, sensor(kind, size))
+    arm.position[0] = start
+    executor = Executor(arm, Supervisor(LIMITS), OpenLoop())
+    executor.begin(1, 10_000)
+    for index in range(140):
+        now = clock.now = index * DT
+        seen = executor.measure(now).position
+        executor.alive(now, now)
+        asked = goal * (math.cos(index / 7) if moves else 1.0)
+        leads, steers = driven == "leader" and index > 20, driven == "steering" and index > 20
+        place = np.array([asked, 0.5]) if leads else None
+        speed = np.array([10 * asked, 0.0]) if steers else None
+        executor.human(HumanInput(now, leads or steers, place, speed, ("rearm",) if index % 25 == 24 else ()), now)
+        if confirm and index % confirm == confirm - 1 and np.isfinite(seen).all():
+            executor.rearm(now, seen)
+        executor.decided(Decision(np.full((8, 2), [asked, 0.5])), executor.step)
+        executor.act(now)
+    assert len(arm.commands) == 140
+    check(LIMITS, DT * np.arange(140), arm.commands, inside=start == 0.0)
+
+
+class WrongArm(ToyArm):
+    """Is where it was sent and says something else; what it says of its beginning is true."""
+
+    def __init__(self, clock, measure):
+        super().__init__(clock)
+        self._measure = measure
+
+    def observe(self):
+        position = self._measure(self._clock(), self.position) if self.commands else self.position.copy()
+        return Measurement(np.asarray(position, np.float64), None, self._clock())
+
+
+def test_an_arm_on_its_way_back_does_not_turn_to_meet_what_moves_out():
+    limits, supervisor, arm = two_joints(), Supervisor(two_joints()), np.array([1.5297287, 0.3])
+    commands = [supervisor.step(measured(arm, 0.0), None, 0.0).position]
+    for index in range(1, 25):
+        goal = 1.4623175 + 0.0368072 * math.sin(28.0792984 * STEP * index + 4.3095178)  # it passes the limit of 1.5
+        asked = Request(np.array([goal, 0.3]), STEP * index, "human")
+        commands.append(supervisor.step(measured(commands[-1], STEP * index), asked, STEP * index).position)
+    check(limits, STEP * np.arange(25), commands, inside=False)
 
 
 @pytest.mark.parametrize("rate", [1.0, -1.0, 4.0, -4.0])

@@ -51,6 +51,7 @@ class Spool:
         self._running, self._intervened = "", False  # the running episode, and whether a person chose anything in it
         self._wake, self._changed = threading.Condition(), threading.Condition()
         self._closing, self._busy, self._acknowledged = False, False, -1
+        self._storing = 0  # records that are on their way to the disk
         self._ended = False  # the store is to be opened again
         self._next, self._first = self._store.last + 1, self._store.first
         self._dropped = (0, 0)  # episodes and records, of stores that failed
@@ -153,7 +154,7 @@ class Spool:
     def unsent(self) -> int:
         """Records that the server is not known to have."""
         with self._wake:
-            waiting = sum(isinstance(one, FleetRecord) for one in self._waiting)
+            waiting = self._storing + sum(isinstance(one, FleetRecord) for one in self._waiting)
         return self._next - 1 - max(self._acknowledged, self._first - 1) + waiting
 
     @property
@@ -188,6 +189,7 @@ class Spool:
             self._keep(group, done)
             with self._changed:
                 self._next, self._first, self._busy = self._store.last + 1, self._store.first, False
+                self._storing = 0  # after they are counted there
                 self._changed.notify_all()
         self._store.close()
 
@@ -204,6 +206,7 @@ class Spool:
             records.append(one)
             self._waiting.popleft()
             self._size -= len(one.payload)
+            self._storing = len(records)
         return records
 
     def _keep(self, group: Sequence[FleetRecord] | _Lost, acknowledged: int) -> None:
