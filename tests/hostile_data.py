@@ -124,6 +124,35 @@ def _rows(name: str, count: int) -> Make:
     return _rewritten(name, lambda table: pa.table({"episode_index": numbers}), row_group_size=count)
 
 
+def _denied(column: str, value: Callable[[], Any]) -> Make:
+    """The first frame's entry is large, and the footer says that it is not: only its page's own header does."""
+
+    def make(folder: Path, canary: Path) -> None:
+        dataset(folder)
+        table = pq.read_table(folder / DATA)
+        at = table.schema.get_field_index(column)
+        field = table.schema.field(at)
+        kind = pa.list_(field.type.value_type) if column == "action" else field.type
+        table = table.set_column(at, field.with_type(kind), pa.array([value(), *[None] * 5], kind))
+        pq.write_table(table, folder / DATA, compression="zstd", data_page_size=1 << 30)
+        group, data = pq.read_metadata(folder / DATA).row_group(0), (folder / DATA).read_bytes()
+        end = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+        pages, footer = data[:end], data[end:]
+        for part in map(group.column, range(group.num_columns)):
+            for number in (part.total_uncompressed_size, part.num_values):
+                true = _varint(2 * number)
+                footer = footer.replace(true, _varint(2, len(true))) if number > 10_000_000 else footer
+        (folder / DATA).write_bytes(pages + footer)
+
+    return make
+
+
+def _varint(number: int, length: int = 1) -> bytes:
+    """As Thrift writes it, filled up to ``length`` bytes."""
+    groups = [number >> 7 * i & 127 for i in range(max(length, -(-number.bit_length() // 7)))]
+    return bytes([*(group | 128 for group in groups[:-1]), groups[-1]])
+
+
 def _pictures(data: Callable[[], bytes]) -> Make:
     def changed_table(table: pa.Table) -> pa.Table:
         at = table.schema.get_field_index(FRONT)
@@ -204,8 +233,10 @@ DATASETS: dict[str, Make] = {
     "pipe": _pipe,
     "34 million frames": lambda *given: _rows(DATA, 34_000_000)(*given),
     "rows of 300,000 episodes": lambda *given: _rows(EPISODES, 300_000)(*given),
+    "picture of 280 MB that the footer denies": _denied(FRONT, lambda: {"bytes": bytes(280_000_000), "path": "x"}),
+    "34 million numbers that the footer denies": _denied("action", lambda: np.zeros(34_000_000, np.float32)),
     "large pictures": _pictures(lambda: png(2000)),
-    "long pictures": _pictures(lambda: bytes(8_000_000)),
+    "long pictures": _pictures(lambda: bytes(2_000_000)),
     "pictures outside": _picture_path("../outside/canary.secret"),
     "absolute pictures": _picture_path("/etc/hostname"),
     "huge shape": _features(lambda all: all["action"].update(shape=[1 << 40])),

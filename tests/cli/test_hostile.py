@@ -141,6 +141,8 @@ SAYS = {  # what else would refuse it later, for another reason
     "dataset: 34 million frames": "of memory",
     "dataset: rows of 300,000 episodes": "of memory",
     "dataset: huge pictures declared": "of memory",
+    "dataset: picture of 280 MB that the footer denies": "of memory",
+    "dataset: 34 million numbers that the footer denies": "of memory",
     "trace: array of zeros": "of memory",
     "trace: array of 10^14": "cannot be read",
 }

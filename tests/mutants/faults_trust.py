@@ -39,6 +39,20 @@ FAULTS = (
         (_CHECKPOINTS,),
     ),
     Fault(
+        "the footer of a parquet file is believed",
+        "vla_rl/experience/lerobot/parquet.py",
+        "        check_memory(max((max(size.page, 8 * size.values) for size in sizes), default=0), disk)",
+        "",
+        (_DATASETS,),
+    ),
+    Fault(
+        "columns with points in their names are read unchecked",
+        "vla_rl/experience/lerobot/parquet.py",
+        '            if f"{part.path_in_schema}.".startswith(names)',
+        '            if part.path_in_schema.partition(".")[0] in columns',
+        (_DATASETS,),
+    ),
+    Fault(
         "an environment that starts programs counts as harmless",
         _TRUST,
         '    if config.get("name") not in ENVIRONMENTS:',
