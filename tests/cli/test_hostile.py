@@ -65,7 +65,7 @@ TRAIN = ["train", "imitate.py:from_dataset", "--out", "trained"]
 QUICK = ["--env", "point_mass", "--episodes", "1", "--num-envs", "1"]
 # Every command that takes a folder or a file of somebody, and how it is given; test_no_command_is_forgotten.
 COMMANDS: dict[str, list[list[str]]] = {
-    "demo": [["--out", "FOLDER", "--plan.collect", "x"]],
+    "demo": [["--out", "FOLDER", "--env", "nosuch"]],
     "collect": [["--repair", "FOLDER"], ["--env", "point_mass", "--count", "1", "--num-envs", "1", "--out", "FOLDER"]],
     "train": [
         ["--resume", "FOLDER"],
@@ -78,7 +78,10 @@ COMMANDS: dict[str, list[list[str]]] = {
         ["FOLDER/checkpoints/best", *QUICK[2:]],
         ["FOLDER", *QUICK],
     ],
-    "eval --suite": [["--suite", "tabletop", "--policy", "FOLDER", "--out", "suite", "--episodes", "1"]],
+    "eval --suite": [
+        ["--suite", "tabletop", "--policy", "FOLDER", "--out", "suite", "--episodes", "1"],
+        ["--suite", "tabletop", "--policy", "expert", "--out", "FOLDER", "--num-envs", "0"],
+    ],
     "eval --against": [["FOLDER", "--against", "FOLDER"]],
     "eval --power": [["FOLDER", "--power", "0.1"]],
     "eval --parity": [["FOLDER", "--parity", "FOLDER", "--env", "point_mass"]],
@@ -90,7 +93,10 @@ COMMANDS: dict[str, list[list[str]]] = {
     "serve-policy": [["FOLDER", "--port", "0"]],
     **{f"robot {name}": [["FOLDER"]] for name in ("calibrate", "home", "teleop", "setup")},
     "robot check": [["FOLDER", "--seconds", "0.1"], ["simulated", "--seconds", "0.1", "--policy", "FOLDER"]],
-    "robot record": [["FOLDER", "--out", "recorded", "--episodes", "1"]],
+    "robot record": [
+        ["FOLDER", "--out", "recorded", "--episodes", "1"],
+        ["simulated", "--out", "FOLDER", "--episodes", "1", "--teleoperator", "nosuch"],
+    ],
     "robot replay": [["simulated", "--dataset", "FOLDER"], ["FOLDER", "--dataset", "FOLDER"]],
     "robot run": [["FOLDER", "--policy", "FOLDER"], ["simulated", "--policy", "FOLDER", "--episodes", "1"]],
     "fleet simulate": [["--policy", "FOLDER", "--demonstrations", "FOLDER"]],
@@ -105,11 +111,15 @@ COMMANDS: dict[str, list[list[str]]] = {
     ],
     **{f"certs {name}": [["FOLDER"]] for name in ("server", "list")},
     **{f"certs {name}": [["FOLDER", "arm"]] for name in ("robot", "revoke")},
+    "certs init": [["FOLDER"]],
     "inspect": [["FOLDER"], ["FOLDER/checkpoints/best"]],
+    **{
+        name: [["--out", "FOLDER", "--processes", "0"]] for name in ("study", "compare", "few", "imagine", "imagine study")
+    },
+    "imagine train": [["--out", "FOLDER", "--policy", "nosuch"]],
 }
 # Those that make their folders, which is theirs to be, of nothing that anybody gave them.
-WITHOUT = {"study", "compare", "few", "sims", "sims install", "sims serve", "fleet demo", "certs init"}
-WITHOUT |= {"imagine", "imagine train", "imagine study", "fleet", "certs", "robot"}
+WITHOUT = {"sims", "sims install", "sims serve", "fleet demo", "fleet", "certs", "robot"}
 MADE_FOR = {  # of each kind of folder, the command that is most made for it
     "checkpoint": ("inspect", 0),
     "run": ("eval", 0),
@@ -119,6 +129,8 @@ MADE_FOR = {  # of each kind of folder, the command that is most made for it
     "public": ("serve-policy", 0),
     "trace": ("eval --parity", 0),
     "size": ("inspect", 0),
+    "certificates": ("certs list", 0),
+    "filled": ("study", 0),
 }
 OTHERS = {  # where that does not look
     "run: kept file in a note": ("train", 0),
