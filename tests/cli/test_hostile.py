@@ -78,10 +78,7 @@ COMMANDS: dict[str, list[list[str]]] = {
         ["FOLDER/checkpoints/best", *QUICK[2:]],
         ["FOLDER", *QUICK],
     ],
-    "eval --suite": [
-        ["--suite", "tabletop", "--policy", "FOLDER", "--out", "suite", "--episodes", "1"],
-        ["--suite", "tabletop", "--policy", "expert", "--out", "FOLDER", "--num-envs", "0"],
-    ],
+    "eval --suite": [["--suite", "tabletop", "--policy", "FOLDER", "--out", "suite", "--episodes", "1"]],
     "eval --against": [["FOLDER", "--against", "FOLDER"]],
     "eval --power": [["FOLDER", "--power", "0.1"]],
     "eval --parity": [["FOLDER", "--parity", "FOLDER", "--env", "point_mass"]],
@@ -93,10 +90,7 @@ COMMANDS: dict[str, list[list[str]]] = {
     "serve-policy": [["FOLDER", "--port", "0"]],
     **{f"robot {name}": [["FOLDER"]] for name in ("calibrate", "home", "teleop", "setup")},
     "robot check": [["FOLDER", "--seconds", "0.1"], ["simulated", "--seconds", "0.1", "--policy", "FOLDER"]],
-    "robot record": [
-        ["FOLDER", "--out", "recorded", "--episodes", "1"],
-        ["simulated", "--out", "FOLDER", "--episodes", "1", "--teleoperator", "nosuch"],
-    ],
+    "robot record": [["FOLDER", "--out", "recorded", "--episodes", "1"]],
     "robot replay": [["simulated", "--dataset", "FOLDER"], ["FOLDER", "--dataset", "FOLDER"]],
     "robot run": [["FOLDER", "--policy", "FOLDER"], ["simulated", "--policy", "FOLDER", "--episodes", "1"]],
     "fleet simulate": [["--policy", "FOLDER", "--demonstrations", "FOLDER"]],
@@ -114,7 +108,8 @@ COMMANDS: dict[str, list[list[str]]] = {
     "certs init": [["FOLDER"]],
     "inspect": [["FOLDER"], ["FOLDER/checkpoints/best"]],
     **{
-        name: [["--out", "FOLDER", "--processes", "0"]] for name in ("study", "compare", "few", "imagine", "imagine study")
+        name: [["--out", "FOLDER", "--processes", "0"]]
+        for name in ("study", "compare", "few", "imagine", "imagine study")
     },
     "imagine train": [["--out", "FOLDER", "--policy", "nosuch"]],
 }
@@ -144,8 +139,14 @@ OTHERS = {  # where that does not look
     "fleet: key linked": ("fleet publish", 0),
     "fleet: ledger's segment linked": ("fleet export", 0),
     "checkpoint: remote": ("eval", 2),
+    "certificates: a serial without end": ("certs server", 0),
+    "filled: metrics.jsonl": ("train", 3),
+    "filled: checkpoints": ("demo", 0),
+    "filled: authority": ("certs init", 0),
 }
 SAYS = {  # what else would refuse it later, for another reason
+    **{f"filled: {name}": "leads out of its folder" for name in KINDS["filled"]},
+    **{f"certificates: {name}": "leads out of its folder" for name in KINDS["certificates"] if "linked" in name},
     "checkpoint: huge pictures": "its arrays have 30,000,000,",
     "checkpoint: huge state": "its arrays have 1,000,000,",
     "dataset: data path out of the dataset": "is no path in the dataset",

@@ -4,8 +4,8 @@ from tests.mutants.fault import Fault
 
 _TRUST = "vla_rl/contract/trust.py"
 _HOSTILE = "tests/cli/test_hostile.py"
-_KINDS = "checkpoint run dataset robot fleet trace size"
-_CHECKPOINTS, _RUNS, _DATASETS, _ROBOTS, _FLEETS, _TRACES, _SIZES = (
+_KINDS = "checkpoint run dataset robot fleet trace size certificates filled"
+_CHECKPOINTS, _RUNS, _DATASETS, _ROBOTS, _FLEETS, _TRACES, _SIZES, _CERTIFICATES, _FILLED = (
     f"{_HOSTILE}::test_what_is_hostile_is_refused[{kind}]" for kind in _KINDS.split()
 )
 
@@ -51,6 +51,34 @@ FAULTS = (
         '            if f"{part.path_in_schema}.".startswith(names)',
         '            if part.path_in_schema.partition(".")[0] in columns',
         (_DATASETS,),
+    ),
+    Fault(
+        "a run is written into a folder whose links lead out",
+        "vla_rl/training/run_lock.py",
+        "    check_folder(folder)",
+        "",
+        (_FILLED,),
+    ),
+    Fault(
+        "runs side by side are written into a folder whose links lead out",
+        "vla_rl/recipes/sweep.py",
+        "    check_folder(out)",
+        "",
+        (_FILLED,),
+    ),
+    Fault(
+        "certificates are read and written through links",
+        "vla_rl/fleet/authority.py",
+        "        self.folder, self._at = folder, at or now()\n        check_folder(folder)",
+        "        self.folder, self._at = folder, at or now()",
+        (_CERTIFICATES,),
+    ),
+    Fault(
+        "a certificate's name may be any text",
+        "vla_rl/fleet/authority.py",
+        "    if not NAME.fullmatch(name) or datetime",
+        "    if datetime",
+        (_CERTIFICATES,),
     ),
     Fault(
         "an environment that starts programs counts as harmless",
