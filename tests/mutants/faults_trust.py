@@ -76,8 +76,8 @@ FAULTS = (
     Fault(
         "a certificate's name may be any text",
         "vla_rl/fleet/authority.py",
-        "    if not NAME.fullmatch(name) or datetime",
-        "    if datetime",
+        "    if not NAME.fullmatch(name) or len(serial)",
+        "    if len(serial)",
         (_CERTIFICATES,),
     ),
     Fault(

@@ -37,6 +37,7 @@ from vla_rl.fleet.identity import NAME, Revoked, Role, now, uri
 _BACKDATED = timedelta(minutes=5)  # clocks of robots may be behind
 _RENEWAL = timedelta(days=30)  # how long before its end a certificate may have a successor
 _AUTHORITY_DAYS = 3650
+_SERIAL = 40  # hexadecimal digits at most
 
 
 @dataclass(frozen=True)
@@ -290,7 +291,7 @@ def _issued(line: str, revoked: Revoked) -> Issued:
     serial, role, name, expires = line.split()
     if role not in ("robot", "server"):
         raise ValueError(f"{role!r} is no role")
-    if not NAME.fullmatch(name) or datetime.fromisoformat(expires).tzinfo is None:
+    if not NAME.fullmatch(name) or len(serial) > _SERIAL or datetime.fromisoformat(expires).tzinfo is None:
         raise ValueError(f"{name!r} until {expires!r} is no certificate")
     return Issued(role, name, int(serial, 16), datetime.fromisoformat(expires), int(serial, 16) in revoked)  # type: ignore[arg-type]
 
