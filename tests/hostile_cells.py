@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.hostile import CHECKPOINTS, RUNS, Make
-from tests.hostile_data import DATASETS, FLEETS, PUBLIC, ROBOTS, SIZES, TRACES, honest_dataset
+from tests.hostile_data import CERTIFICATES, DATASETS, FILLED, FLEETS, PUBLIC, ROBOTS, SIZES, TRACES, honest_dataset
 from vla_rl.contract import trust
 
 KINDS: dict[str, dict[str, Make]] = {
@@ -39,6 +39,8 @@ KINDS: dict[str, dict[str, Make]] = {
     "public": PUBLIC,
     "trace": TRACES,
     "size": SIZES,
+    "certificates": CERTIFICATES,
+    "filled": FILLED,
 }
 SECONDS = 60  # of CPU
 TICK_S, AGAIN_S = 0.2, 4.0

@@ -26,6 +26,7 @@ from vla_rl.contract.config import to_json
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.lerobot.disk import digest
+from vla_rl.fleet.authority import Authority
 from vla_rl.fleet.disk import RealDisk
 from vla_rl.fleet.history import History
 from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
@@ -124,6 +125,35 @@ def _rows(name: str, count: int) -> Make:
     return _rewritten(name, lambda table: pa.table({"episode_index": numbers}), row_group_size=count)
 
 
+def _denied(column: str, value: Callable[[], Any]) -> Make:
+    """The first frame's entry is large, and the footer says that it is not: only its page's own header does."""
+
+    def make(folder: Path, canary: Path) -> None:
+        dataset(folder)
+        table = pq.read_table(folder / DATA)
+        at = table.schema.get_field_index(column)
+        field = table.schema.field(at)
+        kind = pa.list_(field.type.value_type) if column == "action" else field.type
+        table = table.set_column(at, field.with_type(kind), pa.array([value(), *[None] * 5], kind))
+        pq.write_table(table, folder / DATA, compression="zstd", data_page_size=1 << 30)
+        group, data = pq.read_metadata(folder / DATA).row_group(0), (folder / DATA).read_bytes()
+        end = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+        pages, footer = data[:end], data[end:]
+        for part in map(group.column, range(group.num_columns)):
+            for number in (part.total_uncompressed_size, part.num_values):
+                true = _varint(2 * number)
+                footer = footer.replace(true, _varint(2, len(true))) if number > 10_000_000 else footer
+        (folder / DATA).write_bytes(pages + footer)
+
+    return make
+
+
+def _varint(number: int, length: int = 1) -> bytes:
+    """As Thrift writes it, filled up to ``length`` bytes."""
+    groups = [number >> 7 * i & 127 for i in range(max(length, -(-number.bit_length() // 7)))]
+    return bytes([*(group | 128 for group in groups[:-1]), groups[-1]])
+
+
 def _pictures(data: Callable[[], bytes]) -> Make:
     def changed_table(table: pa.Table) -> pa.Table:
         at = table.schema.get_field_index(FRONT)
@@ -204,8 +234,10 @@ DATASETS: dict[str, Make] = {
     "pipe": _pipe,
     "34 million frames": lambda *given: _rows(DATA, 34_000_000)(*given),
     "rows of 300,000 episodes": lambda *given: _rows(EPISODES, 300_000)(*given),
+    "picture of 280 MB that the footer denies": _denied(FRONT, lambda: {"bytes": bytes(280_000_000), "path": "x"}),
+    "34 million numbers that the footer denies": _denied("action", lambda: np.zeros(34_000_000, np.float32)),
     "large pictures": _pictures(lambda: png(2000)),
-    "long pictures": _pictures(lambda: bytes(8_000_000)),
+    "long pictures": _pictures(lambda: bytes(2_000_000)),
     "pictures outside": _picture_path("../outside/canary.secret"),
     "absolute pictures": _picture_path("/etc/hostname"),
     "huge shape": _features(lambda all: all["action"].update(shape=[1 << 40])),
@@ -317,6 +349,74 @@ FLEETS: dict[str, Make] = {
     "key linked": _fleet_link("signing.key"),
     "ledger's segment linked": _fleet_link("ledger/00000000000000000000"),
 }
+
+
+@cache
+def _honest_certificates() -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory() as place:
+        Authority.create(Path(place)).robot("arm")
+        return {str(path.relative_to(place)): path.read_bytes() for path in Path(place).rglob("*") if path.is_file()}
+
+
+def _certificates(change: Callable[[Path, Path], object]) -> Make:
+    def make(folder: Path, canary: Path) -> None:
+        for name, data in _honest_certificates().items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(data)
+            (folder / name).chmod(0o600)
+        change(folder, canary)
+
+    return make
+
+
+def _led_out(name: str) -> Make:
+    """``name`` of the certificates lies outside, and a link leads there."""
+
+    def lead(folder: Path, canary: Path) -> None:
+        (folder / name).rename(canary.with_name("theirs"))
+        (folder / name).symlink_to(canary.with_name("theirs"))
+
+    return _certificates(lead)
+
+
+def _listed(text: bytes) -> Make:
+    return _certificates(lambda folder, canary: (folder / "authority/issued.txt").write_bytes(text))
+
+
+def _other_key(folder: Path, canary: Path) -> None:
+    shutil.copy(folder / "authority/signing.key", folder / "authority/ca.key")
+
+
+_NAMES = ("authority", "authority/ca.pem", "authority/ca.key", "authority/issued.txt", "authority/signing.key")
+CERTIFICATES: dict[str, Make] = {
+    **{f"{name} linked": _led_out(name) for name in (*_NAMES, "server", "server/revoked.txt", "robots", "robots/arm")},
+    "key of another kind": _certificates(_other_key),
+    "no text": _listed(b"\xff" * 100),
+    "a name that steers a terminal": _listed(b"1 robot \x1b[2J\x07 2030-01-01T00:00:00+00:00\n"),
+    "no time zone": _listed(b"1 robot arm 2030-01-01T00:00:00\n"),
+    "a serial without end": _listed(b"9" * 10_000 + b" robot arm 2030-01-01T00:00:00+00:00\n"),
+    "a list that is a pipe": _certificates(
+        lambda folder, canary: ((folder / "authority/issued.txt").unlink(), os.mkfifo(folder / "authority/issued.txt"))
+    ),
+    "revoked is no text": _certificates(
+        lambda folder, canary: (folder / "server/revoked.txt").write_bytes(b"\xff\x00zz\n")
+    ),
+}
+
+
+def _filled(name: str) -> Make:
+    """A folder that is nothing yet, where ``name``, which a command may write, leads out."""
+
+    def make(folder: Path, canary: Path) -> None:
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).symlink_to(canary.with_name("secret.json"))
+
+    return make
+
+
+_WRITTEN = ("metrics.jsonl", "config.json.writing", "checkpoints", "results.json.writing", "report.html.part")
+_WRITTEN += ("summary.json", "lift/imitate-1.log", "imitate-1.asked.json", "episodes.csv.writing", "authority")
+FILLED: dict[str, Make] = {name: _filled(name) for name in _WRITTEN}
 
 
 def _public(config: Mapping[str, Any], **files: str) -> Make:

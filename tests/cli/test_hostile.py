@@ -65,7 +65,7 @@ TRAIN = ["train", "imitate.py:from_dataset", "--out", "trained"]
 QUICK = ["--env", "point_mass", "--episodes", "1", "--num-envs", "1"]
 # Every command that takes a folder or a file of somebody, and how it is given; test_no_command_is_forgotten.
 COMMANDS: dict[str, list[list[str]]] = {
-    "demo": [["--out", "FOLDER", "--plan.collect", "x"]],
+    "demo": [["--out", "FOLDER", "--env", "nosuch"]],
     "collect": [["--repair", "FOLDER"], ["--env", "point_mass", "--count", "1", "--num-envs", "1", "--out", "FOLDER"]],
     "train": [
         ["--resume", "FOLDER"],
@@ -105,11 +105,16 @@ COMMANDS: dict[str, list[list[str]]] = {
     ],
     **{f"certs {name}": [["FOLDER"]] for name in ("server", "list")},
     **{f"certs {name}": [["FOLDER", "arm"]] for name in ("robot", "revoke")},
+    "certs init": [["FOLDER"]],
     "inspect": [["FOLDER"], ["FOLDER/checkpoints/best"]],
+    **{
+        name: [["--out", "FOLDER", "--processes", "0"]]
+        for name in ("study", "compare", "few", "imagine", "imagine study")
+    },
+    "imagine train": [["--out", "FOLDER", "--policy", "nosuch"]],
 }
 # Those that make their folders, which is theirs to be, of nothing that anybody gave them.
-WITHOUT = {"study", "compare", "few", "sims", "sims install", "sims serve", "fleet demo", "certs init"}
-WITHOUT |= {"imagine", "imagine train", "imagine study", "fleet", "certs", "robot"}
+WITHOUT = {"sims", "sims install", "sims serve", "fleet demo", "fleet", "certs", "robot"}
 MADE_FOR = {  # of each kind of folder, the command that is most made for it
     "checkpoint": ("inspect", 0),
     "run": ("eval", 0),
@@ -119,6 +124,8 @@ MADE_FOR = {  # of each kind of folder, the command that is most made for it
     "public": ("serve-policy", 0),
     "trace": ("eval --parity", 0),
     "size": ("inspect", 0),
+    "certificates": ("certs list", 0),
+    "filled": ("study", 0),
 }
 OTHERS = {  # where that does not look
     "run: kept file in a note": ("train", 0),
@@ -132,8 +139,13 @@ OTHERS = {  # where that does not look
     "fleet: key linked": ("fleet publish", 0),
     "fleet: ledger's segment linked": ("fleet export", 0),
     "checkpoint: remote": ("eval", 2),
+    "filled: metrics.jsonl": ("train", 3),
+    "filled: checkpoints": ("demo", 0),
+    "filled: authority": ("certs init", 0),
 }
 SAYS = {  # what else would refuse it later, for another reason
+    **{f"filled: {name}": "leads out of its folder" for name in KINDS["filled"]},
+    **{f"certificates: {name}": "leads out of its folder" for name in KINDS["certificates"] if "linked" in name},
     "checkpoint: huge pictures": "its arrays have 30,000,000,",
     "checkpoint: huge state": "its arrays have 1,000,000,",
     "dataset: data path out of the dataset": "is no path in the dataset",
@@ -141,6 +153,8 @@ SAYS = {  # what else would refuse it later, for another reason
     "dataset: 34 million frames": "of memory",
     "dataset: rows of 300,000 episodes": "of memory",
     "dataset: huge pictures declared": "of memory",
+    "dataset: picture of 280 MB that the footer denies": "of memory",
+    "dataset: 34 million numbers that the footer denies": "of memory",
     "trace: array of zeros": "of memory",
     "trace: array of 10^14": "cannot be read",
 }

@@ -253,6 +253,44 @@ def test_a_segment_that_is_gone_is_told(small, caplog):
     ledger.close()
 
 
+class Unreadable(RealDisk):
+    """Cannot read segments while ``fails``."""
+
+    fails = False
+
+    def read(self, path: Path, start: int = 0, length: int | None = None) -> bytes:
+        if self.fails:
+            raise OSError(errno.EIO, "the test's disk")
+        return super().read(path, start, length)
+
+
+def test_what_cannot_be_read_for_a_moment_is_not_damaged(tmp_path):
+    ledger = Ledger(tmp_path / "ledger", disk := Unreadable(), reserve=0)
+    ledger.append(records := chain(3))
+    disk.fails = True
+    with pytest.raises(OSError, match="the test's disk"):
+        ledger.read(0, 100)
+    disk.fails = False
+    assert [record for _, record in ledger.read(0, 100)] == records and ledger.damaged() == []
+    ledger.close()
+
+
+def test_what_cannot_be_read_for_long_is_left_out_until_it_can_when_the_ledger_is_opened(tmp_path, monkeypatch):
+    monkeypatch.setattr("vla_rl.fleet.segments.PATIENCE_S", -1.0)
+    ledger = Ledger(tmp_path / "ledger", disk := Unreadable(), reserve=0)
+    ledger.append(records := chain(3))
+    disk.fails = True
+    assert ledger.read(0, 100) == [] and ledger.damaged() == [1, 2, 3]
+    ledger.close()
+    ledger = Ledger(tmp_path / "ledger", disk, reserve=0)
+    assert ledger.damaged() == [1, 2, 3]
+    ledger.close()
+    disk.fails = False
+    ledger = Ledger(tmp_path / "ledger", disk, reserve=0)
+    assert [record for _, record in ledger.read(0, 100)] == records and ledger.damaged() == []
+    ledger.close()
+
+
 def test_no_decision_depends_on_the_clock(tmp_path, monkeypatch):
     clocks = iter([1e9, -5.0, 4e12, 0.0] * 1000)
     monkeypatch.setattr(time, "time", lambda: next(clocks))

@@ -14,6 +14,7 @@ import pytest
 from tests.fleet.fleets import wait_until
 from tests.fleet.records import EPOCH
 from tests.fleet.sqlite_files import PowerCut
+from tests.fleet.test_bad_disk import Unreadable
 from tests.fleet.test_power_cut import at
 from tests.fleet.torn_disk import Point, TornDisk
 from tests.patience import PATIENCE
@@ -281,6 +282,16 @@ def test_nothing_is_sent_before_the_next_record_says_so(tmp_path):
             told.set()
         assert spool.wait(4, PATIENCE)
         assert [one.seq for one in spool.unacknowledged(0, 10_000)] == [*range(5)]
+
+
+def test_a_spool_gives_nothing_up_that_cannot_be_read_for_a_moment(tmp_path):
+    with closing(SpoolStore(tmp_path / "spool", "arm", SMALL, disk := Unreadable())) as spool:
+        spool.add(episode("a"))
+        disk.fails = True
+        with pytest.raises(OSError, match="the test's disk"):
+            spool.read(0, 10_000)
+        disk.fails = False
+        assert names(spool.read(0, 10_000)) == ["a"] * 5 and spool.dropped_records == 0
 
 
 def test_a_disk_that_fails_is_opened_again_and_nothing_is_stored_twice(tmp_path, disk, monkeypatch):

@@ -17,6 +17,23 @@ _REAL = f"{_BAD}test_the_real_disk_syncs_files_and_folders"
 
 FAULTS = (
     Fault(
+        "what a disk cannot read for a moment is damaged",
+        _SEGMENTS,
+        "        if gone or (error.errno == errno.EIO and time.monotonic() - since > PATIENCE_S):",
+        "        if gone or error.errno == errno.EIO:",
+        (
+            f"{_BAD}test_what_cannot_be_read_for_a_moment_is_not_damaged",
+            "tests/fleet/test_spool.py::test_a_spool_gives_nothing_up_that_cannot_be_read_for_a_moment",
+        ),
+    ),
+    Fault(
+        "what a disk could not read is damaged for ever",
+        _RECOVERY,
+        "        _try_again(index, folder, disk)",
+        "        pass",
+        (f"{_BAD}test_what_cannot_be_read_for_long_is_left_out_until_it_can_when_the_ledger_is_opened",),
+    ),
+    Fault(
         "what a failed sync left in memory counts as stored once the ledger is open again",
         _LEDGER,
         "self._segment.cut(self._segment.synced)",

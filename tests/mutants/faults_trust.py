@@ -4,8 +4,8 @@ from tests.mutants.fault import Fault
 
 _TRUST = "vla_rl/contract/trust.py"
 _HOSTILE = "tests/cli/test_hostile.py"
-_KINDS = "checkpoint run dataset robot fleet trace size"
-_CHECKPOINTS, _RUNS, _DATASETS, _ROBOTS, _FLEETS, _TRACES, _SIZES = (
+_KINDS = "checkpoint run dataset robot fleet trace size certificates filled"
+_CHECKPOINTS, _RUNS, _DATASETS, _ROBOTS, _FLEETS, _TRACES, _SIZES, _CERTIFICATES, _FILLED = (
     f"{_HOSTILE}::test_what_is_hostile_is_refused[{kind}]" for kind in _KINDS.split()
 )
 
@@ -37,6 +37,48 @@ FAULTS = (
         "            if (numbers := sum(math.prod(part.shape) for part in parts)) > MOST_NUMBERS:",
         "            if (numbers := sum(math.prod(part.shape) for part in parts)) < 0:",
         (_CHECKPOINTS,),
+    ),
+    Fault(
+        "the footer of a parquet file is believed",
+        "vla_rl/experience/lerobot/parquet.py",
+        "        check_memory(max((max(size.page, 8 * size.values) for size in sizes), default=0), disk)",
+        "",
+        (_DATASETS,),
+    ),
+    Fault(
+        "columns with points in their names are read unchecked",
+        "vla_rl/experience/lerobot/parquet.py",
+        '            if f"{part.path_in_schema}.".startswith(names)',
+        '            if part.path_in_schema.partition(".")[0] in columns',
+        (_DATASETS,),
+    ),
+    Fault(
+        "a run is written into a folder whose links lead out",
+        "vla_rl/training/run_lock.py",
+        "    check_folder(folder)",
+        "",
+        (_FILLED,),
+    ),
+    Fault(
+        "runs side by side are written into a folder whose links lead out",
+        "vla_rl/recipes/sweep.py",
+        "    check_folder(out)",
+        "",
+        (_FILLED,),
+    ),
+    Fault(
+        "certificates are read and written through links",
+        "vla_rl/fleet/authority.py",
+        "        self.folder, self._at = folder, at or now()\n        check_folder(folder)",
+        "        self.folder, self._at = folder, at or now()",
+        (_CERTIFICATES,),
+    ),
+    Fault(
+        "a certificate's name may be any text",
+        "vla_rl/fleet/authority.py",
+        "    if not NAME.fullmatch(name) or len(serial)",
+        "    if len(serial)",
+        (_CERTIFICATES,),
     ),
     Fault(
         "an environment that starts programs counts as harmless",

@@ -26,7 +26,7 @@ import numpy as np
 
 from vla_rl.contract.env import Observation, on_host
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.trust import read_arrays
+from vla_rl.contract.trust import check_folder, read_arrays
 from vla_rl.experience.driver import Decision
 from vla_rl.experience.expert import features_of
 
@@ -105,6 +105,7 @@ class TraceRecorder:
         self.folder, self.tasks, self.noise_seed = folder, tasks, noise_seed
         self._running: dict[int, list[dict[str, np.ndarray]]] = {}
         folder.mkdir(parents=True, exist_ok=True)
+        check_folder(folder)
 
     def watch(self, decision: Decision) -> None:
         """Keep a decision of every running environment; an episode that has ended is written."""

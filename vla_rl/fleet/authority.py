@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey, generate_private_key
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -30,11 +31,13 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.keys import read_key, sync_folder, write_whole
+from vla_rl.contract.trust import check_folder, read_bytes
 from vla_rl.fleet.identity import NAME, Revoked, Role, now, uri
 
 _BACKDATED = timedelta(minutes=5)  # clocks of robots may be behind
 _RENEWAL = timedelta(days=30)  # how long before its end a certificate may have a successor
 _AUTHORITY_DAYS = 3650
+_SERIAL = 40  # hexadecimal digits at most
 
 
 @dataclass(frozen=True)
@@ -58,15 +61,17 @@ class Authority:
     def __init__(self, folder: Path, at: datetime | None = None) -> None:
         """Raises UserError when there is no authority in ``folder``."""
         self.folder, self._at = folder, at or now()
+        check_folder(folder)
         try:
             self._certificate = x509.load_pem_x509_certificate((folder / "authority/ca.pem").read_bytes())
             key = load_pem_private_key(read_key(folder / "authority/ca.key"), None)
-        except (OSError, ValueError) as error:
+            if not isinstance(key, EllipticCurvePrivateKey):
+                raise ValueError("its key is of another kind")
+        except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
             raise UserError(
                 f"{folder} holds no authority for certificates ({error}), so none can be made or revoked; make one "
                 f"with: vla-rl certs init {folder}."
             ) from error
-        assert isinstance(key, EllipticCurvePrivateKey)
         self._key, self._log, self._revoked = key, folder / "authority/issued.txt", folder / "server/revoked.txt"
 
     @classmethod
@@ -91,6 +96,7 @@ class Authority:
             "signing.pub": signing.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo),
         }
         folder.mkdir(parents=True, exist_ok=True)
+        check_folder(folder)
         with _alone(folder):
             if (folder / "authority").exists():
                 raise UserError(
@@ -155,13 +161,19 @@ class Authority:
         try:
             return [_issued(line, revoked) for line in lines]
         except ValueError as error:
-            raise UserError(
-                f"the list of certificates {self._log} cannot be read ({error}), so it is not known whose there are; "
-                "restore it, or remove the line that is not whole."
-            ) from error
+            raise self._unknown(error) from error
 
     def _lines(self) -> list[str]:
-        return self._log.read_text(encoding="ascii").splitlines() if self._log.exists() else []
+        try:
+            return read_bytes(self._log).decode("ascii").splitlines() if self._log.exists() else []
+        except (OSError, ValueError) as error:
+            raise self._unknown(error) from error
+
+    def _unknown(self, error: Exception) -> UserError:
+        return UserError(
+            f"the list of certificates {self._log} cannot be read ({error}), so it is not known whose there are; "
+            "restore it, or remove the line that is not whole."
+        )
 
     def _check_revoked(self, unknown: bool) -> None:
         if unknown:
@@ -279,6 +291,8 @@ def _issued(line: str, revoked: Revoked) -> Issued:
     serial, role, name, expires = line.split()
     if role not in ("robot", "server"):
         raise ValueError(f"{role!r} is no role")
+    if not NAME.fullmatch(name) or len(serial) > _SERIAL or datetime.fromisoformat(expires).tzinfo is None:
+        raise ValueError(f"{name!r} until {expires!r} is no certificate")
     return Issued(role, name, int(serial, 16), datetime.fromisoformat(expires), int(serial, 16) in revoked)  # type: ignore[arg-type]
 
 

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.keys import read_key
 from vla_rl.contract.loopback import is_loopback
+from vla_rl.contract.trust import check_folder
 
 Role = Literal["robot", "server"]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -54,6 +55,7 @@ def load_credentials(folder: Path, role: Role, clock: Callable[[], datetime] = n
     that does not belong to the certificate, and for one that other users of this machine can read.
     """
     key_file = folder / f"{role}.key"
+    check_folder(folder)
     try:
         parts = [(folder / name).read_bytes() for name in ("ca.pem", f"{role}.pem", key_file.name)]
     except OSError as error:

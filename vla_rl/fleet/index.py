@@ -187,10 +187,10 @@ class Index:
         first = self._all("SELECT max(seq) FROM records WHERE sender = ? AND seq <= ?", self._ids.get(sender, -1), seq)
         return self._places(where, self._ids.get(sender, -1), seq, first[0][0] or 0, count)
 
-    def _places(self, where: str, *values: object) -> list[Place]:
+    def _places(self, where: str, *values: object, damaged: int = 0) -> list[Place]:
         query = (
             "SELECT position, number, seed, start, length, last, hash FROM records JOIN segments ON number = segment"
-            f" WHERE damaged = 0 AND {where}"
+            f" WHERE damaged = {damaged} AND {where}"
         )
         return [Place(row[0], Name(*row[1:3]), *row[3:]) for row in self._all(query, *values)]
 
@@ -213,9 +213,13 @@ class Index:
         """Note the position of the newest record; part of a transaction."""
         self._db.execute("UPDATE numbers SET value = ? WHERE name = 'position'", (position,))
 
-    def damage(self, position: int) -> None:
-        """Set the record at ``position`` aside; part of a transaction."""
-        self._db.execute("UPDATE records SET damaged = 1 WHERE position = ?", (position,))
+    def damage(self, position: int, damaged: bool = True) -> None:
+        """Set the record at ``position`` aside, or take it back; part of a transaction."""
+        self._db.execute("UPDATE records SET damaged = ? WHERE position = ?", (int(damaged), position))
+
+    def set_aside(self) -> list[Place]:
+        """Where the records are that are set aside."""
+        return self._places("true ORDER BY position", damaged=1)
 
     def damaged(self) -> list[int]:
         """The positions of records that are set aside."""

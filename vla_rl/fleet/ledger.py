@@ -6,7 +6,6 @@ it is sent, in the order of its sequence numbers; a record that leaves a gap or 
 
 from __future__ import annotations
 
-import errno
 import logging
 import sqlite3
 import threading
@@ -133,7 +132,8 @@ class Ledger:
         """Up to ``count`` records behind position ``after`` (0: from the beginning) with their positions, in order.
 
         At least one record where there is one, and no more when ``max_bytes`` of them are together.  A damaged record
-        is left out, noted in :meth:`damaged` and logged.
+        is left out, noted in :meth:`damaged` and logged.  Raises OSError for one that cannot be read now; one that
+        cannot for a minute is damaged, until it can when the ledger is opened again.
         """
         with self._use():
             found: list[tuple[int, FleetRecord]] = []
@@ -346,21 +346,17 @@ class Ledger:
             max_bytes -= place.length
             if i and max_bytes < 0:
                 return
-            data = self._bytes_of(place)
+            try:
+                data = segments.read(self._disk, self.folder / str(place.name), place.start, place.length)
+            except OSError:
+                if i:
+                    return  # those before it first
+                raise
             found = segments.parse(place.name, data)
             if found is not None and found.position == place.position:
                 yield place, decode(found.body)
             else:
                 self._tell_damage(place)
-
-    def _bytes_of(self, place: Place) -> bytes:
-        """What the disk has there; nothing when it cannot read it."""
-        try:
-            return self._disk.read(self.folder / str(place.name), place.start, place.length)
-        except OSError as error:
-            if error.errno not in (errno.EIO, errno.ENOENT):
-                raise
-            return b""
 
     def _tell_damage(self, place: Place) -> None:
         log.error(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+from contextlib import suppress
 from pathlib import Path
 
 from vla_rl.contract import wire
@@ -51,7 +52,17 @@ def _agree(index: Index, folder: Path, disk: Disk) -> None:
         _take_up(catching_up, folder / str(name), name, committed, disk)
     with index.transaction():
         catching_up.commit()
+        _try_again(index, folder, disk)
     index.remember_senders()
+
+
+def _try_again(index: Index, folder: Path, disk: Disk) -> None:
+    """Take back the records that could not be read, and can be now; part of a transaction."""
+    for place in index.set_aside():
+        with suppress(OSError):
+            found = segments.parse(place.name, disk.read(folder / str(place.name), place.start, place.length))
+            if found is not None and found.position == place.position:
+                index.damage(place.position, damaged=False)
 
 
 def _finish_removing(index: Index, folder: Path, disk: Disk) -> None:

@@ -7,9 +7,11 @@ the robot does not know the seed.
 
 from __future__ import annotations
 
+import errno
 import re
 import secrets
 import struct
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +20,8 @@ from typing import NamedTuple
 from vla_rl.fleet.disk import Disk, File
 
 RECORD, HEADS = 0, 1  # what a frame holds: a record; where all senders and consumers were when the segment began
+PATIENCE_S = 60.0  # with a disk that cannot read something
+_failing: dict[tuple[Path, int], float] = {}  # what this process cannot read, and since when
 _MAGIC = b"vseg"
 _CHECKED = struct.Struct("<IQB")  # length of the body, position, type
 _HEAD = struct.Struct("<4sI")  # magic, CRC-32
@@ -103,6 +107,23 @@ def _next(name: Name, data: bytes, start: int) -> Frame | None:
             return found
         start += 1
     return None
+
+
+def read(disk: Disk, path: Path, start: int, length: int) -> bytes:
+    """What ``disk`` has there of a segment; nothing when it is gone, or could not be read for ``PATIENCE_S``.
+
+    Raises OSError before, so that it is tried again.
+    """
+    try:
+        data = disk.read(path, start, length)
+    except OSError as error:
+        gone = error.errno == errno.ENOENT and disk.is_folder(path.parent)
+        since = _failing.setdefault((path, start), time.monotonic())
+        if gone or (error.errno == errno.EIO and time.monotonic() - since > PATIENCE_S):
+            return b""
+        raise
+    _failing.pop((path, start), None)
+    return data
 
 
 class Segment:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.trust import check_folder, read_json
 from vla_rl.experience.worker import LostWorkerError
 from vla_rl.recipes.launchers import Launcher
 from vla_rl.recipes.progress import bar
@@ -69,9 +69,9 @@ class Cell:
 
     def _require_same(self) -> None:
         """Raise UserError when what is in the folder was started with other arguments."""
-        given = json.loads(self._arguments_file.read_text()) if self._arguments_file.exists() else None
+        given = read_json(self._arguments_file) if self._arguments_file.exists() else None
         if given != [self.config, *self.arguments]:
-            before = "something else" if given is None else " ".join(given)
+            before = "something else" if given is None else " ".join(map(str, given))
             raise UserError(
                 f"{str(self.out)!r} holds a run of {before}, so it cannot stand for this one; choose another --out, or "
                 "delete that folder."
@@ -84,7 +84,13 @@ def on_device(device: str) -> tuple[str, ...]:
 
 
 def run_sweep(out: Path, steps: Mapping[str, Sequence[Cell]], processes: int) -> None:
-    """Run the cells of every step {what it does: cells} in order; Ctrl-C is raised again with how to go on."""
+    """Run the cells of every step {what it does: cells} in order; Ctrl-C is raised again with how to go on.
+
+    Raises UserError where a link in ``out`` would have files written elsewhere, and without processes.
+    """
+    check_folder(out)
+    if processes < 1:
+        raise UserError(f"--processes {processes} runs nothing, so {str(out)!r} stays as it is; give at least 1.")
     try:
         for what, cells in steps.items():
             run_cells(cells, processes, what)

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.trust import check_folder
 
 LOCK = "run.lock"
 _PAUSE = 0.05  # seconds between two looks at a lock
@@ -18,8 +19,9 @@ def lock_run(folder: Path) -> int:
     """Lock ``folder`` for this process; returns what :func:`unlock_run` needs.
 
     A lock of this process, or one whose process has died, is taken over.  Raises UserError when another process runs
-    in the folder.
+    in the folder, and where a link in it would have files written elsewhere.
     """
+    check_folder(folder)
     if folder.resolve() == Path.cwd():
         raise UserError(
             f"{str(folder)!r} is the working folder, which a later run could not move aside, so nothing was run; name "

@@ -54,7 +54,6 @@ class RunFolder:
         self.config, self.resumed = config, False
         names = getattr(config, "tracking", ()) if self.group.rank == 0 else ()
         check_trackers(names)  # before an earlier run is moved
-        check_link(self.path / LOCK, self.path)
         self._lock = lock_run(self.path)
         self.moved_to = _move_aside(self.path)
         if self.moved_to:
@@ -236,7 +235,9 @@ def write_text(path: Path, text: str) -> None:
     writing = path.with_name(path.name + ".writing")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        writing.write_text(text, encoding="utf-8")
+        writing.unlink(missing_ok=True)
+        with writing.open("x", encoding="utf-8") as file:  # not through a link of somebody else
+            file.write(text)
         os.replace(writing, path)
     except OSError as error:
         raise _write_error(path, error) from error

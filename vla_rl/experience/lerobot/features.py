@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.trust import check_memory
 
 VERSION = "v3.0"
 # Columns that every dataset has; the writer fills them in.
@@ -25,7 +23,6 @@ INDEX: dict[str, str] = {
     "task_index": "int64",
 }
 MOST_NUMBERS = 1 << 26  # in a frame of one column
-_BATCH_BYTES = 64 << 20
 _RATES = (1e-4, 1e5)  # frames per second
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
@@ -137,34 +134,6 @@ class Schema:
         return abs(self.fps - other.fps) < 1e-6 and {
             name: (item.dtype, item.shape, item.labels()) for name, item in self.features.items()
         } == {name: (item.dtype, item.shape, item.labels()) for name, item in other.features.items()}
-
-
-def read_columns(file: pq.ParquetFile, columns: Sequence[str], groups: Sequence[int] | None = None) -> pa.Table:
-    """The ``columns`` of those row ``groups`` of a parquet file, of all by default.
-
-    Raises ValueError for a file that would take far more memory than its bytes explain, before it is read; of text and
-    pictures while it is, since one value may stand for many.
-    """
-    wanted = range(file.metadata.num_row_groups) if groups is None else groups
-    stored = [file.metadata.row_group(group) for group in wanted]
-    parts = [
-        part
-        for group in stored
-        for part in (group.column(i) for i in range(group.num_columns))
-        if part.path_in_schema.partition(".")[0] in columns
-    ]
-    disk = sum(part.total_compressed_size for part in parts)
-    check_memory(max(8 * part.num_values for part in parts) if parts else 0, disk)
-    texts = [part for part in parts if part.physical_type == "BYTE_ARRAY"]
-    largest = max([8 * file.metadata.num_columns, *(part.total_uncompressed_size for part in texts)])
-    check_memory(largest, disk)
-    batches, size = [], 0
-    rows = max(1, min(_BATCH_BYTES // largest, 65_536)) if texts else 65_536
-    for batch in file.iter_batches(rows, row_groups=list(wanted), columns=list(columns)):
-        batches.append(batch)
-        check_memory(size := size + batch.nbytes, disk)
-    schema = pa.schema([field for field in file.schema_arrow if field.name in columns])
-    return pa.Table.from_batches(batches, None if batches else schema)
 
 
 def arrow_type(feature: Feature) -> pa.DataType:

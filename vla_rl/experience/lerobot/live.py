@@ -26,7 +26,8 @@ from vla_rl.experience.lerobot import statistics, video
 from vla_rl.experience.lerobot.damage import DamagedError, Problem
 from vla_rl.experience.lerobot.disk import LOCK as LOCK
 from vla_rl.experience.lerobot.disk import WRITING, digest, make_folder, move, sync, write_json
-from vla_rl.experience.lerobot.features import IMAGE, INDEX, Feature, Schema, read_columns, to_arrow
+from vla_rl.experience.lerobot.features import IMAGE, INDEX, Feature, Schema, to_arrow
+from vla_rl.experience.lerobot.parquet import ParquetFile
 
 RECORDING, HEADER, MANIFEST, FRAMES = "recording", "header.json", "episode.json", "frames.parquet"
 COMMITTING, DAMAGED = "committing.json", "damaged"
@@ -79,8 +80,8 @@ class LiveEpisode:
 
     def table(self) -> pa.Table:
         """All columns but videos; of ``INDEX`` those that do not depend on the dataset."""
-        file = pq.ParquetFile(self.folder / FRAMES)
-        return read_columns(file, file.schema_arrow.names)
+        file = ParquetFile(self.folder / FRAMES)
+        return file.read(file.schema.names)
 
     def video(self, column: str) -> Path:
         """The video file of a camera."""

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.trust import check_folder, check_memory, read_json
 from vla_rl.experience.lerobot import live, statistics
 from vla_rl.experience.lerobot.damage import Problem, numbers
-from vla_rl.experience.lerobot.features import VERSION, Schema, read_columns
+from vla_rl.experience.lerobot.features import VERSION, Schema
+from vla_rl.experience.lerobot.parquet import ParquetFile
 
 INFO, STATS, TASKS = "meta/info.json", "meta/stats.json", "meta/tasks.parquet"
 _FILE = "chunk-{chunk_index:03d}/file-{file_index:03d}"
@@ -156,10 +156,10 @@ def _read_rows(
     files = {path.relative_to(root).as_posix(): path for path in (root / "meta" / "episodes").glob("*/*.parquet")}
     for name, path in sorted(files.items()):
         try:
-            file = pq.ParquetFile(path)
-            names = [item for item in file.schema_arrow.names if not item.startswith("stats/")]
-            check_memory(_ROW_BYTES * file.metadata.num_rows, path.stat().st_size)
-            for batch in read_columns(file, names).to_batches(1000):
+            file = ParquetFile(path)
+            names = [item for item in file.schema.names if not item.startswith("stats/")]
+            check_memory(_ROW_BYTES * file.rows, path.stat().st_size)
+            for batch in file.read(names).to_batches(1000):
                 rows |= {int(item["episode_index"]): _row(item, schema) for item in batch.to_pylist()}
         except KeyError as error:
             blamed.append((name, "is missing", str(error.args[0])))
@@ -205,8 +205,8 @@ def _read_tasks(root: Path, problems: list[Problem]) -> tuple[str, ...]:
     """The texts are the index of a pandas frame, whose column has had several names."""
     loss = "so only episodes with one task know its text"
     try:
-        file = pq.ParquetFile(root / TASKS)
-        table = read_columns(file, file.schema_arrow.names)
+        file = ParquetFile(root / TASKS)
+        table = file.read(file.schema.names)
         texts = [name for name in table.column_names if pa.types.is_string(table.schema.field(name).type)]
         texts += [name for name in table.column_names if pa.types.is_large_string(table.schema.field(name).type)]
         numbered = dict(zip(table["task_index"].to_pylist(), table[texts[0]].to_pylist(), strict=True))

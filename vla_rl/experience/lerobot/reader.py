@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.trust import check_memory, read_bytes
 from vla_rl.experience.lerobot import live, metadata, video
 from vla_rl.experience.lerobot.damage import DamagedError, Problem, merged
-from vla_rl.experience.lerobot.features import INDEX, Feature, fits, from_arrow, is_numeric, read_columns
+from vla_rl.experience.lerobot.features import INDEX, Feature, fits, from_arrow, is_numeric
+from vla_rl.experience.lerobot.parquet import ParquetFile
 
 _ALWAYS = ("timestamp", "frame_index", "task_index")
 _RATE_TOLERANCE = 0.1  # of the declared rate
@@ -216,7 +216,7 @@ class _ParquetFiles:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._name = ""
-        self._file: pq.ParquetFile | None = None
+        self._file: ParquetFile | None = None
         self._owner = np.zeros(0, np.int64)
 
     def episode(
@@ -227,7 +227,7 @@ class _ParquetFiles:
         try:
             file = self._open(name)
             for column in wanted:
-                _require_type(file.schema_arrow, column, declared[column])
+                _require_type(file.schema, column, declared[column])
             return self._rows(file, row, wanted)
         except FileNotFoundError as error:
             raise DamagedError(self._root, Problem(name, "is missing", (row.index,))) from error
@@ -237,23 +237,23 @@ class _ParquetFiles:
             what = f"cannot be read ({_short(error)})"
             raise DamagedError(self._root, Problem(name, what, (row.index,))) from error
 
-    def _open(self, name: str) -> pq.ParquetFile:
+    def _open(self, name: str) -> ParquetFile:
         if self._file is None or self._name != name:
             self._file = None
-            file = pq.ParquetFile(self._root / name, page_checksum_verification=True)
-            _require_type(file.schema_arrow, "episode_index", Feature(INDEX["episode_index"]))
-            self._owner = read_columns(file, ["episode_index"])["episode_index"].to_numpy()
+            file = ParquetFile(self._root / name)
+            _require_type(file.schema, "episode_index", Feature(INDEX["episode_index"]))
+            self._owner = file.read(["episode_index"])["episode_index"].to_numpy()
             self._file, self._name = file, name
         return self._file
 
-    def _rows(self, file: pq.ParquetFile, row: metadata.EpisodeRow, columns: list[str]) -> pa.Table:
+    def _rows(self, file: ParquetFile, row: metadata.EpisodeRow, columns: list[str]) -> pa.Table:
         mine = np.flatnonzero(self._owner == row.index)
         if len(mine) != row.length or not row.length or mine[-1] - mine[0] + 1 != row.length:
             raise _WrongError(f"holds {len(mine)} frames of episode {row.index} where meta/episodes has {row.length}")
-        ends = np.cumsum([file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)])
+        ends = np.cumsum(file.group_rows)
         first, last = np.searchsorted(ends, [mine[0], mine[-1]], side="right")
         before = int(ends[first - 1]) if first else 0
-        table = read_columns(file, columns, range(int(first), int(last) + 1))
+        table = file.read(columns, range(int(first), int(last) + 1))
         return table.slice(int(mine[0]) - before, row.length)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
@@ -46,9 +48,20 @@ class ExportSummary:
 
 def records(ledger: Ledger, after: int = 0) -> Iterator[tuple[int, FleetRecord]]:
     """All records behind position ``after``, as many as there are now."""
-    while found := ledger.read(after, _BATCH):
+    while found := _read(ledger, after):
         yield from found
         after = found[-1][0]
+
+
+def _read(ledger: Ledger, after: int) -> list[tuple[int, FleetRecord]]:
+    """Again while the disk cannot, which the ledger bounds."""
+    while True:
+        try:
+            return ledger.read(after, _BATCH)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+        time.sleep(1.0)
 
 
 def demonstrations_of(episode: FleetEpisode) -> Demonstrations:
