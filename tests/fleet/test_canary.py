@@ -67,3 +67,7 @@ def test_some_robots_try_a_version_and_others_the_next():
     assert {len(some) for some in chosen} == {3} and len(set(chosen)) > 15
     assert choose_canaries(reversed(robots), 4, 0.1) == chosen[4]
     assert choose_canaries(["only"], 1, 0.1) == ("only",)
+
+
+def test_the_share_of_canaries_is_rounded_to_the_nearest_robot():
+    assert [len(choose_canaries(map(str, range(count)), 2, 0.1)) for count in (1, 14, 16, 30)] == [1, 1, 2, 3]
