@@ -69,8 +69,8 @@ FAULTS = (
     Fault(
         "certificates are read and written through links",
         "vla_rl/fleet/authority.py",
-        "        check_folder(folder)",
-        "        pass",
+        "            check_folder(folder)",
+        "            pass",
         (_CERTIFICATES,),
     ),
     Fault(

@@ -61,8 +61,8 @@ class Authority:
     def __init__(self, folder: Path, at: datetime | None = None) -> None:
         """Raises UserError when there is no authority in ``folder``."""
         self.folder, self._at = folder, at or now()
-        check_folder(folder)
         try:
+            check_folder(folder)
             self._certificate = x509.load_pem_x509_certificate((folder / "authority/ca.pem").read_bytes())
             key = load_pem_private_key(read_key(folder / "authority/ca.key"), None)
             if not isinstance(key, EllipticCurvePrivateKey):
