@@ -100,7 +100,8 @@ def test_reward_models_on_the_device_of_the_config(recipe, tmp_path, monkeypatch
 
 
 def test_a_suite_on_the_device_of_the_command(tmp_path, monkeypatch):
-    run = SuiteRun(quick_suite.quick(), quick_suite.save_policy(tmp_path / "policy"), tmp_path / "host", videos=0)
+    suite = replace(quick_suite.quick(), episodes=2)
+    run = SuiteRun(suite, quick_suite.save_policy(tmp_path / "policy"), tmp_path / "host", videos=0)
     on_host, devices, act = run.run(), set(), OneByOne.act
 
     def noted_act(decider, *given):

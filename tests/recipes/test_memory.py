@@ -91,7 +91,9 @@ def test_an_actor_that_would_be_held_is_estimated_as_if_it_were_not():
 
 def test_groups_of_whole_episodes_are_learnt_from():
     trainer = replace(
-        CASES["tiny_ppo"].trainer, experience=GroupConfig(groups=2, size=2, ahead=0, num_envs=4), algorithm=GRPOConfig()
+        CASES["tiny_ppo"].trainer,
+        experience=GroupConfig(groups=2, size=2, ahead=0, limit=2, num_envs=4),
+        algorithm=GRPOConfig(),
     )
     found = of(replace(CASES["tiny_ppo"], trainer=trainer))
     assert found.learnt and found.phases[LEARN].peak > found.phases[LEARN].before

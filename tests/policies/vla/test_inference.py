@@ -137,6 +137,15 @@ def close(compiled: FlowVLA) -> None:
     assert (again - out.logprob).abs().max() <= 1e-5 * math.sqrt(4 * math.prod(compiled.latent_shape))
 
 
+def test_what_is_compiled_acts_and_learning_sees_its_density(monkeypatch):
+    """What torch makes of it: with torch's compiler, see the next ones."""
+    made: list[tuple[Any, str]] = []
+    monkeypatch.setattr(torch, "compile", lambda call, backend: made.append((call, backend)) or call)
+    close(policy(Compiled("eager")))
+    assert len(made) > 1 and {backend for _, backend in made} == {"eager"}
+
+
+@pytest.mark.full
 def test_a_compiled_policy_acts_alike_and_learning_sees_its_density():
     close(policy(Compiled("eager")))
 

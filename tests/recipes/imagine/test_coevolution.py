@@ -70,8 +70,8 @@ def recipe(tmp_path_factory) -> Imagine:
 
 
 @pytest.fixture(autouse=True)
-def few_rollouts(monkeypatch):
-    """Of a decision; and the horizons are those of HORIZONS, whatever would be trusted."""
+def horizons(monkeypatch):
+    """The horizons are those of HORIZONS, whatever would be trusted."""
 
     def chosen(model: Any, trajectories: Trajectories, plan: Plan) -> CalibratedModel:
         found = calibrate(model, trajectories, plan)
@@ -85,7 +85,6 @@ def few_rollouts(monkeypatch):
         use(self, purchases)
 
     monkeypatch.setattr(run_episodes.RunEpisodes, "use", counting)
-    monkeypatch.setattr(coevolution, "_ROLLOUTS", 4)
     for module in ("coevolution", "train_model"):
         monkeypatch.setattr(f"vla_rl.recipes.imagine.{module}.calibrate", chosen)
 
@@ -152,11 +151,7 @@ KILLS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 }
 
 
-QUICK = {
-    "while learning from the first purchase",
-    "with a state of the grown one",
-    "an iteration after the second growth",
-}
+QUICK = {"while learning from the first purchase", "an iteration after the second growth"}
 
 
 @pytest.mark.parametrize(

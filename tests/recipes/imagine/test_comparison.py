@@ -32,7 +32,7 @@ from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.imagine import calibrated_model, coevolution, comparison, prediction_quality
+from vla_rl.recipes.imagine import calibrated_model, comparison, prediction_quality
 from vla_rl.recipes.imagine.closed_loop import RANDOM_ACTION_PROBS, PolicyRating, first_observations, rate_policies
 from vla_rl.recipes.imagine.collect import CollectConfig
 from vla_rl.recipes.imagine.comparison import evaluate_world_model, headline_agreement, summarize
@@ -84,12 +84,10 @@ def recipe(tmp_path_factory) -> Imagine:
 def run(recipe, tmp_path_factory) -> Path:
     """A world model was trained, the process ended, and RL went on in it."""
     folder = RunFolder(tmp_path_factory.mktemp("runs") / "imagination", recipe)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(coevolution, "_ROLLOUTS", 4)
-        recipe.prepare(folder)
-        folder.close()
-        before = (folder.checkpoint("world") / "model.safetensors").stat().st_mtime_ns
-        commands.imagine(["improve", str(folder.path)])
+    recipe.prepare(folder)
+    folder.close()
+    before = (folder.checkpoint("world") / "model.safetensors").stat().st_mtime_ns
+    commands.imagine(["improve", str(folder.path)])
     after = (folder.checkpoint("world") / "model.safetensors").stat().st_mtime_ns
     assert after == before, "nothing was learnt again, which would have ended with the same weights"
     decisions = json.loads((folder.path / "coevolution.json").read_text())

@@ -24,7 +24,6 @@ from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.context import RunContext, generator
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.imagine import coevolution
 from vla_rl.recipes.imagine.collect import CollectConfig, CollectedEpisodes, collect_episodes
 from vla_rl.recipes.imagine.imagined_env import ImaginedEnvFactory, measure_rollouts
 from vla_rl.recipes.imagine.plan import Plan
@@ -237,9 +236,8 @@ def test_a_checkpoint_restores_the_same_world_model_and_is_refused_for_other_cam
         other.close()
 
 
-def test_a_policy_improves_in_imagination(tmp_path, policy, monkeypatch):
+def test_a_policy_improves_in_imagination(tmp_path, policy):
     """The whole recipe; without demonstrations, an untrained policy's episodes teach nothing about success."""
-    monkeypatch.setattr(coevolution, "_ROLLOUTS", 16)
     start, demonstrations = tmp_path / "start", tmp_path / "demonstrations"
     policy.save_pretrained(start)
     save_demonstrations(collect(EnvConfig("lift"), 2, seed=1), demonstrations, video="never")
@@ -277,7 +275,7 @@ def test_a_policy_improves_in_imagination(tmp_path, policy, monkeypatch):
     assert seeds == [18_000_008, 18_000_009, 18_000_010], "scenes that no other episode had"
     assert found["imitation"]["episodes"] == found["imagined_rl"]["episodes"] == 4
     assert found["gain"]["low"] <= found["gain"]["mean"] <= found["gain"]["high"]
-    decisions[0]["signals"] |= {"imagined": 0.0, "real": 0.9, "real_episodes": 400}
+    decisions[0]["signals"] |= {"imagined": 0.0, "rollouts": 128, "real": 0.9, "real_episodes": 400}
     (folder.path / "coevolution.json").write_text(json.dumps(decisions))
-    with pytest.raises(UserError, match=r"0 of 16 imagined rollouts and in 360 of 400 real ones.*--plan.init-from"):
+    with pytest.raises(UserError, match=r"0 of 128 imagined rollouts and in 360 of 400 real ones.*--plan.init-from"):
         shown.prepare(folder)
