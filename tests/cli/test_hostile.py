@@ -139,6 +139,7 @@ OTHERS = {  # where that does not look
     "fleet: key linked": ("fleet publish", 0),
     "fleet: ledger's segment linked": ("fleet export", 0),
     "checkpoint: remote": ("eval", 2),
+    "certificates: no text": ("certs server", 0),
     "filled: metrics.jsonl": ("train", 3),
     "filled: checkpoints": ("demo", 0),
     "filled: authority": ("certs init", 0),

@@ -306,7 +306,7 @@ def _alone(folder: Path) -> Iterator[None]:
             yield
         finally:
             os.close(handle)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # also of a list that is no text
         raise UserError(
             f"{folder} cannot be changed ({error}), so what it held counts as before; make room, or look at its disk."
         ) from error
