@@ -151,3 +151,11 @@ def test_a_heartbeat_says_nanoseconds_and_the_quickest_answer_tells_the_servers_
         wall = robot.clock.wall_ns() + int((offset - waited / 2) * 1e9)
         robot.hears(clock=pb.Clock(wall_ns=wall, echo_ns=round(echo * 1e9)))
     assert robot.state.round_trip_s == pytest.approx(0.25) and robot.state.offset_ns == pytest.approx(6e9, abs=1e3)
+
+
+def test_an_answer_from_the_future_tells_no_clock_and_one_to_a_heartbeat_is_progress():
+    robot = Robot(records=0)
+    robot.hears(clock=pb.Clock(wall_ns=1, echo_ns=0))
+    assert not robot.attempt._progress, "it answers no heartbeat"
+    robot.hears(clock=pb.Clock(wall_ns=1, echo_ns=round((robot.clock.time + 9) * 1e9)))
+    assert robot.attempt._progress and robot.state.round_trip_s == float("inf") and robot.state.offset_ns == 0

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import resource
 import socket
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
 import grpc
 import pytest
 
-from tests.fleet.fleets import Hand, MemorySpool, wait_until
+from tests.fleet.fleets import Hand, MemoryPolicies, MemorySpool, wait_until
 from vla_rl.contract.errors import UserError
-from vla_rl.fleet import connections, transport
+from vla_rl.fleet import connections, downloads, transport
+from vla_rl.fleet import fleet_pb2 as pb
 from vla_rl.fleet.connections import most_connections, peer_of
 from vla_rl.fleet.envelope import write_records
 
@@ -103,3 +105,34 @@ def test_too_few_files_are_one_sentence_and_the_limit_is_raised(monkeypatch):
         most_connections(256)
     limits.append((512, 512))
     assert most_connections(256) == 256 + 64
+
+
+class Reading:
+    """What gRPC says of a download that a robot has not read to its end."""
+
+    def __init__(self, peer: str) -> None:
+        self._peer, self.ends = peer, list[Callable[[], None]]()
+
+    def peer(self) -> str:
+        return self._peer
+
+    def add_callback(self, done: Callable[[], None]) -> bool:
+        self.ends.append(done)
+        return True
+
+    def abort(self, code: grpc.StatusCode, sentence: str) -> None:
+        raise UserError(f"{code.name}: {sentence}")
+
+
+def test_a_robot_downloads_so_many_pieces_at_once_and_no_more():
+    policies = MemoryPolicies()
+    asked = pb.ChunkRequest(sha256=policies.publish(b"abc"), offset=0, count=3).SerializeToString()
+    served = downloads.Downloads(policies, lambda context: context.peer().split(":")[1])
+    running = [Reading("ipv4:192.0.2.7:1") for _ in range(downloads._AT_ONCE)]
+    for one in running:
+        assert served._chunk(asked, one)
+    with pytest.raises(UserError, match=f"RESOURCE_EXHAUSTED: a robot may download {downloads._AT_ONCE} pieces"):
+        served._chunk(asked, Reading("ipv4:192.0.2.7:1"))
+    assert served._chunk(asked, Reading("ipv4:192.0.2.8:1")), "another robot"
+    running[0].ends[0]()
+    assert served._chunk(asked, Reading("ipv4:192.0.2.7:1"))

@@ -5,6 +5,9 @@ from __future__ import annotations
 from tests.mutants.fault import Fault
 
 _ATTEMPT, _SESSION = "vla_rl/fleet/attempt.py", "vla_rl/fleet/session.py"
+_FUTURE = (
+    "tests/fleet/test_attempt.py::test_an_answer_from_the_future_tells_no_clock_and_one_to_a_heartbeat_is_progress"
+)
 _ON_ATTEMPT, _ON_SESSION = "tests/fleet/test_attempt.py::", "tests/fleet/test_session.py::"
 _WHOLE = (f"{_ON_ATTEMPT}test_the_whole_credit_may_be_on_its_way_and_no_byte_more",)
 _BACK = (f"{_ON_ATTEMPT}test_an_acknowledgement_of_the_newest_record_gives_all_credit_back_and_it_may_shrink",)
@@ -137,5 +140,26 @@ FAULTS = (
         "if self._crowded and not ended:",
         "if False:",
         ("tests/fleet/test_connections.py::test_strangers_give_way_and_a_robot_that_is_here_stays",),
+    ),
+    Fault(
+        "an answer from the future sets the server's clock",
+        _ATTEMPT,
+        "if 0 <= round_trip <=",
+        "if round_trip <=",
+        (_FUTURE,),
+    ),
+    Fault(
+        "a connection that stayed for a heartbeat counts as one that failed at once",
+        _ATTEMPT,
+        "self._progress = True  # it stayed for at least a heartbeat",
+        "pass",
+        (_FUTURE,),
+    ),
+    Fault(
+        "a robot may download one piece too many at once",
+        "vla_rl/fleet/downloads.py",
+        ">= _AT_ONCE:",
+        "> _AT_ONCE:",
+        ("tests/fleet/test_connections.py::test_a_robot_downloads_so_many_pieces_at_once_and_no_more",),
     ),
 )
