@@ -18,6 +18,7 @@ from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.smolvla.policy import SmolVLA
+from vla_rl.policies.smolvla.shape import SmolVLAShape
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.tokens import Vocabulary
 from vla_rl.policies.vla.options import VLAOptions
@@ -150,15 +151,19 @@ def test_a_run_shows_its_summary_and_checkpoints(tmp_path, checkpoint):
     assert "checkpoints/best" in printed.replace("\n", "")
 
 
+# Episodes of a decision: every one takes the estimate of the memory as long.
+_SHORT = ("--env.options", '{"deadline": 5}', "--env.training-options", "{}")
+
+
 def test_a_config_is_resolved_and_measured():
-    printed = text("demo.py:demo")
+    printed = text("demo.py:demo", *_SHORT)
     assert "sampler: FlowSampler" in printed
     assert "128 environments x 5 decisions = 640" in printed
     assert any(row[0] == "all" for row in lines(printed))
     assert "gamma" in printed
 
 
-_SMALL = ("--rl.experience.num-envs", "4", "--rl.experience.decisions", "2", "--evaluation.num-envs", "4")
+_SMALL = (*_SHORT, "--rl.experience.num-envs", "4", "--rl.experience.decisions", "2", "--evaluation.num-envs", "4")
 
 
 def test_a_config_shows_the_memory_of_a_run_from_its_checkpoint(checkpoint):
@@ -182,7 +187,8 @@ def test_a_vla_shows_both_that_it_could_keep_and_what_was_chosen(tmp_path):
     env = make("lift", num_envs=1)
     spec = env.spec
     env.close()
-    policy = SmolVLA.new(spec, Affine.from_bounds(spec.state), None, VLAOptions(horizon=5, kept="pictures"))
+    shape = SmolVLAShape.small(state=spec.state.shape[0], action=spec.action_dim)
+    policy = SmolVLA.new(spec, Affine.from_bounds(spec.state), shape, VLAOptions(horizon=5, kept="pictures"))
     policy.save_pretrained(tmp_path / "vla")
     rows = lines(text("demo.py:last_step", "--policy", str(tmp_path / "vla"), *_SMALL))
     prefix = policy.network.prefix_bytes(("front",), policy.tokens.shape[1])

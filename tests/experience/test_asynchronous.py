@@ -310,6 +310,8 @@ def kill_while_training(kills: int, sources: int, staleness: int) -> int:
         rollouts += train(source, 1)
     thread.join()
     rollouts += train(source, 3)
+    while not rollouts[-1].info.get("source/restarts", 0):  # who died with its window sent is missed at its next one
+        rollouts += train(source, 1)
     source.close()
     for worker in workers:
         worker.close()

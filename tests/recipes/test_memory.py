@@ -89,6 +89,7 @@ def test_an_actor_that_would_be_held_is_estimated_as_if_it_were_not():
     assert found.learnt and found.peak == of_case("residual_td3").peak
 
 
+@pytest.mark.full
 def test_groups_of_whole_episodes_are_learnt_from():
     trainer = replace(
         CASES["tiny_ppo"].trainer,

@@ -75,7 +75,14 @@ def state(run: Path, step: int) -> str:
     return hashlib.sha256((run / "state" / f"{step:08d}" / "tensors.safetensors").read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize(("family", "method"), [(family, method) for family in FAMILIES for method in FAMILIES[family]])
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [
+        pytest.param(family, method, marks=[pytest.mark.full] * (method != METHODS[place]))
+        for place, family in enumerate(FAMILIES)
+        for method in FAMILIES[family]
+    ],
+)
 def test_a_downloaded_folder_is_improved_evaluated_and_resumed(folders, tmp_path, capsys, monkeypatch, family, method):
     """A run that is killed after its first iteration goes on from there and ends with the same state, bit for bit."""
     whole, killed, save = tmp_path / "whole", tmp_path / "killed", RunFolder.save_state

@@ -151,7 +151,7 @@ KILLS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 }
 
 
-QUICK = {"while learning from the first purchase", "an iteration after the second growth"}
+QUICK = {"an iteration after the second growth"}
 
 
 @pytest.mark.parametrize(
