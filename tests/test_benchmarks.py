@@ -145,6 +145,7 @@ def test_contenders_take_turns_and_the_first_round_does_not_count():
         ("1.3B", (1.42, 0.127), (16, 32, 32)),
     ],
 )
+@pytest.mark.full
 def test_the_shapes_of_wan_are_those_that_are_published(name, billions, latent):
     """By their numbers of weights, counted without allocating any; a whole call goes through them."""
     video = wan(PUBLISHED[name], 256, torch.device("meta"))

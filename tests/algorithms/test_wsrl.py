@@ -91,7 +91,9 @@ def test_the_frozen_policy_collects_before_anything_is_learnt_online():
     assert not torch.equal(before[0], weights(wsrl)[0])
 
 
-@pytest.mark.parametrize("offline", [pytest.param(CAL_QL, marks=pytest.mark.full), IQL], ids=["Cal-QL", "IQL"])
+@pytest.mark.parametrize(
+    "offline", [pytest.param(one, marks=pytest.mark.full) for one in (CAL_QL, IQL)], ids=["Cal-QL", "IQL"]
+)
 def test_it_finds_the_optimum_that_was_not_recorded(offline):
     """Recorded within 0.25 of 0: pre-training gets as far as that, online learning to the optimum."""
     wsrl, generator = learner(replace(QUICK, offline=offline), width=0.25), seeded(1)

@@ -183,6 +183,7 @@ def test_without_a_policy_the_memory_is_not_estimated(tmp_path):
     assert "No estimate of the memory:" in printed and "has no config.json" in printed.replace("\n", " ")
 
 
+@pytest.mark.full
 def test_a_vla_shows_both_that_it_could_keep_and_what_was_chosen(tmp_path):
     env = make("lift", num_envs=1)
     spec = env.spec

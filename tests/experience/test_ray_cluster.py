@@ -114,6 +114,7 @@ def test_an_actor_that_is_killed_is_started_again_and_plays_its_window_again(clu
     assert rollouts[-1].info["source/restarts"] == 1
 
 
+@pytest.mark.full
 def test_the_death_of_an_actor_is_one_sentence(cluster):
     with Worker(cluster.link(ENVIRONMENT)) as worker:
         number = worker.make(MAKE.format("Counter"), start=0)

@@ -79,6 +79,7 @@ def test_an_error_in_a_process_is_raised_here():
     assert len(evaluator.evaluate(straggler(), SEEDS, 5).success) == len(SEEDS), "the processes go on"
 
 
+@pytest.mark.full
 def test_processes_end_with_the_run():
     with worker_processes("runs/before"):
         pass
