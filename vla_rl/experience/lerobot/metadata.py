@@ -97,7 +97,7 @@ def read(root: Path) -> Metadata:
         _check_numbers(info, total)
         problems: list[Problem] = []
         rows = _read_rows(root, info, schema, total, problems)
-        total = len(rows) if not (root / live.RECORDING).exists() and len(rows) > total else total
+        total = max(total, len(rows))
         check_memory(schema.frame_bytes * sum(row.length for row in rows), size)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UserError(
