@@ -88,6 +88,10 @@ class Source:
         return _parsed(self.text, self.path)
 
     @property
+    def nodes(self) -> list[ast.AST]:
+        return _nodes(self.text, self.path)
+
+    @property
     def module(self) -> str:
         return self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
@@ -100,6 +104,11 @@ class Source:
 def _parsed(text: str, path: str) -> ast.Module:
     """For all rules about a file in turn; the trees of all files at once take much memory."""
     return ast.parse(text, path)
+
+
+@lru_cache(maxsize=1)
+def _nodes(text: str, path: str) -> list[ast.AST]:
+    return list(ast.walk(_parsed(text, path)))
 
 
 Finding = tuple[int, str]
@@ -126,7 +135,7 @@ def unit_of(name: str) -> str:
 
 def imports(source: Source) -> Iterator[tuple[int, str, str]]:
     """(line, full name, local name if it differs) of everything that is imported, anywhere in the file."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Import):
             for item in node.names:
                 yield node.lineno, item.name, item.asname or ""
@@ -147,7 +156,7 @@ def references(source: Source) -> Iterator[Finding]:
     """Every imported name and every ``a.b.c``, with ``import torch as t`` seen through."""
     local = {alias: name for _, name, alias in imports(source) if alias}
     yield from ((line, name) for line, name, _ in imports(source))
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Attribute):
             first, _, rest = dotted(node).partition(".")
             yield node.lineno, f"{local.get(first, first)}.{rest}"
@@ -183,14 +192,14 @@ def torch_where_none_is(source: Source) -> Iterator[Finding]:
 def learning_in_leaves(source: Source) -> Iterator[Finding]:
     if source.package[0] in LEAVES:
         yield from (found for found in references(source) if within(found[1], *CHECKPOINTS))
-        for node in ast.walk(source.tree):
+        for node in source.nodes:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward":
                 yield node.lineno, "calls backward()"
 
 
 def unsafe_code(source: Source) -> Iterator[Finding]:
     yield from (found for found in references(source) if within(found[1], *PICKLES))
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.ExceptHandler) and node.type is None:
             yield node.lineno, "bare except"
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec"):
@@ -203,7 +212,7 @@ def too_long(source: Source) -> Iterator[Finding]:
     lines = source.text.count("\n")
     if lines > MAX_FILE:
         yield lines, f"more than {MAX_FILE} lines; two files may be clearer"
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             if length > MAX_FUNCTION:

@@ -143,6 +143,7 @@ def test_the_penalty_of_the_regulariser_is_that_of_its_parts():
     assert found == pytest.approx(QUICK.conservatism * total / 3, rel=1e-4)
 
 
+@pytest.mark.full
 def test_untried_actions_are_not_valued_above_recorded_ones():
     """Recorded within 0.15 of 0, where the reward still rises towards its optimum outside."""
     sac = offline(SACConfig(**{n: getattr(QUICK, n) for n in SACConfig.__dataclass_fields__}), 0.15)

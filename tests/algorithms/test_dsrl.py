@@ -131,6 +131,7 @@ def test_critics_of_noise_refuse_what_has_none(base):
         assert math.isfinite(learner(base, ALIASED).critic_step(given)["critic/loss"])
 
 
+@pytest.mark.full
 def test_noise_critics_equal_action_critics_after_the_decoder(base):
     """Q^W(o, w) = Q^A(o, g(o, w)) for every critic after distillation, which does not change Q^A and the actor."""
     made = learner(base, replace(ALIASED, critic_lr=5e-3))

@@ -151,6 +151,7 @@ def test_the_best_weights_include_the_decoder(imitated):
     assert deployed(made.policy, "sample") == before
 
 
+@pytest.mark.full
 def test_reaches_the_optimum_of_a_bandit(imitated):
     """A stage is carried into the decoder: N(0, I) itself leads to better and better actions."""
     made, g = learner(imitated), seeded(1)

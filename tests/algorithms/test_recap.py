@@ -203,6 +203,7 @@ def good_share(policy: AdvantageConditioned, guidance: float) -> tuple[float, Te
     return float((out.action[..., 0] > 0).double().mean()), out.action
 
 
+@pytest.mark.full
 def test_of_good_and_bad_actions_the_conditioned_policy_picks_the_good_ones() -> None:
     policy = made()
     agent = made_learner(policy, value_steps=100, steps=600, batch=128, lr=3e-3, positive=0.5)

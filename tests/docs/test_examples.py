@@ -53,6 +53,7 @@ def test_the_ball_s_picture_shows_ball_and_mark():
         np.testing.assert_allclose((place + 1) / 2 * 29 + 1, columns, atol=0.51)
 
 
+@pytest.mark.full
 def test_the_height_reward_pays_for_lifting_and_not_for_waiting():
     assert isinstance(height_reward.HeightReward(), Reward)
     earned = {}

@@ -69,6 +69,7 @@ def test_episodes_go_to_the_two_that_may_be_best(monkeypatch):
     assert set(asked) == {0.75, 0.6} and asked.count(0.75) == asked.count(0.6)
 
 
+@pytest.mark.full
 def test_what_is_expected_are_searches_among_truths_that_are_believed():
     found = expected_searches(FOUR, rank(FOUR), count=15)
     assert len(found.informed) == len(found.alone) == 15

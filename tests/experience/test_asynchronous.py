@@ -320,6 +320,7 @@ def kill_while_training(kills: int, sources: int, staleness: int) -> int:
     return int(rollouts[-1].info.get("source/restarts", 0))
 
 
+@pytest.mark.full
 def test_a_source_whose_process_is_killed_plays_its_window_again(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", ROOT)
     assert kill_while_training(kills=1, sources=2, staleness=2) == 1

@@ -166,6 +166,7 @@ def test_entries_that_contradict_each_other_are_refused(played):
             layout(replace(played, **change))
 
 
+@pytest.mark.full
 def test_two_processes_read_whole_rollouts_once_and_one_is_killed_in_the_middle_of_a_write(tmp_path):
     folder, steady, dying = tmp_path / "shared", (1, 60, 0), (2, 1000, 25)
     command = [sys.executable, "-m", "tests.experience.sharing_learner", str(folder)]

@@ -49,7 +49,7 @@ def worker(cluster):
         yield made
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_objects_reports_and_errors_are_those_of_a_process(worker):
     number, reports = worker.make(MAKE.format("Counter"), start=3), []
     assert worker.call(number, "add", amount=2) == 5

@@ -82,8 +82,10 @@ def test_off_policy_rl_with_its_replay_on_the_device_of_the_config(keep, tmp_pat
 
 @pytest.mark.parametrize(
     "recipe",
-    [TrainSuccess(network=SuccessConfig(8, 4)), TrainProgress(network=ProgressConfig(8, 4))],
-    ids=["success", "progress"],
+    [
+        pytest.param(TrainSuccess(network=SuccessConfig(8, 4)), id="success"),
+        pytest.param(TrainProgress(network=ProgressConfig(8, 4)), id="progress", marks=pytest.mark.full),
+    ],
 )
 def test_reward_models_on_the_device_of_the_config(recipe, tmp_path, monkeypatch):
     counts = {"training": 4, "calibration": 2, "test": 2, "num_envs": 4, "random_action_prob": 0.0, "precision": 0.05}

@@ -50,6 +50,7 @@ def vla_rl(before: str, *arguments) -> tuple[int, str]:
 # -- the disk ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_full_disk_keeps_the_checkpoint_that_was_there(untrained, quick, tmp_path):
     """The run dies while it writes over ``best``; a small limit lets configs and metrics pass, but no weights."""
     folder, out = untrained(), tmp_path / "run"

@@ -98,6 +98,7 @@ def test_every_method_of_the_study_is_a_config_that_a_run_can_be_resumed_from(ta
         assert config.episodes == (100, 200, 400) and config.scenes == 512 and config.env.name == task
 
 
+@pytest.mark.full
 def test_a_run_that_was_stopped_begins_anew(tmp_path, untrained, monkeypatch):
     given = ["train", f"{CONFIG}:lift_residual_one", "--policy", str(untrained()), "--out", str(tmp_path / "run")]
     logged = RunFolder.log

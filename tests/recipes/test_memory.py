@@ -66,12 +66,14 @@ def test_smaller_micro_batches_take_less():
     assert least < 0.9 * most
 
 
+@pytest.mark.full
 def test_a_source_that_is_ahead_is_estimated_in_turn():
     case = CASES["tiny_ppo"]
     ahead = replace(case.trainer, loop=replace(case.trainer.loop, staleness=2))
     assert of(replace(case, trainer=ahead)).phases == of_case("tiny_ppo").phases
 
 
+@pytest.mark.full
 def test_a_replay_buffer_on_the_disk_takes_no_memory(tmp_path):
     case = CASES["residual_td3"]
     there = replace(case.trainer, replay=replace(case.trainer.replay, folder=str(tmp_path / "replay")))
@@ -82,6 +84,7 @@ def test_a_replay_buffer_on_the_disk_takes_no_memory(tmp_path):
     assert not (tmp_path / "replay").exists()
 
 
+@pytest.mark.full
 def test_an_actor_that_would_be_held_is_estimated_as_if_it_were_not():
     case, held = CASES["residual_td3"], {"release": ReleaseConfig(), "fallback": FallbackConfig(), "burst": 1000}
     guarded = replace(case.trainer, algorithm=replace(case.trainer.algorithm, **held))
@@ -119,6 +122,7 @@ class Headers:
         return self._file.get_slice(name)
 
 
+@pytest.mark.full
 def test_the_weights_of_a_checkpoint_are_not_read(tmp_path, monkeypatch):
     """Their headers are: a file whose shapes do not fit is refused as ever."""
     case = CASES["tiny_ppo"]

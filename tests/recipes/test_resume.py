@@ -130,6 +130,7 @@ def test_a_rollout_ahead_is_one_version_old_in_a_whole_run(arguments, tmp_path):
     assert [set(part["version"].flatten().tolist()) for part in pending] == [{state["store"]["version"] - 1}] * 2
 
 
+@pytest.mark.full
 def test_sigterm_finishes_the_iteration_saves_and_says_how_to_go_on(arguments, tmp_path):
     out = tmp_path / "run"
     process = start([*arguments(out, 10_000), "--rl.loop.save-every", "10000"])

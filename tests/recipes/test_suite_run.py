@@ -77,7 +77,7 @@ class Away(LocalEngine):
     away = True
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_process_of_an_engine_that_is_killed_costs_nothing_and_doubles_nothing(
     policy, undisturbed, tmp_path, monkeypatch
 ):

@@ -173,6 +173,7 @@ def test_a_command_ends_with_the_process_that_it_belongs_to(tmp_path, sleeper):
     assert sleeper.read_text() == str(pid)
 
 
+@pytest.mark.full
 def test_a_command_ends_with_its_worker_and_with_its_launcher(tmp_path, sleeper):
     launcher = ClusterLauncher(LocalEngine().link, 1, tmp_path)
     with ThreadPoolExecutor(1) as pool, closing(launcher):

@@ -87,6 +87,7 @@ def test_other_hardware_is_refused_in_one_sentence(text):
         hardware_of(text)
 
 
+@pytest.mark.full
 def test_inspect_says_the_memory_of_a_rank_and_the_speed(tmp_path, quick, capsys, untrained, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     recipe = replace(improve(), policy=str(untrained()))

@@ -85,6 +85,7 @@ def followed(model: ProgressCritic, pictures: np.ndarray, text: str):
 # -- the trained critic -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_progress_follows_the_order_of_time(taught):
     for seed in range(8):
         rng, named = np.random.default_rng([3, seed]), seed % 2

@@ -78,6 +78,7 @@ def run(name: str, code: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.full
 def test_an_installation_holds_its_pins_and_our_packages_and_nothing_else_of_ours(tiny, tmp_path, monkeypatch):
     lines: list[str] = []
     made = install("tiny", lines.append)

@@ -211,8 +211,8 @@ def double_precision():
     torch.set_default_dtype(torch.float32)
 
 
-# Which differ most: of flows and Gaussians, on- and off-policy.
-OFTEN = {"ppo", "ppo of a state", "residual td3", "sac"}
+# Which differ most, on- and off-policy.
+OFTEN = {"ppo of a state", "residual td3"}
 
 
 @pytest.mark.parametrize(

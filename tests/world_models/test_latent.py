@@ -68,6 +68,7 @@ def model() -> LatentModel:
     return trained()
 
 
+@pytest.mark.full
 @torch.no_grad()
 def test_it_scores_decisions_as_the_system_does(model):
     """Reward and end where it ends, the value of the state that is reached elsewhere."""
@@ -82,6 +83,7 @@ def test_it_scores_decisions_as_the_system_does(model):
     assert found.end[:, batch["ended"]].mean() > 0.7 > 0.2 > found.end[:, ~batch["ended"]].mean()
 
 
+@pytest.mark.full
 @torch.no_grad()
 def test_it_picks_the_decision_that_leads_to_the_better_state(model):
     state = decisions(500, seeded(11))["state"] * 0.4

@@ -159,6 +159,7 @@ print(built - before, peak() - before, float(net[11].weight[0, 0]))
 """
 
 
+@pytest.mark.full
 def test_a_model_is_never_in_memory_twice(tmp_path: Path) -> None:
     """12 shards of 16 MB: one model and a few shards, where reading all before filling would take two models."""
     write_shards(tmp_path, {f"{i}.weight": torch.full((2048, 2048), float(i)) for i in range(12)})

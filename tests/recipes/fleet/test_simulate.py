@@ -55,6 +55,7 @@ def test_fleets_of_several_sizes_learn_from_one_policy_and_there_is_a_page(start
     assert "2 robots: " in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_recap_learns_in_a_fleet_and_the_same_seed_gives_the_same_weights(start, tmp_path) -> None:
     for run in ("one", "two"):
         found = simulated("recap", tmp_path / run, *start)

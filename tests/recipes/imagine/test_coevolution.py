@@ -168,6 +168,7 @@ def test_a_killed_run_learns_from_every_purchase_and_ends_the_same(kill, recipe,
     require_same(whole, resumed_run(recipe, folder.path))
 
 
+@pytest.mark.full
 def test_a_purchase_that_leaves_an_untrusted_world_model_is_not_forgotten(recipe, undisturbed, tmp_path, monkeypatch):
     """The run says so, and learns from it again when it is resumed."""
     whole = whole_run(recipe, undisturbed, tmp_path)

@@ -122,6 +122,7 @@ def test_tried_are_the_recorded_chunks_at_every_step(run):
         tried(run.not_learnt_from(), 500)
 
 
+@pytest.mark.full
 def test_less_can_be_asked_for_and_nonsense_is_refused(run, policies, complaint, tmp_path):
     rank_policies(run, policies[:2], Rank(starts=4, out=str(tmp_path)))
     assert json.loads((tmp_path / "rank.json").read_text())["starts"] == 4
