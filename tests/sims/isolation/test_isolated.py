@@ -66,7 +66,7 @@ def same_step(one: Step, other: Step) -> bool:
 @pytest.mark.parametrize(
     ("name", "workers"),
     [
-        pytest.param(name, workers, marks=[pytest.mark.full] * ((name, workers) not in (("counting", 3), ("counting", 1))))
+        pytest.param(name, workers, marks=[pytest.mark.full] * (name != "counting"))
         for name in ENVS
         for workers in (1, 3)
     ],
