@@ -186,6 +186,41 @@ def png(side: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
 
 
+def _list(name: str, text: str) -> Make:
+    """A video that is a list of other files, as ffmpeg knows several; ``text`` of one outside."""
+
+    def make(folder: Path, canary: Path) -> None:
+        dataset(folder)
+        path = folder / "meta" / "info.json"
+        info = json.loads(path.read_text())
+        info["features"][FRONT]["dtype"], info["video_path"] = "video", f"videos/{name}"
+        path.write_text(json.dumps(info))
+        for file in (DATA, EPISODES):
+            table = pq.read_table(folder / file)
+            table = table.drop_columns([FRONT]) if file == DATA else _of_video(table)
+            pq.write_table(table, folder / file)
+        (folder / "videos").mkdir()
+        (folder / "videos" / name).write_text(text.format(canary.with_name("secret.mp4")))
+
+    return make
+
+
+def _of_video(table: pa.Table) -> pa.Table:
+    for name in ("chunk_index", "file_index"):
+        table = table.append_column(f"videos/{FRONT}/{name}", pa.array([0] * len(table), pa.int64()))
+    for name in ("from_timestamp", "to_timestamp"):
+        table = table.append_column(f"videos/{FRONT}/{name}", pa.array([0.0] * len(table), pa.float64()))
+    return table
+
+
+def _listed_picture(folder: Path, canary: Path) -> None:
+    (Path.cwd() / "beside.mp4").symlink_to(canary.with_name("secret.mp4"))
+    _pictures(lambda: b"ffconcat version 1.0\nfile beside.mp4\n")(folder, canary)
+
+
+_HLS = "#EXTM3U\n#EXT-X-MEDIA-SEQUENCE:0\n#EXTINF:1.0,\n{0}\n#EXT-X-ENDLIST\n"
+
+
 def _pipe(folder: Path, canary: Path) -> None:
     dataset(folder)
     (folder / "meta" / "stats.json").unlink()
@@ -238,6 +273,10 @@ DATASETS: dict[str, Make] = {
     "34 million numbers that the footer denies": _denied("action", lambda: np.zeros(34_000_000, np.float32)),
     "large pictures": _pictures(lambda: png(2000)),
     "long pictures": _pictures(lambda: bytes(2_000_000)),
+    "pictures larger than declared": _pictures(lambda: png(1000)),
+    "video is a list of addresses": _list("a.m3u8", _HLS.replace("{0}", "http://203.0.113.9/a.ts")),
+    "video is a list of files": _list("a.m3u8", _HLS),
+    "picture is a list of files": _listed_picture,
     "pictures outside": _picture_path("../outside/canary.secret"),
     "absolute pictures": _picture_path("/etc/hostname"),
     "huge shape": _features(lambda all: all["action"].update(shape=[1 << 40])),

@@ -151,6 +151,7 @@ SAYS = {  # what else would refuse it later, for another reason
     "checkpoint: huge state": "its arrays have 1,000,000,",
     "dataset: data path out of the dataset": "is no path in the dataset",
     "dataset: absolute data path": "is no path in the dataset",
+    "dataset: video is a list of files": "nothing else is opened",
     "dataset: 34 million frames": "of memory",
     "dataset: rows of 300,000 episodes": "of memory",
     "dataset: huge pictures declared": "of memory",

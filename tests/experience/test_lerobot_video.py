@@ -69,8 +69,57 @@ def test_a_file_without_pictures_is_reported(tmp_path):
         sound.sample_rate = 8000
         container.mux(stream.encode(sound))
         container.mux(stream.encode(None))
+    (tmp_path / "a.wav").rename(tmp_path / "a.mp4")
+    with pytest.raises(DamagedFramesError, match="is no MP4, Matroska or AVI"):
+        video.decode(tmp_path / "a.mp4", np.array([0.0]), 10)
+    with av.open(str(tmp_path / "b.mkv"), "w") as container:
+        stream = container.add_stream("pcm_s16le", rate=8000)
+        container.mux(stream.encode(sound))
+        container.mux(stream.encode(None))
     with pytest.raises(DamagedFramesError, match="holds no video"):
-        video.decode(tmp_path / "a.wav", np.array([0.0]), 10)
+        video.decode(tmp_path / "b.mkv", np.array([0.0]), 10)
+
+
+HLS = "#EXTM3U\n#EXT-X-MEDIA-SEQUENCE:0\n#EXTINF:1.0,\n{0}\n#EXT-X-ENDLIST\n"
+SDP = "v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 5004 RTP/AVP 96\na=rtpmap:96 H264/90000\n"
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.m3u8", "a.sdp", "a.ffconcat"])
+@pytest.mark.parametrize("text", [HLS, SDP, "ffconcat version 1.0\nfile {1}\n"], ids=["HLS", "SDP", "concat"])
+def test_a_list_of_other_files_and_addresses_is_no_video_and_no_picture(tmp_path, monkeypatch, name, text):
+    """ffmpeg would open what it lists, if it were let take a file for whatever it looks like."""
+    monkeypatch.chdir(tmp_path)
+    video.encode(tmp_path / "other.mp4", pictures(SHAPE, 1, 4), 10, ONE)
+    (tmp_path / name).write_text(text.format(tmp_path / "other.mp4", "other.mp4"))
+    with pytest.raises(DamagedFramesError, match="is no MP4, Matroska or AVI|cannot be decoded"):
+        video.decode(tmp_path / name, np.array([0.0]), 10)
+    with pytest.raises(DamagedFramesError, match="cannot be decoded"):
+        video.decode_picture((tmp_path / name).read_bytes(), 3)
+
+
+@pytest.mark.parametrize("shape", [(32, 48, 3), (3, 32, 48), (32, 48, 1), (32, 48), ()])
+def test_what_is_as_large_as_declared_is_read(tmp_path, shape):
+    frames = pictures(SHAPE, 1, 2)
+    video.encode(tmp_path / "a.mp4", frames, 10, ONE)
+    assert video.decode(tmp_path / "a.mp4", np.array([0.0, 0.1]), 10, shape).shape == frames.shape
+    assert np.array_equal(video.decode_picture(video.encode_png(frames[0]), 3, shape), frames[0])
+
+
+@pytest.mark.parametrize("shape", [(32, 46, 3), (3, 16, 48), (30, 48, 1), (32, 40)])
+def test_what_is_larger_than_declared_is_not_read(tmp_path, shape):
+    """What is declared is what memory was counted by: a thousand times as many black pixels take no more on the disk."""
+    frames = pictures(SHAPE, 1, 2)
+    video.encode(tmp_path / "a.mp4", frames, 10, ONE)
+    match = r"holds a picture of 32 x 48 pixels where \[.*\] is declared"
+    with pytest.raises(DamagedFramesError, match=match):
+        video.decode(tmp_path / "a.mp4", np.array([0.0, 0.1]), 10, shape)
+    with pytest.raises(DamagedFramesError, match=match):
+        video.decode_picture(video.encode_png(frames[0]), 3, shape)
+
+
+def test_what_is_far_larger_than_declared_is_not_even_decoded():
+    with pytest.raises(DamagedFramesError, match="cannot be decoded"):
+        video.decode_picture(video.encode_png(np.zeros((1200, 1200, 3), np.uint8)), 3, (16, 16, 3))
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -4,6 +4,7 @@ from tests.mutants.fault import Fault
 
 _TRUST = "vla_rl/contract/trust.py"
 _HOSTILE = "tests/cli/test_hostile.py"
+_VIDEO = "tests/experience/test_lerobot_video.py"
 _KINDS = "checkpoint run dataset robot fleet trace size certificates filled"
 _CHECKPOINTS, _RUNS, _DATASETS, _ROBOTS, _FLEETS, _TRACES, _SIZES, _CERTIFICATES, _FILLED = (
     f"{_HOSTILE}::test_what_is_hostile_is_refused[{kind}]" for kind in _KINDS.split()
@@ -165,10 +166,31 @@ FAULTS = (
         (_DATASETS, _TRACES),
     ),
     Fault(
-        "a picture is larger than declared",
+        "a picture of any size is decoded",
         "vla_rl/experience/lerobot/video.py",
         'return {"max_pixels": str(max(math.prod(shape), _SMALL))}',
         "return {}",
+        (f"{_VIDEO}::test_what_is_far_larger_than_declared_is_not_even_decoded",),
+    ),
+    Fault(
+        "a picture is larger than declared",
+        "vla_rl/experience/lerobot/video.py",
+        "    if shape and frame.height * frame.width > math.prod(shape) // channels:",
+        "    if False:",
+        (f"{_VIDEO}::test_what_is_larger_than_declared_is_not_read",),
+    ),
+    Fault(
+        "a video may be a list of other files",
+        "vla_rl/experience/lerobot/video.py",
+        "        container = av.open(str(path), options=_VIDEOS)",
+        "        container = av.open(str(path))",
+        (_DATASETS,),
+    ),
+    Fault(
+        "a picture may be a list of other files",
+        "vla_rl/experience/lerobot/video.py",
+        '            with av.open(io.BytesIO(data), "r", options=_PICTURES) as container:',
+        '            with av.open(io.BytesIO(data), "r") as container:',
         (_DATASETS,),
     ),
     Fault(

@@ -23,6 +23,12 @@ FAILURES = (av.error.FFmpegError, OSError)
 _MP4 = {"movflags": "faststart"}  # the index comes first: a truncated file stays readable
 _SMALL = 1 << 20  # pixels that any picture may have
 _PNG, _JPEG = b"\x89PNG", b"\xff\xd8"
+# What ffmpeg may take a file for: others are lists of further files and addresses, which it would open.
+_VIDEOS = {"format_whitelist": "mov,mp4,matroska,webm,avi", "protocol_whitelist": "file"}
+_PICTURES = {
+    "format_whitelist": "png_pipe,jpeg_pipe,webp_pipe,bmp_pipe,tiff_pipe,gif,ppm_pipe,pgm_pipe",
+    "protocol_whitelist": "",
+}
 
 
 class DamagedFramesError(ValueError):
@@ -135,6 +141,7 @@ def decode(path: Path, times: np.ndarray, fps: float, shape: tuple[int, ...] = (
                 if time > times[len(found)] + 0.25 / fps:
                     break
                 if abs(time - times[len(found)]) <= 0.25 / fps:
+                    _require_size(frame, shape)
                     found.append(frame.to_ndarray(format="rgb24"))
                 if len(found) == len(times):
                     return np.stack(found)
@@ -184,6 +191,14 @@ def _limits(shape: tuple[int, ...]) -> dict[str, str]:
     return {"max_pixels": str(max(math.prod(shape), _SMALL))}
 
 
+def _require_size(frame: Any, shape: tuple[int, ...]) -> None:
+    """Raise DamagedFramesError for more pixels than ``shape``, of either order, declares: memory was counted by it."""
+    channels = next((count for count in (shape[-1], shape[0]) if count <= 4), 1) if shape else 0
+    if shape and frame.height * frame.width > math.prod(shape) // channels:
+        declared = f"{list(shape)} is declared"
+        raise DamagedFramesError(f"holds a picture of {frame.height} x {frame.width} pixels where {declared}")
+
+
 def decode_picture(data: bytes, channels: int, shape: tuple[int, ...] = ()) -> np.ndarray:
     """PNG, JPEG or any other format of ffmpeg as uint8 [h,w,channels], no larger than ``shape``.
 
@@ -198,9 +213,10 @@ def decode_picture(data: bytes, channels: int, shape: tuple[int, ...] = ()) -> n
             decoder.options = _limits(shape)
             frame = (decoder.decode(av.Packet(data)) + decoder.decode(None))[0]
         else:
-            with av.open(io.BytesIO(data), "r") as container:
+            with av.open(io.BytesIO(data), "r", options=_PICTURES) as container:
                 container.streams.video[0].codec_context.options = _limits(shape)
                 frame = next(iter(container.decode(video=0)))
+        _require_size(frame, shape)
         pixels: np.ndarray = frame.to_ndarray(format=form)
     except (*FAILURES, StopIteration, IndexError, EOFError) as error:
         raise DamagedFramesError(f"holds a picture that cannot be decoded ({_first_line(error)})") from error
@@ -242,7 +258,11 @@ def codec_of(feature: Feature) -> Codec:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
-    with av.open(str(path)) as container:
+    try:
+        container = av.open(str(path), options=_VIDEOS)
+    except av.error.ArgumentError as error:
+        raise DamagedFramesError("is no MP4, Matroska or AVI, and nothing else is opened") from error
+    with container:
         if not container.streams.video:
             raise DamagedFramesError("holds no video")
         yield container, container.streams.video[0]
