@@ -91,7 +91,7 @@ def test_a_list_of_other_files_and_addresses_is_no_video_and_no_picture(tmp_path
     monkeypatch.chdir(tmp_path)
     video.encode(tmp_path / "other.mp4", pictures(SHAPE, 1, 4), 10, ONE)
     (tmp_path / name).write_text(text.format(tmp_path / "other.mp4", "other.mp4"))
-    with pytest.raises(DamagedFramesError, match="is no MP4, Matroska or AVI|cannot be decoded"):
+    with pytest.raises(DamagedFramesError, match=r"is no MP4, Matroska or AVI|cannot be decoded"):
         video.decode(tmp_path / name, np.array([0.0]), 10)
     with pytest.raises(DamagedFramesError, match="cannot be decoded"):
         video.decode_picture((tmp_path / name).read_bytes(), 3)
@@ -107,7 +107,7 @@ def test_what_is_as_large_as_declared_is_read(tmp_path, shape):
 
 @pytest.mark.parametrize("shape", [(32, 46, 3), (3, 16, 48), (30, 48, 1), (32, 40)])
 def test_what_is_larger_than_declared_is_not_read(tmp_path, shape):
-    """What is declared is what memory was counted by: a thousand times as many black pixels take no more on the disk."""
+    """Memory was counted by what is declared: a thousand times as many black pixels take no more on the disk."""
     frames = pictures(SHAPE, 1, 2)
     video.encode(tmp_path / "a.mp4", frames, 10, ONE)
     match = r"holds a picture of 32 x 48 pixels where \[.*\] is declared"
