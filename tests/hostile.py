@@ -26,7 +26,7 @@ def checkpoint(folder: Path) -> None:
 def run(folder: Path, **fields: Any) -> None:
     """A run with an honest checkpoint; ``fields`` of its config."""
     checkpoint(folder / "checkpoints" / "best")
-    base = {"class": "vla_rl.recipes.state_ppo:StatePPO", "env": to_json(EnvConfig("point_mass")), "seed": 1}
+    base = {"class": "vla_rl.recipes.state_ppo:StateBased", "env": to_json(EnvConfig("point_mass")), "seed": 1}
     (folder / "config.json").write_text(json.dumps({**base, **fields}))
 
 
