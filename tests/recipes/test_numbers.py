@@ -9,8 +9,16 @@ import pytest
 from vla_rl.cli.collect import Collect
 from vla_rl.cli.override import override
 from vla_rl.contract.errors import UserError
+from vla_rl.policies.actor import ActorConfig
+from vla_rl.policies.categorical import CategoricalConfig
+from vla_rl.policies.diffusion import DiffusionConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.gaussian import GaussianConfig
+from vla_rl.policies.heads import HeadConfig
+from vla_rl.policies.latent_noise import SquashedLatentConfig
+from vla_rl.policies.residual import ResidualConfig
+from vla_rl.policies.tiny import TinyConfig
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.imitate_dataset import ImitateDataset
 from vla_rl.recipes.off_policy import AdaptiveReplay, ReplayConfig
@@ -33,6 +41,20 @@ BAD = [
     (ReplayConfig, "corrections", 0.8),
     (AdaptiveReplay, "max_age", -1),
     (ImitateDataset, "image_size", -1),
+    *((kind, name, 0) for kind in (ActorConfig, GaussianConfig, CategoricalConfig) for name in ("horizon", "width")),
+    *((kind, "depth", -1) for kind in (ActorConfig, GaussianConfig, CategoricalConfig, HeadConfig)),
+    *((kind, "std", math.nan) for kind in (ActorConfig, GaussianConfig, SquashedLatentConfig)),
+    *(
+        (kind, name, 0)
+        for kind in (TinyConfig, DiffusionConfig)
+        for name in ("horizon", "condition", "width", "blocks")
+    ),
+    (HeadConfig, "width", 0),
+    (SquashedLatentConfig, "magnitude", 0),
+    (ResidualConfig, "scale", 0),
+    (ResidualConfig, "plan", -1),
+    (ResidualConfig, "noise", math.nan),
+    (ResidualConfig, "correlation", 1.5),
     (CriticConfig, "width", 0),
     (CriticConfig, "depth", 0),
     (Collect, "count", 0),

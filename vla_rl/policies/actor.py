@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vla_rl.contract.limits import check_positive
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.categorical import CategoricalConfig, CategoricalPolicy
 from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
@@ -24,6 +25,9 @@ class ActorConfig:
     cameras: tuple[str, ...] = ()  # whose pixels the policy and its critic read
     logprob_per: LogprobPer = "chunk"  # or "action", "token" (an entry): what has a ratio of its own in PPO and GRPO
     activation: Activation = "tanh"  # or "elu", of the hidden layers
+
+    def __post_init__(self) -> None:
+        check_positive(self, "horizon", "width", "depth", "std")
 
     def build(self, spec: EnvSpec, proprioception: Affine | RunningStatistics) -> GaussianPolicy | CategoricalPolicy:
         """A new policy for ``spec``."""

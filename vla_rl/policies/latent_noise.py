@@ -22,7 +22,7 @@ from vla_rl.contract.batch import Reducer
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_limits
+from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.contract.policy import ActionOut, CriticAction, Features, Likelihood, Mode, Policy, State
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.flow import FlowSampler, VelocityField, gaussian_kl
@@ -94,6 +94,10 @@ class SquashedLatentConfig(LatentConfig):
 
     magnitude: float = 1.5
     std: float = 1.0  # initial, of ``u``
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "magnitude", "std")
 
 
 class LatentPolicy(HoldsFrozen):
@@ -223,12 +227,7 @@ class SquashedLatent(LatentPolicy):
     actor: SquashedHead
 
     def __init__(self, base: FlowBase, config: SquashedLatentConfig | None = None) -> None:
-        """Raises UserError unless the magnitude is positive."""
         super().__init__(base, config := config or SquashedLatentConfig())
-        if config.magnitude <= 0:
-            raise UserError(
-                f"a magnitude of {config.magnitude} leaves no noise to choose; give one above 0, such as 1.5."
-            )
         self.actor = SquashedHead(self.feature_sizes, self.latent, config.head, config.std)
 
     @torch.no_grad()

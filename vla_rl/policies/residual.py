@@ -24,7 +24,7 @@ from vla_rl.contract.batch import Reducer
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import NonFiniteError, UserError
-from vla_rl.contract.limits import check_limits
+from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.contract.policy import ActionOut, ContextPolicy, CriticAction, Features, Likelihood, Mode, Policy, State
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.blend import Blend, BlendConfig
@@ -63,7 +63,9 @@ class ResidualConfig:
     blend: BlendConfig | None = None  # of a deterministic residual: little correction at first; None: all of it
 
     def __post_init__(self) -> None:
-        check_limits(self, horizon=(0, math.inf))
+        at_least_0 = (0.0, math.inf)
+        check_limits(self, horizon=at_least_0, plan=at_least_0, noise=at_least_0, correlation=(0.0, 1.0))
+        check_positive(self, "scale")
 
 
 class ResidualPolicy(HoldsFrozen):
