@@ -30,6 +30,7 @@ from vla_rl.recipes.trainers import RLConfig
 BAD = [
     (EvaluationConfig, "validation", 0),
     (EvaluationConfig, "test", 0),
+    (EvaluationConfig, "test", 10**12),
     (EvaluationConfig, "ablation", -1),
     (EvaluationConfig, "num_envs", 0),
     (ReplayConfig, "capacity", 0),

@@ -7,6 +7,7 @@ from vla_rl.contract.errors import UserError
 TRAIN = range(0, 1_000_000_000)
 VALIDATION = range(1_000_000_000, 1_100_000_000)  # all selection, early stops and roll-backs
 TEST = range(1_100_000_000, 1_200_000_000)  # once per reported number
+MOST = 1_000_000  # episodes of one evaluation; their seeds are held in memory
 
 _BLOCK = 10_000_000  # training seeds of one run
 _PURPOSES = {

@@ -54,8 +54,9 @@ class EvaluationConfig:
                 f"{self.processes} processes cannot evaluate in the training's environments, which are in one, so "
                 "share_env would change nothing; set evaluation.processes to 1."
             )
-        positive = (1, math.inf)
-        check_limits(self, validation=positive, test=positive, ablation=positive, num_envs=positive, processes=positive)
+        positive, episodes = (1, math.inf), (1, seed_ranges.MOST)
+        check_limits(self, validation=episodes, test=episodes, ablation=episodes)
+        check_limits(self, num_envs=positive, processes=positive)
 
     def evaluator(self, env: EnvFactory) -> Evaluator:
         """Plays seeds in ``env``."""
