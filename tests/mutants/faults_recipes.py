@@ -244,8 +244,8 @@ FAULTS = (
     Fault(
         "no test episodes are allowed",
         _STAGES,
-        "validation=positive, test=positive, ablation=positive, num_envs=positive, processes=positive)",
-        "validation=positive, ablation=positive, num_envs=positive, processes=positive)",
+        "validation=episodes, test=episodes, ablation=episodes)",
+        "validation=episodes, ablation=episodes)",
         (f"{_ON_NUMBERS}test_a_number_without_a_meaning_is_refused",),
     ),
     Fault(

@@ -51,6 +51,9 @@ BAD = [
         for name in ("horizon", "condition", "width", "blocks")
     ),
     (HeadConfig, "width", 0),
+    (HeadConfig, "width", 1_000_000),
+    (CriticConfig, "depth", 100_000),
+    (GaussianConfig, "horizon", 10_000_000),
     (SquashedLatentConfig, "magnitude", 0),
     (ResidualConfig, "scale", 0),
     (ResidualConfig, "plan", -1),

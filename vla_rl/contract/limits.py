@@ -29,6 +29,15 @@ def check_positive(config: Any, *names: str) -> None:
             )
 
 
+# What no network here has, and a config of somebody else's may: it would fill the memory.
+_SIZES = {"horizon": 10_000, "width": 10_000, "condition": 10_000, "queries": 1000, "depth": 100, "blocks": 100}
+
+
+def check_sizes(config: Any, *names: str) -> None:
+    """Raise UserError unless the fields ``names`` of ``config`` are sizes that a network may have, from 1 on."""
+    check_limits(config, **{name: (1, _SIZES[name]) for name in names})
+
+
 def check_ordered(config: Any, *names: str) -> None:
     """Raise UserError unless the fields ``names`` of ``config`` are None or pairs (lower, upper)."""
     for name in names:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vla_rl.contract.limits import check_positive
+from vla_rl.contract.limits import check_positive, check_sizes
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.categorical import CategoricalConfig, CategoricalPolicy
 from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
@@ -27,7 +27,8 @@ class ActorConfig:
     activation: Activation = "tanh"  # or "elu", of the hidden layers
 
     def __post_init__(self) -> None:
-        check_positive(self, "horizon", "width", "depth", "std")
+        check_sizes(self, "horizon", "width", "depth")
+        check_positive(self, "std")
 
     def build(self, spec: EnvSpec, proprioception: Affine | RunningStatistics) -> GaussianPolicy | CategoricalPolicy:
         """A new policy for ``spec``."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.limits import check_positive
+from vla_rl.contract.limits import check_sizes
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.feed_forward import FeedForwardPolicy
@@ -34,7 +34,7 @@ class CategoricalConfig:
     activation: Activation = "tanh"  # or "elu", of the hidden layers
 
     def __post_init__(self) -> None:
-        check_positive(self, "horizon", "width", "depth")
+        check_sizes(self, "horizon", "width", "depth")
         check_logprob_per(self)
         check_activation(self)
 

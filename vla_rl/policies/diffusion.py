@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_positive
+from vla_rl.contract.limits import check_sizes
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.diffusion_steps import DiffusionSampler, Network, denoising_errors, step_entropy, step_logprob
@@ -38,7 +38,7 @@ class DiffusionConfig:
     sampler: DiffusionSampler = DiffusionSampler()
 
     def __post_init__(self) -> None:
-        check_positive(self, "horizon", "condition", "width", "blocks")
+        check_sizes(self, "horizon", "condition", "width", "blocks")
 
 
 class Denoiser(nn.Module):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import Observation
-from vla_rl.contract.limits import check_positive
+from vla_rl.contract.limits import check_sizes
 from vla_rl.contract.policy import Features
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.backbone import BackboneOutput, PointingBackbone
@@ -39,7 +39,7 @@ class TinyConfig:
     sampler: FlowSampler = FlowSampler(Ode(), AllSteps(), steps=4)
 
     def __post_init__(self) -> None:
-        check_positive(self, "horizon", "queries", "condition", "width", "blocks")
+        check_sizes(self, "horizon", "queries", "condition", "width", "blocks")
 
 
 class TinyVLA(FlowPolicy):

@@ -15,7 +15,7 @@ from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.contract.batch import Reducer
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.limits import check_limits
+from vla_rl.contract.limits import check_sizes
 from vla_rl.contract.policy import LikelihoodPolicy
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.evaluation import seed_ranges
@@ -56,7 +56,7 @@ class CriticConfig:
 
     def __post_init__(self) -> None:
         """Raises UserError for sizes of no network."""
-        check_limits(self, width=(1, math.inf), depth=(1, math.inf))
+        check_sizes(self, "width", "depth")
         check_activation(self)
 
 
