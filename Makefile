@@ -15,7 +15,7 @@ SHARED := -n 3 --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo study compare imagine imagine-study few fleet test pytest test-plain test-full test-sims mutants soak faults bench peers gpu docs wheel lint types clean
+.PHONY: help install demo study compare imagine imagine-study few fleet test pytest test-plain test-full test-sims mutants house soak faults bench peers gpu docs wheel lint types clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -72,8 +72,11 @@ test-full: lint types ## the tests that take minutes as well
 test-sims: install ## install the simulators that pin other packages, run all of them, and print a table
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.simulators
 
-mutants: install ## break what must hold, line by line, and see the tests fail
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants
+mutants: install ## break what must hold, line by line, and see the tests fail (what changed; WORDS=--all: everything)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants $(WORDS)
+
+house: install ## how many files and lines there are, and how long the way through them is
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.house
 
 soak: install ## kill and stop two thousand simulator processes while PPO trains (ten minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
+from pathlib import Path
 
-from tests.mutants.fault import ROOT, Fault
-from tests.mutants.faults import FAULTS
+import pytest
+
+from tests.mutants import fault as module
+from tests.mutants.fault import ROOT, Fault, faults
+
+FAULTS = faults()
 
 
 @cache
-def text(path: str) -> str:
-    return (ROOT / path).read_text(encoding="utf-8")
+def _tests(path: str) -> set[str]:
+    return set(re.findall(r"^def (test_\w+)\(", (ROOT / path).read_text(encoding="utf-8"), re.M))
 
 
 def complaints(fault: Fault) -> list[str]:
     """What is out of date in ``fault``."""
-    found = [] if fault.occurrences() == 1 else [f"{fault.file} does not hold this exactly once: {fault.old}"]
-    if fault.new == fault.old or "\n" in fault.old:
-        found.append("a fault is one line")
+    found = [str(path.relative_to(ROOT)) for path in fault.places()]
+    wrong = [] if len(found) == 1 else [f"{fault.package} holds this {len(found)} times ({found}): {fault.old}"]
     named = [(test, *test.split("[")[0].split("::")) for test in fault.tests]
-    return found + [f"there is no test {test}" for test, path, name in named if f"def {name}(" not in text(path)]
+    return wrong + [f"there is no test {test}" for test, path, name in named if name not in _tests(path)]
 
 
 def test_every_fault_can_be_put_in():
@@ -27,18 +32,26 @@ def test_every_fault_can_be_put_in():
     assert not found, "\n".join(f"{name}: {'; '.join(wrong)}" for name, wrong in found.items())
 
 
-def test_there_are_enough_faults_with_names_of_their_own():
-    assert len(FAULTS) >= 25 and all(fault.tests for fault in FAULTS)
+def test_faults_differ_and_change_something():
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
-    assert len({(fault.file, fault.old, fault.new) for fault in FAULTS}) == len(FAULTS)
+    assert len({(fault.package, fault.old, fault.new) for fault in FAULTS}) == len(FAULTS)
+    assert all(fault.old.strip() and fault.old != fault.new for fault in FAULTS)
 
 
-def test_a_fault_is_taken_out_again(tmp_path):
+def test_a_fault_is_taken_out_again(tmp_path: Path):
     fault = FAULTS[0]
-    path = tmp_path / fault.file
+    sound = fault.places()[0].read_text(encoding="utf-8")
+    path = tmp_path / fault.places()[0].relative_to(ROOT)
     path.parent.mkdir(parents=True)
-    sound = (ROOT / fault.file).read_text(encoding="utf-8")
     path.write_text(sound, encoding="utf-8")
     with fault.applied(tmp_path):
-        assert fault.new in path.read_text(encoding="utf-8") and fault.occurrences(tmp_path) == 0
+        assert fault.new in path.read_text(encoding="utf-8") != sound
     assert path.read_text(encoding="utf-8") == sound
+
+
+@pytest.mark.parametrize("line", ["a name alone", "a\tb\tc\td\te"])
+def test_a_line_that_is_no_fault_is_named(tmp_path, monkeypatch, line):
+    (tmp_path / "policies.tsv").write_text("fault\told\tnew\ttests\na\tb\tc\ttests/x.py::test_y\n" + line)
+    monkeypatch.setattr(module, "TABLES", tmp_path)
+    with pytest.raises(ValueError, match=r"policies\.tsv, line 3, has \d columns where 4 belong"):
+        faults()

@@ -1,1 +1,1 @@
-"""Deliberate faults, one line each, that the tests must notice."""
+"""Faults that the tests must notice: a table for each package, and what puts them in (``make mutants``)."""

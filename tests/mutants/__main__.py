@@ -1,19 +1,21 @@
-"""``python -m tests.mutants [WORD ...]``: put each fault into a copy of the repository and see its tests fail.
+"""``python -m tests.mutants [--all] [WORD ...]``: put faults into a copy of the repository and see their tests fail.
 
-With words, only faults whose name or file holds one.  Exits with 1 when a fault is missed, cannot be put in, or names
-tests that fail without it.
+Without arguments, those whose file or tests differ from the commit before the last; with words, those whose name,
+package or file holds one.  Exits with 1 when a fault is missed, cannot be put in, or names tests that fail without it.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -22,11 +24,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from tests.mutants.fault import ROOT, Fault
-from tests.mutants.faults import FAULTS
+from tests.mutants.fault import ROOT, Fault, faults
 
 WORKERS = 2
-PATIENCE = 300  # seconds; a fault may make a test wait for ever, which counts as caught
+PATIENCE = 120  # seconds; a fault may make a test wait for ever, which counts as caught
 PASSED, FAILED = 0, 1  # pytest's exit codes; every other one means that it could not test
 _ASIDE = (".venv", ".git", ".cache", "runs", "build", "dist", "__pycache__", "*.egg-info", ".*_cache")
 # A fault that cannot run shows nothing about the tests.
@@ -39,6 +40,37 @@ for name in ("vla_rl", "vla_rl.contract", "sims", "vla_rl.contract.rows"):
     found = pathlib.Path(importlib.import_module(name).__file__).resolve()
     assert here in found.parents, f"{name} comes from {found} and not from {here}"
 """
+
+
+class Copy:
+    """A copy of the repository, and a process that runs tests in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*_ASIDE))
+        (folder / "mutants_sentinel.py").write_text(_SENTINEL, encoding="utf-8")
+        # Of the code under test nothing compiled is kept: it could be stale.
+        settings = {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        self._runner = subprocess.Popen(
+            [sys.executable, "-m", "tests.mutants.warm"],
+            cwd=folder,
+            env={**os.environ, **settings},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, tests: Sequence[str], patience: float) -> tuple[int | None, str]:
+        """Exit code and output of ``tests``; None when they did not end within ``patience`` seconds."""
+        assert self._runner.stdin is not None and self._runner.stdout is not None
+        self._runner.stdin.write(json.dumps({"tests": list(tests), "patience": patience}) + "\n")
+        self._runner.stdin.flush()
+        answer = json.loads(self._runner.stdout.readline())
+        return answer["code"], answer["output"]
+
+    def close(self) -> None:
+        self._runner.kill()
+        self._runner.wait()
 
 
 @dataclass(frozen=True)
@@ -55,74 +87,96 @@ class Outcome:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the faults whose names or files hold one of ``words``, all without; returns the exit code."""
+    """Run the faults that ``words`` choose; returns the exit code."""
     if {"-h", "--help"} & set(words):
         print(__doc__)
         return 0
-    faults = [fault for fault in FAULTS if not words or any(word in fault.name + fault.file for word in words)]
-    if not faults:
-        named = " or ".join(map(repr, words))
-        print(f"no fault has {named} in its name or file, so nothing was tried; see tests/mutants/.")
-        return 1
+    chosen = list(_chosen(faults(), words))
+    if not chosen:
+        print("no fault was chosen, so nothing was tried; name a word of one, or --all (see tests/mutants/).")
+        return int(bool(words))
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     start = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="vla-rl-mutants-") as folder:
-        copies: SimpleQueue[Path] = SimpleQueue()
-        for i in range(WORKERS):
-            copies.put(_copy(Path(folder) / str(i)))
-        with ThreadPoolExecutor(WORKERS) as pool:
-            complaints = list(pool.map(lambda tests: _sound(copies, tests), _shares(faults)))
-            if any(complaints):
-                console.print("the tests must pass before faults are put in:\n" + "\n".join(complaints), markup=False)
-                return 1
-            outcomes = _try_all(pool, copies, faults, console)
+    with _copies() as copies, ThreadPoolExecutor(WORKERS) as pool:
+        complaints = list(pool.map(lambda tests: _sound(copies, tests), _shares(chosen)))
+        if any(complaints):
+            console.print("the tests must pass before faults are put in:\n" + "\n".join(complaints), markup=False)
+            return 1
+        outcomes = _try_all(pool, copies, chosen, console)
     console.print(_table(outcomes))
     caught = sum(outcome.good for outcome in outcomes)
     console.print(f"{caught} of {len(outcomes)} faults caught in {time.perf_counter() - start:.0f} s")
-    return 0 if outcomes and caught == len(outcomes) else 1
+    return 0 if caught == len(outcomes) else 1
+
+
+def _chosen(found: Iterable[Fault], words: Sequence[str]) -> Iterator[Fault]:
+    if "--all" in words:
+        yield from found
+        return
+    changed = () if words else _changed()
+    for fault in found:
+        names = [path.relative_to(ROOT).as_posix() for path in fault.places()]
+        if words and any(word in text for word in words for text in (fault.name, fault.package, *names)):
+            yield fault
+        elif {*names, *(test.partition("::")[0] for test in fault.tests)} & {*changed}:
+            yield fault
+
+
+def _changed() -> list[str]:
+    """Files that differ from the commit before the last."""
+    command = ["git", "diff", "--name-only", "HEAD~1"]
+    return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+
+
+@contextmanager
+def _copies() -> Iterator[SimpleQueue[Copy]]:
+    with tempfile.TemporaryDirectory(prefix="vla-rl-mutants-") as folder:
+        made = [Copy(Path(folder) / str(i)) for i in range(WORKERS)]
+        free: SimpleQueue[Copy] = SimpleQueue()
+        for copy in made:
+            free.put(copy)
+        try:
+            yield free
+        finally:
+            for copy in made:
+                copy.close()
 
 
 def _try_all(
-    pool: ThreadPoolExecutor, copies: SimpleQueue[Path], faults: Sequence[Fault], console: Console
+    pool: ThreadPoolExecutor, copies: SimpleQueue[Copy], chosen: Sequence[Fault], console: Console
 ) -> list[Outcome]:
     """What became of each fault; those that were not caught are printed at once."""
     columns = TextColumn("faults"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
     outcomes = []
     with Progress(*columns, console=console) as bar:
-        task = bar.add_task("", total=len(faults))
-        for outcome in pool.map(lambda fault: _try(copies, fault), faults):
+        task = bar.add_task("", total=len(chosen))
+        for outcome in pool.map(lambda fault: _try(copies, fault), chosen):
             outcomes.append(outcome)
             bar.advance(task)
             if not outcome.good:
-                console.print(f"{outcome.fault.name} ({outcome.fault.file}): {outcome.verdict}", markup=False)
+                console.print(f"{outcome.fault.package}, {outcome.fault.name}: {outcome.verdict}", markup=False)
     return outcomes
 
 
-def _copy(target: Path) -> Path:
-    shutil.copytree(ROOT, target, ignore=shutil.ignore_patterns(*_ASIDE))
-    (target / "mutants_sentinel.py").write_text(_SENTINEL, encoding="utf-8")
-    return target
-
-
-def _shares(faults: Sequence[Fault]) -> list[list[str]]:
+def _shares(chosen: Sequence[Fault]) -> list[list[str]]:
     """Every named test once, split among the workers."""
-    tests = sorted({test for fault in faults for test in fault.tests})
+    tests = sorted({test for fault in chosen for test in fault.tests})
     # A parametrised case is part of its test, which pytest would otherwise run twice.
     tests = [test for test in tests if "[" not in test or test.split("[")[0] not in tests]
     return [part for i in range(WORKERS) if (part := tests[i::WORKERS])]
 
 
-def _sound(copies: SimpleQueue[Path], tests: Sequence[str]) -> str:
+def _sound(copies: SimpleQueue[Copy], tests: Sequence[str]) -> str:
     """Run ``tests`` without a fault; returns what is wrong, "" when they pass."""
     copy = copies.get()
     try:
-        code, output = _pytest(copy, tests, patience=10 * PATIENCE)
+        code, output = copy.run(tests, 10 * PATIENCE)
     finally:
         copies.put(copy)
     return "" if code == PASSED else output[-3000:]
 
 
-def _try(copies: SimpleQueue[Path], fault: Fault) -> Outcome:
+def _try(copies: SimpleQueue[Copy], fault: Fault) -> Outcome:
     copy, start = copies.get(), time.perf_counter()
     try:
         return Outcome(fault, _verdict(copy, fault), time.perf_counter() - start)
@@ -130,15 +184,13 @@ def _try(copies: SimpleQueue[Path], fault: Fault) -> Outcome:
         copies.put(copy)
 
 
-def _verdict(copy: Path, fault: Fault) -> str:
-    found = fault.occurrences(copy)
-    if found != 1:
+def _verdict(copy: Copy, fault: Fault) -> str:
+    if (found := len(fault.places(copy.folder))) != 1:
         return f"STALE: the old text is there {found} times"
-    with fault.applied(copy):
-        try:
-            code, output = _pytest(copy, fault.tests, PATIENCE)
-        except subprocess.TimeoutExpired:
-            return f"caught (no end after {PATIENCE} s)"
+    with fault.applied(copy.folder):
+        code, output = copy.run(fault.tests, PATIENCE)
+    if code is None:
+        return f"caught (no end after {PATIENCE} s)"
     if code == FAILED and not any(error in output for error in _CARELESS):
         return "caught"
     if code == PASSED:
@@ -147,29 +199,12 @@ def _verdict(copy: Path, fault: Fault) -> str:
     return f"BROKEN: pytest could not test (exit code {code}): {' '.join(last)[:160]}"
 
 
-def _pytest(copy: Path, tests: Sequence[str], patience: float) -> tuple[int, str]:
-    """Exit code and output of ``tests`` in ``copy``, of whose code nothing compiled is kept: it could be stale."""
-    settings = {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    flags = ["-x", "-q", "-p", "no:cacheprovider", "-p", "mutants_sentinel", "--tb=short", "-m", ""]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *flags, *tests],
-        cwd=copy,
-        env={**os.environ, **settings},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=patience,
-    )
-    return done.returncode, done.stdout
-
-
 def _table(outcomes: Sequence[Outcome]) -> Table:
-    table = Table("fault", "file", "verdict", title="every fault must be caught")
+    table = Table("package", "fault", "verdict", title="every fault must be caught")
     table.add_column("s", justify="right")
     for outcome in outcomes:
         style = None if outcome.good else "bold red"
-        fault = outcome.fault
-        table.add_row(fault.name, fault.file, outcome.verdict, f"{outcome.seconds:.1f}", style=style)
+        table.add_row(outcome.fault.package, outcome.fault.name, outcome.verdict, f"{outcome.seconds:.1f}", style=style)
     return table
 
 
