@@ -15,7 +15,7 @@ SHARED := -n 3 --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo study compare imagine imagine-study few fleet test pytest test-plain test-full test-sims mutants house soak faults bench peers gpu docs wheel lint types clean
+.PHONY: help install demo study compare imagine imagine-study fleet test pytest test-plain test-full test-sims mutants house soak faults bench peers gpu docs wheel lint types clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -47,9 +47,6 @@ imagine: install ## train a world model, improve a policy in it by RL, and repor
 
 imagine-study: install ## the same with one part more or less at a time (hours; can be stopped and goes on)
 	$(BIN)/vla-rl imagine study
-
-few: install ## what 100 to 400 episodes teach a residual, and what a perfect model would add (hours; can be stopped and goes on)
-	$(BIN)/vla-rl few
 
 fleet: install ## a server, a learner, four simulated arms and a scripted person, with a page (a quarter of an hour)
 	$(BIN)/vla-rl fleet demo

@@ -51,7 +51,7 @@ _MODULES = (  # imported before the first fork
         f"vla_rl.cli.{name}"
         for name in ["eval", "inspect", "train", "robot", "fleet", "fleet_policies", "imagine", "serve", "serve_policy"]
     ),
-    *(f"vla_rl.cli.{name}" for name in ["collect", "certs", "sims", "compare", "few", "demo"]),
+    *(f"vla_rl.cli.{name}" for name in ["collect", "certs", "sims", "compare", "demo"]),
     *(
         f"vla_rl.recipes.{name}"
         for name in ["imitate_dataset", "state_ppo", "robots.drive", "fleet.publishing", "fleet.export"]

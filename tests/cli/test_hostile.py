@@ -109,7 +109,7 @@ COMMANDS: dict[str, list[list[str]]] = {
     "inspect": [["FOLDER"], ["FOLDER/checkpoints/best"]],
     **{
         name: [["--out", "FOLDER", "--processes", "0"]]
-        for name in ("study", "compare", "few", "imagine", "imagine study")
+        for name in ("study", "compare", "imagine", "imagine study")
     },
     "imagine train": [["--out", "FOLDER", "--policy", "nosuch"]],
 }

@@ -46,7 +46,6 @@ USES = {
     ],
     "study": ["--config IN", "--out OUT --config IN"],
     "compare": ["--config IN", "--out OUT --config IN"],
-    "few": ["--config IN", "--out OUT --config IN"],
     "serve-policy": ["IN", "IN --env point_mass", "IN --layout IN"],
     "serve": [
         "new --policy IN --port 0 --page-port 0",

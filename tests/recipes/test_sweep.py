@@ -247,7 +247,7 @@ def test_a_machine_that_does_not_share_the_folder_is_refused_before_anything_run
 
 @pytest.mark.parametrize(
     "command",
-    [*("study", "compare", "few", "imagine", "imagine study"), "eval --suite tabletop --policy expert --out x"],
+    [*("study", "compare", "imagine", "imagine study"), "eval --suite tabletop --policy expert --out x"],
 )
 def test_every_sweep_takes_an_engine(command, complaint, monkeypatch):
     monkeypatch.setattr(EngineOptions, "on_engine", _named)

@@ -22,7 +22,6 @@ COMMANDS = {
     "imagine": ("vla_rl.cli.imagine:imagine", "RL in a learned world model, and a page about it"),
     "study": ("vla_rl.cli.compare:study", "the flow samplers side by side on several training seeds"),
     "compare": ("vla_rl.cli.compare:compare", "algorithms that improve the same policies, side by side"),
-    "few": ("vla_rl.cli.few:few", "what a few hundred episodes teach a residual, and what a perfect model would add"),
     "sims": ("vla_rl.cli.sims:sims", "simulators in virtual environments of their own: which, and install NAME"),
     "serve-policy": (
         "vla_rl.cli.serve_policy:serve_policy",

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from world_models.initial_states import Pool as Pool
     from world_models.keyframes import KeyframeConfig as KeyframeConfig
     from world_models.keyframes import Keyframes as Keyframes
-    from world_models.latent import LatentConfig as LatentConfig
-    from world_models.latent import LatentModel as LatentModel
     from world_models.model import WorldModel as WorldModel
     from world_models.payment import PredictedReward as PredictedReward
     from world_models.replay import ReplayResult as ReplayResult
@@ -41,13 +39,6 @@ def canvas(spec: EnvSpec, config: WorldModelConfig) -> Canvas:
     from world_models.canvas import Canvas
 
     return Canvas.of(spec, config.resolution, config.backbone.multiple)
-
-
-def latent_model(sizes: Mapping[str, int], actions: int, config: LatentConfig) -> LatentModel:
-    """An untrained latent model, see ``world_models.latent.LatentModel``."""
-    from world_models.latent import LatentModel
-
-    return LatentModel(sizes, actions, config)
 
 
 def context_class() -> type[Context]:
