@@ -107,10 +107,7 @@ COMMANDS: dict[str, list[list[str]]] = {
     **{f"certs {name}": [["FOLDER", "arm"]] for name in ("robot", "revoke")},
     "certs init": [["FOLDER"]],
     "inspect": [["FOLDER"], ["FOLDER/checkpoints/best"]],
-    **{
-        name: [["--out", "FOLDER", "--processes", "0"]]
-        for name in ("study", "compare", "imagine", "imagine study")
-    },
+    **{name: [["--out", "FOLDER", "--processes", "0"]] for name in ("study", "compare", "imagine", "imagine study")},
     "imagine train": [["--out", "FOLDER", "--policy", "nosuch"]],
 }
 # Those that make their folders, which is theirs to be, of nothing that anybody gave them.

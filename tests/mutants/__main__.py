@@ -116,9 +116,8 @@ def _chosen(found: Iterable[Fault], words: Sequence[str]) -> Iterator[Fault]:
     changed = () if words else _changed()
     for fault in found:
         names = [path.relative_to(ROOT).as_posix() for path in fault.places()]
-        if words and any(word in text for word in words for text in (fault.name, fault.package, *names)):
-            yield fault
-        elif {*names, *(test.partition("::")[0] for test in fault.tests)} & {*changed}:
+        named = any(word in text for word in words for text in (fault.name, fault.package, *names))
+        if named or {*names, *(test.partition("::")[0] for test in fault.tests)} & {*changed}:
             yield fault
 
 

@@ -1,7 +1,7 @@
 """``python -m tests.mutants.warm``: run tests of the copy that it stands in, in forks that need not import torch again.
 
-Reads a line of JSON a run, ``{"tests": [ids], "patience": seconds}``, and answers with ``{"code": ..., "output": ...}``;
-the code is that of pytest, null for tests that did not end.  Nothing of ours is imported before the fork, so that every
+Reads a line of JSON a run, ``{"tests": [ids], "patience": seconds}``, and answers with one,
+``{"code": ..., "output": ...}``; the code is that of pytest, null for tests that did not end.  Nothing of ours is imported before the fork, so that every
 run has the files as they are then.
 """
 
@@ -18,9 +18,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 _OTHERS = (
-    "av cryptography.x509 google.protobuf grpc gymnasium hypothesis msgpack mujoco numpy PIL.Image pyarrow.parquet "
-    "pytest rich.progress safetensors.torch scipy.stats torch torch.distributed torch.optim tyro"
-).split()
+    *("av", "cryptography.x509", "google.protobuf", "grpc", "gymnasium", "hypothesis", "msgpack", "mujoco", "numpy"),
+    *("PIL.Image", "pyarrow.parquet", "pytest", "rich.progress", "safetensors.torch", "scipy.stats", "torch"),
+    *("torch.distributed", "torch.optim", "tyro"),
+)
 _FLAGS = ("-x", "-q", "-p", "no:cacheprovider", "-p", "mutants_sentinel", "--tb=short", "-m", "")
 _TICK = 0.02  # s
 

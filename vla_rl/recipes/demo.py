@@ -12,7 +12,6 @@ from vla_rl.recipes import stages
 from vla_rl.recipes.demo_report import DemoReport, write_report
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import Imitate
-from vla_rl.recipes.imitation_study import StudyConfig, imitation_study
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.perception_ablation import PerceptionAblation, ablate_perception
@@ -51,12 +50,9 @@ class Demo:
             workers(self.evaluation.processes)  # they start meanwhile
         grounded, episodes = before.ground(folder, seconds)
         assert isinstance(grounded, TinyVLA)  # what NewTiny builds
-        study = imitation_study(StudyConfig(self.env, self.imitation, self.evaluation, self.seed), folder)
-        study.grounded(grounded, episodes)
         with shared() if self.evaluation.processes > 1 else nullcontext():
             imitation = before.imitate(grounded, episodes, folder, seconds)
             assert isinstance(imitation, TinyVLA)
-        study.imitated(imitation)
         with clock(seconds, "evaluation"):
             tests = seed_ranges.held_out(seed_ranges.TEST, self.evaluation.test)
             first = stages.play(self.env, imitation, tests, self.evaluation, self.seed, "test imitation")
@@ -66,20 +62,13 @@ class Demo:
         last, summary = improve.improve(policy, folder, seconds)
         console.print(f"after RL:  {last.rate.success:.1%}")
         with clock(seconds, "evaluation"):
-            after = ablate_perception(self.env, {"RL": policy}, self.evaluation, self.seed)
-            found = study.findings()
-        perception = {"imitation": found.perception, **after}
-        summary = {
-            "imitation": asdict(first.rate),
-            **summary,
-            "plateau": found.plateau,
-            "perception": _flat(perception),
-        }
+            both = {"imitation": imitation, "RL": policy}
+            perception = ablate_perception(self.env, both, self.evaluation, self.seed)
+        summary = {"imitation": asdict(first.rate), **summary, "perception": _flat(perception)}
         folder.write_summary(summary)  # safe before the page is made
         with clock(seconds, "report"):
-            content = DemoReport(
-                self.env, imitation, policy, first, last, perception, found.plateau, self.seed, self.rl.noise()
-            )
+            noise = self.rl.noise()
+            content = DemoReport(self.env, imitation, policy, first, last, perception, self.seed, noise)
             write_report(content, summary, folder)
         summary["seconds"] = {name: round(value, 1) for name, value in seconds.items()}
         return summary

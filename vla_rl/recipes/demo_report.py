@@ -11,7 +11,7 @@ import numpy as np
 from vla_rl.contract.env import Observation, Observe, Step, VecEnv, on_host
 from vla_rl.evaluation.report import Bar, Clip, Report, Series, Tile, percent
 from vla_rl.evaluation.run import Outcomes
-from vla_rl.evaluation.stats import Rate, mcnemar_exact, paired_bootstrap
+from vla_rl.evaluation.stats import mcnemar_exact, paired_bootstrap
 from vla_rl.experience.driver import Driver
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.context import generator
@@ -36,7 +36,6 @@ class DemoReport:
     first: Outcomes  # imitation on the test seeds
     last: Outcomes  # the policy after RL on the same seeds
     perception: Mapping[str, PerceptionAblation]
-    plateau: JsonMapping
     seed: int
     sampler: str
 
@@ -52,7 +51,7 @@ def write_report(content: DemoReport, summary: JsonMapping, folder: RunFolder) -
     _curves(report, folder.metrics("rl"))
     _videos(report, content)
     _perception(report, content.perception)
-    _plateau(report, content, folder)
+    _imitation(report, content, folder)
     _fine_print(report, content, summary)
     report.write(folder.path / "report.html")
 
@@ -188,14 +187,8 @@ def _perception(report: Report, perception: Mapping[str, PerceptionAblation]) ->
     report.table(["policy", *views], [[name, *map(percent, vars(item).values())] for name, item in perception.items()])
 
 
-def _plateau(report: Report, content: DemoReport, folder: RunFolder) -> None:
-    report.section(
-        "Was imitation trained enough?",
-        "Twice the steps should gain less than five points on validation scenes; what limits imitation is the number "
-        "of demonstrations.",
-    )
-    rates = [[f"{steps} steps", percent(Rate(**rate))] for steps, rate in content.plateau.items()]
-    report.table(["imitation", "validation success"], rates)
+def _imitation(report: Report, content: DemoReport, folder: RunFolder) -> None:
+    report.section("Imitation", "What limits it is the number of demonstrations.")
     rows = folder.metrics("imitation")
     losses = Series("imitation", [row["step"] for row in rows], [row["loss"] for row in rows])
     report.curves("Flow-matching loss", "step", "loss", [losses])

@@ -1,4 +1,4 @@
-"""What worker processes do besides collecting, with policies and data that lie in folders."""
+"""What worker processes do besides collecting, with policies that lie in folders."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from pathlib import Path
 
 from vla_rl.contract.config import from_json
 from vla_rl.evaluation.run import evaluate
-from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.worker import Report
 from vla_rl.policies.pretrained import load_policy
-from vla_rl.pretrained import save_own
 from vla_rl.recipes.config_files import load_kept_files
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.imitation import imitate_policy
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.perception_ablation import check_perception
 from vla_rl.recipes.progress import console
@@ -55,10 +52,3 @@ class Jobs:
         loaded = load_policy(policy, config.spec())
         rates = check_perception(config, loaded, check, seeds, num_envs, noise_seed)
         return {"rates": [asdict(rate) for rate in rates]}
-
-    def imitate(self, policy: str, demonstrations: str, config: JsonObject, seed: int, out: str) -> JsonObject:
-        """Train the checkpoint ``policy`` on the dataset ``demonstrations``, and save it as the checkpoint ``out``."""
-        trained = load_policy(policy)
-        imitate_policy(trained, load_demonstrations(Path(demonstrations)), from_json(config), seed)
-        save_own(trained, Path(out))
-        return {}

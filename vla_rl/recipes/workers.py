@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import atexit
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -16,8 +15,7 @@ from vla_rl.recipes.engines import Engine, LocalEngine, new_engine
 from vla_rl.recipes.json_types import JsonObject
 
 JOBS = "vla_rl.recipes.jobs:Jobs"
-_LOW_PRIORITY = 10  # nice; with less, a job that has begun would hardly go on where no core is idle
-_HERE = LocalEngine()  # where jobs in the background are, which write into folders of this machine
+_HERE = LocalEngine()
 FOLDER = "policy"  # the argument of a job that names a folder of this machine
 
 
@@ -35,8 +33,6 @@ class WorkerPool:
         self._jobs: dict[Worker, int] = {}
         self._replacing = Lock()
         self._threads = ThreadPoolExecutor(64, "worker")
-        self._background: Worker | None = None
-        self._in_turn = ThreadPoolExecutor(1, "background")
 
     def grow(self, count: int) -> None:
         """Start processes until there are ``count``; nobody waits for them yet."""
@@ -58,11 +54,6 @@ class WorkerPool:
         """Call the method ``job`` of ``Jobs`` in the next idle process; ``report`` as for ``Worker.call``."""
         return self._threads.submit(self._run, job, report, arguments)
 
-    def submit_background(self, job: str, report: Report | None = None, **arguments: object) -> BackgroundJob:
-        """As :meth:`submit`, in a process that computes when a core is idle; its jobs are done in turn."""
-        future = self._in_turn.submit(self._run_background, job, report, arguments)
-        return BackgroundJob(future, lambda: self.submit(job, report, **arguments))
-
     def map(self, job: str, arguments: Sequence[JsonObject], reports: Sequence[Report | None]) -> list[JsonObject]:
         """What ``job`` returns for each of ``arguments``, in their order; raises the first exception of one."""
         futures = [self.submit(job, report, **given) for given, report in zip(arguments, reports, strict=True)]
@@ -70,52 +61,27 @@ class WorkerPool:
 
     def close(self) -> None:
         """End the processes; safe to call twice."""
-        for threads in (self._threads, self._in_turn):
-            threads.shutdown(wait=False, cancel_futures=True)
-        for worker in (*self.all, *([self._background] if self._background else [])):
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for worker in self.all:
             worker.close()
 
     def _run(self, job: str, report: Report | None, arguments: Mapping[str, object]) -> JsonObject:
         number = self._idle.get()
         try:
-            return self._call(self.engine, self.replaced(number), job, report, arguments)
+            return self._call(self.replaced(number), job, report, arguments)
         except LostWorkerError:  # a job changes nothing until it has ended
-            return self._call(self.engine, self.replaced(number), job, report, arguments)
+            return self._call(self.replaced(number), job, report, arguments)
         finally:
             self._idle.put(number)
 
-    def _run_background(self, job: str, report: Report | None, arguments: Mapping[str, object]) -> JsonObject:
-        if self._background is None:
-            self._background = Worker(_HERE.link())
-            os.setpriority(os.PRIO_PROCESS, self._background.pid, _LOW_PRIORITY)
-        return self._call(_HERE, self._background, job, report, arguments)
-
-    def _call(
-        self, engine: Engine, worker: Worker, job: str, report: Report | None, arguments: Mapping[str, object]
-    ) -> JsonObject:
+    def _call(self, worker: Worker, job: str, report: Report | None, arguments: Mapping[str, object]) -> JsonObject:
         if worker not in self._jobs:
-            with engine.placed(worker, self.run) as run:
+            with self.engine.placed(worker, self.run) as run:
                 self._jobs[worker] = worker.make(JOBS, run=run)
-        with engine.placed(worker, str(arguments.get(FOLDER, ""))) as folder:
+        with self.engine.placed(worker, str(arguments.get(FOLDER, ""))) as folder:
             given = {**arguments, **({FOLDER: folder} if FOLDER in arguments else {})}
             found: JsonObject = worker.call(self._jobs[worker], job, report, **given)
         return found
-
-
-class BackgroundJob:
-    """A job that waits for an idle core."""
-
-    def __init__(self, future: Future[JsonObject], submit: Callable[[], Future[JsonObject]]) -> None:
-        self._future, self._submit = future, submit
-
-    def hurry(self) -> None:
-        """Do the job like any other, unless it has begun: where no core is ever idle, it would wait for ever."""
-        if self._future.cancel():
-            self._future = self._submit()
-
-    def result(self) -> JsonObject:
-        """What the job returns, when it is done."""
-        return self._future.result()
 
 
 _pools: list[WorkerPool] = []  # the one of the run that is on, if it has asked for processes
