@@ -1,8 +1,8 @@
 """``python -m tests.mutants.warm``: run tests of the copy that it stands in, in forks that need not import torch again.
 
 Reads a line of JSON a run, ``{"tests": [ids], "patience": seconds}``, and answers with one,
-``{"code": ..., "output": ...}``; the code is that of pytest, null for tests that did not end.  Nothing of ours is imported before the fork, so that every
-run has the files as they are then.
+``{"code": ..., "output": ...}``; the code is that of pytest, null for tests that did not end.  Nothing of ours is
+imported before the fork, so that every run has the files as they are then.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 
 import numpy as np
@@ -14,7 +13,8 @@ from vla_rl.experience.spans import KINDS, LIMIT, OWN
 from vla_rl.training import timeline as module
 from vla_rl.training.loop import Loop, LoopConfig
 from vla_rl.training.policy_store import InProcessPolicyStore
-from vla_rl.training.timeline import PERIODS, RECENT, Period, Timeline
+from vla_rl.training.timeline import RECENT, TRACE, Timeline
+from vla_rl.training.tracking import RunFolder
 
 WAITING, SIMULATING = KINDS.index("waiting"), KINDS.index("simulating")
 
@@ -41,11 +41,8 @@ def test_spans_are_in_seconds_since_the_run_began_and_count_in_their_iteration(c
     line.begin(2)
     with line.span("learning"):
         clock(5)
-    assert line.recent[1][OWN] == [(KINDS.index("learning"), 51.0, 53.0)]
-    assert [(p.first, p.start, p.stop, p.seconds[OWN]) for p in line.periods] == [
-        (1, 51.0, 54.0, {"learning": 2.0}),
-        (2, 54.0, 55.0, {"learning": 1.0}),
-    ]
+    learning = KINDS.index("learning")
+    assert line.recent == {1: {OWN: [(learning, 51.0, 53.0)]}, 2: {OWN: [(learning, 54.0, 55.0)]}}
 
 
 def test_a_collector_waits_between_its_rollouts_and_before_the_first(clock):
@@ -58,7 +55,6 @@ def test_a_collector_waits_between_its_rollouts_and_before_the_first(clock):
     line.collected({OWN: np.zeros((0, 3)), "collector 1": np.array([[SIMULATING, 1006.0, 1008.0]])}, 1003.0)
     assert line.recent[1]["collector 1"] == [(WAITING, 0.0, 1.0), (SIMULATING, 1.0, 2.0)]
     assert line.recent[2]["collector 1"] == [(WAITING, 2.0, 6.0), (SIMULATING, 6.0, 8.0)]
-    assert line.periods[1].seconds["collector 1"] == {"waiting": 4.0, "simulating": 2.0}
 
 
 def test_who_brings_no_spans_was_waited_for(clock):
@@ -82,23 +78,16 @@ def test_what_a_source_says_later_about_a_span_is_more_exact(clock):
     saving = KINDS.index("saving")
     assert line.recent[1][OWN] == [(saving, 1.0, 2.0), (WAITING, 2.0, 4.0), (saving, 4.0, 5.0)]
     assert line.recent[2][OWN] == [(WAITING, 5.0, 7.0)]
-    assert [p.seconds[OWN] for p in line.periods] == [{"saving": 2.0, "waiting": 2.0}, {"waiting": 2.0}]
 
 
-def test_a_long_run_keeps_recent_spans_and_the_seconds_of_all(clock):
+def test_a_long_run_keeps_recent_spans(clock):
     line = Timeline()
-    iterations = 5 * PERIODS
-    for i in range(1, iterations + 1):
+    for i in range(1, 5 * RECENT + 1):
         clock(2 * i)
         line.begin(i)
         with line.span("learning"):
             clock(2 * i + 1)
-    assert sorted(line.recent) == list(range(iterations - RECENT + 1, iterations + 1))
-    assert len(line.periods) <= 2 * PERIODS
-    assert sum(p.seconds[OWN]["learning"] for p in line.periods) == iterations
-    edges = [(p.first, p.last) for p in line.periods]
-    assert edges[0][0] == 1 and edges[-1][1] == iterations
-    assert all(later == last + 1 for (_, last), (later, _) in itertools.pairwise(edges))
+    assert sorted(line.recent) == list(range(4 * RECENT + 1, 5 * RECENT + 1))
 
 
 def test_one_iteration_keeps_a_bounded_number_of_spans(clock):
@@ -106,7 +95,9 @@ def test_one_iteration_keeps_a_bounded_number_of_spans(clock):
     line.begin(1)
     for i in range(3 * LIMIT):
         line.collected({OWN: np.array([[i % 2, 1000.0 + i, 1000.5 + i]])}, 0.0)
-    assert len(line.recent[1][OWN]) <= LIMIT and line.periods[0].seconds[OWN]["simulating"] == 0.75 * LIMIT
+    found = line.recent[1][OWN]
+    assert len(found) <= LIMIT
+    assert sum(stop - start for kind, start, stop in found if kind == SIMULATING) == 0.75 * LIMIT
 
 
 def test_a_resumed_run_goes_on_and_replaces_what_it_repeats(clock):
@@ -122,15 +113,57 @@ def test_a_resumed_run_goes_on_and_replaces_what_it_repeats(clock):
     resumed.begin(3)
     with resumed.span("learning"):
         clock(101)
-    assert [p.first for p in resumed.periods] == [1, 2, 3] and sorted(resumed.recent) == [1, 2, 3]
-    assert resumed.recent[3][OWN] == [(KINDS.index("learning"), 3.5, 4.5)]
-    assert resumed.periods[1] == Period(2, 2, 2.0, 3.0, {OWN: {"learning": 0.5}})
+    learning = KINDS.index("learning")
+    assert resumed.recent == {
+        1: {OWN: [(learning, 1.0, 1.5)]},
+        2: {OWN: [(learning, 2.0, 2.5)]},
+        3: {OWN: [(learning, 3.5, 4.5)]},
+    }
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"kinds": ["sleeping"], "periods": [], "spans": {}}'])
+def test_the_trace_has_a_thread_for_every_process_and_microseconds(clock):
+    line = Timeline()
+    line.begin(7)
+    clock(3)
+    line.collected({OWN: np.zeros((0, 3)), "collector 1": np.array([[SIMULATING, 1001.0, 1002.5]])}, 1000.0)
+    with line.span("learning"):
+        clock(4)
+    events = line.to_json()["traceEvents"]
+    names = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert names == {0: "learner", 1: "collector 1"}
+    assert [event for event in events if event["ph"] == "X"] == [
+        {"name": name, "ph": "X", "ts": ts, "dur": dur, "pid": 0, "tid": tid, "args": {"iteration": 7}}
+        for name, ts, dur, tid in (
+            ("waiting", 0, 1_000_000, 1),
+            ("simulating", 1_000_000, 1_500_000, 1),
+            ("learning", 3_000_000, 1_000_000, 0),
+        )
+    ]
+
+
+_UNKNOWN = '{"ph": "M", "tid": 0, "args": {"name": "learner"}}, {"ph": "X", "tid": 0, "ts": 1, "name": "sleeping"}'
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", f'{{"traceEvents": [{_UNKNOWN}]}}'])
 def test_a_damaged_timeline_is_named_in_one_sentence(text):
-    with pytest.raises(UserError, match=r"timeline\.json is damaged .* delete that file\.$"):
+    with pytest.raises(UserError, match=r"trace\.json is damaged .* delete that file\.$"):
         Timeline().restore(text)
+
+
+def test_a_run_writes_its_timeline_and_a_resumed_one_continues_it(clock, tmp_path):
+    folder = RunFolder(tmp_path / "run", {})
+    line = Timeline(0.0)
+    line.write(folder)
+    assert not (folder.path / TRACE).exists(), "nothing was recorded"
+    line.begin(1)
+    with line.span("learning"):
+        clock(2)
+    folder.log("rl", 1, {})
+    line.write(folder)
+    folder.close()
+    assert Timeline.of(folder).recent == {}
+    folder.resumed = True
+    assert Timeline.of(folder).recent == line.recent
 
 
 def test_the_loop_says_what_it_does():
@@ -139,7 +172,7 @@ def test_the_loop_says_what_it_does():
         fake, fake, InProcessPolicyStore(fake), fake.validate, LoopConfig(2, validate_every=1), timeline=Timeline()
     )
     loop.run()
-    did = [set(period.seconds[OWN]) for period in loop.timeline.periods]
+    did = [{KINDS[kind] for kind, _, _ in lanes[OWN]} for lanes in loop.timeline.recent.values()]
     assert did[0] == {"validating", "saving"}
     assert did[1] == {"waiting", "learning", "syncing", "validating", "saving"}
     order = [KINDS[kind] for kind, _, _ in loop.timeline.recent[1][OWN]]

@@ -15,7 +15,6 @@ from typing import Literal, TypeAlias
 from vla_rl.contract.errors import ContractError
 from vla_rl.evaluation import plots
 from vla_rl.evaluation.axes import interval, number
-from vla_rl.evaluation.lanes import Kind, Lane, lanes_figure
 from vla_rl.evaluation.plots import Bar, Point, Series
 from vla_rl.evaluation.stats import Rate
 from vla_rl.evaluation.style import CSS, SCRIPT
@@ -136,10 +135,6 @@ class Report:
     def scatter(self, title: str, x_label: str, y_label: str, points: Sequence[Point]) -> None:
         """Pairs of rates with their intervals around the diagonal, such as true and imagined success of policies."""
         self._add(plots.scatter(title, x_label, y_label, points), figure=True)
-
-    def lanes(self, title: str, kinds: Sequence[Kind], lanes: Sequence[Lane], start: float, stop: float) -> None:
-        """What several processes did between ``start`` and ``stop``, seconds, each in a lane of its own."""
-        self._add(lanes_figure(title, kinds, lanes, start, stop))
 
     def videos(self, title: str, clips: Sequence[Clip | Recording]) -> None:
         """A grid of looping clips, framed green for a success and red for a failure."""

@@ -109,19 +109,6 @@ th.n, td.n { text-align: right; }
 @container (max-width: 34rem) {
   .bar, .bar-axis { grid-template-columns: 1fr auto; } .bar svg { grid-row: 2; grid-column: 1 / -1; height: 1rem; }
   .bar-axis > div { grid-column: 1 / -1; } .bar { padding: 0.35rem 0; } }
-/* lanes */
-.lanes { margin: 1rem 0; }
-.legend i.block { width: 0.8rem; height: 0.8rem; border: 0; border-radius: 3px; background: var(--c);
-  vertical-align: -0.05em; }
-.lane { display: grid; grid-template-columns: 6.5rem 1fr; align-items: center; column-gap: 0.8rem; margin: 0.2rem 0;
-  font-size: 0.875rem; line-height: 1.3; }
-.lane svg { display: block; width: 100%; height: 1.9rem; border-radius: 4px;
-  background: color-mix(in srgb, var(--soft) 9%, transparent); }
-.lane path { fill: var(--c); shape-rendering: crispEdges; }
-.lane-axis { position: relative; height: 1.3rem; border-top: 1px solid var(--line); margin-top: 0.25rem;
-  color: var(--soft); font-size: 0.75rem; }
-.lane-axis span { position: absolute; top: 0.4rem; transform: translateX(-50%); line-height: 1; }
-.lanes .x-label { text-align: right; }
 /* clips */
 .clips { display: grid; gap: 0.9rem; margin: 1rem 0;
   grid-template-columns: repeat(auto-fill, minmax(min(46%, 10.5rem), 1fr)); }

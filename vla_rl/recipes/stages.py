@@ -19,7 +19,6 @@ from vla_rl.evaluation.stats import MeanReturn, Rate
 from vla_rl.experience.collect import collect_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.pretrained import save_own
-from vla_rl.recipes.bottleneck import Arguments
 from vla_rl.recipes.context import RunContext, Trainable, generator
 from vla_rl.recipes.env_config import EnvConfig, EnvFactory
 from vla_rl.recipes.evaluators import Evaluator, new_evaluator
@@ -27,12 +26,12 @@ from vla_rl.recipes.memory_knobs import naming_knobs
 from vla_rl.recipes.progress import Clock, bar, console, mostly, steps_per_second
 from vla_rl.recipes.shared_envs import SharedEnvs
 from vla_rl.recipes.signals import Terminated, patient_sigterm
-from vla_rl.recipes.timeline_page import TimelinePage
 from vla_rl.recipes.trainers import TrainerConfig
 from vla_rl.recipes.training_setup import TrainingSetup, build
 from vla_rl.training.distributed import anyone, barrier
 from vla_rl.training.loop import BestWeights, Loop
 from vla_rl.training.out_of_memory import BUILD, LEARN, phase_of_memory
+from vla_rl.training.timeline import Timeline
 from vla_rl.training.tracking import RunFolder
 
 
@@ -139,7 +138,7 @@ def _train(
     policy, held_out = setup.policy, seed_ranges.held_out(seed_ranges.VALIDATION, evaluation.validation)
     by_family: dict[str, float] = {}
     spent = Clock()
-    page = TimelinePage(folder, Arguments.of(trainer.loop, evaluation.processes))
+    timeline = Timeline.of(folder)
     saved = folder.load_state("rl") if folder.resumed else None
     with phase_of_memory(LEARN):
         pretrained = saved is None and trainer.pretrain(setup.learner)
@@ -167,9 +166,9 @@ def _train(
             validate,
             trainer.loop,
             on_best=lambda iteration: save_own(policy, folder.checkpoint("best")),
-            report=_report_rl(folder, update, by_family, spent, page),
+            report=_report_rl(folder, update, by_family, spent, timeline),
             save=save,
-            timeline=page.timeline,
+            timeline=timeline,
         )
         if isinstance(setup.learner, LongUpdate):
             setup.learner.report = lambda share: update(loop.iteration, f"learning from successes, {share:.0%}")
@@ -185,7 +184,7 @@ def _train(
         except NonFiniteError as error:
             raise NonFiniteError(f"{error} The last good weights are in {str(folder.checkpoint('best'))!r}.") from error
         finally:
-            page.write()
+            timeline.write(folder)
     spent.tell()
     return policy, best
 
@@ -200,11 +199,11 @@ def _report_rl(
     update: Callable[[int, str], None],
     by_family: dict[str, float],
     spent: Clock,
-    page: TimelinePage,
+    timeline: Timeline,
 ) -> Callable[[int, dict[str, float]], None]:
     """Metrics to the folder, those of a validation with its rates ``by_family``; a short remark to the progress bar.
 
-    ``spent`` counts the time; ``page`` is written anew after a validation.
+    ``spent`` counts the time; the ``timeline`` is written anew after a validation.
     """
     best = {"eval/score": 0.0}
 
@@ -212,7 +211,7 @@ def _report_rl(
         metrics |= by_family if "eval/score" in metrics else {}
         folder.log("rl", iteration, metrics)
         if "eval/score" in metrics:
-            page.write()
+            timeline.write(folder)
         best["eval/score"] = metrics.get("eval/score", best["eval/score"])
         spent.add(metrics)
         trying = metrics.get("rollout/successes", 0.0) / max(1.0, metrics.get("rollout/episodes", 0.0))

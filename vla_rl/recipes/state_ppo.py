@@ -28,7 +28,6 @@ from vla_rl.policies.critics import RunningCritic
 from vla_rl.policies.image_encoder import ImageEncoder
 from vla_rl.policies.observations import Activation, check_activation
 from vla_rl.policies.statistics import RunningStatistics
-from vla_rl.recipes.bottleneck import Arguments
 from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.json_types import JsonObject
@@ -38,11 +37,11 @@ from vla_rl.recipes.shared_envs import lending, require_same
 from vla_rl.recipes.sharing import SharingConfig
 from vla_rl.recipes.signals import Terminated, patient_sigterm
 from vla_rl.recipes.stages import EvaluationConfig, clock
-from vla_rl.recipes.timeline_page import TimelinePage
 from vla_rl.training.device import resolve_device
 from vla_rl.training.distributed import SummedCounters, anyone, current_reducer
 from vla_rl.training.loop import BestWeights, Loop, LoopConfig, LoopLearner
 from vla_rl.training.policy_store import InProcessPolicyStore
+from vla_rl.training.timeline import Timeline
 from vla_rl.training.tracking import RunFolder
 
 
@@ -181,12 +180,12 @@ def _train(loop: Loop, folder: RunFolder, group: Reducer) -> BestWeights:
     """Run ``loop`` with a progress bar, metrics and states to go on from in ``folder``."""
     with bar("improve", loop.config.iterations) as update, patient_sigterm() as asked_to_stop:
         last = {"eval/score": math.nan}
-        spent, page = Clock(), TimelinePage(folder, Arguments.without_collectors())
+        spent, timeline = Clock(), Timeline.of(folder)
 
         def report(iteration: int, metrics: dict[str, float]) -> None:
             folder.log("rl", iteration, metrics)
             if "eval/score" in metrics:
-                page.write()
+                timeline.write(folder)
             last["eval/score"] = metrics.get("eval/score", last["eval/score"])
             spent.add(metrics)
             speed = steps_per_second(metrics)
@@ -199,7 +198,7 @@ def _train(loop: Loop, folder: RunFolder, group: Reducer) -> BestWeights:
             if stopping:
                 raise Terminated
 
-        loop.report, loop.save, loop.timeline = report, save, page.timeline
+        loop.report, loop.save, loop.timeline = report, save, timeline
         if reason := loop.not_resumable():
             console.print(reason)
         can_resume = not reason
@@ -208,6 +207,6 @@ def _train(loop: Loop, folder: RunFolder, group: Reducer) -> BestWeights:
         try:
             best = loop.run()
         finally:
-            page.write()
+            timeline.write(folder)
     spent.tell()
     return best

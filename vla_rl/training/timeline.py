@@ -1,7 +1,7 @@
-"""The timeline of a run: what each of its processes did and when, in seconds since the run began.
+"""The timeline of a run: what each of its processes did and when, as a trace that Perfetto and chrome://tracing open.
 
-Bounded: the spans of the last :data:`RECENT` iterations, and the seconds of every kind of at most twice
-:data:`PERIODS` periods, which grow from one iteration each to two, four and so on.
+Bounded: the spans of the last :data:`RECENT` iterations.  The format is Google's "Trace Event Format", of which complete
+events ("X") and names of threads ("M") are written; times are microseconds since the run began.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,34 +16,13 @@ import numpy as np
 from vla_rl.contract.env import Array, on_host
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.spans import KINDS, LIMIT, OWN, Span, now, thinned
+from vla_rl.training.tracking import RunFolder, write_text
 
 RECENT = 10  # iterations whose spans are kept
-PERIODS = 500
+TRACE = "trace.json"
+_LEARNER = "learner"  # what the lane OWN is called there
+_US = 1e6
 Lanes = dict[str, list[Span]]
-
-
-@dataclass
-class Period:
-    """Iterations ``first`` to ``last``, from ``start`` to ``stop``; ``seconds`` {lane: {kind: seconds}}."""
-
-    first: int
-    last: int
-    start: float
-    stop: float
-    seconds: dict[str, dict[str, float]] = field(default_factory=dict)
-
-    def count(self, lane: str, kind: str, seconds: float) -> None:
-        """Add ``seconds`` of ``kind`` in ``lane``."""
-        kinds = self.seconds.setdefault(lane, {})
-        kinds[kind] = kinds.get(kind, 0.0) + seconds
-
-    def __add__(self, later: Period) -> Period:
-        both = Period(self.first, later.last, self.start, later.stop)
-        for period in (self, later):
-            for lane, kinds in period.seconds.items():
-                for kind, seconds in kinds.items():
-                    both.count(lane, kind, seconds)
-        return both
 
 
 class Timeline:
@@ -59,22 +37,25 @@ class Timeline:
         self._zero = now() - elapsed
         self._delivered: dict[str, float] = {}  # when the last span of a lane ended, by the wall clock
         self._began = 0.0  # when the first iteration here began, by the wall clock
-        self.periods: list[Period] = []
-        self.recent: dict[int, Lanes] = {}  # spans by iteration
+        self._iteration = 0
+        self.recent: dict[int, Lanes] = {}  # spans by iteration, in seconds since the run began
+
+    @classmethod
+    def of(cls, folder: RunFolder) -> Timeline:
+        """That of the run in ``folder``; a resumed run continues what ``trace.json`` holds, without the pause.
+
+        Raises UserError where that is damaged.
+        """
+        made = cls(folder.elapsed)
+        if folder.resumed and (saved := folder.path / TRACE).exists():
+            made.restore(saved.read_text(encoding="utf-8"))
+        return made
 
     def begin(self, iteration: int) -> None:
         """What follows belongs to ``iteration``; it and later ones are forgotten, where a resumed run repeats them."""
-        time = now() - self._zero
-        if self._began:
-            self.periods[-1].stop = time
-        self._began = self._began or now()
-        self.periods = [period for period in self.periods if period.last < iteration]
+        self._began, self._iteration = self._began or now(), iteration
         self.recent = {i: lanes for i, lanes in self.recent.items() if iteration - RECENT < i < iteration}
         self.recent[iteration] = {}
-        if len(self.periods) >= 2 * PERIODS:
-            pairs = zip(self.periods[::2], self.periods[1::2], strict=True)
-            self.periods = [first + second for first, second in pairs]
-        self.periods.append(Period(iteration, iteration, time, time))
 
     @contextmanager
     def span(self, kind: str) -> Iterator[None]:
@@ -97,19 +78,63 @@ class Timeline:
                 rows = [row for row in rows if not (row[1] < start and self._overrules(row))]
             self._add(lane, rows, beside=lane != OWN)
 
+    def write(self, folder: RunFolder) -> None:
+        """Write ``trace.json`` into ``folder``, unless nothing was recorded of which anything is to be kept."""
+        if self.recent and (folder.path / "metrics.jsonl").exists():
+            write_text(folder.path / TRACE, json.dumps(self.to_json()))
+
+    def to_json(self) -> dict[str, Any]:
+        """The trace, which :meth:`restore` reads."""
+        names = sorted({lane for lanes in self.recent.values() for lane in lanes}, key=lambda lane: (len(lane), lane))
+        numbers = {lane: number for number, lane in enumerate(names)}
+        threads = [
+            {"name": "thread_name", "ph": "M", "pid": 0, "tid": number, "args": {"name": lane or _LEARNER}}
+            for lane, number in numbers.items()
+        ]
+        spans = [
+            {
+                "name": KINDS[kind],
+                "ph": "X",
+                "ts": round(start * _US),
+                "dur": round((stop - start) * _US),
+                "pid": 0,
+                "tid": numbers[lane],
+                "args": {"iteration": iteration},
+            }
+            for iteration, lanes in self.recent.items()
+            for lane, found in lanes.items()
+            for kind, start, stop in found
+        ]
+        return {"displayTimeUnit": "ms", "traceEvents": [*threads, *spans]}
+
+    def restore(self, text: str) -> None:
+        """Continue the timeline of :meth:`to_json`, as JSON; raises UserError where that is damaged."""
+        try:
+            events = json.loads(text)["traceEvents"]
+            named = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+            recent: dict[int, Lanes] = {}
+            for event in (event for event in events if event["ph"] == "X"):
+                name, start = named[event["tid"]], event["ts"] / _US
+                lanes = recent.setdefault(int(event["args"]["iteration"]), {})
+                span = KINDS.index(event["name"]), start, start + event["dur"] / _US
+                lanes.setdefault(OWN if name == _LEARNER else str(name), []).append(span)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UserError(
+                f"the run's {TRACE} is damaged or of another version ({error}), so it cannot be continued; delete that "
+                "file."
+            ) from error
+        self.recent = recent
+
     def _overrules(self, span: Span) -> bool:
         """Whether ``span`` lies in a kept one of this process, in whose place it says more exactly what was done.
 
         For instance: to save the state of a source is to wait for the rollout that it collects.
         """
         kind, start, stop = span[0], span[1] - self._zero, span[2] - self._zero
-        for number, lanes in self.recent.items():
+        for lanes in self.recent.values():
             for i, (other, begin, end) in enumerate(lanes.get(OWN, [])):
                 if begin <= start and stop <= end:
                     lanes[OWN][i : i + 1] = [(other, begin, start), (kind, start, stop), (other, stop, end)]
-                    period = next(period for period in self.periods if period.first <= number <= period.last)
-                    period.count(OWN, KINDS[other], start - stop)
-                    period.count(OWN, KINDS[kind], stop - start)
                     return True
         return False
 
@@ -120,42 +145,7 @@ class Timeline:
         if beside and idle_since < spans[0][1]:
             spans = [(KINDS.index("waiting"), idle_since, spans[0][1]), *spans]
         self._delivered[lane] = spans[-1][2]
-        period = self.periods[-1]
-        for kind, start, stop in spans:
-            period.count(lane, KINDS[kind], stop - start)
-        moved = [(kind, start - self._zero, stop - self._zero) for kind, start, stop in spans]
-        period.stop = max(period.stop, moved[-1][2])
-        kept = self.recent[period.last].setdefault(lane, [])
-        kept += moved
+        kept = self.recent[self._iteration].setdefault(lane, [])
+        kept += [(kind, start - self._zero, stop - self._zero) for kind, start, stop in spans]
         if len(kept) > LIMIT:
-            self.recent[period.last][lane] = thinned(kept)
-
-    def to_json(self) -> dict[str, Any]:
-        """What :meth:`restore` reads."""
-        spans = {
-            str(number): {
-                lane: [[kind, round(start, 5), round(stop, 5)] for kind, start, stop in found]
-                for lane, found in lanes.items()
-            }
-            for number, lanes in self.recent.items()
-        }
-        return {"kinds": list(KINDS), "periods": [asdict(period) for period in self.periods], "spans": spans}
-
-    def restore(self, text: str) -> None:
-        """Continue the timeline of :meth:`to_json`, as JSON; raises UserError where that is damaged."""
-        try:
-            saved = json.loads(text)
-            if saved["kinds"] != list(KINDS):
-                raise ValueError(f"kinds {saved['kinds']}")
-            self.periods = [Period(**period) for period in saved["periods"]]
-            self.recent = {
-                int(number): {
-                    lane: [(int(k), float(a), float(b)) for k, a, b in found] for lane, found in lanes.items()
-                }
-                for number, lanes in saved["spans"].items()
-            }
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise UserError(
-                f"the run's timeline.json is damaged or of another version ({error}), so it cannot be continued; "
-                "delete that file."
-            ) from error
+            self.recent[self._iteration][lane] = thinned(kept)
