@@ -33,11 +33,10 @@ EXPECTED = {
     "wan_frames": 2,
     "memory_estimate": 1,  # of three, which tests/recipes/test_memory.py estimates
     "timeline_cost": 2,
-    "throughput_model": 4,
     "prefix_stored_vs_recomputed": 2,
 }
 # They take seconds; isolation, streams and estimates have tests of their own.
-SLOW = {"throughput_model", "memory_estimate", "imagined_vs_simulator", "isolated_vs_inprocess"}
+SLOW = {"memory_estimate", "imagined_vs_simulator", "isolated_vs_inprocess"}
 
 
 def test_every_benchmark_is_tested():

@@ -30,7 +30,6 @@ from tests.benchmarks.memory import memory_estimate
 from tests.benchmarks.overlap import overlap_vs_plain
 from tests.benchmarks.rendering import render_vs_mujoco
 from tests.benchmarks.replay import replay_add
-from tests.benchmarks.throughput import throughput_model
 from tests.benchmarks.timeline import timeline_cost
 from tests.benchmarks.vla_inference import inference_vs_lerobot
 from tests.benchmarks.vla_learning import prefix_stored_vs_recomputed
@@ -57,7 +56,6 @@ BENCHMARKS: dict[str, Callable[[bool], list[Row]]] = {
         wan_frames,
         memory_estimate,
         timeline_cost,
-        throughput_model,
         prefix_stored_vs_recomputed,
         inference_vs_lerobot,
         warp_vs_alone,

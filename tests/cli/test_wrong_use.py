@@ -53,7 +53,7 @@ USES = {
         "/dev/null/below --port 0 --page-port 0",
         "new --learn IN",
     ],
-    "inspect": ["IN", "IN --env.options {}", "demo.py:demo --hardware IN"],
+    "inspect": ["IN", "IN --env.options {}", "demo.py:demo --policy IN"],
     "certs init": ["file", "/dev/null/below"],
     "certs server": ["IN"],
     "certs robot": ["IN left"],

@@ -20,7 +20,7 @@ from vla_rl.recipes.inspect_installation import catalog, missing_package, show_i
 
 _USAGE = (
     "vla-rl inspect [ENVIRONMENT [--env.options JSON] | package.module:make | CHECKPOINT FOLDER | RUN FOLDER | "
-    "FILE.py:function [--field value ...] [--hardware 8xH100 [--measured RUN]]]; without one: this installation"
+    "FILE.py:function [--field value ...]]; without one: this installation"
 )
 
 

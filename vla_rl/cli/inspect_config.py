@@ -7,31 +7,18 @@ from typing import Any
 
 from rich.console import Console
 
-from vla_rl.cli.override import override, take_option
+from vla_rl.cli.override import override
 from vla_rl.contract.config import to_json
-from vla_rl.contract.errors import UserError
 from vla_rl.recipes.tables import sizes, table, tree
 
 
 def inspect_config(show: Console, target: str, given: Sequence[str] = ()) -> None:
-    """Print the config ``target`` with fields changed as ``given`` (``--field value``).
-
-    With ``--hardware 8xH100`` instead: the memory of each rank there and, from ``--measured RUN``, the expected speed.
-    """
+    """Print the config ``target`` with fields changed as ``given`` (``--field value``)."""
     from vla_rl.recipes.config_files import load_config
 
     config = load_config(target)
-    hardware, fields = take_option(list(given), "--hardware", "")
-    measured, fields = take_option(fields, "--measured", "")
-    if measured and not hardware:
-        raise UserError("--measured says how fast a run was and not what to predict; add --hardware, such as 8xH100.")
-    if fields:
-        config = override(config, fields, f"vla-rl inspect {target}")
-    if hardware:
-        from vla_rl.recipes.throughput_tables import Target, show_hardware
-
-        show_hardware(show, Target.of(config, hardware, measured))
-        return
+    if given:
+        config = override(config, given, f"vla-rl inspect {target}")
     show.print(tree(target, to_json(config)))
     if hasattr(config, "rl"):
         _run(show, config)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -20,8 +20,6 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
 
 from vla_rl.contract.batch import OneProcess, Rollout
 from vla_rl.contract.spec import EnvSpec
@@ -66,8 +64,6 @@ class MemoryEstimate:
     gradients, optimizer, replay, rollout  what lasts from one phase to the next
     on_disk       of the replay buffer, which are then not in ``replay`` and ``phases``
     observation, decision  {name: bytes} of one in a rollout: features, and what was chosen
-    flops         of the policy's matrix products, convolutions and attention, to collect one rollout
-    operations    of torch to collect one rollout
     learnt        whether the policy was seen to learn
     """
 
@@ -82,30 +78,12 @@ class MemoryEstimate:
     rollout: int = 0
     observation: dict[str, int] = field(default_factory=dict)
     decision: dict[str, int] = field(default_factory=dict)
-    flops: int = 0
-    operations: int = 0
     learnt: bool = False
 
     @property
     def peak(self) -> int:
         """The most that is alive at once."""
         return max(phase.peak for phase in self.phases.values())
-
-
-class _Operations(TorchDispatchMode):
-    """Counts the operations of torch meanwhile."""
-
-    count = 0
-
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., object],
-        types: Sequence[type],
-        args: tuple[object, ...] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> object:
-        self.count += 1
-        return func(*args, **(kwargs or {}))
 
 
 class _Learnt(Exception):
@@ -143,9 +121,6 @@ def estimate(
             loop = _play(found, live, trainer, setup, validate)
             with live.watch(_phase(found, COLLECT).note):  # again, now that the optimizer's state is there
                 setup.source.next()
-            with FlopCounterMode(display=False) as counter, _Operations() as operations:
-                setup.source.next()
-            found.flops, found.operations = counter.get_total_flops(), operations.count
             with live.watch(_phase(found, VALIDATE).note):
                 _keep_better(loop, validate())
             _count(found, setup, on_disk)
