@@ -1,7 +1,7 @@
 """The timeline of a run: what each of its processes did and when, as a trace that Perfetto and chrome://tracing open.
 
-Bounded: the spans of the last :data:`RECENT` iterations.  The format is Google's "Trace Event Format", of which complete
-events ("X") and names of threads ("M") are written; times are microseconds since the run began.
+Bounded: the spans of the last :data:`RECENT` iterations.  The format is Google's "Trace Event Format", of which it has
+complete events ("X") and names of threads ("M"); times are microseconds since the run began.
 """
 
 from __future__ import annotations
