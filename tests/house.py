@@ -57,11 +57,9 @@ def imported(tree: ast.AST, module: str, known: Mapping[str, Any], everywhere: b
 
 
 def _at_import(tree: ast.AST) -> Iterator[ast.AST]:
-    """What runs when a module is imported: all statements outside of functions and of ``if TYPE_CHECKING``."""
+    """All statements outside of functions: what runs when a module is imported, and what is for types alone."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            continue
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             continue
         yield node
         yield from _at_import(node)
