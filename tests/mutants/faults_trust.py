@@ -201,13 +201,6 @@ FAULTS = (
         (_SIZES,),
     ),
     Fault(
-        "any number of layers is built",
-        "vla_rl/pretrained.py",
-        "        for number in _whole_numbers(config):",
-        "        for number in ():",
-        (_SIZES,),
-    ),
-    Fault(
         "a registry's version is anything",
         "vla_rl/fleet/registry.py",
         "            if all(type(one) is int and 0 < one < MOST_VERSIONS for one in versions):",
