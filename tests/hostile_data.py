@@ -520,20 +520,23 @@ TRACES: dict[str, Make] = {
 
 def _wide(folder: Path, canary: Path, **sizes: int) -> None:
     checkpoint(folder)
-    changed(folder, config=to_json(GaussianConfig(**sizes)))
+    changed(folder, config={**to_json(GaussianConfig()), **sizes})
+
+
+_WIDEST = 10_000  # that a config may have
 
 
 def _sparse(folder: Path, canary: Path) -> None:
     """As wide as the file says, which is one of holes."""
-    GaussianPolicy(point_mass.spec(), None, GaussianConfig(width=8, depth=2)).save_pretrained(folder)
-    changed(folder, config=to_json(GaussianConfig(width=40_000, depth=2)))
+    GaussianPolicy(point_mass.spec(), None, GaussianConfig(width=8, depth=16)).save_pretrained(folder)
+    changed(folder, config=to_json(GaussianConfig(width=_WIDEST, depth=16)))
     path = folder / "model.safetensors"
     good = path.read_bytes()
     header = json.loads(good[8 : 8 + struct.unpack("<Q", good[:8])[0]])
     end = 0
     for name, entry in header.items():
         if name != "__metadata__":
-            entry["shape"] = [40_000 if side == 8 else side for side in entry["shape"]]
+            entry["shape"] = [_WIDEST if side == 8 else side for side in entry["shape"]]
             size = 4 * int(np.prod(entry["shape"], dtype=np.int64))
             entry["data_offsets"], end = [end, end + size], end + size
     text = json.dumps(header).encode()
@@ -552,6 +555,8 @@ def _steering(folder: Path, canary: Path) -> None:
 
 SIZES: dict[str, Make] = {
     "texts that steer a terminal": _steering,
+    "layer as wide as may be": lambda folder, canary: _wide(folder, canary, width=_WIDEST, depth=2),
+    "layers as many as may be": lambda folder, canary: _wide(folder, canary, width=_WIDEST, depth=100),
     "wide layer": lambda folder, canary: _wide(folder, canary, width=900_000, depth=2),
     "wider layer": lambda folder, canary: _wide(folder, canary, width=10**13, depth=1),
     "layers": lambda folder, canary: _wide(folder, canary, width=8, depth=10**9),

@@ -146,6 +146,23 @@ def test_a_snapshot_that_fails_is_taken_of_the_new_worker(trouble, tmp_path):
         assert np.array_equal(first.truncated, again.truncated)
 
 
+def test_what_was_seen_last_of_a_lost_episode_comes_back_after_another_was_lost():
+    def lost(env):
+        os.kill(env.workers[1].link.pid, signal.SIGKILL)
+        with pytest.warns(UserWarning, match="another one is started"):
+            return env.step(chunk(env)).obs
+
+    with closing(make("isolated", num_envs=2, env="counting", workers=2)) as env:
+        env.reset([0, 1], LONG[:2])
+        env.step(chunk(env))
+        first = lost(env)
+        saved = env.snapshot([0, 1])
+        env.reset([0, 1], LONG[2:4])
+        assert lost(env).state[1, 0] == LONG[3]
+        assert same_observation(env.restore([0, 1], saved), first)
+        assert first.state[:, 0].tolist() == LONG[:2] and first.time.tolist() == [2, 1]
+
+
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("trouble", ["killed", "failing", "hung"])
 def test_a_restore_that_fails_is_tried_again(trouble, tmp_path):

@@ -15,7 +15,7 @@ from sims.catalog import make
 from tests.auditing import AuditingPolicy
 from vla_rl.contract.check import check_env, random_actions
 from vla_rl.contract.env import Observation, Step
-from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 
 ROOT = str(Path(__file__).resolve().parents[3])
@@ -61,6 +61,16 @@ def same_step(one: Step, other: Step) -> bool:
     arrays = all(np.array_equal(getattr(one, name), getattr(other, name)) for name in names)
     frames = len(one.frames) == len(other.frames) and all(map(same_observation, one.frames, other.frames))
     return arrays and frames and tuple(one.cause) == tuple(other.cause) and same_observation(one.obs, other.obs)
+
+
+def test_an_action_that_is_not_finite_is_named_with_its_step():
+    with isolated("counting", num_envs=2, workers=2) as env:
+        env.reset([0, 1], [1, 2])
+        chunk = random_actions(env, 1, np.random.default_rng(0))
+        env.step(chunk)
+        chunk[1] = np.nan
+        with pytest.raises(NonFiniteError, match="environment 1 at control step 1"):
+            env.step(chunk)
 
 
 @pytest.mark.parametrize(
