@@ -279,6 +279,8 @@ def test_the_latency_is_counted_in_control_steps():
     assert findings["latency"].result == (
         "pictures 30 ms + joints 4 ms + decision 50 ms (99 % at most 50 ms) = 84 ms, 5 control steps of 20 ms"
     )
+    rarely_late = latency(*[0.05] * 90, *[0.09] * 10, horizon=16)["latency"].result
+    assert rarely_late.endswith("50 ms (99 % at most 90 ms) = 124 ms, 7 control steps of 20 ms")
     assert findings["execution"].result.startswith("a chunk has 16 actions (0.32 s) and comes 3 steps late: receding")
     assert "--steps 3 to 13" in findings["execution"].result
 

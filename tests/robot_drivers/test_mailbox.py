@@ -83,6 +83,19 @@ def test_what_waits_for_a_peer_that_hangs_is_bounded_and_whole(pipe: list[int]) 
     assert len(numbers) + outbox.dropped == 3000
 
 
+def test_a_peer_that_reads_gets_everything_however_large_and_however_much(pipe: list[int]) -> None:
+    """More than a pipe takes at once, and in all more than may wait."""
+    outbox, inbox, received = Outbox(pipe[1], "control", room=1 << 20), Inbox(pipe[0], "owner"), []
+    for number in range(20):
+        outbox.put({"number": number, "data": bytes([number]) * 200_000})
+        while outbox.waiting:
+            outbox.flush()
+            received += inbox.poll()
+    received += inbox.poll()
+    assert outbox.dropped == 0 and not inbox.gone
+    assert received == [{"number": number, "data": bytes([number]) * 200_000} for number in range(20)]
+
+
 def test_nothing_waits_for_a_peer_that_has_ended() -> None:
     reader, writer = os.pipe()
     outbox = Outbox(writer, "control")

@@ -202,6 +202,7 @@ def test_an_arm_that_is_measured_too_fast_for_a_while_is_stopped(speed_is_measur
     assert fast.stopped.startswith("slow moves at 1/s, faster than the 0.85/s")
     assert followed([0.0, 0.8], 0.3, speed_is_measured).stopped == ""  # a servo that catches up
     assert followed([0.0, 1.0], 0.14, speed_is_measured).stopped == ""  # a moment
+    assert followed([0.0, 1.0], 0.16, speed_is_measured).stopped  # its first step counts, too
     fast.rearm(0.3)
     assert fast.stopped == "it is not where it was sent (slow is measured at 0.2, 0.2 away)"
     fast.rearm(1.0, [0.0, 0.2])
