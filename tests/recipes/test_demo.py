@@ -161,7 +161,7 @@ def test_the_page_needs_nothing_else(page):
 
 def test_the_page_shows_numbers_and_films(page, summary):
     assert f"{summary['imitation']['success']:.1%}" in page and f"{summary['rl']['success']:.1%}" in page
-    assert page.count("<table") == 3 and page.count("<svg") >= 6
+    assert page.count("<table") == 2 and page.count("<svg") >= 6
     assert page.count("data:video/") + page.count("data:image/") >= 3
     assert "vla-rl demo --seed 1" in page
     for check in ("images black", "swapped: original target", "training seed", "seconds: grounding"):

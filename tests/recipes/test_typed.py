@@ -69,4 +69,4 @@ def test_simulators_are_imported_by_recipes_and_not_named_by_strings():
 
 def test_the_command_line_is_short():
     lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path, _ in sources("cli"))
-    assert lines <= 143 * len(COMMANDS)
+    assert lines <= 150 * len(COMMANDS)
