@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.toys import ToyEncoder, rollout
-from vla_rl.algorithms.chunks import DEMONSTRATED
+from vla_rl.algorithms.chunks import DEMONSTRATED, TasksEqually
 from vla_rl.algorithms.recap import Recap, RecapConfig, outcomes_of, threshold
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
@@ -288,6 +288,29 @@ def test_a_resumed_learner_is_the_same_bit_for_bit() -> None:
     for name, parameter in agent.parameters.items():
         assert torch.equal(parameter, resumed.parameters[name])
     assert agent.outcomes is not None and len(agent.outcomes.target) == 80
+
+
+class Losses(TasksEqually):
+    """Remembers how many losses it was told of."""
+
+    count = 0
+
+    def record(self, losses: Tensor) -> None:
+        self.count += len(losses)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+
+def test_its_sampler_is_resumed_with_it() -> None:
+    agent, resumed = (made_learner(made(), steps=2, value_steps=2, batch=8) for _ in range(2))
+    agent.sampler, resumed.sampler = Losses(), Losses()
+    agent.update(tried(40, 0))
+    resumed.load_state_dict(copy.deepcopy(agent.state_dict()))
+    assert resumed.sampler.count == 16
 
 
 def test_the_oldest_decisions_leave() -> None:
