@@ -307,10 +307,11 @@ class Losses(TasksEqually):
 
 def test_its_sampler_is_resumed_with_it() -> None:
     agent, resumed = (made_learner(made(), steps=2, value_steps=2, batch=8) for _ in range(2))
-    agent.sampler, resumed.sampler = Losses(), Losses()
+    told = Losses()
+    agent.sampler, resumed.sampler = Losses(), told
     agent.update(tried(40, 0))
     resumed.load_state_dict(copy.deepcopy(agent.state_dict()))
-    assert resumed.sampler.count == 16
+    assert told.count == 16
 
 
 def test_the_oldest_decisions_leave() -> None:
