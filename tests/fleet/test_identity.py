@@ -55,7 +55,9 @@ def test_a_revoked_robot_is_refused_at_once_and_its_successor_is_not(tmp_path):
     assert robot_of((authority.robot("arm-1") / "robot.pem").read_bytes(), revoked) == "arm-1"
 
 
-def test_a_certificate_that_ends_soon_may_have_a_successor(made):
+def test_a_certificate_that_ends_soon_may_have_a_successor(tmp_path):
+    made = tmp_path / "certs"
+    Authority.create(made).robot("short", days=1)
     assert Authority(made).robot("short", days=40).exists()  # it had one day left
     with pytest.raises(UserError, match="two of one name"):
         Authority(made).robot("short")
