@@ -11,7 +11,7 @@ import pytest
 from robot_drivers.chunks import OpenLoop, RecedingHorizon, TemporalEnsembling
 from robot_drivers.decisions import Decision, Query
 from robot_drivers.driver import DriverError, Measurement
-from robot_drivers.human import HumanInput, TakeOver
+from robot_drivers.human import _SHRINK, HumanInput, TakeOver
 from robot_drivers.record import SOURCES, Record
 from tests.robot_drivers.toy_arm import DT, LIMITS, lockstep, towards
 from vla_rl.contract.errors import ContractError, UserError
@@ -295,6 +295,7 @@ def test_a_person_whose_device_writes_into_its_own_array_takes_over_without_a_ju
         wanted = take_over.request(HumanInput(0.0, True, leader), last, DT)
         assert wanted is not None and np.abs(wanted - last).max() <= 1.5 * moved + 1e-12
     assert not np.array_equal(wanted, last), "the leader's movement is seen"
+    np.testing.assert_allclose(np.abs(wanted - leader), np.array([1.7, 0.9]) - _SHRINK * 0.1)
 
 
 def test_a_robot_that_never_answered_is_not_commanded() -> None:
