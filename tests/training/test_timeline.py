@@ -100,7 +100,7 @@ def test_one_iteration_keeps_a_bounded_number_of_spans(clock):
     assert sum(stop - start for kind, start, stop in found if kind == SIMULATING) == 0.75 * LIMIT
 
 
-def test_a_resumed_run_goes_on_and_replaces_what_it_repeats(clock):
+def test_a_resumed_run_goes_on_and_replaces_what_it_repeats(clock, tmp_path):
     line = Timeline()
     for i in range(1, 4):
         clock(i)
@@ -109,7 +109,8 @@ def test_a_resumed_run_goes_on_and_replaces_what_it_repeats(clock):
             clock(i + 0.5)
     clock(100)  # the pause
     resumed = Timeline(elapsed=3.5)
-    resumed.restore(json.dumps(line.to_json()))
+    (tmp_path / TRACE).write_text(json.dumps(line.to_json()))
+    resumed.restore(tmp_path / TRACE)
     resumed.begin(3)
     with resumed.span("learning"):
         clock(101)
@@ -141,13 +142,29 @@ def test_the_trace_has_a_thread_for_every_process_and_microseconds(clock):
     ]
 
 
-_UNKNOWN = '{"ph": "M", "tid": 0, "args": {"name": "learner"}}, {"ph": "X", "tid": 0, "ts": 1, "name": "sleeping"}'
+_THREAD = '{"ph": "M", "tid": 0, "args": {"name": "learner"}}'
+_SPAN = '{{"ph": "X", "tid": 0, "ts": {}, "dur": 1, "name": "{}", "args": {{"iteration": {}}}}}'
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", f'{{"traceEvents": [{_UNKNOWN}]}}'])
-def test_a_damaged_timeline_is_named_in_one_sentence(text):
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{}", "[]", "[" * 100_000),
+        *(
+            f'{{"traceEvents": [{_THREAD}, {_SPAN.format(*span)}]}}'
+            for span in [
+                (1, "sleeping", 0),
+                (1, "learning", "Infinity"),
+                ("NaN", "learning", 0),
+                ("Infinity", "learning", 0),
+            ]
+        ),
+    ],
+)
+def test_a_damaged_timeline_is_named_in_one_sentence(text, tmp_path):
+    (tmp_path / TRACE).write_text(text)
     with pytest.raises(UserError, match=r"trace\.json is damaged .* delete that file\.$"):
-        Timeline().restore(text)
+        Timeline().restore(tmp_path / TRACE)
 
 
 def test_a_run_writes_its_timeline_and_a_resumed_one_continues_it(clock, tmp_path):

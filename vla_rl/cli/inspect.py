@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from vla_rl.cli.inspect_config import inspect_config
 from vla_rl.cli.override import override
+from vla_rl.contract.config import to_json
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.recipes import sims
 from vla_rl.recipes.inspect_env import show_environment
 from vla_rl.recipes.inspect_folder import show_folder
 from vla_rl.recipes.inspect_installation import catalog, missing_package, show_installation
+from vla_rl.recipes.tables import sizes, table, tree
 
 _USAGE = (
     "vla-rl inspect [ENVIRONMENT [--env.options JSON] | package.module:make | CHECKPOINT FOLDER | RUN FOLDER | "
@@ -50,7 +52,7 @@ def inspect(target: str | None, console: Console | None = None, given: Sequence[
         elif Path(target).is_dir():
             show_folder(show, Path(target))
         elif Path(target).suffix.partition(":")[0] == ".py":
-            inspect_config(show, target, given)
+            _config(show, target, given)
         elif ":" in target:
             _environment(show, target, given)
         else:
@@ -66,3 +68,32 @@ def inspect(target: str | None, console: Console | None = None, given: Sequence[
 def _environment(show: Console, name: str, given: Sequence[str]) -> None:
     options = override(sims.NamedEnv(), given, f"vla-rl inspect {name}").env.options if given else {}
     show_environment(show, name, options)
+
+
+def _config(show: Console, target: str, given: Sequence[str]) -> None:
+    """Print the config ``target`` with fields changed as ``given`` (``--field value``)."""
+    from vla_rl.recipes.config_files import load_config
+
+    config = load_config(target)
+    if given:
+        config = override(config, given, f"vla-rl inspect {target}")
+    show.print(tree(target, to_json(config)))
+    if hasattr(config, "rl"):
+        _run_of(show, config)
+    elif hasattr(config, "env") and hasattr(config, "new"):
+        from vla_rl.recipes.memory_of import untrained
+
+        show.print(sizes(untrained(config.new, config.env.spec())))
+
+
+def _run_of(show: Console, config: Any) -> None:
+    rl = config.rl
+    facts = [
+        ("one rollout", f"{rl.experience}"),
+        ("algorithm", type(rl.algorithm).__name__.removesuffix("Config")),
+        ("whole run", f"{rl.loop.iterations} iterations"),
+    ]
+    show.print(table("sizes", ("", ""), facts))
+    from vla_rl.recipes.memory_tables import show_memory
+
+    show_memory(show, config)

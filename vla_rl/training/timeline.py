@@ -7,14 +7,17 @@ complete events ("X") and names of threads ("M"); times are microseconds since t
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vla_rl.contract.env import Array, on_host
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.trust import parse_json, read_bytes
 from vla_rl.experience.spans import KINDS, LIMIT, OWN, Span, now, thinned
 from vla_rl.training.tracking import RunFolder, write_text
 
@@ -48,7 +51,7 @@ class Timeline:
         """
         made = cls(folder.elapsed)
         if folder.resumed and (saved := folder.path / TRACE).exists():
-            made.restore(saved.read_text(encoding="utf-8"))
+            made.restore(saved)
         return made
 
     def begin(self, iteration: int) -> None:
@@ -107,18 +110,20 @@ class Timeline:
         ]
         return {"displayTimeUnit": "ms", "traceEvents": [*threads, *spans]}
 
-    def restore(self, text: str) -> None:
-        """Continue the timeline of :meth:`to_json`, as JSON; raises UserError where that is damaged."""
+    def restore(self, path: Path) -> None:
+        """Continue the timeline that :meth:`write` wrote into ``path``; raises UserError where that is damaged."""
         try:
-            events = json.loads(text)["traceEvents"]
+            events = parse_json(read_bytes(path))["traceEvents"]
             named = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
             recent: dict[int, Lanes] = {}
             for event in (event for event in events if event["ph"] == "X"):
-                name, start = named[event["tid"]], event["ts"] / _US
+                name, start, seconds = named[event["tid"]], event["ts"] / _US, event["dur"] / _US
+                if not math.isfinite(start + seconds):
+                    raise ValueError(f"a span from {start} s on")
                 lanes = recent.setdefault(int(event["args"]["iteration"]), {})
-                span = KINDS.index(event["name"]), start, start + event["dur"] / _US
+                span = KINDS.index(event["name"]), start, start + seconds
                 lanes.setdefault(OWN if name == _LEARNER else str(name), []).append(span)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise UserError(
                 f"the run's {TRACE} is damaged or of another version ({error}), so it cannot be continued; delete that "
                 "file."
