@@ -124,7 +124,7 @@ def _chosen(found: Iterable[Fault], words: Sequence[str]) -> Iterator[Fault]:
 def _changed() -> list[str]:
     """Files that differ from the commit before the last."""
     command = ["git", "diff", "--name-only", "HEAD~1"]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit("git knows no commit before the last here, so nothing was tried; name a word, or --all.")
     return done.stdout.splitlines()
