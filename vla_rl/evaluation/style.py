@@ -57,7 +57,7 @@ th { font-size: 0.8125rem; font-weight: 600; color: var(--soft); text-align: lef
 td { border-bottom: 1px solid color-mix(in srgb, var(--line) 60%, transparent); }
 tr:last-child td { border-bottom: 0; }
 th, td { padding: 0.5rem clamp(0.6rem, 1.4vw, 1.25rem); }
-td { overflow-wrap: anywhere; min-width: 4rem; }
+td { overflow-wrap: anywhere; min-width: 4rem; } td:first-child { min-width: 6rem; }
 th.n, td.n { text-align: right; }
 /* curves */
 .legend { list-style: none; display: flex; flex-wrap: wrap; gap: 0.2rem 1.1rem; margin: 0 0 0.7rem; padding: 0;

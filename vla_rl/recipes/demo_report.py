@@ -188,7 +188,7 @@ def _perception(report: Report, perception: Mapping[str, PerceptionAblation]) ->
 
 
 def _imitation(report: Report, content: DemoReport, folder: RunFolder) -> None:
-    report.section("Imitation", "What limits it is the number of demonstrations.")
+    report.section("Imitation")
     rows = folder.metrics("imitation")
     losses = Series("imitation", [row["step"] for row in rows], [row["loss"] for row in rows])
     report.curves("Flow-matching loss", "step", "loss", [losses])
