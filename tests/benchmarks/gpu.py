@@ -1,8 +1,8 @@
-"""``python -m tests.benchmarks.gpu``: vision-language-action models of public sizes on a GPU, unattended, in 9 minutes.
+"""``python -m tests.benchmarks.gpu [WORD ...]``: vision-language-action models of public sizes on a GPU, in 9 minutes.
 
 pi0 and SmolVLA with random weights, built on the device; nothing is downloaded.  Every row is written to ``gpu.json``
 and ``gpu.md`` in ``--out`` when it is there; a part that fails, or takes longer than its share, is reported and the
-others go on.  ``--small --device cpu`` tries all of it with tiny sizes.
+others go on.  Words choose the parts whose names hold one.  ``--small --device cpu`` tries all of it with tiny sizes.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests.benchmarks.imagination import wan_frames
 from tests.benchmarks.measure import OverBudget, at_most
@@ -38,6 +41,7 @@ from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.training.tracking import write_json
 
 WHOLE = 540.0  # seconds for everything
+RATE = 800e12  # operations per second in bfloat16 that an H100 reached in a product of 8192 x 8192 x 8192
 SDE = FlowSampler(FlowSde(0.5), AllSteps(), 4)
 WAYS: dict[str, Inference] = {
     "eager": Eager(),
@@ -134,25 +138,24 @@ Part = Callable[[Plan, Report], None]
 
 
 def parts_of(plan: Plan) -> list[tuple[str, float, Part]]:
-    """Name, most seconds and function of every part, the shortest and most wanted first."""
+    """Name, most seconds and function of every part, the most wanted first."""
     found: list[tuple[str, float, Part]] = []
+    for name in sorted(plan.ways, key=list(plan.ways).index, reverse=True):
+        for family in plan.families:
+            found.append((f"{family.name}, {name}", 80.0 if "compiled" in name else 45.0, _acting(family, name)))
+    learning: list[tuple[str, float, Part]] = []
     for family in plan.families:
-        for name, way in plan.ways.items():
-            limit = 80.0 if "compiled" in name else 30.0
-            found.append((f"{family.name}, {name}", limit, _chunk(family, name, way)))
-    for family in plan.families:
-        found.append((f"{family.name}, log-probs", 30.0, _ratios(family)))
-        for kept in ("prefix", "pictures"):
-            found.append((f"{family.name}, one PPO iteration, {kept} kept", 40.0, _iteration(family, kept)))
-        found.append((f"{family.name}, batches", 30.0, _batches(family)))
-    found.append(("imagined frames", 60.0, _imagined))
-    order = {"eager": 0, "CUDA graph": 0, "log-probs": 1, "kept": 1, "batches": 1, "compiled": 2, "frames": 3}
-    return sorted(found, key=lambda part: max(order[word] for word in order if part[0].endswith(word)))
+        learning.append((f"{family.name}, log-probs", 30.0, _ratios(family)))
+        for kept, name in (("prefix", "CUDA graph of compiled"), ("prefix", "CUDA graph"), ("pictures", "CUDA graph")):
+            what = f"{family.name}, one PPO iteration, {kept} kept, {name}"
+            learning.append((what, 60.0, _iteration(what, family, kept, plan.ways.get(name, Eager()))))
+    return [*found[: len(plan.families)], *learning, *found[len(plan.families) :], ("imagined frames", 60.0, _imagined)]
 
 
 def main(arguments: Sequence[str] | None = None) -> Report:
     """Measure all parts, each within its share of what is left of :data:`WHOLE` seconds."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.gpu", description=__doc__)
+    parser.add_argument("words", nargs="*", help="of the names of parts; none: all")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="tiny sizes")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"))
@@ -162,7 +165,8 @@ def main(arguments: Sequence[str] | None = None) -> Report:
     given.out.mkdir(parents=True, exist_ok=True)
     plan = Plan.of(given.device, given.small)
     report, end = Report(given.out, plan), time.monotonic() + WHOLE
-    for name, limit, part in parts_of(plan):
+    chosen = [item for item in parts_of(plan) if not given.words or any(word in item[0] for word in given.words)]
+    for name, limit, part in chosen:
         _measure(name, min(limit, end - time.monotonic()), part, plan, report)
     return report
 
@@ -189,51 +193,94 @@ def _measure(name: str, limit: float, part: Part, plan: Plan, report: Report) ->
 # -- parts ------------------------------------------------------------------------------------------------------------
 
 
-def _chunk(family: Family, name: str, way: Inference) -> Part:
-    """Milliseconds from one observation on the host to its chunk of actions on the host, ten denoising steps."""
+def _acting(family: Family, name: str) -> Part:
+    """Milliseconds from an observation on the host to its chunk of actions on the host, ten denoising steps; of more
+    observations, how many get one in a second, and the share of :data:`RATE` that its products take.
+    """
 
     def part(plan: Plan, report: Report) -> None:
-        policy = _policy(family, plan, VLAOptions(kept="prefix", dtype="bfloat16", inference=way))
-        seconds = _seconds(partial(_decide, policy, plan.scene.observe(1)), plan)
+        options = VLAOptions(kept="prefix", dtype="bfloat16", inference=plan.ways[name])
+        policy = _policy(family, plan, options)
+        one = partial(_decide, policy, plan.scene.observe(1))
+        start = time.perf_counter()
+        one()
+        first = time.perf_counter() - start
+        seconds, work = _seconds(one, plan), _operations(policy, plan)
         note = f"bfloat16, {parameters_of(policy) / 1e6:.0f}M parameters, {plan.scene.cameras} cameras"
+        note += f", {work / 1e12:.2f} TFLOP; the first took {first:.1f} s"
         report.add(Line(f"{family.name}, a chunk at batch 1, {name}", 1e3 * seconds, "ms", f"≤ {family.aim:g}", note))
-
-    return part
-
-
-def _batches(family: Family) -> Part:
-    """Observations per second that get a chunk."""
-
-    def part(plan: Plan, report: Report) -> None:
-        policy = _policy(family, plan, VLAOptions(kept="prefix", dtype="bfloat16"))
+        _profile(f"{family.name}, a chunk at batch 1, {name}", one, plan, report)
         for batch in plan.batches:
-            decide = partial(_decide, policy, plan.scene.observe(batch))
-            seconds = _seconds(decide, replace(plan, repeats=min(plan.repeats, 3)))
-            report.add(Line(f"{family.name}, batch {batch}, eager", batch / seconds, "observations/s", note="bfloat16"))
+            seconds = _seconds(partial(_decide, policy, plan.scene.observe(batch)), replace(plan, repeats=3))
+            share = f"{batch * work / seconds / RATE:.0%} of {RATE / 1e12:.0f} TFLOP/s"
+            report.add(Line(f"{family.name}, batch {batch}, {name}", batch / seconds, "observations/s", note=share))
 
     return part
 
 
-def _iteration(family: Family, kept: str) -> Part:
-    """Seconds and peak memory of acting for a rollout and of one PPO update from it."""
+def _operations(policy: FlowVLA, plan: Plan) -> float:
+    """Floating point operations of the products of one decision."""
+    acting, policy._acting = policy._acting, Eager().prepare(policy.network)
+    with FlopCounterMode(display=False, custom_mapping=dict.fromkeys(_ATTENTION, _attention_operations)) as counter:
+        _decide(policy, plan.scene.observe(1))
+    policy._acting = acting
+    return float(counter.get_total_flops())
+
+
+_ATTENTION = [
+    getattr(torch.ops.aten, f"_scaled_dot_product_{name}_attention") for name in ("flash", "efficient", "cudnn")
+]
+
+
+def _attention_operations(query: Any, key: Any, value: Any, *rest: Any, out_shape: Any = None, **named: Any) -> int:
+    """Of shapes [B,h,L,d] and [B,g,M,d]: torch's own function refuses heads that share keys."""
+    batch, heads, length, size = query
+    return int(2 * batch * heads * length * key[2] * (size + value[3]))
+
+
+def _profile(what: str, call: Callable[[], object], plan: Plan, report: Report) -> None:
+    """Kernels, and the seconds in which the GPU works, of one call; its table goes to ``profile/`` in ``--out``."""
+    cuda = plan.device != "cpu"
+    _wait(plan)
+    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]) as found:
+        call()
+        _wait(plan)
+    sort = "self_device_time_total" if cuda else "self_cpu_time_total"
+    folder = report.out / "profile"
+    folder.mkdir(exist_ok=True)
+    name = "".join(letter if letter.isalnum() else "-" for letter in what)
+    rows = found.key_averages()
+    (folder / f"{name}.txt").write_text(rows.table(sort_by=sort, row_limit=40, max_name_column_width=90), "utf-8")
+    kernels = [event for event in found.events() if event.device_type == DeviceType.CUDA]
+    if cuda:
+        busy = sum(event.device_time for event in kernels) / 1e3
+        report.add(Line(f"{what}: GPU at work", busy, "ms", note=f"{len(kernels)} kernels and copies"))
+
+
+def _iteration(what: str, family: Family, kept: str, way: Inference) -> Part:
+    """Seconds and peak memory of acting for a rollout and of one PPO update from it; the second time of two."""
 
     def part(plan: Plan, report: Report) -> None:
-        policy = _policy(family, plan, VLAOptions(kept=kept, dtype="bfloat16", sampler=SDE))
-        config = PPOConfig(epochs=2, minibatch=16, micro_batch=8, critic_warmup=0, stop_kl=math.inf)
+        policy = _policy(family, plan, VLAOptions(kept=kept, dtype="bfloat16", sampler=SDE, inference=way))
+        config = PPOConfig(epochs=2, minibatch=16, micro_batch=16, critic_warmup=0, stop_kl=math.inf)
         learner = learner_of(policy, config)
         if plan.device != "cpu":
             torch.cuda.reset_peak_memory_stats()  # building it took more
-        start = time.perf_counter()
+        for which in ("first", "second"):
+            start = time.perf_counter()
+            rollout = rollout_of(policy, plan.scene, plan.decisions, plan.num_envs)
+            _wait(plan)
+            acted = time.perf_counter()
+            learner.update(rollout)
+            _wait(plan)
+            learnt = time.perf_counter()
+            peak = f", peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB" if plan.device != "cpu" else ""
+            note = (
+                f"acting {acted - start:.2f} s, update {learnt - acted:.2f} s{peak}; {plan.decisions}x{plan.num_envs}"
+            )
+            report.add(Line(f"{what}, {which}", learnt - start, "s", note=f"{note} decisions, 2 epochs"))
         rollout = rollout_of(policy, plan.scene, plan.decisions, plan.num_envs)
-        _wait(plan)
-        acted = time.perf_counter()
-        learner.update(rollout)
-        _wait(plan)
-        learnt = time.perf_counter()
-        peak = f", peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB" if plan.device != "cpu" else ""
-        note = f"acting {acted - start:.2f} s, update {learnt - acted:.2f} s{peak}; {plan.decisions}x{plan.num_envs}"
-        what = f"{family.name}, one PPO iteration, {kept} kept"
-        report.add(Line(what, learnt - start, "s", note=f"{note} decisions, 2 epochs"))
+        _profile(f"{what}: its update", partial(learner.update, rollout), plan, report)
 
     return part
 

@@ -113,7 +113,7 @@ def test_with_a_straight_flow_the_error_shrinks_by_the_product_of_its_steps(guid
     base = Straight(steps=4)
     policy = RealTimeChunking(base, RealTimeConfig(guidance))
     first, second, _ = second_chunk(policy, [3], [2])
-    plain = base.integrated(base.field(states(1, 2)), base.initial_noise(1, seeded(2))).sample
+    plain = base.integrated(states(1, 2), base.initial_noise(1, seeded(2))).sample
     rest = torch.cat([first[:, 3:], torch.zeros_like(first[:, :3])], 1)
     weights = prefix_weights(H, torch.tensor([5]), torch.tensor([2])).double()[..., None]
     left = torch.ones_like(weights)
@@ -154,7 +154,7 @@ def test_the_guidance_of_a_network_is_that_of_its_jacobian():
     guided = policy.guided(policy.continue_chunk(state, [0, 1, 2], [1, 1, 2], [1, 0, 1]))
     x = torch.randn(3, 1, guided.target.shape[1], generator=seeded(3), dtype=torch.float64)
     t, field = torch.full((3, 1), 0.6, dtype=torch.float64), base.field(features)
-    found = guided.vjp(base, features)(x, t).velocity
+    found = guided.vjp(base.field(features))(x, t).velocity
     end = x - 0.6 * field(x, t).velocity
     whole = torch.autograd.functional.jacobian(lambda point: point - 0.6 * field(point, t).velocity, x)
     for row in range(3):

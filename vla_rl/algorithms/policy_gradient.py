@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.algorithms.decisions import B, ages, micro_batches, select, select_each
-from vla_rl.algorithms.gradients import clip_gradients, is_finite
+from vla_rl.algorithms.gradients import clip_gradients, fused_on_gpu, is_finite
 from vla_rl.algorithms.staleness import use_proximal, warn_recomputed
 from vla_rl.contract.batch import OneProcess, Reducer, Rollout
 from vla_rl.contract.errors import NonFiniteError, UserError
@@ -78,7 +78,8 @@ class PolicyGradient(Generic[B]):
         # The rest are statistics: published and saved like weights, but not optimized.
         self.learnt = {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
         self.reducer: Reducer = reducer or OneProcess()
-        self.optimizer = torch.optim.Adam(self.learnt.values(), lr=config.lr, eps=1e-5)
+        fused = fused_on_gpu(self.learnt.values())
+        self.optimizer = torch.optim.Adam(self.learnt.values(), lr=config.lr, eps=1e-5, fused=fused)
         self.iteration = 0
         self.max_lr = config.lr_bounds[1]
         self.calibration: dict[str, Tensor] = {}  # input statistics that were fitted to the first rollout

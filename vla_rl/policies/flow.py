@@ -23,7 +23,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import Features
 from vla_rl.policies.flow_schedules import Field, Ode, Schedule, StepTable
-from vla_rl.policies.noise import Generators, integers, normal, sent, uniform
+from vla_rl.policies.noise import Generators, integers, normal, normals, sent, uniform
 
 
 class VelocityField(Protocol):
@@ -237,14 +237,20 @@ class FlowSampler:
 
     def sample(self, field: VelocityField, noise: Tensor, generator: Generators) -> tuple[Chain, Gaussians]:
         """Chains from ``noise`` [B,N] and their density; with grad mode on, the samples are reparameterised."""
-        batch = noise.shape[0]
-        noisy_steps = sent(self.placement.draw(self.table, batch, generator), noise.device)
+        return self.chain(field, noise, *self.draw(noise, generator))
+
+    def draw(self, noise: Tensor, generator: Generators) -> tuple[Tensor, Tensor]:
+        """What :meth:`chain` is told: noisy steps int64 [B,m], and N(0, 1) [K,B,N] for chains from ``noise`` [B,N]."""
+        noisy_steps = sent(self.placement.draw(self.table, len(noise), generator), noise.device)
+        return noisy_steps, normals(self.steps, noise.shape, generator, like=noise)
+
+    def chain(self, field: VelocityField, noise: Tensor, noisy_steps: Tensor, xi: Tensor) -> tuple[Chain, Gaussians]:
+        """The chains of what :meth:`draw` gave; nothing is drawn here, so that a graph can record it."""
         points, means, stds = [noise], [], []
         for k in range(self.steps):
             index = torch.where((noisy_steps == k).any(1, keepdim=True), k, self.steps + k)
             mean, std = self._transition(field, points[-1].unsqueeze(1), index)
-            xi = normal(noise.shape, generator, like=noise)
-            points.append((mean + std * xi.unsqueeze(1)).squeeze(1))
+            points.append((mean + std * xi[k].unsqueeze(1)).squeeze(1))
             means.append(mean)
             stds.append(std)
         chain = Chain(torch.stack(points, 1), noisy_steps)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -18,6 +18,8 @@ from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.flow import Chain, FlowSampler, VelocityField, gaussian_kl
 from vla_rl.policies.noise import Generators, normal
 from vla_rl.policies.normalization import Affine, action_limits
+
+Compute = Callable[[VelocityField, Features], Features]
 
 
 class FlowPolicy(nn.Module):
@@ -77,25 +79,45 @@ class FlowPolicy(nn.Module):
 
     @torch.no_grad()
     def act(self, features: Features, state: State, mode: Mode, generator: Generators) -> tuple[ActionOut, State]:
-        field, noise = self.acting_field(features), self.initial_noise(len(features["state"]), generator)
+        noise = self.initial_noise(len(features["state"]), generator)
         if mode == "eval":
-            return self.integrated(field, noise), state
-        chain, density = self.sampler.sample(field, noise, generator)
-        aux = {"points": chain.points, "noisy_steps": chain.noisy_steps}
-        return self._action_out(chain.sample, density.logprob, aux), state
+            return self.integrated(features, noise), state
+        steps, xi = self.sampler.draw(noise, generator)
+        found = self.decided(
+            ("sampled", self.sampler), self._sampled, features, {"noise": noise, "noisy_steps": steps, "xi": xi}
+        )
+        aux = {"points": found["points"], "noisy_steps": steps}
+        return ActionOut(found["action"], found["sample"], found["logprob"], aux, self.version), state
+
+    def _sampled(self, field: VelocityField, drawn: Features) -> Features:
+        chain, density = self.sampler.chain(field, drawn["noise"], drawn["noisy_steps"], drawn["xi"])
+        return {**self.executed(chain.sample), "points": chain.points, "logprob": density.logprob}
+
+    def decided(self, key: Hashable, compute: Compute, features: Features, drawn: Features) -> Features:
+        """``compute(field, drawn)`` for the acting field of ``features``, without gradient.
+
+        ``compute`` draws nothing and does not look at values.  A policy may record what it does and replay that at the
+        same ``key``, which therefore says all that it depends on beside features and ``drawn``.
+        """
+        return compute(self.acting_field(features), drawn)
 
     def initial_noise(self, count: int, generator: Generators) -> Tensor:
         """The noise [count,N] that chains start from."""
         return normal((count, math.prod(self.latent_shape)), generator, like=self.action_low)
 
-    def integrated(self, field: VelocityField, noise: Tensor) -> ActionOut:
-        """The decisions that the ODE of ``field`` makes of ``noise`` N(0, 1) [E,N], as in mode "eval"."""
-        end = self.sampler.deterministic(field, self.sampler.temperature * noise)
-        return self._action_out(end, end.new_zeros(len(noise)), {})
+    def integrated(self, features: Features, noise: Tensor) -> ActionOut:
+        """The decisions that the ODE makes of ``noise`` N(0, 1) [E,N], as in mode "eval"."""
+        found = self.decided(("ended", self.sampler), self.ended, features, {"noise": noise})
+        return ActionOut(found["action"], found["sample"], noise.new_zeros(len(noise)), {}, self.version)
 
-    def _action_out(self, end: Tensor, logprob: Tensor, aux: Mapping[str, Tensor]) -> ActionOut:
+    def ended(self, field: VelocityField, drawn: Features) -> Features:
+        """``sample`` and ``action`` at the end of the ODE of ``field`` from ``drawn["noise"]``."""
+        return self.executed(self.sampler.deterministic(field, self.sampler.temperature * drawn["noise"]))
+
+    def executed(self, end: Tensor) -> Features:
+        """What is executed of the ends of chains [B,N]: ``sample`` [B,H,D], and ``action``, un-normalised."""
         sample = self._executed(end)
-        return ActionOut(self._bounded(sample), sample, logprob, aux, self.version)
+        return {"sample": sample, "action": self._bounded(sample)}
 
     def _executed(self, end: Tensor) -> Tensor:
         """The executed part [B,H,D] of the end of chains [B,N]."""

@@ -44,6 +44,11 @@ def normal(shape: Sequence[int], generator: Generators, like: Tensor) -> Tensor:
     It is drawn in float32, or in float64 where ``like`` is float64.  Raises ContractError unless a sequence holds one
     generator per environment.
     """
+    return normals(1, shape, generator, like)[0]
+
+
+def normals(count: int, shape: Sequence[int], generator: Generators, like: Tensor) -> Tensor:
+    """What ``count`` calls of :func:`normal` return, [count,B,...], which goes to the device at once."""
     dtype = torch.promote_types(like.dtype, torch.float32)
 
     def draw(size: Sequence[int], own: Any) -> Tensor:
@@ -51,7 +56,8 @@ def normal(shape: Sequence[int], generator: Generators, like: Tensor) -> Tensor:
             return own.take(size, dtype)
         return torch.randn(size, generator=own, device=own.device, dtype=dtype)
 
-    return sent(_draw(shape, generator, draw), like.device).to(like.dtype)
+    drawn = torch.stack([_draw(shape, generator, draw) for _ in range(count)])
+    return sent(drawn, like.device).to(like.dtype)
 
 
 def uniform(shape: Sequence[int], generator: Generators, like: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ class RealTimeConfig:
     beta: float = 5.0
 
     def __post_init__(self) -> None:
-        check_choice(self, "guidance", *_GUIDANCES)
+        check_choice(self, "guidance", "vjp", "identity")
         check_limits(self, beta=(0, math.inf))
 
 
@@ -93,9 +93,8 @@ class Guided:
         error = self.weights.unsqueeze(1) * (self.target.unsqueeze(1) - a_hat.detach())
         return Field(velocity.detach() - guidance_weight(time, self.beta) * pull(error, a_hat, x))
 
-    def vjp(self, base: FlowPolicy, features: Features) -> VelocityField:
-        """Through the network as it learns: one that was compiled or recorded for acting has no gradient."""
-        field = base.field(features)
+    def vjp(self, field: VelocityField) -> VelocityField:
+        """Through a ``field`` with gradient."""
 
         def guided(x: Tensor, t: Tensor) -> Field:
             with torch.enable_grad():
@@ -104,16 +103,9 @@ class Guided:
 
         return guided
 
-    def identity(self, base: FlowPolicy, features: Features) -> VelocityField:
+    def identity(self, field: VelocityField) -> VelocityField:
         """Without the pass back through the network."""
-        field = base.acting_field(features)
         return lambda x, t: self.velocity(field, x, t, lambda error, end, at: error)
-
-
-_GUIDANCES: dict[str, Callable[[Guided, FlowPolicy, Features], VelocityField]] = {
-    "vjp": Guided.vjp,
-    "identity": Guided.identity,
-}
 
 
 class RealTimeChunking(HoldsFrozen):
@@ -199,11 +191,23 @@ class RealTimeChunking(HoldsFrozen):
         """Raises UserError in mode "sample"."""
         if mode != "eval":
             raise _no_likelihood()
-        field = _GUIDANCES[self.config.guidance](self.guided(state), self.base, features)
-        out = self.base.integrated(field, self.base.initial_noise(len(state["left"]), generator))
+        noise = self.base.initial_noise(len(state["left"]), generator)
+        found = self._ended(self.guided(state), features, noise)
+        out = ActionOut(found["action"], found["sample"], noise.new_zeros(len(noise)), {}, self.version)
         fresh = {"length": self.horizon, "left": 0, "delay": 0}
         counts = {name: torch.full_like(state[name], value) for name, value in fresh.items()}
         return out, {"chunk": out.sample, **counts}
+
+    def _ended(self, guided: Guided, features: Features, noise: Tensor) -> Features:
+        base, beta = self.base, self.config.beta
+        if self.config.guidance == "vjp":  # as it learns: what was compiled or recorded for acting has no gradient
+            return base.ended(guided.vjp(base.field(features)), {"noise": noise})
+        drawn = {"noise": noise, "target": guided.target, "weights": guided.weights}
+
+        def compute(field: VelocityField, given: Features) -> Features:
+            return base.ended(Guided(given["target"], given["weights"], beta).identity(field), given)
+
+        return base.decided(("guided", base.sampler, beta), compute, features, drawn)
 
     def guided(self, state: State) -> Guided:
         """Target and weights over the chains' padded chunks, from the rest of the last chunk."""

@@ -69,7 +69,7 @@ class LockstepActing:
     def __init__(self, acting: Any, lockstep: Lockstep) -> None:
         self._acting, self._lockstep = acting, lockstep
 
-    def encode(self, pictures: Sequence[Tensor | None], tokens: Tensor, token_mask: Tensor) -> dict[str, Tensor]:
+    def encode(self, pictures: Sequence[Tensor | None], tokens: Tensor, token_mask: Tensor | None) -> dict[str, Tensor]:
         return self._lockstep.call("encode", lambda: self._acting.encode(pictures, tokens, token_mask))
 
     def condition(self, prefix: Mapping[str, Tensor], state: Tensor) -> dict[str, Tensor]:
@@ -77,3 +77,6 @@ class LockstepActing:
 
     def velocity(self, condition: Mapping[str, Tensor], x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         return self._lockstep.call("velocity", lambda: self._acting.velocity(condition, x, t))
+
+    def decide(self, key: Any, call: Callable[[Any, Any], T], given: Any) -> T:
+        return call(self, given)

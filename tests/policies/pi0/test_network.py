@@ -107,8 +107,8 @@ def test_names_and_shapes_are_transformers_own_but_for_a_table_that_nothing_read
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_in_bfloat16_velocities_are_those_of_transformers_within_a_bound(name):
-    """Of transformers' own bfloat16 within .01, of the golden float32 within a tenth of their spread."""
+def test_in_bfloat16_it_is_as_exact_as_transformers(name):
+    """Both round, each at other places: against the golden float32, our error is at most a quarter above theirs."""
     from tests.golden.vla.pi0 import theirs
 
     ours, reference, given = made(), theirs.model(), theirs.given(name)
@@ -118,13 +118,16 @@ def test_in_bfloat16_velocities_are_those_of_transformers_within_a_bound(name):
     given |= {key: given[key].bfloat16() for key in ("state", "noise")}
     prefix = seen(ours, name)
     assert prefix["keys"].dtype == torch.bfloat16 and prefix["pooled"].dtype == torch.float32
-    condition = ours.condition(prefix, given["state"])
+    condition, errors = ours.condition(prefix, given["state"]), []
     for time, exact in zip(TIMES, torch.from_numpy(GOLDEN[f"{name}/velocity"]), strict=True):
         t = torch.full((len(exact),), time)
         with torch.no_grad():
             found, _ = ours.velocity(condition, given["noise"], t)
-            torch.testing.assert_close(found, reference(**given, timestep=t).logits.float(), atol=0.01, rtol=0)
-        assert 0 < (found - exact).square().mean().sqrt() < 0.1 * exact.std()
+            pair = torch.stack([found - exact, reference(**given, timestep=t).logits.float() - exact])
+        errors.append(pair.square().flatten(1).mean(1).sqrt())
+        assert 0 < errors[-1][0] < 0.1 * exact.std()
+    own, theirs_error = torch.stack(errors).mean(0)
+    assert own < 1.25 * theirs_error
 
 
 def test_a_frozen_model_in_bfloat16_leaves_the_expert_exact(network):
@@ -219,8 +222,8 @@ def test_points_of_a_chain_share_their_observations_keys_and_do_not_see_each_oth
     for i, expected in enumerate(alone):
         for found, part in zip(together, expected, strict=True):
             torch.testing.assert_close(found.unflatten(0, (3, 3))[:, i], part, atol=1e-5, rtol=0)
-    prefix = condition["mask"].shape[1]
-    assert {(shape[0], shape[2]) for shape in shapes} == {(3, prefix + 3 * (1 + CHUNK))}  # one prefix a row, three rows
+    prefix = condition["mask"].shape[1]  # the state's token is in it
+    assert {(shape[0], shape[2]) for shape in shapes} == {(3, prefix + 3 * CHUNK)}  # one prefix a row, three rows
 
 
 def test_pooled_is_the_mean_of_the_valid_tokens_last_hidden_states(network):
@@ -264,7 +267,7 @@ def test_activations_are_computed_again_where_that_is_asked_for(network):
     given, calls = tensors(PADDED), []
     with torch.no_grad():
         condition = network.condition(seen(network, PADDED), given["state"])
-    network.model.dit.layers[0].self_attn.q_proj.register_forward_hook(lambda *_: calls.append(1))
+    network.model.dit.layers[0].mlp.act_fn.register_forward_hook(lambda *_: calls.append(1))
     for network.gradient_checkpointing, expected in ((False, 1), (True, 2)):
         calls.clear()
         network.velocity(condition, given["noise"], given["time"])[0].sum().backward()

@@ -41,10 +41,11 @@ class ToyNetwork(nn.Module):
         self.leave = nn.Linear(WIDTH, shape.action_size)
         self.encoded = 0  # calls of encode
 
-    def encode(self, pictures: Sequence[Tensor | None], tokens: Tensor, token_mask: Tensor) -> dict[str, Tensor]:
+    def encode(self, pictures: Sequence[Tensor | None], tokens: Tensor, token_mask: Tensor | None) -> dict[str, Tensor]:
         self.encoded += 1
         dtype, batch = self.eye.weight.dtype, len(tokens)
-        cells, valid = [self.words(tokens)], [token_mask]
+        cells = [self.words(tokens)]
+        valid = [torch.ones_like(tokens, dtype=torch.bool) if token_mask is None else token_mask]
         for picture in pictures:
             seen = torch.zeros(batch, 2, 2, 3) if picture is None else picture
             pooled = nn.functional.adaptive_avg_pool2d(seen.to(self.words.weight).movedim(-1, 1), 2).flatten(2)

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from vla_rl.contract.errors import ContractError
 from vla_rl.policies.openvla.pictures import openvla_pictures
 from vla_rl.policies.openvla.vision import DINOV2, SIGLIP, Projector, VisionBackbone, ViTShape
+from vla_rl.policies.vla.layers import mean_where
 from vla_rl.policies.vla.transformers import transformers
 
 VISION = ("vision_backbone.", "projector.")  # tensors that the patches depend on
@@ -86,14 +87,14 @@ class OpenVLANetwork(nn.Module):
 
     # -- what is read ------------------------------------------------------------------------------------------------
 
-    def encode(self, pictures: Sequence[Tensor | None], tokens: Tensor, token_mask: Tensor) -> dict[str, Tensor]:
+    def encode(self, pictures: Sequence[Tensor | None], tokens: Tensor, token_mask: Tensor | None) -> dict[str, Tensor]:
         """``patches`` [B,N,W], and ``pooled`` float32 [B,2W] for critics: means of patches and of the prompt's tokens.
 
         No layer of the language model is run.  Deviation: RLinf's critic reads its hidden state at the first action
         token, which would double the cost of acting and change with every update.
         """
         patches = self.patches([item for item in pictures if item is not None])
-        text = (self.embed(tokens).float() * token_mask[..., None]).sum(1) / token_mask.sum(1, keepdim=True)
+        text = mean_where(self.embed(tokens).float(), token_mask)
         return {"patches": patches, "pooled": torch.cat([patches.float().mean(1), text], -1)}
 
     def patches(self, pictures: Sequence[Tensor]) -> Tensor:

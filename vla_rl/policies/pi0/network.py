@@ -17,16 +17,33 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.pi0.names import public_name
+from vla_rl.policies.vla.layers import (
+    Layer,
+    ModuleLayer,
+    Run,
+    bias_of,
+    linear,
+    mean_where,
+    normalized,
+    padded,
+    plainly,
+    points_behind,
+    rotations,
+    rounding,
+    self_attended,
+)
 from vla_rl.policies.vla.letterbox import Letterbox
+from vla_rl.policies.vla.network import DecoderNetwork
 from vla_rl.policies.vla.transformers import transformers
 from vla_rl.policies.vla.weights import load_public_weights
 
 Pair = tuple[Tensor, Tensor]
+_OFFSET = 1.0  # what a GemmaRMSNorm adds to its weights
 
 
 @dataclass(frozen=True)
@@ -116,12 +133,11 @@ class Pi0Shape:
         )
 
 
-class Pi0Network(nn.Module):
+class Pi0Network(DecoderNetwork):
     """A :class:`~vla_rl.policies.vla.network.FlowNetwork` with the tensor names of PI0ForConditionalGeneration.
 
     Without the expert's table of words (263M numbers), which nothing reads.  ``gradient_checkpointing``: whether the
     activations of a layer are computed again in the backward pass instead of kept; it changes no number.
-    Layers compute in the dtype of their weights; velocities, chains and ``pooled`` are float32.
     """
 
     def __init__(self, shape: Pi0Shape) -> None:
@@ -140,37 +156,46 @@ class Pi0Network(nn.Module):
 
     # -- the prefix -------------------------------------------------------------------------------------------------
 
-    def encode(self, pictures: Sequence[Tensor | None], tokens: Tensor, token_mask: Tensor) -> dict[str, Tensor]:
-        """``keys`` (rotated) and ``values`` [B,n,h,P,d], ``mask`` bool [B,P] of the valid tokens, ``pooled`` [B,W].
+    def encode(
+        self, pictures: Sequence[Tensor | None], tokens: Tensor, token_mask: Tensor | None, run: Run = plainly
+    ) -> dict[str, Tensor]:
+        """``keys`` (rotated) and ``values`` [B,n,h,P,d], ``pooled`` [B,W], and ``mask`` bool [B,P] of the valid tokens
+        unless ``token_mask`` is None.
 
         A missing camera has no tokens; elsewhere they are masked, which gives the same numbers, for positions count
         valid tokens only.  Raises UserError when all cameras are missing.
         """
-        language = self.model.vlm.language_model
+        language, dtype = self.model.vlm.language_model, self.computes_in(self.model.vlm.language_model)
         words = language.embed_tokens(tokens)
-        hidden = torch.cat([*self.embed_pictures([item for item in pictures if item is not None]), words], 1)
-        seen = token_mask.new_ones(len(tokens), hidden.shape[1] - tokens.shape[1])
-        mask = torch.cat([seen, token_mask], 1)
-        every = mask[:, None, None, :].expand(-1, 1, mask.shape[1], -1)  # all valid tokens see each other
-        rotation = language.rotary_emb(hidden, mask.long().cumsum(1) - 1)
+        shown = self.embed_pictures([item for item in pictures if item is not None], run)
+        hidden = torch.cat([*shown, words], 1).to(dtype)
+        prefix, bias = {}, None
+        if token_mask is None:
+            positions = torch.arange(hidden.shape[1], device=tokens.device)[None]
+        else:
+            seen = token_mask.new_ones(len(tokens), hidden.shape[1] - tokens.shape[1])
+            prefix["mask"] = mask = torch.cat([seen, token_mask], 1)
+            bias, positions = bias_of(mask[:, None, None], dtype), mask.long().cumsum(1) - 1
+        rotation = rotations(positions, self.shape.language.head_dim, dtype)
         pairs: list[Pair] = []
-        for layer in language.layers:
-            hidden, *own = self._run(_gemma_layer, layer, hidden, rotation, every, None)
+        for layer in self._layers(language, dtype):
+            hidden, *own = self._run(run, self_attended, layer, hidden, rotation, bias)
             pairs.append((own[0], own[1]))
-        hidden = _exact(_normed(language.norm, hidden))
-        pooled = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
-        keys, values = (torch.stack(items, 1) for items in zip(*pairs, strict=True))
-        return {"keys": keys, "values": values, "mask": mask, "pooled": pooled}
+        hidden = _exact(normalized(hidden, language.norm.weight + _OFFSET, language.norm.eps))
+        prefix["keys"], prefix["values"] = (torch.stack(items, 1) for items in zip(*pairs, strict=True))
+        return {**prefix, "pooled": mean_where(hidden, prefix.get("mask"))}
 
-    def embed_pictures(self, pictures: Sequence[Tensor]) -> Sequence[Tensor]:
+    def embed_pictures(self, pictures: Sequence[Tensor], run: Run = plainly) -> Sequence[Tensor]:
         """Tokens [B,256,W] of each picture uint8 [B,h,w,3], from one run of the vision tower."""
         if not pictures:
             raise UserError("all cameras of this pi0 are missing, so it sees nothing; give it one at least.")
         tower, side = self.model.vlm.vision_tower, self.shape.vision.image_size
-        hidden = tower.embeddings(torch.cat([self.shape.pictures(item, side) for item in pictures]))
-        for layer in tower.encoder.layers:
-            hidden = self._run(layer, hidden, None)
-        return self.model.vlm.multi_modal_projector(tower.post_layernorm(hidden)).chunk(len(pictures))
+        pixels = torch.cat([self.shape.pictures(item, side) for item in pictures])
+        with rounding(self.computes_in(tower), tower):
+            hidden = tower.embeddings(pixels)
+            for layer in tower.encoder.layers:
+                hidden = self._run(run, _vision_layer, layer, hidden)
+            return self.model.vlm.multi_modal_projector(tower.post_layernorm(hidden)).chunk(len(pictures))
 
     def load_public(self, folder: Path) -> None:
         """Fill the weights from a folder of LeRobot or transformers, in its precision.
@@ -190,34 +215,65 @@ class Pi0Network(nn.Module):
 
     # -- denoising --------------------------------------------------------------------------------------------------
 
-    def condition(self, prefix: Mapping[str, Tensor], state: Tensor) -> dict[str, Tensor]:
-        """Keys, values and mask of the prefix, and the state [B,S]: its token is computed in every step."""
-        return {"keys": prefix["keys"], "values": prefix["values"], "mask": prefix["mask"], "state": state}
+    def condition(
+        self, prefix: Mapping[str, Tensor], state: Tensor, layers: Sequence[Layer] = (), run: Run = plainly
+    ) -> dict[str, Tensor]:
+        """``I.key`` and ``I.value`` [B,h,P+1,d] for every layer ``I`` of the expert, and their ``mask``, if any.
 
-    def velocity(self, condition: Mapping[str, Tensor], x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """The state and the noisy actions behind the prefix, which stays as it is; see ``FlowNetwork``.
+        Behind the prefix is a token of the ``state`` [B,S], which sees no action, so that it is the same in all steps.
+        """
+        dtype, mask = self.computes_in(self.model.dit), prefix.get("mask")
+        hidden = linear(self.embed_action_time.state_proj, _exact(state)).to(dtype)[:, None]
+        bias, length = None, prefix["keys"].shape[3]
+        positions = torch.full((1, 1), length, device=state.device)
+        if mask is not None:
+            bias, positions = bias_of(padded(mask)[:, None, None], dtype), mask.sum(1, keepdim=True)
+        rotation, found = (
+            rotations(positions, self.shape.language.head_dim, dtype),
+            {} if mask is None else {"mask": padded(mask)},
+        )
+        keys, values = (prefix[name].to(dtype).unbind(1) for name in ("keys", "values"))
+        for i, layer in enumerate(layers or self.expert_layers()):
+            hidden, *own = self._run(run, self_attended, layer, hidden, rotation, bias, (keys[i], values[i]))
+            found[f"{i}.key"], found[f"{i}.value"] = torch.cat([keys[i], own[0]], 2), torch.cat([values[i], own[1]], 2)
+        return found
+
+    def velocity(
+        self, condition: Mapping[str, Tensor], x: Tensor, t: Tensor, layers: Sequence[Layer] = (), run: Run = plainly
+    ) -> tuple[Tensor, Tensor]:
+        """The noisy actions behind prefix and state, which stay as they are; see ``FlowNetwork``.
 
         The points of a sample are further queries to its prefix, which is not copied for them.
         """
-        expert, mask = self.model.dit, condition["mask"]
-        points = len(x) // len(mask)
-        suffix = self.embed_suffix(condition["state"].repeat_interleave(points, 0), x, t)
-        hidden = suffix.to(_dtype(expert)).unflatten(0, (-1, points)).flatten(1, 2)
-        allowed, positions = _behind(mask, points, suffix.shape[1])
-        rotation = expert.rotary_emb(hidden, positions)
-        for i, layer in enumerate(expert.layers):
-            past = condition["keys"][:, i], condition["values"][:, i]
-            hidden = self._run(_gemma_layer, layer, hidden, rotation, allowed, past)[0]
-        hidden = _normed(expert.norm, hidden).unflatten(1, (points, -1)).flatten(0, 1)[:, -self.chunk :]
-        return _exact(self.action_out_proj(hidden.to(self.action_out_proj.weight.dtype))), _exact(hidden)
+        first, mask = condition["0.key"], condition.get("mask")
+        dtype, (batch, _, length, size) = first.dtype, first.shape
+        points = len(x) // batch
+        hidden = self.embed_actions(x, t).to(dtype).unflatten(0, (-1, points)).flatten(1, 2)
+        seen = points_behind(mask, length, points, x.shape[1], causal=False, device=x.device)
+        language = self.shape.language
+        shared = language.num_attention_heads // language.num_key_value_heads
+        bias = None if seen is None else bias_of(seen, dtype, shared)
+        steps = torch.arange(x.shape[1], device=x.device).repeat(points)[None]
+        rotation = rotations(steps + (length if mask is None else mask.sum(1, keepdim=True)), size, dtype)
+        for i, layer in enumerate(layers or self.expert_layers()):
+            past = condition[f"{i}.key"], condition[f"{i}.value"]
+            hidden = self._run(run, self_attended, layer, hidden, rotation, bias, past)[0]
+        norm = self.model.dit.norm
+        hidden = normalized(hidden, norm.weight + _OFFSET, norm.eps).unflatten(1, (points, -1)).flatten(0, 1)
+        hidden = _exact(hidden)
+        return linear(self.action_out_proj, hidden), hidden
 
-    def embed_suffix(self, state: Tensor, x: Tensor, t: Tensor) -> Tensor:
-        """The state [B,S] as one token, then the noisy actions ``x`` at ``t`` as one each, [B,1+C,hidden_size]."""
+    def embed_actions(self, x: Tensor, t: Tensor) -> Tensor:
+        """The noisy actions ``x`` [B,C,A] at ``t`` [B] as a token each, [B,C,hidden_size]."""
         parts: Any = self.embed_action_time
-        actions = parts.action_in_proj(x.to(parts.action_in_proj.weight.dtype))
+        actions = linear(parts.action_in_proj, _exact(x)).to(self.computes_in(self.model.dit))
         time = _waves(t, self.shape).to(actions.dtype)[:, None].expand_as(actions)
-        merged = parts.action_time_mlp_out(F.silu(parts.action_time_mlp_in(torch.cat([actions, time], 2))))
-        return torch.cat([parts.state_proj(state.to(actions.dtype))[:, None], merged], 1)
+        inner = functional.silu(linear(parts.action_time_mlp_in, torch.cat([actions, time], 2)))
+        return linear(parts.action_time_mlp_out, inner)
+
+    def expert_layers(self) -> list[ModuleLayer]:
+        """The layers of the expert, with the weights that learn."""
+        return self._layers(self.model.dit, self.computes_in(self.model.dit))
 
     def denoised(self, horizon: int) -> int:
         """``C``: all actions of a chunk see each other."""
@@ -227,11 +283,18 @@ class Pi0Network(nn.Module):
         """All but the vision-language model."""
         return {name: item for name, item in self.named_parameters() if not name.startswith("model.vlm.")}
 
-    def _run(self, function: Callable[..., Any], *inputs: Any) -> Any:
+    def _layers(self, decoder: Any, dtype: torch.dtype) -> list[ModuleLayer]:
+        return [ModuleLayer(layer, dtype, _OFFSET) for layer in decoder.layers]
+
+    def _run(self, run: Run, function: Callable[..., Any], *inputs: Any) -> Any:
         """``function(*inputs)``, its activations kept or computed again."""
         if not (self.gradient_checkpointing and torch.is_grad_enabled()):
-            return function(*inputs)
+            return run(function, *inputs)
         return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)  # no layer draws numbers
+
+
+def _vision_layer(layer: Any, hidden: Tensor) -> Tensor:
+    return layer(hidden, None)
 
 
 def _waves(t: Tensor, shape: Pi0Shape) -> Tensor:
@@ -246,70 +309,6 @@ def _waves(t: Tensor, shape: Pi0Shape) -> Tensor:
     return torch.cat([angle.sin(), angle.cos()], 1)
 
 
-def _behind(mask: Tensor, points: int, length: int) -> tuple[Tensor, Tensor]:
-    """What ``points`` times ``length`` tokens behind a prefix see, bool [B,1,kL,P+kL], and their positions [B,kL].
-
-    All see the valid prefix, and no token of another point.  The first of a point, the state, sees itself but no
-    action; actions see the state and each other.
-    """
-    token = torch.arange(length, device=mask.device).repeat(points)
-    point = torch.arange(points, device=mask.device).repeat_interleave(length)
-    among = (point == point[:, None]) & ((token == 0) | (token[:, None] > 0))
-    prefix = mask[:, None, :].expand(-1, len(token), -1)
-    allowed = torch.cat([prefix, among.expand(len(mask), -1, -1)], 2)
-    return allowed[:, None], mask.sum(1, keepdim=True) + token
-
-
-def _gemma_layer(
-    layer: Any, hidden: Tensor, rotation: Pair, allowed: Tensor, past: Pair | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """A Gemma decoder layer on ``hidden`` [B,L,W], behind the keys and values ``past`` [B,h,P,d].
-
-    ``allowed`` bool [B,1,L,P+L].  Returns its output and its own keys, rotated, and values [B,h,L,d].
-    """
-    attention = layer.self_attn
-    inputs = _normed(layer.input_layernorm, hidden)
-    query, own_key, value = (
-        project(inputs).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
-        for project in (attention.q_proj, attention.k_proj, attention.v_proj)
-    )
-    query, own_key = _rotated(query, rotation), _rotated(own_key, rotation)
-    keys, values = own_key, value
-    if past is not None:
-        keys = torch.cat([past[0].to(own_key.dtype), own_key], 2)
-        values = torch.cat([past[1].to(value.dtype), value], 2)
-    groups = query.shape[1] // keys.shape[1]
-    seen = F.scaled_dot_product_attention(
-        query, _shared(keys, groups), _shared(values, groups), attn_mask=allowed, scale=attention.scaling
-    )
-    hidden = hidden + attention.o_proj(seen.transpose(1, 2).flatten(2))
-    return hidden + layer.mlp(_normed(layer.post_attention_layernorm, hidden)), own_key, value
-
-
-def _rotated(x: Tensor, rotation: Pair) -> Tensor:
-    """Rotary position embedding (arXiv 2104.09864) of [B,heads,L,d] by cosines and sines [B,L,d], halves paired."""
-    cos, sin = (item[:, None] for item in rotation)
-    first, second = x.chunk(2, -1)
-    return x * cos + torch.cat([-second, first], -1) * sin
-
-
-def _shared(x: Tensor, groups: int) -> Tensor:
-    """[B,h,L,d] seen by ``groups`` heads each, [B,h*groups,L,d]; no copy where h is 1."""
-    return x[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2)
-
-
-def _normed(norm: Any, hidden: Tensor) -> Tensor:
-    """``hidden`` through a GemmaRMSNorm, which itself would round float64 to float32."""
-    wide = _exact(hidden)
-    scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.eps)
-    return (scaled * (1.0 + norm.weight.to(wide.dtype))).to(hidden.dtype)
-
-
 def _exact(x: Tensor) -> Tensor:
     """``x`` in float32, or in float64 where it is."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def _dtype(module: nn.Module) -> torch.dtype:
-    """The dtype that the layers of ``module`` compute in."""
-    return next(module.parameters()).dtype

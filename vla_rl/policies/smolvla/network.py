@@ -21,8 +21,24 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vla_rl.contract.errors import UserError
-from vla_rl.policies.smolvla.layers import angles, attended, finished, normalized, rotated, split
 from vla_rl.policies.smolvla.shape import SmolVLAShape
+from vla_rl.policies.vla.layers import (
+    Layer,
+    ModuleLayer,
+    Run,
+    bias_of,
+    cross_attended,
+    linear,
+    mean_where,
+    normalized,
+    padded,
+    plainly,
+    points_behind,
+    rotations,
+    rounding,
+    self_attended,
+)
+from vla_rl.policies.vla.network import DecoderNetwork
 from vla_rl.policies.vla.pictures import padded_picture
 from vla_rl.policies.vla.transformers import transformers
 from vla_rl.policies.vla.weights import load_public_weights
@@ -35,11 +51,8 @@ _STATISTICS = ("normalize_inputs.", "normalize_targets.", "unnormalize_outputs."
 _COMPILED = "model._orig_mod."  # how a policy that torch.compile had wrapped was saved
 
 
-class SmolVLANetwork(nn.Module):
-    """Implements ``FlowNetwork``.  Shapes: ``G`` heads of keys, ``d`` their size, ``M`` tokens of the prefix.
-
-    The prefix holds ``N.key`` and ``N.value`` [B,M,G,d] of every layer ``N`` of the language model, after RoPE.
-    """
+class SmolVLANetwork(DecoderNetwork):
+    """Implements ``FlowNetwork``.  Shapes: ``n`` layers, ``G`` heads of keys, ``d`` their size, ``M`` prefix tokens."""
 
     model: Any  # the nn.ModuleDict of all that a LeRobot file holds
     picture_start: Tensor
@@ -76,24 +89,33 @@ class SmolVLANetwork(nn.Module):
 
     # -- the prefix -------------------------------------------------------------------------------------------------
 
-    def encode(self, pictures: Sequence[Tensor | None], tokens: Tensor, token_mask: Tensor) -> dict[str, Tensor]:
+    def encode(
+        self, pictures: Sequence[Tensor | None], tokens: Tensor, token_mask: Tensor | None, run: Run = plainly
+    ) -> dict[str, Tensor]:
         """The prefix: pictures uint8 [B,h,w,3] (None: a missing camera) and prompt ``tokens`` [B,L]; see FlowNetwork.
 
-        Also ``mask`` bool [B,M] of the tokens that count.  Raises UserError when all cameras are missing.
+        ``keys`` (rotated) and ``values`` [B,n,G,M,d] of all layers of the language model, ``pooled``, and ``mask`` bool
+        [B,M] of the tokens that count unless ``token_mask`` is None.  Raises UserError when all cameras are missing.
         """
-        hidden, mask = self._embedded(pictures, tokens, token_mask)
-        text, size = self._vlm["text_model"], self.shape.text.head_size
-        angle = angles(mask.cumsum(1) - 1, size)
-        prefix = {"mask": mask}
-        for number, layer in enumerate(text.layers):
-            query, key, value = _projected(layer, hidden, angle, size)
-            prefix[f"{number}.key"], prefix[f"{number}.value"] = key, value
-            hidden = finished(layer, hidden, attended(query, key, value, mask[:, None]))
-        hidden = normalized(text.norm, hidden).float() * mask[..., None]
-        return {**prefix, "pooled": hidden.sum(1) / mask.sum(1, keepdim=True)}
+        dtype, text, size = self.computes_in(self._vlm), self._vlm["text_model"], self.shape.text.head_size
+        hidden = self._embedded(pictures, tokens, run).to(dtype)
+        prefix, bias = {}, None
+        if token_mask is None:
+            positions = torch.arange(hidden.shape[1], device=tokens.device)[None]
+        else:
+            before = token_mask.new_ones(len(tokens), hidden.shape[1] - tokens.shape[1])
+            prefix["mask"] = mask = torch.cat((before, token_mask), 1)
+            bias, positions = bias_of(mask[:, None, None], dtype), mask.cumsum(1) - 1
+        rotation, pairs = rotations(positions, size), []
+        for layer in text.layers:
+            hidden, *own = run(self_attended, ModuleLayer(layer, dtype), hidden, rotation, bias)
+            pairs.append(own)
+        hidden = normalized(hidden, text.norm.weight, text.norm.variance_epsilon).float()
+        prefix["keys"], prefix["values"] = (torch.stack(items, 1) for items in zip(*pairs, strict=True))
+        return {**prefix, "pooled": mean_where(hidden, prefix.get("mask"))}
 
-    def _embedded(self, pictures: Sequence[Tensor | None], tokens: Tensor, token_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Pictures, then the prompt, as embeddings [B,M,width], and which of them count, bool [B,M].
+    def _embedded(self, pictures: Sequence[Tensor | None], tokens: Tensor, run: Run) -> Tensor:
+        """Pictures, then the prompt, as embeddings [B,M,width].
 
         As in LeRobot, pictures and words are scaled by the root of the width, the tokens around pictures are not, and
         those of missing cameras come after the pictures.
@@ -106,89 +128,109 @@ class SmolVLANetwork(nn.Module):
         scale = math.sqrt(self.shape.text.width)
         start, end = (embed(around).expand(batch, -1, -1) for around in (self.picture_start, self.picture_end))
         parts: list[Tensor] = []
-        for seen in self._seen(shown):
+        for seen in self._seen(shown, run):
             parts += [start, seen * scale, end]
         parts += [start, end] * missing
-        around = torch.ones((batch, sum(part.shape[1] for part in parts)), dtype=torch.bool, device=tokens.device)
-        return torch.cat([*parts, embed(tokens) * scale], 1), torch.cat((around, token_mask), 1)
+        return torch.cat([*parts, embed(tokens) * scale], 1)
 
-    def _seen(self, pictures: Sequence[Tensor]) -> Sequence[Tensor]:
+    def _seen(self, pictures: Sequence[Tensor], run: Run) -> Sequence[Tensor]:
         """The picture tokens [B,m,width] of every camera, from one run of the vision tower."""
         pixels = torch.cat([padded_picture(picture, self.shape.picture) for picture in pictures])
         tower = self._vlm["vision_model"]
-        hidden = tower.encoder(inputs_embeds=_patches(tower.embeddings, pixels.to(tower.dtype)), attention_mask=None)
-        return self._vlm["connector"](tower.post_layernorm(hidden.last_hidden_state)).chunk(len(pictures))
+        with rounding(self.computes_in(tower), tower):
+            hidden = _patches(tower.embeddings, pixels.to(tower.dtype))
+            for layer in tower.encoder.layers:
+                hidden = run(_vision_layer, layer, hidden)
+            return self._vlm["connector"](tower.post_layernorm(hidden)).chunk(len(pictures))
 
     # -- a denoising step -------------------------------------------------------------------------------------------
 
-    def condition(self, prefix: Mapping[str, Tensor], state: Tensor) -> dict[str, Tensor]:
-        """Keys and values [B,M+1,G,d] for every layer of the expert, and their ``mask`` [B,M+1].
+    def condition(
+        self, prefix: Mapping[str, Tensor], state: Tensor, layers: Sequence[Layer] = (), run: Run = plainly
+    ) -> dict[str, Tensor]:
+        """``I.key`` and ``I.value`` [B,G,M+1,d] of every layer ``I`` of the expert, and their ``mask``, if any.
 
         ``state`` [B,S], normalised and padded, goes as one token through the language model over the prefix.
         """
-        text, size = self._vlm["text_model"], self.shape.text.head_size
-        exact = self.model["state_proj"].weight.dtype
-        hidden = self.model["state_proj"](state.to(exact)).to(text.embed_tokens.weight.dtype)[:, None]
-        mask = functional.pad(prefix["mask"], (0, 1), value=True)
-        angle = angles(prefix["mask"].sum(1, keepdim=True), size)
-        found = {"mask": mask}
+        text, dtype, mask = self._vlm["text_model"], self.computes_in(self._vlm), prefix.get("mask")
+        hidden = linear(self.model["state_proj"], _exact(state)).to(dtype)[:, None]
+        bias, positions = None, torch.full((1, 1), prefix["keys"].shape[3], device=state.device)
+        found: dict[str, Tensor] = {}
+        if mask is not None:
+            found["mask"] = padded(mask)
+            bias, positions = bias_of(found["mask"][:, None, None], dtype), mask.sum(1, keepdim=True)
+        rotation = rotations(positions, self.shape.text.head_size)
+        keys, values = prefix["keys"].unbind(1), prefix["values"].unbind(1)
         for number, layer in enumerate(text.layers):
-            query, key, value = _projected(layer, hidden, angle, size)
-            key = torch.cat((prefix[f"{number}.key"], key), 1)
-            value = torch.cat((prefix[f"{number}.value"], value), 1)
+            past = keys[number], values[number]
+            hidden, *own = run(self_attended, ModuleLayer(layer, dtype), hidden, rotation, bias, past)
             index = self.shape.expert_layer(number)
             if index is not None:
-                found[f"{index}.key"], found[f"{index}.value"] = self._read(number, index, key, value)
-            if number + 1 < self.shape.text.layers:
-                hidden = finished(layer, hidden, attended(query, key, value, mask[:, None]))
+                pair = (torch.cat(items, 2) for items in zip(past, own, strict=True))
+                found[f"{index}.key"], found[f"{index}.value"] = self._read(number, index, *pair)
         return found
 
     def _read(self, number: int, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """What layer ``index`` of the expert reads of ``key`` and ``value`` of the language model's ``number``."""
-        attention = self._expert.layers[index].self_attn
-        exact = attention.o_proj.weight.dtype
-        key, value = key.to(exact), value.to(exact)
+        dtype, attention = self.computes_in(self._expert), self._expert.layers[index].self_attn
+        pair = key.to(dtype), value.to(dtype)
         if self.shape.self_attends(number):
-            return key, value
-        size = self.shape.text.head_size
-        return split(attention.k_proj, key.flatten(2), size), split(attention.v_proj, value.flatten(2), size)
+            return pair
+        heads, size = key.shape[1], key.shape[3]
+        projected = (
+            linear(part, item.transpose(1, 2).flatten(2)).unflatten(2, (heads, size)).transpose(1, 2)
+            for part, item in zip((attention.k_proj, attention.v_proj), pair, strict=True)
+        )
+        return next(projected), next(projected)
 
-    def velocity(self, condition: Mapping[str, Tensor], x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    def velocity(
+        self, condition: Mapping[str, Tensor], x: Tensor, t: Tensor, layers: Sequence[Layer] = (), run: Run = plainly
+    ) -> tuple[Tensor, Tensor]:
         """The velocity [Bk,R,A] at ``x`` [Bk,R,A], ``t`` [Bk], and the expert's last hidden states [Bk,R,hidden_size].
 
         ``R`` may be less than C: no action depends on those after it.  The ``k`` points of a sample are further queries
         to its keys, which are not copied for them.
         """
-        mask, size, length = condition["mask"], self.shape.text.head_size, x.shape[1]
-        points = len(x) // len(mask)
+        mask, size, dtype = condition.get("mask"), self.shape.text.head_size, self.computes_in(self._expert)
+        batch, count = len(condition["0.key"]), condition["0.key"].shape[2]
+        points, device = len(x) // batch, x.device
         hidden = self._actions(x, t).unflatten(0, (-1, points)).flatten(1, 2)
-        steps = torch.arange(length, device=x.device).repeat(points)
-        point = torch.arange(points, device=x.device).repeat_interleave(length)
-        causal = (steps <= steps[:, None]) & (point == point[:, None])
-        joint = torch.cat((mask[:, None].expand(-1, len(steps), -1), causal.expand(len(mask), -1, -1)), 2)
-        alone, after = angles(steps[None], size), angles(mask.sum(1, keepdim=True) + steps, size)
-        for number in range(self.shape.text.layers):
-            index = self.shape.expert_layer(number)
-            if index is None:
-                continue
-            layer, key, value = self._expert.layers[index], condition[f"{index}.key"], condition[f"{index}.value"]
-            if self.shape.self_attends(number):
-                query, own_key, own_value = _projected(layer, hidden, after, size)
-                attention = attended(query, torch.cat((key, own_key), 1), torch.cat((value, own_value), 1), joint)
+        seen = points_behind(mask, count, points, x.shape[1], causal=True, device=device)
+        joint = None if seen is None else bias_of(seen, dtype, self.shape.text.heads // self.shape.text.key_value_heads)
+        prefix = None if mask is None else bias_of(mask[:, None, None], dtype)
+        steps = torch.arange(x.shape[1], device=device).repeat(points)[None]
+        alone, after = (
+            rotations(steps + start, size) for start in (0, count if mask is None else mask.sum(1, keepdim=True))
+        )
+        for index, layer in enumerate(layers or self.expert_layers()):
+            past = condition[f"{index}.key"], condition[f"{index}.value"]
+            if self._self_attends[index]:
+                hidden = run(self_attended, layer, hidden, after, joint, past)[0]
             else:  # the actions' positions start at 0 here
-                query = split(layer.self_attn.q_proj, normalized(layer.input_layernorm, hidden), size)
-                attention = attended(rotated(query, alone), key, value, mask[:, None])
-            hidden = finished(layer, hidden, attention)
-        hidden = normalized(self._expert.norm, hidden).unflatten(1, (points, length)).flatten(0, 1)
-        hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
-        return self.model["action_out_proj"](hidden), hidden
+                hidden = run(cross_attended, layer, hidden, alone, prefix, past)
+        norm = self._expert.norm
+        hidden = normalized(hidden, norm.weight, norm.variance_epsilon).unflatten(1, (points, -1)).flatten(0, 1)
+        hidden = _exact(hidden)
+        return linear(self.model["action_out_proj"], hidden), hidden
 
     def _actions(self, x: Tensor, t: Tensor) -> Tensor:
         """Noisy actions [B,R,A] and the time [B] of the flow as the expert's inputs [B,R,width]."""
-        action = self.model["action_in_proj"](x.to(self.model["action_in_proj"].weight.dtype))
+        action = linear(self.model["action_in_proj"], _exact(x)).to(self.computes_in(self._expert))
         time = _sines(t, self.shape).to(action.dtype)
         both = torch.cat((action, time[:, None].expand_as(action)), 2)
-        return self.model["action_time_mlp_out"](functional.silu(self.model["action_time_mlp_in"](both)))
+        inner = functional.silu(linear(self.model["action_time_mlp_in"], both))
+        return linear(self.model["action_time_mlp_out"], inner)
+
+    def expert_layers(self) -> list[ModuleLayer]:
+        """The layers of the expert, with the weights that learn."""
+        dtype, own = self.computes_in(self._expert), self._self_attends
+        return [ModuleLayer(layer, dtype, cross=not own[i]) for i, layer in enumerate(self._expert.layers)]
+
+    @property
+    def _self_attends(self) -> list[bool]:
+        """Whether a layer of the expert sees the other actions."""
+        numbers = (number for number in range(self.shape.text.layers) if self.shape.expert_layer(number) is not None)
+        return [self.shape.self_attends(number) for number in numbers]
 
     def denoised(self, horizon: int) -> int:
         """``horizon``: actions see only those before them, so a chain of these alone is the same."""
@@ -238,13 +280,13 @@ def _patches(embeddings: Any, pixels: Tensor) -> Tensor:
     return patches.flatten(2).transpose(1, 2) + embeddings.position_embedding(places.flatten())
 
 
-def _projected(layer: Any, hidden: Tensor, angle: Tensor, head_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value [B,L,heads,d] of a layer, the first two after RoPE."""
-    inputs, attention = normalized(layer.input_layernorm, hidden), layer.self_attn
-    query, key, value = (
-        split(projection, inputs, head_size) for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
-    )
-    return rotated(query, angle), rotated(key, angle), value
+def _vision_layer(layer: Any, hidden: Tensor) -> Tensor:
+    return layer(hidden, None)
+
+
+def _exact(x: Tensor) -> Tensor:
+    """``x`` in float32, or in float64 where it is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _sines(t: Tensor, shape: SmolVLAShape) -> Tensor:
@@ -274,7 +316,7 @@ def _build_vlm(shape: SmolVLAShape) -> dict[str, nn.Module]:
     }
     config = package.SmolVLMConfig(vision_config=vision, text_config=_text(shape), scale_factor=shape.pixel_shuffle)
     text = package.LlamaModel(config.text_config)
-    del text.rotary_emb  # layers.py does it
+    del text.rotary_emb  # vla/layers.py does it
     return {
         "vision_model": SmolVLMVisionTransformer(config.vision_config),
         "connector": SmolVLMConnector(config),

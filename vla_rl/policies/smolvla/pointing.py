@@ -24,12 +24,12 @@ class PointingVLM(nn.Module):
         self.cells = nn.Linear(text.key_value_heads * text.head_size, 3).to(device)
         self.words = nn.Linear(text.key_value_heads * text.head_size, 2).to(device)
         self.pooled = nn.Linear(network.pooled_size, 2).to(device)
-        self._last, self._side = f"{text.layers - 1}.value", round(network.shape.picture_tokens**0.5)
+        self._side = round(network.shape.picture_tokens**0.5)
 
     def forward(self, images: Tensor, tokens: Tensor, token_mask: Tensor) -> BackboneOutput:
         """Where ``images`` uint8 [B,h,w,3] show what the prompts ``tokens``, ``token_mask`` [B,L] name: 3 queries."""
         prefix = self._network[0].encode([images], tokens, token_mask)
-        values = prefix[self._last].flatten(2)
+        values = prefix["values"][:, -1].transpose(1, 2).flatten(2)
         logits, offset = self.cells(values[:, : self._side**2]).split((1, 2), -1)
         places = cell_centres(self._side, self._side, like=offset) + torch.tanh(offset) / self._side
         logits = logits.transpose(1, 2)

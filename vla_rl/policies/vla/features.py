@@ -28,12 +28,12 @@ class Views:
     """What the vision-language model sees of a batch: pictures of the checkpoint's cameras, and the prompt.
 
     cameras  the environment's camera for each of the checkpoint's, None where it is missing
-    tokens, mask  the prompts of all tasks, int64 and bool [tasks,L]
+    tokens, mask  the prompts of all tasks, int64 and bool [tasks,L]; mask None where all tokens count
     learnt   the weights that training changes and a prefix depends on
     """
 
     def __init__(
-        self, cameras: Sequence[str | None], tokens: Tensor, mask: Tensor, learnt: Sequence[Tensor] = ()
+        self, cameras: Sequence[str | None], tokens: Tensor, mask: Tensor | None, learnt: Sequence[Tensor] = ()
     ) -> None:
         self.cameras, self.tokens, self.mask, self.learnt = tuple(cameras), tokens, mask, tuple(learnt)
 
@@ -41,7 +41,7 @@ class Views:
         """The prefix of pictures uint8 ``picture/NAME`` [B,h,w,3] under the instructions ``task`` int64 [B]."""
         pictures = [None if name is None else features[PICTURE + name] for name in self.cameras]
         task = features["task"]
-        return network.encode(pictures, self.tokens[task], self.mask[task])
+        return network.encode(pictures, self.tokens[task], None if self.mask is None else self.mask[task])
 
     def stamp(self) -> tuple[tuple[int, int], ...]:
         """Another one whenever ``learnt`` has changed, in place or by other tensors."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Self
 
@@ -14,15 +14,15 @@ from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import Features
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.flow import VelocityField
-from vla_rl.policies.flow_policy import FlowPolicy
+from vla_rl.policies.flow_policy import Compute, FlowPolicy
 from vla_rl.policies.flow_schedules import Field
 from vla_rl.policies.heads import zero_init
 from vla_rl.policies.noise import normal, uniform
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tokens import Vocabulary
-from vla_rl.policies.vla.features import PICTURE, KeepPictures, KeepPrefix, Views, choose
+from vla_rl.policies.vla.features import PICTURE, PREFIX, KeepPictures, KeepPrefix, Views, choose
 from vla_rl.policies.vla.inference import Eager
-from vla_rl.policies.vla.network import Acting, FlowNetwork, NewShape
+from vla_rl.policies.vla.network import Acting, Deciding, FlowNetwork, NewShape
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.prompts import Prompts, WordPrompts
 from vla_rl.policies.vla.saved_vla import SavedVLA
@@ -80,7 +80,9 @@ class FlowVLA(SavedVLA, FlowPolicy):
         tokens, mask = prompts.encode(spec.tasks)
         self.register_buffer("tokens", tokens, persistent=False)
         self.register_buffer("token_mask", mask, persistent=False)
-        self._acting: Acting = options.inference.prepare(network)
+        self._checked = mask, bool(mask.all())
+        self._acting: Deciding = options.inference.prepare(network)
+        self._learning: Acting = options.inference.learning(network)
         self._prefix_bytes = network.prefix_bytes(self.cameras, tokens.shape[1])
         self.kept = choose(options, self._prefix_bytes)
 
@@ -142,9 +144,11 @@ class FlowVLA(SavedVLA, FlowPolicy):
     def _views(self) -> Views:
         named = dict(self.network.named_parameters()) if self.config.trains.reaches_prefix else {}
         learnt = [named[name] for name in self._trained] if named else []
-        return Views(self.cameras, self.tokens, self.token_mask, learnt)
+        if self._checked[0] is not self.token_mask:
+            self._checked = self.token_mask, not self.token_mask.is_meta and bool(self.token_mask.all())
+        return Views(self.cameras, self.tokens, None if self._checked[1] else self.token_mask, learnt)
 
-    def act_through(self, wrap: Callable[[Acting], Acting]) -> None:
+    def act_through(self, wrap: Callable[[Deciding], Deciding]) -> None:
         """Act through ``wrap`` of the network.  Raises UserError unless it acts operation by operation."""
         if not isinstance(self.config.inference, Eager):
             raise UserError(
@@ -168,15 +172,32 @@ class FlowVLA(SavedVLA, FlowPolicy):
 
     def field(self, features: Features) -> VelocityField:
         """The velocity field over padded chunks given features, differentiable in what is trained."""
-        return self._field(features, self.network)
+        return self._field(features, self._learning)
 
     def acting_field(self, features: Features) -> VelocityField:
         return self._field(features, self._acting)
 
+    @torch.no_grad()
+    def decided(self, key: Hashable, compute: Compute, features: Features, drawn: Features) -> Features:
+        """See ``FlowPolicy``: condition, steps and density are one call of what the network acts through."""
+        prefix = self._prefix(features, self._acting)
+        given = {**{PREFIX + name: item for name, item in prefix.items()}, "state": features["state"], **drawn}
+
+        def call(network: Acting, given: Features) -> Features:
+            seen = {name.removeprefix(PREFIX): item for name, item in given.items() if name.startswith(PREFIX)}
+            return compute(self._field_behind(seen, given["state"], network), given)
+
+        return self._acting.decide(key, call, given)
+
     def _field(self, features: Features, network: Acting) -> VelocityField:
+        return self._field_behind(self._prefix(features, network), features["state"], network)
+
+    def _prefix(self, features: Features, network: Acting) -> Mapping[str, Tensor]:
         seen = self.kept if "pooled" in features else _PICTURES
-        prefix = seen.prefix(network, self._views(), features)
-        state = nn.functional.pad(features["state"], (0, self.network.state_size - features["state"].shape[-1]))
+        return seen.prefix(network, self._views(), features)
+
+    def _field_behind(self, prefix: Mapping[str, Tensor], state: Tensor, network: Acting) -> VelocityField:
+        state = nn.functional.pad(state, (0, self.network.state_size - state.shape[-1]))
         condition = network.condition(prefix, state)
 
         def velocity(x: Tensor, t: Tensor) -> Field:

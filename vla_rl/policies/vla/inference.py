@@ -1,39 +1,48 @@
 """How the network of a flow VLA runs when it acts: operation by operation, compiled, or recorded as CUDA graphs.
 
-Learning always runs it operation by operation.  At batch 1 a GPU waits for Python between a thousand small kernels; a
+It learns operation by operation or compiled.  At batch 1 a GPU waits for Python between a thousand small kernels; a
 graph starts all kernels of a call at once.  Shapes of a prefix are fixed, because prompts are padded to the longest.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from vla_rl.contract.errors import UserError
-from vla_rl.policies.vla.network import Acting, FlowNetwork
+from vla_rl.policies.vla.layers import Layer, Run, plainly
+from vla_rl.policies.vla.network import Acting, Deciding, DecoderNetwork, FlowNetwork
 
 Tensors = dict[str, Tensor]
+Call = Callable[[Acting, Tensors], Tensors]
 _SHAPES = 8  # of inputs, of which a call keeps its graphs
+_COMPILED = 64  # shapes and kinds of a layer's inputs: a few for each of those
 _WARM_UP = 3  # calls before recording, in which libraries choose kernels and reserve memory
 
 
 class Inference(Protocol):
     """The frozen dataclass that chooses how a network runs when it acts."""
 
-    def prepare(self, network: FlowNetwork) -> Acting:
+    def prepare(self, network: FlowNetwork) -> Deciding:
         """``network`` as it acts.  A deep copy of the two together belongs together."""
+
+    def learning(self, network: FlowNetwork) -> Acting:
+        """``network`` as it learns."""
 
 
 @dataclass(frozen=True)
 class Eager:
     """Operation by operation."""
 
-    def prepare(self, network: FlowNetwork) -> Acting:
+    def prepare(self, network: FlowNetwork) -> Deciding:
+        return Operations(network)
+
+    def learning(self, network: FlowNetwork) -> Acting:
         return Operations(network)
 
 
@@ -47,8 +56,11 @@ class Compiled:
 
     backend: str = "inductor"
 
-    def prepare(self, network: FlowNetwork) -> Acting:
-        return CompiledOperations(network, self.backend)
+    def prepare(self, network: FlowNetwork) -> Fused:
+        return Fused(_decoder(network, self), CompiledLayers(self.backend))
+
+    def learning(self, network: FlowNetwork) -> Acting:
+        return Layers(_decoder(network, self), CompiledLayers(self.backend))
 
 
 @dataclass(frozen=True)
@@ -59,19 +71,32 @@ class CudaGraph:
     GPU.
     """
 
-    of: Inference = Eager()
+    of: Eager | Compiled = Eager()
 
-    def prepare(self, network: FlowNetwork) -> Acting:
-        return Graphs(network, self.of.prepare(network), cuda_graph)
+    def prepare(self, network: FlowNetwork) -> Graphs:
+        inner = Fused(_decoder(network, self)) if isinstance(self.of, Eager) else self.of.prepare(network)
+        return Graphs(inner, cuda_graph)
+
+    def learning(self, network: FlowNetwork) -> Acting:
+        return self.of.learning(network)
+
+
+def _decoder(network: FlowNetwork, way: Inference) -> DecoderNetwork:
+    if not isinstance(network, DecoderNetwork):
+        raise UserError(
+            f"{type(network).__name__} has no expert whose layers could lie together, so it cannot act as "
+            f"{type(way).__name__}; set inference to Eager()."
+        )
+    return network
 
 
 class Operations:
     """The network itself, in a box: a module in a module's attribute would count twice."""
 
-    def __init__(self, network: FlowNetwork) -> None:
+    def __init__(self, network: Acting) -> None:
         self.network = network
 
-    def encode(self, pictures: Sequence[Tensor | None], tokens: Tensor, token_mask: Tensor) -> Tensors:
+    def encode(self, pictures: Sequence[Tensor | None], tokens: Tensor, token_mask: Tensor | None) -> Tensors:
         return self.network.encode(pictures, tokens, token_mask)
 
     def condition(self, prefix: Mapping[str, Tensor], state: Tensor) -> Tensors:
@@ -80,70 +105,105 @@ class Operations:
     def velocity(self, condition: Mapping[str, Tensor], x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         return self.network.velocity(condition, x, t)
 
+    def decide(self, key: Hashable, call: Call, given: Tensors) -> Tensors:
+        return call(self, given)
 
-class CompiledOperations(Operations):
-    """Its three calls compiled, each at its first use."""
 
-    def __init__(self, network: FlowNetwork, backend: str) -> None:
+class Layers(Operations):
+    """The same, each layer by ``run``."""
+
+    network: DecoderNetwork
+
+    def __init__(self, network: DecoderNetwork, run: Run = plainly) -> None:
         super().__init__(network)
-        self._backend = backend
-        for name in ("encode", "condition", "velocity"):
-            setattr(self, name, torch.compile(getattr(network, name), backend=backend))
+        self._run = run
+        self._layers: Sequence[Layer] = ()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledOperations:
-        return CompiledOperations(copy.deepcopy(self.network, memo), self._backend)
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return type(self)(copy.deepcopy(self.network, memo), self._run)
+
+    def encode(self, pictures: Sequence[Tensor | None], tokens: Tensor, token_mask: Tensor | None) -> Tensors:
+        return self.network.encode(pictures, tokens, token_mask, self._run)
+
+    def condition(self, prefix: Mapping[str, Tensor], state: Tensor) -> Tensors:
+        return self.network.condition(prefix, state, self._layers, self._run)
+
+    def velocity(self, condition: Mapping[str, Tensor], x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        return self.network.velocity(condition, x, t, self._layers, self._run)
+
+
+class Fused(Layers):
+    """Copies of the expert's weights that lie together and are made anew for every condition.
+
+    So they are always those that learning left, at the cost of reading the expert once more per decision.
+    """
+
+    def condition(self, prefix: Mapping[str, Tensor], state: Tensor) -> Tensors:
+        self._layers = [layer.fused() for layer in self.network.expert_layers()]
+        return super().condition(prefix, state)
+
+
+class CompiledLayers:
+    """Runs a function of one layer compiled: once for all layers of a kind, since they are its inputs."""
+
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
+        self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledLayers:
+        return self  # it holds no weights
+
+    def __call__(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        if function not in self._compiled:
+            self._compiled[function] = torch.compile(function, backend=self.backend, dynamic=False)
+        with torch._dynamo.config.patch(recompile_limit=_COMPILED):
+            return self._compiled[function](*inputs)
 
 
 Record = Callable[[Callable[[], Tensors]], tuple[Callable[[], None], Tensors]]
 
 
-class Graphs:
-    """The three calls recorded by ``record`` and replayed; what they return are copies.
+class Graphs(Operations):
+    """Observations and decisions of ``inner`` recorded by ``record`` and replayed; what they return are copies.
 
-    What is recorded reads weights where they lay then: a graph is thrown away when they lie elsewhere (``.to()``).
+    What is recorded reads weights where they lay then: a graph is thrown away when they may lie elsewhere (``.to()``).
     """
 
-    def __init__(self, network: FlowNetwork, inner: Acting, record: Record) -> None:
-        self._network, self._inner, self._record = network, inner, record
-        self._weights: tuple[int, ...] = ()
-        self._recorded: dict[tuple[Any, ...], Recorded] = {}
+    network: DecoderNetwork
+
+    def __init__(self, inner: Fused, record: Record) -> None:
+        super().__init__(inner.network)
+        self._inner, self._record = inner, record
+        self._moves = self.network.moves
+        self._recorded: dict[tuple[Hashable, ...], Recorded] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Graphs:
-        return Graphs(copy.deepcopy(self._network, memo), copy.deepcopy(self._inner, memo), self._record)
+        return Graphs(copy.deepcopy(self._inner, memo), self._record)
 
-    def encode(self, pictures: Sequence[Tensor | None], tokens: Tensor, token_mask: Tensor) -> Tensors:
-        self._forget_if_moved()
+    def encode(self, pictures: Sequence[Tensor | None], tokens: Tensor, token_mask: Tensor | None) -> Tensors:
         shown = {str(i): item for i, item in enumerate(pictures) if item is not None}
+        mask = {} if token_mask is None else {"mask": token_mask}
         count = len(pictures)
 
         def call(given: Tensors) -> Tensors:
             seen = [given.get(str(i)) for i in range(count)]
-            return self._inner.encode(seen, given["tokens"], given["mask"])
+            return self._inner.encode(seen, given["tokens"], given.get("mask"))
 
-        return self._run("encode", call, {**shown, "tokens": tokens, "mask": token_mask})
+        return self._replayed("encode", call, {**shown, **mask, "tokens": tokens})
 
     def condition(self, prefix: Mapping[str, Tensor], state: Tensor) -> Tensors:
-        self._forget_if_moved()
-
-        def call(given: Tensors) -> Tensors:
-            rest = {name.removeprefix("prefix/"): item for name, item in given.items() if name != "state"}
-            return self._inner.condition(rest, given["state"])
-
-        return self._run("condition", call, {**{f"prefix/{key}": item for key, item in prefix.items()}, "state": state})
+        return self._inner.condition(prefix, state)
 
     def velocity(self, condition: Mapping[str, Tensor], x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        def call(given: Tensors) -> Tensors:
-            rest = {name.removeprefix("seen/"): item for name, item in given.items() if name not in ("x", "t")}
-            velocity, hidden = self._inner.velocity(rest, given["x"], given["t"])
-            return {"velocity": velocity, "hidden": hidden}
+        return self._inner.velocity(condition, x, t)
 
-        found = self._run(
-            "velocity", call, {**{f"seen/{key}": item for key, item in condition.items()}, "x": x, "t": t}
-        )
-        return found["velocity"], found["hidden"]
+    def decide(self, key: Hashable, call: Call, given: Tensors) -> Tensors:
+        return self._replayed(key, lambda given: call(self._inner, given), given)
 
     @torch.no_grad()
-    def _run(self, name: str, call: Callable[[Tensors], Tensors], given: Tensors) -> Tensors:
+    def _replayed(self, name: Hashable, call: Callable[[Tensors], Tensors], given: Tensors) -> Tensors:
+        if self._moves != self.network.moves:
+            self._moves, self._recorded = self.network.moves, {}
         key = (name, *((key, item.shape, item.dtype, item.device) for key, item in given.items()))
         if key not in self._recorded:
             same = [item for item in self._recorded if item[0] == name]
@@ -152,11 +212,6 @@ class Graphs:
             with torch.cuda.device_of(next(iter(given.values()))):
                 self._recorded[key] = Recorded(call, given, self._record)
         return self._recorded[key](given)
-
-    def _forget_if_moved(self) -> None:
-        weights = tuple(item.data_ptr() for _, item in self._network.named_parameters())
-        if weights != self._weights:
-            self._weights, self._recorded = weights, {}
 
 
 class Recorded:

@@ -6,22 +6,26 @@ tokens of the prompt, ``W`` numbers that sum the prefix up for critics.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
+import torch
 from torch import Tensor, nn
+
+from vla_rl.policies.vla.layers import Layer, ModuleLayer, Run, plainly
 
 
 class Encoder(Protocol):
     """What reads pictures and a prompt."""
 
-    def encode(self, pictures: Sequence[Tensor | None], tokens: Tensor, token_mask: Tensor) -> dict[str, Tensor]:
-        """The prefix {name: [B,...]}, computed once per observation: in a flow network keys and values of every layer,
-        their mask, and ``pooled`` float32 [B,W], the mean of the last hidden states of its valid tokens.
+    def encode(self, pictures: Sequence[Tensor | None], tokens: Tensor, token_mask: Tensor | None) -> dict[str, Tensor]:
+        """The prefix {name: [B,...]}, computed once per observation: in a flow network ``keys`` and ``values`` of every
+        layer, their ``mask``, if any, and ``pooled`` float32 [B,W], the mean of the last hidden states of valid tokens.
 
         ``pictures`` uint8 [B,h,w,3] of every camera, None where it is missing; ``tokens`` int64 and ``token_mask``
-        bool, both [B,L].  The prefix does not depend on the robot's state.
+        bool, both [B,L], None where all tokens count: faster kernels can then be used.  The prefix does not depend on
+        the robot's state.
         """
 
 
@@ -51,6 +55,58 @@ class Acting(Encoder, Protocol):
 
         ``k`` is 1 or more points for each of the ``B`` samples of ``condition``, those of a sample in a row.
         """
+
+
+class Deciding(Acting, Protocol):
+    """The same with whole decisions, which may be recorded."""
+
+    def decide(
+        self, key: Hashable, call: Callable[[Acting, dict[str, Tensor]], dict[str, Tensor]], given: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """``call(network, given)``, which at the same ``key`` does the same with other ``given`` {name: [...]}."""
+
+
+class DecoderNetwork(nn.Module):
+    """A flow network whose expert is a decoder (``layers.py``), so that its layers can be fused, compiled and recorded.
+
+    compute_dtype  what layers compute in, whatever their weights are stored in; None: the dtype of the weights.  What
+                   goes in and comes out (states, actions, velocities, ``pooled``) is float32
+    moves          how often weights may have begun to lie elsewhere, by .to(), .cuda() and their like of this module or
+                   of one around it; a step of an optimizer moves none
+    """
+
+    compute_dtype: torch.dtype | None = None
+    moves = 0
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        self.moves += 1
+        return super()._apply(fn, recurse)
+
+    def expert_layers(self) -> Sequence[ModuleLayer]:
+        """The layers of the expert, with the weights that learn."""
+        raise NotImplementedError
+
+    def encode(
+        self, pictures: Sequence[Tensor | None], tokens: Tensor, token_mask: Tensor | None, run: Run = plainly
+    ) -> dict[str, Tensor]:
+        """See ``Encoder``; layers run by ``run``."""
+        raise NotImplementedError
+
+    def condition(
+        self, prefix: Mapping[str, Tensor], state: Tensor, layers: Sequence[Layer] = (), run: Run = plainly
+    ) -> dict[str, Tensor]:
+        """See ``Acting``; ``layers`` of the expert, () for those that learn."""
+        raise NotImplementedError
+
+    def velocity(
+        self, condition: Mapping[str, Tensor], x: Tensor, t: Tensor, layers: Sequence[Layer] = (), run: Run = plainly
+    ) -> tuple[Tensor, Tensor]:
+        """See ``Acting``; ``layers`` as for :meth:`condition`."""
+        raise NotImplementedError
+
+    def computes_in(self, module: nn.Module) -> torch.dtype:
+        """What a part of it computes in."""
+        return self.compute_dtype or next(module.parameters()).dtype
 
 
 class FlowNetwork(VisionLanguage, Acting, Protocol):

@@ -21,6 +21,8 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class VLAOptions:
     """Choices that a public checkpoint leaves to whoever opens it; a checkpoint of ours holds them.
 
+    What is trained is stored in float32 in any case, or an optimizer's small steps would be lost.
+
     Raises UserError for a choice that does not exist.
     """
 
@@ -32,7 +34,7 @@ class VLAOptions:
     trains: Trains = TrainExpert()
     kept: str = "auto"  # of an observation, for learning: "prefix", "pictures", or the one that features.py says
     inference: Inference = Eager()  # how the network runs when it acts: or Compiled(), CudaGraph()
-    dtype: str = "float32"  # of the frozen vision-language model: or "bfloat16"; what is trained is float32
+    dtype: str = "float32"  # that layers compute in, and what is frozen is stored in: or "bfloat16"; see below
     gradient_checkpointing: bool = False  # compute activations again in the backward pass: less memory, more time
 
     def __post_init__(self) -> None:

@@ -30,7 +30,9 @@ class WordPrompts:
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Raises ContractError for a word that is not in the vocabulary."""
         tokens = self.vocabulary.encode(texts)
-        return tokens, tokens != 0
+        counts = tokens != 0
+        longest = int(counts.sum(1).max())
+        return tokens[:, :longest], counts[:, :longest]
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the words into ``config.json``."""

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from vla_rl.contract.errors import UserError
-from vla_rl.policies.vla.network import VisionLanguage
+from vla_rl.policies.vla.network import DecoderNetwork, VisionLanguage
 
 
 class Trains(Protocol):
@@ -55,9 +55,14 @@ def freeze_others(network: VisionLanguage, chosen: dict[str, nn.Parameter]) -> N
 
 
 def cast_frozen(network: VisionLanguage, trained: Mapping[str, nn.Parameter], dtype: torch.dtype) -> None:
-    """Store what is not trained in ``dtype``: half of its memory in bfloat16, where a step of an optimizer is lost."""
+    """Store what is not trained in ``dtype``: half of its memory in bfloat16, where a step of an optimizer is lost.
+
+    All of a ``DecoderNetwork`` computes in bfloat16 then, the trained part too, by copies of its float32 weights.
+    """
     for name, parameter in network.named_parameters():
         parameter.data = parameter.data.to(torch.float32 if name in trained else dtype)
+    if isinstance(network, DecoderNetwork):
+        network.compute_dtype = None if dtype == torch.float32 else dtype
 
 
 def checkpoint_gradients(network: VisionLanguage, wanted: bool) -> None:
