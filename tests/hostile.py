@@ -14,7 +14,7 @@ from vla_rl.contract.config import to_json
 from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
 from vla_rl.recipes.env_config import EnvConfig
 
-ENV = "vla_rl.recipes.env_config:EnvConfig"
+ENV = "EnvConfig"
 Make = Callable[[Path, Path], None]  # of a folder and the canary's path
 
 
@@ -26,7 +26,7 @@ def checkpoint(folder: Path) -> None:
 def run(folder: Path, **fields: Any) -> None:
     """A run with an honest checkpoint; ``fields`` of its config."""
     checkpoint(folder / "checkpoints" / "best")
-    base = {"class": "vla_rl.recipes.state_ppo:StateBased", "env": to_json(EnvConfig("point_mass")), "seed": 1}
+    base = {"class": "StateBased", "env": to_json(EnvConfig("point_mass")), "seed": 1}
     (folder / "config.json").write_text(json.dumps({**base, **fields}))
 
 
@@ -73,12 +73,12 @@ def _config_class(name: str) -> Make:
 def _function(folder: Path, canary: Path) -> None:
     checkpoint(folder)
     code(Path.cwd() / "theirs_beside.py", canary)
-    changed(folder, policy="vla_rl.policies.function:FunctionPolicy", function="theirs_beside:make", config=None)
+    changed(folder, policy="FunctionPolicy", function="theirs_beside:make", config=None)
 
 
 def _remote(folder: Path, canary: Path) -> None:
     checkpoint(folder)
-    changed(folder, policy="vla_rl.serving.remote:RemotePolicy", address="ws://127.0.0.1:9", config=None)
+    changed(folder, policy="RemotePolicy", address="ws://127.0.0.1:9", config=None)
 
 
 def _kept_file(folder: Path, canary: Path) -> None:

@@ -253,7 +253,7 @@ def test_an_own_run_needs_no_flag_and_an_altered_one_does(tmp_path, capsys):
 
 def test_trust_is_asked_for_once(tmp_path, capsys):
     canary, folder = tmp_path / "canary", tmp_path / "theirs"
-    run(folder, env={"class": "vla_rl.recipes.env_config:EnvConfig", "name": "theirs_beside:make"})
+    run(folder, env={"class": "EnvConfig", "name": "theirs_beside:make"})
     code(Path("theirs_beside.py"), canary)
     forget()
     assert "'theirs_beside:make'" in refused(capsys, "eval", folder)
@@ -267,7 +267,7 @@ def test_trust_is_asked_for_once(tmp_path, capsys):
 
 def test_an_environment_that_the_user_names_stands_for_that_of_a_run(tmp_path, capsys):
     folder = tmp_path / "theirs"
-    run(folder, env={"class": "vla_rl.recipes.env_config:EnvConfig", "name": "theirs_beside:make"})
+    run(folder, env={"class": "EnvConfig", "name": "theirs_beside:make"})
     code(Path("theirs_beside.py"), tmp_path / "canary")
     forget()
     main(["eval", str(folder), "--env", "point_mass", "--episodes", "1", "--num-envs", "1"])
@@ -293,7 +293,7 @@ def test_a_policy_that_saves_itself_is_the_users_own(tmp_path):
 
 def test_another_module_of_the_same_name_is_not_the_users(tmp_path, capsys, monkeypatch):
     folder = tmp_path / "own"
-    run(folder, env={"class": "vla_rl.recipes.env_config:EnvConfig", "name": "mine:make"})
+    run(folder, env={"class": "EnvConfig", "name": "mine:make"})
     code(Path("mine.py"), tmp_path / "own canary")
     trust.mark_file(folder / "config.json")
     forgotten = tmp_path / "other"

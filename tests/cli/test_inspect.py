@@ -117,7 +117,7 @@ def test_a_checkpoint_shows_sizes_and_acts(checkpoint):
     total, frozen = (sum(p.numel() for p in module.parameters()) for module in (policy, policy.backbone))
     assert ["all", f"{total:,}", f"{total - frozen:,}"] in lines(printed)
     assert ["backbone", f"{frozen:,}", "0"] in lines(printed)
-    for expected in ("FlowSde", "LastStep", "steps: 4", "vla_rl.policies.tiny:TinyVLA", "cube", "pick up the red cube"):
+    for expected in ("FlowSde", "LastStep", "steps: 4", "TinyVLA", "cube", "pick up the red cube"):
         assert expected in printed
     assert ["act", "in bounds"] in lines(printed)
     assert any(row[0] == "log-prob gap" for row in lines(printed))
@@ -141,7 +141,7 @@ def test_a_run_shows_its_summary_and_checkpoints(tmp_path, checkpoint):
     folder, _ = checkpoint()
     (tmp_path / "checkpoints").mkdir()
     folder.rename(tmp_path / "checkpoints" / "best")
-    (tmp_path / "config.json").write_text('{"class": "vla_rl.recipes.demo:Demo"}')
+    (tmp_path / "config.json").write_text('{"class": "Demo"}')
     assert "no summary yet" in text(str(tmp_path))
     rate = {"success": 0.925, "low": 0.899, "high": 0.945, "episodes": 512}
     (tmp_path / "summary.json").write_text(json.dumps({"rl": rate, "seconds": {"collect": 1.25}}))

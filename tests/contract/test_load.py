@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+
 import pytest
 
 from sims.catalog import CATALOG
+from tests.classes import table
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.load import MOVED, load
+from vla_rl.contract.load import load, name_of, our_classes
+from vla_rl.contract.spec import EnvSpec
+from vla_rl.contract.trust import named_class
 
 
 def test_a_string_loads_the_object_it_names():
@@ -14,25 +20,28 @@ def test_a_string_loads_the_object_it_names():
     assert load("vla_rl.contract.load:load") is load
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("openvla:OpenVLA", "openvla.policy"),
-        ("openvla_decoding:Parallel", "openvla.decoding"),
-        ("openvla_network:OpenVLAShape", "openvla.network"),
-        ("openvla_options:OpenVLAOptions", "openvla.options"),
-        ("openvla_public:OpenVLAPrompts", "openvla.public"),
-        ("openvla_vision:ViTShape", "openvla.vision"),
-        ("pi0:Pi0", "pi0.policy"),
-        ("pi0_network:Gemma", "pi0.network"),
-        ("smolvla:SmolVLA", "smolvla.policy"),
-        ("smolvla_shape:TextShape", "smolvla.shape"),
-    ],
-)
-def test_what_checkpoints_name_is_found_where_it_is_now(old, new):
-    found = load(f"vla_rl.policies.{old}")
-    assert (found.__module__, found.__qualname__) == (f"vla_rl.policies.{new}", old.partition(":")[2])
-    assert len(MOVED) == 10
+def test_the_table_of_our_classes_is_that_of_the_source():
+    assert our_classes() == table(), "run python -m tests.classes"
+
+
+def test_a_class_of_the_table_is_named_by_itself_and_found():
+    kinds = [load(f"{module}:{name}") for name, module in our_classes().items() if module.startswith("vla_rl.contract")]
+    assert EnvSpec in kinds and all(named_class(name_of(kind)) is kind and ":" not in name_of(kind) for kind in kinds)
+
+
+def test_a_class_of_somebody_else_is_named_with_its_module():
+    assert name_of(Path) == f"{Path.__module__}:Path"
+
+
+@dataclass(frozen=True)
+class Double:
+    """Has the name of one of ours."""
+
+
+def test_a_class_of_ours_that_is_not_in_the_table_says_so():
+    Double.__qualname__, Double.__module__ = "EnvSpec", "vla_rl.elsewhere"
+    with pytest.raises(TypeError, match=r"classes.json has no class 'EnvSpec' of vla_rl.elsewhere"):
+        name_of(Double)
 
 
 @pytest.mark.parametrize("target", ["sims.catalog", "sims.catalog:", ":make", "", ":"])

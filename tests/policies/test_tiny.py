@@ -247,7 +247,10 @@ def test_a_broken_checkpoint_is_named(saved, how):
 
 def test_a_checkpoint_that_names_no_policy_is_refused(saved):
     _edit(saved[0], lambda config: config.update(policy="vla_rl.contract.load:load"))
-    with pytest.raises(UserError, match="is no class of vla-rl"):
+    with pytest.raises(UserError, match="is how earlier versions of vla-rl named a class"):
+        load_policy(saved[0])
+    _edit(saved[0], lambda config: config.update(policy="EnvSpec"))
+    with pytest.raises(UserError, match="is not a policy class"):
         load_policy(saved[0])
 
 

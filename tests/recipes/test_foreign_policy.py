@@ -96,7 +96,7 @@ def of_class(kind: type[TinyVLA], folder: Path) -> Path:
     """An untrained checkpoint that names ``kind`` as its class."""
     path = save_untrained(folder)
     text = (path / "config.json").read_text()
-    (path / "config.json").write_text(text.replace("vla_rl.policies.tiny:TinyVLA", f"{__name__}:{kind.__name__}"))
+    (path / "config.json").write_text(text.replace("TinyVLA", f"{__name__}:{kind.__name__}"))
     mark_file(path / "config.json")
     return path
 

@@ -89,8 +89,8 @@ def test_what_it_does_not_depend_on_may_differ(folder):
         ("spec", None, "has no 'spec'"),
         ("config", None, "has no 'config'"),
         ("world_model", "builtins:print", "names the class 'builtins:print'"),
-        ("world_model", "world_models.model:Context", "is no world model"),
-        ("world_model", "world_models.model:Nothing", "has no 'Nothing'"),
+        ("world_model", "EnvSpec", "is no world model"),
+        ("world_model", "Nothing", "is no class of vla-rl"),
     ],
 )
 def test_a_damaged_or_foreign_folder_is_refused(folder, tmp_path, entry, value, error):

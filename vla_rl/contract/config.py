@@ -6,18 +6,21 @@ import dataclasses
 from typing import Any
 
 from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.contract.load import name_of
 from vla_rl.contract.trust import accept, named_class
 
 _CLASS = "class"
 
 
 def to_json(value: Any) -> Any:
-    """Nested dataclasses, tuples, lists, dicts and scalars for JSON; a dataclass carries its import string."""
+    """Nested dataclasses, tuples, lists, dicts and scalars for JSON; a dataclass carries its name."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         kind = type(value)
-        accept([kind.__module__])  # a live object of this program, which may read again what it wrote
+        name = name_of(kind)
+        if ":" in name:
+            accept([kind.__module__])  # a live object of this program, which may read again what it wrote
         fields = {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return {_CLASS: f"{kind.__module__}:{kind.__qualname__}", **fields}
+        return {_CLASS: name, **fields}
     if isinstance(value, dict):
         return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

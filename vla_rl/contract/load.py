@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from vla_rl.contract.errors import UserError, did_you_mean
 
-# Where the modules are now whose classes older checkpoints name.
-MOVED = {
-    f"vla_rl.policies.{old}": f"vla_rl.policies.{new}"
-    for old, new in {
-        "openvla": "openvla.policy",
-        "openvla_decoding": "openvla.decoding",
-        "openvla_network": "openvla.network",
-        "openvla_options": "openvla.options",
-        "openvla_public": "openvla.public",
-        "openvla_vision": "openvla.vision",
-        "pi0": "pi0.policy",
-        "pi0_network": "pi0.network",
-        "smolvla": "smolvla.policy",
-        "smolvla_shape": "smolvla.shape",
-    }.items()
-}
+OURS = ("vla_rl", "sims", "world_models", "robot_drivers")
+CLASSES = Path(__file__).with_name("classes.json")
+
+
+@functools.cache
+def our_classes() -> dict[str, str]:
+    """{name: module} of the classes of ours that data may name; ``python -m tests.classes`` writes the file."""
+    found: dict[str, str] = json.loads(CLASSES.read_text(encoding="utf-8"))
+    return found
+
+
+def name_of(kind: type) -> str:
+    """How data name a class: one of ours by its bare name, wherever it lies, another by ``"module:Class"``.
+
+    Raises TypeError for one of ours that is not in the table.
+    """
+    name, module = kind.__qualname__, kind.__module__
+    if our_classes().get(name) == module:
+        return name
+    if module.partition(".")[0] in OURS:
+        raise TypeError(f"{CLASSES.name} has no class {name!r} of {module}, so no data can name it; make it anew.")
+    return f"{module}:{name}"
 
 
 def load(target: str) -> Any:
     """Import ``"package.module:name"``, also from the working folder, where installed packages come first.
-
-    Modules in :data:`MOVED` are found by their old names.
 
     Raises UserError when the string has no colon or the module has no such name; a missing module raises its own
     ImportError, which names the package that is not installed.
@@ -41,7 +47,6 @@ def load(target: str) -> Any:
             f"{target!r} has no module and name, so it cannot be loaded; write it as 'package.module:function'."
         )
     search_working_folder()
-    module_name = MOVED.get(module_name, module_name)
     module = importlib.import_module(module_name)
     if not hasattr(module, name):
         public = [item for item in vars(module) if not item.startswith("_")]

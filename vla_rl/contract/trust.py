@@ -3,8 +3,8 @@
 A checkpoint, run or robot file says by name which classes and functions it is made of.  :func:`read_named` reads such a
 file and refuses one that names code, programs or files which are not ours, unless this user's vla-rl wrote exactly that
 content on this machine (:func:`mark`, outside of the folder), or the command had ``--trust``.  What was accepted is
-noted, and :func:`named_class` turns a name into a class only if it is ours or was noted.  Processes that a run starts
-get these names from the one that starts them (``vla_rl/experience/worker.py``).
+noted, and :func:`named_class` turns a name into a class only if it is in our table or was noted.  Processes that a run
+starts get these names from the one that starts them (``vla_rl/experience/worker.py``).
 """
 
 from __future__ import annotations
@@ -28,17 +28,16 @@ from typing import Any
 import numpy as np
 
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.load import load, search_working_folder
+from vla_rl.contract.load import OURS, load, our_classes, search_working_folder
 
 OPTION = "--trust"
 CONFIG_FILE = "vla_rl_config_"  # of the module that a config file becomes; config.json names its classes by it
-OURS = ("vla_rl", "sims", "world_models", "robot_drivers")
 # Environments that start no program and read no file of their options; the others are named by the user.
 ENVIRONMENTS = frozenset(
     {"", "counting", "genesis", "lift", "maniskill_lift", "mixed", "place", "point_mass", "push", "so101", "warp"}
 )
 MOST_BYTES = 64 << 20  # of a JSON file
-_ENV = "vla_rl.recipes.env_config:EnvConfig"
+_ENV = "EnvConfig"
 _PROGRAMS = ("python", "variables", "installation", "address", "modules", "wrappers")  # options that reach outside
 _NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_][\w.]*")
 _DEVICE = re.compile(r"(cuda|cpu):\d+")
@@ -79,18 +78,24 @@ def is_ours(module: str) -> bool:
 
 
 def named_class(target: object) -> type:
-    """The class that data name as ``"module:Class"``; raises UserError for what is none of ours and was not accepted.
+    """The class that data name: ours by its bare name, another by ``"module:Class"``.
 
-    A missing module raises its own ImportError.
+    Raises UserError for what is none of ours and was not accepted; a missing module raises its own ImportError.
     """
+    if isinstance(target, str) and target in our_classes():
+        ours: type = load(f"{our_classes()[target]}:{target}")
+        return ours
     module = str(target).partition(":")[0]
-    if not isinstance(target, str) or not (is_ours(module) or module in _accepted):
+    if is_ours(module):
+        raise UserError(
+            f"{_short(target)} is how earlier versions of vla-rl named a class, so what names it cannot be read; write "
+            "it again with this version."
+        )
+    if not isinstance(target, str) or module not in _accepted:
         raise UserError(f"{_short(target)} is no class of vla-rl, so it is not loaded from data; {_cure()}")
     found = load(target)
-    if not isinstance(found, type) or (is_ours(module) and not is_ours(found.__module__)):
-        raise UserError(
-            f"{_short(target)} is no class of vla-rl, so what names it cannot be used; check its config.json."
-        )
+    if not isinstance(found, type):
+        raise UserError(f"{_short(target)} is no class, so what names it cannot be used; check its config.json.")
     return found
 
 
@@ -335,6 +340,8 @@ def _reaching(value: Any, key: str = "") -> Iterator[str]:
         for item in value:
             yield from _reaching(item, key)
     elif isinstance(value, str) and value:
+        if key in KINDS and value in our_classes():
+            return
         of_class = key in KINDS and _NAME.fullmatch(value)
         if of_class or key == "class" or _NAME.fullmatch(value):
             if not (of_class and is_ours(value.partition(":")[0])):

@@ -14,6 +14,7 @@ from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
+from vla_rl.contract.load import name_of
 from vla_rl.contract.policy import Features, Policy
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.flow import FlowSampler, VelocityField, imitation_losses
@@ -146,7 +147,7 @@ class AdvantageConditioned(FlowPolicy):
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write ``config.json``, the vectors, and the base with its present weights in ``base``."""
-        kind = f"{type(self).__module__}:{type(self).__qualname__}"
+        kind = name_of(type(self))
         config = {"policy": kind, "config": to_json(self.config), "spec": self.spec.to_json()}
         save_folder(Path(folder), config, {"weight": self.indicators.weight}, {"base": self.base})
 

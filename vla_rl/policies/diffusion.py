@@ -15,6 +15,7 @@ from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_sizes
+from vla_rl.contract.load import name_of
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.diffusion_steps import DiffusionSampler, Network, denoising_errors, step_entropy, step_logprob
@@ -235,7 +236,7 @@ class DiffusionPolicy(nn.Module):
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write ``config.json``, ``model.safetensors`` (the heads) and the encoder's checkpoint in ``encoder/``."""
-        name = f"{type(self).__module__}:{type(self).__qualname__}"
+        name = name_of(type(self))
         config = {"policy": name, "spec": self.spec.to_json(), "config": to_json(self.config)}
         save_folder(Path(folder), config, self.heads.state_dict(), inside={"encoder": self.encoder})
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from vla_rl.contract.batch import Reducer
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import Array, Observation
+from vla_rl.contract.load import name_of
 from vla_rl.contract.policy import Features, State
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.image_encoder import ImageEncoder
@@ -129,7 +130,7 @@ class FeedForwardPolicy(nn.Module):
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write ``config.json`` and ``model.safetensors``."""
-        name = f"{type(self).__module__}:{type(self).__qualname__}"
+        name = name_of(type(self))
         parts = {"config": to_json(self.config), "proprioception": to_json(self.proprioception)}
         save_folder(Path(folder), {"policy": name, "spec": self.spec.to_json(), **parts}, self.state_dict())
 

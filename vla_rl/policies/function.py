@@ -11,7 +11,7 @@ import torch
 
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import ContractError, UserError, cause_of
-from vla_rl.contract.load import load
+from vla_rl.contract.load import load, name_of
 from vla_rl.contract.policy import ActionOut, Features, Mode, State
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.normalization import Affine, action_limits, check_same_env
@@ -87,7 +87,7 @@ class FunctionPolicy(BlackBoxPolicy):
                 f"the function {self.function!r} was given without a name, so a checkpoint could not find it again; "
                 "give 'module:function'."
             )
-        kind = f"{type(self).__module__}:{type(self).__qualname__}"
+        kind = name_of(type(self))
         save_folder(Path(folder), {"policy": kind, "function": self.target, "spec": self.spec.to_json()}, {})
 
     @classmethod

@@ -23,6 +23,7 @@ from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits, check_positive
+from vla_rl.contract.load import name_of
 from vla_rl.contract.policy import ActionOut, CriticAction, Features, Likelihood, Mode, Policy, State
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.flow import FlowSampler, VelocityField, gaussian_kl
@@ -203,7 +204,7 @@ class LatentPolicy(HoldsFrozen):
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write ``config.json``, ``model.safetensors`` and the base with its present weights in ``base``."""
-        kind = f"{type(self).__module__}:{type(self).__qualname__}"
+        kind = name_of(type(self))
         config = {"policy": kind, "config": to_json(self.config), "spec": self.spec.to_json()}
         save_folder(Path(folder), config, self.state_dict(), {"base": self.base})
 

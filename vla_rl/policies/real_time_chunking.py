@@ -32,6 +32,7 @@ from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.limits import check_choice, check_limits
+from vla_rl.contract.load import name_of
 from vla_rl.contract.policy import ActionOut, Features, Mode, State
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.flow import VelocityField
@@ -224,7 +225,7 @@ class RealTimeChunking(HoldsFrozen):
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write ``config.json`` and the flow policy in ``base``."""
-        kind = f"{type(self).__module__}:{type(self).__qualname__}"
+        kind = name_of(type(self))
         config = {"policy": kind, "config": to_json(self.config), "spec": self.spec.to_json()}
         save_folder(Path(folder), config, self.state_dict(), {"base": self.base})
 

@@ -25,6 +25,7 @@ from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import NonFiniteError, UserError
 from vla_rl.contract.limits import check_limits, check_positive
+from vla_rl.contract.load import name_of
 from vla_rl.contract.policy import ActionOut, ContextPolicy, CriticAction, Features, Likelihood, Mode, Policy, State
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.blend import Blend, BlendConfig
@@ -219,7 +220,7 @@ class ResidualPolicy(HoldsFrozen):
         """Write ``config.json``, ``model.safetensors`` and the frozen policies in ``base`` and ``encoder``."""
         base, encoder = self._frozen
         inside: dict[str, Saveable] = {"base": base, "encoder": encoder} if encoder else {"base": base}
-        kind = f"{type(self).__module__}:{type(self).__qualname__}"
+        kind = name_of(type(self))
         config = {"policy": kind, "config": to_json(self.config), "spec": self.spec.to_json(), "inside": sorted(inside)}
         save_folder(Path(folder), config, self.state_dict(), inside)
 

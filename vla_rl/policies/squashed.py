@@ -20,6 +20,7 @@ from vla_rl.contract.batch import Reducer
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.load import name_of
 from vla_rl.contract.policy import ActionOut, CriticAction, Features, Mode, State
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.encoder import ObservationEncoder
@@ -139,7 +140,7 @@ class SquashedPolicy(HoldsFrozen):
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write ``config.json``, ``model.safetensors`` and the frozen policy in ``encoder``."""
-        kind = f"{type(self).__module__}:{type(self).__qualname__}"
+        kind = name_of(type(self))
         config = {"policy": kind, "config": to_json(self.config), "spec": self.spec.to_json()}
         save_folder(Path(folder), config, self.state_dict(), {"encoder": self.encoder})
 

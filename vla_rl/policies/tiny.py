@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import Observation
 from vla_rl.contract.limits import check_sizes
+from vla_rl.contract.load import name_of
 from vla_rl.contract.policy import Features
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.backbone import BackboneOutput, PointingBackbone
@@ -164,7 +165,7 @@ class TinyVLA(FlowPolicy):
     def save_pretrained(self, folder: str | Path) -> None:
         """Write ``config.json`` (sizes, spec, vocabulary, statistics) and ``model.safetensors``."""
         config = {
-            "policy": f"{type(self).__module__}:{type(self).__qualname__}",
+            "policy": name_of(type(self)),
             "config": to_json(self.config),
             "spec": self.spec.to_json(),
             "vocabulary": to_json(self.vocabulary),

@@ -12,6 +12,7 @@ import numpy as np
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import Array
 from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.load import name_of
 from vla_rl.contract.policy import State
 from vla_rl.pretrained import read_config, save_folder
 from vla_rl.rewards.reward import RewardOutput
@@ -101,7 +102,7 @@ class VLMJudge:
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the settings to ``config.json``; the model itself stays where ``config.vlm`` says."""
-        kind = f"{type(self).__module__}:{type(self).__qualname__}"
+        kind = name_of(type(self))
         save_folder(Path(folder), {"reward": kind, "config": to_json(self.config)}, {})
 
     @classmethod

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import Array
+from vla_rl.contract.load import name_of
 from vla_rl.contract.policy import State
 from vla_rl.pretrained import load_weights, read_config, save_folder
 from vla_rl.rewards.calibration import Counts, choose_threshold
@@ -111,7 +112,7 @@ class RewardModel(nn.Module):
     def save_pretrained(self, folder: str | Path) -> None:
         """Write ``config.json`` (sizes, cameras, words, threshold) and ``model.safetensors``."""
         config = {
-            "reward": f"{type(self).__module__}:{type(self).__qualname__}",
+            "reward": name_of(type(self)),
             "config": to_json(self.config),
             "cameras": to_json(self.encoder.cameras),
             "words": list(self.encoder.words),

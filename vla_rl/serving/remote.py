@@ -11,7 +11,7 @@ import torch
 
 from vla_rl.contract.env import Array
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.load import load
+from vla_rl.contract.load import load, name_of
 from vla_rl.contract.policy import ActionOut, Features, Mode, State
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.function import BlackBoxPolicy
@@ -91,7 +91,7 @@ class RemotePolicy(BlackBoxPolicy):
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write ``config.json`` with the address, under which the policy is asked again."""
-        kind = f"{type(self).__module__}:{type(self).__qualname__}"
+        kind = name_of(type(self))
         save_folder(Path(folder), {"policy": kind, "address": self._written, "spec": self.spec.to_json()}, {})
 
     @classmethod

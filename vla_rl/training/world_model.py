@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.load import name_of
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.contract.trust import named_class
 from vla_rl.experience.trajectories import Trajectories
@@ -241,7 +242,7 @@ def require_both_outcomes(trajectories: Trajectories) -> None:
 
 def save_world_model(model: nn.Module, folder: Path, more: dict[str, Any] | None = None) -> None:
     """Write ``model`` as a checkpoint folder; ``more`` is added to its ``config.json`` (limits, horizon)."""
-    kind = f"{type(model).__module__}:{type(model).__qualname__}"
+    kind = name_of(type(model))
     described = {"world_model": kind, "config": to_json(model.config), "spec": model.spec.to_json(), **(more or {})}  # type: ignore[operator,union-attr]
     save_folder(folder, described, model.state_dict())
 

@@ -191,7 +191,7 @@ def test_what_is_no_run_of_imagine_is_refused_by_what_it_lacks(run, tmp_path):
     shutil.copytree(run.folder / "checkpoints" / "world", other / "checkpoints" / "world")
     refused(other, r"has no held-out episodes \(episodes/held_out.npz is missing\)")
     shutil.copytree(run.folder / "episodes", other / "episodes")
-    (other / "config.json").write_text(json.dumps({"class": "vla_rl.recipes.env_config:EnvConfig", "name": "lift"}))
+    (other / "config.json").write_text(json.dumps({"class": "EnvConfig", "name": "lift"}))
     refused(other, "is a run of EnvConfig")
     with pytest.raises(UserError, match="rollout needs a run folder"):
         rollout([])

@@ -10,6 +10,7 @@ from typing import Protocol
 from torch import Tensor
 
 from vla_rl.contract.config import from_json, to_json
+from vla_rl.contract.load import name_of
 from vla_rl.policies.tokens import Vocabulary
 from vla_rl.pretrained import Saveable, read_config, save_folder
 
@@ -36,7 +37,7 @@ class WordPrompts:
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the words into ``config.json``."""
-        kind = f"{type(self).__module__}:{type(self).__qualname__}"
+        kind = name_of(type(self))
         save_folder(Path(folder), {"prompts": kind, "vocabulary": to_json(self.vocabulary)}, {})
 
     @classmethod

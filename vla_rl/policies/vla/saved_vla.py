@@ -9,6 +9,7 @@ from typing import Any, Self
 from torch import nn
 
 from vla_rl.contract.config import from_json, to_json
+from vla_rl.contract.load import name_of
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.normalization import Affine, check_same_env
 from vla_rl.policies.pretrained import read_config
@@ -40,7 +41,7 @@ class SavedVLA(nn.Module):
     def save_pretrained(self, folder: str | Path) -> None:
         """Write ``config.json``, ``model.safetensors`` and ``prompts``; on a base, only the trained weights."""
         config = {
-            "policy": f"{type(self).__module__}:{type(self).__qualname__}",
+            "policy": name_of(type(self)),
             "config": to_json(self.config),
             "shape": to_json(self.network.shape),
             "spec": self.spec.to_json(),

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.load import name_of
 from vla_rl.pretrained import read_config, save_folder
 
 FILE = "tokenizer.json"
@@ -71,7 +72,7 @@ class TokenizerPrompts:
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write where the tokenizer is and the tokens of the known instructions."""
-        kind = f"{type(self).__module__}:{type(self).__qualname__}"
+        kind = name_of(type(self))
         save_folder(Path(folder), {_CONFIG: kind, "options": to_json(self)}, {})
 
     @classmethod
