@@ -48,11 +48,7 @@ from vla_rl.training.tracking import write_json
 ROOT = Path(__file__).resolve().parents[1]
 OUT = Path("runs/gpu")
 # Rows of `make bench` that a GPU changes, or that say what the loop on one brings.
-ROWS = [
-    name
-    for name in BENCHMARKS
-    if name.endswith("_vs_alone") or name in ("overlap_vs_plain", "imagined_vs_simulator", "wan_frames")
-]
+ROWS = [name for name in BENCHMARKS if name.endswith("_vs_alone") or name in ("imagined_vs_simulator", "wan_frames")]
 
 
 @dataclass(frozen=True)

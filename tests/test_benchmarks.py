@@ -22,7 +22,6 @@ EXPECTED = {
     "env_vs_async_nested": 1,
     "env_vs_rollout": 1,
     "isolated_vs_inprocess": 2,
-    "overlap_vs_plain": 1,
     "executor_jitter": 1,
     "render_vs_mujoco": 1,
     "update_stored_vs_recomputed": 2,

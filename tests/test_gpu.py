@@ -26,14 +26,15 @@ def some(monkeypatch):
 
 
 def test_without_a_gpu_it_runs_small_and_says_so(some, tmp_path, capsys):
-    some(bench=gpu.parts()["bench overlap_vs_plain"], speed=gpu.parts()["speed MuJoCo lift"])
+    some(bench=gpu.parts()["bench imagined_vs_simulator"], speed=gpu.parts()["speed MuJoCo lift"])
     results = gpu.main(["--out", str(tmp_path)])
     assert results.plan.quick and results.plan.device == "cpu"
     assert capsys.readouterr().out.startswith("There is no GPU: everything is small, so no number says how fast")
     written = json.loads((tmp_path / "results.json").read_text())
     assert written["about"]["small"] is True and written["about"]["device"].startswith("cpu (")
     assert [(line["part"], line["what"]) for line in written["lines"]] == [
-        ("bench", "overlap_vs_plain"),
+        ("bench", "imagined_vs_simulator, float32"),
+        ("bench", "imagined_vs_simulator, bfloat16"),
         ("speed", "lift, 2 environments"),
         ("speed", "lift, 2 environments, no pictures"),
     ]
@@ -43,7 +44,7 @@ def test_without_a_gpu_it_runs_small_and_says_so(some, tmp_path, capsys):
         "| part | what | result | note |",
         "|---|---|---|---|",
     ]
-    assert len(table) == 7 and table[5].startswith("| speed | lift, 2 environments | ")
+    assert len(table) == 8 and table[6].startswith("| speed | lift, 2 environments | ")
 
 
 def test_on_a_gpu_sizes_are_those_that_are_published():
@@ -79,7 +80,7 @@ def test_what_fails_is_slow_or_is_missing_is_a_line_and_the_others_go_on(some, t
 
 def test_every_part_has_its_place():
     names = list(gpu.parts())
-    assert names[0] == "tests" and "models" in names and "bench overlap_vs_plain" in names
+    assert names[0] == "tests" and "models" in names and "bench imagined_vs_simulator" in names
     for name, simulator in gpu.SIMULATORS.items():
         assert {f"speed {name}", f"PPO {name}"} <= set(names)
         if simulator.env == "maniskill":  # which builds a task to know its spec
@@ -110,7 +111,7 @@ def test_a_run_of_ppo_tells_its_speed_its_return_and_where_the_time_went():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, so its tests are not skipped here")
 def test_the_tests_that_need_a_gpu_are_skipped_visibly_and_counted():
     (line,) = gpu.marked(TINY)
-    assert line.value == 0 and line.note.startswith("0 failed, 3 skipped: needs a GPU, and torch sees none")
+    assert line.value == 0 and line.note.startswith("0 failed, 2 skipped: needs a GPU, and torch sees none")
 
 
 def test_tests_that_fail_are_lines_of_their_own(tmp_path):

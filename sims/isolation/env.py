@@ -23,7 +23,7 @@ from sims.isolation.messages import (
 )
 from sims.isolation.supervised import Answer, Request, SupervisedWorker
 from vla_rl.contract.env import WORKER, Observation, Observe, Step
-from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.errors import ContractError
 from vla_rl.contract.rows import EpisodeTracker
 
 Answers: TypeAlias = dict[SupervisedWorker, Answer]
@@ -50,7 +50,6 @@ class IsolatedEnv:
         self.truncated_by_worker = 0
         self._book = EpisodeTracker(workers[-1].rows.stop)
         self._cause = [""] * self.num_envs
-        self._halved = False
         self._asked: dict[SupervisedWorker, Request] = {}  # those that have not answered yet
         self._begun: tuple[int, int] | None = None  # actions and frames of a step that nobody has waited for
         # Environments for which no worker answers, as it failed or they were never reset, and their observation.
@@ -115,20 +114,6 @@ class IsolatedEnv:
         flags: dict[str, Any] = {name: getattr(self._book, name).copy() for name in FLAGS}
         return Step(self._observation(), **parts, **flags, cause=tuple(self._cause), frames=seen)
 
-    def halves(self) -> tuple[IsolatedEnv, IsolatedEnv]:
-        """Two environments, each with half of the workers; see ``Halves``."""
-        if len(self.workers) < 2:
-            raise UserError(
-                f"{self.spec.name!r} has one worker, which computes for all of its environments at once, so it cannot "
-                "be stepped in halves; give it the option workers, best twice as many as the cores that simulate."
-            )
-        self._halved, middle = True, len(self.workers) // 2
-        first, second = self.workers[:middle], self.workers[middle:]
-        before = second[0].rows.start
-        for worker in second:
-            worker.rows = slice(worker.rows.start - before, worker.rows.stop - before)
-        return type(self)(first), type(self)(second)
-
     def close(self) -> None:
         """End every worker; safe to call twice."""
         for worker in self.workers:
@@ -143,10 +128,6 @@ class IsolatedEnv:
 
     def _send(self, requests: Mapping[SupervisedWorker, Request]) -> None:
         """Ask all workers before one of them is waited for."""
-        if self._halved:
-            raise ContractError(
-                f"{self.spec.name!r} was split, so its workers are asked by its halves only; step those instead."
-            )
         for worker in self._asked:  # the exchange before was interrupted, and answers may still come
             worker.abandon()
         self._asked, self._begun = dict(requests), None

@@ -27,7 +27,6 @@ from tests.benchmarks.learning import iteration_parts, update_stored_vs_recomput
 from tests.benchmarks.maniskill import maniskill_vs_alone
 from tests.benchmarks.measure import NotRun, OverBudget, Row, at_most
 from tests.benchmarks.memory import memory_estimate
-from tests.benchmarks.overlap import overlap_vs_plain
 from tests.benchmarks.rendering import render_vs_mujoco
 from tests.benchmarks.replay import replay_add
 from tests.benchmarks.timeline import timeline_cost
@@ -44,7 +43,6 @@ BENCHMARKS: dict[str, Callable[[bool], list[Row]]] = {
         env_vs_async_nested,
         env_vs_rollout,
         isolated_vs_inprocess,
-        overlap_vs_plain,
         executor_jitter,
         render_vs_mujoco,
         update_stored_vs_recomputed,

@@ -9,7 +9,6 @@ import threading
 import time
 from dataclasses import fields
 from functools import partial
-from itertools import count
 
 import numpy as np
 import pytest
@@ -29,7 +28,7 @@ from vla_rl.training.checkpoint import latest_state, save_state
 HORIZON, DECISIONS = 4, 6
 
 
-def counting(sources: int, ahead: int, num_envs: int = 3) -> BackgroundSource:
+def counting(sources: int, num_envs: int = 3) -> BackgroundSource:
     policy = AuditingPolicy(HORIZON)
     parts = [
         RolloutSource(
@@ -41,16 +40,16 @@ def counting(sources: int, ahead: int, num_envs: int = 3) -> BackgroundSource:
         )
         for i in range(sources)
     ]
-    return BackgroundSource(parts, policy, ahead)
+    return BackgroundSource(parts, policy)
 
 
-def noisy(sources: int = 2, ahead: int = 1, kind=BackgroundSource) -> BackgroundSource:
+def noisy(sources: int = 2) -> BackgroundSource:
     """Gaussian policies in a toy environment, with one set of weights."""
     parts = [gaussian("point_mass", 3, 4, 1, seed=7 + i) for i in range(sources)]
     policy = gaussian("point_mass", 1, 4, 1, seed=7).policy
     for part in parts:
         part.policy = policy
-    return kind(parts, policy, ahead)
+    return BackgroundSource(parts, policy)
 
 
 def learn(source: BackgroundSource, amount: float = 0.1) -> None:
@@ -97,10 +96,9 @@ def follows(rollouts: list[Rollout], column: int, seeds) -> None:
             steps += HORIZON
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("sources", [1, 2, 3])
-def test_nothing_is_lost_doubled_or_reordered(sources, ahead):
-    source = counting(sources, ahead)
+def test_nothing_is_lost_doubled_or_reordered(sources):
+    source = counting(sources)
     rollouts = [source.next() for _ in range(5)]
     source.close()
     assert all(rollout.reward.shape == (DECISIONS, 3 * sources, HORIZON) for rollout in rollouts)
@@ -120,7 +118,7 @@ def test_nothing_is_lost_doubled_or_reordered(sources, ahead):
 
 
 def test_the_learner_s_waiting_is_its_own_and_collecting_is_beside():
-    source = counting(2, 0)
+    source = counting(2)
     info = source.next().info
     source.close()
     assert info["time/wait_s"] > 0 and info["collector/env_s"] > 0 and info["collector/act_s"] > 0
@@ -128,29 +126,15 @@ def test_the_learner_s_waiting_is_its_own_and_collecting_is_beside():
 
 
 def test_threads_give_what_one_source_gives_when_the_learner_is_waited_for():
-    """Depth 0 with one source changes nothing, weights published between two rollouts included."""
+    """One source changes nothing, weights published between two rollouts included."""
     plain = gaussian("point_mass", 3, 4, 1, seed=7)
-    behind = noisy(sources=1, ahead=0)
+    behind = noisy(sources=1)
     for _ in range(4):
         assert same(plain.next(), behind.next())
         for policy in (plain.policy, behind.policy):
             with torch.no_grad():
                 policy.log_std.add_(0.1)
     behind.close()
-
-
-def test_a_rollout_ahead_is_played_with_the_weights_of_one_update_before():
-    ahead = noisy()
-    rollouts = train(ahead, 5)
-    ahead.close()
-    assert [sorted(set(rollout.version.flatten().tolist())) for rollout in rollouts] == [[0], [0], [1], [2], [3]]
-    waiting = noisy(ahead=0)  # depth 0 with the learner's steps one rollout later gives the same data
-    expected = [waiting.next()]
-    for _ in range(4):
-        expected.append(waiting.next())
-        learn(waiting)
-    waiting.close()
-    assert all(same(one, two) for one, two in zip(rollouts, expected, strict=True))
 
 
 def test_timing_changes_nothing():
@@ -172,23 +156,6 @@ def test_timing_changes_nothing():
     timer.join()
     late.close()
     assert all(same(one, two) for one, two in zip(found, expected, strict=True))
-
-
-def test_a_rollout_ahead_is_collected_while_the_learner_learns():
-    """The second rollout begins and ends between two calls of next()."""
-    source, done = noisy(sources=1), threading.Event()
-    collect, calls = source.sources[0].next, count(1)
-
-    def watched() -> Rollout:
-        rollout = collect()
-        if next(calls) == 2:
-            done.set()
-        return rollout
-
-    source.sources[0].next = watched
-    source.next()
-    assert done.wait(PATIENCE)
-    source.close()
 
 
 def noted(call, threads: set[str], *arguments):
@@ -213,7 +180,6 @@ def test_each_source_works_in_one_thread_of_its_own():
 
 
 def test_a_saved_run_continues_with_the_same_rollouts(tmp_path):
-    """The rollout that was being collected is in the state: neither repeated nor lost."""
     source = noisy()
     train(source, 3)
     save_state(tmp_path, 3, {"source": source.state_dict(), "policy": source.policy.state_dict()})
@@ -224,7 +190,6 @@ def test_a_saved_run_continues_with_the_same_rollouts(tmp_path):
     resumed.policy.load_state_dict(state["policy"])
     resumed.policy.version = 3
     resumed.load_state_dict(state["source"])
-    assert [int(state["source"]["pending"][i]["version"][0, 0]) for i in (0, 1)] == [2, 2]
     found = train(resumed, 3)
     resumed.close()
     assert all(same(one, two) for one, two in zip(found, expected, strict=True))
@@ -238,38 +203,25 @@ def test_a_state_of_another_number_of_threads_is_refused():
         source.close()
 
 
-@pytest.mark.parametrize("ask", ["next", "state_dict"])
-def test_an_error_of_a_source_is_raised_in_the_learner_and_nothing_is_lost(ask):
-    """The weights turn NaN; with repaired ones the failed window continues, and that of the other source is kept."""
-    source = noisy()
-    train(source, 1)
-    broken = source.sources[1].policy
-    source._wait()
+def test_an_error_of_a_source_is_raised_in_the_learner_and_nothing_is_lost():
+    """What the other source has collected is kept, in a saved state too."""
+    source, expected = noisy(), noisy()
+    assert same(train(source, 1)[0], train(expected, 1)[0])
     source._pending[1] = source._threads[1].submit(_fail)
     with pytest.raises(NonFiniteError, match="chose a non-finite action"):
-        getattr(source, ask)()
-    kept = source._pending[0].result()
-    rollout = source.next()
-    assert same(_columns(rollout, 3), kept) and int(rollout.version[0, 3]) == 1
-    assert source.sources[1].policy is not broken
-    source.close()
+        source.next()
+    state, resumed = source.state_dict(), noisy()
+    assert [pending is None for pending in state["pending"]] == [False, True]
+    learn(resumed)
+    resumed.load_state_dict(state)
+    wanted = expected.next()
+    assert same(source.next(), wanted) and same(resumed.next(), wanted)
+    for one in (source, expected, resumed):
+        one.close()
 
 
 def _fail() -> Rollout:
     raise NonFiniteError("the policy chose a non-finite action.")
-
-
-def _columns(rollout: Rollout, stop: int) -> Rollout:
-    """The first columns alone."""
-    kept = rollout.final_index[:, 1] < stop
-
-    def cut(value):
-        return {name: item[:, :stop] for name, item in value.items()} if isinstance(value, dict) else value[:, :stop]
-
-    other = ("final", "info", "robot", "stream", "others", "spans")
-    own = {f.name: cut(getattr(rollout, f.name)) for f in fields(Rollout) if not f.name.startswith(other)}
-    final = {name: item[kept] for name, item in rollout.final_features.items()}
-    return Rollout(**own, final_index=rollout.final_index[kept], final_features=final, robot=rollout.robot)
 
 
 def test_nan_weights_are_reported_by_the_next_call_and_repaired_ones_continue():
@@ -277,7 +229,6 @@ def test_nan_weights_are_reported_by_the_next_call_and_repaired_ones_continue():
     source.next()
     healthy = {name: item.clone() for name, item in source.policy.state_dict().items()}
     learn(source, float("nan"))
-    source.next()  # played before the weights broke
     with pytest.raises(NonFiniteError):
         source.next()
     source.policy.load_state_dict(healthy)
@@ -296,10 +247,9 @@ def test_parameters_that_never_change_are_shared_with_the_copies():
     assert torch.equal(copied.log_std, policy.log_std) and copied.version == policy.version
 
 
-@pytest.mark.parametrize(("sources", "ahead"), [(0, 0), (1, 2), (1, -1)])
-def test_impossible_settings_are_refused(sources, ahead):
-    with pytest.raises(UserError, match="at least one source and rollouts_ahead 0 or 1"):
-        BackgroundSource([], AuditingPolicy(1), ahead) if not sources else counting(sources, ahead)
+def test_without_a_source_it_says_so():
+    with pytest.raises(UserError, match="there is no source"):
+        BackgroundSource([], AuditingPolicy(1))
 
 
 INTERRUPTED = """
@@ -314,18 +264,15 @@ def slow():
     threading.Event().wait(0.5)
     return collect()
 source.sources[0].next = slow
-source.next()
-started.wait()
-print("learning", flush=True)
-source.next()
-source.next()
-threading.Event().wait()
+threading.Timer(0.2, lambda: started.wait() and print("collecting", flush=True)).start()
+while True:
+    source.next()
 """
 
 
 def test_ctrl_c_ends_the_process_after_the_rollout_that_is_being_collected():
     process = subprocess.Popen([sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout.readline() == b"learning\n"
+    assert process.stdout.readline() == b"collecting\n"
     time.sleep(0.2)  # Until it waits: an interrupt while Python's `wait` takes its locks may leave them taken for ever.
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=PATIENCE)

@@ -145,8 +145,7 @@ def test_seconds_are_those_of_each_part():
     assert [name for name in names if seconds[1][name] == seconds[0][name]] == ["time/wait_s"]
 
 
-def test_an_environment_elsewhere_begins_before_it_is_waited_for():
-    """A decision in halves is one decision, and the seconds of waiting are counted apart."""
+def test_the_seconds_of_waiting_for_an_environment_elsewhere_are_counted_apart():
 
     class Elsewhere(CountingEnv):
         asked = None
@@ -160,13 +159,9 @@ def test_an_environment_elsewhere_begins_before_it_is_waited_for():
 
     driver = Driver(Elsewhere(3), AuditingPolicy(4), None)
     before = driver.start(SEEDS)
-    driver.begin()
-    assert driver.begun and driver.env.asked is not None and driver.obs is before and not before.time.any()
-    decision = driver.finish()
-    assert not driver.begun and decision.obs is before and driver.seconds["time/wait_s"] >= 0.01
+    decision = driver.step()
+    assert decision.obs is before and driver.env.asked is not None and driver.seconds["time/wait_s"] >= 0.01
     assert decision.step.obs.time.tolist() == [min(4, int(n)) for n in episode_length(np.array(SEEDS))]
-    with pytest.raises(AssertionError, match="begin a decision"):
-        driver.finish()
 
 
 def test_the_action_of_an_expert_is_its_sample():

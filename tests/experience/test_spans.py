@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.experience.test_overlap import plain
 from tests.experience.test_rollout import source
 from vla_rl.experience import spans
-from vla_rl.experience.background import BackgroundSource
+from vla_rl.experience.background import BackgroundSource, saved_rollout
 from vla_rl.experience.spans import KINDS, LIMIT, OWN, Spans, beside, joined, now, thinned
 
 
@@ -76,22 +75,7 @@ def test_collectors_beside_have_lanes_of_their_own_and_the_learner_waits():
 
 
 def test_a_saved_rollout_has_no_spans():
-    background = BackgroundSource([plain()], plain().policy, rollouts_ahead=1)
-    background.next()
-    (pending,) = background.state_dict()["pending"]
-    background.close()
-    assert pending["spans"] == {}
-
-
-def test_a_learner_that_saves_waits_for_the_rollout_that_is_being_collected():
-    background = BackgroundSource([plain()], plain().policy, rollouts_ahead=1)
-    background.next()
-    saved = now()
-    background.state_dict()
-    asked, rollout = now(), background.next()
-    background.close()
-    waits = rollout.spans[OWN]
-    assert [KINDS[int(kind)] for kind in waits[:, 0]] == ["waiting", "waiting"] and saved <= waits[0, 1] < asked
+    assert saved_rollout(source(4, 6).next())["spans"] == {}
 
 
 def test_drivers_that_take_turns_share_a_lane_in_order_of_time():

@@ -69,13 +69,6 @@ def processes() -> Improve:
     return replace(recipe, rl=rl, evaluation=replace(recipe.evaluation, processes=2))
 
 
-def ahead() -> Improve:
-    """As :func:`improve`, with two processes that collect the next rollout beside learning."""
-    recipe = improve()
-    loop = replace(recipe.rl.loop, collectors=2, rollouts_ahead=1)
-    return replace(recipe, rl=replace(recipe.rl, loop=loop))
-
-
 def curriculum() -> Improve:
     """As :func:`improve`, of five scenes, those whose success changes."""
     recipe = improve()

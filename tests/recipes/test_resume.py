@@ -91,7 +91,7 @@ def test_a_finished_run_goes_on_to_a_larger_number_of_iterations(arguments, tmp_
         "improve",
         *(
             pytest.param(name, marks=pytest.mark.full)
-            for name in ("residual", "ahead", "processes", "randomized", "residual_randomized", "curriculum")
+            for name in ("residual", "processes", "randomized", "residual_randomized", "curriculum")
         ),
     ],
 )
@@ -118,16 +118,6 @@ def test_the_noise_of_collecting_processes_falls_as_that_of_one(arguments, tmp_p
     rows = [row for row in metrics(tmp_path / "run") if "policy/logprob_gap" in row]
     assert len(rows) == 4 and all(row["policy/logprob_gap"] < 1e-3 for row in rows)
     assert rows[-1]["policy/noise_std"] < 0.7 * rows[0]["policy/noise_std"]
-
-
-@pytest.mark.full
-def test_a_rollout_ahead_is_one_version_old_in_a_whole_run(arguments, tmp_path):
-    """The state holds the rollout for the next iteration: it was played with the weights of one update before."""
-    main(arguments(tmp_path / "run", 3, "ahead"))
-    step, state = latest_state(tmp_path / "run" / "state")
-    pending = state["source"]["pending"]
-    assert step == 3 and len(pending) == 2
-    assert [set(part["version"].flatten().tolist()) for part in pending] == [{state["store"]["version"] - 1}] * 2
 
 
 @pytest.mark.full

@@ -34,7 +34,7 @@ def test_sharded_without_torchrun_is_refused(untrained, complaint) -> None:
     [
         ("residual", [], "cannot be cut into shards"),
         ("improve", [], "TinyVLA has no network"),
-        ("improve", ["--rl.loop.rollouts-ahead", "1"], "nobody else can collect"),
+        ("improve", ["--rl.loop.staleness", "1"], "nobody else can collect"),
         ("improve", ["--evaluation.processes", "2"], "hold no weights"),
     ],
 )

@@ -149,7 +149,7 @@ def test_what_cannot_be_shared_is_refused_in_one_sentence():
         SharedEnvs(EnvConfig("lift", training_options={"deadline": 5}))
     shared = SharedEnvs(EnvConfig("counting"))
     with (
-        closing(BackgroundSource([source(make("counting", num_envs=2))], AuditingPolicy(4), 1)) as background,
-        pytest.raises(UserError, match=r"BackgroundSource cannot lend.*rollouts_ahead at 0"),
+        closing(BackgroundSource([source(make("counting", num_envs=2))], AuditingPolicy(4))) as background,
+        pytest.raises(UserError, match=r"BackgroundSource cannot lend.*staleness at 0"),
     ):
         shared.lend(background)

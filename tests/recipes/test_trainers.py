@@ -133,7 +133,6 @@ def test_demonstrations_are_replayed_without_an_environment_of_their_own(tmp_pat
     ("loop", "kind"),
     [
         (LoopConfig(), RolloutSource),
-        (LoopConfig(rollouts_ahead=1), BackgroundSource),
         (LoopConfig(staleness=2), AsyncSource),
     ],
 )
@@ -231,14 +230,8 @@ def test_what_another_process_cannot_make_is_not_shared():
 
 
 def test_a_rollout_ahead_of_a_learning_world_model_is_refused():
-    for loop in (LoopConfig(rollouts_ahead=1), LoopConfig(staleness=1)):
-        with pytest.raises(UserError, match="set rollouts_ahead and staleness to 0"):
-            CoevolvingTrainer(Collecting(loop), None)
-
-
-def test_a_loop_is_ahead_in_one_way():
-    with pytest.raises(UserError, match="leave one of the two at 0"):
-        LoopConfig(rollouts_ahead=1, staleness=1)
+    with pytest.raises(UserError, match="set staleness to 0"):
+        CoevolvingTrainer(Collecting(LoopConfig(staleness=1)), None)
 
 
 def test_processes_explore_with_different_noise():

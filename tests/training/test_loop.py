@@ -334,7 +334,7 @@ def test_the_share_that_is_done_is_never_more_than_all():
         {"env_steps": -1},
         {"validate_steps": -1},
         {"collectors": 0},
-        {"rollouts_ahead": 2},
+        {"staleness": -1},
     ],
 )
 def test_numbers_without_a_meaning_are_refused(wrong):

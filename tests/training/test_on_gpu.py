@@ -8,11 +8,9 @@ import pytest
 import torch
 
 from sims.catalog import make
-from tests.halves import Split
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.policy import Features
-from vla_rl.experience.overlap import OverlappedSource
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.critics import ValueCritic
 from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
@@ -30,9 +28,9 @@ def policy_on(device: str) -> GaussianPolicy:
     return GaussianPolicy(make("point_mass", num_envs=1).spec, config=GaussianConfig(horizon=1, width=16)).to(device)
 
 
-def source_on(device: str, kind: type = RolloutSource) -> RolloutSource | OverlappedSource:
-    env = Split(ENVS, "point_mass") if kind is OverlappedSource else make("point_mass", num_envs=ENVS)
-    return kind(env, policy_on(device), DECISIONS, SeedStream(0, 10**6), seeded(1))
+def source_on(device: str) -> RolloutSource:
+    env = make("point_mass", num_envs=ENVS)
+    return RolloutSource(env, policy_on(device), DECISIONS, SeedStream(0, 10**6), seeded(1))
 
 
 def places(rollout: Rollout) -> set[str]:
@@ -46,10 +44,9 @@ def first_log_ratio(policy: GaussianPolicy, rollout: Rollout) -> float:
     return float((found.detach() - rollout.logprob.flatten()).abs().max())
 
 
-@pytest.mark.parametrize("kind", [RolloutSource, OverlappedSource])
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_rollout_lies_where_the_policy_is_and_ppo_learns_from_it(device, kind):
-    source = source_on(device, kind)
+def test_a_rollout_lies_where_the_policy_is_and_ppo_learns_from_it(device):
+    source = source_on(device)
     policy = source.policy
     critic = ValueCritic({"state": 2, "time": 1}, width=8).to(device)
     config = PPOConfig(epochs=2, minibatch=16, critic_warmup=0, stop_kl=math.inf)

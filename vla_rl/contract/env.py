@@ -161,18 +161,6 @@ class AsyncSteps(Protocol):
 
 
 @runtime_checkable
-class Halves(Protocol):
-    """Environments that can be stepped in two halves, of which one computes while the other is decided for."""
-
-    def halves(self) -> tuple[VecEnv, VecEnv]:
-        """The first and the last environments, as two environments that are ``AsyncSteps``.
-
-        They take the place of this one, which can only be closed from then on, and closes both.  Raises UserError
-        where there is nothing to split.
-        """
-
-
-@runtime_checkable
 class Snapshots(Protocol):
     """Environments that can be saved and restored in mid-episode (branching, checkpoints)."""
 

@@ -1,11 +1,7 @@
-"""Rollouts of several sources side by side, and one rollout ahead of the learner.
+"""Rollouts of several sources side by side, in step with the learner.
 
 A thread waits for each source.  Threads that compute hinder each other by Python's lock, so sources that are to use
 several cores live in processes of their own (``process.py``).
-
-With ``rollouts_ahead = 1`` rollout ``k+1`` is collected while the learner learns from rollout ``k``, in lockstep: it
-is played with the weights published after update ``k-1``, however fast either side is.  So equal seeds give equal
-results, bit for bit, and every decision but those of the first rollout is one version old when it is learnt from.
 """
 
 from __future__ import annotations
@@ -42,20 +38,16 @@ class CollectingSource(ExperienceSource, Resumable, Protocol):
 class BackgroundSource:
     """An ``ExperienceSource`` whose rollouts are those of ``sources``, side by side, each collected by its own thread.
 
-    ``policy`` is what the learner changes.  With ``rollouts_ahead = 0`` the sources act with it while the learner
-    waits; with 1 they act with copies, taken when a rollout begins.  Everything that concerns a source happens in its
-    thread, because an OpenGL context belongs to one.  An exception of a source is raised by the next :meth:`next` or
-    :meth:`state_dict`; rollouts of the other sources are kept, so that a further call repeats only what failed.
+    ``policy`` is what the learner changes; the sources act with it while the learner waits.  Everything that concerns a
+    source happens in its thread, because an OpenGL context belongs to one.  An exception of a source is raised by
+    :meth:`next`; rollouts of the other sources are kept, so that a further call repeats only what failed.
     """
 
-    def __init__(self, sources: Sequence[CollectingSource], policy: Policy, rollouts_ahead: int = 0) -> None:
-        """Raises UserError without sources, and for more than one rollout ahead."""
-        if not sources or rollouts_ahead not in (0, 1):
-            raise UserError(
-                f"{len(sources)} sources that are {rollouts_ahead} rollouts ahead cannot be kept in step with a "
-                "learner, so nothing is collected; give at least one source and rollouts_ahead 0 or 1."
-            )
-        self.sources, self.policy, self.rollouts_ahead = list(sources), policy, rollouts_ahead
+    def __init__(self, sources: Sequence[CollectingSource], policy: Policy) -> None:
+        """Raises UserError without sources."""
+        if not sources:
+            raise UserError("there is no source, so nothing is collected; give one at least.")
+        self.sources, self.policy = list(sources), policy
         self._threads = [ThreadPoolExecutor(1, f"collector-{i}") for i in range(len(sources))]
         self._pending: list[Future[Rollout] | None] = [None] * len(sources)
         self._closed, self._waits = False, Spans()
@@ -71,18 +63,13 @@ class BackgroundSource:
         self._wait()
         rollouts = [pending.result() for pending in self._pending if pending is not None]
         self._pending = [None] * len(self.sources)
-        if self.rollouts_ahead:
-            self._launch()
         stop = time.perf_counter()
         self._waits.add("waiting", start, stop)
         whole = side_by_side(rollouts, summed_info(rollouts) | no_seconds() | {"time/wait_s": stop - start})
         return replace(whole, spans=beside(rollouts, self._waits.take()))
 
     def state_dict(self) -> dict[str, Any]:
-        """The rollouts that are being collected, when complete, and the sources' states (see ``Resumable``)."""
-        start = time.perf_counter()
-        self._wait()
-        self._waits.add("waiting", start, time.perf_counter())
+        """Rollouts that a failure of another source left over, and the sources' states (see ``Resumable``)."""
         return {
             "pending": [None if pending is None else saved_rollout(pending.result()) for pending in self._pending],
             "sources": [self._ask(i, source.state_dict) for i, source in enumerate(self.sources)],
@@ -108,13 +95,12 @@ class BackgroundSource:
                 thread.shutdown()
 
     def _launch(self) -> None:
-        """Start every source that has nothing pending, with the present weights."""
+        """Start every source that has nothing pending."""
         if self._closed:
             raise UserError("the source was closed, so it has no further rollout; make a new one.")
         idle = [i for i, pending in enumerate(self._pending) if pending is None]
-        acting = acting_copy(self.policy) if self.rollouts_ahead and idle else self.policy
         for i in idle:
-            self.sources[i].policy = acting
+            self.sources[i].policy = self.policy
             self._pending[i] = self._threads[i].submit(self.sources[i].next)
 
     def _wait(self) -> None:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -60,16 +60,6 @@ def _bare(obs: Observation) -> Observation:
     return replace(obs, images={}, extras={})
 
 
-class _Begun(NamedTuple):
-    """A decision that the environment has not executed yet, and the policy's state after it."""
-
-    obs: Observation
-    features: Features
-    out: ActionOut
-    state: State
-    action: Array  # as the environment takes it
-
-
 class Driver:
     """Steps ``env`` with ``policy``; both belong to the driver meanwhile.
 
@@ -96,7 +86,6 @@ class Driver:
         self._features: Features | None = None
         self._unchecked: Observation | None = None  # of the last reset, if it is on a device
         self._elsewhere = env if isinstance(env, AsyncSteps) else None
-        self._begun: _Begun | None = None
 
     def start(self, seeds: Sequence[int] | np.ndarray) -> Observation:
         """Reset every environment, number ``i`` with ``seeds[i]``; those beyond ``seeds`` repeat the last one."""
@@ -151,19 +140,6 @@ class Driver:
         Raises NonFiniteError when the policy chose a NaN: nothing has moved then, and the next call decides again on
         the same observation.
         """
-        self.begin()
-        return self.finish()
-
-    @property
-    def begun(self) -> bool:
-        """Whether a decision has begun that :meth:`finish` has not ended."""
-        return self._begun is not None
-
-    def begin(self) -> None:
-        """The first half of :meth:`step`: the policy decides, and an environment elsewhere begins to execute it.
-
-        Until :meth:`finish` the driver must not be asked for anything else.
-        """
         features, obs = self.features, self.obs
         assert obs is not None, _NOT_RESET
         with self._clock("time/act_s"):
@@ -172,26 +148,7 @@ class Driver:
             action = to_env(out.action, self.env)
             if isinstance(action, np.ndarray):  # an environment on a device looks there, before anything moves
                 require_finite(out, action)
-        if self._elsewhere is not None:
-            with self._clock("time/env_s"):
-                self._elsewhere.step_async(action, observe=self.observe)
-        self._begun = _Begun(obs, features, out, state, action)
-
-    def finish(self) -> Decision:
-        """The decision that :meth:`begin` has begun, when it is executed."""
-        assert self._begun is not None, "begin a decision before it is finished"
-        (obs, features, out, state, action), self._begun = self._begun, None  # a step that fails is given up
-        if self._elsewhere is not None:
-            with self._clock("time/wait_s"):
-                step = self._elsewhere.step_wait()
-        else:
-            with self._clock("time/env_s"):
-                try:
-                    step = self.env.step(action, observe=self.observe)
-                except NonFiniteError:
-                    self.check()
-                    require_finite(out, on_host(out.action))  # names the policy
-                    raise
+        step = self._executed(out, action)
         with self._clock("time/env_s"):  # waits for a device, unless the environment did
             host = read_step(step, self._unchecked)
         if not host.finite:
@@ -200,6 +157,21 @@ class Driver:
         self._unchecked = None
         self.state, self.obs, self._features = state, step.obs, None
         return Decision(obs, recorded(self.policy, features), out, step, self.seeds.copy(), host)
+
+    def _executed(self, out: ActionOut, action: Array) -> Step:
+        """What the environment makes of ``action``, that of ``out``."""
+        if self._elsewhere is not None:
+            with self._clock("time/env_s"):
+                self._elsewhere.step_async(action, observe=self.observe)
+            with self._clock("time/wait_s"):
+                return self._elsewhere.step_wait()
+        with self._clock("time/env_s"):
+            try:
+                return self.env.step(action, observe=self.observe)
+            except NonFiniteError:
+                self.check()
+                require_finite(out, on_host(out.action))  # names the policy
+                raise
 
     def until_done(self) -> Iterator[Decision]:
         """Decisions until the episode of every environment has ended."""
@@ -211,7 +183,7 @@ class Driver:
 
     def forget(self) -> None:
         """Break all episodes off: each environment must be reset before the next step."""
-        self.obs, self._features, self._begun, self._unchecked = None, None, None, None
+        self.obs, self._features, self._unchecked = None, None, None
         self.state = self.policy.initial_state(self.env.num_envs)
 
     def restore(self, obs: Observation, features: Features, state: State, seeds: np.ndarray) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,9 +20,6 @@ from vla_rl.experience.curriculum import Curriculum, InOrder
 from vla_rl.experience.driver import Decision, Driver, no_seconds
 from vla_rl.experience.seeds import SeedStream
 
-if TYPE_CHECKING:
-    from vla_rl.experience.overlap import OverlappedSource
-
 
 @dataclass(frozen=True)
 class WindowConfig:
@@ -31,7 +28,6 @@ class WindowConfig:
     num_envs: int = 128
     decisions: int = 5  # per environment and rollout
     privileged: tuple[str, ...] = ()  # "privileged/..." extras that are kept for critics
-    overlap: bool = False  # half of the environments simulate while the policy computes for the other half
     curriculum: Curriculum = InOrder()  # which scenes are played next
 
     def __str__(self) -> str:
@@ -46,20 +42,10 @@ class WindowConfig:
             )
         return replace(self, num_envs=self.num_envs // parts, curriculum=self.curriculum.split(parts))
 
-    def build(
-        self, env: VecEnv, policy: Policy, seeds: SeedStream, generator: torch.Generator
-    ) -> RolloutSource | OverlappedSource:
+    def build(self, env: VecEnv, policy: Policy, seeds: SeedStream, generator: torch.Generator) -> RolloutSource:
         """The source with these numbers."""
-        from vla_rl.experience.overlap import OverlappedSource  # which is built from sources of this file
-
-        kind = OverlappedSource if self.overlap else RolloutSource
         stream = self.curriculum.stream(seeds, env.spec)
-        return kind(env, policy, self.decisions, stream, generator, self.privileged)
-
-
-def empty(features: Features, length: int) -> dict[str, Tensor]:
-    """Memory for features like ``features`` {name: [E,...]}, ``length`` times."""
-    return {name: item.new_empty((length, *item.shape)) for name, item in features.items()}
+        return RolloutSource(env, policy, self.decisions, stream, generator, self.privileged)
 
 
 @dataclass
@@ -67,10 +53,9 @@ class Window:
     """What has been collected towards the next rollout.
 
     ``features`` {name: [T+1,E,...]}, privileged extras included, are written where the rollout will hold them: those of
-    a vision-language-action model are most of a learner's memory.  ``place`` makes that memory.
+    a vision-language-action model are most of a learner's memory.
     """
 
-    place: Callable[[Features, int], dict[str, Tensor]] = empty
     decisions: list[Decision] = field(default_factory=list)
     features: dict[str, Tensor] = field(default_factory=dict)
     final_index: list[tuple[int, int]] = field(default_factory=list)
@@ -79,7 +64,7 @@ class Window:
     def keep(self, features: Features, length: int) -> None:
         """Write ``features`` {name: [E,...]} of the present observation, one of ``length``."""
         if not self.features:
-            self.features = self.place(features, length)
+            self.features = {name: item.new_empty((length, *item.shape)) for name, item in features.items()}
         for name, held in self.features.items():
             held[len(self.decisions)] = features[name]
 
@@ -110,7 +95,7 @@ class RolloutSource:
         self.seeds, self.generator, self.privileged = seeds, generator, tuple(privileged)
         self.stream = stream
         self.driver = Driver(env, policy, generator)
-        self._window = self._new_window()
+        self._window = Window()
 
     @property
     def policy(self) -> Policy:
@@ -124,9 +109,6 @@ class RolloutSource:
     def close(self) -> None:
         """Close the environment."""
         self.env.close()
-
-    def _new_window(self) -> Window:
-        return Window()
 
     def next(self) -> Rollout:
         """Collect one window.
@@ -150,7 +132,7 @@ class RolloutSource:
 
         Environments without snapshots cannot be saved: after loading, they start new episodes.
         """
-        if unfinished := len(self._window.decisions) + self.driver.begun:
+        if unfinished := len(self._window.decisions):
             raise ContractError(
                 f"{unfinished} decisions of an unfinished window would be lost, so the source has no "
                 "state to save now; ask between two calls of next()."
@@ -212,7 +194,7 @@ class RolloutSource:
         last = self._features(self.driver.obs, recorded(self.policy, self.driver.features))
         self._window.keep(last, self.decisions + 1)
         seconds, self.driver.seconds = self.driver.seconds, no_seconds()
-        window, self._window = self._window, self._new_window()
+        window, self._window = self._window, Window()
         stacked = _stack(window, self.env.spec, {**seconds, **self.seeds.counters()})
         return replace(stacked, stream=self.stream, spans=self.driver.spans.take())
 

@@ -103,10 +103,10 @@ class RunContext:
         Raises UserError for a policy that cannot be shared, and where other processes would collect with it.
         """
         if isinstance(self.group, ShardedGroup):
-            if loop.collectors > 1 or loop.rollouts_ahead or loop.staleness:
+            if loop.collectors > 1 or loop.staleness:
                 raise UserError(
                     "a sharded policy acts in the processes that hold its weights, at the time when all of them do, "
-                    "so nobody else can collect; leave collectors at 1, rollouts_ahead and staleness at 0."
+                    "so nobody else can collect; leave collectors at 1 and staleness at 0."
                 )
             self.group.shard(policy, self.device)
         return policy

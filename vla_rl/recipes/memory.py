@@ -134,9 +134,7 @@ def _alone(given: TrainerConfig) -> tuple[TrainerConfig, bool]:
     at_once = {name: value for name, value in _AT_ONCE.items() if name in known}
     trainer = replace(trainer, algorithm=replace(trainer.algorithm, **at_once))
     trainer = replace(trainer, loop=replace(trainer.loop, iterations=_ITERATIONS, env_steps=0, validate_every=0))
-    trainer = replace(
-        trainer, loop=replace(trainer.loop, collectors=1, rollouts_ahead=0, staleness=0, validate_steps=0)
-    )
+    trainer = replace(trainer, loop=replace(trainer.loop, collectors=1, staleness=0, validate_steps=0))
     on_disk = bool(getattr(getattr(trainer, "replay", None), "folder", ""))
     return (replace(trainer, replay=replace(trainer.replay, folder="")) if on_disk else trainer), on_disk
 

@@ -67,7 +67,6 @@ def lending(source: ExperienceSource) -> LendingSource:
     if not isinstance(source, LendingSource):
         raise UserError(
             f"{type(source).__name__} cannot lend its environments between two rollouts, so validation cannot share "
-            "them; leave collectors at 1, rollouts_ahead at 0 and overlap False in one process, or set "
-            "evaluation.share_env to False."
+            "them; leave collectors at 1 and staleness at 0 in one process, or set evaluation.share_env to False."
         )
     return source

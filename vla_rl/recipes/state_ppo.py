@@ -104,10 +104,10 @@ class StateBased:
 
     def run(self, folder: RunFolder) -> JsonObject:
         """Train and evaluate."""
-        if self.loop.collectors > 1 or self.loop.rollouts_ahead or self.loop.staleness:
+        if self.loop.collectors > 1 or self.loop.staleness:
             raise UserError(
-                "StateBased collects in the learner's own thread, so collectors, rollouts_ahead and staleness would "
-                "change nothing; leave them at 1, 0 and 0."
+                "StateBased collects in the learner's own thread, so collectors and staleness would change nothing; "
+                "leave them at 1 and 0."
             )
         seconds: dict[str, float] = {}
         group = current_reducer()

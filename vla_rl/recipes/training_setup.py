@@ -66,8 +66,8 @@ def _source(
         if loop.staleness:
             advancing, windows = [_advancing(source) for source in sources], trainer.windows(len(sources))
             whole = stack.enter_context(closing(AsyncSource(advancing, policy, loop.staleness, windows, remake)))
-        elif loop.collectors > 1 or loop.rollouts_ahead:
-            whole = stack.enter_context(closing(BackgroundSource(sources, policy, loop.rollouts_ahead)))
+        elif loop.collectors > 1:
+            whole = stack.enter_context(closing(BackgroundSource(sources, policy)))
         else:
             return sources[0], env.close
         return whole, stack.pop_all().close

@@ -34,7 +34,6 @@ class LoopConfig:
     collapse: float = 0.15  # a validation score this far below the best one restores the best weights
     collapse_lr_factor: float = 0.5  # and multiplies the learning rate
     collectors: int = 1  # processes that collect (1: this one), each with its share of the environments
-    rollouts_ahead: int = 0  # 1: collect the next rollout while learning from this one (experience/background.py)
     staleness: int = 0  # collectors play on, at most this many updates ahead (experience/asynchronous.py); 0: in step
     env_steps: int = 0  # stop after this many low-level actions in all; 0: no limit
     validate_steps: int = 0  # also validate after this many low-level actions since the last validation; 0: never
@@ -43,12 +42,7 @@ class LoopConfig:
         count = (0, math.inf)
         check_limits(self, iterations=count, validate_every=count, save_every=(1, math.inf), collapse=count)
         check_limits(self, collapse_lr_factor=(0, 1), env_steps=count, validate_steps=count)
-        check_limits(self, collectors=(1, math.inf), rollouts_ahead=(0, 1), staleness=count)
-        if self.staleness and self.rollouts_ahead:
-            raise UserError(
-                f"a staleness of {self.staleness} has collectors ahead already, so rollouts_ahead would change "
-                "nothing; leave one of the two at 0."
-            )
+        check_limits(self, collectors=(1, math.inf), staleness=count)
 
 
 class LoopLearner(Learner, Resumable, Protocol):

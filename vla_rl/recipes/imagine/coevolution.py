@@ -206,10 +206,10 @@ class CoevolvingTrainer:
 
     def __post_init__(self) -> None:
         """Raises UserError for a source ahead of the learner: it would play while the world model changes."""
-        if self.trainer.loop.rollouts_ahead or self.trainer.loop.staleness:
+        if self.trainer.loop.staleness:
             raise UserError(
                 "a world model that is trained beside the policy cannot be played in one rollout ahead, so this run "
-                "could not be repeated; set rollouts_ahead and staleness to 0."
+                "could not be repeated; set staleness to 0."
             )
 
     @property
