@@ -75,7 +75,7 @@ PICKLES = (
     "torch.save",
 )
 CHECKPOINTS = ("torch.optim", "torch.save", "torch.load", "safetensors")
-MAX_FILE, MAX_FUNCTION = 400, 70
+MAX_FILE, MAX_FUNCTION = 600, 70
 
 
 @dataclass(frozen=True)

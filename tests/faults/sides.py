@@ -24,15 +24,15 @@ from tests.faults.logs import quiet
 from tests.faults.source import WatchedSpool
 from tests.fleet.fleets import MemoryPolicies
 from vla_rl.contract.errors import UserError
-from vla_rl.fleet import learner_process
+from vla_rl.fleet import server as fleet_server
 from vla_rl.fleet.attempt import LinkOptions
 from vla_rl.fleet.backoff import BackoffOptions
 from vla_rl.fleet.errors import StoreEndedError
 from vla_rl.fleet.identity import Revoked, load_credentials
-from vla_rl.fleet.learner_process import LearnerProcess
 from vla_rl.fleet.ledger import Ledger, Receipt
 from vla_rl.fleet.link import Link
 from vla_rl.fleet.record import FleetRecord, Sender
+from vla_rl.fleet.server import LearnerProcess
 from vla_rl.fleet.status import Status
 from vla_rl.fleet.transport import FleetTransport, TransportOptions
 
@@ -76,7 +76,7 @@ def server(folder: Path, board_at: Path, certificates: Path, port: int) -> None:
     transport = FleetTransport(
         _Store(ledger, board), MemoryPolicies(), options, credentials, revoked, clock=BoardClock(board)
     )
-    setattr(learner_process, "BackoffOptions", lambda: _QUICK)  # noqa: B010  # a learner is started again at once
+    setattr(fleet_server, "BackoffOptions", lambda: _QUICK)  # noqa: B010  # a learner is started again at once
     command = (sys.executable, "-I", "-S", stand_in.__file__, str(folder.parent / PIPES))
     learning = LearnerProcess(command, ledger, Status())
     board["port"] = transport.port

@@ -18,7 +18,7 @@ from tests.fleet.mutations import change_header, change_json, change_message, ch
 from tests.fleet.records import chain
 from vla_rl.contract import spec, wire
 from vla_rl.contract.errors import ContractError
-from vla_rl.fleet import downloads, envelope, introduction, pictures, record, safetensors_header, segments, signing
+from vla_rl.fleet import downloads, envelope, introduction, pictures, record, registry, segments, signing
 from vla_rl.fleet import episode_end as ends
 from vla_rl.fleet import fleet_pb2 as pb
 from vla_rl.fleet import manifest as manifests
@@ -153,9 +153,9 @@ def _policies() -> dict[str, Decoder]:
         ),
         "signed manifest": Decoder(trusted.read, [key.sign(manifest())], (signing.TrustedKeys.read, signing._made)),
         "safetensors": Decoder(
-            lambda data: safetensors_header.read_header(io.BytesIO(data), len(data)),
+            lambda data: registry.read_header(io.BytesIO(data), len(data)),
             [len(packed).to_bytes(8, "little") + packed + bytes(24)],
-            (safetensors_header.read_header, safetensors_header._places, safetensors_header._distinct),
+            (registry.read_header, registry._places, registry._distinct),
             change_header,
         ),
     }

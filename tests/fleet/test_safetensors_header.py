@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 from vla_rl.contract.errors import ContractError
-from vla_rl.fleet.safetensors_header import read_header
+from vla_rl.fleet.registry import read_header
 
 TENSORS = {
     "b.weight": torch.arange(6, dtype=torch.float32).reshape(2, 3),

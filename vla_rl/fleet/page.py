@@ -15,15 +15,19 @@ import secrets
 import socket
 import ssl
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.loopback import is_loopback
-from vla_rl.fleet.metrics import metrics
 from vla_rl.fleet.status import Status
 
 CONNECTIONS = 64  # that are served at a time
@@ -178,3 +182,67 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Who looks at the page is not written down: the token would be."""
+
+
+_OF_ROBOTS = {
+    "records": "records that are durable on the server",
+    "bytes": "bytes of durable records",
+    "dropped": "records that the robot gave up because its disk was full",
+    "episodes": "whole episodes",
+    "successes": "episodes that succeeded",
+    "steps": "control steps of whole episodes",
+    "intervened": "control steps that a person chose",
+    "clipped": "control steps whose request the supervisor changed",
+}
+_OF_VERSIONS = {"episodes": "whole episodes", "successes": "episodes that succeeded"}
+_STATES = ("staged", "canary", "active", "retired")
+
+
+class _Collector:
+    def __init__(self, status: Status) -> None:
+        self._status = status
+
+    def collect(self) -> Iterable[Metric]:
+        """Every family, read from one snapshot."""
+        seen = self._status.snapshot()
+        yield CounterMetricFamily("vla_rl_fleet_alarms", "alarms since the server began", value=seen["alarmed"])
+        for name in ("updates", "episodes"):
+            if name in seen["learner"]:
+                what = f"{name} of the learner, also of its runs before"
+                yield GaugeMetricFamily(f"vla_rl_fleet_learner_{name}", what, value=seen["learner"][name])
+        robots, versions = seen["robots"], seen["versions"]
+        yield _gauge("connected", "1 while the robot is connected", "robot", robots)
+        yield _gauge("waiting", "records that the robot holds and the server does not", "robot", robots)
+        yield _gauge("version", "version of the policy that the robot used last", "robot", robots)
+        for name, what in _OF_ROBOTS.items():
+            yield _counter(f"robot_{name}", what, "robot", robots, name)
+        for name, what in _OF_VERSIONS.items():
+            yield _counter(f"version_{name}", what, "version", versions, name)
+        labels = ("version", "state")
+        state = GaugeMetricFamily("vla_rl_fleet_version_state", "1 for the state that it is in", labels=labels)
+        for version, one in versions.items():
+            for name in _STATES:
+                state.add_metric((version, name), float(one["state"] == name))
+        yield state
+
+
+def metrics(status: Status) -> bytes:
+    """The present metrics of ``status``, as Prometheus scrapes them."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(status))  # a collector is what has collect()
+    text: bytes = generate_latest(registry)
+    return text
+
+
+def _gauge(name: str, what: str, label: str, of: dict[str, dict[str, Any]]) -> Metric:
+    family = GaugeMetricFamily(f"vla_rl_fleet_{name}", what, labels=(label,))
+    for key, one in of.items():
+        family.add_metric((key,), float(one[name]))
+    return family
+
+
+def _counter(name: str, what: str, label: str, of: dict[str, dict[str, Any]], field: str) -> Metric:
+    family = CounterMetricFamily(f"vla_rl_fleet_{name}", what, labels=(label,))
+    for key, one in of.items():
+        family.add_metric((key,), float(one[field]))
+    return family

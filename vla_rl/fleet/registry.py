@@ -3,11 +3,17 @@
 ``chunks/`` holds what policies consist of, ``manifests/`` one signed file per version, ``history`` who changed what and
 why, ``outcomes`` how episodes went.  A change counts once its line in ``history`` is on the disk; everything else is
 written before.  Several processes of one machine may open the same folder.
+
+Where the tensors of a safetensors file lie, read from its header alone: a robot's computer needs no library for it.
+
+The format: 8 bytes with the header's length (unsigned, little-endian), the header as JSON, the tensors' bytes.
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,15 +21,24 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.fleet.canary import CanaryRule, Outcomes, Verdict, choose_canaries, judge
-from vla_rl.fleet.checkpoint_files import put_bytes, put_folder
 from vla_rl.fleet.content_store import ContentStore, make_folders, write_whole
 from vla_rl.fleet.disk import Disk, RealDisk
 from vla_rl.fleet.history import History
-from vla_rl.fleet.manifest import Blob, FileEntry, Golden, Manifest
+from vla_rl.fleet.manifest import (
+    CHUNK_BYTES,
+    ITEM_BYTES,
+    MAX_FILES,
+    Blob,
+    FileEntry,
+    Golden,
+    Manifest,
+    TensorEntry,
+    check_path,
+)
 from vla_rl.fleet.releases import EVERY_ROBOT, Releases
 from vla_rl.fleet.signing import SIGNATURE_BYTES, SigningKey
 
@@ -298,3 +313,123 @@ class Registry:
 
     def _manifest_path(self, version: int) -> Path:
         return self._folder / "manifests" / f"{version:010d}"
+
+
+Put = Callable[[bytes], str]  # stores a chunk and returns its SHA-256
+
+
+def put_folder(folder: Path, put: Put) -> tuple[FileEntry, ...]:
+    """Hand every chunk of the files in ``folder`` to ``put``; returns their entries, by path.
+
+    Raises UserError for a folder that is no checkpoint, too many files, links, and names that are not plain.
+    """
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{str(folder)!r} has no config.json, so it is no checkpoint to publish; name its folder.")
+    paths = sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    if len(paths) > MAX_FILES:
+        raise UserError(
+            f"{str(folder)!r} holds {len(paths)} files, more than {MAX_FILES}, so it is not published; name the folder "
+            "of one checkpoint."
+        )
+    return tuple(_entry(folder, path, put) for path in paths)
+
+
+def put_bytes(data: bytes, put: Put) -> Blob:
+    """``data`` in chunks."""
+    return Blob(len(data), tuple(put(data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)))
+
+
+def _entry(folder: Path, path: Path, put: Put) -> FileEntry:
+    name = path.relative_to(folder).as_posix()
+    try:
+        check_path(name)
+    except ValueError as error:
+        raise UserError(f"{error}, so it cannot be published; rename it.") from error
+    if path.is_symlink() or not path.is_file():
+        raise UserError(f"{str(path)!r} is no regular file, so it cannot be published; put a copy in its place.")
+    with path.open("rb") as file:
+        if path.suffix != ".safetensors":
+            return FileEntry(name, _blob(file, path.stat().st_size, put))
+        head, places = read_header(file, path.stat().st_size)
+        tensors = (TensorEntry(at.name, at.dtype, at.shape, _blob(file, at.size, put)) for at in places)
+        return FileEntry(name, put_bytes(head, put), tuple(tensors))
+
+
+def _blob(file: BinaryIO, size: int, put: Put) -> Blob:
+    chunks = []
+    for begin in range(0, size, CHUNK_BYTES):
+        data = file.read(min(CHUNK_BYTES, size - begin))
+        if len(data) < min(CHUNK_BYTES, size - begin):
+            raise ContractError(f"{file.name!r} shrank while it was read, so it is not published; do not write to it.")
+        chunks.append(put(data))
+    return Blob(size, tuple(chunks))
+
+
+_LENGTH = 8
+MAX_HEADER_BYTES = 100_000_000  # as the format's own library has it
+
+
+@dataclass(frozen=True)
+class TensorPlace:
+    """A tensor and its number of bytes; tensors lie one after the other."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    size: int
+
+
+def read_header(file: BinaryIO, size: int) -> tuple[bytes, tuple[TensorPlace, ...]]:
+    """The bytes before the tensors of a ``file`` of ``size`` bytes, and the tensors in the order in which they lie.
+
+    Raises ContractError unless the tensors have the sizes of their shapes and fill the rest of the file without a gap.
+    """
+    start = file.read(_LENGTH)
+    length = int.from_bytes(start, "little")
+    if len(start) < _LENGTH or length > min(MAX_HEADER_BYTES, size - _LENGTH):
+        raise _damaged(f"its header cannot have {length} of {size} bytes")
+    header = file.read(length)
+    try:
+        places = _places(json.loads(header, object_pairs_hook=_distinct))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _damaged(f"{type(error).__name__}: {str(error)[:200]}") from error
+    end = 0
+    for begin, stop, place in places:
+        if begin != end or stop - begin != place.size:
+            raise _damaged(
+                f"the bytes {begin} to {stop} of {place.name!r} do not follow the tensor before or its shape"
+            )
+        end = stop
+    if end != size - _LENGTH - length:
+        raise _damaged(f"its tensors have {end} bytes and the file has {size - _LENGTH - length} for them")
+    return start + header, tuple(place for _, _, place in places)
+
+
+def _places(header: dict[str, Any]) -> list[tuple[int, int, TensorPlace]]:
+    places = []
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        shape = tuple(entry["shape"])
+        begin, stop = entry["data_offsets"]
+        if not all(type(number) is int and number >= 0 for number in (*shape, begin, stop)):
+            raise ValueError(f"{name!r} has no plain shape and offsets")
+        places.append((begin, stop, TensorPlace(name, entry["dtype"], shape, _size(entry["dtype"], shape))))
+    return sorted(places, key=lambda place: place[:2])
+
+
+def _size(dtype: str, shape: tuple[int, ...]) -> int:
+    return ITEM_BYTES[dtype] * math.prod(shape)
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("an entry occurs twice")
+    return found
+
+
+def _damaged(why: str) -> ContractError:
+    return ContractError(
+        f"a safetensors file cannot be read ({why}), so it is not published; save the checkpoint again."
+    )

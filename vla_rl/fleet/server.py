@@ -1,24 +1,281 @@
-"""The fleet's server: what robots send is on its disk before it says so, and a page shows how it goes."""
+"""The fleet's server: what robots send is on its disk before it says so, and a page shows how it goes.
+
+The learner of a fleet as the server's child: it gets the ledger's records, and says how it goes.
+
+It is a process of its own, so that its memory, its libraries and its mistakes cannot stop what robots send from being
+stored.  Its end is an alarm on the page, and it is started again.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import random
+import subprocess
 import threading
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import BinaryIO
 
-from vla_rl.fleet.canary import CanaryRule
+from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.spec import EnvSpec
+from vla_rl.fleet import feed
+from vla_rl.fleet.backoff import Backoff, BackoffOptions
+from vla_rl.fleet.canary import CanaryRule, Outcomes
+from vla_rl.fleet.episode_end import EpisodeEnd
 from vla_rl.fleet.identity import Credentials, Revoked, check_reach
-from vla_rl.fleet.learner_process import LearnerProcess
+from vla_rl.fleet.introduction import unpack_introduction
 from vla_rl.fleet.ledger import Ledger
 from vla_rl.fleet.page import PageAddress, PageServer
-from vla_rl.fleet.registered import RegisteredPolicies
+from vla_rl.fleet.record import FleetRecord, Sender
 from vla_rl.fleet.registry import Registry
 from vla_rl.fleet.status import Status
+from vla_rl.fleet.step import check_step
 from vla_rl.fleet.transport import FleetTransport, TransportOptions
-from vla_rl.fleet.watcher import Watcher
+
+_BATCH = 256  # records that are read at a time
+_SHARE = 16  # one of so many steps is looked into while there is no time for all
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A robot's newest episode, as far as its steps are stored; ``version`` is the highest of them (a person's: -1)."""
+
+    sender: Sender | None = None
+    episode: str = ""
+    steps: int = 0
+    version: int = -1
+
+
+class Watcher:
+    """Reads ``ledger`` from its beginning, so that after a restart the counts are those of before.
+
+    waiting  {robot: records that it holds and the server does not}, of the robots that are connected
+    alarms   sentences of others, which are taken out of it
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        registry: Registry,
+        status: Status,
+        waiting: Callable[[], Mapping[str, int]],
+        alarms: deque[str],
+    ) -> None:
+        self._ledger, self._registry, self._status = ledger, registry, status
+        self._waiting, self._alarms = waiting, alarms
+        self._position, self._present = 0, frozenset[str]()
+        self._stages: dict[int, str] = {}
+        self._warned: frozenset[str] = frozenset()  # what the canary's alarms are, while it is tried
+        self._running = dict[str, _Running]()  # by robot
+        self._specs = dict[str, EnvSpec | None]()  # as robots introduced themselves
+        self._begin = ledger.position  # what came before was looked into when it came
+        self._misfits = dict[str, str]()  # the episode of each robot that was an alarm last
+
+    def look(self) -> bool:
+        """Take in what is new; returns whether there may be more at once."""
+        waiting = self._waiting()
+        self._presence(waiting)
+        while self._alarms:
+            self._status.alarm(self._alarms.popleft())
+        for version, stage in self._registry.releases.stages.items():
+            if self._stages.get(version) != stage:
+                self._stages[version] = stage
+                self._status.policy(version, stage)
+        found = self._ledger.read(self._position, _BATCH)
+        for position, record in found:
+            if position > self._begin and (len(found) < _BATCH or position % _SHARE == 0):
+                self._look_into(record)
+            self._take(position, record, waiting.get(record.robot, 0))
+            self._position = position
+        if len(found) < _BATCH:
+            self._status.looked()
+        return len(found) == _BATCH
+
+    def _presence(self, waiting: Mapping[str, int]) -> None:
+        for robot, count in waiting.items():
+            self._status.connected(robot, count)
+        for robot in self._present - waiting.keys():
+            self._status.disconnected(robot)
+        self._present = frozenset(waiting)
+
+    def _take(self, position: int, record: FleetRecord, waiting: int) -> None:
+        """What can fail comes first: the record is taken in again then, and nothing of it has been counted."""
+        if record.kind == "step":
+            self._step(record)
+        if record.kind == "event":
+            self._introduced(record)
+        if record.kind == "episode_end":
+            try:
+                end = EpisodeEnd.from_payload(record.payload)
+                if end.outcome != "redo":  # a person had it played again
+                    self._ended(position, record, end)
+            except ContractError as error:
+                self._status.alarm(f"robot {record.robot}, episode {record.episode}: {error}", record.robot)
+        if record.kind == "dropped":
+            self._status.dropped(record.robot, record.count)
+        self._status.stored(record.robot, record.task, record.policy_version, len(record.payload), waiting)
+
+    def _introduced(self, record: FleetRecord) -> None:
+        try:
+            self._specs[record.robot] = unpack_introduction(record.payload) or self._specs.get(record.robot)
+        except ContractError as error:
+            self._specs[record.robot] = None
+            self._status.alarm(f"robot {record.robot}: {error}", record.robot)
+
+    def _look_into(self, record: FleetRecord) -> None:
+        """Say whose step nobody can learn from; it is stored as all others are."""
+        if record.kind != "step" or self._misfits.get(record.robot) == record.episode:
+            return
+        try:
+            check_step(record.payload, self._specs.get(record.robot))
+        except ContractError as error:
+            self._misfits[record.robot] = record.episode
+            what = f"episode {record.episode} of robot {record.robot} is stored, and nothing can be learnt from it"
+            self._status.alarm(f"{what}: {error}", record.robot)
+
+    def _step(self, record: FleetRecord) -> None:
+        before = self._running.get(record.robot, _Running())
+        if (before.sender, before.episode) != (record.sender, record.episode):
+            before = _Running(record.sender, record.episode)
+        self._running[record.robot] = replace(
+            before, steps=before.steps + 1, version=max(before.version, record.policy_version)
+        )
+
+    def _ended(self, position: int, record: FleetRecord, end: EpisodeEnd) -> None:
+        """Interventions and clips are counted once an episode: their control steps belong together."""
+        version, verdict = record.policy_version, None
+        known = version in self._registry.releases.stages  # else it is nobody's policy, or one from elsewhere
+        played = self._running.get(record.robot, _Running())
+        if known and played != _Running(record.sender, record.episode, end.steps, version):
+            known = False
+            self._status.alarm(
+                f"robot {record.robot} says that episode {record.episode} of {end.steps} steps ended by policy version "
+                f"{version}, which its stored steps do not say, so it does not count for that version; look at it.",
+                record.robot,
+            )
+        if known:
+            alone = end.success and not end.intervened  # what a person rescued is no success of the policy
+            found = Outcomes(1, int(alone), end.seconds, int(end.intervened > 0), int(end.clipped > 0))
+            verdict = self._registry.record(position, record.robot, version, found)
+        self._status.episode(record.robot, version, end)
+        if not known:
+            return
+        if verdict is None:
+            self._warned = frozenset()
+            return
+        for sentence in sorted({*verdict.alarms} - self._warned):
+            self._status.alarm(sentence)
+        self._warned |= {*verdict.alarms}
+        if verdict.rollback:
+            self._status.alarm(f"the canary was taken back: {verdict.why}; look at what it learned.")
+
+
+PATIENCE_S = 60.0  # at the end, for the learner to save its state
+_STEADY_S = 60.0  # a learner that ran for so long is started again at once
+_MAX_LINE = 1 << 16
+
+
+class LearnerProcess:
+    """Keeps ``command`` running until :meth:`close`.
+
+    It reads records from its standard input (``feed.received``) and ends when that ends.  Each line of its standard
+    output is JSON: ``{"alarm": sentence}``, or ``{"learner": {name: number}}`` for the page.
+    """
+
+    def __init__(self, command: Sequence[str], ledger: Ledger, status: Status) -> None:
+        self._command, self._ledger, self._status = command, ledger, status
+        self._ending = threading.Event()
+        self._backoff = Backoff(BackoffOptions(), random.Random())
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._keep, name="fleet-learner", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that runs now."""
+        process = self._process
+        return process.pid if process is not None and process.poll() is None else None
+
+    def close(self) -> None:
+        """Let the learner save its state and end; safe to call twice."""
+        self._ending.set()
+        self._thread.join()
+
+    def _keep(self) -> None:
+        while not self._ending.is_set():
+            began = time.monotonic()
+            try:
+                how = self._run()
+            except (OSError, RuntimeError) as error:  # files, memory or threads ran out
+                how = str(error)
+            if self._ending.is_set():
+                return
+            if time.monotonic() - began > _STEADY_S:
+                self._backoff.reset()
+            wait = self._backoff.next()
+            sentence = (
+                f"the learner ended ({how}) and is started again; nothing is learnt until it says how far it is, and "
+                "what robots send is stored meanwhile: the server's log says why it ended."
+            )
+            log.error("%s", sentence)
+            self._status.standing("learner", sentence)
+            self._status.alarm(f"the learner ended ({how}) and was started again; the server's log says why.")
+            self._ending.wait(wait)
+
+    def _run(self) -> str:
+        """One life of the process; returns how it ended."""
+        # Ctrl-C is for the server, which then lets the learner save its state.
+        pipe = subprocess.PIPE
+        with subprocess.Popen(self._command, stdin=pipe, stdout=pipe, start_new_session=True) as process:
+            self._process = process
+            assert process.stdin is not None and process.stdout is not None
+            over = threading.Event()
+            feeding = threading.Thread(target=self._feed, args=(process.stdin, over), name="fleet-feed", daemon=True)
+            hearing = threading.Thread(target=self._hear, args=(process.stdout,), name="fleet-hear", daemon=True)
+            feeding.start()
+            hearing.start()
+            while process.poll() is None and not self._ending.wait(0.05):
+                pass
+            over.set()
+            self._end(process)
+            feeding.join()
+            hearing.join()
+            return f"exit code {process.returncode}"
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        try:
+            process.wait(PATIENCE_S)  # its input ends
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            log.warning(
+                "the learner did not end within %g s and was killed; it goes on from its last state", PATIENCE_S
+            )
+
+    def _feed(self, pipe: BinaryIO, over: threading.Event) -> None:
+        with suppress(OSError):  # it is gone, which is told by its exit code
+            feed.send(self._ledger, pipe, over)
+        with suppress(OSError):
+            pipe.close()
+
+    def _hear(self, pipe: BinaryIO) -> None:
+        while line := pipe.readline(_MAX_LINE):
+            try:
+                said = json.loads(line)
+                if "alarm" in said:
+                    log.warning("%s", said["alarm"])  # a page that ends is read no more
+                    self._status.alarm(str(said["alarm"]))
+                else:
+                    self._status.standing("learner", "")
+                    self._status.learner({str(name): float(value) for name, value in said["learner"].items()})
+            except (ValueError, TypeError, KeyError, AttributeError):
+                log.warning("the learner says %r, which is no message", line[:200])
+
 
 log = logging.getLogger("vla_rl.fleet")
 LEDGER, REGISTRY = "ledger", "registry"  # in a fleet's folder
@@ -107,3 +364,34 @@ class FleetServer:
                     log.exception("what robots sent cannot be counted now")
             trouble = now
             self._ending.wait(_RETRY_S if trouble else 0.0 if more else _LOOK_S)
+
+
+class RegisteredPolicies:
+    """The versions of ``registry``; a robot's head is what it runs from its next episode on, (0, "") for nothing."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def head(self, robot: str) -> tuple[int, str]:
+        """Version and state: "canary", "active", or whatever it is pinned to."""
+        releases = self._registry.releases
+        version = releases.version_for(robot)
+        return (0, "") if version is None else (version, releases.stages[version])
+
+    def changes(self) -> int:
+        """How many changes the registry has seen, of other processes too."""
+        return self._registry.releases.head
+
+    def manifest(self, version: int) -> bytes:
+        """The signed manifest; raises KeyError for a version that is not there."""
+        try:
+            return self._registry.manifest(version)
+        except UserError as error:
+            raise KeyError(str(error)) from error
+
+    def chunk(self, sha256: bytes, offset: int, count: int) -> bytes:
+        """At most ``count`` bytes from ``offset`` on; raises KeyError for a chunk that is not there."""
+        try:
+            return self._registry.chunk(sha256.hex(), offset, count)
+        except ContractError as error:
+            raise KeyError(str(error)) from error
