@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vla_rl.algorithms.advantages import gae, normalize
+from vla_rl.algorithms.ppo import gae, normalize
 from vla_rl.contract.batch import Reducer, Rollout
 from vla_rl.contract.policy import LikelihoodPolicy
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from typing import IO
+from typing import IO, Protocol, runtime_checkable
 
 from robot_drivers.driver import DriverError
+from robot_drivers.human import HumanInput
 from robot_drivers.pace import Pace
-from robot_drivers.teleop.teleoperator import Teleoperator
 from vla_rl.contract.child import take_pipes
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.load import load
@@ -26,7 +26,7 @@ def open_teleoperator(name: str, options: dict[str, object]) -> Teleoperator:
     if not isinstance(device, Teleoperator):
         raise ContractError(
             f"{name} made a {type(device).__name__}, which cannot be read, so nobody could take over; see Teleoperator "
-            "in robot_drivers/teleop/teleoperator.py."
+            "in robot_drivers/teleop/process.py."
         )
     return device
 
@@ -59,3 +59,20 @@ def _read_on(device: Teleoperator, writer: IO[bytes]) -> None:
 
 if __name__ == "__main__":
     main()
+
+
+@runtime_checkable
+class Teleoperator(Protocol):
+    """A leader arm, a keyboard, a gamepad, a SpaceMouse.
+
+    It may block: it is read in a process of its own, and a person whose device is silent is taken to hold still.
+    """
+
+    def connect(self) -> None:
+        """Open the device; raises UserError with the cure when it cannot be reached."""
+
+    def read(self) -> HumanInput:
+        """What the person does now; waits for no event."""
+
+    def disconnect(self) -> None:
+        """Free the device; safe to call twice."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vla_rl.algorithms.advantages import chunk_reward, gae, normalize
+from vla_rl.algorithms.ppo import chunk_reward, gae, normalize
 from vla_rl.contract.batch import OneProcess
 
 NAN = math.nan

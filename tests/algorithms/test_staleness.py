@@ -16,7 +16,7 @@ from tests.algorithms.test_grpo import learner as grpo_learner
 from tests.algorithms.test_grpo import play
 from tests.toys import FlowToy, TwoProcesses, bandit
 from vla_rl.algorithms.dppo import DPPO, DPPOConfig
-from vla_rl.algorithms.staleness import check_density, rounding_terms
+from vla_rl.algorithms.policy_gradient import check_density, rounding_terms
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.policy import Likelihood

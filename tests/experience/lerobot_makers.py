@@ -8,7 +8,7 @@ import numpy as np
 
 from vla_rl.experience.lerobot.features import Feature, Schema
 from vla_rl.experience.lerobot.live import Limits
-from vla_rl.experience.lerobot.reader import DatasetReader, RecordedEpisode
+from vla_rl.experience.lerobot.translate import DatasetReader, RecordedEpisode
 from vla_rl.experience.lerobot.video import camera
 from vla_rl.experience.lerobot.writer import DatasetWriter
 

@@ -20,7 +20,7 @@ from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.lerobot.damage import DamagedError, Problem, merged
 from vla_rl.experience.lerobot.features import Feature, fits
 from vla_rl.experience.lerobot.live import Limits
-from vla_rl.experience.lerobot.reader import DatasetReader
+from vla_rl.experience.lerobot.translate import DatasetReader
 from vla_rl.experience.lerobot.writer import DatasetWriter
 
 COUNT = 6

@@ -14,7 +14,7 @@ import pytest
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.lerobot import statistics, video
 from vla_rl.experience.lerobot.features import Feature, Schema
-from vla_rl.experience.lerobot.reader import DatasetReader
+from vla_rl.experience.lerobot.translate import DatasetReader
 from vla_rl.experience.lerobot.writer import DatasetWriter
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "lerobot"

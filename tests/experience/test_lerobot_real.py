@@ -17,7 +17,7 @@ from tests.experience.lerobot_makers import FRONT, WRIST, episode, length, schem
 from tests.experience.test_lerobot_golden import DATASET, GOLDEN, VALUES, columns
 from vla_rl.experience.lerobot.disk import digest
 from vla_rl.experience.lerobot.live import Limits
-from vla_rl.experience.lerobot.reader import DatasetReader
+from vla_rl.experience.lerobot.translate import DatasetReader
 from vla_rl.experience.lerobot.writer import DatasetWriter, repair
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]

@@ -19,7 +19,7 @@ from vla_rl.experience.lerobot.compact import _new_splits
 from vla_rl.experience.lerobot.damage import DamagedError
 from vla_rl.experience.lerobot.features import Feature
 from vla_rl.experience.lerobot.live import Limits
-from vla_rl.experience.lerobot.reader import DatasetReader
+from vla_rl.experience.lerobot.translate import DatasetReader
 from vla_rl.experience.lerobot.writer import DatasetWriter, repair
 
 

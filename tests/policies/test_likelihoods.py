@@ -27,7 +27,7 @@ from tests.policies.likelihood_families import (
 )
 from tests.token_toys import CHOICES, ENTRIES, HORIZON, PARTS, token_policy
 from vla_rl.algorithms.dppo import StepwisePolicy
-from vla_rl.algorithms.staleness import BF16_ERROR, check_density, rounding_terms
+from vla_rl.algorithms.policy_gradient import BF16_ERROR, check_density, rounding_terms
 from vla_rl.algorithms.surrogate import joint
 from vla_rl.contract.batch import OneProcess
 

@@ -9,8 +9,7 @@ from tests.commands import save_untrained
 from tests.visual_point_mass import VisualPointMass, tiny_vla
 from vla_rl.cli.main import main
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.evaluation.parity import Compared, first_difference, replay_env
-from vla_rl.evaluation.parity_hints import explain
+from vla_rl.evaluation.parity import Compared, explain, first_difference, replay_env
 from vla_rl.evaluation.run import evaluate
 from vla_rl.evaluation.trace import TraceRecorder, read_traces
 from vla_rl.policies.gaussian import GaussianPolicy

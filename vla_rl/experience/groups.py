@@ -13,30 +13,72 @@ curriculum changes which are played: tasks then weigh as often as it draws them)
 
 All members have one seed, hence one task, scene and initial state.  In an imagined environment a seed determines the
 initial state, the context frames and the model's noise: members differ by the policy's actions and by nothing else.
+
+What a truncated group member would still have earned, after a time limit or too much model uncertainty.
+
+Its return is its reward so far + V, and it stays in its group.  **Leaving it out is not an option**: that maximises
+``E[R | not truncated]``, which rewards actions that lead lost episodes into truncation.  Example: of two equally likely
+actions, one succeeds or fails and the other succeeds or is truncated, each with probability 1/2.  The gradient towards
+the second action is 1/9 when truncated episodes are dropped, 0 when they earn nothing more, and 1/16 with ``V = .5``,
+which is too much if none of them would have succeeded.  So ``V`` is 0 unless a calibrated one exists, and a share of
+truncated episodes that rises during training (``truncated`` among the metrics) is a warning.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from vla_rl.contract.batch import Rollout
+from vla_rl.contract.batch import TRUNCATION_RETURN, Rollout
 from vla_rl.contract.device import HostStep
 from vla_rl.contract.env import WORKER, VecEnv
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.policy import Policy
-from vla_rl.experience.columns import moved, side_by_side, to_state
+from vla_rl.contract.policy import Features, Policy
+from vla_rl.experience.columns import episode_column, moved, side_by_side, to_state
 from vla_rl.experience.curriculum import Curriculum, InOrder
 from vla_rl.experience.driver import ATTEMPTS, Decision, Driver, no_seconds
-from vla_rl.experience.members import Group, Member
 from vla_rl.experience.rollout import device_of, to_policy_device, to_tensor
 from vla_rl.experience.seeds import SeedStream
-from vla_rl.experience.truncation_value import TruncationValue, ZeroValue
+
+
+class TruncationValue(Protocol):
+    """``V``: a frozen dataclass that estimates what truncated episodes would still have earned."""
+
+    def value(self, final: Features) -> Tensor:
+        """float64 [F], undiscounted, from the features of their last observations {name: [F,...]}."""
+
+
+@dataclass(frozen=True)
+class ZeroValue:
+    """0: a truncated episode earns nothing more.  Never too high where rewards are not negative."""
+
+    def value(self, final: Features) -> Tensor:
+        """Zeros."""
+        return torch.zeros(_count(final), dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class ConstantValue:
+    """The same for all: what such episodes earned on average when they were continued, for instance in a simulator.
+
+    It is calibrated only for policies like the one it was measured with; every excess rewards truncation.
+    """
+
+    constant: float
+
+    def value(self, final: Features) -> Tensor:
+        """``constant`` for each."""
+        return torch.full((_count(final),), self.constant, dtype=torch.float64)
+
+
+def _count(final: Features) -> int:
+    return len(next(iter(final.values())))
 
 
 @dataclass(frozen=True)
@@ -308,3 +350,59 @@ def _require(config: GroupConfig, num_envs: int) -> None:
             f"{num_envs} environments are more than the {config.max_envs} episodes that may run at once, so some "
             "would always idle; use fewer environments or more groups."
         )
+
+
+@dataclass
+class Member:
+    """One member of a group: the environment that plays it and what it has earned so far."""
+
+    env_id: int
+    start: int  # its first decision, as an index into the decisions of the rollout
+    stop: int | None = None  # one after its last decision
+    reward: float = 0.0  # sum of its rewards
+    success: bool = False
+    final: Features | None = None  # features of its last observation if it was truncated
+    truncation_return: float = 0.0  # what it would still have earned then
+    attempts: int = 1  # how often it was begun
+
+    @property
+    def episode_return(self) -> float:
+        """The return by which members are compared."""
+        return self.reward + self.truncation_return
+
+    def begin_again(self, start: int) -> None:
+        """Forget what was played: its simulator broke down, and it is played anew from decision ``start`` on."""
+        self.start, self.reward, self.attempts = start, 0.0, self.attempts + 1
+
+    def to_rollout(self, decisions: Sequence[Decision], seed: int, robot: str) -> Rollout:
+        """The episode as one column, with its truncation return if it was truncated."""
+        part = episode_column(decisions[self.start : self.stop], self.env_id, seed, self.final, robot)
+        count, device = len(part.final_index), part.final_index.device
+        remaining = torch.full((count,), self.truncation_return, dtype=torch.float64, device=device)
+        return replace(part, final_features={**part.final_features, TRUNCATION_RETURN: remaining})
+
+
+@dataclass
+class Group:
+    """``size`` members that start from ``seed``; ``members`` are those that were launched."""
+
+    seed: int
+    size: int
+    members: list[Member] = field(default_factory=list)
+
+    @property
+    def full(self) -> bool:
+        return len(self.members) == self.size
+
+    @property
+    def ended(self) -> bool:
+        return self.full and all(member.stop is not None for member in self.members)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether it has ended and the returns of its members differ."""
+        return self.ended and any(member.episode_return != self.members[0].episode_return for member in self.members)
+
+    def to_rollout(self, decisions: Sequence[Decision], robot: str) -> Rollout:
+        """Its episodes as columns, in the order in which they were launched."""
+        return side_by_side([member.to_rollout(decisions, self.seed, robot) for member in self.members])

@@ -17,8 +17,7 @@ from vla_rl.cli.override import override
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.check import random_actions
 from vla_rl.contract.config import from_json, to_json
-from vla_rl.experience.groups import GroupConfig
-from vla_rl.experience.truncation_value import ZeroValue
+from vla_rl.experience.groups import GroupConfig, ZeroValue
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.context import RunContext

@@ -14,9 +14,8 @@ from vla_rl.algorithms.group_relative import Mean, Standardised
 from vla_rl.algorithms.grpo import GRPO, GRPOConfig
 from vla_rl.contract.batch import TRUNCATION_RETURN, Rollout
 from vla_rl.contract.policy import ActionOut, Likelihood
-from vla_rl.experience.groups import GroupConfig
+from vla_rl.experience.groups import ConstantValue, GroupConfig, ZeroValue
 from vla_rl.experience.rollout import SeedStream
-from vla_rl.experience.truncation_value import ConstantValue, ZeroValue
 from world_models.call_steps import CallSteps
 from world_models.canvas import Canvas
 from world_models.config import WorldModelConfig
