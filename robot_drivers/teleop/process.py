@@ -20,6 +20,23 @@ from vla_rl.contract.wire import handshake, read_message, write_message
 _HZ = 100.0
 
 
+@runtime_checkable
+class Teleoperator(Protocol):
+    """A leader arm, a keyboard, a gamepad, a SpaceMouse.
+
+    It may block: it is read in a process of its own, and a person whose device is silent is taken to hold still.
+    """
+
+    def connect(self) -> None:
+        """Open the device; raises UserError with the cure when it cannot be reached."""
+
+    def read(self) -> HumanInput:
+        """What the person does now; waits for no event."""
+
+    def disconnect(self) -> None:
+        """Free the device; safe to call twice."""
+
+
 def open_teleoperator(name: str, options: dict[str, object]) -> Teleoperator:
     """The teleoperator that ``name`` ("module:Class") makes of ``options``, not yet connected."""
     device = load(name)(**options)
@@ -59,20 +76,3 @@ def _read_on(device: Teleoperator, writer: IO[bytes]) -> None:
 
 if __name__ == "__main__":
     main()
-
-
-@runtime_checkable
-class Teleoperator(Protocol):
-    """A leader arm, a keyboard, a gamepad, a SpaceMouse.
-
-    It may block: it is read in a process of its own, and a person whose device is silent is taken to hold still.
-    """
-
-    def connect(self) -> None:
-        """Open the device; raises UserError with the cure when it cannot be reached."""
-
-    def read(self) -> HumanInput:
-        """What the person does now; waits for no event."""
-
-    def disconnect(self) -> None:
-        """Free the device; safe to call twice."""

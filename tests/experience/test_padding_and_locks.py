@@ -21,7 +21,7 @@ from vla_rl.experience.datasets import load_demonstrations, move_aside, recordin
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.lerobot.translate import schema_of
 from vla_rl.experience.lerobot.writer import DatasetWriter
-from vla_rl.recipes.dataset_spec import spec_of
+from vla_rl.recipes.imitate_dataset import spec_of
 from vla_rl.recipes.robots.recording import Recorder
 
 

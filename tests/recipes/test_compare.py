@@ -10,7 +10,7 @@ import pytest
 
 from vla_rl.cli.main import main
 from vla_rl.policies.pretrained import load_policy
-from vla_rl.recipes.compare_report import Compared, steps_to, write_page
+from vla_rl.recipes.compare import Compared, steps_to, write_page
 from vla_rl.recipes.sweep import Cell
 
 CONFIG = str(Path(__file__).parent / "quick.py")

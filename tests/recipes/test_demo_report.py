@@ -9,7 +9,7 @@ import pytest
 
 from tests.commands import save_untrained
 from vla_rl.policies.tiny import TinyVLA
-from vla_rl.recipes.demo_report import record_clips
+from vla_rl.recipes.demo import record_clips
 from vla_rl.recipes.env_config import EnvConfig
 
 LIFT = EnvConfig("lift", {"deadline": 6})

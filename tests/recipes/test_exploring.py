@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vla_rl.recipes.exploring import exploring, windows
+from vla_rl.recipes.improve import exploring, windows
 
 
 def row(steps: int, successes: float, episodes: float) -> dict[str, float]:

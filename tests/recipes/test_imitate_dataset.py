@@ -15,8 +15,8 @@ from vla_rl.cli.main import main
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.experience.datasets import load_demonstrations, save_demonstrations
 from vla_rl.policies.tiny import TinyVLA
-from vla_rl.recipes.dataset_spec import require_fit
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.imitate_dataset import require_fit
 
 CONFIG = str(Path(__file__).parents[2] / "configs" / "imitate.py") + ":from_dataset"
 FEW = ["--imitation.fit.steps", "30", "--imitation.fit.batch", "16", "--imitation.draws", "1"]

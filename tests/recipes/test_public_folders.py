@@ -26,8 +26,8 @@ from vla_rl.policies.vla.checkpoint import FAMILIES
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.tokenizer import open_tokenizer
 from vla_rl.recipes.config_files import load_config
-from vla_rl.recipes.dataset_spec import spec_of
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.imitate_dataset import spec_of
 from vla_rl.recipes.suite_run import SuiteRun
 
 QUICK = str(Path(__file__).with_name("quick.py")) + ":improve"

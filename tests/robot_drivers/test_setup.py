@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 import pytest
 
-from robot_drivers import devices, setup
+from robot_drivers import devices
 from robot_drivers import setup as routine
 from robot_drivers.check import check_robot
 from robot_drivers.config import RobotConfig
@@ -47,7 +47,7 @@ class Person:
 def ports(monkeypatch):
     """Two serial ports are plugged in."""
     found = {"/dev/ttyACM0": "USB", "/dev/ttyACM1": "USB"}
-    monkeypatch.setitem(setup._DEVICES, "port", lambda: found)
+    monkeypatch.setitem(routine._DEVICES, "port", lambda: found)
 
 
 def written(path, person, cameras=()):
@@ -109,7 +109,7 @@ def test_what_is_plugged_in_is_offered_once(tmp_path, ports):
 
 
 def test_a_mistake_is_said_and_asked_again(tmp_path, monkeypatch):
-    monkeypatch.setitem(setup._DEVICES, "port", dict)
+    monkeypatch.setitem(routine._DEVICES, "port", dict)
     arm = ["so100", "nowhere:Arm", "so101", "", "/dev/null", "", "", "fast", "", "", "maybe", ""]
     cameras = ["opencw", "0", *[""] * 4, "not a name", "front", "1", *[""] * 4, "front", "side", "none"]
     teleoperator = ["keybord", "none"]

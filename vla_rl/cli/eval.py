@@ -4,13 +4,186 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from rich.table import Table
 
 from vla_rl.cli.eval_checkpoint import Evaluate, evaluate_checkpoint
-from vla_rl.cli.eval_compare import Compare, compare_results
-from vla_rl.cli.eval_parity import Parity, check_parity
-from vla_rl.cli.eval_suite import EvaluateSuite, evaluate_suite
+from vla_rl.cli.override import override, take_option
 from vla_rl.contract.errors import UserError
+from vla_rl.evaluation.parity import Compared, first_difference
+from vla_rl.evaluation.report import mean_text, percent
+from vla_rl.evaluation.stats import MeanReturn, Rate
+from vla_rl.evaluation.trace import Trace, read_traces
+from vla_rl.policies.pretrained import default_options
+from vla_rl.policies.vla.options import VLAOptions
+from vla_rl.pretrained import checkpoint_of
+from vla_rl.recipes.env_config import NO_ENV, EnvConfig
+from vla_rl.recipes.json_types import JsonObject
+from vla_rl.recipes.parity import replay_checkpoint, replay_simulator
+from vla_rl.recipes.progress import console
+from vla_rl.recipes.suite import find_suite
+from vla_rl.recipes.suite_comparison import COMPARISON, compare, needed_between, power_table, read_results, row
+from vla_rl.recipes.suite_run import SuiteRun
+from vla_rl.recipes.workers import EngineOptions
+
+
+@dataclass(frozen=True)
+class EvaluateSuite(EngineOptions):
+    """Play a policy on every task of a suite; stopped, the same command goes on.
+
+    Neither --num-envs nor --processes changes a result: a policy decides for every episode by itself.
+    """
+
+    suite: str = ""  # tabletop, metaworld-mt10, ...; or FILE.py:function
+    policy: str = ""  # checkpoint or run folder, module:Class, expert, or ws://HOST:PORT
+    out: str = ""  # the results' folder
+    tasks: tuple[str, ...] = ()  # some of the suite's tasks; all without
+    seeds: str = "test"  # or "validation", to choose by
+    episodes: int = 0  # of each task; 0: as many as the suite says
+    num_envs: int = 16
+    processes: int = 1  # that play
+    videos: int = 2  # episodes of each task
+    device: str = "cpu"  # where the policy computes: "cpu", "cuda", "cuda:1", "auto"
+    vla: VLAOptions = VLAOptions()  # how a public folder is opened; a checkpoint of ours has its own
+
+
+def evaluate_suite(arguments: Sequence[str]) -> None:
+    """Evaluate, print a table, say where the files are."""
+    named = take_option(list(arguments), "--policy", "")[0]
+    config: EvaluateSuite = override(EvaluateSuite(vla=default_options(named)), arguments, "vla-rl eval")
+    for name in ("suite", "policy", "out"):
+        if not getattr(config, name):
+            raise UserError(
+                f"--{name} is missing, so nothing can be evaluated; write vla-rl eval --suite NAME --policy POLICY "
+                "--out FOLDER."
+            )
+    suite = find_suite(config.suite).of(config.tasks, config.episodes, config.seeds)
+    counts = config.num_envs, config.processes, config.videos
+    run = SuiteRun(suite, config.policy, Path(config.out), *counts, config.device, config.vla)
+    with config.on_engine():
+        results = run.run()
+    print_results(results)
+    console.print(f"{config.out}: report.html, results.json, episodes.csv, latency.csv")
+
+
+def print_results(results: JsonObject) -> None:
+    """The score and every task, on the terminal."""
+    console.print(f"{results['policy']['name']} on {results['protocol']}")
+    width = max(len(name) for name in (*results["tasks"], "all"))
+    for name, task in results["tasks"].items():
+        ends = ", ".join(f"{cause.replace('_', ' ')} {count}" for cause, count in task["causes"].items())
+        console.print(f"  {name:<{width}}  {_score(task)} of {task['returns']['episodes']} ({ends})")
+        for remark in results.get("remarks", {}).get(name, []):
+            console.print(f"    {remark}")
+    if "score" in results and len(results["tasks"]) > 1:
+        console.print(f"  {'all':<{width}}  {_score(results['score'])} of {results['score']['episodes']}")
+
+
+def _score(found: JsonObject) -> str:
+    if "success" in found:
+        return percent(Rate(found["success"], found["low"], found["high"], found["episodes"]))
+    earned = MeanReturn(**found["returns"])
+    return f"mean return {mean_text(earned.mean, earned.low, earned.high)}"
+
+
+@dataclass(frozen=True)
+class Parity:
+    """Replay a recorded trace through a checkpoint, and through an environment if --env names one."""
+
+    parity: str = ""  # an .npz file or a folder of them
+    tolerance: float = 1e-4  # of the largest number of an array
+    env: EnvConfig = NO_ENV
+
+
+def check_parity(arguments: Sequence[str]) -> None:
+    """Print every compared key and, in a sentence, the first difference."""
+    given = list(arguments)
+    if given[0].startswith("-"):
+        raise UserError("--parity needs a checkpoint to compare; write vla-rl eval CHECKPOINT --parity TRACE.")
+    config: Parity = override(Parity(), given[1:], "vla-rl eval CHECKPOINT")
+    checkpoint = checkpoint_of(given[0])
+    for trace in read_traces(Path(config.parity)):
+        _print(trace, "policy", replay_checkpoint(checkpoint, trace, config.tolerance))
+        if config.env.name:
+            _print(trace, config.env.name, replay_simulator(config.env, trace, config.tolerance))
+
+
+def _print(trace: Trace, what: str, compared: list[Compared]) -> None:
+    table = Table(title=f"{trace.name}: {what}")
+    table.add_column("key", no_wrap=True)
+    for name in ("decisions", "largest difference", "first beyond the tolerance"):
+        table.add_column(name, justify="right")
+    for one in compared:
+        table.add_row(one.key, str(one.steps), f"{one.largest:.3g}", "–" if one.first is None else str(one.first))
+    console.print(table)
+    found = first_difference(compared)
+    if found is None:
+        console.print(f"no difference in {len(trace)} decisions.")
+    else:
+        why = f": {found.reason}" if found.reason else ""
+        console.print(f"first difference: decision {found.first}, {found.key}{why}")
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Compare two evaluations of one suite on the same seeds; say how many episodes a difference takes."""
+
+    against: str = ""  # the other results' folder
+    power: float = 0.0  # a difference of success rates, such as 0.05
+
+
+def compare_results(arguments: Sequence[str]) -> None:
+    """Print the comparison, the numbers of episodes, or both."""
+    given = list(arguments)
+    folder = Path(given.pop(0)) if given and not given[0].startswith("-") else None
+    config: Compare = override(Compare(), given, "vla-rl eval RESULTS")
+    found = _compared(folder, Path(config.against)) if config.against else None
+    if config.power:
+        _power(folder, found, _difference(config.power))
+
+
+def _compared(folder: Path | None, other: Path) -> JsonObject:
+    if folder is None:
+        raise UserError("--against compares two folders and one was named; write vla-rl eval RESULTS --against OTHER.")
+    found = compare(folder, other)
+    console.print(f"{found['protocol']}\n  first   {found['first']['name']}\n  second  {found['second']['name']}")
+    table = Table("task", "first", "second", "difference", "first alone", "second alone", "p")
+    for name, task in found["tasks"].items():
+        table.add_row(*("–" if cell is None else str(cell) for cell in row(name, task)))
+    console.print(table)
+    console.print(f"{folder / COMPARISON}, {folder / 'comparison.html'}")
+    return found
+
+
+def _power(folder: Path | None, found: JsonObject | None, difference: float) -> None:
+    """By the measured discordance of two policies, by the measured rates of one, or for a few rates."""
+    console.print(f"Episodes that show a difference of {difference:.1%} with probability 80 % (McNemar's test at 5 %):")
+    if found is not None:
+        for name, task in found["tasks"].items():
+            if task["p_value"] is not None:
+                console.print(f"  {name:<24} {needed_between(task, difference):,}, as often as these two disagree")
+        return
+    if folder is None:
+        _print_table([(f"success {one[0]:.0%}", *one[1:]) for one in power_table(difference)])
+        return
+    rates = {name: task["success"] for name, task in read_results(folder)["tasks"].items() if "success" in task}
+    _print_table([(name, *one[1:]) for name, rate in rates.items() for one in power_table(difference, [rate])])
+
+
+def _print_table(rows: Sequence[tuple[str, int, int]]) -> None:
+    table = Table("", "if outcomes are independent", "if one wins wherever the other does")
+    for name, independent, alike in rows:
+        table.add_row(name, f"{independent:,}", f"{alike:,}")
+    console.print(table)
+
+
+def _difference(given: float) -> float:
+    if not 0 < given < 1:
+        raise UserError(f"--power {given:g} is no difference of success rates; write for example --power 0.05.")
+    return given
+
 
 USAGE = """vla-rl eval CHECKPOINT|RUN [options]
 vla-rl eval --suite NAME --policy POLICY --out FOLDER

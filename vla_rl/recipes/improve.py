@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 
 from vla_rl.evaluation import seed_ranges
@@ -11,8 +12,7 @@ from vla_rl.pretrained import save_own
 from vla_rl.recipes import stages
 from vla_rl.recipes.context import RunContext, StartPolicy, placed
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.exploring import exploring
-from vla_rl.recipes.json_types import JsonObject
+from vla_rl.recipes.json_types import JsonMapping, JsonObject
 from vla_rl.recipes.policies import start_policy
 from vla_rl.recipes.stages import EvaluationConfig, clock
 from vla_rl.recipes.trainers import TrainerConfig
@@ -85,3 +85,32 @@ def _groups(rows: list[JsonObject]) -> dict[str, dict[str, int]]:
     names = sorted({name for row in rows for name in row if name.startswith("rollout/groups_")})
     totals = {name.removeprefix("rollout/groups_"): int(sum(row.get(name, 0) for row in rows)) for name in names}
     return {"groups": totals} if totals else {}
+
+
+WINDOW = 64  # episodes
+
+
+def windows(rows: Iterable[JsonMapping], size: int = WINDOW) -> list[tuple[float, int, int]]:
+    """(success, episodes, control steps at its end) of windows in turn, from the lines of ``metrics.jsonl``.
+
+    A window ends with the iteration in which it has ``size`` episodes; what is left in the end is none.  The deadline
+    and the exploration noise of training apply, so a policy succeeds less often here than when it is evaluated.
+    """
+    found, good, episodes = [], 0.0, 0.0
+    for row in rows:
+        good += row.get("rollout/successes", 0.0)
+        episodes += row.get("rollout/episodes", 0.0)
+        if episodes >= size:
+            found.append((good / episodes, int(episodes), int(row["env/steps_total"])))
+            good, episodes = 0.0, 0.0
+    return found
+
+
+def exploring(rows: Iterable[JsonMapping]) -> JsonObject:
+    """The first, lowest and last window of a run, for its summary; nothing for a run that is shorter than one."""
+    found = windows(rows)
+    if not found:
+        return {}
+    lowest = min(found)
+    shown = {"first": found[0][0], "lowest": lowest[0], "lowest_at": lowest[2], "last": found[-1][0]}
+    return {"exploring": {"windows": len(found), "episodes": WINDOW, **shown}}

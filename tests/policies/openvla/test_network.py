@@ -8,8 +8,7 @@ import torch
 from PIL import Image
 
 from tests.policies.openvla.tiny import GOLDEN, golden_outputs, pictures, prompts, tiny, tiny_network, tiny_shape
-from vla_rl.policies.openvla.network import OpenVLAShape
-from vla_rl.policies.openvla.pictures import openvla_pictures
+from vla_rl.policies.openvla.network import OpenVLAShape, openvla_pictures
 from vla_rl.policies.openvla.vision import DINOV2, SIGLIP, ViTShape
 
 

@@ -17,8 +17,7 @@ from tests.policies.openvla.tiny import SPEC, golden_outputs, observed, tiny, ti
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.openvla.decoding import Autoregressive, Parallel
 from vla_rl.policies.openvla.options import OpenVLAOptions
-from vla_rl.policies.openvla.policy import OpenVLA
-from vla_rl.policies.openvla.public import OpenVLAPrompts, critics_scale
+from vla_rl.policies.openvla.policy import OpenVLA, OpenVLAPrompts, critics_scale
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.vla.lora import TrainLoRA
 from vla_rl.policies.vla.options import VLAOptions

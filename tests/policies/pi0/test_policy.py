@@ -39,9 +39,8 @@ from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.policies.flow import AllSteps, FlowSampler
 from vla_rl.policies.flow_schedules import FlowSde, Ode
 from vla_rl.policies.normalization import Affine
-from vla_rl.policies.pi0 import public as pi0_public
-from vla_rl.policies.pi0.names import public_name
-from vla_rl.policies.pi0.network import Gemma, Siglip
+from vla_rl.policies.pi0 import policy as pi0_public
+from vla_rl.policies.pi0.network import Gemma, Siglip, public_name
 from vla_rl.policies.pi0.policy import Pi0
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.vla.letterbox import TransformersLetterbox

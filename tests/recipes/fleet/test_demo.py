@@ -19,8 +19,7 @@ from vla_rl.fleet.authority import Authority
 from vla_rl.fleet.episode_end import EpisodeEnd
 from vla_rl.fleet.ledger import Ledger
 from vla_rl.fleet.registry import Registry
-from vla_rl.recipes.fleet.demo_report import Played, played_in, windows
-from vla_rl.recipes.fleet.robot_processes import RobotProcesses
+from vla_rl.recipes.fleet.demo import Played, RobotProcesses, played_in, windows
 from vla_rl.training.tracking import RunFolder
 
 CONFIG = str(Path(quick_demo.__file__).resolve())

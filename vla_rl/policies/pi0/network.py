@@ -5,11 +5,16 @@ cannot be kept: a denoising step appends to its cache, and gradient checkpointin
 
 Shapes: ``B`` batch, ``P`` tokens of the prefix (256 per camera, then the prompt), ``C`` actions of a chunk, ``A`` their
 padded size, ``n`` layers, ``h`` key-value heads, ``d`` entries of a head.
+
+Tensor names of public pi0 checkpoints: LeRobot's, transformers' and openpi's.
+
+All are openpi's names; what is in front of them, and which of tied tensors is written, differs.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,7 +26,6 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from vla_rl.contract.errors import UserError
-from vla_rl.policies.pi0.names import public_name
 from vla_rl.policies.vla.layers import (
     Layer,
     ModuleLayer,
@@ -312,3 +316,29 @@ def _waves(t: Tensor, shape: Pi0Shape) -> Tensor:
 def _exact(x: Tensor) -> Tensor:
     """``x`` in float32, or in float64 where it is."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+# Regular expression at the start of a name: its replacement.  Tried in order; the first that fits counts.
+_RENAMED = (
+    (r"paligemma_with_expert\.gemma_expert\.model\.", "model.dit."),
+    (r"paligemma_with_expert\.paligemma\.lm_head\.", "model.vlm.language_model.embed_tokens."),
+    (r"paligemma_with_expert\.paligemma\.(model\.)?language_model\.(model\.)?", "model.vlm.language_model."),
+    (r"paligemma_with_expert\.paligemma\.(model\.)?vision_tower\.(vision_model\.)?", "model.vlm.vision_tower."),
+    (r"paligemma_with_expert\.paligemma\.(model\.)?multi_modal_projector\.", "model.vlm.multi_modal_projector."),
+    (r"(state_proj|action_in_proj|action_time_mlp_in|action_time_mlp_out)\.", r"embed_action_time.\1."),
+    (r"action_out_proj\.", "action_out_proj."),
+)
+# The expert predicts no words, and LeRobot once kept statistics among the weights; see vla/dataset_statistics.py.
+_UNUSED = re.compile(r"paligemma_with_expert\.gemma_expert\.lm_head\.|(un)?normalize_")
+
+
+def public_name(name: str) -> str | None:
+    """The name in :class:`Pi0Network` of a tensor of a public checkpoint; None for one that nothing reads."""
+    bare = name.removeprefix("model.")
+    if _UNUSED.match(bare):
+        return None
+    for pattern, replacement in _RENAMED:
+        renamed, count = re.subn(f"^{pattern}", replacement, bare)
+        if count:
+            return renamed
+    return name
