@@ -16,6 +16,7 @@ is made for as many actions as are known.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +24,6 @@ from torch import Tensor, nn
 
 from vla_rl.contract.spec import EnvSpec
 from world_models.backbones.video_model import ActionInput, Autoencoded, ContextLatents, VideoModel
-from world_models.call_steps import CallSteps
 from world_models.canvas import Canvas
 from world_models.config import WorldModelConfig
 from world_models.heads import InverseDynamics, OutcomeHead, PoseMaps, RewardHead
@@ -396,3 +396,37 @@ class WorldModel(nn.Module):
         next_maps = self.poses(after.flatten(0, 1)).unflatten(0, after.shape[:2])
         maps = self.poses(before)[:, None]
         return ActionInput(vector, torch.cat([next_maps * counts[..., None, None, None], maps.expand_as(next_maps)], 2))
+
+
+@dataclass(frozen=True)
+class CallSteps:
+    """A call of ``frames`` F control steps with ``pictures`` P at equal distances.
+
+    Of its actions the first ``known`` [B] count, 1 to F.
+    """
+
+    frames: int
+    pictures: int
+
+    @property
+    def stride(self) -> int:
+        """Control steps from one picture to the next."""
+        return self.frames // self.pictures
+
+    def slot(self, known: Any) -> Any:
+        """Index [B] of the picture at the last known action; tensors or arrays."""
+        return (known - 1) // self.stride
+
+    def flag(self, known: Tensor) -> Tensor:
+        """[B,F]: 1.0 for the known control steps."""
+        return (torch.arange(self.frames, device=known.device) < known[:, None]).float()
+
+    def pictured(self, known: Tensor) -> tuple[Tensor, Tensor]:
+        """Each picture's control step from 0 [B,P], at most the last known one; and whether the picture counts."""
+        first = torch.arange(0, self.frames, self.stride, device=known.device)
+        return torch.minimum(first + self.stride, known[:, None]) - 1, first < known[:, None]
+
+    def at_pictures(self, state: Tensor, known: Tensor) -> Tensor:
+        """[B,P,S]: which of the states [B,F,S] the robot is in at each picture."""
+        index = torch.arange(len(known), device=known.device)[:, None]
+        return state[index, self.pictured(known)[0]]

@@ -11,5 +11,5 @@ __all__ = ["complaint", "quick", "untrained"]
 def few_imagined_rollouts():
     """A decision about a world model is made from four of them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vla_rl.recipes.imagine.coevolution._ROLLOUTS", 4)
+        patch.setattr("vla_rl.recipes.imagine.recipe._ROLLOUTS", 4)
         yield

@@ -10,7 +10,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.recipes.config_files import find_file, load_config
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.improve import Improve
-from vla_rl.recipes.named import call
+from vla_rl.recipes.policies import call
 from vla_rl.recipes.sims import make_env
 
 

@@ -28,9 +28,9 @@ from vla_rl.recipes.rewarded import Rewarded
 from vla_rl.recipes.stages import EvaluationConfig, improve
 from vla_rl.recipes.trainers import RLConfig
 from vla_rl.recipes.training_setup import build
-from vla_rl.rewards.encoder import words_of
 from vla_rl.rewards.env import RewardedEnv, RewardWeights
 from vla_rl.rewards.progress import ProgressConfig, ProgressCritic
+from vla_rl.rewards.reward_model import words_of
 from vla_rl.training.loop import LoopConfig
 from vla_rl.training.tracking import RunFolder
 

@@ -10,8 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from vla_rl.recipes.recipe import run
-from vla_rl.recipes.run_report import thinned
+from vla_rl.recipes.recipe import run, thinned
 
 
 @dataclass(frozen=True)

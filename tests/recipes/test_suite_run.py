@@ -28,8 +28,7 @@ from vla_rl.evaluation.run import evaluate
 from vla_rl.recipes.engines import LocalEngine
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.suite import find_suite
-from vla_rl.recipes.suite_results import results_of
-from vla_rl.recipes.suite_run import SuiteRun
+from vla_rl.recipes.suite_run import SuiteRun, results_of
 from vla_rl.recipes.workers import on_engine, workers
 
 ROOT = Path(__file__).parents[2]

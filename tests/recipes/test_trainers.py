@@ -32,7 +32,7 @@ from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.context import RunContext
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.imagine.coevolution import CoevolvingTrainer
+from vla_rl.recipes.imagine.recipe import CoevolvingTrainer
 from vla_rl.recipes.off_policy import OffPolicyRL
 from vla_rl.recipes.policies import NewPolicy, StartFrom, TD3Residual
 from vla_rl.recipes.stages import EvaluationConfig, collect, improve

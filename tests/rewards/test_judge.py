@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.rewards.judge import BASELINE_PROMPT, VLMJudge, VLMJudgeConfig
+from vla_rl.rewards.judge import BASELINE_PROMPT, VLMConfig, VLMJudge, VLMJudgeConfig, YesNo
 from vla_rl.rewards.reward import Reward, load_reward
-from vla_rl.rewards.vlm import VLMConfig, YesNo
 
 WORDS = [*("yes", "Yes", "no", "maybe", "user", "assistant", "lift", "push", "the", "red", "blue", "cube"), *"?:"]
 WORDS += ["is", "it", "done"]

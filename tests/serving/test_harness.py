@@ -22,7 +22,7 @@ from vla_rl.policies.tiny import TinyVLA
 from vla_rl.serving import openpi, vla_eval
 from vla_rl.serving.episode import ServedPolicy
 from vla_rl.serving.observation import SingleObservation
-from vla_rl.serving.openpi_layout import fitted
+from vla_rl.serving.openpi_server import fitted
 from vla_rl.serving.remote import RemotePolicy
 from vla_rl.serving.vla_eval import Kind, Message
 

@@ -25,7 +25,7 @@ from vla_rl.policies.function import BlackBoxPolicy, FunctionPolicy
 from vla_rl.policies.residual import GaussianResidual
 from vla_rl.serving.batching import Batching
 from vla_rl.serving.observation import SingleObservation
-from vla_rl.serving.openpi_layout import LiberoLayout, fitted
+from vla_rl.serving.openpi_server import LiberoLayout, fitted
 from vla_rl.serving.remote import RemotePolicy
 from vla_rl.serving.stateless import StatelessPolicy
 from vla_rl.serving.websocket import Connection

@@ -21,7 +21,7 @@ from vla_rl.policies.smolvla.policy import SmolVLA
 from vla_rl.policies.vla.inference import Compiled
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import holder, write_gathered
-from vla_rl.training.lockstep import Lockstep
+from vla_rl.training.sharding import Lockstep
 
 CLOSE = 1e-6  # of a weight tensor's norm, in float32
 

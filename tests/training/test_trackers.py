@@ -15,8 +15,7 @@ from tests.patience import PATIENCE
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.recipes.train_rewards import TrainSuccess
-from vla_rl.training.trackers import TRACKERS, WandbTracker, wandb_mode
-from vla_rl.training.tracking import RunFolder
+from vla_rl.training.tracking import TRACKERS, RunFolder, WandbTracker, wandb_mode
 
 
 @pytest.fixture

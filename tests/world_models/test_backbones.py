@@ -11,9 +11,8 @@ import torch
 from tests.world_models.small_models import initial_states, model
 from vla_rl.contract.check import check_env
 from world_models.backbones.dit import DiTConfig
-from world_models.backbones.lora import Lora
 from world_models.backbones.video_model import ActionInput, Autoencoded, ContextLatents, VideoModel
-from world_models.backbones.wan import WanConfig
+from world_models.backbones.wan import Lora, WanConfig
 from world_models.env import ImaginedEnv
 from world_models.imagination_config import ImaginationConfig
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,7 +29,6 @@ from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes.context import RunContext, StartPolicy, Trainable, generator
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitation import imitate_policy
-from vla_rl.recipes.named import call
 from vla_rl.serving.address import names_server
 from vla_rl.training.imitation import ImitationConfig
 
@@ -195,3 +195,21 @@ class PPOLatent:
 
     def build(self, context: RunContext) -> GaussianLatent:
         return GaussianLatent(context.start("latent-noise RL"), self.latent)  # type: ignore[arg-type]  # a flow
+
+
+def call(target: str, *args: object, **options: object) -> Any:
+    """What ``target`` returns; raises UserError when it is not there or does not take these arguments."""
+    function = load(target)
+    if not callable(function):
+        raise UserError(f"{target!r} is a {type(function).__name__}, so it cannot be called; name a class or function.")
+    try:
+        inspect.signature(function).bind(*args, **options)
+    except TypeError as error:
+        given = ", ".join([*(type(item).__name__ for item in args), *(f"{key}=..." for key in options)])
+        raise UserError(
+            f"{target!r} does not take ({given}): {error}; correct the options, or its signature "
+            f"{inspect.signature(function)}."
+        ) from error
+    except ValueError:  # built-in callables have no signature
+        pass
+    return function(*args, **options)

@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import math
+import platform
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 from threading import Lock
 
+import numpy as np
+
+from vla_rl import __version__
+from vla_rl.contract import CONTRACT_VERSION
 from vla_rl.contract.config import to_json
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.trust import read_json
+from vla_rl.evaluation.report import Cell, Recording, Report, Tile, mean_text, percent
 from vla_rl.evaluation.results import TABLES, EpisodeResult, Journal, write_tables
+from vla_rl.evaluation.run import Outcomes
+from vla_rl.evaluation.stats import MeanReturn, Rate
 from vla_rl.policies.vla.checkpoint import is_public
 from vla_rl.policies.vla.options import VLAOptions
+from vla_rl.recipes import sims
 from vla_rl.recipes.deployed import check_instructions, fingerprint
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.progress import bar
 from vla_rl.recipes.shared_disk import SharedDisk
-from vla_rl.recipes.suite import Suite, differing
+from vla_rl.recipes.suite import Suite, SuiteTask, differing
 from vla_rl.recipes.suite_comparison import RESULTS
 from vla_rl.recipes.suite_player import VIDEOS, Block
-from vla_rl.recipes.suite_report import PAGE, write_suite_report
-from vla_rl.recipes.suite_results import results_of
 from vla_rl.recipes.workers import chosen_engine, worker_processes, workers
 from vla_rl.training.device import resolve_device
 from vla_rl.training.run_lock import lock_run, unlock_run
@@ -179,3 +187,107 @@ def _locked(folder: Path) -> Iterator[None]:
 def _here(blocks: Sequence[Block], note: Callable[[EpisodeResult], None]) -> None:
     for block in blocks:
         block.play(note)
+
+
+PAGE = "report.html"
+
+
+def write_suite_report(folder: Path, suite: Suite, results: JsonObject, episodes: Sequence[EpisodeResult]) -> Path:
+    """Write the page into ``folder``; returns its path."""
+    policy = results["policy"]
+    report = Report(f"{policy['name']} on {suite.name}", f"Protocol `{results['protocol']}`.")
+    tasks = "1 task" if len(suite.tasks) == 1 else f"{len(suite.tasks)} tasks"
+    count, seeds = suite.episodes, f"{suite.episodes} seeds from {suite.first_seed}"
+    tiles = []
+    if "score" in results:
+        tiles.append(Tile.of("success", Rate(**results["score"]), f"{tasks}, {seeds} each"))
+    latency = results["latency_ms"]
+    tiles.append(Tile("ms per decision", latency["mean"], percent=False, note=f"at most {latency['max']:.1f}"))
+    report.tiles(tiles)
+    suite.draw(report, results)
+    report.section("Tasks", "95 % Wilson intervals; mean returns with 95 % intervals from 64 episodes on.")
+    header = ["task", "success", "mean return", "mean length", "ends"]
+    report.table(header, [_row(name, task) for name, task in results["tasks"].items()], f"{count} episodes each.")
+    for name, said in results.get("remarks", {}).items():
+        report.text(f"{name}: {' '.join(said)}")
+    shown = suite.shown(results)
+    if films := [_film(folder, one) for one in episodes if one.video and one.task in shown]:
+        report.videos("Videos", films)
+    report.section("Versions", ", ".join(f"{name} {version}" for name, version in results["versions"].items()))
+    report.text(f"Policy: `{policy['name']}`, SHA-256 `{policy['sha256'] or 'none'}`, on {policy['device']}.")
+    return report.write(folder / PAGE)
+
+
+def _film(folder: Path, episode: EpisodeResult) -> Recording:
+    label = f"{episode.task}, seed {episode.seed}: {episode.cause.replace('_', ' ')}"
+    return Recording(folder / episode.video, label, episode.success)
+
+
+def _row(name: str, task: JsonObject) -> list[Cell]:
+    ends = ", ".join(f"{cause.replace('_', ' ')} {count}" for cause, count in task["causes"].items())
+    earned = task["returns"]
+    mean = mean_text(earned["mean"], earned["low"], earned["high"])
+    rate = percent(Rate(*(task[key] for key in ("success", "low", "high", "episodes")))) if "success" in task else None
+    return [name, rate, mean, round(task["mean_length"], 1), ends]
+
+
+_SAID = ("success", "length", "returns")
+_PACKAGES = ("numpy", "torch", "mujoco", "gymnasium")
+
+
+def results_of(suite: Suite, policy: JsonObject, episodes: Sequence[EpisodeResult]) -> JsonObject:
+    """Protocol, policy, score and tasks with their intervals, latency and versions.
+
+    Every task has equally many episodes, so the score over all episodes is the mean over tasks.  Its Wilson interval is
+    that of one pooled rate, which is wider than necessary when tasks differ: strata only reduce the variance.
+    """
+    of_task = {task.name: [one for one in episodes if one.task == task.name] for task in suite.tasks}
+    rated = [task for task in suite.tasks if task.success is not None]
+    decisions = np.array([episode.decisions for episode in episodes])
+    mean_ms = np.array([episode.mean_ms for episode in episodes])
+    results: JsonObject = {
+        "protocol": suite.protocol,
+        "policy": policy,
+        "tasks": {task.name: _task(task, of_task[task.name]) for task in suite.tasks},
+        "latency_ms": {
+            "mean": round(float((mean_ms * decisions).sum() / decisions.sum()), 3),
+            "max": round(max(episode.max_ms for episode in episodes), 3),
+        },
+        "suite": to_json(suite),
+        "versions": _versions(suite),
+    }
+    if said := {task.name: found for task in suite.tasks if (found := remarks(of_task[task.name]))}:
+        results["remarks"] = said
+    if rated:
+        wins = [one.success for task in rated for one in of_task[task.name]]
+        results["score"] = asdict(Rate.of(wins))
+    return results
+
+
+def remarks(episodes: Sequence[EpisodeResult]) -> list[str]:
+    """What can hardly be meant about the ``episodes`` of one task, as ``vla-rl eval`` says it of a checkpoint's."""
+    success, length, returns = (np.array([getattr(one, name) for one in episodes]) for name in _SAID)
+    causes, family = tuple(one.cause for one in episodes), ("",) * len(episodes)
+    return Outcomes(np.arange(len(episodes)), success, causes, length, family, returns).remarks(math.inf)
+
+
+def _task(task: SuiteTask, episodes: Sequence[EpisodeResult]) -> JsonObject:
+    found: JsonObject = asdict(Rate.of([one.success for one in episodes])) if task.success is not None else {}
+    found["returns"] = asdict(MeanReturn.of([one.returns for one in episodes]))
+    found["mean_length"] = float(np.mean([one.length for one in episodes]))
+    found["causes"] = dict(Counter(one.cause for one in episodes).most_common())
+    return found
+
+
+def _versions(suite: Suite) -> JsonObject:
+    """Of what is installed here, and of the simulators of the suite that have installations of their own."""
+    found = {"vla-rl": __version__, "contract": str(CONTRACT_VERSION), "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue  # not installed here, so nothing was measured with it
+    played = {task.env.name for task in suite.tasks}
+    own = [made for made in sims.installations().known() if made.name in played]
+    found |= {f"{made.name}'s installation": made.version() for made in own if made.version()}
+    return found

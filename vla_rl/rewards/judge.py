@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import Array
@@ -17,7 +19,105 @@ from vla_rl.contract.policy import State
 from vla_rl.pretrained import read_config, save_folder
 from vla_rl.rewards.reward import RewardOutput
 from vla_rl.rewards.reward_model import reset_rows, to_bool
-from vla_rl.rewards.vlm import VLMConfig, YesNo
+
+_YES, _NO = ("yes", "Yes", "YES"), ("no", "No", "NO")
+
+
+@dataclass(frozen=True)
+class VLMConfig:
+    """Which model, and where it runs."""
+
+    model: str = "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"  # a folder, or a name on the Hugging Face Hub
+    revision: str = "main"  # branch, tag or commit on the Hub; a commit makes results repeatable
+    batch: int = 8  # questions per forward pass
+    device: str = "cpu"
+    dtype: str = "auto"  # that of the weights; or "float32", "bfloat16"
+
+
+class YesNo:
+    """The probability of "yes" against "no" as the model's next token.  Nothing is sampled or generated.
+
+    ``P(yes) = sum p(y) / (sum p(y) + sum p(n))`` over the tokens ``y`` and ``n`` that spell yes and no, with or without
+    capitals and a leading space, if a single token does.
+    """
+
+    def __init__(self, config: VLMConfig) -> None:
+        """Raises UserError when transformers is not installed, or the model cannot be loaded or has no chat template.
+
+        Weights are read from safetensors only, and code that comes with a model is never run.
+        """
+        package, self.config = transformers(), config
+        origin: dict[str, Any] = {"revision": config.revision, "trust_remote_code": False}
+        try:
+            self._processor = package.AutoProcessor.from_pretrained(config.model, **origin)
+            self._model = package.AutoModelForImageTextToText.from_pretrained(
+                config.model, use_safetensors=True, dtype=config.dtype, **origin
+            )
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            reason = " ".join(str(error).split())
+            raise UserError(
+                f"the model {config.model!r} cannot be loaded ({reason[:300]}), so it cannot evaluate anything; give "
+                "an image-text model that this version of transformers knows, as safetensors, or download it first."
+            ) from error
+        self._model = self._model.eval().requires_grad_(False).to(config.device)
+        if not getattr(self._processor, "chat_template", None):
+            raise UserError(
+                f"the model {config.model!r} has no chat template, so it takes no questions; choose one that was "
+                "tuned to follow instructions."
+            )
+        self._yes, self._no = self._spellings(_YES), self._spellings(_NO)
+
+    @torch.no_grad()
+    def probability(self, images: Mapping[str, Array], question: Sequence[str]) -> np.ndarray:
+        """P(yes) float32 [N] of ``question`` [N] about ``images`` {camera: uint8 [N,h,w,3]}, in their order.
+
+        A batch holds equal questions only: their prompts have the same length, so that nothing is padded and no answer
+        depends on the rest of the batch.
+        """
+        questions, found = np.asarray(question, dtype=str), np.zeros(len(question), np.float32)
+        for text in np.unique(questions):
+            index = np.flatnonzero(questions == text)
+            for part in np.split(index, range(self.config.batch, len(index), self.config.batch)):
+                pictures = [[np.asarray(torch.as_tensor(i[k]).cpu()) for i in images.values()] for k in part]
+                found[part] = self._ask(pictures, str(text)).float().cpu().numpy()
+        return found
+
+    def _ask(self, pictures: Sequence[Sequence[np.ndarray]], text: str) -> Tensor:
+        """P(yes) [n] of one question about each of ``pictures``."""
+        content = [*({"type": "image"} for _ in pictures[0]), {"type": "text", "text": text}]
+        prompt = self._processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+        inputs = self._processor(text=[prompt] * len(pictures), images=list(map(list, pictures)), return_tensors="pt")
+        inputs = inputs.to(self._model.device)
+        for name, item in inputs.items():  # images in the precision of the weights
+            inputs[name] = item.to(self._model.dtype) if item.is_floating_point() else item
+        logprob = self._model(**inputs).logits[:, -1].float().log_softmax(-1)
+        yes, no = (logprob[:, ids].logsumexp(-1) for ids in (self._yes, self._no))
+        return (yes - no).sigmoid()
+
+    def _spellings(self, words: Sequence[str]) -> list[int]:
+        tokenizer, found = self._processor.tokenizer, set[int]()
+        for text in (*words, *(f" {word}" for word in words)):
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            found |= set(ids) if len(ids) == 1 else set()
+        found -= {tokenizer.unk_token_id}
+        if not found:
+            raise UserError(
+                f"the model {self.config.model!r} has no single token for {words[0]!r}, so its answer cannot be read; "
+                "choose another model."
+            )
+        return sorted(found)
+
+
+def transformers() -> Any:
+    """The package; raises UserError, naming the extra, when it is not installed."""
+    try:
+        import transformers as package
+    except ImportError as error:
+        raise UserError(
+            f"{error.name} is not installed, so no vision-language model can be used; pip install 'vla-rl[vla]'."
+        ) from error
+    return package
+
 
 BASELINE_PROMPT = (
     'A robot was told: "{task}". The picture shows the scene at this moment. Look only at what is visible. Has the '

@@ -22,7 +22,8 @@ from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.imagine import coevolution, run_episodes
+from vla_rl.recipes.imagine import recipe as imagination
+from vla_rl.recipes.imagine import run_episodes
 from vla_rl.recipes.imagine.calibrated_model import CalibratedModel, calibrate
 from vla_rl.recipes.imagine.collect import CollectConfig
 from vla_rl.recipes.imagine.plan import Plan
@@ -105,7 +106,7 @@ class Left:
         return cls(
             {name: load_file(run / f"{name}.safetensors") for name in files},
             sorted(lines, key=lambda line: (line["stage"], line["step"])),
-            json.loads((run / "coevolution.json").read_text()),
+            json.loads((run / "recipe.json").read_text()),
             {name: value for name, value in summary.items() if name != "seconds"},
         )
 
@@ -140,13 +141,13 @@ def raise_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, turn: int, 
 
 KILLS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "while episodes are bought": lambda patch: raise_at(patch, run_episodes, "collect_trajectories", 1),
-    "while learning from the first purchase": lambda patch: raise_at(patch, coevolution, "train_model", 1),
-    "while learning from the second purchase": lambda patch: raise_at(patch, coevolution, "train_model", 2),
-    "when the world model has grown": lambda patch: raise_at(patch, coevolution.WorldModelRun, "_refit", 1, True),
+    "while learning from the first purchase": lambda patch: raise_at(patch, imagination, "train_model", 1),
+    "while learning from the second purchase": lambda patch: raise_at(patch, imagination, "train_model", 2),
+    "when the world model has grown": lambda patch: raise_at(patch, imagination.WorldModelRun, "_refit", 1, True),
     "before the state with the grown one": lambda patch: raise_at(patch, Loop, "_revalidate_best", 1),
     "an iteration after the second growth": lambda patch: raise_at(patch, Loop, "_iterate", 5, True),
     "an iteration after the first growth": lambda patch: raise_at(patch, Loop, "_iterate", 3, True),
-    "with a state of the grown one": lambda patch: raise_at(patch, coevolution.WorldModelRun, "coevolve", 5),
+    "with a state of the grown one": lambda patch: raise_at(patch, imagination.WorldModelRun, "coevolve", 5),
     "before learning after the second growth": lambda patch: raise_at(patch, Loop, "_iterate", 5),
 }
 
@@ -178,7 +179,7 @@ def test_a_purchase_that_leaves_an_untrusted_world_model_is_not_forgotten(recipe
 
     folder = RunFolder(tmp_path / "untrusted", recipe)
     with monkeypatch.context() as patch:
-        patch.setattr(coevolution, "calibrate", refuse)
+        patch.setattr(recipe, "calibrate", refuse)
         with pytest.raises(UserError, match="purchase 1 of real episodes leaves a world model that is not trusted: no"):
             recipe.run(folder)
         folder.close()
@@ -191,7 +192,7 @@ def test_a_purchase_that_leaves_an_untrusted_world_model_is_not_forgotten(recipe
         resumed_run(recipe, folder.path)
     monkeypatch.undo()
     assert [path.name for path in (folder.path / "episodes").glob("bought-*")] == ["bought-1.npz"]
-    assert whole.decisions[1] == json.loads((folder.path / "coevolution.json").read_text())[1]
+    assert whole.decisions[1] == json.loads((folder.path / "recipe.json").read_text())[1]
 
 
 def whole_run(recipe: Imagine, undisturbed: list[Left], path: Path) -> Left:

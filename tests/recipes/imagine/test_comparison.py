@@ -32,10 +32,17 @@ from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.imagine import calibrated_model, comparison, prediction_quality
-from vla_rl.recipes.imagine.closed_loop import RANDOM_ACTION_PROBS, PolicyRating, first_observations, rate_policies
+from vla_rl.recipes.imagine import calibrated_model, comparison
 from vla_rl.recipes.imagine.collect import CollectConfig
-from vla_rl.recipes.imagine.comparison import evaluate_world_model, headline_agreement, summarize
+from vla_rl.recipes.imagine.comparison import (
+    RANDOM_ACTION_PROBS,
+    PolicyRating,
+    evaluate_world_model,
+    first_observations,
+    headline_agreement,
+    rate_policies,
+    summarize,
+)
 from vla_rl.recipes.imagine.plan import Plan
 from vla_rl.recipes.imagine.recipe import Imagine
 from vla_rl.recipes.imagine.report import _LOSSES, _decisions, write_report
@@ -269,7 +276,7 @@ def ratings() -> list[PolicyRating]:
 def test_the_report_is_made_from_the_files_of_the_runs(run, tmp_path, monkeypatch):
     """A policy whose success is never reached in the simulator, and one whose is."""
     monkeypatch.setattr(comparison, "rate_policies", lambda *given: ratings())
-    monkeypatch.setattr(prediction_quality, "fit_probe", partial(fit_probe, config=FitConfig(steps=2, batch=8)))
+    monkeypatch.setattr(comparison, "fit_probe", partial(fit_probe, config=FitConfig(steps=2, batch=8)))
     out = run.parent
     found = evaluate_world_model(run, scenes=3)
     assert found["test_episodes"] == 12 and found["policies"]["policies"] == 4

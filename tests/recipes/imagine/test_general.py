@@ -27,8 +27,8 @@ from vla_rl.recipes.context import RunContext
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imagine.calibrated_model import call_ends
 from vla_rl.recipes.imagine.collect import CollectConfig
+from vla_rl.recipes.imagine.comparison import measure_prediction_quality
 from vla_rl.recipes.imagine.plan import Plan
-from vla_rl.recipes.imagine.prediction_quality import measure_prediction_quality
 from vla_rl.recipes.imagine.recipe import Imagine
 from vla_rl.recipes.imagine.report import _prediction_quality
 from vla_rl.recipes.imagine.saved_run import SavedRun

@@ -17,9 +17,9 @@ from vla_rl.fleet.ledger import Ledger
 from vla_rl.fleet.pictures import LOSSLESS
 from vla_rl.recipes.fleet.export import LEDGER, export
 from vla_rl.recipes.robots import drive
-from vla_rl.recipes.robots.fleet_step import episode_end, fleet_step
 from vla_rl.recipes.robots.recording import Recorder, episode_of
 from vla_rl.recipes.robots.session import LockstepSession
+from vla_rl.recipes.robots.streaming import episode_end, fleet_step
 
 NEW = {"complementary_info.robot"}  # what a fleet's dataset has beside a robot's own
 

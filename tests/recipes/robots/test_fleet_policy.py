@@ -32,7 +32,8 @@ from vla_rl.policies.tokens import Vocabulary
 from vla_rl.recipes.fleet import golden
 from vla_rl.recipes.fleet.policies import signing_key
 from vla_rl.recipes.fleet.publishing import publish
-from vla_rl.recipes.robots import drive, fleet_policy
+from vla_rl.recipes.robots import drive
+from vla_rl.recipes.robots import streaming as to_a_fleet
 from vla_rl.recipes.robots.session import open_session
 from vla_rl.recipes.robots.streaming import PolicyOfServer, ServerConfig, streaming
 
@@ -185,8 +186,8 @@ class Flaky(PolicyCache):
 
 @pytest.mark.parametrize(("when", "trouble"), [*(("fetch", one) for one in TROUBLES), ("get", "no files")])
 def test_what_failed_for_a_passing_reason_is_tried_again(fleet, checkpoint, tmp_path, monkeypatch, trouble, when):
-    monkeypatch.setattr(fleet_policy, "BackoffOptions", lambda: BackoffOptions(0.01, 0.02))
-    monkeypatch.setattr(fleet_policy, "_LOOK_S", 0.01)
+    monkeypatch.setattr(to_a_fleet, "BackoffOptions", lambda: BackoffOptions(0.01, 0.02))
+    monkeypatch.setattr(to_a_fleet, "_LOOK_S", 0.01)
     fleet.add()
     fleet.registry.status = lambda: LinkState(connected=True, policy=(1, "active"))
     keys = TrustedKeys([(tmp_path / "fleet" / "signing.pub").read_bytes()])
@@ -198,7 +199,7 @@ def test_what_failed_for_a_passing_reason_is_tried_again(fleet, checkpoint, tmp_
         made.append(policy)
         return lambda query: pytest.fail("nobody asked")
 
-    with closing(fleet_policy.FleetPolicy(cache, fleet.registry, spec, make, printed)) as policy:
+    with closing(to_a_fleet.FleetPolicy(cache, fleet.registry, spec, make, printed)) as policy:
 
         def refused():
             policy._swap()
@@ -229,7 +230,7 @@ def test_a_golden_answer_is_compared_in_every_dimension(checkpoint, tmp_path, fl
     keys = TrustedKeys([(tmp_path / "fleet" / "signing.pub").read_bytes()])
     policy = load_policy(checkpoint)
     cached = PolicyCache(tmp_path / "cache", keys).fetch(1, fleet.registry.get(1).spec_hash, fleet.registry)
-    fleet_policy.check_golden(policy, cached)
+    to_a_fleet.check_golden(policy, cached)
     span = policy.spec.action.high[-1] - policy.spec.action.low[-1]
     for off, refused in ((0.5, False), (2.0, True)):
         rows = [[*row[:-1], row[-1] + off * golden.TOLERANCE * span] for row in cached.manifest.golden.action]
@@ -237,9 +238,9 @@ def test_a_golden_answer_is_compared_in_every_dimension(checkpoint, tmp_path, fl
         other = replace(cached, manifest=replace(cached.manifest, golden=changed))
         if refused:
             with pytest.raises(UserError, match="answers its golden observation otherwise"):
-                fleet_policy.check_golden(policy, other)
+                to_a_fleet.check_golden(policy, other)
         else:
-            fleet_policy.check_golden(policy, other)
+            to_a_fleet.check_golden(policy, other)
 
 
 def test_whose_policies_a_robot_runs_is_asked_for(tmp_path, monkeypatch):

@@ -273,10 +273,6 @@ def main(given: Sequence[str]) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
-
-
 WHO = "learner"  # in the registry's history
 KEPT = 10  # versions, besides those in use
 
@@ -333,3 +329,7 @@ class Releasing:
             change["do"] == "publish" and change["version"] == version and change["who"] == WHO
             for change in self.registry.history()
         )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

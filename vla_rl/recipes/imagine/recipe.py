@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import asdict, dataclass, field
+import math
+from dataclasses import asdict, dataclass, field, replace
+from typing import cast
 
+from vla_rl.contract.batch import ExperienceSource, Resumable, Rollout
+from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
 from vla_rl.contract.spec import EnvSpec
+from vla_rl.contract.trust import read_json
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.stats import mcnemar_exact, paired_bootstrap
+from vla_rl.experience.background import CollectingSource
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import save_own
 from vla_rl.recipes import stages, world_models
-from vla_rl.recipes.context import RunContext, StartPolicy, placed
+from vla_rl.recipes.context import RunContext, StartPolicy, Trainable, generator, placed
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.imagine.coevolution import CoevolvingTrainer, WorldModelRun
+from vla_rl.recipes.imagine.calibrated_model import CalibratedModel, calibrate
+from vla_rl.recipes.imagine.imagined_env import ImaginedEnvFactory, measure_rollouts
 from vla_rl.recipes.imagine.plan import Plan
+from vla_rl.recipes.imagine.replays import first_initial_states, mine_initial_states, success_probability
 from vla_rl.recipes.imagine.run_episodes import RunEpisodes
-from vla_rl.recipes.imagine.train_model import load_or_train
+from vla_rl.recipes.imagine.train_model import load_or_train, train_model, world_after
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.policies import start_policy
+from vla_rl.recipes.progress import console
 from vla_rl.recipes.stages import EvaluationConfig, clock
 from vla_rl.recipes.trainers import TrainerConfig
+from vla_rl.training.coevolve import Coevolution, Decision, Signals
 from vla_rl.training.device import resolve_device
 from vla_rl.training.distributed import current_reducer
-from vla_rl.training.tracking import RunFolder
+from vla_rl.training.loop import LoopConfig, LoopLearner
+from vla_rl.training.tracking import RunFolder, write_json
 
 
 @dataclass(frozen=True)
@@ -127,3 +138,236 @@ def _compare(before: Outcomes, after: Outcomes, seed: int) -> JsonObject:
     won, lost = int((two & ~one).sum()), int((one & ~two).sum())
     gain = asdict(paired_bootstrap(two, one, seed, 10_000)) | {"mcnemar_p": mcnemar_exact(won, lost)}
     return {"imitation": asdict(before.rate), "imagined_rl": asdict(after.rate), "gain": gain}
+
+
+_ROLLOUTS = 128  # imagined for one decision
+
+
+class WorldModelRun:
+    """The calibrated world model of a run with its episodes, environments and decisions (``coevolution.json``).
+
+    A decision is written down before it is carried out, and the world model before a purchase is kept, so that a run
+    that was killed goes on from the world model of its saved state, and carries out the later decisions again.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        env: EnvConfig,
+        seed: int,
+        folder: RunFolder,
+        episodes: RunEpisodes,
+        calibrated: CalibratedModel,
+    ) -> None:
+        """``env``: the simulator; ``calibrated``: before any purchase (:meth:`load_state_dict` goes on from later)."""
+        self.plan, self.env, self.seed, self.folder = plan, env, seed, folder
+        self.episodes, self.calibrated = episodes, calibrated
+        episodes.use(0)
+        self._initial_state_pool = self._mine_initial_states()
+        self.env_factory = ImaginedEnvFactory(
+            calibrated.model, self._initial_state_pool, calibrated.limits, calibrated.imagination
+        )
+        self._file = folder.path / "coevolution.json"
+        written = read_json(self._file) if self._file.exists() else []
+        self.decisions: list[JsonObject] = written[:1]
+        self._again: list[JsonObject] = written[1:]  # to be carried out again, in turn
+
+    def measure_baseline(self, policy: Policy) -> None:
+        """Note the signals before RL, unless an earlier part of the run has.
+
+        Raises UserError where the policy hardly succeeds in imagination (``TrustConfig.require_closed_loop``).
+        """
+        if not self.decisions:
+            real = self.episodes.policy_success, self.episodes.policy_episodes
+            first = self._measure(policy, real, 0)
+            self._note(Decision(first, first, 0, ()), 0)
+        self._require_success(Signals(**self.decisions[0]["signals"]))
+
+    def _require_success(self, first: Signals) -> None:
+        if first.real is None:
+            return
+        imagined, real = (
+            (round(rate * count), count)
+            for rate, count in ((first.imagined, first.rollouts), (first.real, first.real_episodes))
+        )
+        try:
+            self.plan.trust.require_closed_loop(imagined, real)
+        except UserError as error:
+            raise UserError(
+                f"{error} This one is kept, and a new run with --plan.init-from {self.folder.path} "
+                "--plan.trust.min-imagined 0 uses it as it is."
+            ) from error
+
+    def coevolve(self, policy: Policy, iteration: int) -> bool:
+        """Before ``iteration`` of RL: buy real episodes if the signals ask for it; whether the model has changed."""
+        if iteration < self.decisions[-1]["iteration"] + self.plan.coevolution.every:
+            return False
+        decision = self._decide(policy, iteration)
+        self._note(decision, iteration)
+        if decision.buy:
+            real = self.episodes.buy(self.env, policy, decision.buy, self.plan, self.seed)
+            self._refit()
+            baseline = self._measure(policy, real, iteration)
+            self.decisions[-1] |= {"baseline": asdict(baseline), "bought": self.episodes.bought}
+            self._write()
+        return decision.buy > 0
+
+    def state_dict(self) -> dict[str, object]:
+        """How many decisions are carried out; the world model and the episodes are in the run's folder."""
+        return {"decisions": len(self.decisions)}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """Go on from the world model, the episodes and the environments of :meth:`state_dict`."""
+        written, count = [*self.decisions, *self._again], cast(int, state["decisions"])
+        self.decisions, self._again = written[:count], written[count:]
+        last, purchases = self.decisions[-1], sum(one["buy"] > 0 for one in self.decisions)
+        self.folder.keep_metrics(lambda line: line["stage"] != "coevolution" or line["step"] <= last["iteration"])
+        self.folder.keep_metrics(lambda line: _bought_before(line["stage"]) <= last["bought"])
+        if purchases == self.episodes.purchases:
+            return
+        self.episodes.use(purchases)
+        model = self.calibrated.model
+        kept = CalibratedModel.load(world_after(self.folder, purchases), self.plan.imagination, model.device)
+        model.load_state_dict(kept.model.state_dict())
+        self._renew(replace(kept, model=model))
+
+    @property
+    def keyframes(self) -> int:
+        """How many keyframes imagined rollouts may begin at."""
+        return len(self._initial_state_pool.keyframes)
+
+    def _decide(self, policy: Policy, iteration: int) -> Decision:
+        """By the present signals, or as before the run was interrupted."""
+        if self._again and self._again[0]["iteration"] <= iteration:
+            one = self._again.pop(0)
+            signals, baseline = Signals(**one["signals"]), Signals(**one["baseline"])
+            return Decision(signals, baseline, one["buy"], tuple(one["reasons"]))
+        baseline = Signals(**self.decisions[-1]["baseline"])
+        signals = self._measure(policy, (baseline.real, baseline.real_episodes), iteration)
+        return Coevolution(self.plan.coevolution, baseline, self.episodes.bought).decide(signals)
+
+    def _measure(self, policy: Policy, real: tuple[float | None, int], iteration: int) -> Signals:
+        """The signals of ``policy``, whose ``real`` success was last played, in so many episodes."""
+        env, seeds = self.env_factory.make(_ROLLOUTS), seed_ranges.held_out(seed_ranges.VALIDATION, _ROLLOUTS, 10_000)
+        noise = generator(self.seed, 1000 + iteration)
+        found = measure_rollouts(env, self.calibrated.model, policy, seeds, noise)
+        return Signals(found.success, real[0], found.uncertain, found.inverse_dynamics_error, _ROLLOUTS, real[1])
+
+    def _refit(self) -> None:
+        """Train on all episodes, calibrate again and renew the imagined environments.
+
+        Raises UserError when no horizon is trusted; a resumed run trains on the same episodes again.
+        """
+        model, number = self.calibrated.model, self.episodes.purchases
+        earlier = self.folder.checkpoint(f"world-{number - 1}")
+        if not (earlier / "config.json").exists():
+            self.calibrated.save(earlier)
+        train_model(model, self.episodes, self.plan.refit, self.seed, self.folder)
+        try:
+            calibrated = calibrate(model, self.episodes.calibration, self.plan)
+        except UserError as error:
+            raise UserError(
+                f"purchase {number} of real episodes leaves a world model that is not trusted: {error} The best policy "
+                "so far and the episodes are kept; a new run with --plan.coevolution.budget 0 buys none."
+            ) from error
+        calibrated.save(self.folder.checkpoint("world"))
+        self._renew(calibrated)
+
+    def _renew(self, calibrated: CalibratedModel) -> None:
+        """Imagine with ``calibrated``, in all environments that are in use."""
+        self.calibrated = calibrated
+        self._initial_state_pool = self._mine_initial_states()
+        self.env_factory.renew(self._initial_state_pool, self.calibrated.limits, self.calibrated.imagination)
+
+    def _mine_initial_states(self) -> world_models.InitialStatePool:
+        model, latest = self.calibrated.model, self.episodes.latest(self.plan.initial_episodes)
+        if not self.plan.imagination.keyframe_share:
+            return first_initial_states(model, latest)
+        return mine_initial_states(model, latest, success_probability(model, latest), self.plan.keyframes)
+
+    def _note(self, decision: Decision, iteration: int) -> None:
+        self.decisions.append(asdict(decision) | {"iteration": iteration, "bought": self.episodes.bought})
+        self._write()
+        numbers = {name: math.nan if value is None else value for name, value in asdict(decision.signals).items()}
+        self.folder.log("coevolution", iteration, {**numbers, "buy": decision.buy})
+        does = (
+            f"{decision.buy} real episodes are bought"
+            if decision.buy
+            else "plan.coevolution.budget allows no more of them"
+        )
+        for reason in decision.reasons:
+            console.print(f"iteration {iteration}: {reason}; {does}.")
+
+    def _write(self) -> None:
+        write_json(self._file, [*self.decisions, *self._again])
+
+
+def _bought_before(stage: str) -> int:
+    """How many episodes were bought before a ``stage`` that trains the world model; -1 for other stages."""
+    words = stage.split()  # "world after 100 bought"
+    return int(words[2]) if words[:2] == ["world", "after"] else -1
+
+
+@dataclass(frozen=True)
+class CoevolvingTrainer:
+    """``trainer``, in imagination, whose world model is trained beside the policy (a ``TrainerConfig``)."""
+
+    trainer: TrainerConfig
+    world_model: WorldModelRun
+
+    def __post_init__(self) -> None:
+        """Raises UserError for a source ahead of the learner: it would play while the world model changes."""
+        if self.trainer.loop.staleness:
+            raise UserError(
+                "a world model that is trained beside the policy cannot be played in one rollout ahead, so this run "
+                "could not be repeated; set staleness to 0."
+            )
+
+    @property
+    def loop(self) -> LoopConfig:
+        return self.trainer.loop
+
+    def build_env(self, context: RunContext) -> VecEnv:
+        return self.trainer.build_env(context)
+
+    def build_policy(self, context: RunContext) -> Trainable:
+        return self.trainer.build_policy(context)
+
+    def build_learner(self, context: RunContext, env: VecEnv, policy: Trainable) -> LoopLearner:
+        return self.trainer.build_learner(context, env, policy)
+
+    def build_source(self, context: RunContext, env: VecEnv, policy: Trainable) -> CollectingSource:
+        return self.trainer.build_source(context, env, policy)
+
+    def pretrain(self, learner: LoopLearner) -> bool:
+        return self.trainer.pretrain(learner)
+
+    def windows(self, sources: int) -> int:
+        return self.trainer.windows(sources)
+
+    def whole_source(self, source: ExperienceSource, policy: Trainable) -> ExperienceSource:
+        """``source``, whose imagined environments are renewed when the world model was trained."""
+        whole = self.trainer.whole_source(source, policy)
+        return CoevolvingSource(whole, self.world_model, policy, self.loop.iterations)
+
+
+class CoevolvingSource:
+    """``source`` in imagined environments whose world model may need real episodes (``RenewableSource``)."""
+
+    def __init__(self, source: ExperienceSource, world_model: WorldModelRun, policy: Policy, iterations: int) -> None:
+        self.source, self.world_model, self.policy, self.iterations = source, world_model, policy, iterations
+
+    def next(self) -> Rollout:
+        return self.source.next()
+
+    def renew(self, progress: float) -> bool:
+        """Buy real episodes and train the world model if the signals ask for it; whether it has changed."""
+        return self.world_model.coevolve(self.policy, round(progress * self.iterations))
+
+    def state_dict(self) -> dict[str, object]:
+        return {"world_model": self.world_model.state_dict(), "source": cast(Resumable, self.source).state_dict()}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """The world model first: the environments of the source are restored under its horizon."""
+        self.world_model.load_state_dict(cast(dict[str, object], state["world_model"]))
+        cast(Resumable, self.source).load_state_dict(cast(dict[str, object], state["source"]))
