@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import gymnasium
 import numpy as np
+from gymnasium.vector import AutoresetMode
 
-from sims.gym_make import make_vector, registered, single_maker
-from sims.gym_physics import ModelPhysics, physics_of
-from sims.gym_rows import SUCCESS_KEYS, Result, Rows, SingleRows, VectorRows, flag
+from sims.gym_rows import (
+    SUCCESS_KEYS,
+    FirstRow,
+    Result,
+    Rows,
+    SingleRows,
+    VectorRows,
+    begun,
+    copied,
+    flag,
+    name_of,
+    naming,
+    stepped,
+)
 from sims.gym_spaces import ActionWriter, ObservationReader, Privileged, spec_of_entries
 from vla_rl.contract.env import PRIVILEGED, Observation, Observe, Snapshot, Step
 from vla_rl.contract.errors import ContractError, UserError, cause_of
@@ -327,3 +340,107 @@ def make(
     if not vectorization_mode:
         return ReplayingGymEnv(SingleRows(envs), privileged or {}, time_limit, declared, physics, *said)
     return GymEnv(VectorRows(env), privileged or {}, time_limit, *said)
+
+
+def registered(id: str) -> str:
+    """``id`` without the "module:" that registers it, which is imported, also from the working folder."""
+    module, _, name = id.rpartition(":")
+    if module:
+        load(f"{module}:__name__")
+    return name
+
+
+def single_maker(
+    id: str, options: Mapping[str, Any], around: Sequence[Callable[..., Any]]
+) -> Callable[[], gymnasium.Env[Any, Any] | FirstRow]:
+    """A function that makes one environment, where the id has no other form by a vector environment of one row."""
+
+    def vector_of_one() -> FirstRow:
+        return FirstRow(gymnasium.make_vec(id, 1, "vector_entry_point", wrappers=around, **options))
+
+    def single() -> gymnasium.Env[Any, Any]:
+        env: Any = gymnasium.make(id, disable_env_checker=True, **options)
+        for wrapper in around:
+            env = wrapper(env)
+        return env
+
+    return vector_of_one if gymnasium.spec(id).entry_point is None else single
+
+
+def make_vector(
+    id: str,
+    num_envs: int,
+    mode: str,
+    options: Mapping[str, Any],
+    around: Sequence[Callable[..., Any]],
+    vector_kwargs: Mapping[str, Any],
+) -> Any:
+    """Gymnasium's vector environment.
+
+    Its own kinds restart an ended row at once (SameStep) unless ``vector_kwargs`` says otherwise: in "async" without
+    shared memory, NextStep would restart a row twice.
+    """
+    if mode == "vector_entry_point":
+        return gymnasium.make_vec(id, num_envs, mode, dict(vector_kwargs), wrappers=around, **options)
+    kwargs = {"autoreset_mode": AutoresetMode.SAME_STEP, **vector_kwargs}
+    plain = [*around, Plain]
+    return gymnasium.make_vec(id, num_envs, mode, kwargs, wrappers=plain, disable_env_checker=True, **options)
+
+
+class Plain(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """What an environment returns, checked, in Python's own numbers and in memory of its own.
+
+    Gymnasium's vector environments keep the last observation of an episode while they restart it, which overwrites the
+    buffer of an environment that hands out one again and again.
+    """
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        name = name_of(self)
+        with naming(name, "reset"):
+            obs, info = begun(name, self.env.reset(**options))
+        return obs, copied(info)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        name = name_of(self)
+        with naming(name, "step"):
+            *rest, info = stepped(name, self.env.step(action))
+        return (*rest, copied(info))
+
+
+PHYSICS = (
+    Parameter("mass", 1.0, 0.2, 3.0, "factor", "mass and inertia of every body"),
+    Parameter("friction", 1.0, 0.1, 3.0, "factor", "friction of all contacts"),
+    Parameter("damping", 1.0, 0.2, 3.0, "factor", "damping of every joint"),
+    Parameter("gravity", 1.0, 0.5, 2.0, "factor", "gravity"),
+)
+_OURS = "gymnasium.envs.mujoco."
+
+
+def physics_of(id: str) -> tuple[Parameter, ...]:
+    """``PHYSICS`` where ``id`` is one of Gymnasium's own MuJoCo tasks, otherwise nothing."""
+    return PHYSICS if str(gymnasium.spec(id).entry_point).startswith(_OURS) else ()
+
+
+class ModelPhysics:
+    """Sets ``PHYSICS`` in the model of one MuJoCo environment; nominal values leave it as it is, bit for bit."""
+
+    def __init__(self, env: Any) -> None:
+        """``env``: an environment with ``model`` and ``data``, without wrappers."""
+        self._env, self._values = env, {parameter.name: parameter.nominal for parameter in PHYSICS}
+        model = env.model
+        fields = {"body_mass": "mass", "body_inertia": "mass", "geom_friction": "friction", "dof_damping": "damping"}
+        self._nominal = {field: (name, getattr(model, field).copy()) for field, name in fields.items()}
+        self._gravity = model.opt.gravity.copy()
+
+    def set(self, values: Mapping[str, float]) -> None:
+        """The physics of the episode that the next reset starts: {parameter: value}."""
+        if values == self._values:
+            return
+        import mujoco
+
+        model = self._env.model
+        for field, (name, nominal) in self._nominal.items():
+            getattr(model, field)[:] = nominal * values[name]
+        model.opt.gravity[:] = self._gravity * values["gravity"]
+        mujoco.mj_setConst(model, self._env.data)
+        self._values = dict(values)

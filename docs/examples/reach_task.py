@@ -20,9 +20,8 @@ from array_api_compat import array_namespace
 
 from sims.mujoco.arrays import Constant, first_case, pick
 from sims.mujoco.env import MujocoEnv, make_env
-from sims.mujoco.gantry import MOST_DISPLACEMENT
 from sims.mujoco.scene import GANTRY_QPOS
-from sims.mujoco.tabletop import COLOURS, HOLD_STEPS
+from sims.mujoco.tabletop import COLOURS, HOLD_STEPS, MOST_DISPLACEMENT
 from sims.mujoco.task import TaskResult, TaskState
 from sims.mujoco.tasks.lift import LiftTask
 from vla_rl.contract.env import Array, Observation

@@ -1,22 +1,31 @@
-"""Builds ManiSkill's environments, and says what is wrong where they cannot be built."""
+"""Builds ManiSkill's environments, and says what is wrong where they cannot be built.
+
+ManiSkill 3: any of its tasks, from its state or from pixels, on the processor or as one batch on a GPU.
+
+A seed draws ManiSkill's own scene of that seed.  It renders by Vulkan; a machine without a GPU needs Mesa's software
+driver of version 24.3 or newer also for tasks without pictures (``vla-rl inspect`` finds out).
+"""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from sims.device_memory import free_bytes, require_memory
 from sims.host_memory import process_bytes
-from sims.maniskill.env import ManiSkillEnv, ReplayingManiSkillEnv
-from sims.maniskill.tasks import instruction_of, registered
-from sims.maniskill.world import Simulation, World
-from vla_rl.contract.env import VecEnv
-from vla_rl.contract.errors import UserError
+from sims.maniskill.world import Outcome, Simulation, World
+from vla_rl.contract.env import Observation, Observe, Snapshot, Step, VecEnv, on_host
+from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.contract.load import load
+from vla_rl.contract.rows import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT, EpisodeTracker, restore_rows, select_rows
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 _MAX_CHUNK = 50
@@ -165,3 +174,259 @@ def _spec(world: World, task: str, limit: int, obs: str, device: str) -> EnvSpec
         can_snapshot=device == "cpu",
         profile="bitwise" if device == "cpu" else "tolerant",
     )
+
+
+INSTRUCTIONS = {
+    "PickCube-v1": "pick up the red cube and move it to the green goal",
+    "StackCube-v1": "stack the red cube on the green cube",
+    "PushT-v1": "push the T onto the goal T",
+    "PegInsertionSide-v1": "insert the orange end of the peg into the hole of the box",
+    "PushCube-v1": "push the blue cube to the target",
+    "PullCube-v1": "pull the blue cube to the target",
+    "PokeCube-v1": "push the cube with the peg",
+    "LiftPegUpright-v1": "stand the peg upright",
+    "PlaceSphere-v1": "put the blue ball into the bin",
+    "PlugCharger-v1": "plug the charger into the receptacle",
+    "RollBall-v1": "roll the ball to the goal",
+    "PutOnPlateInScene25Main-v3": "put the object on the plate",
+}
+"""Tasks with an instruction of their own; the others have their name, or what ManiSkill says itself."""
+ELSEWHERE = {
+    "PutOnPlateInScene25": (
+        "is not in ManiSkill but in the ManiSkill fork of RL4VLA (https://github.com/gen-robot/RL4VLA), with its "
+        "assets; install that and name the module that registers it, as in task='mani_skill.envs:ID'"
+    )
+}
+"""{beginning of an id: where the tasks of that name are}."""
+
+
+def instruction_of(task: str, env: Any = None) -> str:
+    """The instruction of ``task``: ours, what the built ``env`` says itself, or the words of its name."""
+    if task in INSTRUCTIONS:
+        return INSTRUCTIONS[task]
+    said = getattr(env, "get_language_instruction", None)
+    if said is not None:
+        return str(said()[0])
+    name = task.rpartition("-v")[0] or task
+    return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in name).strip()
+
+
+def registered(task: str) -> Any:
+    """What ManiSkill has registered as ``task``; "module:ID" imports the module that registers it first.
+
+    Raises UserError for an unknown task and for one whose files were not downloaded.
+    """
+    importlib.import_module("mani_skill.envs")  # registers its own
+    from mani_skill.utils.registration import REGISTERED_ENVS
+
+    module, _, name = task.rpartition(":")
+    if module:
+        load(f"{module}:__name__")
+    if name not in REGISTERED_ENVS:
+        where = next((text for start, text in ELSEWHERE.items() if name.startswith(start)), "")
+        cure = f"it {where}" if where else did_you_mean(name, REGISTERED_ENVS)
+        raise UserError(f"ManiSkill has no task {name!r}, so it cannot be played; {cure}")
+    found = REGISTERED_ENVS[name]
+    missing = missing_assets(found.asset_download_ids or ())
+    if missing:
+        raise UserError(
+            f"{name} needs files that are not here ({', '.join(missing)}), so it cannot be played; download them with "
+            f"'python -m mani_skill.utils.download_asset {name}' where ManiSkill is installed."
+        )
+    return found
+
+
+def missing_assets(asset_ids: Any) -> list[str]:
+    """Those of ManiSkill's ``asset_ids`` (of groups: of their members) that were not downloaded."""
+    from mani_skill.utils import assets
+
+    sources: list[str] = []
+    for one in asset_ids:
+        inside = one in assets.DATA_GROUPS
+        sources += assets.expand_data_group_into_individual_data_source_ids(one) if inside else [one]
+    return sorted(one for one in sources if not assets.is_data_source_downloaded(one))
+
+
+class ManiSkillEnv:
+    """``E`` environments of one task behind the environment contract (``VecEnv``), in one ``World`` or several.
+
+    Success ("success") and ManiSkill's "fail" ("failed") terminate an episode, ``spec.time_limit`` truncates it, and so
+    does a state or reward that is not finite ("diverged", reward 0; the last finite observation is returned).
+
+    Clocks, seeds and ends are kept on the host: rewards and ends come there once for every action.  State, privileged
+    entries and pictures stay on ``spec.device``.  A world on a GPU moves all its environments; what it does with those
+    that idle is never shown.
+    """
+
+    def __init__(self, spec: EnvSpec, worlds: Sequence[Simulation], ends_at_success: bool) -> None:
+        """Owns ``worlds``, whose environments follow each other."""
+        self.spec, self._worlds, self._ends_at_success = spec, worlds, ends_at_success
+        ends = np.cumsum([world.num_envs for world in worlds])
+        count = int(ends[-1])
+        self._rows = [slice(int(end) - world.num_envs, int(end)) for end, world in zip(ends, worlds, strict=True)]
+        self._book = EpisodeTracker(count, ("failed",))
+        self._state = self._zeros(count, spec.state.shape, torch.float32)
+        self._extras = {name: self._zeros(count, one.shape, torch.float32) for name, one in spec.extras.items()}
+        self._images = {name: self._zeros(count, one.shape, torch.uint8) for name, one in spec.images.items()}
+        self._stale = np.zeros(count, bool)  # environments that have moved since their pictures were taken
+
+    @property
+    def num_envs(self) -> int:
+        return self._book.num_envs
+
+    def reset(self, env_ids: Any, seeds: Any) -> Observation:
+        """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R], not negative)."""
+        index = self._book.index(on_host(env_ids))
+        seed = self._book.seeds(index, on_host(seeds))
+        self._book.begin(index, seed)
+        self._begin(index)
+        return self._observe()
+
+    def step(self, chunk: Any, observe: Observe = "last") -> Step:
+        """Execute ``chunk`` [E,H,D]; see ``VecEnv.step``."""
+        step = self._book.execute(on_host(chunk), self.spec, observe, self._execute, self._observe)
+        return step if self.spec.device == "cpu" else step.mapped(self._to_device)
+
+    def close(self) -> None:
+        """Close every simulation; safe to call twice."""
+        for world in self._worlds:
+            world.close()
+        self._worlds = ()
+
+    # -- one moment ---------------------------------------------------------------------------------------------------
+
+    def _begin(self, env_ids: np.ndarray) -> None:
+        for world, rows in zip(self._worlds, self._rows, strict=True):
+            own = _within(env_ids, rows)
+            if own.size:
+                world.reset((own - rows.start).tolist(), self._book.seed[own].tolist())
+                self._keep(rows, own, world.state(), world.privileged())
+
+    def _execute(self, env_ids: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        if env_ids.size == self.num_envs:
+            reward, success, failed, sound = self._move(env_ids, action)
+        else:
+            every = np.zeros((self.num_envs, self.spec.action_dim), np.float32)
+            every[env_ids] = action
+            reward, success, failed, sound = self._move(env_ids, every)[:, env_ids]
+        late = self._book.time[env_ids] >= self.spec.time_limit
+        succeeded = (success > 0) | self._book.success[env_ids]
+        if sound.all() and not (success.any() or failed.any() or late.any()):
+            return reward, succeeded, np.zeros(env_ids.size, int)
+        cause = np.where(failed > 0, FAILURES, np.where(late, TIME_LIMIT, 0))
+        cause = np.where(success > 0, SUCCESS, cause) if self._ends_at_success else cause
+        cause = np.where(sound > 0, cause, DIVERGED)
+        ended = env_ids[cause > 0]
+        if ended.size and self._images:  # their worlds go on
+            self._look(ended)
+        return np.where(sound > 0, reward, np.float32(0)), succeeded & (sound > 0), cause
+
+    def _move(self, env_ids: np.ndarray, action: np.ndarray) -> np.ndarray:
+        """Execute ``action`` [E,D] and keep what ``env_ids`` show: float32 [4,E] of reward, success, failed, sound."""
+        found = np.zeros((4, self.num_envs), np.float32)
+        for world, rows in zip(self._worlds, self._rows, strict=True):
+            own = _within(env_ids, rows)
+            if not own.size:
+                continue
+            outcome = world.step(action[rows])
+            state, hidden = world.state(), world.privileged()
+            found[:, rows] = self._read(outcome, [state, *hidden.values()])
+            self._keep(rows, own[found[3, own] > 0], state, hidden)
+        return found
+
+    def _read(self, outcome: Outcome, shown: Sequence[Tensor]) -> np.ndarray:
+        """float32 [4,n] on the host, of reward, success, failed, and whether these and ``shown`` are finite."""
+        parts = [outcome.reward, outcome.success, outcome.failed]
+        read = torch.cat([torch.stack(parts, 1), *(one.flatten(1) for one in shown)], 1)
+        flags = torch.cat([read[:, :3], read.isfinite().all(1, keepdim=True)], 1)
+        return flags.cpu().numpy().T
+
+    def _keep(self, rows: slice, env_ids: np.ndarray, state: Tensor, hidden: Mapping[str, Tensor]) -> None:
+        """Take over what ``env_ids`` show of ``state`` and ``hidden``, those of all ``rows`` of their world."""
+        whole = env_ids.size == rows.stop - rows.start
+        places, chosen = (rows, slice(None)) if whole else (env_ids, env_ids - rows.start)
+        self._state[places] = state[chosen]
+        for name, value in hidden.items():
+            self._extras[name][places] = value[chosen]
+        self._stale[env_ids] = True
+
+    def _look(self, env_ids: np.ndarray) -> None:
+        """Take pictures of ``env_ids``."""
+        for world, rows in zip(self._worlds, self._rows, strict=True):
+            own = _within(env_ids, rows)
+            for name, image in world.images().items() if own.size else ():
+                self._images[name][own] = image[own - rows.start].to(self._images[name].device)
+        self._stale[env_ids] = False
+
+    def _observe(self) -> Observation:
+        if self._images:
+            self._look(np.flatnonzero(self._stale))
+        images = {name: self._output(one) for name, one in self._images.items()}
+        extras = {name: self._output(one) for name, one in self._extras.items()}
+        task, time = (self._to_device(part) for part in (np.zeros(self.num_envs, np.int64), self._book.time))
+        return Observation(images, self._output(self._state), task, time, extras)
+
+    # -- host and device ----------------------------------------------------------------------------------------------
+
+    def _zeros(self, count: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.zeros((count, *shape), dtype=dtype, device=self.spec.device)
+
+    def _output(self, tensor: Tensor) -> Any:
+        """A copy in the form that callers get: numpy on the host."""
+        return tensor.numpy().copy() if self.spec.device == "cpu" else tensor.clone()
+
+    def _to_device(self, array: np.ndarray) -> Any:
+        return array.copy() if self.spec.device == "cpu" else torch.as_tensor(array.copy(), device=self.spec.device)
+
+
+class ReplayingManiSkillEnv(ManiSkillEnv):
+    """A ``ManiSkillEnv`` of worlds of one environment, with ``Snapshots``: a seed and the actions since.
+
+    ``restore`` replays them, which takes as long as they took.
+    """
+
+    def __init__(self, spec: EnvSpec, worlds: Sequence[Simulation], ends_at_success: bool) -> None:
+        super().__init__(spec, worlds, ends_at_success)
+        self._actions = np.zeros((self.num_envs, spec.time_limit, spec.action_dim), np.float32)
+
+    def reset(self, env_ids: Any, seeds: Any) -> Observation:
+        obs = super().reset(env_ids, seeds)
+        self._actions[self._book.index(env_ids)] = 0
+        return obs
+
+    def snapshot(self, env_ids: Any) -> Snapshot:
+        """Seeds, clocks, ends and the actions since the reset, as numeric arrays [R,...]; see ``Snapshots``."""
+        index = self._book.index(env_ids)
+        self._book.require_started(index)
+        return select_rows(self._arrays(), index)
+
+    def restore(self, env_ids: Any, snapshot: Snapshot) -> Observation:
+        """Put ``snapshot`` into ``env_ids`` by replaying its actions."""
+        index = self._book.index(env_ids)
+        restore_rows(self._arrays(), index, snapshot)
+        self._begin(index)
+        for env_id in index.tolist():
+            for action in self._actions[env_id, : self._book.time[env_id]]:
+                self._move(np.array([env_id]), np.tile(action, (self.num_envs, 1)))
+        return self._observe()
+
+    def _execute(self, env_ids: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        self._actions[env_ids, self._book.time[env_ids] - 1] = action
+        return super()._execute(env_ids, action)
+
+    def _read(self, outcome: Outcome, shown: Sequence[Tensor]) -> np.ndarray:
+        # A small operation takes numpy a third of torch's time.
+        reward = outcome.reward.numpy()
+        sound = np.isfinite(reward)
+        for one in shown:
+            sound &= np.isfinite(one.numpy()).reshape(len(sound), -1).all(1)
+        return np.array([reward, outcome.success.numpy(), outcome.failed.numpy(), sound], np.float32)
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        return self._book.arrays() | {"actions": self._actions}
+
+
+def _within(env_ids: np.ndarray, rows: slice) -> np.ndarray:
+    """Those of ``env_ids`` that are in ``rows``."""
+    found: np.ndarray = env_ids[(env_ids >= rows.start) & (env_ids < rows.stop)]
+    return found

@@ -61,7 +61,7 @@ def make_in_process(
     if num_envs < 1:
         raise UserError(f"num_envs={num_envs} leaves nothing to simulate; give at least 1.")
     require_package()
-    from sims.maniskill.build_lift import build_lift
+    from sims.maniskill.pick_cube import build_lift
 
     return build_lift(num_envs, found, LiftTask(), looks)
 

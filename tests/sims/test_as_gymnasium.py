@@ -15,8 +15,7 @@ from gymnasium.utils.env_checker import check_env, data_equivalence
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
-from sims.as_gymnasium import GymnasiumVectorEnv
-from sims.as_gymnasium_spaces import ActionScale, ObservationView
+from sims.as_gymnasium import ActionScale, GymnasiumVectorEnv, ObservationView
 from sims.catalog import make
 from sims.mujoco.tabletop import LIFT_HEIGHT
 from sims.mujoco.tasks.lift_potential import potential

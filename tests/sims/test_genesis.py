@@ -18,9 +18,7 @@ import torch
 from sims import catalog
 from sims.genesis import franka, scene
 from sims.genesis.cameras import Cameras
-from sims.genesis.engine import engine
-from sims.genesis.env import GenesisEnv
-from sims.genesis.lift import make, make_in_process, spec
+from sims.genesis.lift import GenesisEnv, engine, make, make_in_process, spec
 from sims.genesis.scene import AWAY, CUBES, FINGERS, Rows
 from sims.mujoco.scene import CUBE_EDGE, FINGER_OPEN, WORKSPACE_HIGH, WORKSPACE_LOW
 from sims.mujoco.tasks.lift import LiftTask

@@ -9,7 +9,7 @@ import pytest
 
 from sims import catalog
 from sims.catalog import make
-from sims.gym_physics import PHYSICS
+from sims.gym import PHYSICS
 from vla_rl.contract.check import check_env
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.randomization import RANDOMIZATION

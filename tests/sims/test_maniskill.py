@@ -13,14 +13,10 @@ import torch
 
 from sims.catalog import make
 from sims.maniskill import build, mesa
-from sims.maniskill.build import _refusal
-from sims.maniskill.controls import controls_of
-from sims.maniskill.env import ManiSkillEnv, ReplayingManiSkillEnv
+from sims.maniskill.build import INSTRUCTIONS, ManiSkillEnv, ReplayingManiSkillEnv, _refusal, instruction_of
 from sims.maniskill.make import make_in_process
-from sims.maniskill.seeds import SeededRows
-from sims.maniskill.tasks import INSTRUCTIONS, instruction_of
 from sims.maniskill.vulkan import Driver, drivers, verdict
-from sims.maniskill.world import Outcome
+from sims.maniskill.world import Outcome, SeededRows, controls_of
 from vla_rl.contract.check import check_env
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import ArraySpec, EnvSpec

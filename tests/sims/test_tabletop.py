@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from sims.catalog import make
-from sims.mujoco.gantry import scatter
 from sims.mujoco.scene import CUBE_EDGE, FINGER_OPEN, FINGER_QPOS, MARK_RADIUS, cube_addresses
-from sims.mujoco.tabletop import COLOURS, HOLD_STEPS, LIFT_HEIGHT, SPACING, UNSEEN
+from sims.mujoco.tabletop import COLOURS, HOLD_STEPS, LIFT_HEIGHT, SPACING, UNSEEN, scatter
 from sims.mujoco.tasks import scenes
 from sims.mujoco.tasks.mixed import MixedExpert, MixedTask
 from sims.mujoco.tasks.place import NEAR, PlaceTask

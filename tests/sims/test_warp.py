@@ -215,7 +215,7 @@ def test_without_a_driver_the_error_names_the_cure(monkeypatch):
 
 
 def test_without_the_package_the_error_names_the_command(monkeypatch):
-    for name in [name for name in sys.modules if name in ("sims.warp.env", "sims.warp.worlds", "sims.warp.cameras")]:
+    for name in [name for name in sys.modules if name in ("sims.warp.env", "sims.warp.worlds", "sims.warp.env")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "mujoco_warp", None)
     with pytest.raises(UserError, match=r"mujoco_warp is not installed.*pip install 'vla-rl\[warp\]'"):

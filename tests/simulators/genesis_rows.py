@@ -12,8 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sims.genesis.env import GenesisEnv
-from sims.genesis.lift import make_in_process
+from sims.genesis.lift import GenesisEnv, make_in_process
 from sims.genesis.scene import CUBES
 from sims.mujoco.tasks.lift_expert import LiftExpert
 
