@@ -13,8 +13,7 @@ from vla_rl.recipes.imagine.collect import CollectConfig
 from vla_rl.recipes.imagine.plan import Plan
 from vla_rl.recipes.imagine.recipe import Imagine
 from vla_rl.recipes.improve import Improve
-from vla_rl.recipes.rewarded import Rewarded
-from vla_rl.recipes.trainers import RLConfig
+from vla_rl.recipes.trainers import Rewarded, RLConfig
 from vla_rl.rewards.env import RewardWeights
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import LoopConfig

@@ -1,8 +1,7 @@
 """Reward models."""
 
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.judging import MakeJudge
-from vla_rl.recipes.train_rewards import TrainProgress, TrainSuccess
+from vla_rl.recipes.train_rewards import MakeJudge, TrainProgress, TrainSuccess
 from vla_rl.training.fit import FitConfig
 
 LIFT, PLACE = EnvConfig("lift"), EnvConfig("place")

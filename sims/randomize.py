@@ -23,9 +23,9 @@ import numpy as np
 from sims import catalog
 from vla_rl.contract.env import Observation, Observe, Snapshot, Snapshots, Step, VecEnv
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.parameter import Parameter
 from vla_rl.contract.randomization import (
     RANDOMIZATION,
+    Parameter,
     Randomization,
     VariableEnv,
     parameter_generator,

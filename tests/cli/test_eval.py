@@ -9,8 +9,8 @@ import pytest
 
 from docs.examples.noisy_policy import LinearGaussian
 from vla_rl.cli.main import main
+from vla_rl.recipes.config_files import env_config_of
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.saved import env_config_of
 
 SMALL = ("--env", "lift", "--episodes", "6", "--num-envs", "4", "--env.options", '{"deadline": 10}')
 

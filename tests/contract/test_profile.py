@@ -15,8 +15,7 @@ from sims.toy.counting import CountingEnv
 from vla_rl.cli import inspect
 from vla_rl.contract.check import check_env, check_policy
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.foreign import check_env_quickly
-from vla_rl.contract.profile import PROFILES, Profile, loosest, profile_of
+from vla_rl.contract.foreign import PROFILES, Profile, check_env_quickly, loosest, profile_of
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.recipes import inspect_env
 

@@ -26,8 +26,8 @@ from vla_rl.policies.tokens import Vocabulary
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.context import RunContext
 from vla_rl.recipes.env_config import EnvConfig, EnvFactory
-from vla_rl.recipes.rewarded import Rewarded
 from vla_rl.recipes.stages import EvaluationConfig, collect, improve
+from vla_rl.recipes.trainers import Rewarded
 from vla_rl.recipes.training_setup import build
 from vla_rl.rewards.env import RewardWeights
 from vla_rl.rewards.judge import VLMJudge

@@ -24,9 +24,8 @@ from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.context import RunContext
 from vla_rl.recipes.env_config import EnvConfig, EnvFactory
-from vla_rl.recipes.rewarded import Rewarded
 from vla_rl.recipes.stages import EvaluationConfig, improve
-from vla_rl.recipes.trainers import RLConfig
+from vla_rl.recipes.trainers import Rewarded, RLConfig
 from vla_rl.recipes.training_setup import build
 from vla_rl.rewards.env import RewardedEnv, RewardWeights
 from vla_rl.rewards.progress import ProgressConfig, ProgressCritic

@@ -20,7 +20,7 @@ from vla_rl.policies.smolvla.policy import SmolVLA
 from vla_rl.recipes import stages
 from vla_rl.recipes.context import RunContext
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.self_imitated import SelfImitated
+from vla_rl.recipes.imitating import SelfImitated
 from vla_rl.recipes.training_setup import build
 from vla_rl.training.loop import LoopConfig
 

@@ -25,10 +25,9 @@ from vla_rl.recipes.context import RunContext
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.policies import NewPolicy
 from vla_rl.recipes.recipe import resume, run
-from vla_rl.recipes.sharing import SharingConfig, common
 from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.recipes.state_ppo import StateBased
-from vla_rl.recipes.trainers import OnPolicyRL
+from vla_rl.recipes.trainers import OnPolicyRL, SharingConfig, common
 from vla_rl.recipes.training_setup import build
 from vla_rl.training.loop import LoopConfig
 

@@ -16,8 +16,7 @@ from vla_rl.contract.env import Observation
 from vla_rl.contract.intervals import wilson
 from vla_rl.evaluation.seed_ranges import TEST
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.label_frames import label_frames
-from vla_rl.recipes.train_rewards import TrainSuccess, balanced, evaluate_model, evaluate_progress, share
+from vla_rl.recipes.train_rewards import TrainSuccess, balanced, evaluate_model, evaluate_progress, label_frames, share
 from vla_rl.rewards.frames import LabelledFrames
 from vla_rl.rewards.progress import ProgressCritic
 from vla_rl.rewards.reward import load_reward

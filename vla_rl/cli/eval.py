@@ -11,6 +11,7 @@ from rich.table import Table
 
 from vla_rl.cli.eval_checkpoint import Evaluate, evaluate_checkpoint
 from vla_rl.cli.override import override, take_option
+from vla_rl.contract.config import JsonObject
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.parity import Compared, first_difference
 from vla_rl.evaluation.report import mean_text, percent
@@ -20,7 +21,6 @@ from vla_rl.policies.pretrained import default_options
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import checkpoint_of
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
-from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.parity import replay_checkpoint, replay_simulator
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.suite import find_suite

@@ -11,8 +11,8 @@ import numpy as np
 
 from vla_rl.contract.env import Observation, Snapshots, Step, VecEnv, on_host
 from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.foreign import PROFILES, Profile, profile_of
 from vla_rl.contract.policy import ActionOut, Features, LikelihoodPolicy, Policy, State, encode_observation
-from vla_rl.contract.profile import PROFILES, Profile, profile_of
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 _TOLERANCE = 1e-5

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.load import name_of
@@ -69,3 +70,9 @@ def _class(target: str) -> type:
             f"{target!r} does not exist here, so the config that names it cannot be read; use the version of vla-rl "
             "that wrote it, or write it again."
         ) from error
+
+
+JsonObject: TypeAlias = dict[str, Any]
+"""A JSON object: a summary, a line of metrics, options of an environment."""
+JsonMapping: TypeAlias = Mapping[str, Any]
+"""The same where it is only read."""

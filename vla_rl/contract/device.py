@@ -8,12 +8,13 @@ learns of it.  Tensors are used by their methods alone, so nothing here needs to
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import prod
 from operator import and_
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -207,3 +208,9 @@ def is_tensor(array: Array) -> bool:
 
 def _size(tensor: Array) -> int:
     return prod(tensor.shape)
+
+
+def is_shard(item: object) -> TypeGuard[Any]:
+    """Whether ``item`` is a ``DTensor``; where nobody has imported their module there is none."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(item, module.DTensor)

@@ -42,7 +42,7 @@ class EnvSpec:
     low to its high.  ``success``: "once" if one moment of success suffices, "at_end" if only the last moment counts,
     None if the environment has no notion of success; ``Step.success`` is then always False and returns are compared
     instead.  ``profile`` says how exactly an episode follows from its seed and actions: "bitwise", "tolerant" (physics
-    on a GPU), or "hardware" (a robot, which no check moves); see ``vla_rl.contract.profile``.
+    on a GPU), or "hardware" (a robot, which no check moves); see ``vla_rl.contract.foreign``.
     """
 
     name: str

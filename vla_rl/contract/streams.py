@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import ipaddress
 import os
 import select
 import socket
@@ -120,3 +121,11 @@ class SocketStream:
 
     def _limit(self) -> None:
         self.socket.settimeout(None if self.deadline is None else max(1e-3, self.deadline - time.monotonic()))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` is this machine, by its address."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.keys import read_key
-from vla_rl.contract.loopback import is_loopback
+from vla_rl.contract.streams import is_loopback
 from vla_rl.contract.trust import check_folder
 
 Role = Literal["robot", "server"]

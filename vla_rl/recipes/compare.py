@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from vla_rl.contract.config import JsonMapping, JsonObject
 from vla_rl.contract.trust import read_json
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.report import Bar, Report, Series, across_seeds
@@ -15,7 +16,6 @@ from vla_rl.evaluation.stats import Rate
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes import metrics, stages
 from vla_rl.recipes.config_files import config_function, load_config
-from vla_rl.recipes.json_types import JsonMapping, JsonObject
 from vla_rl.recipes.sweep import Cell, run_sweep
 from vla_rl.training.tracking import write_json
 

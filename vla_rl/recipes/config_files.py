@@ -15,7 +15,17 @@ from typing import Any
 import vla_rl
 from vla_rl.contract.config import from_json
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.trust import CONFIG_FILE, accept, mark_file, read_bytes, read_named, require_own
+from vla_rl.contract.trust import (
+    CONFIG_FILE,
+    accept,
+    mark_file,
+    names_ours_only,
+    read_bytes,
+    read_json,
+    read_named,
+    require_own,
+)
+from vla_rl.recipes.env_config import EnvConfig
 
 _NOT_SUPPORTED = ("pi05", "pi0_fast")  # the name of a known one would be a false guess
 _KEPT = "config_files"  # folder of a run
@@ -133,3 +143,21 @@ def read_config(run: Path, part: str = "") -> Any:
             f"{str(run)!r} holds no run that could be read ({error}), so this is no run of vla-rl; name a run folder."
         ) from error
     return from_json(value)
+
+
+def env_config_of(checkpoint: str | Path, named: str = "") -> EnvConfig | None:
+    """The environment of the run that a checkpoint lies in (``RUN/checkpoints/NAME``); None when it lies in none.
+
+    Raises UserError when it is an environment that only the user may name, and the run is not the user's own.  Where
+    the user has ``named`` another one, nothing of it is used, and there is none.
+    """
+    from vla_rl.pretrained import is_run  # torch, which inspect does without
+
+    run = Path(checkpoint).resolve().parent.parent
+    if not is_run(run):
+        return None
+    saved = read_json(run / "config.json").get("env") if named else None
+    if named and not names_ours_only(saved) and not (isinstance(saved, dict) and saved.get("name") == named):
+        return None
+    found = read_config(run, "env")
+    return found if isinstance(found, EnvConfig) else None

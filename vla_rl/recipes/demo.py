@@ -10,6 +10,7 @@ from operator import itemgetter
 
 import numpy as np
 
+from vla_rl.contract.config import JsonMapping, JsonObject
 from vla_rl.contract.env import Observation, Observe, Step, VecEnv, on_host
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.report import Bar, Clip, Report, Series, Tile, percent
@@ -22,7 +23,6 @@ from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import Imitate
 from vla_rl.recipes.improve import Improve
-from vla_rl.recipes.json_types import JsonMapping, JsonObject
 from vla_rl.recipes.metrics import validation_curve
 from vla_rl.recipes.perception_ablation import PerceptionAblation, ablate_perception
 from vla_rl.recipes.progress import console

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from vla_rl.contract.config import JsonObject
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.foreign import check_env_quickly
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.recipes import sims
-from vla_rl.recipes.json_types import JsonObject
 
 
 class EnvFactory(Protocol):

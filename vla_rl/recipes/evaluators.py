@@ -11,7 +11,7 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from vla_rl.contract.config import to_json
+from vla_rl.contract.config import JsonObject, to_json
 from vla_rl.contract.env import VecEnv, on_host
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
@@ -19,7 +19,6 @@ from vla_rl.evaluation.run import Outcomes, evaluate
 from vla_rl.pretrained import save_own
 from vla_rl.recipes.context import Trainable
 from vla_rl.recipes.env_config import EnvConfig, EnvFactory
-from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.workers import workers
 
 Report = Callable[[int, int], None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import asdict, dataclass, field
 
+from vla_rl.contract.config import JsonObject
 from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.datasets import load_demonstrations, save_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
@@ -15,7 +16,6 @@ from vla_rl.recipes.context import placed
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.grounding import GroundedPolicyConfig, grounded_policy
 from vla_rl.recipes.imitation import ImitatingPolicy, imitate_policy
-from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.stages import EvaluationConfig, clock
 from vla_rl.recipes.tiny import NewTiny
 from vla_rl.training.device import resolve_device

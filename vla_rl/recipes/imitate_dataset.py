@@ -11,6 +11,7 @@ from typing import Protocol, cast
 import numpy as np
 import torch
 
+from vla_rl.contract.config import JsonObject
 from vla_rl.contract.errors import ContractError, UserError, did_you_mean
 from vla_rl.contract.foreign import check_policy_methods, is_foreign
 from vla_rl.contract.limits import check_limits
@@ -24,7 +25,6 @@ from vla_rl.pretrained import save_own
 from vla_rl.recipes.context import placed
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
 from vla_rl.recipes.imitation import ImitatingPolicy, PixelPolicy, imitate_from_pixels, imitate_policy
-from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.policies import check_if_foreign, names_class, new_policy
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.stages import clock

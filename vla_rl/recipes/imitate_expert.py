@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
 
+from vla_rl.contract.config import JsonObject
 from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.policies.pretrained import load_policy
@@ -11,7 +12,6 @@ from vla_rl.recipes import stages
 from vla_rl.recipes.context import placed
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate_dataset import ImitateDataset, NewPolicyConfig
-from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.stages import EvaluationConfig, clock
 from vla_rl.recipes.tiny import NewTiny
 from vla_rl.training.device import resolve_device

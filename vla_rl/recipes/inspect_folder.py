@@ -11,6 +11,7 @@ from typing import TypeAlias
 from rich.console import Console
 
 from vla_rl.contract.check import Checked, check_policy
+from vla_rl.contract.config import JsonMapping, JsonObject
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
@@ -21,10 +22,9 @@ from vla_rl.policies.vla.dataset_statistics import read_statistics
 from vla_rl.policies.vla.tokenizer import FILE
 from vla_rl.policies.vla.weights import tensor_sizes, weight_files
 from vla_rl.recipes import sims
+from vla_rl.recipes.config_files import env_config_of
 from vla_rl.recipes.inspect_env import NUM_ENVS, checked_table, show_spec
 from vla_rl.recipes.inspect_installation import catalog
-from vla_rl.recipes.json_types import JsonMapping, JsonObject
-from vla_rl.recipes.saved import env_config_of
 from vla_rl.recipes.tables import sizes, table, tree
 
 _OF_A_DATASET = ("codebase_version", "robot_type", "total_episodes", "total_frames", "fps")

@@ -6,13 +6,12 @@ from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
-from vla_rl.contract.config import from_json
+from vla_rl.contract.config import JsonObject, from_json
 from vla_rl.evaluation.run import evaluate
 from vla_rl.experience.worker import Report
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.config_files import load_kept_files
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.perception_ablation import check_perception
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.shared_disk import enter

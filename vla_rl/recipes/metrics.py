@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from vla_rl.contract.config import JsonObject
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.trust import read_json
 from vla_rl.evaluation.report import Series
-from vla_rl.recipes.json_types import JsonObject
 from vla_rl.training.tracking import read_metrics
 
 _OLD_NAMES = {"validation", "env_steps_total", "env_steps"}  # before metrics had prefixes

@@ -9,14 +9,13 @@ from typing import Literal
 
 import numpy as np
 
-from vla_rl.contract.parameter import Parameter
-from vla_rl.contract.randomization import Choice, Randomization
+from vla_rl.contract.config import JsonObject
+from vla_rl.contract.randomization import Choice, Parameter, Randomization
 from vla_rl.evaluation.perturbation import PerturbedEpisodes, curves, worst_case
 from vla_rl.evaluation.report import Report, Series, mean_text
 from vla_rl.evaluation.results import EpisodeResult
 from vla_rl.recipes import sims
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.suite import Suite, SuiteTask
 
 NOMINAL = "nominal"  # the task in which no parameter is varied

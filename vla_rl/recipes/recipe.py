@@ -9,13 +9,12 @@ from typing import Protocol
 
 import numpy as np
 
-from vla_rl.contract.config import to_json
+from vla_rl.contract.config import JsonObject, to_json
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.report import Report, Series, Tile
 from vla_rl.recipes import metrics
 from vla_rl.recipes.config_files import keep_file, load_kept_files
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.signals import sigterm_like_ctrl_c
 from vla_rl.recipes.workers import worker_processes

@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from vla_rl.contract.config import JsonObject
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.report import Report, Series, across_seeds
 from vla_rl.evaluation.stats import Rate
 from vla_rl.recipes import metrics
-from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.sweep import Cell, run_sweep
 from vla_rl.training.tracking import write_json

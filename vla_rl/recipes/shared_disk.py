@@ -7,8 +7,8 @@ import secrets
 import socket
 from pathlib import Path
 
+from vla_rl.contract.config import JsonObject
 from vla_rl.contract.errors import UserError
-from vla_rl.recipes.json_types import JsonObject
 
 
 class SharedDisk:

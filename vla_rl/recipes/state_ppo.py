@@ -13,6 +13,7 @@ from torch import nn
 
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.contract.batch import Reducer
+from vla_rl.contract.config import JsonObject
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.limits import check_sizes
@@ -30,13 +31,12 @@ from vla_rl.policies.observations import Activation, check_activation
 from vla_rl.policies.statistics import RunningStatistics
 from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.memory_knobs import naming_knobs
 from vla_rl.recipes.progress import Clock, bar, console, mostly, steps_per_second
 from vla_rl.recipes.shared_envs import lending, require_same
-from vla_rl.recipes.sharing import SharingConfig
 from vla_rl.recipes.signals import Terminated, patient_sigterm
 from vla_rl.recipes.stages import EvaluationConfig, clock
+from vla_rl.recipes.trainers import SharingConfig
 from vla_rl.training.device import resolve_device
 from vla_rl.training.distributed import SummedCounters, anyone, current_reducer
 from vla_rl.training.loop import BestWeights, Loop, LoopConfig, LoopLearner

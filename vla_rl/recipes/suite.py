@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
-from vla_rl.contract.config import to_json
+from vla_rl.contract.config import JsonObject, to_json
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.spec import EnvSpec
@@ -18,7 +18,6 @@ from vla_rl.evaluation.report import Bar, Report
 from vla_rl.evaluation.results import EpisodeResult
 from vla_rl.recipes.config_files import config_files, load_config
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.json_types import JsonObject
 
 FOLDER = "suites"  # of the config folder
 

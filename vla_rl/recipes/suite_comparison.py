@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from vla_rl.contract.config import JsonObject
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.trust import read_json
 from vla_rl.evaluation.paired import pairs_by_task, pairs_of
@@ -13,7 +14,6 @@ from vla_rl.evaluation.power import episodes_needed, independent_discordance
 from vla_rl.evaluation.report import Bar, Cell, Report, mean_text, percent
 from vla_rl.evaluation.results import EPISODES, EpisodeResult, read_episodes
 from vla_rl.evaluation.stats import Rate
-from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.suite import differing
 from vla_rl.training.tracking import write_json
 

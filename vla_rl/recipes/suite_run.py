@@ -16,7 +16,7 @@ import numpy as np
 
 from vla_rl import __version__
 from vla_rl.contract import CONTRACT_VERSION
-from vla_rl.contract.config import to_json
+from vla_rl.contract.config import JsonObject, to_json
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.trust import read_json
@@ -28,7 +28,6 @@ from vla_rl.policies.vla.checkpoint import is_public
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes import sims
 from vla_rl.recipes.deployed import check_instructions, fingerprint
-from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.progress import bar
 from vla_rl.recipes.shared_disk import SharedDisk
 from vla_rl.recipes.suite import Suite, SuiteTask, differing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, TypeAlias, TypeVar
 
@@ -12,18 +12,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vla_rl.contract.config import JsonObject
+from vla_rl.contract.env import Observation, VecEnv
 from vla_rl.contract.intervals import wilson
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.load import load
 from vla_rl.evaluation import seed_ranges
+from vla_rl.experience.driver import Driver
+from vla_rl.experience.expert import ExpertPolicy
+from vla_rl.recipes import sims
 from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
-from vla_rl.recipes.json_types import JsonObject
-from vla_rl.recipes.label_frames import label_frames
 from vla_rl.recipes.progress import bar, console
 from vla_rl.recipes.stages import clock
 from vla_rl.rewards.calibration import Counts, value_order_correlation
 from vla_rl.rewards.frames import LabelledFrames
+from vla_rl.rewards.judge import VLMJudge, VLMJudgeConfig
 from vla_rl.rewards.pairs import PairSampler
 from vla_rl.rewards.progress import ProgressConfig, ProgressCritic
 from vla_rl.rewards.reward import RewardOutput
@@ -243,3 +247,108 @@ def found_in_words(found: JsonObject) -> str:
         f"frames: right {percent(frames['precision'])} that it calls done, sees {percent(frames['recall'])} that are\n"
         f"episodes: finds {percent(episodes['found'])} successes, false alarms in {percent(episodes['false_alarms'])}"
     )
+
+
+_HORIZON = 5
+
+
+def label_frames(
+    env_config: EnvConfig,
+    claims: sims.Claims,
+    seeds: list[int],
+    num_envs: int,
+    random_action_prob: float,
+    random: np.random.Generator,
+    report: Callable[[int], None] = lambda done: None,
+) -> LabelledFrames:
+    """Every frame of one episode per seed of ``seeds``, under every instruction that ``claims`` makes a claim about.
+
+    The instruction names a distractor.  In a share ``random_action_prob`` of its decisions the expert moves at random,
+    so that there are misses, drops and detours to learn from.  ``episode`` is the episode's seed.
+    """
+    env, expert = env_config.make_swapped(min(num_envs, len(seeds))), env_config.make_expert(_HORIZON)
+    parts: list[LabelledFrames] = []
+    for start in range(0, len(seeds), env.num_envs):
+        batch = seeds[start : start + env.num_envs]
+        parts += _play(env, expert.act, claims, batch, random_action_prob, random)
+        report(start + len(batch))
+    env.close()
+    return LabelledFrames.concatenate(parts)
+
+
+def _play(
+    env: VecEnv,
+    act: Callable[[Observation], np.ndarray],
+    claims: sims.Claims,
+    seeds: list[int],
+    random_action_prob: float,
+    random: np.random.Generator,
+) -> list[LabelledFrames]:
+    """One batch of episodes; environments beyond ``seeds`` replay the last seed and are not kept."""
+    kept, texts = np.arange(env.num_envs) < len(seeds), np.array(env.spec.tasks)
+    low, high = (np.asarray(bound, np.float32) for bound in (env.spec.action.low, env.spec.action.high))
+
+    def act_epsilon_randomly(obs: Observation) -> np.ndarray:
+        chunk = act(obs)
+        lost = random.random(len(chunk)) < random_action_prob
+        chunk[lost] = random.uniform(low, high, chunk[lost].shape)
+        return chunk
+
+    driver, parts = Driver(env, ExpertPolicy(act_epsilon_randomly), None, observe="all"), list[LabelledFrames]()
+    driver.start(seeds)
+    for decision in driver.until_done():
+        for h, frame in enumerate(decision.step.frames):
+            for task, label, known in claims(frame):
+                chosen = decision.step.valid[:, h] & known & kept
+                if chosen.any():
+                    images = {name: image[chosen] for name, image in frame.images.items()}
+                    parts.append(LabelledFrames(images, texts[task[chosen]], label[chosen], decision.seeds[chosen]))
+    return parts
+
+
+@dataclass(frozen=True)
+class MakeJudge:
+    """Write a judge by the model ``judge.vlm.model``, a folder or a name on the Hub, as the checkpoint "judge".
+
+    Nothing is trained.  The judge is asked about the frames of ``test`` episodes of the expert, on test seeds.
+    """
+
+    judge: VLMJudgeConfig = field(default_factory=VLMJudgeConfig)
+    env: EnvConfig = NO_ENV
+    seed: int = 1
+    test: int = 32  # episodes that the result is reported for
+    num_envs: int = 32
+    random_action_prob: float = 0.4  # share of the expert's decisions that are random
+
+    def __post_init__(self) -> None:
+        """Raises UserError for numbers with which nothing could be measured."""
+        check_limits(self, test=(1, math.inf), num_envs=(1, math.inf), random_action_prob=(0, 1))
+
+    def run(self, folder: RunFolder) -> JsonObject:
+        """Leave the checkpoint; raises UserError for a model that cannot be asked."""
+        model = Path(self.judge.vlm.model)
+        vlm = replace(self.judge.vlm, model=str(model.resolve())) if model.is_dir() else self.judge.vlm
+        judge = VLMJudge.from_config(replace(self.judge, vlm=vlm))
+        judge.save_pretrained(folder.checkpoint("judge"))
+        return {"test": {"frames": rates(self._asked(judge))}, "seed": self.seed}
+
+    def _asked(self, judge: VLMJudge) -> Counts:
+        """Frames that it calls done, that are, and both."""
+        env = self.env.required("asking a judge")
+        seeds, random = list(seed_ranges.TEST[: self.test]), np.random.default_rng(self.seed)
+        frames = label_frames(env, env.claims(), seeds, self.num_envs, self.random_action_prob, random)
+        tracks = frames.tracks()
+        with bar("ask", len(tracks)) as update:
+            found = []
+            for count, track in enumerate(tracks):
+                found.append(_done(judge, track))
+                update(count + 1, "episodes and instructions")
+        return Counts.from_decisions(np.concatenate(found), np.concatenate([track.label for track in tracks]))
+
+
+def _done(judge: VLMJudge, track: LabelledFrames) -> np.ndarray:
+    """What ``judge`` says about the frames of ``track``, bool [T]."""
+    clip = {name: image[None] for name, image in track.images.items()}
+    shown = np.ones((1, len(track)), bool)
+    output, _ = judge.evaluate(clip, track.text[:1].tolist(), shown, judge.initial_state(1))
+    return np.asarray(output.done)[0]

@@ -11,7 +11,7 @@ from typing import cast
 import torch
 
 from vla_rl.contract.batch import ExperienceSource, OneProcess
-from vla_rl.contract.config import from_json, to_json
+from vla_rl.contract.config import JsonObject, from_json, to_json
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.asynchronous import Advancing, AdvancingSource, AsyncSource
@@ -23,7 +23,6 @@ from vla_rl.recipes.config_files import load_kept_files
 from vla_rl.recipes.context import RunContext, Trainable, placed
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import remote_env, saved
-from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.trainers import TrainerConfig
 from vla_rl.recipes.workers import workers

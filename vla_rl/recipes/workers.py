@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from queue import LifoQueue
 from threading import Lock
 
+from vla_rl.contract.config import JsonObject
 from vla_rl.experience.worker import LostWorkerError, Report, Worker
 from vla_rl.recipes.engines import Engine, LocalEngine, new_engine
-from vla_rl.recipes.json_types import JsonObject
 
 JOBS = "vla_rl.recipes.jobs:Jobs"
 _HERE = LocalEngine()

@@ -28,7 +28,7 @@ from websockets.uri import parse_uri
 
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_positive
-from vla_rl.contract.loopback import is_loopback
+from vla_rl.contract.streams import is_loopback
 from vla_rl.serving.api_key import VARIABLE, ApiKey
 
 _frames = logging.getLogger("vla_rl.serving.frames")

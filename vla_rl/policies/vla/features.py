@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from vla_rl.contract.device import is_shard
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Features
-from vla_rl.contract.shards import is_shard
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.vla.network import Encoder
 from vla_rl.policies.vla.options import VLAOptions

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from vla_rl.contract.config import JsonMapping, JsonObject
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.limits import check_limits
 from vla_rl.evaluation.report import Cell, Clip, Report, Series, Tile, percent
@@ -38,7 +39,6 @@ from vla_rl.recipes.fleet.export import records
 from vla_rl.recipes.fleet.learn import Learn
 from vla_rl.recipes.fleet.policies import PUBLIC_KEY
 from vla_rl.recipes.imitate import Imitate
-from vla_rl.recipes.json_types import JsonMapping, JsonObject
 from vla_rl.recipes.progress import bar, console
 from vla_rl.recipes.robots import drive
 from vla_rl.recipes.stages import clock

@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from vla_rl.contract.config import JsonObject
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.contract.policy import Policy
@@ -26,7 +27,6 @@ from vla_rl.recipes.fleet.learners import FleetMethod
 from vla_rl.recipes.fleet.people import PersonFactory
 from vla_rl.recipes.fleet.timeline import SECOND, VALIDATION, micros
 from vla_rl.recipes.fleet.virtual import FleetTimes, VirtualFleet, virtual_fleet
-from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.policies import start_policy
 from vla_rl.recipes.progress import bar, console
 from vla_rl.recipes.stages import EvaluationConfig, clock

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from vla_rl.contract.config import JsonObject
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.policy import Policy
 from vla_rl.contract.spec import EnvSpec
@@ -32,7 +33,6 @@ from vla_rl.recipes.imagine.imagined_env import ImaginedEnvFactory
 from vla_rl.recipes.imagine.replays import replay_trajectories
 from vla_rl.recipes.imagine.report import write_report
 from vla_rl.recipes.imagine.saved_run import SavedRun, load_run
-from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.progress import bar
 from vla_rl.recipes.sweep import Cell, on_device, run_sweep
 from vla_rl.recipes.workers import EngineOptions

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vla_rl.contract.config import JsonObject
 from vla_rl.contract.env import on_host
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.policy import Policy
@@ -25,7 +26,6 @@ from vla_rl.recipes import world_models
 from vla_rl.recipes.imagine.imagined_env import ImaginedEnvFactory
 from vla_rl.recipes.imagine.replays import recorded_initial_states
 from vla_rl.recipes.imagine.saved_run import SavedRun
-from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.progress import bar
 from vla_rl.training.tracking import write_json
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import cast
 
 from vla_rl.contract.batch import ExperienceSource, Resumable, Rollout
+from vla_rl.contract.config import JsonObject
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
@@ -28,7 +29,6 @@ from vla_rl.recipes.imagine.plan import Plan
 from vla_rl.recipes.imagine.replays import first_initial_states, mine_initial_states, success_probability
 from vla_rl.recipes.imagine.run_episodes import RunEpisodes
 from vla_rl.recipes.imagine.train_model import load_or_train, train_model, world_after
-from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.policies import start_policy
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.stages import EvaluationConfig, clock

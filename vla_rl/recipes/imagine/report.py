@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from vla_rl.contract.config import JsonMapping
 from vla_rl.contract.trust import read_json
 from vla_rl.evaluation.report import Point, Report, Series, Tile, percent
 from vla_rl.evaluation.stats import Rate
 from vla_rl.recipes.imagine.rollout import clips
 from vla_rl.recipes.imagine.saved_run import SavedRun
-from vla_rl.recipes.json_types import JsonMapping
 from vla_rl.recipes.metrics import rows, validation_curve, watched
 
 _CLIPS = 6

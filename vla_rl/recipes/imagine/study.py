@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vla_rl.contract.config import JsonObject
 from vla_rl.evaluation.report import Bar, Report, across_seeds
 from vla_rl.evaluation.stats import Rate
 from vla_rl.recipes import metrics
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.imagine.recipe import Imagine
-from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.sweep import Cell, on_device, run_sweep
 from vla_rl.recipes.workers import EngineOptions
