@@ -15,9 +15,8 @@ from vla_rl.policies.residual import ResidualConfig
 from vla_rl.policies.squashed import SquashedConfig
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.fleet.learners import FleetMethod, LearnByAdvantage, LearnByCorrections
-from vla_rl.recipes.fleet.people import Corrects, Demonstrates, PersonFactory
 from vla_rl.recipes.fleet.replaying import LearnByReplay
-from vla_rl.recipes.fleet.simulate import Simulate
+from vla_rl.recipes.fleet.simulate import Corrects, Demonstrates, PersonFactory, Simulate
 from vla_rl.recipes.fleet.virtual import FleetTimes
 from vla_rl.recipes.imitate import Imitate
 from vla_rl.recipes.off_policy import AdaptiveReplay

@@ -8,7 +8,7 @@ from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import ResidualConfig
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.imitate_expert import ImitateExpert
+from vla_rl.recipes.imitate_dataset import ImitateExpert
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.off_policy import OffPolicyRL, ReplayConfig
 from vla_rl.recipes.policies import TD3Residual

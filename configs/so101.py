@@ -3,9 +3,8 @@
 from vla_rl.policies.flow import AllSteps, FlowSampler
 from vla_rl.policies.flow_schedules import Ode
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.imitate import Imitate
+from vla_rl.recipes.imitate import Imitate, NewTiny, NewTinyOfJoints
 from vla_rl.recipes.imitate_dataset import ImitateDataset
-from vla_rl.recipes.tiny import NewTiny, NewTinyOfJoints
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.grounding import GroundingConfig
 from vla_rl.training.imitation import ImitationConfig

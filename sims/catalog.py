@@ -14,7 +14,7 @@ from typing import Any
 
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.load import load
-from vla_rl.contract.randomization import Parameter
+from vla_rl.contract.parameter import Parameter
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.contract.task import TaskExtras, extras_of, resolve
 

@@ -29,7 +29,8 @@ from sims.gym_spaces import ActionWriter, ObservationReader, Privileged, spec_of
 from vla_rl.contract.env import PRIVILEGED, Observation, Observe, Snapshot, Step
 from vla_rl.contract.errors import ContractError, UserError, cause_of
 from vla_rl.contract.load import load
-from vla_rl.contract.randomization import Parameter, parameter_rows
+from vla_rl.contract.parameter import Parameter
+from vla_rl.contract.randomization import parameter_rows
 from vla_rl.contract.rows import DIVERGED, FAILURES, TIME_LIMIT, EpisodeTracker, restore_rows, select_rows
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.contract.task import declare_task

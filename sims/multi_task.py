@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from vla_rl.contract.check import loosest
 from vla_rl.contract.env import PRIVILEGED, AsyncSteps, Observation, Observe, Snapshot, Step, VecEnv, on_host
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.foreign import loosest
 from vla_rl.contract.rows import EpisodeTracker, restore_rows, select_rows
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 

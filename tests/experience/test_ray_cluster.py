@@ -21,7 +21,7 @@ from vla_rl.experience.background import BackgroundSource
 from vla_rl.experience.process import ProcessSource
 from vla_rl.experience.ray_cluster import RayCluster
 from vla_rl.experience.worker import LostWorkerError, Worker
-from vla_rl.recipes.engines import Folder, RayEngine, read_folder
+from vla_rl.recipes.workers import Folder, RayEngine, read_folder
 
 ROOT = str(Path(__file__).resolve().parents[2])
 ENVIRONMENT = {"PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"}

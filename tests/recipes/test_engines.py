@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vla_rl.contract.errors import UserError
-from vla_rl.recipes.engines import LocalEngine, new_engine
-from vla_rl.recipes.workers import on_engine, workers
+from vla_rl.recipes.workers import LocalEngine, new_engine, on_engine, workers
 
 
 def test_a_mistake_is_one_sentence(complaint):

@@ -113,7 +113,7 @@ def test_imitation_checks_a_policy_of_ones_own(complaint, tmp_path):
 
 
 def test_imagination_checks_a_policy_of_ones_own_before_it_collects(complaint, monkeypatch, tmp_path):
-    monkeypatch.setattr("vla_rl.recipes.imagine.run_episodes.collect_episodes", None)
+    monkeypatch.setattr("vla_rl.recipes.imagine.plan.collect_episodes", None)
     leaping = of_class(Leaping, tmp_path / "leaping")
     said = complaint("train", "imagine.py:lift", "--policy", leaping, "--out", tmp_path / "run")
     assert "action holds" in said and not (tmp_path / "run").exists()

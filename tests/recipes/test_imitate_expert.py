@@ -15,10 +15,10 @@ from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes import stages
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.imitate_expert import ImitateExpert
+from vla_rl.recipes.imitate import NewTiny
+from vla_rl.recipes.imitate_dataset import ImitateExpert
 from vla_rl.recipes.recipe import run
 from vla_rl.recipes.stages import EvaluationConfig
-from vla_rl.recipes.tiny import NewTiny
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.imitation import ImitationConfig
 

@@ -14,7 +14,7 @@ from vla_rl.contract.env import Observation
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy
-from vla_rl.recipes.tiny import NewTinyOfJoints
+from vla_rl.recipes.imitate import NewTinyOfJoints
 
 SPEC = spec_of("so101", image_size=16)
 

@@ -24,7 +24,7 @@ from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.recipes import sims
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.shared_envs import SharedEnvs
+from vla_rl.recipes.evaluators import SharedEnvs
 from vla_rl.recipes.stages import EvaluationConfig
 
 SMALL = {

@@ -15,8 +15,7 @@ from vla_rl.evaluation.paired import pairs_of
 from vla_rl.evaluation.power import episodes_needed, independent_discordance
 from vla_rl.evaluation.results import EpisodeResult, write_tables
 from vla_rl.evaluation.stats import Rate, mcnemar_exact
-from vla_rl.recipes.suite_comparison import compare, power_table, read_results
-from vla_rl.recipes.suite_run import results_of
+from vla_rl.recipes.suite_run import compare, power_table, read_results, results_of
 from vla_rl.training.tracking import write_json
 
 SUITE = replace(quick(), episodes=200)

@@ -25,11 +25,10 @@ from vla_rl.contract.intervals import wilson
 from vla_rl.evaluation import results
 from vla_rl.evaluation.results import EPISODES, JOURNAL, EpisodeResult, Journal, read_episodes
 from vla_rl.evaluation.run import evaluate
-from vla_rl.recipes.engines import LocalEngine
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.suite import find_suite
 from vla_rl.recipes.suite_run import SuiteRun, results_of
-from vla_rl.recipes.workers import on_engine, workers
+from vla_rl.recipes.workers import LocalEngine, on_engine, workers
 
 ROOT = Path(__file__).parents[2]
 

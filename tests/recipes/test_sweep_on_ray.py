@@ -17,9 +17,8 @@ from tests.recipes.quick_suite import quick, save_policy
 from tests.recipes.test_sweep import _runs
 from vla_rl.cli.main import main
 from vla_rl.evaluation.results import EPISODES
-from vla_rl.recipes.engines import RayEngine
 from vla_rl.recipes.suite_run import SuiteRun
-from vla_rl.recipes.workers import on_engine
+from vla_rl.recipes.workers import RayEngine, on_engine
 
 SEEDS = (1, 2, 3)
 

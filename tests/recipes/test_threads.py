@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from vla_rl.cli.main import choose_threads
-from vla_rl.recipes import imitation, tiny
+from vla_rl.recipes import imitate
 from vla_rl.recipes.workers import worker_processes, workers
 from vla_rl.training.threads import ALONE, alone, shared
 
@@ -67,13 +67,12 @@ def test_worker_processes_compute_with_one_thread(environment, monkeypatch):
         assert worker.call(number, "variable", name=ALONE) == worker.call(number, "threads") == "1"
 
 
-@pytest.mark.parametrize(("module", "stage"), [(tiny, "ground"), (imitation, "imitate")])
-def test_supervised_stages_are_alone(module, stage, environment, monkeypatch, untrained):
+@pytest.mark.parametrize("stage", ["ground", "imitate"])
+def test_supervised_stages_are_alone(stage, environment, monkeypatch, untrained):
     from vla_rl.experience.collect import collect_demonstrations
     from vla_rl.policies.tiny import TinyVLA
     from vla_rl.recipes.env_config import EnvConfig
-    from vla_rl.recipes.grounding import grounded_policy
-    from vla_rl.recipes.tiny import NewTiny
+    from vla_rl.recipes.imitate import NewTiny, grounded_policy
     from vla_rl.training.grounding import GroundingConfig
     from vla_rl.training.imitation import ImitationConfig
 
@@ -82,9 +81,9 @@ def test_supervised_stages_are_alone(module, stage, environment, monkeypatch, un
     episodes = collect_demonstrations(sim, env.make_expert().act, [1, 2], lambda done: None)
     sim.close()
     environment[ALONE] = "2"
-    monkeypatch.setattr(module, stage, lambda *arguments: threads.append(torch.get_num_threads()))
-    if module is tiny:
+    monkeypatch.setattr(imitate, stage, lambda *arguments: threads.append(torch.get_num_threads()))
+    if stage == "ground":
         grounded_policy(env, episodes, NewTiny(width=32, blocks=1), GroundingConfig(scenes=4), 1)
     else:
-        imitation.imitate_policy(TinyVLA.from_pretrained(untrained()), episodes, ImitationConfig(2), 1)
+        imitate.imitate_policy(TinyVLA.from_pretrained(untrained()), episodes, ImitationConfig(2), 1)
     assert threads == [2]

@@ -15,8 +15,7 @@ from vla_rl.cli.override import override
 from vla_rl.contract.config import to_json
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.recipes import sims
-from vla_rl.recipes.inspect_env import show_environment
-from vla_rl.recipes.inspect_folder import show_folder
+from vla_rl.recipes.inspect_folder import show_environment, show_folder
 from vla_rl.recipes.inspect_installation import catalog, missing_package, show_installation
 from vla_rl.recipes.tables import sizes, table, tree
 
@@ -81,7 +80,7 @@ def _config(show: Console, target: str, given: Sequence[str]) -> None:
     if hasattr(config, "rl"):
         _run_of(show, config)
     elif hasattr(config, "env") and hasattr(config, "new"):
-        from vla_rl.recipes.memory_of import untrained
+        from vla_rl.recipes.memory_tables import untrained
 
         show.print(sizes(untrained(config.new, config.env.spec())))
 

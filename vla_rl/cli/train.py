@@ -8,10 +8,9 @@ from pathlib import Path
 from vla_rl.cli.override import override, take_option
 from vla_rl.contract.errors import UserError
 from vla_rl.recipes.config_files import file_of, load_config
-from vla_rl.recipes.engines import new_engine
 from vla_rl.recipes.recipe import resume, run
-from vla_rl.recipes.seeds import train_seeds
-from vla_rl.recipes.workers import on_engine
+from vla_rl.recipes.sweep import train_seeds
+from vla_rl.recipes.workers import new_engine, on_engine
 
 USAGE = """vla-rl train FILE.py:function [options] [--field value ...]
 vla-rl train --resume RUN

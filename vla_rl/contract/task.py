@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from vla_rl.contract.load import load
-from vla_rl.contract.randomization import Parameter
+from vla_rl.contract.parameter import Parameter
 from vla_rl.contract.spec import EnvSpec
 
 Named: TypeAlias = str | Callable[..., Any]  # "package.module:name", or the object itself

@@ -21,13 +21,12 @@ from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes import stages
 from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.imitate import Imitate
+from vla_rl.recipes.imitate import Imitate, NewTiny
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.metrics import validation_curve
 from vla_rl.recipes.perception_ablation import PerceptionAblation, ablate_perception
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.stages import EvaluationConfig, clock
-from vla_rl.recipes.tiny import NewTiny
 from vla_rl.recipes.trainers import RLConfig
 from vla_rl.recipes.workers import workers
 from vla_rl.training.grounding import GroundingConfig

@@ -3,25 +3,87 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Protocol, TypeAlias, runtime_checkable
 
+import torch
+from torch import Tensor
+
+from vla_rl.algorithms.chunks import Chunks, demonstrated
 from vla_rl.contract.config import JsonObject
+from vla_rl.contract.env import Observation
+from vla_rl.contract.limits import check_positive
+from vla_rl.contract.policy import Features, Policy
+from vla_rl.contract.spec import EnvSpec
 from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.datasets import load_demonstrations, save_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
+from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy
+from vla_rl.policies.smolvla.pointing import PointingVLM, scale_to_inputs
+from vla_rl.policies.smolvla.policy import SmolVLA
+from vla_rl.policies.smolvla.shape import SmolVLAShape
+from vla_rl.policies.tiny import TinyConfig, TinyVLA
+from vla_rl.policies.tokens import Vocabulary
+from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import save_own
 from vla_rl.recipes import stages
-from vla_rl.recipes.context import placed
+from vla_rl.recipes.context import CPU, generator, placed
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.grounding import GroundedPolicyConfig, grounded_policy
-from vla_rl.recipes.imitation import ImitatingPolicy, imitate_policy
+from vla_rl.recipes.progress import bar
 from vla_rl.recipes.stages import EvaluationConfig, clock
-from vla_rl.recipes.tiny import NewTiny
 from vla_rl.training.device import resolve_device
-from vla_rl.training.grounding import GroundingConfig
-from vla_rl.training.imitation import ImitationConfig
+from vla_rl.training.grounding import GroundingConfig, ground
+from vla_rl.training.imitation import ImitationConfig, ImitationPolicy, PixelImitationPolicy, imitate
+from vla_rl.training.imitation import imitate_from_pixels as fit_from_pixels
+from vla_rl.training.threads import alone
 from vla_rl.training.tracking import RunFolder
+
+
+@dataclass(frozen=True)
+class NewTiny(TinyConfig):
+    """A TinyVLA without training (a ``GroundedPolicyConfig``); a checkpoint of it holds a plain ``TinyConfig``."""
+
+    smallest_scale: float = 1e-3  # of a state's entry that demonstrations hardly vary, in its unit: a joint at rest
+
+    def __post_init__(self) -> None:
+        """Raises UserError for a scale of 0 or less."""
+        check_positive(self, "smallest_scale")
+
+    def build(self, spec: EnvSpec, episodes: Demonstrations, seed: int) -> TinyVLA:
+        """The policy for ``spec``, on the host; its input statistics are those of the demonstrations."""
+        torch.manual_seed(seed)  # module initialisation has no generator argument
+        config = TinyConfig(**{item.name: getattr(self, item.name) for item in fields(TinyConfig)})
+        return TinyVLA(spec, Vocabulary.from_texts(spec.tasks), *self.scales(config, episodes))
+
+    def scales(self, config: TinyConfig, episodes: Demonstrations) -> tuple[Affine, TinyConfig, Affine | None]:
+        """What the policy is made of besides words: how states are normalised, its sizes, and how actions are."""
+        return Affine.from_data(torch.as_tensor(episodes.state), self.smallest_scale), config, None
+
+    def ground(
+        self, policy: object, scenes: Scenes, config: GroundingConfig, generator: torch.Generator, report: Report
+    ) -> None:
+        """Train the backbone to point at the named object."""
+        assert isinstance(policy, TinyVLA)
+        ground(policy.backbone, scenes.images, (policy.tokens[scenes.tasks],), scenes.uv, config, generator, report)
+
+
+@dataclass(frozen=True)
+class NewTinyOfJoints(NewTiny):
+    """The same for joint positions: actions are normalised by what was demonstrated, too.
+
+    The bounds of a joint are many times the range in which a task moves it, so an error that is small beside them is
+    large for the task.  A joint that stays still has ``smallest_scale`` (rad), lest its trembling counts.
+    """
+
+    smallest_scale: float = 0.05
+
+    def scales(self, config: TinyConfig, episodes: Demonstrations) -> tuple[Affine, TinyConfig, Affine | None]:
+        state, action = (torch.as_tensor(item) for item in (episodes.state, episodes.action))
+        by_data = [Affine.from_data(item, self.smallest_scale) for item in (state, action)]
+        return by_data[0], config, by_data[1]
 
 
 @dataclass(frozen=True)
@@ -73,3 +135,187 @@ class Imitate:
             imitate_policy(policy, episodes, self.imitation, self.seed, folder)
             save_own(policy, imitation_at)
         return policy
+
+
+Report: TypeAlias = Callable[[int, dict[str, float]], None]
+
+
+@dataclass(frozen=True)
+class Scenes:
+    """Labelled pictures, where the policy is.
+
+    images  uint8 [N,h,w,3]
+    tasks   int64 [N]         index of the instruction
+    uv      float32 [N,P,2]   where the named objects are: x right, y down, in [-1,1]
+    """
+
+    images: Tensor
+    tasks: Tensor
+    uv: Tensor
+
+
+class GroundedPolicyConfig(Protocol):
+    """The frozen dataclass of an untrained policy whose perception is trained to point, before it imitates."""
+
+    def build(self, spec: EnvSpec, episodes: Demonstrations, seed: int) -> ImitatingPolicy:
+        """The policy for ``spec``, on the host; ``episodes`` give statistics of its inputs."""
+
+    def ground(
+        self, policy: object, scenes: Scenes, config: GroundingConfig, generator: torch.Generator, report: Report
+    ) -> None:
+        """Train the perception of what :meth:`build` returned; ``report(step, metrics)`` is called after every step."""
+
+
+def grounded_policy(
+    env: EnvConfig,
+    episodes: Demonstrations,
+    new: GroundedPolicyConfig,
+    config: GroundingConfig,
+    seed: int,
+    device: torch.device = CPU,
+) -> ImitatingPolicy:
+    """The policy that ``new`` builds, grounded on scenes of ``env``."""
+    policy = new.build(env.spec(), episodes, seed)
+    policy = policy.to(device)  # type: ignore[attr-defined]  # a network
+    images, tasks, uv, _ = env.draw_scenes(config.scenes, seed_ranges.training_seeds(seed, "grounding")[0])
+    shown, named, where = (torch.as_tensor(item, device=device) for item in (images, tasks, uv))
+    steps = config.fit.steps
+    with bar("ground", steps) as update:
+        report = every(
+            25, steps, lambda step, info: update(step, f"points within {info['pointing_error']:.3f} half-widths")
+        )
+        with alone():
+            new.ground(policy, Scenes(shown, named, where), config, generator(seed, 1), report)
+    return policy
+
+
+@dataclass(frozen=True)
+class NewSmolVLA:
+    """A SmolVLA of random weights (a ``GroundedPolicyConfig``); without a ``shape`` about two million of them."""
+
+    shape: SmolVLAShape | None = None
+    options: VLAOptions = field(default_factory=VLAOptions)
+
+    def build(self, spec: EnvSpec, episodes: Demonstrations, seed: int) -> SmolVLA:
+        """The policy for ``spec``, on the host; its input statistics are those of the demonstrations."""
+        torch.manual_seed(seed)  # module initialisation has no generator argument
+        state = Affine.from_data(torch.as_tensor(episodes.state))
+        policy = SmolVLA.new(spec, state, self.shape, self.options)
+        scale_to_inputs(policy.network)  # type: ignore[arg-type]  # a module
+        return policy
+
+    def ground(
+        self, policy: object, scenes: Scenes, config: GroundingConfig, generator: torch.Generator, report: Report
+    ) -> None:
+        """Train the vision-language model to point at the named object; the expert stays as it is."""
+        assert isinstance(policy, SmolVLA)
+        prompts = policy.tokens[scenes.tasks], policy.token_mask[scenes.tasks]
+        vlm = PointingVLM(policy.network)  # type: ignore[arg-type]  # a SmolVLANetwork
+        vlm.requires_grad_(True)
+        ground(vlm, scenes.images, prompts, scenes.uv, config, generator, report)
+        policy.network.train(False)  # type: ignore[attr-defined]
+
+
+_LOG_EVERY = 25  # steps
+
+
+class ImitatingPolicy(Policy, ImitationPolicy, Protocol):
+    """A policy that learns chunks of recorded actions, normalised by ``action_scale``."""
+
+    spec: EnvSpec
+    action_scale: Affine
+
+    @property
+    def horizon(self) -> int:
+        """``H``: actions in a chunk."""
+
+    def save_pretrained(self, folder: str | Path) -> None: ...
+
+
+@runtime_checkable
+class OwnImitationFeatures(Protocol):
+    """A policy whose imitation loss reads other features than its decisions."""
+
+    def imitation_features(self, obs: Observation) -> Features:
+        """{name: [N,...]} of all recorded observations, on the host."""
+
+    @property
+    def chunk_length(self) -> int:
+        """Actions of a chunk to imitate, of which the first ``horizon`` are executed."""
+
+
+class PixelPolicy(ImitatingPolicy, PixelImitationPolicy, Protocol):
+    """A policy whose perception learns as well."""
+
+
+def imitate_policy(
+    policy: ImitatingPolicy,
+    episodes: Demonstrations,
+    config: ImitationConfig,
+    seed: int,
+    folder: RunFolder | None = None,
+) -> None:
+    """Train ``policy.trainable()`` on the demonstrations, in place; the observations are encoded once.
+
+    A policy whose features are too large for that, or are learnt themselves, names others: ``imitation_features``.
+    """
+    if isinstance(policy, OwnImitationFeatures):
+        features = policy.imitation_features(episodes.observation())
+    else:
+        features = encode_episodes(policy, episodes)
+    length = policy.chunk_length if isinstance(policy, OwnImitationFeatures) else policy.horizon
+    chunks = demonstrated_chunks(policy, episodes, features, length)
+    chunks = chunks.select(torch.as_tensor(episodes.time % config.stride == 0))
+    with bar("imitate", config.fit.steps) as update:
+        report = every(_LOG_EVERY, config.fit.steps, _report(update, folder))
+        with alone():
+            imitate(policy, chunks, config, generator(seed, 2), report)
+
+
+def imitate_from_pixels(
+    policy: PixelPolicy, episodes: Demonstrations, config: ImitationConfig, seed: int, folder: RunFolder
+) -> None:
+    """Train all of ``policy`` on the demonstrations, perception included, in place."""
+    chunks = demonstrated_chunks(policy, episodes, {}, policy.horizon)
+    with bar("imitate", config.fit.steps) as update:
+        report = every(_LOG_EVERY, config.fit.steps, _report(update, folder))
+        fit_from_pixels(policy, episodes.observation(), chunks, config, generator(seed, 2), report)
+
+
+def encode_episodes(policy: Policy, episodes: Demonstrations, part: int = 256) -> dict[str, Tensor]:
+    """The policy's features {name: [N,...]} of all recorded observations."""
+    obs, count = episodes.observation(), len(episodes.state)
+    parts = [policy.encode(obs.select(slice(i, i + part))) for i in range(0, count, part)]
+    return {name: torch.cat([item[name] for item in parts]) for name in parts[0]}
+
+
+def every(
+    steps: int, last: int, report: Callable[[int, dict[str, float]], None]
+) -> Callable[[int, dict[str, float]], None]:
+    """Call ``report`` after every so many steps, and after the ``last`` one."""
+    return lambda step, info: report(step, info) if (step + 1) % steps == 0 or step + 1 == last else None
+
+
+def demonstrated_chunks(
+    policy: ImitatingPolicy, episodes: Demonstrations, features: Mapping[str, Tensor], length: int
+) -> Chunks:
+    """The ``length`` recorded actions from every step on, with the policy's ``features`` {name: [N,...]} before them.
+
+    They are where the policy's weights are.
+    """
+    weights = next(iter(policy.trainable().values()))
+    actions, counts, task = (
+        torch.as_tensor(it, device=weights.device) for it in (*episodes.chunks(length), episodes.task)
+    )
+    return demonstrated(features, policy.action_scale.normalize(actions), counts, task)
+
+
+def _report(update: Callable[[int, str], None], folder: RunFolder | None) -> Callable[[int, dict[str, float]], None]:
+    """Metrics to the progress bar and, if there is one, to the run folder."""
+
+    def report(step: int, info: dict[str, float]) -> None:
+        update(step + 1, f"loss {info['loss']:.4f}")
+        if folder:
+            folder.log("imitation", step, info)
+
+    return report

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -16,19 +16,20 @@ from vla_rl.contract.errors import ContractError, UserError, did_you_mean
 from vla_rl.contract.foreign import check_policy_methods, is_foreign
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.spec import ArraySpec, EnvSpec
-from vla_rl.experience.datasets import load_demonstrations
+from vla_rl.evaluation import seed_ranges
+from vla_rl.experience.datasets import load_demonstrations, save_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.vla.checkpoint import is_public
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import save_own
+from vla_rl.recipes import stages
 from vla_rl.recipes.context import placed
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
-from vla_rl.recipes.imitation import ImitatingPolicy, PixelPolicy, imitate_from_pixels, imitate_policy
+from vla_rl.recipes.imitate import ImitatingPolicy, NewTiny, PixelPolicy, imitate_from_pixels, imitate_policy
 from vla_rl.recipes.policies import check_if_foreign, names_class, new_policy
 from vla_rl.recipes.progress import console
-from vla_rl.recipes.stages import clock
-from vla_rl.recipes.tiny import NewTiny
+from vla_rl.recipes.stages import EvaluationConfig, clock
 from vla_rl.training.device import resolve_device
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.imitation import ImitationConfig
@@ -132,7 +133,7 @@ def _require_imitating(policy: object, name: str) -> ImitatingPolicy:
         if not hasattr(policy, part):
             raise UserError(
                 f"{type(policy).__name__} in {name!r} has no {part}, so it cannot imitate; see ImitatingPolicy in "
-                "vla_rl.recipes.imitation."
+                "vla_rl.recipes.imitate."
             )
     return cast(ImitatingPolicy, policy)
 
@@ -235,3 +236,40 @@ def shrink(images: np.ndarray, size: int, part: int = 512) -> np.ndarray:
         small = torch.nn.functional.interpolate(pixels, (size, size), mode="area")
         pieces.append(small.round().to(torch.uint8).permute(0, 2, 3, 1).numpy())
     return np.concatenate(pieces)
+
+
+@dataclass(frozen=True)
+class ImitateExpert:
+    """Record demonstrations, imitate them as ``ImitateDataset`` does, validate: the checkpoint "imitation".
+
+    The policy ``new`` learns everything, perception included, from the demonstrations, which stay in the run folder.
+    ``Imitate`` needs fewer of them where the task has labelled scenes.
+    """
+
+    seed: int = 1
+    env: EnvConfig = field(kw_only=True)
+    new: NewPolicyConfig = field(default_factory=NewTiny)
+    imitation: ImitationConfig = field(default_factory=ImitationConfig)  # of as many demonstrations as are recorded
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    device: str = "cpu"  # where the policy learns: "cpu", "cuda", "cuda:1", "auto"
+    tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
+
+    def run(self, folder: RunFolder) -> JsonObject:
+        """Record, train and validate; a resumed run begins anew."""
+        seconds: dict[str, float] = {}
+        kept = folder.path / "demonstrations"
+        with clock(seconds, "collect"):
+            episodes = stages.collect(self.env, self.imitation.demonstrations, self.seed, self.evaluation.num_envs)
+            save_demonstrations(episodes, kept, video="never")  # every pixel, for an exact repetition
+        found = replace(self.imitation, demonstrations=0)  # all of them: an expert may have failed
+        learning = ImitateDataset(
+            str(kept), self.env, new=self.new, seed=self.seed, imitation=found, device=self.device
+        )
+        learned = learning.run(folder)
+        policy = placed(load_policy(folder.checkpoint("imitation"), self.env.spec()), resolve_device(self.device))
+        with clock(seconds, "evaluation"):
+            validation = seed_ranges.held_out(seed_ranges.VALIDATION, self.evaluation.validation)
+            outcomes = stages.play(self.env, policy, validation, self.evaluation, self.seed, "validate")
+        families = {name: asdict(rate) for name, rate in outcomes.families.items()}
+        took = {**seconds, **learned["seconds"]}
+        return {**learned, "validation": asdict(outcomes.rate), "families": families, "seconds": took}

@@ -29,7 +29,7 @@ from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.recipes.context import RunContext, Trainable, generator
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.imitation import ImitatingPolicy, demonstrated_chunks, encode_episodes
+from vla_rl.recipes.imitate import ImitatingPolicy, demonstrated_chunks, encode_episodes
 from vla_rl.recipes.trainers import FlowSampled, SourceConfig
 from vla_rl.training.loop import LoopConfig, LoopLearner
 

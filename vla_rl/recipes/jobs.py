@@ -12,9 +12,9 @@ from vla_rl.experience.worker import Report
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.config_files import load_kept_files
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.launchers import enter
 from vla_rl.recipes.perception_ablation import check_perception
 from vla_rl.recipes.progress import console
-from vla_rl.recipes.shared_disk import enter
 from vla_rl.recipes.suite_player import Block
 
 

@@ -21,10 +21,9 @@ from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.pretrained import save_own
 from vla_rl.recipes.context import RunContext, Trainable, generator
 from vla_rl.recipes.env_config import EnvConfig, EnvFactory
-from vla_rl.recipes.evaluators import Evaluator, new_evaluator
+from vla_rl.recipes.evaluators import Evaluator, SharedEnvs, new_evaluator
 from vla_rl.recipes.memory_knobs import naming_knobs
 from vla_rl.recipes.progress import Clock, bar, console, mostly, steps_per_second
-from vla_rl.recipes.shared_envs import SharedEnvs
 from vla_rl.recipes.signals import Terminated, patient_sigterm
 from vla_rl.recipes.trainers import TrainerConfig
 from vla_rl.recipes.training_setup import TrainingSetup, build

@@ -31,9 +31,9 @@ from vla_rl.policies.observations import Activation, check_activation
 from vla_rl.policies.statistics import RunningStatistics
 from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import lending, require_same
 from vla_rl.recipes.memory_knobs import naming_knobs
 from vla_rl.recipes.progress import Clock, bar, console, mostly, steps_per_second
-from vla_rl.recipes.shared_envs import lending, require_same
 from vla_rl.recipes.signals import Terminated, patient_sigterm
 from vla_rl.recipes.stages import EvaluationConfig, clock
 from vla_rl.recipes.trainers import SharingConfig

@@ -24,8 +24,8 @@ from vla_rl.policies.latent_noise import SquashedLatentConfig
 from vla_rl.policies.residual import ResidualConfig
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.imitate import ImitatingPolicy
 from vla_rl.recipes.imitate_dataset import ImitateDataset
-from vla_rl.recipes.imitation import ImitatingPolicy
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.off_policy import OffPolicyRL, ReplayConfig
 from vla_rl.recipes.policies import SACLatent, StartFrom, TD3Residual

@@ -36,7 +36,7 @@ from vla_rl.policies.vla.flow_vla import FlowVLA
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.prompts import WordPrompts
 from vla_rl.policies.vla.trainable import TrainAll, TrainExpert
-from vla_rl.recipes.imitation import imitate_policy
+from vla_rl.recipes.imitate import imitate_policy
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.imitation import ImitationConfig
 

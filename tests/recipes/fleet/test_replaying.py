@@ -28,10 +28,9 @@ from vla_rl.policies.function import FunctionPolicy
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.residual import DeterministicResidual, ResidualConfig
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.fleet.people import Corrects
 from vla_rl.recipes.fleet.replaying import LearnByReplay, ReplayLearner, relabelled_episode
-from vla_rl.recipes.fleet.timeline import Timeline, micros
-from vla_rl.recipes.fleet.virtual import FleetTimes, Releases, VirtualRobot
+from vla_rl.recipes.fleet.simulate import Corrects
+from vla_rl.recipes.fleet.virtual import FleetTimes, Releases, Timeline, VirtualRobot, micros
 from vla_rl.recipes.off_policy import AdaptiveReplay
 from vla_rl.recipes.policies import SACLatent
 from vla_rl.recipes.stages import collect

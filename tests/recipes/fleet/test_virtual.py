@@ -19,8 +19,20 @@ from vla_rl.contract.policy import ActionOut, Features, Mode, State
 from vla_rl.experience.demonstrator import DemonstratedEnv, DemonstratorConfig
 from vla_rl.experience.person import PersonConfig
 from vla_rl.experience.supervised import SupervisedEnv
-from vla_rl.recipes.fleet.timeline import ARRIVAL, ROBOT, SECOND, OutageConfig, Outages, Timeline, micros, steps_due
-from vla_rl.recipes.fleet.virtual import FleetTimes, VirtualFleet, VirtualRobot, virtual_fleet
+from vla_rl.recipes.fleet.virtual import (
+    ARRIVAL,
+    ROBOT,
+    SECOND,
+    FleetTimes,
+    OutageConfig,
+    Outages,
+    Timeline,
+    VirtualFleet,
+    VirtualRobot,
+    micros,
+    steps_due,
+    virtual_fleet,
+)
 
 # An episode of point_mass has 16 actions of .1 s, in 4 decisions of .1 s more: 2 s.  With the reset, one every 5 s.
 TIMES = FleetTimes(decision=0.1, reset=3.0, upload=0.25, download=0.5, sync=20.0, updates_per_second=4.0)

@@ -22,8 +22,8 @@ from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.imagine import plan
 from vla_rl.recipes.imagine import recipe as imagination
-from vla_rl.recipes.imagine import run_episodes
 from vla_rl.recipes.imagine.calibrated_model import CalibratedModel, calibrate
 from vla_rl.recipes.imagine.collect import CollectConfig
 from vla_rl.recipes.imagine.plan import Plan
@@ -79,13 +79,13 @@ def horizons(monkeypatch):
         return replace(found, imagination=replace(found.imagination, horizon=HORIZONS[counted["purchases"]]))
 
     counted = {"purchases": 0}
-    use = run_episodes.RunEpisodes.use
+    use = plan.RunEpisodes.use
 
-    def counting(self: run_episodes.RunEpisodes, purchases: int) -> None:
+    def counting(self: plan.RunEpisodes, purchases: int) -> None:
         counted["purchases"] = purchases
         use(self, purchases)
 
-    monkeypatch.setattr(run_episodes.RunEpisodes, "use", counting)
+    monkeypatch.setattr(plan.RunEpisodes, "use", counting)
     for module in ("coevolution", "train_model"):
         monkeypatch.setattr(f"vla_rl.recipes.imagine.{module}.calibrate", chosen)
 
@@ -140,7 +140,7 @@ def raise_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, turn: int, 
 
 
 KILLS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "while episodes are bought": lambda patch: raise_at(patch, run_episodes, "collect_trajectories", 1),
+    "while episodes are bought": lambda patch: raise_at(patch, plan, "collect_trajectories", 1),
     "while learning from the first purchase": lambda patch: raise_at(patch, imagination, "train_model", 1),
     "while learning from the second purchase": lambda patch: raise_at(patch, imagination, "train_model", 2),
     "when the world model has grown": lambda patch: raise_at(patch, imagination.WorldModelRun, "_refit", 1, True),
@@ -187,7 +187,7 @@ def test_a_purchase_that_leaves_an_untrusted_world_model_is_not_forgotten(recipe
         with pytest.raises(UserError, match="purchase 1 of real episodes"):
             recipe.run(folder)
         folder.close()
-    monkeypatch.setattr(run_episodes, "collect_trajectories", None)  # nothing is played twice
+    monkeypatch.setattr(plan, "collect_trajectories", None)  # nothing is played twice
     with pytest.raises(TypeError):  # but the second purchase
         resumed_run(recipe, folder.path)
     monkeypatch.undo()

@@ -111,7 +111,7 @@ def test_a_finished_run_has_its_summary_and_is_not_continued(run):
 
 def test_init_from_reuses_the_episodes_and_the_weights_of_another_run(run, recipe, tmp_path, monkeypatch):
     """Its trusted horizon and its thresholds are chosen anew."""
-    monkeypatch.setattr("vla_rl.recipes.imagine.run_episodes.collect_episodes", None)  # nothing is played
+    monkeypatch.setattr("vla_rl.recipes.imagine.plan.collect_episodes", None)  # nothing is played
     other = replace(recipe, plan=replace(recipe.plan, init_from=str(run), trust=TrustConfig(1.0, (0.3,), (1.0,), 1.0)))
     folder = RunFolder(tmp_path / "other", other)
     model_run = other.prepare(folder)[1]
@@ -134,7 +134,7 @@ def test_an_untrusted_world_model_is_kept_and_can_be_calibrated_again(recipe, tm
     ):
         strict.prepare(folder)
     assert not (folder.checkpoint("world") / "config.json").exists(), "there is nothing to imagine with"
-    monkeypatch.setattr("vla_rl.recipes.imagine.train_model.fit_world_model", None)  # nothing is learnt
+    monkeypatch.setattr("vla_rl.recipes.imagine.recipe.fit_world_model", None)  # nothing is learnt
     milder = replace(recipe, plan=replace(recipe.plan, init_from=str(folder.path)))
     assert milder.prepare(RunFolder(tmp_path / "milder", milder))[1].calibrated.imagination.horizon == 5
 

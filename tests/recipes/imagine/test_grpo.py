@@ -21,7 +21,7 @@ from vla_rl.experience.groups import GroupConfig, ZeroValue
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.context import RunContext
-from vla_rl.recipes.imagine.imagined_env import ImaginedEnvFactory
+from vla_rl.recipes.imagine.calibrated_model import ImaginedEnvFactory
 from vla_rl.recipes.stages import EvaluationConfig, improve
 from vla_rl.recipes.trainers import RLConfig
 from vla_rl.recipes.training_setup import build

@@ -7,10 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from tests.world_models import pushing, small_models
-from vla_rl.recipes.imagine.calibrated_model import CalibratedModel
+from vla_rl.recipes.imagine.calibrated_model import CalibratedModel, ImaginedEnvFactory
 from vla_rl.recipes.imagine.collect import CollectedEpisodes
-from vla_rl.recipes.imagine.imagined_env import ImaginedEnvFactory
-from vla_rl.recipes.imagine.run_episodes import RunEpisodes
+from vla_rl.recipes.imagine.plan import RunEpisodes
 from world_models.imagination_config import ImaginationConfig
 from world_models.uncertainty import Limits
 

@@ -15,7 +15,7 @@ from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.robots import drive
 from vla_rl.recipes.robots.decide import hold_position
-from vla_rl.recipes.robots.scripted_person import ScriptedPerson
+from vla_rl.recipes.robots.person import ScriptedPerson
 from vla_rl.recipes.robots.session import LockstepSession
 
 ENV = EnvConfig("so101", dict(OPTIONS))

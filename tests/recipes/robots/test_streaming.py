@@ -29,7 +29,7 @@ from vla_rl.fleet.transport import TransportOptions
 from vla_rl.recipes.fleet.export import export
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.robots import drive
-from vla_rl.recipes.robots.scripted_person import ScriptedPerson
+from vla_rl.recipes.robots.person import ScriptedPerson
 from vla_rl.recipes.robots.session import LockstepSession
 from vla_rl.recipes.robots.streaming import ServerConfig, streaming
 

@@ -28,8 +28,7 @@ from vla_rl.recipes import metrics, world_models
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.context import generator, placed
 from vla_rl.recipes.env_config import EnvConfig, EnvFactory
-from vla_rl.recipes.imagine.calibrated_model import CalibratedModel
-from vla_rl.recipes.imagine.imagined_env import ImaginedEnvFactory
+from vla_rl.recipes.imagine.calibrated_model import CalibratedModel, ImaginedEnvFactory
 from vla_rl.recipes.imagine.replays import replay_trajectories
 from vla_rl.recipes.imagine.report import write_report
 from vla_rl.recipes.imagine.saved_run import SavedRun, load_run

@@ -25,9 +25,8 @@ from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.datasets import move_aside
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.robots.decide import ExpertDecider, PolicyDecider, hold_position, open_policy
-from vla_rl.recipes.robots.person import waiting
+from vla_rl.recipes.robots.person import ScriptedPerson, waiting
 from vla_rl.recipes.robots.recording import Recorder, episode_of
-from vla_rl.recipes.robots.scripted_person import ScriptedPerson
 from vla_rl.recipes.robots.session import ControlStep, Execution, Session, open_session, outcome_of
 from vla_rl.recipes.robots.status import Display
 

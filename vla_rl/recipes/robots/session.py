@@ -35,8 +35,7 @@ from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.recipes.robots.person import Waits
-from vla_rl.recipes.robots.scripted_person import ScriptedPerson
+from vla_rl.recipes.robots.person import ScriptedPerson, Waits
 from vla_rl.recipes.robots.status import CommandLines, Display, EpisodeBar, EpisodeLines
 from vla_rl.recipes.signals import ignored_ctrl_c
 
