@@ -17,11 +17,10 @@ from vla_rl.algorithms.rlpd import RLPDConfig
 from vla_rl.algorithms.wsrl import WSRLConfig
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.policies.blend import BlendConfig
 from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowNoise, FlowSde
 from vla_rl.policies.heads import HeadConfig
-from vla_rl.policies.residual import ResidualConfig
+from vla_rl.policies.residual import BlendConfig, ResidualConfig
 from vla_rl.policies.squashed import SquashedConfig
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import Imitate

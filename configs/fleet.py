@@ -7,11 +7,10 @@ from vla_rl.algorithms.hg_dagger import HGDaggerConfig
 from vla_rl.algorithms.recap import RecapConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.algorithms.rlpd import RLPDConfig
-from vla_rl.experience.demonstrator import DemonstratorConfig
+from vla_rl.experience.supervised import DemonstratorConfig
 from vla_rl.fleet.sampler import SamplerConfig
-from vla_rl.policies.blend import BlendConfig
 from vla_rl.policies.heads import HeadConfig
-from vla_rl.policies.residual import ResidualConfig
+from vla_rl.policies.residual import BlendConfig, ResidualConfig
 from vla_rl.policies.squashed import SquashedConfig
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.fleet.learners import FleetMethod, LearnByAdvantage, LearnByCorrections

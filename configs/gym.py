@@ -11,7 +11,7 @@ from dataclasses import replace
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.sac import SACConfig
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.policies.actor import ActorConfig
+from vla_rl.policies.feed_forward import ActorConfig
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.squashed import SquashedConfig
 from vla_rl.recipes.env_config import EnvConfig

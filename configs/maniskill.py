@@ -10,7 +10,7 @@ import math
 
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.policies.actor import ActorConfig
+from vla_rl.policies.feed_forward import ActorConfig
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.recipes.state_ppo import CriticConfig, StateBased

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from vla_rl.policies.openvla.decoding import Parallel
 from vla_rl.policies.openvla.options import OpenVLAOptions
-from vla_rl.policies.vla.lora import TrainLoRA
+from vla_rl.policies.vla.trainable import TrainLoRA
 from vla_rl.recipes import vla
 from vla_rl.recipes.imitate_dataset import ImitateDataset
 from vla_rl.recipes.improve import Improve

@@ -7,13 +7,12 @@ from vla_rl.algorithms.future_states import FutureStatesConfig
 from vla_rl.algorithms.guard import FallbackConfig, ReleaseConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
-from vla_rl.experience.help import Escalation
+from vla_rl.experience.helped import Escalation
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.policies.blend import BlendConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.heads import HeadConfig
-from vla_rl.policies.residual import ResidualConfig
+from vla_rl.policies.residual import BlendConfig, ResidualConfig
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import Imitate
 from vla_rl.recipes.imitating import Corrected, SelfImitated

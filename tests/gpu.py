@@ -35,7 +35,7 @@ from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.contract.check import random_actions
 from vla_rl.contract.env import to_env
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.policies.actor import ActorConfig
+from vla_rl.policies.feed_forward import ActorConfig
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.metrics import rows
 from vla_rl.recipes.progress import Clock, steps_per_second

@@ -11,7 +11,7 @@ from typing import Any
 
 from sims.toy import point_mass
 from vla_rl.contract.config import to_json
-from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
+from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
 from vla_rl.recipes.env_config import EnvConfig
 
 ENV = "EnvConfig"

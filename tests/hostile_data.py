@@ -29,7 +29,7 @@ from vla_rl.experience.lerobot.disk import digest
 from vla_rl.fleet.authority import Authority
 from vla_rl.fleet.disk import RealDisk
 from vla_rl.fleet.history import History
-from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
+from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
 
 DATA = "data/chunk-000/file-000.parquet"
 EPISODES = f"meta/episodes/{DATA.partition('/')[2]}"

@@ -15,7 +15,7 @@ from vla_rl.contract.batch import Rollout, Transitions
 from vla_rl.contract.policy import ActionOut, CriticAction, Features, State
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.policies.critics import QEnsemble
-from vla_rl.policies.gaussian import GaussianPolicy
+from vla_rl.policies.feed_forward import GaussianPolicy
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.squashed import SquashedConfig, SquashedPolicy
 

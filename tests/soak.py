@@ -36,7 +36,7 @@ from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.contract.batch import Rollout
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.critics import ValueCritic
-from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
+from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
 
 HORIZON = 3
 # Seconds for an answer and for a start, after which a worker counts as hung: what one that was stopped costs.

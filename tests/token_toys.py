@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.spec import ArraySpec, EnvSpec
-from vla_rl.policies.categorical import CategoricalConfig, CategoricalPolicy
+from vla_rl.policies.feed_forward import CategoricalConfig, CategoricalPolicy
 from vla_rl.policies.likelihood_parts import LogprobPer
 
 from .toys import rollout

@@ -20,7 +20,7 @@ from vla_rl.contract.policy import Likelihood
 from vla_rl.policies.critics import ValueCritic
 from vla_rl.policies.diffusion import DiffusionConfig, DiffusionPolicy
 from vla_rl.policies.diffusion_steps import DiffusionSampler, step_entropy, step_logprob
-from vla_rl.policies.gaussian import GaussianPolicy
+from vla_rl.policies.feed_forward import GaussianPolicy
 
 CONFIG = DPPOConfig(critic_warmup=0, minibatch=7, lr=3e-3, lr_bounds=(1e-5, 1e-2))
 

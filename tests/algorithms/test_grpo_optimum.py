@@ -17,9 +17,9 @@ from vla_rl.contract.batch import OneProcess
 from vla_rl.evaluation.run import evaluate
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import SeedStream
+from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
 from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
-from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
 from vla_rl.training.loop import Loop, LoopConfig
 from vla_rl.training.policy_store import InProcessPolicyStore
 

@@ -23,10 +23,9 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ActionOut
 from vla_rl.experience.replay import Replay
 from vla_rl.experience.rollout import RolloutSource, SeedStream
-from vla_rl.policies.blend import BlendConfig
 from vla_rl.policies.critics import QEnsemble
 from vla_rl.policies.heads import HeadConfig
-from vla_rl.policies.residual import DeterministicResidual
+from vla_rl.policies.residual import BlendConfig, DeterministicResidual
 from vla_rl.training.checkpoint import latest_state, save_state
 
 GATE = ReleaseConfig(auroc=0.8, hold=0.6, episodes=20, least=4, decided=0)

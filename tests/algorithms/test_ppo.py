@@ -16,9 +16,9 @@ from vla_rl.algorithms.ppo import PPO, _Batch
 from vla_rl.contract.errors import NonFiniteError, UserError
 from vla_rl.contract.policy import Likelihood
 from vla_rl.policies.critics import ValueCritic
+from vla_rl.policies.feed_forward import GaussianPolicy
 from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, LastStepFromNoise, OneRandomStep
 from vla_rl.policies.flow_schedules import FlowCps, FlowDdim, FlowNoise, FlowOu, FlowSde
-from vla_rl.policies.gaussian import GaussianPolicy
 
 SCHEDULES = [FlowSde(0.5), FlowOu(0.5, 0.05), FlowDdim(0.5, 0.05), FlowCps(0.5, 0.05), FlowNoise(0.08, 0.3)]
 NOISE_PLACEMENTS = [AllSteps(), OneRandomStep(), LastStep(), LastStepFromNoise()]

@@ -14,9 +14,9 @@ from tests.toys import FlowToy, bandit, bandit_reward
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.critics import ValueCritic
+from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
 from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, LastStepFromNoise, OneRandomStep
 from vla_rl.policies.flow_schedules import FlowCps, FlowDdim, FlowNoise, FlowOu, FlowSde
-from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
 
 SCHEDULES = [FlowSde(0.5), FlowOu(0.5, 0.05), FlowDdim(0.5, 0.05), FlowCps(0.5, 0.05), FlowNoise(0.08, 0.3)]
 NOISE_PLACEMENTS = [AllSteps(), OneRandomStep(), LastStep(), LastStepFromNoise()]

@@ -18,7 +18,7 @@ from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.contract.policy import ActionOut
 from vla_rl.policies.advantage_conditioned import INDICATOR, AdvantageConditioned
-from vla_rl.policies.distributional_value import DistributionalValue, two_hot
+from vla_rl.policies.critics import DistributionalValue, two_hot
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA

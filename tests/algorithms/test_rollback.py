@@ -17,8 +17,8 @@ from tests.off_policy_toys import critics, env_spec, recorded, squashed
 from tests.residuals import POINT, SMALL, StateEncoder, biased_base
 from tests.toys import bandit
 from vla_rl.algorithms.ppo import PPO
+from vla_rl.experience.curriculum import SeedStream
 from vla_rl.experience.replay import Replay
-from vla_rl.experience.seeds import SeedStream
 from vla_rl.policies.critics import ValueCritic
 from vla_rl.policies.residual import GaussianResidual
 

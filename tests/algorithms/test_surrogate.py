@@ -23,8 +23,8 @@ from vla_rl.contract.errors import ContractError
 from vla_rl.contract.policy import Likelihood
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import RolloutSource, SeedStream
-from vla_rl.policies.categorical import CategoricalConfig, CategoricalPolicy
 from vla_rl.policies.critics import ValueCritic
+from vla_rl.policies.feed_forward import CategoricalConfig, CategoricalPolicy
 from vla_rl.policies.statistics import RunningStatistics
 
 FAST = {"lr": 1e-2, "lr_bounds": (1e-5, 3e-2), "target_kl": 0.2}

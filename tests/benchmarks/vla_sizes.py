@@ -19,7 +19,7 @@ from vla_rl.policies.smolvla.shape import SmolVLAShape, TextShape, VisionShape
 from vla_rl.policies.tokens import Vocabulary
 from vla_rl.policies.vla.flow_vla import FlowVLA
 from vla_rl.policies.vla.options import VLAOptions
-from vla_rl.policies.vla.prompts import WordPrompts
+from vla_rl.policies.vla.tokenizer import WordPrompts
 
 # The published SmolVLA in layers, heads, patches and chunk, with widths of a quarter: 24M parameters.
 QUARTER = SmolVLAShape(

@@ -12,7 +12,7 @@ from tests.auditing import PrivilegedEnv
 from vla_rl.contract.check import check_policy
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.policy import Likelihood
-from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
+from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
 
 
 class Unclipped(GaussianPolicy):

@@ -17,7 +17,7 @@ from vla_rl.contract.foreign import check_env_quickly, check_policy_quickly, che
 from vla_rl.contract.policy import ActionOut
 from vla_rl.contract.spec import ArraySpec
 from vla_rl.experience.driver import Driver
-from vla_rl.policies.gaussian import GaussianPolicy
+from vla_rl.policies.feed_forward import GaussianPolicy
 
 SPEC = PointMassEnv(1).spec
 

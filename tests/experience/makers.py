@@ -15,7 +15,7 @@ from tests.auditing import AuditingPolicy
 from vla_rl.contract.batch import Rollout
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.experience.worker import Worker
-from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
+from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
 
 
 def gaussian(env: str, num_envs: int, decisions: int, horizon: int, seed: int) -> RolloutSource:

@@ -20,9 +20,8 @@ from tests.patience import wait_until
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.wire import framed
 from vla_rl.experience import board as module
-from vla_rl.experience.board import Board
+from vla_rl.experience.board import Board, SharedSource
 from vla_rl.experience.rollout import RolloutSource, SeedStream
-from vla_rl.experience.shared import SharedSource
 
 COLUMNS, DECISIONS, HORIZON = 2, 3, 4
 

@@ -22,10 +22,9 @@ from vla_rl.cli.override import override
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import ArraySpec, EnvSpec
-from vla_rl.experience.curriculum import CurriculumStream, InOrder, LearningProgress, OutcomeVariance
+from vla_rl.experience.curriculum import CurriculumStream, InOrder, LearningProgress, OutcomeVariance, SeedStream
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import RolloutSource, WindowConfig
-from vla_rl.experience.seeds import SeedStream
 from vla_rl.recipes.config_files import load_config
 from vla_rl.training.checkpoint import latest_state, save_state
 

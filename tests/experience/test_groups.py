@@ -17,7 +17,7 @@ from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import SeedStream
-from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
+from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
 from vla_rl.training.checkpoint import latest_state, save_state
 
 START = 300

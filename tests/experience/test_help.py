@@ -10,8 +10,7 @@ import pytest
 from sims.toy.point_mass import PointMassEnv
 from tests.experience.test_person import expert, progress, still
 from vla_rl.contract.errors import UserError
-from vla_rl.experience.help import Escalation, Help, Situation
-from vla_rl.experience.helped import Episode, HelpDesk, HelpedEnv
+from vla_rl.experience.helped import Episode, Escalation, Help, HelpDesk, HelpedEnv, Situation
 from vla_rl.experience.person import People, PersonConfig
 
 NONE, REPLAY, RETURN, GUIDED = Help

@@ -17,7 +17,7 @@ from tests.experience import lerobot_makers as makers
 from tests.experience.lerobot_makers import FRONT, assert_is, schema, write
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import load_demonstrations
-from vla_rl.experience.lerobot.damage import DamagedError, Problem, merged
+from vla_rl.experience.lerobot.disk import DamagedError, Problem, merged
 from vla_rl.experience.lerobot.features import Feature, fits
 from vla_rl.experience.lerobot.live import Limits
 from vla_rl.experience.lerobot.translate import DatasetReader

@@ -16,7 +16,7 @@ from tests.experience.lerobot_makers import FPS, FRONT, TASKS, WRIST, assert_hol
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.experience.lerobot import compact, disk, live
 from vla_rl.experience.lerobot.compact import _new_splits
-from vla_rl.experience.lerobot.damage import DamagedError
+from vla_rl.experience.lerobot.disk import DamagedError
 from vla_rl.experience.lerobot.features import Feature
 from vla_rl.experience.lerobot.live import Limits
 from vla_rl.experience.lerobot.translate import DatasetReader

@@ -20,8 +20,7 @@ from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.contract.batch import Resumable, Rollout
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ActionOut, Likelihood
-from vla_rl.experience.board import Board
-from vla_rl.experience.shared import SharedSource, beside
+from vla_rl.experience.board import Board, SharedSource, beside
 
 OWN, OTHER = (0.2, 0.5, 0.3), (0.5, 0.3, 0.2)  # probabilities of three actions
 

@@ -14,8 +14,8 @@ from tests.experience.replays import seeded
 from tests.experience.test_replay import line
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import UserError
+from vla_rl.experience.mixture import Strata
 from vla_rl.experience.replay import Replay
-from vla_rl.experience.strata import Strata
 from vla_rl.fleet.sampler import AdaptiveSampler, SamplerConfig
 
 ONLINE, CORRECTED, RECORDED = range(3)

@@ -20,9 +20,9 @@ from vla_rl.experience.driver import Driver
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies import normalization
+from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
 from vla_rl.policies.flow import FlowSampler, OneRandomStep
 from vla_rl.policies.flow_schedules import FlowSde
-from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
 
 ENVS, DECISIONS = 4, 30
 

@@ -33,9 +33,9 @@ from vla_rl.contract.env import Observation
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, LikelihoodPolicy, encode_observation
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.advantage_conditioned import AdvantageConditioned, AdvantageConfig
+from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
 from vla_rl.policies.flow import AllSteps, FlowSampler, LastStepFromNoise
 from vla_rl.policies.flow_schedules import FlowNoise, FlowSde
-from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
 from vla_rl.policies.likelihood_parts import LogprobPer
 from vla_rl.policies.openvla.decoding import Autoregressive, Decoding, Parallel
 from vla_rl.policies.openvla.policy import OpenVLA, OpenVLAOptions

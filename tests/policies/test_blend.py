@@ -13,9 +13,8 @@ from vla_rl.algorithms.residual_td3 import ResidualTD3, ResidualTD3Config
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import GradualPolicy
 from vla_rl.experience.replay import Replay
-from vla_rl.policies.blend import BlendConfig
 from vla_rl.policies.critics import QEnsemble
-from vla_rl.policies.residual import DeterministicResidual, GaussianResidual
+from vla_rl.policies.residual import BlendConfig, DeterministicResidual, GaussianResidual
 from vla_rl.training.policy_store import InProcessPolicyStore
 
 

@@ -15,11 +15,9 @@ from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import LikelihoodPolicy, Observer
 from vla_rl.contract.spec import ArraySpec
-from vla_rl.policies.actor import ActorConfig
-from vla_rl.policies.categorical import CategoricalConfig, CategoricalPolicy
 from vla_rl.policies.critics import RunningCritic
+from vla_rl.policies.feed_forward import ActorConfig, CategoricalConfig, CategoricalPolicy, GaussianPolicy
 from vla_rl.policies.function import FunctionPolicy
-from vla_rl.policies.gaussian import GaussianPolicy
 from vla_rl.policies.image_encoder import ImageEncoder
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.statistics import RunningStatistics

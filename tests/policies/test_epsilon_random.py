@@ -9,8 +9,8 @@ import torch
 from sims.catalog import make
 from vla_rl.contract.check import check_policy
 from vla_rl.contract.errors import UserError
-from vla_rl.policies.categorical import CategoricalConfig, CategoricalPolicy
 from vla_rl.policies.epsilon_random import EpsilonRandomPolicy
+from vla_rl.policies.feed_forward import CategoricalConfig, CategoricalPolicy
 from vla_rl.policies.function import FunctionPolicy
 
 

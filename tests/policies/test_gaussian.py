@@ -12,9 +12,8 @@ from sims.catalog import make
 from vla_rl.contract.check import check_policy
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import LikelihoodPolicy
-from vla_rl.policies.actor import ActorConfig
 from vla_rl.policies.critics import RunningCritic
-from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
+from vla_rl.policies.feed_forward import ActorConfig, GaussianConfig, GaussianPolicy
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy
 

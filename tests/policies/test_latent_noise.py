@@ -13,7 +13,7 @@ from tests.latent import ToyBase, seeded
 from tests.policies.test_tiny import HORIZON, SPEC, made, observations
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import LikelihoodPolicy, ReparametrisedPolicy
-from vla_rl.policies.gaussian import GaussianPolicy
+from vla_rl.policies.feed_forward import GaussianPolicy
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.latent_noise import GaussianLatent, LatentConfig, SquashedLatent, SquashedLatentConfig
 from vla_rl.policies.pretrained import load_policy

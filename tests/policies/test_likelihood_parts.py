@@ -11,9 +11,7 @@ from torch.distributions import Categorical, Normal
 from tests.token_toys import CHOICES, ENTRIES, HORIZON, PARTS, SPEC, seeded, token_policy
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import ArraySpec
-from vla_rl.policies.actor import ActorConfig
-from vla_rl.policies.categorical import CategoricalConfig
-from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
+from vla_rl.policies.feed_forward import ActorConfig, CategoricalConfig, GaussianConfig, GaussianPolicy
 from vla_rl.policies.pretrained import load_policy
 
 REAL = replace(SPEC, action=ArraySpec((ENTRIES,), "float32", -1.0, 1.0))

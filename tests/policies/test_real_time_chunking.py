@@ -14,10 +14,10 @@ from tests.policies.vla.tiny_vlas import tiny_vla
 from vla_rl.algorithms.ppo import PPO
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import Features, RealTimePolicy, State
+from vla_rl.policies.feed_forward import GaussianPolicy
 from vla_rl.policies.flow import AllSteps, FlowSampler, VelocityField
 from vla_rl.policies.flow_policy import FlowPolicy
 from vla_rl.policies.flow_schedules import Field, Ode
-from vla_rl.policies.gaussian import GaussianPolicy
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.real_time_chunking import RealTimeChunking, RealTimeConfig, guidance_weight, prefix_weights

@@ -15,9 +15,8 @@ from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.contract.check import check_policy
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.rollout import RolloutSource, SeedStream
-from vla_rl.policies.blend import BlendConfig
 from vla_rl.policies.critics import ValueCritic
-from vla_rl.policies.residual import DeterministicResidual, GaussianResidual, ResidualConfig
+from vla_rl.policies.residual import BlendConfig, DeterministicResidual, GaussianResidual, ResidualConfig
 
 
 @pytest.mark.parametrize("kind", KINDS)

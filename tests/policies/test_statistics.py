@@ -18,7 +18,7 @@ from vla_rl.contract.errors import ContractError
 from vla_rl.contract.policy import Observer
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.critics import RunningCritic
-from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
+from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.statistics import FixedStandardizer, RunningStandardizer, RunningStatistics

@@ -9,7 +9,7 @@ from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.algorithms.self_imitation import SelfImitationConfig
 from vla_rl.algorithms.wsrl import WSRLConfig
 from vla_rl.experience.curriculum import LearningProgress
-from vla_rl.experience.help import Escalation
+from vla_rl.experience.helped import Escalation
 from vla_rl.experience.person import PersonConfig
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep

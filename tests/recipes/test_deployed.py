@@ -11,12 +11,11 @@ import torch
 from tests.elsewhere import ELSEWHERE, elsewhere
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.expert import ExpertPolicy
-from vla_rl.policies.gaussian import GaussianPolicy
+from vla_rl.policies.feed_forward import GaussianPolicy
 from vla_rl.policies.normalization import Affine
-from vla_rl.policies.renumbered import Renumbered
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.tokens import Vocabulary
-from vla_rl.recipes.deployed import deployed_policy, fingerprint
+from vla_rl.recipes.deployed import Renumbered, deployed_policy, fingerprint
 from vla_rl.recipes.env_config import EnvConfig
 
 SMALL = TinyConfig(2, queries=1, condition=8, width=16, blocks=1)
@@ -74,7 +73,7 @@ def test_instructions_that_a_policy_does_not_know_are_refused(mixed, tmp_path):
 
 def test_a_class_and_the_expert_are_named():
     env = EnvConfig("point_mass")
-    assert isinstance(deployed_policy("vla_rl.policies.gaussian:GaussianPolicy", env), GaussianPolicy)
+    assert isinstance(deployed_policy("vla_rl.policies.feed_forward:GaussianPolicy", env), GaussianPolicy)
     assert isinstance(deployed_policy("expert", EnvConfig("lift")), ExpertPolicy)
     with pytest.raises(UserError, match="declares no scripted expert"):
         deployed_policy("expert", env)

@@ -13,7 +13,7 @@ from sims.catalog import make
 from tests.auditing import AuditingPolicy
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.run import evaluate
-from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
+from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import LocalEvaluator, ProcessEvaluator, new_evaluator
 from vla_rl.recipes.workers import worker_processes, workers

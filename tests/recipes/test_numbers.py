@@ -9,12 +9,10 @@ import pytest
 from vla_rl.cli.collect import Collect
 from vla_rl.cli.override import override
 from vla_rl.contract.errors import UserError
-from vla_rl.policies.actor import ActorConfig
-from vla_rl.policies.categorical import CategoricalConfig
 from vla_rl.policies.diffusion import DiffusionConfig
+from vla_rl.policies.feed_forward import ActorConfig, CategoricalConfig, GaussianConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
-from vla_rl.policies.gaussian import GaussianConfig
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.latent_noise import SquashedLatentConfig
 from vla_rl.policies.residual import ResidualConfig

@@ -16,7 +16,7 @@ from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.openvla.decoding import Autoregressive, Parallel
 from vla_rl.policies.openvla.options import OpenVLAOptions
 from vla_rl.policies.pretrained import load_policy
-from vla_rl.policies.vla.lora import TrainLoRA
+from vla_rl.policies.vla.trainable import TrainLoRA
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.policies import StartFrom

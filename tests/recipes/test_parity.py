@@ -12,7 +12,7 @@ from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.evaluation.parity import Compared, explain, first_difference, replay_env
 from vla_rl.evaluation.run import evaluate
 from vla_rl.evaluation.trace import TraceRecorder, read_traces
-from vla_rl.policies.gaussian import GaussianPolicy
+from vla_rl.policies.feed_forward import GaussianPolicy
 from vla_rl.recipes.parity import replay_checkpoint
 
 SEEDS = [100, 101, 102]

@@ -6,8 +6,8 @@ from typing import Any
 
 from tests.experience.replays import seeded
 from tests.experience.test_strata import Learner, episode
+from vla_rl.experience.mixture import Strata
 from vla_rl.experience.replay import Replay
-from vla_rl.experience.strata import Strata
 from vla_rl.recipes.off_policy import AdaptiveReplay, ReplayConfig
 
 

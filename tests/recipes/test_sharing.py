@@ -15,10 +15,9 @@ from tests.toys import FlowToy
 from vla_rl.cli.main import main
 from vla_rl.contract.batch import OneProcess, Rollout
 from vla_rl.contract.errors import UserError
-from vla_rl.experience.board import Board
+from vla_rl.experience.board import Board, SharedSource
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.experience.shared import SharedSource
-from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
+from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.residual import GaussianResidual, ResidualConfig
 from vla_rl.recipes.context import RunContext

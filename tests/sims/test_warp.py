@@ -28,7 +28,7 @@ from vla_rl.contract.env import on_host
 from vla_rl.contract.errors import NonFiniteError, UserError
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies import normalization
-from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
+from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
 
 ENVS = np.arange(3)
 CHECKS = [item for name, item in vars(test_conformance).items() if name.startswith("test_")]

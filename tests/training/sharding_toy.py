@@ -22,9 +22,8 @@ from vla_rl.policies.critics import ValueCritic
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.smolvla.policy import SmolVLA
-from vla_rl.policies.vla.lora import TrainLoRA
 from vla_rl.policies.vla.options import VLAOptions
-from vla_rl.policies.vla.trainable import TrainAll, TrainExpert, Trains
+from vla_rl.policies.vla.trainable import TrainAll, TrainExpert, TrainLoRA, Trains
 from vla_rl.training.checkpoint import read_state, save_state
 from vla_rl.training.distributed import HOST, torchrun_processes
 from vla_rl.training.sharding import ShardedGroup

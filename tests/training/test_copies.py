@@ -11,7 +11,7 @@ from vla_rl.algorithms.decisions import Gathered, flatten
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.critics import ValueCritic
-from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
+from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
 from vla_rl.training.live_bytes import LiveBytes
 
 ENVS, DECISIONS, SIZE = 8, 16, 5_000

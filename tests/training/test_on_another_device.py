@@ -40,9 +40,9 @@ from vla_rl.experience.storage import InMemory
 from vla_rl.policies.critics import QEnsemble, ValueCritic
 from vla_rl.policies.diffusion import DiffusionConfig, DiffusionPolicy
 from vla_rl.policies.diffusion_steps import DiffusionSampler
+from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
 from vla_rl.policies.flow import AllSteps, FlowSampler, LastStepFromNoise, OneRandomStep
 from vla_rl.policies.flow_schedules import FlowNoise, FlowSde
-from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.latent_noise import GaussianLatent, LatentConfig, SquashedLatent, SquashedLatentConfig
 from vla_rl.policies.normalization import Affine

@@ -13,7 +13,7 @@ from vla_rl.contract.batch import Rollout
 from vla_rl.contract.policy import Features
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.critics import ValueCritic
-from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
+from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 ENVS, DECISIONS = 6, 8

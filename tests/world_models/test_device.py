@@ -22,7 +22,7 @@ from vla_rl.contract.env import Step, on_host
 from vla_rl.contract.errors import NonFiniteError
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies import normalization
-from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
+from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.world_model import WorldModelFit, fit_world_model, statistics
 from world_models.config import WorldModelConfig

@@ -51,7 +51,7 @@ from vla_rl.contract.batch import OneProcess, Rollout
 from vla_rl.contract.errors import NonFiniteError
 from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.policies.advantage_conditioned import INDICATOR, NEGATIVE, POSITIVE, UNKNOWN
-from vla_rl.policies.distributional_value import DistributionalValue
+from vla_rl.policies.critics import DistributionalValue
 
 _PART = 4096  # decisions that are valued at a time
 

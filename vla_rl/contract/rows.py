@@ -197,7 +197,7 @@ class EpisodeTracker:
             env, step, entry = bad[0]
             raise ContractError(
                 f"action[{env},{step},{entry}] is {action[env, step, entry]} but these actions are discrete, so "
-                "nothing was executed; give whole numbers (vla_rl.policies.categorical chooses them)."
+                "nothing was executed; give whole numbers (vla_rl.policies.feed_forward chooses them)."
             )
 
     def _require_idle(self, wrong: np.ndarray, action: np.ndarray) -> None:

@@ -13,7 +13,7 @@ from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.lerobot.disk import require_unlocked
 
 if TYPE_CHECKING:
-    from vla_rl.experience.lerobot.damage import Problem
+    from vla_rl.experience.lerobot.disk import Problem
     from vla_rl.experience.lerobot.translate import Recording
 
 

@@ -16,9 +16,8 @@ from vla_rl.contract.env import PRIVILEGED, WORKER, Observation, Snapshots, Step
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import ActionOut, Features, Policy, recorded
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.experience.curriculum import Curriculum, InOrder
+from vla_rl.experience.curriculum import Curriculum, InOrder, SeedStream
 from vla_rl.experience.driver import Decision, Driver, no_seconds
-from vla_rl.experience.seeds import SeedStream
 
 
 @dataclass(frozen=True)

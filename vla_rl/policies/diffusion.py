@@ -18,9 +18,9 @@ from vla_rl.contract.limits import check_sizes
 from vla_rl.contract.load import name_of
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
 from vla_rl.contract.spec import EnvSpec
+from vla_rl.policies.backbone import FilmBlock, fourier_features
 from vla_rl.policies.diffusion_steps import DiffusionSampler, Network, denoising_errors, step_entropy, step_logprob
 from vla_rl.policies.encoder import ObservationEncoder
-from vla_rl.policies.expert import FilmBlock, fourier_features
 from vla_rl.policies.flow import gaussian_kl, repeated
 from vla_rl.policies.noise import Generators, integers, normal
 from vla_rl.policies.normalization import Affine, action_limits

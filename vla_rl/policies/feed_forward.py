@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self, cast
 
@@ -12,13 +14,17 @@ from torch import Tensor, nn
 from vla_rl.contract.batch import Reducer
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import Array, Observation
+from vla_rl.contract.errors import ContractError
+from vla_rl.contract.limits import check_positive, check_sizes
 from vla_rl.contract.load import name_of
-from vla_rl.contract.policy import Features, State
+from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
 from vla_rl.contract.spec import EnvSpec
+from vla_rl.policies.flow import gaussian_kl
 from vla_rl.policies.image_encoder import ImageEncoder
-from vla_rl.policies.likelihood_parts import LogprobPer, sum_per
-from vla_rl.policies.normalization import Affine, check_same_env
-from vla_rl.policies.observations import Activation, encode_inputs, hidden_layers
+from vla_rl.policies.likelihood_parts import LogprobPer, check_logprob_per, sum_per
+from vla_rl.policies.noise import Generators, normal, uniform
+from vla_rl.policies.normalization import Affine, action_limits, check_same_env
+from vla_rl.policies.observations import Activation, check_activation, encode_inputs, hidden_layers
 from vla_rl.policies.pretrained import read_config
 from vla_rl.policies.statistics import RunningStatistics, build_standardizer
 from vla_rl.pretrained import load_weights, save_folder
@@ -143,3 +149,209 @@ class FeedForwardPolicy(nn.Module):
         policy = cls(spec or trained, from_json(saved["proprioception"]), from_json(saved["config"]))
         load_weights(policy, Path(folder))
         return policy.eval()
+
+
+@dataclass(frozen=True)
+class GaussianConfig:
+    """Sizes of the network, how much it explores at first, and the cameras that it reads."""
+
+    horizon: int = 1  # H: actions in a chunk
+    width: int = 64
+    depth: int = 2
+    std: float = 0.5  # initial, of normalised actions
+    cameras: tuple[str, ...] = ()
+    logprob_per: LogprobPer = "chunk"  # or "action", "token" (an entry): what has a ratio of its own in PPO and GRPO
+    activation: Activation = "tanh"  # or "elu", of the hidden layers
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "horizon", "width", "depth")
+        check_positive(self, "std")
+        check_logprob_per(self)
+        check_activation(self)
+
+
+class GaussianPolicy(FeedForwardPolicy):
+    """``N(mean(observation), diag(std^2))`` over the normalised chunk, ``std`` learned and the same everywhere.
+
+    See ``FeedForwardPolicy`` for what the mean depends on.  The sample is never clipped, so its density is exact; the
+    action is the sample in physical units, clipped to the bounds.  Mode "eval" takes the mean.  It implements
+    ``LikelihoodPolicy`` and ``Observer``.
+    """
+
+    config: GaussianConfig
+    action_low: Tensor
+    action_high: Tensor
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        proprioception: Affine | RunningStatistics | None = None,
+        config: GaussianConfig | None = None,
+    ) -> None:
+        super().__init__(spec, proprioception, config or GaussianConfig())
+        self.action_scale = Affine.from_bounds(spec.action)
+        nn.init.orthogonal_(self.last.weight, 0.01)  # the initial mean is near the middle of the bounds in every state
+        nn.init.zeros_(self.last.bias)
+        self.log_std = nn.Parameter(torch.full_like(self.last.bias, math.log(self.config.std)))
+        low, high = action_limits(spec)
+        self.register_buffer("action_low", low, persistent=False)
+        self.register_buffer("action_high", high, persistent=False)
+
+    def _num_outputs(self) -> int:
+        return self.entries
+
+    @torch.no_grad()
+    def act(self, features: Features, state: State, mode: Mode, generator: Generators) -> tuple[ActionOut, State]:
+        """Mode "eval" draws nothing, so it needs no generator."""
+        sample = mean = self.mean(features)
+        terms = torch.zeros_like(mean)
+        if mode == "sample":
+            sample = mean + self.log_std.exp() * normal(mean.shape, generator, like=mean)
+            terms = self._log_density(mean, sample)
+        logprob, sample = self.logprob(terms), self.chunked(sample)
+        action = self.action_scale.unnormalize(sample).clamp(self.action_low, self.action_high)
+        return ActionOut(action, sample, logprob, {}, self.version), state
+
+    def log_prob(self, features: Features, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
+        """Density of the raw samples, summed in float64 over the chunk, or over each of its parts."""
+        mean = self.mean(features)
+        logprob = self.logprob(self._log_density(mean, sample.reshape(mean.shape)))
+        entropy = (self.log_std + 0.5 * math.log(2.0 * math.pi * math.e)).sum(dtype=torch.float64)
+        params = {"mean": mean[:, None], "std": self.log_std.exp().expand_as(mean)[:, None]}
+        return Likelihood(logprob, entropy.expand(len(mean)), params)
+
+    def kl(self, old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Tensor:
+        """Exact KL(old || new) [B]."""
+        return gaussian_kl(old["mean"], old["std"], new["mean"], new["std"])
+
+    def mean(self, features: Features) -> Tensor:
+        """The mean of the distribution, [B,H*D] normalised."""
+        return self.outputs(features)
+
+    def _log_density(self, mean: Tensor, sample: Tensor) -> Tensor:
+        """The log-density of every entry of ``sample``, all [B,H*D]."""
+        terms = -0.5 * ((sample - mean) / self.log_std.exp()).square() - self.log_std
+        return terms - 0.5 * math.log(2.0 * math.pi)
+
+
+_IMPOSSIBLE = -1e9  # logit of an index that an entry does not have; finite, as 0 * -inf would be NaN
+
+
+@dataclass(frozen=True)
+class CategoricalConfig:
+    """Sizes of the network, and the cameras that it reads."""
+
+    horizon: int = 1  # H: actions in a chunk
+    width: int = 64
+    depth: int = 2
+    cameras: tuple[str, ...] = ()
+    logprob_per: LogprobPer = "chunk"  # or "action", "token": what has a ratio of its own in PPO and GRPO
+    activation: Activation = "tanh"  # or "elu", of the hidden layers
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "horizon", "width", "depth")
+        check_logprob_per(self)
+        check_activation(self)
+
+
+class CategoricalPolicy(FeedForwardPolicy):
+    """An independent categorical distribution for every entry of the chunk, given the observation.
+
+    See ``FeedForwardPolicy`` for what it depends on.  A sample is indices that count from 0; the action counts from the
+    lowest index of the spec.  All indices are equally likely at initialisation.  Mode "eval" takes the most likely
+    indices.  It implements ``LikelihoodPolicy`` and ``Observer``.
+    """
+
+    config: CategoricalConfig
+    first: Tensor
+    impossible: Tensor
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        proprioception: Affine | RunningStatistics | None = None,
+        config: CategoricalConfig | None = None,
+    ) -> None:
+        """Raises ContractError for an environment whose actions are not discrete."""
+        if not spec.discrete:
+            raise ContractError(
+                f"the actions of {spec.name!r} are physical quantities, so a categorical policy cannot choose them; "
+                "use vla_rl.policies.feed_forward:GaussianPolicy."
+            )
+        super().__init__(spec, proprioception, config or CategoricalConfig())
+        nn.init.zeros_(self.last.weight)
+        nn.init.zeros_(self.last.bias)
+        first, counts = _indices(spec)
+        impossible = torch.arange(int(counts.max())) >= counts[:, None]
+        self.register_buffer("first", first, persistent=False)
+        self.register_buffer("impossible", impossible.repeat(self.config.horizon, 1), persistent=False)
+
+    def _num_outputs(self) -> int:
+        return self.entries * int(_indices(self.spec)[1].max())
+
+    @torch.no_grad()
+    def act(self, features: Features, state: State, mode: Mode, generator: Generators) -> tuple[ActionOut, State]:
+        """Mode "eval" draws nothing, so it needs no generator."""
+        log_probs = self.log_probs(features)
+        index = log_probs.argmax(-1)
+        logprob = self.logprob(torch.zeros_like(log_probs[..., 0]))
+        if mode == "sample":
+            # The largest of log-probabilities plus Gumbel noise is a sample of the distribution.
+            drawn = uniform(log_probs.shape, generator, like=log_probs).clamp_min(1e-20)
+            index = (log_probs - (-drawn.log()).log()).argmax(-1)
+            logprob = self.logprob(_log_density(log_probs, index))
+        sample = self.chunked(index)
+        return ActionOut(sample + self.first, sample, logprob, {}, self.version), state
+
+    def log_prob(self, features: Features, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
+        """Log-probability of recorded indices, summed over the chunk in float64, or over each of its parts."""
+        log_probs = self.log_probs(features)
+        entropy = -(log_probs.exp() * log_probs).sum((1, 2), dtype=torch.float64)
+        logprob = self.logprob(_log_density(log_probs, sample.flatten(1)))
+        return Likelihood(logprob, entropy, {"log_probs": log_probs})
+
+    def kl(self, old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Tensor:
+        """Exact KL(old || new) [B]."""
+        one, other = old["log_probs"], new["log_probs"]
+        return (one.exp() * (one - other)).sum((1, 2))
+
+    def log_probs(self, features: Features) -> Tensor:
+        """The logarithm of the probability of every index of every entry, [B,H*D,N]."""
+        logits = self.outputs(features).unflatten(-1, (self.entries, -1))
+        return logits.masked_fill(self.impossible, _IMPOSSIBLE).log_softmax(-1)
+
+
+def _indices(spec: EnvSpec) -> tuple[Tensor, Tensor]:
+    """Lowest index and number of indices of every entry of an action, both int64 [D]."""
+    low, high = (torch.as_tensor(bound, dtype=torch.int64) for bound in (spec.action.low, spec.action.high))
+    return low.expand(spec.action_dim), (high - low + 1).expand(spec.action_dim)
+
+
+def _log_density(log_probs: Tensor, index: Tensor) -> Tensor:
+    """The log-probability of the chosen ``index``, both [B,H*D]."""
+    return log_probs.gather(-1, index[..., None]).squeeze(-1)
+
+
+@dataclass(frozen=True)
+class ActorConfig:
+    """A Gaussian policy where actions are continuous, a categorical one where they are discrete."""
+
+    horizon: int = 1  # H: actions in a chunk
+    width: int = 64
+    depth: int = 2
+    std: float = 0.5  # initial, of normalised continuous actions
+    cameras: tuple[str, ...] = ()  # whose pixels the policy and its critic read
+    logprob_per: LogprobPer = "chunk"  # or "action", "token" (an entry): what has a ratio of its own in PPO and GRPO
+    activation: Activation = "tanh"  # or "elu", of the hidden layers
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "horizon", "width", "depth")
+        check_positive(self, "std")
+
+    def build(self, spec: EnvSpec, proprioception: Affine | RunningStatistics) -> GaussianPolicy | CategoricalPolicy:
+        """A new policy for ``spec``."""
+        if spec.discrete:
+            parts = self.horizon, self.width, self.depth, self.cameras, self.logprob_per, self.activation
+            return CategoricalPolicy(spec, proprioception, CategoricalConfig(*parts))
+        sizes = self.horizon, self.width, self.depth, self.std, self.cameras, self.logprob_per, self.activation
+        return GaussianPolicy(spec, proprioception, GaussianConfig(*sizes))

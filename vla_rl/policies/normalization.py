@@ -102,7 +102,7 @@ def action_limits(spec: EnvSpec) -> tuple[Tensor, Tensor]:
     if spec.discrete:
         raise ContractError(
             f"the actions of {spec.name!r} are discrete, so a policy for physical quantities cannot choose them; use "
-            "vla_rl.policies.categorical:CategoricalPolicy, which PPO and GRPO train."
+            "vla_rl.policies.feed_forward:CategoricalPolicy, which PPO and GRPO train."
         )
     return (
         torch.tensor(_per_entry(spec.action.low, spec.action_dim)),

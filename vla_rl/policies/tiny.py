@@ -16,8 +16,7 @@ from vla_rl.contract.limits import check_sizes
 from vla_rl.contract.load import name_of
 from vla_rl.contract.policy import Features
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.policies.backbone import BackboneOutput, PointingBackbone
-from vla_rl.policies.expert import FlowExpert
+from vla_rl.policies.backbone import BackboneOutput, FlowExpert, PointingBackbone
 from vla_rl.policies.flow import AllSteps, FlowSampler, VelocityField, imitation_losses
 from vla_rl.policies.flow_policy import FlowPolicy
 from vla_rl.policies.flow_schedules import Field, Ode

@@ -14,9 +14,9 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.evaluation import seed_ranges
+from vla_rl.experience.curriculum import SeedStream
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
-from vla_rl.experience.seeds import SeedStream
 from vla_rl.recipes.env_config import EnvFactory
 from vla_rl.training.loop import LoopConfig
 from vla_rl.training.sharding import ShardedGroup

@@ -22,7 +22,7 @@ from vla_rl.experience.datasets import load_demonstrations, save_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy
-from vla_rl.policies.smolvla.pointing import PointingVLM, scale_to_inputs
+from vla_rl.policies.smolvla.network import PointingVLM, scale_to_inputs
 from vla_rl.policies.smolvla.policy import SmolVLA
 from vla_rl.policies.smolvla.shape import SmolVLAShape
 from vla_rl.policies.tiny import TinyConfig, TinyVLA

@@ -20,8 +20,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.experience.background import CollectingSource
 from vla_rl.experience.demonstrations import Demonstrations
-from vla_rl.experience.help import Escalation
-from vla_rl.experience.helped import HelpedEnv
+from vla_rl.experience.helped import Escalation, HelpedEnv
 from vla_rl.experience.person import PersonConfig
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.experience.supervised import SupervisedEnv

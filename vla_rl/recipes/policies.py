@@ -17,9 +17,9 @@ from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.diffusion import DiffusionConfig, DiffusionPolicy
+from vla_rl.policies.feed_forward import GaussianPolicy
 from vla_rl.policies.flow_policy import at_temperature
 from vla_rl.policies.function import FunctionPolicy
-from vla_rl.policies.gaussian import GaussianPolicy
 from vla_rl.policies.latent_noise import GaussianLatent, LatentConfig, SquashedLatent, SquashedLatentConfig
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy

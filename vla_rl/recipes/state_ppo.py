@@ -22,10 +22,10 @@ from vla_rl.contract.spec import EnvSpec
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.run import evaluate as play_seeds
 from vla_rl.evaluation.stats import MeanReturn
+from vla_rl.experience.curriculum import SeedStream
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.experience.seeds import SeedStream
-from vla_rl.policies.actor import ActorConfig
 from vla_rl.policies.critics import RunningCritic
+from vla_rl.policies.feed_forward import ActorConfig
 from vla_rl.policies.image_encoder import ImageEncoder
 from vla_rl.policies.observations import Activation, check_activation
 from vla_rl.policies.statistics import RunningStatistics

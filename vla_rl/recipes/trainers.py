@@ -18,10 +18,9 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import Policy
 from vla_rl.experience.background import CollectingSource
-from vla_rl.experience.board import Board
+from vla_rl.experience.board import Board, SharedSource
+from vla_rl.experience.curriculum import SeedStream
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.experience.seeds import SeedStream
-from vla_rl.experience.shared import SharedSource
 from vla_rl.policies.critics import ValueCritic
 from vla_rl.policies.flow import FlowSampler
 from vla_rl.policies.frozen import HoldsFrozen

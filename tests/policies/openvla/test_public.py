@@ -19,10 +19,9 @@ from vla_rl.policies.openvla.decoding import Autoregressive, Parallel
 from vla_rl.policies.openvla.options import OpenVLAOptions
 from vla_rl.policies.openvla.policy import OpenVLA, OpenVLAPrompts, critics_scale
 from vla_rl.policies.pretrained import load_policy
-from vla_rl.policies.vla.lora import TrainLoRA
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.tokenizer import open_tokenizer
-from vla_rl.policies.vla.trainable import TrainExpert
+from vla_rl.policies.vla.trainable import TrainExpert, TrainLoRA
 
 EMPTY = 29871
 WORDS = [

@@ -34,7 +34,7 @@ from vla_rl.policies.vla import flow_vla
 from vla_rl.policies.vla.features import KeepPictures
 from vla_rl.policies.vla.flow_vla import FlowVLA
 from vla_rl.policies.vla.options import VLAOptions
-from vla_rl.policies.vla.prompts import WordPrompts
+from vla_rl.policies.vla.tokenizer import WordPrompts
 from vla_rl.policies.vla.trainable import TrainAll, TrainExpert
 from vla_rl.recipes.imitate import imitate_policy
 from vla_rl.training.fit import FitConfig

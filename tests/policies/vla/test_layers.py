@@ -15,10 +15,9 @@ from vla_rl.policies.pi0.policy import Pi0
 from vla_rl.policies.smolvla.policy import SmolVLA
 from vla_rl.policies.vla.inference import Fused
 from vla_rl.policies.vla.layers import attended, bias_of, points_behind, rotated, rotations
-from vla_rl.policies.vla.lora import TrainLoRA
 from vla_rl.policies.vla.network import DecoderNetwork
 from vla_rl.policies.vla.options import VLAOptions
-from vla_rl.policies.vla.trainable import TrainAll
+from vla_rl.policies.vla.trainable import TrainAll, TrainLoRA
 
 FAMILIES = [SmolVLA, Pi0]
 SDE = FlowSampler(FlowSde(0.5), AllSteps(), 4)

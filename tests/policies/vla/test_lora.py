@@ -16,8 +16,8 @@ from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.pi0.policy import Pi0
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.smolvla.policy import SmolVLA
-from vla_rl.policies.vla.lora import TrainLoRA
 from vla_rl.policies.vla.options import VLAOptions
+from vla_rl.policies.vla.trainable import TrainLoRA
 
 pytest.importorskip("transformers")
 pytest.importorskip("peft")

@@ -23,9 +23,8 @@ import pyarrow.parquet as pq
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.trust import read_json
 from vla_rl.experience.lerobot import statistics, video
-from vla_rl.experience.lerobot.damage import DamagedError, Problem
 from vla_rl.experience.lerobot.disk import LOCK as LOCK
-from vla_rl.experience.lerobot.disk import WRITING, digest, make_folder, move, sync, write_json
+from vla_rl.experience.lerobot.disk import WRITING, DamagedError, Problem, digest, make_folder, move, sync, write_json
 from vla_rl.experience.lerobot.features import IMAGE, INDEX, Feature, Schema, to_arrow
 from vla_rl.experience.lerobot.parquet import ParquetFile
 

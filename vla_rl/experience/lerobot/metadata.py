@@ -14,7 +14,7 @@ import pyarrow as pa
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.trust import check_folder, check_memory, read_json
 from vla_rl.experience.lerobot import live, statistics
-from vla_rl.experience.lerobot.damage import Problem, numbers
+from vla_rl.experience.lerobot.disk import Problem, numbers
 from vla_rl.experience.lerobot.features import VERSION, Schema
 from vla_rl.experience.lerobot.parquet import ParquetFile
 

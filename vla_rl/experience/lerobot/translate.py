@@ -14,8 +14,7 @@ from vla_rl.contract.errors import ContractError, UserError, did_you_mean
 from vla_rl.contract.trust import check_memory, read_bytes
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.lerobot import live, metadata, video
-from vla_rl.experience.lerobot.damage import DamagedError, Problem, merged
-from vla_rl.experience.lerobot.disk import drop_lock, take_lock
+from vla_rl.experience.lerobot.disk import DamagedError, Problem, drop_lock, merged, take_lock
 from vla_rl.experience.lerobot.features import INDEX, Feature, Schema, fits, from_arrow, is_numeric
 from vla_rl.experience.lerobot.live import RECORDING
 from vla_rl.experience.lerobot.parquet import ParquetFile

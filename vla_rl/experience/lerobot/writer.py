@@ -15,8 +15,7 @@ import pyarrow as pa
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.experience.lerobot import live, metadata
 from vla_rl.experience.lerobot.compact import compact, recover
-from vla_rl.experience.lerobot.damage import DamagedError, Problem
-from vla_rl.experience.lerobot.disk import move, remove_locked, take_lock
+from vla_rl.experience.lerobot.disk import DamagedError, Problem, move, remove_locked, take_lock
 from vla_rl.experience.lerobot.features import Schema, is_numeric
 from vla_rl.experience.lerobot.live import Header, Limits
 from vla_rl.experience.lerobot.video import FAILURES

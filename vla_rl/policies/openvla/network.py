@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from vla_rl.contract.errors import ContractError
 from vla_rl.policies.openvla.vision import DINOV2, SIGLIP, Projector, VisionBackbone, ViTShape
 from vla_rl.policies.vla.layers import mean_where
-from vla_rl.policies.vla.transformers import transformers
+from vla_rl.policies.vla.network import transformers
 
 VISION = ("vision_backbone.", "projector.")  # tensors that the patches depend on
 LLAMA_2_7B = {"vocab_size": 32064, "pad_token_id": 32000}  # text_config of openvla-7b; the rest are Llama's defaults

@@ -28,10 +28,8 @@ from vla_rl.policies.vla.dataset_statistics import read_statistics
 from vla_rl.policies.vla.features import PICTURE, KeepPictures, KeepPrefix, Kept, Views, picture_bytes
 from vla_rl.policies.vla.files import open_tensors
 from vla_rl.policies.vla.options import VLAOptions
-from vla_rl.policies.vla.prompts import Prompts, WordPrompts
-from vla_rl.policies.vla.saved_vla import SavedVLA
-from vla_rl.policies.vla.saving import Base
-from vla_rl.policies.vla.tokenizer import TokenizerPrompts
+from vla_rl.policies.vla.saving import Base, SavedVLA
+from vla_rl.policies.vla.tokenizer import Prompts, TokenizerPrompts, WordPrompts
 from vla_rl.policies.vla.trainable import cast_frozen, checkpoint_gradients
 from vla_rl.policies.vla.weights import load_public_weights, weight_files, without_weights
 

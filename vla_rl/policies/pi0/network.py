@@ -42,8 +42,7 @@ from vla_rl.policies.vla.layers import (
     self_attended,
 )
 from vla_rl.policies.vla.letterbox import Letterbox
-from vla_rl.policies.vla.network import DecoderNetwork
-from vla_rl.policies.vla.transformers import transformers
+from vla_rl.policies.vla.network import DecoderNetwork, transformers
 from vla_rl.policies.vla.weights import load_public_weights
 
 Pair = tuple[Tensor, Tensor]

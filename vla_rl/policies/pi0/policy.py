@@ -12,10 +12,10 @@ from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.pi0.network import Gemma, Pi0Shape, Siglip
 from vla_rl.policies.vla.flow_vla import FlowVLA
 from vla_rl.policies.vla.letterbox import Letterbox, TransformersLetterbox
+from vla_rl.policies.vla.network import transformers
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.public import flow_from_public
 from vla_rl.policies.vla.tokenizer import TokenizerPrompts
-from vla_rl.policies.vla.transformers import transformers
 
 
 class Pi0(FlowVLA):

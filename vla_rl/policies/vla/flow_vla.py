@@ -24,9 +24,8 @@ from vla_rl.policies.vla.features import PICTURE, PREFIX, KeepPictures, KeepPref
 from vla_rl.policies.vla.inference import Eager
 from vla_rl.policies.vla.network import Acting, Deciding, FlowNetwork, NewShape
 from vla_rl.policies.vla.options import VLAOptions
-from vla_rl.policies.vla.prompts import Prompts, WordPrompts
-from vla_rl.policies.vla.saved_vla import SavedVLA
-from vla_rl.policies.vla.saving import Base
+from vla_rl.policies.vla.saving import Base, SavedVLA
+from vla_rl.policies.vla.tokenizer import Prompts, WordPrompts
 from vla_rl.policies.vla.trainable import cast_frozen, checkpoint_gradients
 
 _PICTURES = KeepPictures()  # of imitation, which encodes nothing beforehand

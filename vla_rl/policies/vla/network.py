@@ -13,6 +13,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor, nn
 
+from vla_rl.contract.errors import UserError
 from vla_rl.policies.vla.layers import Layer, ModuleLayer, Run, plainly
 
 
@@ -158,3 +159,14 @@ class NewShape(NetworkShape, Protocol):
 def repeat_each(condition: Mapping[str, Tensor], times: int) -> Mapping[str, Tensor]:
     """[B,...] with every sample ``times`` times in a row: for a network that cannot share what its points read."""
     return condition if times == 1 else {name: item.repeat_interleave(times, 0) for name, item in condition.items()}
+
+
+def transformers() -> Any:
+    """The package; raises UserError, naming the extra, when it is not installed."""
+    try:
+        import transformers as package
+    except ImportError as error:
+        raise UserError(
+            f"{error.name} is not installed, so no vision-language-action model can be used; pip install 'vla-rl[vla]'."
+        ) from error
+    return package

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor, nn
 
+from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.load import name_of
+from vla_rl.contract.spec import EnvSpec
+from vla_rl.policies.normalization import Affine, check_same_env
+from vla_rl.policies.pretrained import read_config
 from vla_rl.policies.vla.checkpoint import CONFIG
 from vla_rl.policies.vla.network import FlowNetwork, NetworkShape
+from vla_rl.policies.vla.options import VLAOptions
+from vla_rl.policies.vla.tokenizer import Prompts
 from vla_rl.policies.vla.weights import fill_module, without_weights
-from vla_rl.pretrained import WEIGHTS, Saveable, save_folder
+from vla_rl.pretrained import WEIGHTS, Saveable, load_module, save_folder
 
 _BASE = "base"  # entry of a saved config
 _SAMPLES, _SAMPLE = 16, 4096  # pieces of a file that are hashed, and their bytes
@@ -121,3 +128,66 @@ def _unshared(module: nn.Module) -> dict[str, Tensor]:
             found[name] = tensor
         seen.add(id(tensor))
     return found
+
+
+class SavedVLA(nn.Module):
+    """A policy that is made of ``spec, network, prompts, state_scale, action_scale, cameras, config, base``.
+
+    ``base`` is the public folder that the weights of ``network`` come from, None where they come from none.
+    """
+
+    spec: EnvSpec
+    network: Any
+    prompts: Prompts
+    state_scale: Affine
+    action_scale: Affine
+    cameras: Sequence[str | None]
+    config: Any
+    base: Base | None
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """The weights that imitation and RL train, which are what a checkpoint on a base holds."""
+        raise NotImplementedError
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write ``config.json``, ``model.safetensors`` and ``prompts``; on a base, only the trained weights."""
+        config = {
+            "policy": name_of(type(self)),
+            "config": to_json(self.config),
+            "shape": to_json(self.network.shape),
+            "spec": self.spec.to_json(),
+            "cameras": list(self.cameras),
+            "state_scale": to_json(self.state_scale),
+            "action_scale": to_json(self.action_scale),
+        }
+        save_learnt(Path(folder), config, self, self.trainable(), self.base, {"prompts": self.prompts})
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, spec: EnvSpec | None = None) -> Self:
+        """Load a checkpoint of ours; with ``spec``, first check that it was trained for such an environment.
+
+        Raises UserError when the folder that it builds on is not there or has changed.
+        """
+        saved: dict[str, Any] = read_config(Path(folder))
+        trained, base, shape = EnvSpec.from_json(saved["spec"]), saved_base(saved), from_json(saved["shape"])
+        options = from_json(saved["config"])
+        if spec is not None:
+            check_same_env(trained, spec)
+        build: Any = cls  # the subclasses' constructor
+        policy: Self = build(
+            spec or trained,
+            shape.build() if base is None else cls.filled_network(shape, base.open(Path(folder)), options),
+            load_module(Path(folder) / "prompts", "prompts"),
+            from_json(saved["state_scale"]),
+            from_json(saved["action_scale"]),
+            saved["cameras"],
+            options,
+            base,
+        )
+        load_learnt(policy, Path(folder), policy.trainable(), base)
+        return policy.eval()
+
+    @classmethod
+    def filled_network(cls, shape: Any, folder: Path, options: VLAOptions) -> Any:
+        """The network of ``shape`` with the weights of a public ``folder``."""
+        return filled(shape, folder)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,7 +18,8 @@ from torch import Tensor
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import name_of
-from vla_rl.pretrained import read_config, save_folder
+from vla_rl.policies.tokens import Vocabulary
+from vla_rl.pretrained import Saveable, read_config, save_folder
 
 FILE = "tokenizer.json"
 _CONFIG = "prompts"  # of a saved folder: its class, as vla_rl/pretrained.py reads it
@@ -134,3 +135,34 @@ def _from_hub(folder: str, name: str) -> Path:
             f"{folder!r} has no {FILE} and that of {name} cannot be had ({reason}), so instructions cannot be encoded; "
             f"copy {FILE} of {name} into the folder."
         ) from error
+
+
+class Prompts(Saveable, Protocol):
+    """A tokenizer with what a model family writes around an instruction."""
+
+    def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Tokens int64 [N,L] of instructions, padded on the right, and which of them count, bool [N,L]."""
+
+
+@dataclass(frozen=True)
+class WordPrompts:
+    """Every word is a token: for a model that is trained from nothing."""
+
+    vocabulary: Vocabulary
+
+    def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Raises ContractError for a word that is not in the vocabulary."""
+        tokens = self.vocabulary.encode(texts)
+        counts = tokens != 0
+        longest = int(counts.sum(1).max())
+        return tokens[:, :longest], counts[:, :longest]
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the words into ``config.json``."""
+        kind = name_of(type(self))
+        save_folder(Path(folder), {"prompts": kind, "vocabulary": to_json(self.vocabulary)}, {})
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> WordPrompts:
+        """Load what :meth:`save_pretrained` wrote."""
+        return cls(from_json(read_config(Path(folder), "prompts")["vocabulary"]))

@@ -24,12 +24,12 @@ from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.contract.policy import Mode, Policy
 from vla_rl.experience.columns import side_by_side
 from vla_rl.experience.demonstrations import Demonstrations
-from vla_rl.experience.strata import choose, key_of
+from vla_rl.experience.mixture import choose, key_of
 from vla_rl.fleet.canary import CanaryRule
 from vla_rl.fleet.episodes import FleetEpisode
 from vla_rl.fleet.sampler import CORRECTIONS, OFFLINE, ONLINE, STRATA, AdaptiveSampler, SamplerConfig
 from vla_rl.policies.advantage_conditioned import AdvantageConditioned, ConditionedFlow
-from vla_rl.policies.distributional_value import DistributionalValue
+from vla_rl.policies.critics import DistributionalValue
 from vla_rl.policies.flow_policy import FlowPolicy
 from vla_rl.recipes.config_files import keep_file, read_config
 from vla_rl.recipes.context import Trainable, generator
