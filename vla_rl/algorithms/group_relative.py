@@ -156,7 +156,7 @@ class GroupRelative(PolicyGradient[Decisions]):
     The usable decisions are the policy's own up to an episode's first success, that decision included: neither idle
     ones nor those after the success.  An intervention cuts the episode: neither it nor what follows is used, and the
     return counts the rewards before it, with nothing for the rest since there is no critic to bootstrap from.  So a
-    person's rescue is not the policy's success.  Those of older policy versions are treated as ``staleness.py``
+    person's rescue is not the policy's success.  Those of older policy versions are treated as ``policy_gradient.py``
     says; the ones beyond ``max_age`` leave the denominators as well.  The metric ``rollout/truncated`` is the share of
     truncated episodes; those of other learners do not count in it, nor in ``rollout/return``.
     """

@@ -2,8 +2,7 @@
 
 The log-probability is that of a whole denoising chain (equal to that of the action or a surrogate for it, see
 ``policies/flow.py``), or of every action or token (``surrogate.py``).  The KL is the *exact* one of the whole chains or
-chunks, without sampling noise.  Decisions of older
-policies and log-probs that differ from the learner's own are treated as ``staleness.py`` says.
+chunks, without sampling noise.
 
 Recorded log-probs against the learner's own: stale decisions are weighted, numerics corrected, errors refused.
 
@@ -217,7 +216,7 @@ class PolicyGradient(Generic[B]):
         return old
 
     def _with_proximal(self, batch: B, old: Likelihood, metrics: dict[str, float]) -> B:
-        """``batch`` with the log-probs and weights of the objective (``staleness.py``); says once what it replaced."""
+        """``batch`` with the log-probs and weights of the objective (see the module); says once what it replaced."""
         batch, found = use_proximal(batch, old, self.config, self.reducer)
         metrics |= found
         if found["policy/logprob_recomputed"] and not self._warned:

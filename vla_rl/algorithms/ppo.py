@@ -1,6 +1,6 @@
 """PPO over action chunks (Schulman et al. 2017, arXiv 1707.06347) for any policy whose samples have a likelihood.
 
-The decision process is the SMDP of chunks: gamma is per low-level action, lambda per decision (``advantages.py``).
+The decision process is the SMDP of chunks: gamma is per low-level action, lambda per decision.
 
     L_pi = -E[ min(rho A, clip(rho, 1-eps_low, 1+eps_high) A) ],    rho = exp(log pi - log pi_old)
     L_V  = 1/2 E[ (V - return)^2 ]

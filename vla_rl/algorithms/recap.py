@@ -5,7 +5,7 @@ a failure, in time limits:
 
     G  = clip(-(n - 1) / S - C [failure], -1, 0)
 
-A distributional value learns ``p(G | o)`` in 201 bins by cross-entropy (``policies/distributional_value.py``), and
+A distributional value learns ``p(G | o)`` in 201 bins by cross-entropy (``policies/critics.py``), and
 ``N`` decisions later
 
     A  = clip(-(actions between) / S + V(o_N), -1, 0) - V(o),    or G - V(o) where the episode ends before

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.contract.errors import UserError
+from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.load import OURS, load, our_classes, search_working_folder
 
 OPTION = "--trust"
@@ -40,6 +40,7 @@ MOST_BYTES = 64 << 20  # of a JSON file
 _ENV = "EnvConfig"
 _PROGRAMS = ("python", "variables", "installation", "address", "modules", "wrappers")  # options that reach outside
 _NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_][\w.]*")
+_CLASS_NAME = re.compile(r"[A-Z]\w*")
 _DEVICE = re.compile(r"(cuda|cpu):\d+")
 _DEEPEST = 100  # lists and objects inside one another
 KINDS = ("class", "policy", "reward", "world_model", "prompts")  # entries that name a class
@@ -92,7 +93,8 @@ def named_class(target: object) -> type:
             "it again with this version."
         )
     if not isinstance(target, str) or module not in _accepted:
-        raise UserError(f"{_short(target)} is no class of vla-rl, so it is not loaded from data; {_cure()}")
+        near = did_you_mean(str(target), our_classes()) if _CLASS_NAME.fullmatch(str(target)) else _cure()
+        raise UserError(f"{_short(target)} is no class of vla-rl, so it is not loaded from data; {near}")
     found = load(target)
     if not isinstance(found, type):
         raise UserError(f"{_short(target)} is no class, so what names it cannot be used; check its config.json.")
@@ -340,8 +342,8 @@ def _reaching(value: Any, key: str = "") -> Iterator[str]:
         for item in value:
             yield from _reaching(item, key)
     elif isinstance(value, str) and value:
-        if key in KINDS and value in our_classes():
-            return
+        if key in KINDS and _CLASS_NAME.fullmatch(value):
+            return  # one of ours, or none
         of_class = key in KINDS and _NAME.fullmatch(value)
         if of_class or key == "class" or _NAME.fullmatch(value):
             if not (of_class and is_ours(value.partition(":")[0])):

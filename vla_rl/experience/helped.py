@@ -84,7 +84,7 @@ class Escalation:
 
 
 class HelpedEnv(SupervisedEnv):
-    """``env`` with a person who helps by degrees (see ``help.py``) instead of taking over at every visible failure.
+    """``env`` with a person who helps by degrees (see :class:`Help`) instead of taking over at every visible failure.
 
     A new scene is the policy's alone.  The hard state of one that it fails in is the last moment before a decision at
     which the robot was still making progress, clock included; the person puts it back by the simulator's snapshots.

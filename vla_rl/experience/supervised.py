@@ -1,4 +1,4 @@
-"""An environment whose robots a scripted person watches and takes over where one visibly fails."""
+"""Environments that a scripted person watches: taken over where one visibly fails, or driven to demonstrate."""
 
 from __future__ import annotations
 

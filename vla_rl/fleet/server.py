@@ -323,7 +323,7 @@ class FleetServer:
             self._opened = opening.pop_all()
 
     def learn(self, command: Sequence[str]) -> LearnerProcess:
-        """Keep ``command`` running beside the server; it gets every record (``fleet/learner_process.py``)."""
+        """Keep ``command`` running beside the server; it gets every record."""
         return self._opened.enter_context(closing(LearnerProcess(command, self.ledger, self.status)))
 
     def close(self) -> None:

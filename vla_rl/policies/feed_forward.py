@@ -1,4 +1,4 @@
-"""What policies that are trained from nothing share, whatever distribution their network parametrises."""
+"""Feed-forward policies that are trained from nothing: Gaussian for bounded actions, categorical for choices."""
 
 from __future__ import annotations
 

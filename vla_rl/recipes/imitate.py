@@ -1,4 +1,4 @@
-"""A policy from nothing by imitation of a scripted expert."""
+"""Imitation of demonstrations: of new small policies, grounded before, and of any other, with a report of it."""
 
 from __future__ import annotations
 

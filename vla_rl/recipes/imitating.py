@@ -1,4 +1,4 @@
-"""What trainers share that imitate while they play: a flow policy changed in place, and demonstrations beside it."""
+"""Trainers that imitate while they play: of a person's corrections (HG-DAgger), and of their own best episodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a policy is trained by reinforcement learning: the protocol of trainer configs, and on-policy training."""
+"""How a policy is trained by RL: trainer configs, on-policy training, with a learned reward, beside other runs."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class ShardedGroup(ProcessGroup):
                 "trained with sharded; leave it out, or train a flow policy that itself is a vision-language-action "
                 "model."
             )
-        from torch.distributed.fsdp import fully_shard  # see contract/shards.py
+        from torch.distributed.fsdp import fully_shard  # see is_shard
 
         from vla_rl.training.mesh import mesh_on
 

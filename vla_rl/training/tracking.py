@@ -41,7 +41,7 @@ class RunFolder:
     state/          what resuming needs, see ``training/checkpoint.py`` and ``shared_state.py``
     summary.json    the result
 
-    Metrics also go to the trackers that the config's field ``tracking`` names, see ``training/trackers.py``.
+    Metrics also go to the trackers that the config's field ``tracking`` names.
     """
 
     def __init__(self, path: str | Path, config: Any, group: Reducer | None = None) -> None:

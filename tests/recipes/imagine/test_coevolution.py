@@ -86,8 +86,7 @@ def horizons(monkeypatch):
         use(self, purchases)
 
     monkeypatch.setattr(plan.RunEpisodes, "use", counting)
-    for module in ("coevolution", "train_model"):
-        monkeypatch.setattr(f"vla_rl.recipes.imagine.{module}.calibrate", chosen)
+    monkeypatch.setattr(imagination, "calibrate", chosen)
 
 
 @dataclass(frozen=True)

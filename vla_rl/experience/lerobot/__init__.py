@@ -3,13 +3,12 @@
 features.py    columns, their types, ``info.json``
 writer.py      one episode at a time, crash-safe; ``repair`` after a process was killed
 live.py        the folder of one episode that is recorded but not yet in v3.0 files
-compact.py     turns recorded episodes into v3.0 files; ``info.json`` last
-reader.py      any v3.0 folder, finished or not; names damage and reads the rest
-metadata.py    reads ``meta/``: counts, tasks, the place of each episode; tables.py writes it
+compact.py     turns recorded episodes into v3.0 files and writes ``meta/``; ``info.json`` last
+metadata.py    reads ``meta/``: counts, tasks, the place of each episode
 video.py       frames to MP4 or PNG and back, MP4s joined without encoding again
 statistics.py  per episode and of all, with quantiles
-translate.py   ``Demonstrations`` to such a folder and back
-disk.py        atomic writes
+translate.py   reads any v3.0 folder, finished or not, as ``Demonstrations``, names damage and reads the rest; and back
+disk.py        atomic writes; what is damaged
 
 Everything here needs pyarrow and PyAV (``pip install 'vla-rl[data]'``).
 """

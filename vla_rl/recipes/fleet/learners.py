@@ -1,4 +1,4 @@
-"""The learners of a fleet in virtual time, as configs build them from a policy and its demonstrations."""
+"""The learners of a fleet, as configs build them from a policy, its demonstrations and the ledger's records."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 It reads the ledger's records from standard input (``fleet/feed.py``), writes its run to ``FOLDER/learner``, publishes
 to ``FOLDER/registry``, signed with the key in the file ``KEY``, and says how it goes on standard output
-(``fleet/learner_process.py``).  Killed at any moment, it goes on from its last publication: each episode behind that is
+(``fleet/server.py``).  Killed at any moment, it goes on from its last publication: each episode behind that is
 learnt from again, each before it is not.
 """
 
