@@ -14,8 +14,8 @@ The paper reports cumulative rewards up to 94 % higher, of small language models
 
 Others' decisions have the version before the learner's own, so they count as stale: the log-probs that were recorded
 when they were made are those of their behaviour, and the decoupled objective weighs them by
-min(pi_prox / pi_behaviour, w_max) (``algorithms/policy_gradient.py``).  As for stale decisions of one's own, advantages and
-the critic's targets are those of the policy that acted.
+min(pi_prox / pi_behaviour, w_max), see ``algorithms/policy_gradient.py``.  As for stale decisions of one's own,
+advantages and the critic's targets are those of the policy that acted.
 
 Deviations from the paper: the importance weights; features, samples and log-probs are shared and not decoded text, so
 learners must have the frozen part of their policies in common.

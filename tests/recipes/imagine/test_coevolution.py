@@ -105,7 +105,7 @@ class Left:
         return cls(
             {name: load_file(run / f"{name}.safetensors") for name in files},
             sorted(lines, key=lambda line: (line["stage"], line["step"])),
-            json.loads((run / "recipe.json").read_text()),
+            json.loads((run / "coevolution.json").read_text()),
             {name: value for name, value in summary.items() if name != "seconds"},
         )
 
@@ -178,7 +178,7 @@ def test_a_purchase_that_leaves_an_untrusted_world_model_is_not_forgotten(recipe
 
     folder = RunFolder(tmp_path / "untrusted", recipe)
     with monkeypatch.context() as patch:
-        patch.setattr(recipe, "calibrate", refuse)
+        patch.setattr(imagination, "calibrate", refuse)
         with pytest.raises(UserError, match="purchase 1 of real episodes leaves a world model that is not trusted: no"):
             recipe.run(folder)
         folder.close()
@@ -191,7 +191,7 @@ def test_a_purchase_that_leaves_an_untrusted_world_model_is_not_forgotten(recipe
         resumed_run(recipe, folder.path)
     monkeypatch.undo()
     assert [path.name for path in (folder.path / "episodes").glob("bought-*")] == ["bought-1.npz"]
-    assert whole.decisions[1] == json.loads((folder.path / "recipe.json").read_text())[1]
+    assert whole.decisions[1] == json.loads((folder.path / "coevolution.json").read_text())[1]
 
 
 def whole_run(recipe: Imagine, undisturbed: list[Left], path: Path) -> Left:
