@@ -8,12 +8,12 @@ from dataclasses import replace
 from vla_rl.algorithms.dppo import DPPOConfig
 from vla_rl.algorithms.dsrl import DSRLConfig, NoiseAliasedConfig
 from vla_rl.algorithms.gorl import GoRLConfig
-from vla_rl.algorithms.grpo import GRPOConfig
+from vla_rl.algorithms.group_relative import GRPOConfig
 from vla_rl.algorithms.guard import FallbackConfig
 from vla_rl.algorithms.iql import IQLConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
-from vla_rl.algorithms.rlpd import RLPDConfig
+from vla_rl.algorithms.sac import RLPDConfig
 from vla_rl.algorithms.wsrl import WSRLConfig
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import WindowConfig
@@ -29,8 +29,7 @@ from vla_rl.recipes.off_policy import OffPolicyRL, ReplayConfig
 from vla_rl.recipes.policies import Diffusion, PPOLatent, PPOResidual, SACLatent, SquashedActor, TD3Residual
 from vla_rl.recipes.trainers import OnPolicyRL, RLConfig, TrainerConfig
 from vla_rl.training.fit import FitConfig
-from vla_rl.training.grounding import GroundingConfig
-from vla_rl.training.imitation import ImitationConfig
+from vla_rl.training.imitation import GroundingConfig, ImitationConfig
 from vla_rl.training.loop import LoopConfig
 
 # As in the demo and in tabletop.py.

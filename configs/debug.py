@@ -9,8 +9,7 @@ from vla_rl.recipes.imitate import NewTiny
 from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.recipes.trainers import RLConfig
 from vla_rl.training.fit import FitConfig
-from vla_rl.training.grounding import GroundingConfig
-from vla_rl.training.imitation import ImitationConfig
+from vla_rl.training.imitation import GroundingConfig, ImitationConfig
 from vla_rl.training.loop import LoopConfig
 
 

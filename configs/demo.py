@@ -5,9 +5,8 @@ Exploration noise is in units of the action's half-range (30 mm, or the grip's 1
 
 from dataclasses import replace
 
-from vla_rl.algorithms.grpo import GRPOConfig
+from vla_rl.algorithms.group_relative import GRPOConfig, RLOOConfig
 from vla_rl.algorithms.ppo import PPOConfig
-from vla_rl.algorithms.rloo import RLOOConfig
 from vla_rl.experience.curriculum import OutcomeVariance
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, OneRandomStep

@@ -6,7 +6,7 @@ from vla_rl.algorithms.guard import FallbackConfig, ReleaseConfig
 from vla_rl.algorithms.hg_dagger import HGDaggerConfig
 from vla_rl.algorithms.recap import RecapConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
-from vla_rl.algorithms.rlpd import RLPDConfig
+from vla_rl.algorithms.sac import RLPDConfig
 from vla_rl.experience.supervised import DemonstratorConfig
 from vla_rl.fleet.sampler import SamplerConfig
 from vla_rl.policies.heads import HeadConfig
@@ -22,8 +22,7 @@ from vla_rl.recipes.off_policy import AdaptiveReplay
 from vla_rl.recipes.policies import SquashedActor, TD3Residual
 from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.training.fit import FitConfig
-from vla_rl.training.grounding import GroundingConfig
-from vla_rl.training.imitation import ImitationConfig
+from vla_rl.training.imitation import GroundingConfig, ImitationConfig
 
 MIXED = EnvConfig("mixed", training_options={"deadlines": {"lift": 25, "place": 50, "push": 50}})
 _CORRECTIONS = LearnByCorrections(HGDaggerConfig(lr=2e-4))

@@ -3,8 +3,7 @@
 import math
 from dataclasses import replace
 
-from vla_rl.algorithms.group_relative import Mean, PerTrajectory
-from vla_rl.algorithms.grpo import GRPOConfig
+from vla_rl.algorithms.group_relative import GRPOConfig, Mean, PerTrajectory
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.evaluation.agreement import TrustConfig

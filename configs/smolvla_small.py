@@ -19,8 +19,7 @@ from vla_rl.recipes.policies import TD3Residual
 from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.recipes.trainers import RLConfig
 from vla_rl.training.fit import FitConfig
-from vla_rl.training.grounding import GroundingConfig
-from vla_rl.training.imitation import ImitationConfig
+from vla_rl.training.imitation import GroundingConfig, ImitationConfig
 from vla_rl.training.loop import LoopConfig
 
 ENV = EnvConfig("lift", training_options={"deadline": 25})  # as in the demo

@@ -6,8 +6,7 @@ from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import Imitate, NewTiny, NewTinyOfJoints
 from vla_rl.recipes.imitate_dataset import ImitateDataset
 from vla_rl.training.fit import FitConfig
-from vla_rl.training.grounding import GroundingConfig
-from vla_rl.training.imitation import ImitationConfig
+from vla_rl.training.imitation import GroundingConfig, ImitationConfig
 
 ENV = EnvConfig("so101")
 

@@ -3,10 +3,10 @@
 import math
 from dataclasses import replace
 
-from vla_rl.algorithms.future_states import FutureStatesConfig
 from vla_rl.algorithms.guard import FallbackConfig, ReleaseConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
+from vla_rl.algorithms.self_imitation import FutureStatesConfig
 from vla_rl.experience.helped import Escalation
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
@@ -22,8 +22,7 @@ from vla_rl.recipes.policies import TD3Residual
 from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.recipes.trainers import RLConfig
 from vla_rl.training.fit import FitConfig
-from vla_rl.training.grounding import GroundingConfig
-from vla_rl.training.imitation import ImitationConfig
+from vla_rl.training.imitation import GroundingConfig, ImitationConfig
 from vla_rl.training.loop import LoopConfig
 
 # Less noise than in the demo, since these tasks need more precision; and four times its rollout, since their episodes

@@ -35,8 +35,8 @@ from vla_rl.contract.device import DeviceTracker, read
 from vla_rl.contract.env import Observation, Observe, Snapshot, Step, on_host
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.rows import FAILURES, SUCCESS, TIME_LIMIT, restore_rows, select_rows
+from vla_rl.contract.spec import EnvSpec
 from world_models.imagination_config import ImaginationConfig
-from world_models.imagined_spec import imagined_spec
 from world_models.initial_states import Pool
 from world_models.model import WorldModel
 from world_models.types import Context, Future, state_entries
@@ -397,3 +397,21 @@ class ImaginedEnv:
 def _batches(env_ids: np.ndarray, size: int) -> Iterator[np.ndarray]:
     for begin in range(0, len(env_ids), size):
         yield env_ids[begin : begin + size]
+
+
+def imagined_spec(model: WorldModel, config: ImaginationConfig) -> EnvSpec:
+    """The spec of imagined environments: only its time limit changes when they are renewed.
+
+    A rollout that begins at a keyframe, anywhere in an episode, goes on with that episode's clock.
+    """
+    longest = config.horizon + (model.spec.time_limit if config.keyframe_share else 0)
+    return replace(
+        model.spec,
+        name=f"imagined {model.spec.name}",
+        time_limit=longest,
+        max_chunk=min(model.spec.max_chunk, config.reach),
+        extras={},
+        success="once",
+        can_snapshot=True,
+        device=str(model.device),
+    )

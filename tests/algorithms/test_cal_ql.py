@@ -10,8 +10,8 @@ import torch
 
 from tests.off_policy_toys import Scripted, Table, critics, deployed, env_spec, recorded, seeded, squashed, transitions
 from tests.toys import bandit_reward
-from vla_rl.algorithms.cal_ql import CalQL, CalQLConfig, conservative_penalty, repeated
 from vla_rl.algorithms.sac import SAC, SACConfig
+from vla_rl.algorithms.wsrl import CalQL, CalQLConfig, conservative_penalty, repeated
 from vla_rl.contract.policy import CriticAction
 from vla_rl.experience.replay import Replay
 

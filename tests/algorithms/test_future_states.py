@@ -12,8 +12,13 @@ from torch import Tensor
 from tests.algorithms.test_self_imitation import window
 from tests.policies.test_tiny import HORIZON, SPEC, made, seeded
 from tests.toys import FlowToy
-from vla_rl.algorithms.future_states import FutureStates, FutureStatesConfig, following
-from vla_rl.algorithms.self_imitation import SelfImitation, SelfImitationConfig
+from vla_rl.algorithms.self_imitation import (
+    FutureStates,
+    FutureStatesConfig,
+    SelfImitation,
+    SelfImitationConfig,
+    following,
+)
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.tiny import TinyVLA

@@ -11,9 +11,17 @@ import pytest
 import torch
 
 from tests.toys import FlowToy, TwoProcesses
-from vla_rl.algorithms.group_relative import Constant, Global, PerTrajectory, Standardised, truncation_return
-from vla_rl.algorithms.grpo import GRPO, GRPOConfig
-from vla_rl.algorithms.rloo import RLOO, RLOOConfig
+from vla_rl.algorithms.group_relative import (
+    GRPO,
+    RLOO,
+    Constant,
+    Global,
+    GRPOConfig,
+    PerTrajectory,
+    RLOOConfig,
+    Standardised,
+    truncation_return,
+)
 from vla_rl.cli.override import override
 from vla_rl.contract.batch import TRUNCATION_RETURN, OneProcess, Rollout
 from vla_rl.contract.config import from_json, to_json

@@ -10,9 +10,7 @@ import torch
 from sims.catalog import make
 from tests.algorithms.test_ppo_optimum import deployed, regret, seeded
 from tests.toys import FlowToy, bandit_reward, rollout
-from vla_rl.algorithms.group_relative import Constant, Mean, Standardised
-from vla_rl.algorithms.grpo import GRPOConfig
-from vla_rl.algorithms.rloo import RLOOConfig
+from vla_rl.algorithms.group_relative import Constant, GRPOConfig, Mean, RLOOConfig, Standardised
 from vla_rl.contract.batch import OneProcess
 from vla_rl.evaluation.run import evaluate
 from vla_rl.experience.groups import GroupConfig

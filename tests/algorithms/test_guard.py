@@ -17,7 +17,7 @@ from tests.toys import rollout
 from vla_rl.algorithms.guard import Fallback, FallbackConfig, Release, ReleaseConfig
 from vla_rl.algorithms.ranking import Attempt
 from vla_rl.algorithms.residual_td3 import ResidualTD3, ResidualTD3Config
-from vla_rl.algorithms.rlpd import RLPDConfig
+from vla_rl.algorithms.sac import RLPDConfig
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ActionOut

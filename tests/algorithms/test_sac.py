@@ -24,8 +24,7 @@ from tests.off_policy_toys import (
     transitions,
 )
 from tests.toys import bandit
-from vla_rl.algorithms.rlpd import RLPDConfig
-from vla_rl.algorithms.sac import SAC, SACConfig
+from vla_rl.algorithms.sac import SAC, RLPDConfig, SACConfig
 from vla_rl.experience.mixture import Mixture
 from vla_rl.experience.replay import Replay
 from vla_rl.experience.rollout import RolloutSource, SeedStream

@@ -13,10 +13,9 @@ from sims.catalog import make
 from tests.algorithms.ppo_learners import CONFIG, Watching, same, weights
 from tests.token_toys import HORIZON, PARTS, SPEC, right, seeded, token_bandit, token_policy
 from vla_rl.algorithms.decisions import Decisions
-from vla_rl.algorithms.grpo import GRPO, GRPOConfig
+from vla_rl.algorithms.group_relative import GRPO, GRPOConfig, RLOOConfig
 from vla_rl.algorithms.policy_gradient import clipped_objective
 from vla_rl.algorithms.ppo import PPO
-from vla_rl.algorithms.rloo import RLOOConfig
 from vla_rl.algorithms.surrogate import executed_parts, surrogate
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import ContractError

@@ -10,9 +10,8 @@ import torch
 
 from tests.off_policy_toys import critics, deployed, env_spec, recorded, seeded, squashed
 from tests.toys import bandit
-from vla_rl.algorithms.cal_ql import CalQLConfig
 from vla_rl.algorithms.iql import IQLConfig
-from vla_rl.algorithms.wsrl import WSRL, WSRLConfig
+from vla_rl.algorithms.wsrl import WSRL, CalQLConfig, WSRLConfig
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.mixture import Mixture
 from vla_rl.experience.replay import Replay

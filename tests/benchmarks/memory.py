@@ -38,8 +38,8 @@ from vla_rl.recipes.policies import TD3Residual
 from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.recipes.trainers import RLConfig, TrainerConfig
 from vla_rl.recipes.training_setup import build
-from vla_rl.training.live_bytes import LiveBytes
 from vla_rl.training.loop import Loop, LoopConfig
+from vla_rl.training.shapes_only import LiveBytes
 
 ENV = EnvConfig("lift", options={"deadline": 10})
 LOOP = LoopConfig(iterations=2, validate_every=0)

@@ -18,7 +18,7 @@ from stable_baselines3 import PPO
 
 from sims.as_sb3 import make_vec
 from vla_rl.evaluation import seed_ranges
-from vla_rl.evaluation.axes import interval, number
+from vla_rl.evaluation.plots import interval, number
 from vla_rl.evaluation.stats import MeanReturn, Rate
 
 SEEDS = (1, 2, 3)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from vla_rl.contract.errors import ContractError
-from vla_rl.evaluation import axes, plots, video
+from vla_rl.evaluation import plots, video
 from vla_rl.evaluation.report import Bar, Clip, Point, Report, Series, Tile
 from vla_rl.evaluation.stats import Rate
 
@@ -247,14 +247,14 @@ def test_a_label_keeps_its_colour_and_a_reference_is_grey() -> None:
     ],
 )
 def test_numbers_as_people_read_them(value: float, percent: bool, text: str) -> None:
-    assert axes.number(value, percent) == text
+    assert plots.number(value, percent) == text
 
 
 def test_ticks_are_round_and_cover_the_data() -> None:
     for low, high in [(0.013, 0.94), (-3.2, 7.7), (0, 1e6), (1e-7, 3e-7), (99.0, 101.0)]:
-        axis = axes.axis_of(low, high, 4)
+        axis = plots.axis_of(low, high, 4)
         assert axis.low <= low and axis.high >= high and 3 <= len(axis.ticks) <= 8
-        inside = axes.axis_of(low, high, 4, widen=False)
+        inside = plots.axis_of(low, high, 4, widen=False)
         assert (
             inside.low == low and inside.high == high and all(low <= tick <= high * 1.0000001 for tick in inside.ticks)
         )

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vla_rl.fleet.clock import SystemClock
+from vla_rl.fleet.backoff import SystemClock
 
 
 def around(*steps: str) -> tuple[str, ...]:

@@ -15,8 +15,8 @@ import pytest
 from tests.patience import PATIENCE
 from vla_rl.contract import wire
 from vla_rl.fleet import fleet_pb2 as pb
+from vla_rl.fleet.backoff import SystemClock
 from vla_rl.fleet.channels import STREAM, open_channel, path
-from vla_rl.fleet.clock import SystemClock
 from vla_rl.fleet.envelope import PROTOCOL
 from vla_rl.fleet.errors import ConflictError, GapError, RefusedError
 from vla_rl.fleet.ledger import Receipt

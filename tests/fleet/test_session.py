@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.fleet.fleets import MemorySpool
-from vla_rl.fleet.clock import SystemClock
+from vla_rl.fleet.backoff import SystemClock
 from vla_rl.fleet.committer import Batch, Outcome
 from vla_rl.fleet.envelope import write_records
 from vla_rl.fleet.errors import GapError

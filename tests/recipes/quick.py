@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 
-from vla_rl.algorithms.future_states import FutureStatesConfig
 from vla_rl.algorithms.hg_dagger import HGDaggerConfig
 from vla_rl.algorithms.iql import IQLConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
-from vla_rl.algorithms.self_imitation import SelfImitationConfig
+from vla_rl.algorithms.self_imitation import FutureStatesConfig, SelfImitationConfig
 from vla_rl.algorithms.wsrl import WSRLConfig
 from vla_rl.experience.curriculum import LearningProgress
 from vla_rl.experience.helped import Escalation
@@ -26,8 +25,7 @@ from vla_rl.recipes.policies import SquashedActor, TD3Residual
 from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.recipes.trainers import RLConfig
 from vla_rl.training.fit import FitConfig
-from vla_rl.training.grounding import GroundingConfig
-from vla_rl.training.imitation import ImitationConfig
+from vla_rl.training.imitation import GroundingConfig, ImitationConfig
 from vla_rl.training.loop import LoopConfig
 
 VARIED = EnvConfig(

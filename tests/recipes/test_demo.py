@@ -25,7 +25,7 @@ from vla_rl.recipes.imitate import NewTiny
 from vla_rl.recipes.recipe import run
 from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.training.fit import FitConfig
-from vla_rl.training.grounding import GroundingConfig
+from vla_rl.training.imitation import GroundingConfig
 from vla_rl.training.loop import LoopConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

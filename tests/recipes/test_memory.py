@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from tests.benchmarks.memory import ENV, Case, cases, live_peak, made_envs
-from vla_rl.algorithms.grpo import GRPOConfig
+from vla_rl.algorithms.group_relative import GRPOConfig
 from vla_rl.algorithms.guard import FallbackConfig, ReleaseConfig
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.groups import GroupConfig

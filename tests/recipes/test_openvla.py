@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.policies.openvla.test_public import published
-from vla_rl.algorithms.grpo import GRPOConfig
+from vla_rl.algorithms.group_relative import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import WindowConfig

@@ -12,7 +12,7 @@ import torch
 
 from tests.commands import save_untrained
 from tests.recipes.imagine.test_grpo import GROUPS, imagined_lift
-from vla_rl.algorithms.grpo import GRPOConfig
+from vla_rl.algorithms.group_relative import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.config import from_json, to_json

@@ -11,8 +11,7 @@ import pytest
 from tests.recipes.quick_suite import quick
 from vla_rl.cli.main import main
 from vla_rl.contract.errors import UserError
-from vla_rl.evaluation.paired import pairs_of
-from vla_rl.evaluation.power import episodes_needed, independent_discordance
+from vla_rl.evaluation.paired import episodes_needed, independent_discordance, pairs_of
 from vla_rl.evaluation.results import EpisodeResult, write_tables
 from vla_rl.evaluation.stats import Rate, mcnemar_exact
 from vla_rl.recipes.suite_run import compare, power_table, read_results, results_of

@@ -11,7 +11,7 @@ import torch
 from vla_rl.cli.main import choose_threads
 from vla_rl.recipes import imitate
 from vla_rl.recipes.workers import worker_processes, workers
-from vla_rl.training.threads import ALONE, alone, shared
+from vla_rl.training.device import ALONE, alone, shared
 
 
 @pytest.fixture
@@ -73,8 +73,7 @@ def test_supervised_stages_are_alone(stage, environment, monkeypatch, untrained)
     from vla_rl.policies.tiny import TinyVLA
     from vla_rl.recipes.env_config import EnvConfig
     from vla_rl.recipes.imitate import NewTiny, grounded_policy
-    from vla_rl.training.grounding import GroundingConfig
-    from vla_rl.training.imitation import ImitationConfig
+    from vla_rl.training.imitation import GroundingConfig, ImitationConfig
 
     env, threads = EnvConfig("lift"), []
     sim = env.make(2)

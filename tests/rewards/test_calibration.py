@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vla_rl.contract.errors import UserError
-from vla_rl.rewards.calibration import Counts, choose_threshold, value_order_correlation
+from vla_rl.rewards.reward_model import Counts, choose_threshold, value_order_correlation
 
 
 def test_by_hand():

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from vla_rl.contract.errors import UserError
-from vla_rl.rewards.frames import LabelledFrames
-from vla_rl.rewards.pairs import PairSampler, episode_progress
+from vla_rl.rewards.frames import LabelledFrames, PairSampler, episode_progress
 
 
 @pytest.mark.parametrize(

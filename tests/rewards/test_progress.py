@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from vla_rl.contract.errors import ContractError
-from vla_rl.rewards.frames import LabelledFrames
-from vla_rl.rewards.pairs import FramePairs, PairSampler
+from vla_rl.rewards.frames import FramePairs, LabelledFrames, PairSampler
 from vla_rl.rewards.progress import ProgressConfig, ProgressCritic
 from vla_rl.rewards.reward import Reward, load_reward
 from vla_rl.training.fit import FitConfig, fit

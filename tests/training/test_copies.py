@@ -12,7 +12,7 @@ from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.critics import ValueCritic
 from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
-from vla_rl.training.live_bytes import LiveBytes
+from vla_rl.training.shapes_only import LiveBytes
 
 ENVS, DECISIONS, SIZE = 8, 16, 5_000
 OBSERVATION = 4 * SIZE * ENVS  # bytes of the heavy feature of one observation of all environments

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from vla_rl.training.live_bytes import LiveBytes, bytes_of
+from vla_rl.training.shapes_only import LiveBytes, bytes_of
 
 
 def test_views_count_once_and_what_is_freed_counts_no_more():

@@ -18,18 +18,15 @@ from tests.elsewhere import elsewhere
 from tests.policies.vla.tiny_vlas import SMOLVLA
 from tests.toys import all_shown
 from tests.visual_point_mass import VisualPointMass, tiny_vla
-from vla_rl.algorithms.cal_ql import CalQLConfig
 from vla_rl.algorithms.dppo import DPPOConfig
 from vla_rl.algorithms.dsrl import DSRLConfig, NoiseAliasedConfig
 from vla_rl.algorithms.gorl import GoRLConfig, RefitConfig
-from vla_rl.algorithms.grpo import GRPOConfig
+from vla_rl.algorithms.group_relative import GRPOConfig, RLOOConfig
 from vla_rl.algorithms.iql import IQLConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
-from vla_rl.algorithms.rloo import RLOOConfig
-from vla_rl.algorithms.rlpd import RLPDConfig
-from vla_rl.algorithms.sac import SACConfig
-from vla_rl.algorithms.wsrl import WSRLConfig
+from vla_rl.algorithms.sac import RLPDConfig, SACConfig
+from vla_rl.algorithms.wsrl import CalQLConfig, WSRLConfig
 from vla_rl.contract.batch import OneProcess, ReplayBuffer
 from vla_rl.evaluation.run import evaluate
 from vla_rl.experience.groups import GroupConfig

@@ -9,8 +9,8 @@ import torch
 
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.imagine import recipe
-from vla_rl.training import precision
-from vla_rl.training.precision import fastest_precision
+from vla_rl.training import device
+from vla_rl.training.device import fastest_precision
 from vla_rl.training.tracking import RunFolder
 
 CPU = torch.device("cpu")
@@ -27,7 +27,7 @@ class Clock:
             self.now += durations[min(self.runs[image.dtype], len(durations) - 1)]
             self.runs[image.dtype] += 1
 
-        monkeypatch.setattr(precision.functional, "conv2d", conv2d)
+        monkeypatch.setattr(device.functional, "conv2d", conv2d)
 
     def __call__(self) -> float:
         return self.now

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vla_rl.algorithms.cal_ql import conservative_penalty, repeated
 from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig, swapped
+from vla_rl.algorithms.wsrl import conservative_penalty, repeated
 from vla_rl.contract.batch import Reducer, ReplayBuffer, Transitions
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import ReparametrisedPolicy

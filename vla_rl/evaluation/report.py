@@ -14,8 +14,7 @@ from typing import Literal, TypeAlias
 
 from vla_rl.contract.errors import ContractError
 from vla_rl.evaluation import plots
-from vla_rl.evaluation.axes import interval, number
-from vla_rl.evaluation.plots import Bar, Point, Series
+from vla_rl.evaluation.plots import Bar, Point, Series, interval, number
 from vla_rl.evaluation.stats import Rate
 from vla_rl.evaluation.style import CSS, SCRIPT
 from vla_rl.evaluation.video import Clip, Recording

@@ -14,9 +14,8 @@ import grpc
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.limits import check_limits
 from vla_rl.fleet import fleet_pb2 as pb
-from vla_rl.fleet.backoff import BackoffOptions
+from vla_rl.fleet.backoff import BackoffOptions, Clock
 from vla_rl.fleet.channels import STREAM, path
-from vla_rl.fleet.clock import Clock
 from vla_rl.fleet.envelope import MAX_RECORDS, read_from_server, write_records
 from vla_rl.fleet.record import FleetRecord
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 from dataclasses import dataclass
+from typing import Protocol
 
 from vla_rl.contract.limits import check_limits
 
@@ -35,3 +38,26 @@ class Backoff:
     def reset(self) -> None:
         """Begin with the shortest wait again."""
         self._failures = 0
+
+
+class Clock(Protocol):
+    """``now``: seconds that only grow; ``wall_ns``: ns since 1970; ``wait``: whether ``event`` came in ``seconds``."""
+
+    def now(self) -> float: ...
+
+    def wall_ns(self) -> int: ...
+
+    def wait(self, event: threading.Event, seconds: float) -> bool: ...
+
+
+class SystemClock:
+    """The clock of this machine."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def wall_ns(self) -> int:
+        return time.time_ns()
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        return event.wait(seconds)

@@ -19,9 +19,8 @@ from google.protobuf.message import DecodeError
 from vla_rl.contract.errors import UserError
 from vla_rl.fleet import fleet_pb2 as pb
 from vla_rl.fleet.attempt import Attempt, LinkOptions, LinkState, Source
-from vla_rl.fleet.backoff import Backoff
+from vla_rl.fleet.backoff import Backoff, Clock, SystemClock
 from vla_rl.fleet.channels import CHUNK, MANIFEST, open_channel, path
-from vla_rl.fleet.clock import Clock, SystemClock
 from vla_rl.fleet.envelope import PROTOCOL
 from vla_rl.fleet.identity import Credentials, check_reach
 

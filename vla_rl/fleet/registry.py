@@ -25,7 +25,6 @@ from typing import Any, BinaryIO, TypeVar
 
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.fleet.canary import CanaryRule, Outcomes, Verdict, choose_canaries, judge
-from vla_rl.fleet.content_store import ContentStore, make_folders, write_whole
 from vla_rl.fleet.disk import Disk, RealDisk
 from vla_rl.fleet.history import History
 from vla_rl.fleet.manifest import (
@@ -39,6 +38,7 @@ from vla_rl.fleet.manifest import (
     TensorEntry,
     check_path,
 )
+from vla_rl.fleet.policy_cache import ContentStore, make_folders, write_whole
 from vla_rl.fleet.releases import EVERY_ROBOT, Releases
 from vla_rl.fleet.signing import SIGNATURE_BYTES, SigningKey
 

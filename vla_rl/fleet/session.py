@@ -11,7 +11,7 @@ import grpc
 
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.fleet import fleet_pb2 as pb
-from vla_rl.fleet.clock import Clock
+from vla_rl.fleet.backoff import Clock
 from vla_rl.fleet.committer import Batch, Committer, Outcome
 from vla_rl.fleet.envelope import read_from_robot, read_records
 from vla_rl.fleet.errors import ConflictError, GapError

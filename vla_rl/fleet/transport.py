@@ -21,8 +21,8 @@ import grpc
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.limits import check_limits
 from vla_rl.fleet import fleet_pb2 as pb
+from vla_rl.fleet.backoff import Clock, SystemClock
 from vla_rl.fleet.channels import OPTIONS, SERVICE, STREAM, add_port
-from vla_rl.fleet.clock import Clock, SystemClock
 from vla_rl.fleet.committer import Committer, Store
 from vla_rl.fleet.connections import Connections, give_back, most_connections, peer_of
 from vla_rl.fleet.downloads import Downloads, Policies

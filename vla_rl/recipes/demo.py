@@ -29,9 +29,8 @@ from vla_rl.recipes.progress import console
 from vla_rl.recipes.stages import EvaluationConfig, clock
 from vla_rl.recipes.trainers import RLConfig
 from vla_rl.recipes.workers import workers
-from vla_rl.training.grounding import GroundingConfig
-from vla_rl.training.imitation import ImitationConfig
-from vla_rl.training.threads import shared
+from vla_rl.training.device import shared
+from vla_rl.training.imitation import GroundingConfig, ImitationConfig
 from vla_rl.training.tracking import RunFolder
 
 

@@ -34,11 +34,16 @@ from vla_rl.recipes.context import CPU, generator, placed
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.progress import bar
 from vla_rl.recipes.stages import EvaluationConfig, clock
-from vla_rl.training.device import resolve_device
-from vla_rl.training.grounding import GroundingConfig, ground
-from vla_rl.training.imitation import ImitationConfig, ImitationPolicy, PixelImitationPolicy, imitate
+from vla_rl.training.device import alone, resolve_device
+from vla_rl.training.imitation import (
+    GroundingConfig,
+    ImitationConfig,
+    ImitationPolicy,
+    PixelImitationPolicy,
+    ground,
+    imitate,
+)
 from vla_rl.training.imitation import imitate_from_pixels as fit_from_pixels
-from vla_rl.training.threads import alone
 from vla_rl.training.tracking import RunFolder
 
 

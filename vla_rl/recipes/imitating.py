@@ -11,9 +11,14 @@ import numpy as np
 import torch
 
 from vla_rl.algorithms.chunks import Chunks
-from vla_rl.algorithms.future_states import FutureStates, FutureStatesConfig, require_learning_backbone
 from vla_rl.algorithms.hg_dagger import HGDagger, HGDaggerConfig
-from vla_rl.algorithms.self_imitation import SelfImitation, SelfImitationConfig
+from vla_rl.algorithms.self_imitation import (
+    FutureStates,
+    FutureStatesConfig,
+    SelfImitation,
+    SelfImitationConfig,
+    require_learning_backbone,
+)
 from vla_rl.contract.batch import ExperienceSource
 from vla_rl.contract.env import Observation, VecEnv
 from vla_rl.contract.errors import UserError

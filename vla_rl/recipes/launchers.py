@@ -17,7 +17,7 @@ from vla_rl.contract import trust
 from vla_rl.contract.config import JsonObject
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.worker import Link, LostWorkerError, Worker
-from vla_rl.training.threads import ALONE
+from vla_rl.training.device import ALONE
 
 _MACHINE = "vla_rl.recipes.launchers:Machine"
 ONE_THREAD = {"OMP_NUM_THREADS": "1", ALONE: "1"}

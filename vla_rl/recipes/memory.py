@@ -30,10 +30,9 @@ from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.recipes.trainers import TrainerConfig
 from vla_rl.recipes.training_setup import TrainingSetup, build
-from vla_rl.training.live_bytes import LiveBytes, bytes_of
 from vla_rl.training.loop import CanRollBack, EvaluationResult, Loop
 from vla_rl.training.out_of_memory import BUILD, COLLECT, LEARN, VALIDATE
-from vla_rl.training.shapes_only import META, shapes_only
+from vla_rl.training.shapes_only import META, LiveBytes, bytes_of, shapes_only
 
 _ITERATIONS = 64  # at most, until the policy has learnt
 _STEPS = 2  # of the policy's optimizer: in the second one, its state and the old gradients are there

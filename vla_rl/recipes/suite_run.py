@@ -20,8 +20,7 @@ from vla_rl.contract.config import JsonObject, to_json
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.trust import read_json
-from vla_rl.evaluation.paired import pairs_by_task, pairs_of
-from vla_rl.evaluation.power import episodes_needed, independent_discordance
+from vla_rl.evaluation.paired import episodes_needed, independent_discordance, pairs_by_task, pairs_of
 from vla_rl.evaluation.report import Bar, Cell, Recording, Report, Tile, mean_text, percent
 from vla_rl.evaluation.results import EPISODES, TABLES, EpisodeResult, Journal, read_episodes, write_tables
 from vla_rl.evaluation.run import Outcomes

@@ -50,7 +50,7 @@ def context_class() -> type[Context]:
 
 def imagined_spec(model: WorldModel, config: ImaginationConfig) -> EnvSpec:
     """The spec of :func:`make_env`, without an environment."""
-    from world_models.imagined_spec import imagined_spec
+    from world_models.env import imagined_spec
 
     return imagined_spec(model, config)
 

@@ -148,7 +148,7 @@ class VLMJudge:
 
     ``progress`` is P(yes); ``done`` is P(yes) >= ``config.threshold``.  Between two questions the last answer is kept.
     This is a baseline: an untrained model, one prompt, single frames, an untuned threshold; for a threshold of given
-    precision see :func:`vla_rl.rewards.calibration.choose_threshold`.
+    precision see :func:`vla_rl.rewards.reward_model.choose_threshold`.
     """
 
     def __init__(self, config: VLMJudgeConfig, model: YesNoModel) -> None:

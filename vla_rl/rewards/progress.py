@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vla_rl.contract.env import Array
 from vla_rl.contract.policy import State
-from vla_rl.rewards.pairs import FramePairs
+from vla_rl.rewards.frames import FramePairs
 from vla_rl.rewards.reward import RewardOutput
 from vla_rl.rewards.reward_model import RewardModel, RewardModelConfig, to_bool
 

@@ -15,7 +15,7 @@ from http import HTTPStatus
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.keys import read_key
 from vla_rl.contract.streams import is_loopback
-from vla_rl.serving.api_key import VARIABLE, ApiKey
+from vla_rl.serving.address import VARIABLE, ApiKey
 from vla_rl.serving.websocket import Refusal
 
 log = logging.getLogger("vla_rl.serving")

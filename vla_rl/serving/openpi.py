@@ -17,7 +17,7 @@ import numpy as np
 
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.serving import arrays
-from vla_rl.serving.api_key import ApiKey
+from vla_rl.serving.address import ApiKey
 from vla_rl.serving.observation import Request, SingleObservation, chunk_of
 from vla_rl.serving.websocket import DisconnectedError, Limits, connect
 

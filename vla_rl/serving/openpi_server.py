@@ -27,10 +27,10 @@ from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.serving.access import Access
 from vla_rl.serving.batching import Batcher, Batching
+from vla_rl.serving.episode import StatelessPolicy
 from vla_rl.serving.listener import LIMITS, Listener, log
 from vla_rl.serving.observation import SingleObservation
 from vla_rl.serving.openpi import CAMERAS, pack, unpack
-from vla_rl.serving.stateless import StatelessPolicy
 from vla_rl.serving.websocket import Connection, DisconnectedError, Limits
 
 Layout = Callable[[Mapping[str, Any]], SingleObservation]

@@ -19,8 +19,7 @@ from vla_rl.policies.function import BlackBoxPolicy
 from vla_rl.policies.normalization import check_same_env
 from vla_rl.policies.pretrained import read_config
 from vla_rl.pretrained import save_folder
-from vla_rl.serving.address import Address
-from vla_rl.serving.api_key import ApiKey, find_api_key
+from vla_rl.serving.address import Address, ApiKey, find_api_key
 from vla_rl.serving.arrays import shown
 from vla_rl.serving.observation import Request, SingleObservation, chunk_of
 from vla_rl.serving.openpi import OpenpiClient

@@ -29,7 +29,7 @@ from websockets.uri import parse_uri
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_positive
 from vla_rl.contract.streams import is_loopback
-from vla_rl.serving.api_key import VARIABLE, ApiKey
+from vla_rl.serving.address import VARIABLE, ApiKey
 
 _frames = logging.getLogger("vla_rl.serving.frames")
 _frames.setLevel(logging.WARNING)  # whatever others have: at DEBUG, every header is written down, and so the API key

@@ -14,8 +14,7 @@ from tests.algorithms.ppo_learners import CONFIG
 from tests.elsewhere import elsewhere
 from tests.policies.openvla.tiny import SPEC, observed, tiny, tiny_policy
 from tests.toys import rollout
-from vla_rl.algorithms.group_relative import Standardised
-from vla_rl.algorithms.grpo import GRPOConfig
+from vla_rl.algorithms.group_relative import GRPOConfig, Standardised
 from vla_rl.algorithms.ppo import PPO
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import ContractError, UserError

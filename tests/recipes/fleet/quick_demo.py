@@ -11,8 +11,7 @@ from vla_rl.recipes.fleet.demo import FleetDemo
 from vla_rl.recipes.fleet.learners import Learn, LearnByCorrections
 from vla_rl.recipes.imitate import Imitate, NewTinyOfJoints
 from vla_rl.training.fit import FitConfig
-from vla_rl.training.grounding import GroundingConfig
-from vla_rl.training.imitation import ImitationConfig
+from vla_rl.training.imitation import GroundingConfig, ImitationConfig
 
 
 def demo() -> FleetDemo:

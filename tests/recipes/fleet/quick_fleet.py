@@ -5,7 +5,7 @@ from dataclasses import replace
 from vla_rl.algorithms.hg_dagger import HGDaggerConfig
 from vla_rl.algorithms.recap import RecapConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
-from vla_rl.algorithms.rlpd import RLPDConfig
+from vla_rl.algorithms.sac import RLPDConfig
 from vla_rl.experience.person import PersonConfig
 from vla_rl.experience.supervised import DemonstratorConfig
 from vla_rl.policies.heads import HeadConfig

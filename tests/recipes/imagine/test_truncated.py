@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.world_models.small_models import initial_states, spec
-from vla_rl.algorithms.group_relative import Mean, Standardised
-from vla_rl.algorithms.grpo import GRPO, GRPOConfig
+from vla_rl.algorithms.group_relative import GRPO, GRPOConfig, Mean, Standardised
 from vla_rl.contract.batch import TRUNCATION_RETURN, Rollout
 from vla_rl.contract.policy import ActionOut, Likelihood
 from vla_rl.experience.groups import ConstantValue, GroupConfig, ZeroValue

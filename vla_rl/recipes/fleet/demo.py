@@ -42,8 +42,8 @@ from vla_rl.recipes.imitate import Imitate
 from vla_rl.recipes.progress import bar, console
 from vla_rl.recipes.robots import drive
 from vla_rl.recipes.stages import clock
-from vla_rl.serving.servable import servable_spec
-from vla_rl.training.threads import shared
+from vla_rl.serving.episode import servable_spec
+from vla_rl.training.device import shared
 from vla_rl.training.tracking import RunFolder
 
 _LOOK_S = 0.5  # how often the server's counts are looked at

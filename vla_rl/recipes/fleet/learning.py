@@ -32,7 +32,7 @@ from vla_rl.pretrained import save_own
 from vla_rl.recipes.config_files import load_kept_files
 from vla_rl.recipes.fleet.learners import LEARNER, Learn
 from vla_rl.recipes.fleet.policies import publish
-from vla_rl.training.threads import alone
+from vla_rl.training.device import alone
 from vla_rl.training.tracking import RunFolder
 
 _WAIT_S = 0.1  # for records, when there is nothing to learn

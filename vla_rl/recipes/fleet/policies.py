@@ -27,8 +27,8 @@ from vla_rl.fleet.server import REGISTRY
 from vla_rl.fleet.signing import SigningKey
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.pretrained import checkpoint_of
+from vla_rl.serving.episode import servable_spec
 from vla_rl.serving.observation import SingleObservation, batch_of
-from vla_rl.serving.servable import servable_spec
 
 KEY, PUBLIC_KEY = "signing.key", "signing.pub"
 

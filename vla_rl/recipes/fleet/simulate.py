@@ -35,7 +35,7 @@ from vla_rl.recipes.fleet.virtual import SECOND, VALIDATION, FleetTimes, Virtual
 from vla_rl.recipes.policies import start_policy
 from vla_rl.recipes.progress import bar, console
 from vla_rl.recipes.stages import EvaluationConfig, clock
-from vla_rl.training.threads import alone
+from vla_rl.training.device import alone
 from vla_rl.training.tracking import RunFolder
 
 

@@ -34,10 +34,9 @@ from vla_rl.recipes.progress import bar, console
 from vla_rl.recipes.stages import EvaluationConfig, clock
 from vla_rl.recipes.trainers import TrainerConfig
 from vla_rl.training.coevolve import Coevolution, Decision, Signals
-from vla_rl.training.device import resolve_device
+from vla_rl.training.device import fastest_precision, resolve_device
 from vla_rl.training.distributed import current_reducer
 from vla_rl.training.loop import LoopConfig, LoopLearner
-from vla_rl.training.precision import fastest_precision
 from vla_rl.training.tracking import RunFolder, write_json
 from vla_rl.training.world_model import WorldModelFit, fit_world_model, load_world_model, save_world_model, statistics
 

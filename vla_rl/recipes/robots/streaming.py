@@ -404,7 +404,7 @@ class FleetPolicy:
 def check_golden(policy: Policy, cached: CachedPolicy) -> None:
     """Raise ContractError unless ``policy`` answers here what it answered where it was published."""
     from vla_rl.recipes.fleet.policies import answer
-    from vla_rl.serving.servable import servable_spec
+    from vla_rl.serving.episode import servable_spec
 
     golden, bounds = cached.manifest.golden, servable_spec(policy).action
     found, wanted = answer(policy, cached.observation, golden.seed), np.array(golden.action)
