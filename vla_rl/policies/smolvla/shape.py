@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
-
-if TYPE_CHECKING:
-    from vla_rl.policies.smolvla.network import SmolVLANetwork
+from vla_rl.policies.vla.network import FlowNetwork
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,7 @@ class SmolVLAShape:
         """The same with ``count`` tokens in the vocabulary."""
         return replace(self, text=replace(self.text, vocabulary=count))
 
-    def build(self) -> SmolVLANetwork:
+    def build(self) -> FlowNetwork:
         """An untrained network; raises UserError without transformers."""
         from vla_rl.policies.smolvla.network import SmolVLANetwork
 
