@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.pretrained import CONFIG, WEIGHTS
 from vla_rl.rewards.frames import LabelledFrames
-from vla_rl.rewards.reward import Reward, load_reward, stack_frames
+from vla_rl.rewards.reward import Reward, load_reward
 from vla_rl.rewards.success import SuccessClassifier, SuccessConfig
 from vla_rl.training.fit import FitConfig, fit, shuffled
 
@@ -201,14 +200,6 @@ def test_progress_is_the_probability_and_done_uses_the_threshold(taught):
     assert output.progress.dtype == np.float32 and output.done.sum() == 4
     assert np.array_equal(output.done.ravel(), score >= model.threshold)
     assert isinstance(model, Reward)
-
-
-def test_frames_of_a_step_are_stacked_in_order():
-    frames = [
-        Observation({"front": np.full((2, 1, 1, 3), [[[[t]]], [[[10 + t]]]], np.uint8)}, *[np.zeros(2)] * 3)
-        for t in range(4)
-    ]
-    assert stack_frames(frames)["front"][..., 0, 0, 0].tolist() == [[0, 1, 2, 3], [10, 11, 12, 13]]
 
 
 # -- folders -----------------------------------------------------------------------------------------------------------

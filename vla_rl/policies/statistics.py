@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +12,6 @@ from vla_rl.policies.normalization import Affine
 
 _CLIP = 10.0  # standard deviations; inputs far from all data so far must not blow up the network
 _EPSILON = 1e-8  # added to the variance; a constant entry becomes 0
-
-
-class Standardizer(Protocol):
-    """A module from physical [...,S] to standardised [...,S]."""
-
-    def __call__(self, physical: Tensor) -> Tensor: ...
-
-    def observe(self, physical: Tensor, reducer: Reducer) -> None:
-        """Merge the training data of all processes, [B,S] in this one."""
 
 
 class FixedStandardizer(nn.Module):

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from vla_rl import pretrained
-from vla_rl.contract.env import Array, Observation
+from vla_rl.contract.env import Array
 from vla_rl.contract.policy import State
 
 
@@ -49,11 +49,6 @@ class Reward(Protocol):
         repeats the one before it because the episode has ended.  Raises ContractError for cameras or image sizes that
         do not fit the model, and for unknown words.
         """
-
-
-def stack_frames(frames: Sequence[Observation]) -> dict[str, np.ndarray]:
-    """The images of ``Step.frames`` (observe="all") for :meth:`Reward.evaluate`: {camera: [E,T,h,w,c]}."""
-    return {name: np.stack([frame.images[name] for frame in frames], axis=1) for name in frames[0].images}
 
 
 def load_reward(folder: str | Path) -> Any:

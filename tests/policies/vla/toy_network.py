@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from vla_rl.policies.vla.network import repeat_each
 from vla_rl.policies.vla.weights import load_public_weights
 
 WIDTH, CELLS = 8, 4
@@ -79,3 +78,8 @@ class ToyNetwork(nn.Module):
     def prefix_bytes(self, cameras: Sequence[str | None], tokens: int) -> int:
         cells = len(cameras) * CELLS + tokens  # those of missing ones are masked
         return cells * (WIDTH * self.eye.weight.element_size() + 1)
+
+
+def repeat_each(condition: Mapping[str, Tensor], times: int) -> Mapping[str, Tensor]:
+    """[B,...] with every sample ``times`` times in a row: for a network that cannot share what its points read."""
+    return condition if times == 1 else {name: item.repeat_interleave(times, 0) for name, item in condition.items()}

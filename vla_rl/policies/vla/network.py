@@ -156,11 +156,6 @@ class NewShape(NetworkShape, Protocol):
         """The same with ``count`` tokens in the vocabulary."""
 
 
-def repeat_each(condition: Mapping[str, Tensor], times: int) -> Mapping[str, Tensor]:
-    """[B,...] with every sample ``times`` times in a row: for a network that cannot share what its points read."""
-    return condition if times == 1 else {name: item.repeat_interleave(times, 0) for name, item in condition.items()}
-
-
 def transformers() -> Any:
     """The package; raises UserError, naming the extra, when it is not installed."""
     try:
