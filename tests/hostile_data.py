@@ -28,7 +28,7 @@ from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.lerobot.disk import digest
 from vla_rl.fleet.authority import Authority
 from vla_rl.fleet.disk import RealDisk
-from vla_rl.fleet.history import History
+from vla_rl.fleet.registry import History
 from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
 
 DATA = "data/chunk-000/file-000.parquet"

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from tests.evaluation.test_ranking import flags
-from vla_rl.evaluation import best_policy
-from vla_rl.evaluation.best_policy import CONFIDENCE, MOST, TOLERANCE, expected_searches, find_best
-from vla_rl.evaluation.ranking import Played, rank
+from vla_rl.evaluation import ranking
+from vla_rl.evaluation.ranking import CONFIDENCE, MOST, TOLERANCE, Played, expected_searches, find_best, rank
 
 NOTHING_KNOWN = 1e3  # a spread at which imagined rollouts say nothing
 FOUR = [Played(*one) for one in zip("abcd", [flags(won, 200, won) for won in (130, 110, 90, 70)], strict=True)]
@@ -44,7 +43,7 @@ def test_imagined_rollouts_shorten_a_search_and_without_them_nothing_is_known_of
 
 def test_what_imagined_rollouts_decide_needs_no_episode_and_what_is_equal_needs_no_more_than_a_search_may_play():
     sure = [Played("a", flags(395, 400)), Played("b", flags(5, 400))]
-    assert find_best(sure, np.array([0.9, 0.1]), 0.1, np.random.default_rng(0)) == best_policy.Search(0, 0)
+    assert find_best(sure, np.array([0.9, 0.1]), 0.1, np.random.default_rng(0)) == ranking.Search(0, 0)
     many = [Played(str(i), flags(100, 200, i)) for i in range(8)]
     assert find_best(many, np.full(8, 0.5), 0.35, np.random.default_rng(0)).episodes <= MOST
 
@@ -52,7 +51,7 @@ def test_what_imagined_rollouts_decide_needs_no_episode_and_what_is_equal_needs_
 def test_real_episodes_that_were_played_are_not_played_again():
     known = [Played(one.name, one.imagined, (won, 400)) for one, won in zip(FOUR, (320, 240, 200, 160), strict=True)]
     truth = np.array([0.8, 0.6, 0.5, 0.4])
-    assert find_best(known, truth, NOTHING_KNOWN, np.random.default_rng(0)) == best_policy.Search(0, 0)
+    assert find_best(known, truth, NOTHING_KNOWN, np.random.default_rng(0)) == ranking.Search(0, 0)
 
 
 def test_episodes_go_to_the_two_that_may_be_best(monkeypatch):

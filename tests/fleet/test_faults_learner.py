@@ -15,10 +15,9 @@ from tests.fleet.checkpoints import PUBLISHED, checkpoint
 from tests.fleet.records import EPOCH
 from vla_rl.fleet.disk import RealDisk
 from vla_rl.fleet.episodes import EpisodeReader
-from vla_rl.fleet.history import History
 from vla_rl.fleet.ledger import Ledger
 from vla_rl.fleet.record import NO_HASH, FleetRecord
-from vla_rl.fleet.registry import Registry
+from vla_rl.fleet.registry import History, Registry
 from vla_rl.recipes.fleet.policies import signing_key
 from vla_rl.training.checkpoint import save_state
 

@@ -6,7 +6,7 @@ import pytest
 
 from vla_rl.contract.errors import ContractError
 from vla_rl.fleet.disk import RealDisk
-from vla_rl.fleet.history import History
+from vla_rl.fleet.registry import History
 
 
 def history(tmp_path):

@@ -16,6 +16,7 @@ import json
 import math
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -26,7 +27,6 @@ from typing import Any, BinaryIO, TypeVar
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.fleet.canary import CanaryRule, Outcomes, Verdict, choose_canaries, judge
 from vla_rl.fleet.disk import Disk, RealDisk
-from vla_rl.fleet.history import History
 from vla_rl.fleet.manifest import (
     CHUNK_BYTES,
     ITEM_BYTES,
@@ -433,3 +433,53 @@ def _damaged(why: str) -> ContractError:
     return ContractError(
         f"a safetensors file cannot be read ({why}), so it is not published; save the checkpoint again."
     )
+
+
+class History:
+    """The entries of a file.  What a power cut left half written at its end does not count and is overwritten."""
+
+    def __init__(self, path: Path, disk: Disk) -> None:
+        """The folder of ``path`` exists."""
+        self._path, self._disk, self._end = path, disk, 0
+
+    def new(self) -> list[dict[str, Any]]:
+        """The entries since the last call; raises ContractError for a damaged one that others follow."""
+        if self._path.name not in self._disk.names(self._path.parent):
+            return []
+        entries: list[dict[str, Any]] = []
+        lines = self._disk.read(self._path, self._end).split(b"\n")
+        for number, line in enumerate(lines[:-1]):  # nothing, or half a line, follows the last end of a line
+            entry = _change(line)
+            if entry is None:
+                if any(_change(later) is not None for later in lines[number + 1 :]):
+                    raise ContractError(
+                        f"{str(self._path)!r} is damaged at byte {self._end} and goes on after it, so what happened is "
+                        "unknown; bring the file back from a copy, or look at the disk."
+                    )
+                break
+            entries.append(entry)
+            self._end += len(line) + 1
+        return entries
+
+    def append(self, entry: dict[str, Any]) -> None:
+        """Write ``entry`` behind what :meth:`new` has returned; returns when it survives a power cut."""
+        text = json.dumps(entry, sort_keys=True, allow_nan=False).encode()
+        line = b"%08x %s\n" % (zlib.crc32(text), text)
+        file = self._disk.open(self._path)
+        try:
+            file.truncate(self._end)
+            while line:
+                line = line[file.write(line) :]
+            file.sync()
+        finally:
+            file.close()
+        self._disk.sync_folder(self._path.parent)
+
+
+def _change(line: bytes) -> dict[str, Any] | None:
+    """The entry in a line; None where its checksum is another."""
+    checksum, _, text = line.partition(b" ")
+    if checksum != b"%08x" % zlib.crc32(text):
+        return None
+    entry: dict[str, Any] = json.loads(text)
+    return entry

@@ -13,8 +13,7 @@ from tests.recipes.imagine.runs import CALM, push, run_folder
 from vla_rl.cli.main import main
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
-from vla_rl.evaluation.best_policy import expected_searches
-from vla_rl.evaluation.ranking import Played, rank
+from vla_rl.evaluation.ranking import Played, expected_searches, rank
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.recipes.imagine.rank import Rank, rank_policies, short_names, tried
 from vla_rl.recipes.imagine.replays import recorded_initial_states, replay_trajectories
