@@ -40,7 +40,7 @@ class Supervisor:
     than ``GAP``, and from a measurement that is not finite, of another shape, older than ``max_age``, from the future,
     or farther from the last one than the hardware can move in two control periods, however long ago that was.  While
     the measurement is wrong, the last command is held.  A joint that is measured to move faster than its limit for
-    longer than a moment (``overspeed.py``) stops the arm as well.
+    longer than a moment (:class:`Overspeed`) stops the arm as well.
 
     An arm that is measured far from its last command is not re-armed unless a person says that it is there.
     Everything that comes in is copied.
