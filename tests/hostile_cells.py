@@ -54,7 +54,7 @@ _MODULES = (  # imported before the first fork
     *(f"vla_rl.cli.{name}" for name in ["collect", "certs", "sims", "compare", "demo"]),
     *(
         f"vla_rl.recipes.{name}"
-        for name in ["imitate_dataset", "state_ppo", "robots.drive", "fleet.policies", "fleet.export"]
+        for name in ["imitate_dataset", "state_ppo", "robots.drive", "fleet.publishing", "fleet.export"]
     ),
     "vla_rl.experience.lerobot.translate",
     "vla_rl.policies.smolvla.policy",

@@ -16,7 +16,8 @@ from vla_rl.fleet.registry import Registry
 from vla_rl.fleet.signing import TrustedKeys
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.fleet import serving
-from vla_rl.recipes.fleet.policies import answer, publish_first, signing_key
+from vla_rl.recipes.fleet.policies import signing_key
+from vla_rl.recipes.fleet.publishing import answer, publish_first
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ from vla_rl.fleet.record import FleetRecord
 from vla_rl.fleet.step import FleetStep
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.fleet.learners import LEARNER
+from vla_rl.recipes.fleet.learn import LEARNER
 from vla_rl.recipes.stages import collect
 from vla_rl.training.checkpoint import latest_state
 

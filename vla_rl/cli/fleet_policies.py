@@ -32,7 +32,7 @@ def _versions(folder: str, options: Change) -> str:
 
 
 def _publish(folder: str, checkpoint: str, options: Change) -> str:
-    from vla_rl.recipes.fleet.policies import publish  # with torch
+    from vla_rl.recipes.fleet.publishing import publish
 
     registry = open_registry(Path(folder))
     version = publish(registry, signing_key(Path(folder), options.credentials), checkpoint, options.why)

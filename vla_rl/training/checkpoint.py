@@ -172,7 +172,7 @@ def _decode(value: Any, tensors: _Tensors) -> Any:
         return [_decode(item, tensors) for item in value["items"]]
     tensor = tensors[value["path"]]
     if value["kind"] == "shard":
-        from vla_rl.training.distributed import shard_of  # see is_shard
+        from vla_rl.training.mesh import shard_of
 
         return shard_of(tensor, torch.Size(value["shape"]), value["device"])
     return tensor if value["kind"] == "tensor" else tensor.numpy()

@@ -9,7 +9,6 @@ order of summation.  Start it with
 
 from __future__ import annotations
 
-import functools
 import importlib
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -19,8 +18,6 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
 
 from vla_rl.contract.batch import ExperienceSource, OneProcess, Reducer, Resumable, Rollout
 
@@ -107,15 +104,3 @@ def torchrun_processes(device: torch.device = HOST) -> Iterator[Reducer]:
         yield ProcessGroup()
     finally:
         dist.destroy_process_group()
-
-
-@functools.cache
-def mesh_on(kind: str) -> DeviceMesh:
-    """All processes in a row, which compute on devices of this ``kind`` ("cpu", "cuda")."""
-    return init_device_mesh(kind, (dist.get_world_size(),))
-
-
-def shard_of(own: Tensor, shape: torch.Size, kind: str) -> DTensor:
-    """The tensor of ``shape`` that is cut along its first dimension and of which this process has ``own``."""
-    stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(own, mesh_on(kind), [Shard(0)], run_check=False, shape=shape, stride=stride)

@@ -82,7 +82,7 @@ class ShardedGroup(ProcessGroup):
             )
         from torch.distributed.fsdp import fully_shard  # see is_shard
 
-        from vla_rl.training.distributed import mesh_on
+        from vla_rl.training.mesh import mesh_on
 
         network, mesh = policy.network, mesh_on(device.type)
         units = [fully_shard(unit, mesh=mesh, reshard_after_forward=True) for unit in _units(network, self.smallest)]

@@ -32,9 +32,10 @@ from vla_rl.fleet.signing import TrustedKeys
 from vla_rl.fleet.transport import TransportOptions
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.fleet.learners import LEARNER, Learn, command, prepare
+from vla_rl.recipes.fleet.learn import LEARNER, Learn, command, prepare
 from vla_rl.recipes.fleet.learning import Learning, Releasing, until_the_server_ends
-from vla_rl.recipes.fleet.policies import key_file, publish_first, signing_key
+from vla_rl.recipes.fleet.policies import key_file, signing_key
+from vla_rl.recipes.fleet.publishing import publish_first
 from vla_rl.recipes.robots.decide import PolicyDecider
 from vla_rl.recipes.robots.streaming import check_golden
 from vla_rl.recipes.stages import collect

@@ -30,7 +30,8 @@ from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.tokens import Vocabulary
 from vla_rl.recipes.fleet import policies
-from vla_rl.recipes.fleet.policies import publish, signing_key
+from vla_rl.recipes.fleet.policies import signing_key
+from vla_rl.recipes.fleet.publishing import publish
 from vla_rl.recipes.robots import drive
 from vla_rl.recipes.robots import streaming as to_a_fleet
 from vla_rl.recipes.robots.session import open_session

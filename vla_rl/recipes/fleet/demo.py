@@ -36,7 +36,7 @@ from vla_rl.fleet.transport import TransportOptions
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.fleet import serving
 from vla_rl.recipes.fleet.export import records
-from vla_rl.recipes.fleet.learners import Learn
+from vla_rl.recipes.fleet.learn import Learn
 from vla_rl.recipes.fleet.policies import PUBLIC_KEY
 from vla_rl.recipes.imitate import Imitate
 from vla_rl.recipes.progress import bar, console

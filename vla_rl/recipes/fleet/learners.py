@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import math
-import sys
 from collections.abc import Collection, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -18,24 +14,19 @@ from vla_rl.algorithms.chunks import DEMONSTRATED, Chunks, FamiliesEqually
 from vla_rl.algorithms.hg_dagger import HGDagger, HGDaggerConfig
 from vla_rl.algorithms.recap import Recap, RecapConfig
 from vla_rl.contract.batch import Resumable, Rollout
-from vla_rl.contract.config import to_json
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.contract.policy import Mode, Policy
 from vla_rl.experience.columns import side_by_side
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.mixture import choose, key_of
-from vla_rl.fleet.canary import CanaryRule
 from vla_rl.fleet.episodes import FleetEpisode
 from vla_rl.fleet.sampler import CORRECTIONS, OFFLINE, ONLINE, STRATA, AdaptiveSampler, SamplerConfig
 from vla_rl.policies.advantage_conditioned import AdvantageConditioned, ConditionedFlow
 from vla_rl.policies.critics import DistributionalValue
 from vla_rl.policies.flow_policy import FlowPolicy
-from vla_rl.recipes.config_files import keep_file, read_config
 from vla_rl.recipes.context import Trainable, generator
 from vla_rl.recipes.fleet.export import demonstrations_of
 from vla_rl.recipes.imitate import ImitatingPolicy, demonstrated_chunks, encode_episodes
-from vla_rl.training.tracking import RunFolder
 
 _STREAM = 4  # of the learner's generator
 
@@ -246,57 +237,3 @@ def _column(
         task=whole + task,
         robot=labels.robot,
     )
-
-
-LEARNER = "learner"  # its run, in a fleet's folder
-
-
-@dataclass(frozen=True)
-class Learn:
-    """What ``vla-rl serve FOLDER --learn FILE.py:function`` runs beside the server.
-
-    Every update is a gradient step.  A version that was learnt is first tried by the share of robots that ``canary``
-    says, and promoted when its success does not lie below that of the version in use.
-
-    updates_per_second  at most; the same as of ``vla-rl fleet simulate``, which foretells what it does
-    turn                updates between two looks at what robots have sent (SOP: 25)
-    publish_every       updates between two versions
-    rest_after          seconds without a new episode after which it waits for the next one
-    patience            seconds for a trial; one that takes longer gives way to a newer version
-    """
-
-    method: FleetMethod
-    policy: str  # the checkpoint that the fleet begins with
-    demonstrations: str  # the dataset that it has imitated
-    updates_per_second: float = 8.0
-    turn: int = 25
-    publish_every: int = 200
-    rest_after: float = 60.0
-    patience: float = 600.0
-    canary: CanaryRule = field(default_factory=CanaryRule)
-    seed: int = 1
-    tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
-
-    def __post_init__(self) -> None:
-        """Raises UserError for numbers without meaning."""
-        check_limits(self, turn=(1, math.inf), publish_every=(1, math.inf))
-        check_positive(self, "updates_per_second", "rest_after", "patience")
-
-
-def prepare(config: Learn, fleet: Path, source: Path | None) -> Path | None:
-    """Have the run of ``config`` in the folder ``fleet``; returns where an earlier one of another config is now.
-
-    One of the same config goes on.
-    """
-    path = fleet / LEARNER
-    if (path / "config.json").exists() and to_json(read_config(path)) == to_json(config):
-        return None
-    with closing(RunFolder(path, config)) as run:
-        if source is not None:
-            keep_file(source, path)
-        return run.moved_to
-
-
-def command(fleet: Path, key: Path) -> tuple[str, ...]:
-    """The program of the learner that was prepared, which signs with the key in the file ``key``."""
-    return sys.executable, "-m", "vla_rl.recipes.fleet.learning", str(fleet), str(key)

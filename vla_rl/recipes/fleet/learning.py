@@ -30,8 +30,8 @@ from vla_rl.fleet.signing import SigningKey
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.pretrained import save_own
 from vla_rl.recipes.config_files import load_kept_files
-from vla_rl.recipes.fleet.learners import LEARNER, Learn
-from vla_rl.recipes.fleet.policies import publish
+from vla_rl.recipes.fleet.learn import LEARNER, Learn
+from vla_rl.recipes.fleet.publishing import publish
 from vla_rl.training.device import alone
 from vla_rl.training.tracking import RunFolder
 

@@ -18,7 +18,7 @@ from vla_rl.fleet.server import FleetServer, FleetServerConfig, log
 from vla_rl.recipes.fleet.policies import key_file, signing_key
 
 if TYPE_CHECKING:
-    from vla_rl.recipes.fleet.learners import Learn
+    from vla_rl.recipes.fleet.learn import Learn
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,11 @@ def opened(
 def _begin(server: FleetServer, folder: Path, credentials: str, beginning: Beginning, show: Console) -> None:
     key, learn = signing_key(folder, credentials), beginning.learn
     if policy := learn.policy if learn else beginning.policy:
-        from vla_rl.recipes.fleet.policies import publish_first  # torch, which a server needs for nothing else
+        from vla_rl.recipes.fleet.publishing import publish_first  # torch, which a server needs for nothing else
 
         show.print(publish_first(server.registry, key, policy), highlight=False, markup=False)
     if learn:
-        from vla_rl.recipes.fleet.learners import LEARNER, command, prepare
+        from vla_rl.recipes.fleet.learn import LEARNER, command, prepare
 
         if aside := prepare(learn, folder, beginning.source):
             show.print(f"an earlier learner is now in {aside}", highlight=False)

@@ -403,7 +403,7 @@ class FleetPolicy:
 
 def check_golden(policy: Policy, cached: CachedPolicy) -> None:
     """Raise ContractError unless ``policy`` answers here what it answered where it was published."""
-    from vla_rl.recipes.fleet.policies import answer
+    from vla_rl.recipes.fleet.publishing import answer
     from vla_rl.serving.episode import servable_spec
 
     golden, bounds = cached.manifest.golden, servable_spec(policy).action
