@@ -61,6 +61,7 @@ TORCH_FREE = (
     "sims.side_by_side",
     "sims.toy",
     "sims.warp.make",
+    "vla_rl.cli.serve",
 )
 PICKLES = (
     "pickle",

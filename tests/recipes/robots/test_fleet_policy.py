@@ -29,7 +29,7 @@ from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.tokens import Vocabulary
-from vla_rl.recipes.fleet import policies
+from vla_rl.recipes.fleet import publishing
 from vla_rl.recipes.fleet.policies import signing_key
 from vla_rl.recipes.fleet.publishing import publish
 from vla_rl.recipes.robots import drive
@@ -142,15 +142,15 @@ def test_a_policy_that_answers_otherwise_or_is_not_signed_is_refused_and_the_old
     fleet, tmp_path, monkeypatch
 ):
     fleet.add()
-    real, checks = policies.answer, iter((0.0, 1.0))
-    monkeypatch.setattr(policies, "answer", lambda *given: real(*given) + next(checks))
+    real, checks = publishing.answer, iter((0.0, 1.0))
+    monkeypatch.setattr(publishing, "answer", lambda *given: real(*given) + next(checks))
     foreign = SigningKey.create(tmp_path / "foreign.key")
     wanted = iter((None, 2, 3))
 
     def between(session):
         if version := next(wanted):
             with monkeypatch.context() as local:
-                local.setattr(policies, "answer", real)
+                local.setattr(publishing, "answer", real)
                 fleet.add(*([foreign] if version == 3 else []))
             fetched(session, version)
 
@@ -233,7 +233,7 @@ def test_a_golden_answer_is_compared_in_every_dimension(checkpoint, tmp_path, fl
     to_a_fleet.check_golden(policy, cached)
     span = policy.spec.action.high[-1] - policy.spec.action.low[-1]
     for off, refused in ((0.5, False), (2.0, True)):
-        rows = [[*row[:-1], row[-1] + off * policies.TOLERANCE * span] for row in cached.manifest.golden.action]
+        rows = [[*row[:-1], row[-1] + off * publishing.TOLERANCE * span] for row in cached.manifest.golden.action]
         changed = replace(cached.manifest.golden, action=tuple(map(tuple, rows)))
         other = replace(cached, manifest=replace(cached.manifest, golden=changed))
         if refused:
