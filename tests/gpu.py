@@ -296,7 +296,7 @@ def train(simulator: Simulator, plan: Plan) -> list[Line]:
         algorithm=PPOConfig(minibatch=num_envs * plan.decisions // 4),
         experience=WindowConfig(num_envs, plan.decisions),
         loop=LoopConfig(plan.iterations, validate_every=0, save_every=plan.iterations, collapse=float("inf")),
-        evaluation=EvaluationConfig(validation=num_envs, test=num_envs, num_envs=num_envs, share_env=True),
+        evaluation=EvaluationConfig(validation=num_envs, test=num_envs, num_envs=num_envs),
         device=plan.device,
     )
     spent = Clock()

@@ -92,12 +92,9 @@ def test_the_knobs_are_those_of_the_run_and_of_the_phase():
     said = knobs(td3, VALIDATE)
     names = (
         "evaluation.num_envs (now 4; the same episodes",
-        "evaluation.share_env (one set",
         "replay.capacity (now 2,000",
     )
     assert in_order(said, *names)
-    shared = replace(td3, evaluation=replace(td3.evaluation, share_env=True))
-    assert "share_env" not in knobs(shared, VALIDATE)
     assert "experience" not in said
     on_disk = replace(td3.trainer, replay=replace(td3.trainer.replay, folder="somewhere"))
     assert "replay.folder" not in knobs(td3, LEARN, trainer=on_disk)

@@ -14,7 +14,7 @@ from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.progress import console
 
-_SHORT = {"sources": "loop.collectors", "staleness": "loop.staleness", "shared": "shared.folder"}
+_SHORT = {"sources": "loop.collectors", "staleness": "loop.staleness"}
 
 
 def override(config: Any, arguments: Sequence[str], command: str) -> Any:

@@ -26,8 +26,7 @@ truncated episodes that rises during training (``truncated`` among the metrics) 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -251,12 +250,6 @@ class GroupSource:
             spare = np.setdiff1d(np.arange(self.env.num_envs), env_ids)
             env_ids, seeds = np.append(env_ids, spare), np.append(seeds, np.full(len(spare), seeds[0]))
         self.driver.reset(env_ids, seeds)
-
-    @contextmanager
-    def lent(self) -> Iterator[None]:
-        """Somebody else plays in the environments meanwhile; see ``LendingSource``.  No episode is running here."""
-        yield
-        self.driver.forget()
 
     # -- playing ----------------------------------------------------------------------------------------------------
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -153,17 +152,6 @@ class RolloutSource:
             like = self.policy.initial_state(self.env.num_envs)
             policy_state = {name: item.to(like[name].device) for name, item in state["policy"].items()}
             self.driver.restore(obs, features, policy_state, on_host(state["seed"]))
-
-    @contextmanager
-    def lent(self) -> Iterator[None]:
-        """Somebody else plays in the environments meanwhile; see ``LendingSource``.
-
-        Raises ContractError in an unfinished window.
-        """
-        saved = self.state_dict()
-        self.driver.forget()
-        yield
-        self.load_state_dict(saved)
 
     def _reset(self, env_ids: np.ndarray) -> None:
         self.driver.reset(env_ids, np.array([next(self.seeds) for _ in env_ids], dtype=np.int64))

@@ -109,7 +109,7 @@ class Corrected(ImitatingTrainer):
         if not isinstance(context.env, EnvConfig):
             raise UserError(
                 f"{type(context.env).__name__} has no scripted expert, so nobody can correct the policy; train in an "
-                "environment of the catalogue with share_env off."
+                "environment of the catalogue."
             )
         progress: Callable[[Observation], np.ndarray] = load(self.progress)
         env = context.env.make_training(self.experience.num_envs)

@@ -24,7 +24,7 @@ def naming_knobs(trainer: object, evaluation: object, policy: object = None) -> 
     """Complete an OutOfMemoryError by the fields of this run that take less memory, those that cost least first.
 
     trainer     has ``algorithm`` and ``experience``, and perhaps ``replay``
-    evaluation  has ``num_envs``, ``processes`` and ``share_env``
+    evaluation  has ``num_envs``
     policy      the policy that the run starts from
     """
     try:
@@ -50,8 +50,6 @@ def _knobs(of_trainer: object, of_evaluation: object, policy: object) -> Iterato
         now = f"now {algorithm.micro_batch or f'whole minibatches of {algorithm.minibatch}'}"
         yield (LEARN,), "a smaller algorithm.micro_batch", f"{now}; the same gradient"
     yield (VALIDATE,), "fewer evaluation.num_envs", f"now {evaluation.num_envs}; the same episodes, slower"
-    if not evaluation.share_env and evaluation.processes == 1:
-        yield (BUILD, VALIDATE), "evaluation.share_env", "one set of environments, the same episodes, a little slower"
     for options in vlas:
         if not getattr(options, "gradient_checkpointing", True):
             yield (LEARN,), "gradient_checkpointing of the policy's options", "the same gradient, slower"

@@ -6,10 +6,10 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from vla_rl.contract.errors import NonFiniteError, UserError
+from vla_rl.contract.errors import NonFiniteError
 from vla_rl.contract.foreign import check_policy_quickly, is_foreign
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import Policy
@@ -21,7 +21,7 @@ from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.pretrained import save_own
 from vla_rl.recipes.context import RunContext, Trainable, generator
 from vla_rl.recipes.env_config import EnvConfig, EnvFactory
-from vla_rl.recipes.evaluators import Evaluator, SharedEnvs, new_evaluator
+from vla_rl.recipes.evaluators import Evaluator, new_evaluator
 from vla_rl.recipes.memory_knobs import naming_knobs
 from vla_rl.recipes.progress import Clock, bar, console, mostly, steps_per_second
 from vla_rl.recipes.signals import Terminated, patient_sigterm
@@ -43,15 +43,9 @@ class EvaluationConfig:
     ablation: int = 256  # validation seeds for each check of what the policy looks at
     num_envs: int = 64
     processes: int = 1  # that share the environments; 1: this one
-    share_env: bool = False  # validate in the training's environments, which saves the memory of a second set
 
     def __post_init__(self) -> None:
-        """Raises UserError for counts with which nothing would be played, and for shared ones in other processes."""
-        if self.share_env and self.processes > 1:
-            raise UserError(
-                f"{self.processes} processes cannot evaluate in the training's environments, which are in one, so "
-                "share_env would change nothing; set evaluation.processes to 1."
-            )
+        """Raises UserError for counts with which nothing would be played."""
         positive, episodes = (1, math.inf), (1, seed_ranges.MOST)
         check_limits(self, validation=episodes, test=episodes, ablation=episodes)
         check_limits(self, num_envs=positive, processes=positive)
@@ -113,15 +107,11 @@ def improve(
         with phase_of_memory(BUILD):
             return build(trainer, context, check)
 
-    shared = SharedEnvs(context.env) if evaluation.share_env else None
-    context = replace(context, env=shared or context.env)
     with (
         naming_knobs(trainer, evaluation, context.base),
-        closing(shared or evaluation.evaluator(context.env)) as validation,
+        closing(evaluation.evaluator(context.env)) as validation,
         closing(checked_setup()) as setup,
     ):
-        if shared:
-            shared.lend(setup.source)
         return _train(trainer, context, evaluation, folder, validation, setup)
 
 

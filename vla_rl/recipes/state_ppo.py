@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol, Self
@@ -31,12 +31,10 @@ from vla_rl.policies.observations import Activation, check_activation
 from vla_rl.policies.statistics import RunningStatistics
 from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.evaluators import lending, require_same
 from vla_rl.recipes.memory_knobs import naming_knobs
 from vla_rl.recipes.progress import Clock, bar, console, mostly, steps_per_second
 from vla_rl.recipes.signals import Terminated, patient_sigterm
 from vla_rl.recipes.stages import EvaluationConfig, clock
-from vla_rl.recipes.trainers import SharingConfig
 from vla_rl.training.device import resolve_device
 from vla_rl.training.distributed import SummedCounters, anyone, current_reducer
 from vla_rl.training.loop import BestWeights, Loop, LoopConfig, LoopLearner
@@ -100,7 +98,6 @@ class StateBased:
     evaluation: EvaluationConfig = field(default_factory=lambda: EvaluationConfig(validation=16, test=64, num_envs=16))
     device: str = "cpu"  # where policy, critic and learner compute: "cpu", "cuda", "cuda:1", "auto"
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
-    shared: SharingConfig = SharingConfig()
 
     def run(self, folder: RunFolder) -> JsonObject:
         """Train and evaluate."""
@@ -111,24 +108,21 @@ class StateBased:
             )
         seconds: dict[str, float] = {}
         group = current_reducer()
-        self.shared.require_one_process(group)
         experience = self.experience.split(group.size)
         with (
             closing(self.env.make_training(experience.num_envs)) as env,
-            closing(self._held(env)) as held,
+            closing(self.env.make(self.evaluation.num_envs)) as held,
         ):
             policy, learner = self.learner(env, group)
             seeds = seed_ranges.training_seeds(self.seed, "reinforcement")
             stream = SeedStream(seeds.start + group.rank, seeds.stop, group.size)
             source = experience.build(env, policy, stream, generator(self.seed, 5 + 100 * group.rank))
-            lent = lending(source).lent if self.evaluation.share_env else nullcontext
 
             def validate() -> MeanReturn:
-                with lent():
-                    return self.evaluate(held, policy, seed_ranges.VALIDATION, self.evaluation.validation)
+                return self.evaluate(held, policy, seed_ranges.VALIDATION, self.evaluation.validation)
 
             loop = Loop(
-                self.shared.around(source, policy) if group.size == 1 else SummedCounters(source, group),
+                source if group.size == 1 else SummedCounters(source, group),
                 learner,
                 InProcessPolicyStore(policy),
                 validate,
@@ -146,13 +140,6 @@ class StateBased:
             "seconds": seconds,
             "seed": self.seed,
         }
-
-    def _held(self, env: VecEnv) -> VecEnv:
-        """The environments to evaluate in; raises UserError where they cannot be those of training, ``env``."""
-        if not self.evaluation.share_env:
-            return self.env.make(self.evaluation.num_envs)
-        require_same(self.env)
-        return env
 
     def learner(self, env: VecEnv, group: Reducer) -> tuple[TrainedPolicy, LoopLearner]:
         """A new policy for ``env`` and what improves it."""

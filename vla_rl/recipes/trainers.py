@@ -1,98 +1,29 @@
-"""How a policy is trained by RL: trainer configs, on-policy training, with a learned reward, beside other runs."""
+"""How a policy is trained by RL: trainer configs, on-policy training, with a learned reward."""
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import torch
-from torch import Tensor, nn
 
 from vla_rl.algorithms.ppo import PPOConfig
-from vla_rl.contract.batch import ExperienceSource, Reducer
+from vla_rl.contract.batch import ExperienceSource
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import Policy
 from vla_rl.experience.background import CollectingSource
-from vla_rl.experience.board import Board, SharedSource
 from vla_rl.experience.curriculum import SeedStream
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.critics import ValueCritic
 from vla_rl.policies.flow import FlowSampler
-from vla_rl.policies.frozen import HoldsFrozen
 from vla_rl.policies.image_encoder import ImageEncoder
-from vla_rl.policies.normalization import Affine
 from vla_rl.recipes.context import RunContext, Trainable, generator, placed
 from vla_rl.rewards.env import RewardWeights, rewarded
 from vla_rl.rewards.reward import Reward, load_reward
 from vla_rl.training.loop import AlgorithmConfig, LoopConfig, LoopLearner
-
-_ENTRIES = 4096  # of a frozen tensor that are compared
-
-
-@dataclass(frozen=True)
-class SharingConfig:
-    """Runs with one ``folder`` read each other's rollouts; they begin from one checkpoint, in one environment."""
-
-    folder: str = ""  # where runs leave their rollouts for each other; "": nothing is shared
-    rollouts: int = 1  # of other runs, read at most beside each of one's own
-    keep: int = 4  # newest rollouts that a run leaves there; older ones are not read
-
-    def __post_init__(self) -> None:
-        """Raises UserError for numbers without a meaning."""
-        check_limits(self, rollouts=(0, math.inf), keep=(1, math.inf))
-
-    def require_one_process(self, group: Reducer) -> None:
-        """Raise UserError where several processes learn together: each would read the others' as a stranger's."""
-        if self.folder and group.size > 1:
-            raise UserError(
-                f"{group.size} processes learn from one batch already, so they cannot share rollouts as runs of their "
-                "own do; start each run in one process, or leave shared.folder empty."
-            )
-
-    def around(self, source: ExperienceSource, policy: Policy) -> ExperienceSource:
-        """``source`` with the other runs' rollouts beside its own; itself without a folder."""
-        if not self.folder:
-            return source
-        return SharedSource(source, Board(self.folder, common(policy), self.keep), policy, self.rollouts)
-
-
-def common(policy: Policy) -> str:
-    """SHA-256 of what learners must have in common: what makes features, and what samples mean.
-
-    That is the class, the scales and the frozen weights, of which ``_ENTRIES`` of each tensor are compared: others
-    differ everywhere.
-    """
-    digest = hashlib.sha256(type(policy).__qualname__.encode())
-    trainable = getattr(policy, "trainable", None)
-    learnt = {id(parameter) for parameter in trainable().values()} if callable(trainable) else set()
-    for part in _parts(policy):
-        for name, module in part.named_modules():
-            scales = {key: value for key, value in vars(module).items() if isinstance(value, Affine)}
-            digest.update(f"{name} {sorted(scales.items())}\n".encode() if scales else b"")
-        for name, parameter in part.named_parameters():
-            if id(parameter) not in learnt:
-                digest.update(f"{name} {parameter.dtype} {list(parameter.shape)}\n".encode() + _some(parameter))
-    return digest.hexdigest()
-
-
-def _parts(policy: object) -> Iterator[nn.Module]:
-    """``policy`` and the frozen policies in it, as far as they are networks."""
-    if isinstance(policy, nn.Module):
-        yield policy
-    for part in policy._frozen if isinstance(policy, HoldsFrozen) else ():
-        yield from _parts(part)
-
-
-def _some(tensor: Tensor) -> bytes:
-    """Bytes of entries spread over ``tensor``."""
-    flat = tensor.detach().reshape(-1)
-    chosen = flat[:: max(1, len(flat) // _ENTRIES)].cpu().contiguous()
-    return chosen.view(torch.uint8).numpy().tobytes()
 
 
 class SourceConfig(Protocol):
@@ -160,17 +91,15 @@ class ReadsPixels(Protocol):
 
 
 class OnPolicyTrainer:
-    """What all on-policy trainers share: a value critic, environments that the processes split, others' rollouts."""
+    """What all on-policy trainers share: a value critic, environments that the processes split."""
 
     experience: SourceConfig
     algorithm: AlgorithmConfig
-    shared: SharingConfig = SharingConfig()
 
     def build_env(self, context: RunContext) -> VecEnv:
         return context.env.make_training(self.experience.split(context.parts).num_envs)
 
     def build_learner(self, context: RunContext, env: VecEnv, policy: Trainable) -> LoopLearner:
-        self.shared.require_one_process(context.group)
         torch.manual_seed(context.seed)  # module initialisation has no generator argument
         vision = policy.new_vision() if isinstance(policy, ReadsPixels) else None
         critic = ValueCritic({**policy.feature_sizes, "time": 1}, vision=vision).to(context.device)
@@ -195,8 +124,7 @@ class OnPolicyTrainer:
         return False
 
     def whole_source(self, source: ExperienceSource, policy: Trainable) -> ExperienceSource:
-        """With the rollouts of other runs, if ``shared`` names a folder."""
-        return self.shared.around(source, policy)
+        return source
 
 
 @runtime_checkable
@@ -216,7 +144,6 @@ class RLConfig(OnPolicyTrainer):
     final_noise: float = 0.4  # the sampler's noise falls linearly to this share of itself
     loop: LoopConfig = field(default_factory=LoopConfig)
     algorithm: AlgorithmConfig = field(default_factory=PPOConfig)
-    shared: SharingConfig = SharingConfig()
 
     def __post_init__(self) -> None:
         """Raises UserError for a negative share of the noise."""
@@ -248,7 +175,6 @@ class OnPolicyRL(OnPolicyTrainer):
     experience: SourceConfig = field(default_factory=WindowConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
     algorithm: AlgorithmConfig = field(default_factory=PPOConfig)
-    shared: SharingConfig = SharingConfig()
 
     def build_policy(self, context: RunContext) -> Trainable:
         torch.manual_seed(context.seed)  # module initialisation has no generator argument
