@@ -12,7 +12,7 @@ from tests.toys import FlowToy, rollout
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.policy import ActionOut, Likelihood
-from vla_rl.experience.columns import side_by_side
+from vla_rl.experience.rollout import side_by_side
 
 NOW, BEFORE = (0.2, 0.5, 0.3), (0.5, 0.3, 0.2)  # probabilities of three actions
 REWARDS = (1.0, -1.0, 3.0)

@@ -11,7 +11,7 @@ from tests.benchmarks.tiny_lift import tiny_on_lift
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.contract.batch import OneProcess
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.experience.spans import OWN, Spans
+from vla_rl.experience.driver import OWN, Spans
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.recipes.context import RunContext

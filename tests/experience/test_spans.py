@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from tests.experience.test_rollout import source
-from vla_rl.experience import spans
+from vla_rl.experience import driver
 from vla_rl.experience.background import BackgroundSource, saved_rollout
-from vla_rl.experience.spans import KINDS, LIMIT, OWN, Spans, beside, joined, now, thinned
+from vla_rl.experience.driver import KINDS, LIMIT, OWN, Spans, beside, joined, now, thinned
 
 
 def seconds(found) -> dict[str, float]:
@@ -27,7 +27,7 @@ def test_spans_of_one_kind_that_touch_are_one_and_taking_them_begins_anew():
     recorder.add("simulating", 4.5, 5.0)
     taken = recorder.take()[OWN]
     assert [KINDS[int(kind)] for kind in taken[:, 0]] == ["inferring", "simulating", "simulating"]
-    assert np.allclose(taken[:, 1:] - spans._ZERO, [[1, 3], [3, 4], [4.5, 5]])
+    assert np.allclose(taken[:, 1:] - driver._ZERO, [[1, 3], [3, 4], [4.5, 5]])
     assert recorder.take()[OWN].shape == (0, 3)
 
 
@@ -42,7 +42,7 @@ def test_too_many_spans_become_fewer_with_the_same_seconds_in_order():
     taken = recorder.take()[OWN]
     assert len(taken) <= LIMIT
     assert seconds(taken) == pytest.approx(wanted, rel=1e-5)
-    assert (taken[1:, 1] >= taken[:-1, 2] - 1e-6).all() and taken[-1, 2] - spans._ZERO <= at
+    assert (taken[1:, 1] >= taken[:-1, 2] - 1e-6).all() and taken[-1, 2] - driver._ZERO <= at
 
 
 def test_thinning_by_hand():

@@ -19,7 +19,7 @@ from vla_rl.contract.batch import ExperienceSource, Learner, PolicyStore, Reduce
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import LikelihoodPolicy
-from vla_rl.experience.spans import now
+from vla_rl.experience.driver import now
 from vla_rl.training.out_of_memory import COLLECT, LEARN, VALIDATE, phase_of_memory
 from vla_rl.training.timeline import Timeline
 

@@ -16,7 +16,7 @@ from vla_rl.algorithms.recap import Recap, RecapConfig
 from vla_rl.contract.batch import Resumable, Rollout
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Mode, Policy
-from vla_rl.experience.columns import side_by_side
+from vla_rl.experience.rollout import side_by_side
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.mixture import choose, key_of
 from vla_rl.fleet.episodes import FleetEpisode

@@ -17,7 +17,7 @@ from vla_rl.contract.batch import OneProcess, Rollout
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ActionOut, ContextPolicy, Features, Mode, State, recorded
-from vla_rl.experience.columns import side_by_side
+from vla_rl.experience.rollout import side_by_side
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.relabel import INTERVENTION, relabelled
 from vla_rl.experience.replay import Replay
