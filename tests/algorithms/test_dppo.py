@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sims.catalog import make
 from tests.chains import SAMPLERS, compare, draw, network, weights
 from tests.toys import FlowToy, ToyEncoder, bandit
-from vla_rl.algorithms.dppo import DPPO, DPPOConfig, StepwisePolicy, clip_shares
+from vla_rl.algorithms.dppo import DPPO, DPPOConfig, clip_shares
 from vla_rl.algorithms.ppo import _Batch
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import UserError
@@ -170,13 +170,13 @@ def test_only_the_fine_tuned_steps_learn():
 
 def test_the_config_builds_it_and_a_flow_policy_serves_as_well():
     policy = FlowToy(width=16)
-    assert isinstance(policy, StepwisePolicy) and isinstance(toy(), StepwisePolicy)
+    assert hasattr(policy, "step_logprob") and hasattr(toy(), "step_logprob")
     built = CONFIG.build(toy(), toy().trainable(), ValueCritic({"state": 1}), seeded(), OneProcess())
     assert type(built) is DPPO and built.config == CONFIG
 
 
 def test_a_policy_without_steps_is_refused_in_one_sentence():
     policy = GaussianPolicy(make("point_mass", num_envs=1).spec)
-    with pytest.raises(UserError, match=r"StepwisePolicy\) but GaussianPolicy lacks it.*or PPO") as caught:
+    with pytest.raises(UserError, match=r"step_logprob but GaussianPolicy lacks it.*or PPO") as caught:
         learner(policy)
     assert str(caught.value).count(". ") == 0

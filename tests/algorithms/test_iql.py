@@ -151,5 +151,5 @@ def test_a_resumed_run_is_bit_identical():
 
 
 def test_a_policy_without_a_density_is_refused():
-    with pytest.raises(UserError, match=r"log_prob_of .ScoringPolicy. but Scripted lacks it"):
+    with pytest.raises(UserError, match=r"log_prob_of but Scripted lacks it"):
         IQL(Scripted(), {"x": torch.nn.Parameter(torch.zeros(()))}, Table(2), Replay(8, 0.9), IQLConfig(), seeded())  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from tests.toys import ToyEncoder, all_shown
 from vla_rl.contract.check import check_policy
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.policy import LikelihoodPolicy, ScheduledPolicy
+from vla_rl.contract.policy import LikelihoodPolicy
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.diffusion import DiffusionConfig, DiffusionPolicy
 from vla_rl.policies.diffusion_steps import Ddim, Ddpm, DiffusionSampler, Process, denoising_errors, step_logprob
@@ -208,7 +208,7 @@ def test_what_is_deployed_takes_its_first_steps_with_the_network_of_imitation():
 def test_noise_falls_with_the_progress_of_the_run():
     sampler = DiffusionSampler(floor=0.2)
     policy = made(sampler).with_sampler(sampler, final_noise=0.5)
-    assert isinstance(policy, ScheduledPolicy) and policy.sampler == sampler
+    assert policy.sampler == sampler
     policy.set_progress(0.5)
     assert policy.sampler == sampler.scaled(0.75) and policy.config.sampler == sampler
     kept = features(policy)

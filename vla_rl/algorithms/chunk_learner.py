@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from vla_rl.algorithms.chunks import Chunks, ChunkSampler, TasksEqually, joined, mean_loss, require_actionwise
+from vla_rl.algorithms.chunks import Chunks, ChunkSampler, TasksEqually, joined, mean_loss, require_imitation
 from vla_rl.contract.errors import NonFiniteError
 from vla_rl.contract.limits import check_limits, check_positive
 
@@ -53,10 +53,10 @@ class ChunkLearner(Generic[Config]):
     ) -> None:
         """``demonstrations`` None: what is kept alone; ``sampler`` chooses of both, None: ``TasksEqually``.
 
-        Raises UserError for a policy without a loss for every action (``ActionwiseImitation``).
+        Raises UserError for a policy without a loss for every action (``ImitationPolicy``).
         """
         self._sampler = sampler or TasksEqually()
-        self.policy, self.config = require_actionwise(policy, self.name), config
+        self.policy, self.config = require_imitation(policy, self.name), config
         self.parameters, self.generator = dict(parameters), generator
         self.demonstrations = demonstrations if config.alpha and demonstrations else None
         self.kept: Chunks | None = None

@@ -12,22 +12,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vla_rl.algorithms.decisions import flatten, select_each
 from vla_rl.contract.batch import Rollout
-from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.policy import Features, Policy, public
+from vla_rl.contract.errors import ContractError
+from vla_rl.contract.policy import Features, Policy, public, require
+from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.normalization import Affine
 
 DEMONSTRATED = -1  # in place of a policy's version
 
 
-class Imitation(Protocol):
-    """A policy with an imitation loss of its own, such as flow matching or denoising, known for every action."""
+class ImitationPolicy(Policy, Protocol):
+    """A policy that learns chunks of actions by a loss of its own, such as flow matching or denoising.
+
+    Besides, it may have
+
+    encode_with_grad(obs)       the features with gradient, for a vision backbone that learns too
+    imitation_features(obs)     {name: [N,...]} on the host, where its loss reads other features than its decisions;
+                                with ``chunk_length``, the actions of a chunk to imitate, of which it executes the first
+    with_trained_backbone()     itself, keeping pictures in its features so that RL can train the backbone, and
+    encode_again(features)      the features, with gradient, as today's backbone makes them of those pictures
+    """
+
+    spec: EnvSpec
+    action_scale: Affine
+
+    @property
+    def horizon(self) -> int:
+        """``H``: actions in a chunk."""
 
     def imitation_losses(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
         """The loss [B,H] of every action of normalised ``chunks`` [B,H,D], each with ``draws`` random draws.
@@ -35,23 +53,17 @@ class Imitation(Protocol):
         ``features`` {name: [B,...]} are those of the observations before the chunks.
         """
 
+    def trainable(self) -> dict[str, nn.Parameter]: ...
 
-@runtime_checkable
-class ActionwiseImitation(Imitation, Policy, Protocol):
-    """One that imitates chunks of a rollout, whose actions it normalises."""
-
-    action_scale: Affine
+    def save_pretrained(self, folder: str | Path) -> None: ...
 
 
-def require_actionwise(policy: object, needed_by: str) -> ActionwiseImitation:
+def require_imitation(policy: Any, needed_by: str) -> ImitationPolicy:
     """``policy``; raises UserError when it has no loss for every action."""
-    if not isinstance(policy, ActionwiseImitation):
-        raise UserError(
-            f"{needed_by} imitates the actions of a chunk that a person chose, and {type(policy).__name__} has no "
-            "imitation_losses and action_scale, so those cannot be told from the others; use a flow policy, or add "
-            "them."
-        )
-    return policy
+    cure = "so a person's actions cannot be told from the others in a chunk; use a flow policy, or add them."
+    require(policy, needed_by, ("imitation_losses", "action_scale"), cure)
+    found: ImitationPolicy = policy
+    return found
 
 
 @dataclass(frozen=True)
@@ -84,7 +96,7 @@ class Chunks:
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
-def chunks_of(rollout: Rollout, counts: Tensor, policy: ActionwiseImitation) -> Chunks:
+def chunks_of(rollout: Rollout, counts: Tensor, policy: ImitationPolicy) -> Chunks:
     """The decisions of ``rollout`` with an action that ``counts`` bool [T,E,H]."""
     used, task = counts.any(-1), torch.zeros_like(rollout.seeds) if rollout.task is None else rollout.task
     features = {name: flatten(item[:-1], used) for name, item in public(dict(rollout.features)).items()}
@@ -162,7 +174,7 @@ class FamiliesEqually(TasksEqually):
         return drawn_equally(self._family.to(chunks.task.device)[chunks.task], size, generator)
 
 
-def mean_loss(policy: Imitation, chunks: Chunks, draws: int, generator: torch.Generator) -> Tensor:
+def mean_loss(policy: ImitationPolicy, chunks: Chunks, draws: int, generator: torch.Generator) -> Tensor:
     """The mean of the policy's imitation loss over the actions that count; the others have no gradient."""
     losses = policy.imitation_losses(chunks.features, chunks.actions, draws, generator)
     return losses[chunks.counts].mean()

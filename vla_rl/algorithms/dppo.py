@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,20 +29,8 @@ from torch import Tensor, nn
 from vla_rl.algorithms.policy_gradient import clipped_objective
 from vla_rl.algorithms.ppo import PPO, PPOConfig, _Batch
 from vla_rl.contract.batch import Reducer
-from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits, check_positive
-from vla_rl.contract.policy import Likelihood, LikelihoodPolicy
-
-
-@runtime_checkable
-class StepwisePolicy(LikelihoodPolicy, Protocol):
-    """A policy whose samples end chains with a density for every step."""
-
-    def step_logprob(self, aux: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> Tensor:
-        """Log-density [B,K'] of the recorded steps, noisiest first, given the ``params`` of ``log_prob``.
-
-        Their sum is its ``logprob``.
-        """
+from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, require
 
 
 @dataclass(frozen=True)
@@ -84,7 +72,7 @@ class DPPO(PPO):
     """
 
     config: DPPOConfig
-    policy: StepwisePolicy
+    policy: Any  # a LikelihoodPolicy with step_logprob
 
     def __init__(
         self,
@@ -96,11 +84,8 @@ class DPPO(PPO):
         reducer: Reducer | None = None,
     ) -> None:
         super().__init__(policy, parameters, critic, config, generator, reducer)
-        if not isinstance(policy, StepwisePolicy):
-            raise UserError(
-                f"DPPO needs a policy with step_logprob (StepwisePolicy) but {type(policy).__name__} lacks it, so its "
-                "denoising steps have no ratios; choose a diffusion policy, or PPO, which needs only the joint density."
-            )
+        cure = "so its steps have no ratios; choose a diffusion policy, or PPO, which needs only the joint density."
+        require(policy, "DPPO", ("step_logprob",), cure)
 
     def _with_proximal(self, batch: _Batch, old: Likelihood, metrics: dict[str, float]) -> _Batch:
         """``batch`` with the log-probs [B,K'] of its steps before the first epoch; recorded is only their sum."""

@@ -41,7 +41,7 @@ class HGDaggerConfig(GradientConfig):
 
 
 class HGDagger(ChunkLearner[HGDaggerConfig]):
-    """A ``LoopLearner`` of a policy with a loss for every action (``ActionwiseImitation``)."""
+    """A ``LoopLearner`` of a policy with a loss for every action (``ImitationPolicy``)."""
 
     name, imitated = "HG-DAgger", "correction"
 

@@ -14,25 +14,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig
 from vla_rl.contract.batch import Reducer, ReplayBuffer, Transitions
-from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits, check_positive
-from vla_rl.contract.policy import Features, ReparametrisedPolicy
+from vla_rl.contract.policy import ReparametrisedPolicy, require
 from vla_rl.policies.critics import QEnsemble, ValueCritic
-
-
-@runtime_checkable
-class ScoringPolicy(ReparametrisedPolicy, Protocol):
-    """A policy that has a density of recorded decisions, as IQL needs."""
-
-    def log_prob_of(self, features: Features, action: Any) -> Any:
-        """Log-densities [B,A] of the entries of decisions in the space of ``critic_action``, with gradient."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +54,11 @@ class IQL(OffPolicy):
     """Trains a policy on recorded decisions; raises UserError when it has no density of them."""
 
     config: IQLConfig
-    policy: ScoringPolicy
+    policy: Any  # a ReparametrisedPolicy with log_prob_of
 
     def __init__(
         self,
-        policy: ScoringPolicy,
+        policy: ReparametrisedPolicy,
         parameters: Mapping[str, nn.Parameter],
         critic: QEnsemble,
         replay: ReplayBuffer,
@@ -76,11 +67,8 @@ class IQL(OffPolicy):
         reducer: Reducer | None = None,
     ) -> None:
         super().__init__(policy, parameters, critic, replay, config, generator, reducer)
-        if not isinstance(policy, ScoringPolicy):
-            raise UserError(
-                f"IQL needs a policy with log_prob_of (ScoringPolicy) but {type(policy).__name__} lacks it, so no "
-                "recorded action could be imitated; add it or choose an algorithm that uses the critics' gradient."
-            )
+        cure = "so no recorded action could be imitated; add it or choose an algorithm that uses the critics' gradient."
+        require(policy, "IQL", ("log_prob_of",), cure)
         self.value = ValueCritic(critic.inputs.sizes, config.critic.width, config.critic.depth)
         self.value.to(next(critic.parameters()).device)
         self._value_parameters = {name: item for name, item in self.value.named_parameters() if item.requires_grad}

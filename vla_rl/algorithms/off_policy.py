@@ -27,7 +27,7 @@ from vla_rl.algorithms.policy_gradient import forget_moments
 from vla_rl.contract.batch import LossReader, OneProcess, Reducer, ReplayBuffer, Rollout, Transitions
 from vla_rl.contract.errors import NonFiniteError, UserError
 from vla_rl.contract.limits import check_limits, check_ordered, check_positive
-from vla_rl.contract.policy import GradualPolicy, ReparametrisedPolicy, public
+from vla_rl.contract.policy import ReparametrisedPolicy, public, require, set_released
 from vla_rl.policies.critics import QEnsemble
 from vla_rl.policies.heads import HeadConfig
 
@@ -101,12 +101,8 @@ class OffPolicy:
         reducer: Reducer | None = None,
     ) -> None:
         """Raises UserError for a config that the processes of ``reducer`` cannot share, too."""
-        if not isinstance(policy, ReparametrisedPolicy):
-            raise UserError(
-                f"{type(self).__name__} needs a policy with rsample and critic_action (ReparametrisedPolicy) but "
-                f"{type(policy).__name__} lacks them, so no gradient could reach it; add them or choose an algorithm "
-                "that needs likelihoods only."
-            )
+        cure = "so no gradient could reach it; add them or choose an algorithm that needs likelihoods only."
+        require(policy, type(self).__name__, ("rsample", "critic_action"), cure)
         if not 1 <= config.num_min_q <= critic.num_critics:
             raise UserError(
                 f"num_min_q {config.num_min_q} exceeds the {critic.num_critics} critics or is below 1, so no target "
@@ -212,8 +208,7 @@ class OffPolicy:
         returned = self.guard.add(rollout, self._scores(rollout), self.learnt)
         if returned is not None:
             self._return(returned)
-        if isinstance(self.policy, GradualPolicy):
-            self.policy.set_released(self.guard.released)
+        set_released(self.policy, self.guard.released)
         return self.guard.metrics()
 
     def _scores(self, rollout: Rollout) -> Tensor:

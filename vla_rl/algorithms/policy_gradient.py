@@ -32,9 +32,9 @@ from vla_rl.algorithms.decisions import B, ages, micro_batches, select, select_e
 from vla_rl.algorithms.gradients import clip_gradients, fused_on_gpu, is_finite
 from vla_rl.algorithms.surrogate import for_parts, joint
 from vla_rl.contract.batch import OneProcess, Reducer, Rollout
-from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
+from vla_rl.contract.errors import ContractError, NonFiniteError
 from vla_rl.contract.limits import check_limits, check_ordered, check_positive
-from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, Observer, public
+from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, Observer, public, require
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,8 @@ class PolicyGradient(Generic[B]):
         generator: torch.Generator,
         reducer: Reducer | None = None,
     ) -> None:
-        if not isinstance(policy, LikelihoodPolicy):
-            raise UserError(
-                f"{type(self).__name__} needs a policy with log_prob and kl (LikelihoodPolicy) but "
-                f"{type(policy).__name__} lacks them, so no ratio can be formed; add them or choose an algorithm for "
-                "black-box policies."
-            )
+        cure = "so no ratio can be formed; add them or choose an algorithm for black-box policies."
+        require(policy, type(self).__name__, ("log_prob", "kl"), cure)
         self.policy, self.config = policy, config
         self.parameters, self.generator = dict(parameters), generator
         # The rest are statistics: published and saved like weights, but not optimized.

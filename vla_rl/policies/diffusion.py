@@ -78,7 +78,7 @@ class DiffusionPolicy(nn.Module):
     2409.00588): where fewer than all steps are fine-tuned, the first steps keep a frozen copy of the network that
     imitation trained.  The likelihood is that of the fine-tuned steps given their starting point, summed over steps and
     dimensions; mode "eval" is DDIM without noise, or ancestral DDPM.  It implements ``LikelihoodPolicy`` and DPPO's
-    ``StepwisePolicy``.
+    ``step_logprob``.
 
     Raises UserError when diffusers is not installed or ``encoder`` has no ``feature_sizes``.
     """

@@ -110,7 +110,7 @@ class Guided:
 
 
 class RealTimeChunking(HoldsFrozen):
-    """A flow policy for robots that move while it computes (``RealTimePolicy``).
+    """A flow policy for robots that move while it computes (``continue_chunk``).
 
     Its state holds the last chunk [E,H,D] and what :meth:`continue_chunk` said.  It decides exactly as ``base`` where
     there is nothing to continue: after a reset, and where the last chunk was executed to its end.  It acts in mode
@@ -158,7 +158,7 @@ class RealTimeChunking(HoldsFrozen):
         return self._with(state, env_ids, left=0, length=0, delay=0)
 
     def continue_chunk(self, state: State, env_ids: Array, consumed: Array, delay: Array) -> State:
-        """See ``RealTimePolicy``."""
+        """See ``vla_rl/contract/policy.py``."""
         rows, steps, late = (
             torch.as_tensor(item, dtype=torch.long, device=self.action_low.device)
             for item in (env_ids, consumed, delay)

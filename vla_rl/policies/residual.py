@@ -36,7 +36,7 @@ from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import NonFiniteError, UserError
 from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.contract.load import name_of
-from vla_rl.contract.policy import ActionOut, ContextPolicy, CriticAction, Features, Likelihood, Mode, Policy, State
+from vla_rl.contract.policy import ActionOut, CriticAction, Features, Likelihood, Mode, Policy, State, with_context
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.encoder import ObservationEncoder
 from vla_rl.policies.flow import gaussian_kl
@@ -92,7 +92,7 @@ class ResidualPolicy(HoldsFrozen):
         self, base: Base, encoder: ObservationEncoder | None = None, config: ResidualConfig | None = None
     ) -> None:
         super().__init__()
-        if encoder is None and (not hasattr(base, "feature_sizes") or isinstance(base, ContextPolicy)):
+        if encoder is None and (not hasattr(base, "feature_sizes") or hasattr(base, "context")):
             raise UserError(
                 f"{type(base).__name__} has no feature_sizes, or its features depend on its state, so the residual "
                 "would have no input; give an encoder: a policy with feature_sizes, such as an imitation checkpoint."
@@ -179,8 +179,7 @@ class ResidualPolicy(HoldsFrozen):
         own, base_state = generators_of(generator, env_ids), _base_entries(state)
         inputs = {name: item[env_ids.to(item.device)] for name, item in _base_entries(features).items()}
         before = {name: item[env_ids.to(item.device)] for name, item in base_state.items()}
-        if isinstance(self.base, ContextPolicy):
-            inputs, before = self.base.context(inputs, before, own)
+        inputs, before = with_context(self.base, inputs, before, own)
         out, after = self.base.act(inputs, before, "eval", own)
         chunk = torch.as_tensor(out.action, device=env_ids.device)
         bad = ~chunk.isfinite().flatten(1).all(1)
@@ -263,7 +262,7 @@ class DeterministicResidual(ResidualPolicy):
 
     @torch.no_grad()
     def set_released(self, decisions: int) -> None:
-        """Adopt the schedule's settings, see ``GradualPolicy``."""
+        """Adopt the schedule's settings, see ``vla_rl/contract/policy.py``."""
         if self.blend:
             config = self.blend.config
             self.released.copy_(torch.tensor([config.grown(first, decisions) for first in (config.start, config.size)]))

@@ -34,7 +34,7 @@ from tests.policies.vla.toy_network import ToyNetwork, ToyShape
 from tests.toys import all_shown
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.policy import LikelihoodPolicy, ScheduledPolicy
+from vla_rl.contract.policy import LikelihoodPolicy
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.policies.flow import AllSteps, FlowSampler
 from vla_rl.policies.flow_schedules import FlowSde, Ode
@@ -270,7 +270,7 @@ made = partial(tiny_vla, Pi0)
 
 def test_it_is_a_likelihood_policy_and_small():
     policy = Pi0.new(SPEC, Affine((0.0,) * 3, (1.0,) * 3))
-    assert isinstance(policy, LikelihoodPolicy) and isinstance(policy, ScheduledPolicy)
+    assert isinstance(policy, LikelihoodPolicy)
     assert sum(item.numel() for item in policy.parameters()) < 3_000_000
     assert policy.feature_sizes == {"pooled": policy.network.pooled_size, "state": 3}
 

@@ -21,7 +21,7 @@ from tests.policies.vla.tiny_vlas import SAMPLERS, learning_sees_the_density_of_
 from tests.toys import all_shown
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.policy import LikelihoodPolicy, ScheduledPolicy
+from vla_rl.contract.policy import LikelihoodPolicy
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
@@ -170,7 +170,7 @@ made = partial(tiny_vla, SmolVLA)
 
 def test_it_is_a_likelihood_policy_and_small() -> None:
     policy = SmolVLA.new(SPEC, Affine((0.0,) * 3, (1.0,) * 3))
-    assert isinstance(policy, LikelihoodPolicy) and isinstance(policy, ScheduledPolicy)
+    assert isinstance(policy, LikelihoodPolicy)
     assert sum(item.numel() for item in policy.parameters()) < 3_000_000
     assert policy.network.shape.text.vocabulary == 1 + len({word for task in SPEC.tasks for word in task.split()})
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla_rl.algorithms.chunks import DEMONSTRATED, Chunks, FamiliesEqually
+from vla_rl.algorithms.chunks import DEMONSTRATED, Chunks, FamiliesEqually, ImitationPolicy
 from vla_rl.algorithms.hg_dagger import HGDagger, HGDaggerConfig
 from vla_rl.algorithms.recap import Recap, RecapConfig
 from vla_rl.contract.batch import Resumable, Rollout
@@ -26,7 +26,7 @@ from vla_rl.policies.critics import DistributionalValue
 from vla_rl.policies.flow_policy import FlowPolicy
 from vla_rl.recipes.context import Trainable, generator
 from vla_rl.recipes.fleet.export import demonstrations_of
-from vla_rl.recipes.imitate import ImitatingPolicy, demonstrated_chunks, encode_episodes
+from vla_rl.recipes.imitate import demonstrated_chunks, encode_episodes
 
 _STREAM = 4  # of the learner's generator
 
@@ -84,7 +84,7 @@ class LearnByCorrections(LearnsChunks):
 
     def build(self, base: Trainable, episodes: Demonstrations, seed: int) -> HGDagger:
         """Raises UserError for a policy without a loss for every action."""
-        flow = cast(ImitatingPolicy, base)
+        flow = cast(ImitationPolicy, base)
         recorded = demonstrated_chunks(flow, episodes, encode_episodes(base, episodes), flow.horizon)
         spec = flow.spec
         equally = FamiliesEqually([spec.family(task) for task in range(len(spec.tasks))])
