@@ -5,11 +5,10 @@ from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.recipes.demo import Demo
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imitate import NewTiny
-from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.recipes.trainers import RLConfig
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.imitation import GroundingConfig, ImitationConfig
+from vla_rl.training.fit import FitConfig, GroundingConfig, ImitationConfig
 from vla_rl.training.loop import LoopConfig
 
 

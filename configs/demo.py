@@ -13,9 +13,9 @@ from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, OneRandomStep
 from vla_rl.policies.flow_schedules import FlowDdim, FlowNoise, FlowOu, FlowSde
 from vla_rl.recipes.demo import Demo
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imitate import Imitate
 from vla_rl.recipes.improve import Improve
-from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.recipes.trainers import RLConfig
 from vla_rl.training.loop import LoopConfig
 

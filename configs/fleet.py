@@ -13,6 +13,7 @@ from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import BlendConfig, ResidualConfig
 from vla_rl.policies.squashed import SquashedConfig
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.fleet.learners import FleetMethod, LearnByAdvantage, LearnByCorrections
 from vla_rl.recipes.fleet.replaying import LearnByReplay
 from vla_rl.recipes.fleet.simulate import Corrects, Demonstrates, PersonFactory, Simulate
@@ -20,9 +21,7 @@ from vla_rl.recipes.fleet.virtual import FleetTimes
 from vla_rl.recipes.imitate import Imitate
 from vla_rl.recipes.off_policy import AdaptiveReplay
 from vla_rl.recipes.policies import SquashedActor, TD3Residual
-from vla_rl.recipes.stages import EvaluationConfig
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.imitation import GroundingConfig, ImitationConfig
+from vla_rl.training.fit import FitConfig, GroundingConfig, ImitationConfig
 
 MIXED = EnvConfig("mixed", training_options={"deadlines": {"lift": 25, "place": 50, "push": 50}})
 _CORRECTIONS = LearnByCorrections(HGDaggerConfig(lr=2e-4))

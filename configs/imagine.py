@@ -14,18 +14,17 @@ from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import ResidualConfig
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imagine.collect import CollectConfig
 from vla_rl.recipes.imagine.plan import Plan
 from vla_rl.recipes.imagine.recipe import Imagine
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.off_policy import OffPolicyRL, ReplayConfig
 from vla_rl.recipes.policies import StartFrom, TD3Residual
-from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.recipes.trainers import OnPolicyRL, RLConfig
-from vla_rl.training.coevolve import CoevolutionConfig
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import LoopConfig
-from vla_rl.training.world_model import WorldModelFit
+from vla_rl.training.world_model import CoevolutionConfig, WorldModelFit
 from world_models.backbones.dit import DiTConfig
 from world_models.backbones.wan import WanConfig
 from world_models.backbones.wan_weights import WanFolder

@@ -1,5 +1,5 @@
 """Lift and place by what a progress critic sees, not by what a simulator or a world model says; train the critic
-first: ``vla-rl train configs/rewards.py:progress`` or ``place_progress`` (``--rl.reward FOLDER`` for another reward
+first: ``vla-rl train configs/rewards.py:progress`` or ``place_progress`` (``--reward.folder FOLDER`` for another reward
 model, such as a vision-language model, ``configs/rewards.py:judge``)."""
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ from vla_rl.recipes.imagine.collect import CollectConfig
 from vla_rl.recipes.imagine.plan import Plan
 from vla_rl.recipes.imagine.recipe import Imagine
 from vla_rl.recipes.improve import Improve
-from vla_rl.recipes.trainers import Rewarded, RLConfig
+from vla_rl.recipes.trainers import LearnedReward, RLConfig
 from vla_rl.rewards.env import RewardWeights
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import LoopConfig
@@ -32,12 +32,13 @@ PLAN = Plan(
 )
 # The way there, and as much again for having arrived.
 WEIGHTS = RewardWeights(progress=1.0, done=1.0)
+CRITIC = "runs/progress/checkpoints/progress"
 
 
 def lift() -> Improve:
     """The demo's PPO in the simulator, from the checkpoint ``--policy``."""
     trainer = RLConfig(SAMPLER, loop=LoopConfig(iterations=200, validate_every=20))
-    return Improve(Rewarded(trainer, weights=WEIGHTS), env=ENV)
+    return Improve(trainer, env=ENV, reward=LearnedReward(CRITIC, WEIGHTS))
 
 
 def imagined() -> Imagine:
@@ -45,7 +46,7 @@ def imagined() -> Imagine:
     trainer = RLConfig(
         SAMPLER, WindowConfig(num_envs=128, decisions=5), loop=LoopConfig(iterations=60, validate_every=12)
     )
-    return Imagine(Rewarded(trainer, weights=WEIGHTS), PLAN, env=ENV)
+    return Imagine(trainer, PLAN, env=ENV, reward=LearnedReward(CRITIC, WEIGHTS))
 
 
 # As in tabletop.py and imagine.py.
@@ -68,7 +69,7 @@ def place() -> Improve:
         loop=LoopConfig(iterations=110, validate_every=10),
         algorithm=PPOConfig(minibatch=1280),
     )
-    return Improve(Rewarded(trainer, PLACE_CRITIC, WEIGHTS), policy=PLACE_POLICY, env=PLACE)
+    return Improve(trainer, policy=PLACE_POLICY, env=PLACE, reward=LearnedReward(PLACE_CRITIC, WEIGHTS))
 
 
 def place_imagined() -> Imagine:
@@ -76,4 +77,4 @@ def place_imagined() -> Imagine:
     trainer = RLConfig(
         PLACE_SAMPLER, WindowConfig(num_envs=128, decisions=10), loop=LoopConfig(iterations=60, validate_every=12)
     )
-    return Imagine(Rewarded(trainer, PLACE_CRITIC, WEIGHTS), PLACE_PLAN, policy=PLACE_POLICY, env=PLACE)
+    return Imagine(trainer, PLACE_PLAN, policy=PLACE_POLICY, env=PLACE, reward=LearnedReward(PLACE_CRITIC, WEIGHTS))

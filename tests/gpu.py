@@ -37,11 +37,11 @@ from vla_rl.contract.env import to_env
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.feed_forward import ActorConfig
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig
+from vla_rl.recipes.improve import StateBased
 from vla_rl.recipes.metrics import rows
-from vla_rl.recipes.progress import Clock, steps_per_second
 from vla_rl.recipes.recipe import run
-from vla_rl.recipes.stages import EvaluationConfig
-from vla_rl.recipes.state_ppo import StateBased
+from vla_rl.recipes.terminal import Clock, steps_per_second
 from vla_rl.training.loop import LoopConfig
 from vla_rl.training.tracking import write_json
 

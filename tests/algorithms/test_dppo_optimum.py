@@ -14,8 +14,7 @@ from vla_rl.policies.diffusion import DiffusionConfig, DiffusionPolicy
 from vla_rl.policies.diffusion_steps import Ddim, Ddpm, DiffusionSampler, Process
 from vla_rl.policies.flow import AllSteps, FlowSampler
 from vla_rl.policies.flow_schedules import FlowSde
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.imitation import ImitationConfig, imitate
+from vla_rl.training.fit import FitConfig, ImitationConfig, imitate
 
 SHARED = {
     "epochs": 4,

@@ -18,8 +18,7 @@ from vla_rl.experience.rollout import SeedStream
 from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
 from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
-from vla_rl.training.loop import Loop, LoopConfig
-from vla_rl.training.policy_store import InProcessPolicyStore
+from vla_rl.training.loop import InProcessPolicyStore, Loop, LoopConfig
 
 FAST = {"lr": 3e-3, "lr_bounds": (1e-5, 1e-2), "target_kl": 0.1}
 GRPO = replace(GRPOConfig(), epochs=4, minibatch=256, **FAST)

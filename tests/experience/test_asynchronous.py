@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from vla_rl.experience.asynchronous import AsyncSource
 
 from sims.toy.counting import episode_length, expected_reward
 from tests.auditing import AuditingPolicy
@@ -21,7 +22,6 @@ from tests.experience.test_groups import SMALL, START, LuckyEnv, audit, seeds_of
 from tests.patience import PATIENCE
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import NonFiniteError, UserError
-from vla_rl.experience.asynchronous import AsyncSource
 from vla_rl.experience.process import ProcessSource
 from vla_rl.experience.rollout import SeedStream
 from vla_rl.experience.worker import Worker

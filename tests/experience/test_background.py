@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from vla_rl.experience.background import BackgroundSource, acting_copy
 
 from sims.catalog import make
 from sims.toy.counting import episode_length, expected_reward
@@ -21,7 +22,6 @@ from tests.experience.makers import gaussian
 from tests.patience import PATIENCE
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import NonFiniteError, UserError
-from vla_rl.experience.background import BackgroundSource, acting_copy
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.training.checkpoint import latest_state, save_state
 

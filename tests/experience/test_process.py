@@ -18,7 +18,7 @@ from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.experience.process import ProcessSource, changing
 from vla_rl.experience.worker import COMMAND, Pipes, Worker
 from vla_rl.policies.critics import ValueCritic
-from vla_rl.training.policy_store import InProcessPolicyStore
+from vla_rl.training.loop import InProcessPolicyStore
 
 ROOT = str(Path(__file__).resolve().parents[2])
 MAKE = "tests.experience.makers:{}"

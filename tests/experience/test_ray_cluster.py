@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import ray
 from ray.cluster_utils import Cluster
+from vla_rl.experience.asynchronous import AsyncSource
+from vla_rl.experience.background import BackgroundSource
 
 from tests.auditing import AuditingPolicy
 from tests.experience.makers import gaussian
 from tests.experience.test_asynchronous import require_whole, train
 from tests.experience.test_process import COUNTING, MAKE, same
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.experience.asynchronous import AsyncSource
-from vla_rl.experience.background import BackgroundSource
 from vla_rl.experience.process import ProcessSource
 from vla_rl.experience.ray_cluster import RayCluster
 from vla_rl.experience.worker import LostWorkerError, Worker

@@ -8,10 +8,10 @@ import time
 import numpy as np
 import pytest
 import torch
+from vla_rl.experience.background import BackgroundSource, saved_rollout
 
 from tests.experience.test_rollout import source
 from vla_rl.experience import driver
-from vla_rl.experience.background import BackgroundSource, saved_rollout
 from vla_rl.experience.driver import KINDS, LIMIT, OWN, Spans, beside, joined, now, thinned
 
 

@@ -14,7 +14,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.experience.replay import Replay
 from vla_rl.policies.critics import QEnsemble
 from vla_rl.policies.residual import BlendConfig, DeterministicResidual, GaussianResidual
-from vla_rl.training.policy_store import InProcessPolicyStore
+from vla_rl.training.loop import InProcessPolicyStore
 
 
 def seeded(seed: int = 0) -> torch.Generator:

@@ -17,12 +17,12 @@ from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.experience.helped import Escalation
 from vla_rl.policies.pretrained import load_policy
+from vla_rl.recipes.building import build
 from vla_rl.recipes.config_files import load_config
-from vla_rl.recipes.context import RunContext
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.imitate import collect
 from vla_rl.recipes.imitating import Corrected
-from vla_rl.recipes.stages import collect
-from vla_rl.recipes.training_setup import build
+from vla_rl.recipes.trainers import RunContext
 from vla_rl.training.loop import LoopConfig
 
 

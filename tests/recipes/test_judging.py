@@ -23,12 +23,13 @@ from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.tokens import Vocabulary
+from vla_rl.recipes.building import build
 from vla_rl.recipes.config_files import load_config
-from vla_rl.recipes.context import RunContext
 from vla_rl.recipes.env_config import EnvConfig, EnvFactory
-from vla_rl.recipes.stages import EvaluationConfig, collect, improve
-from vla_rl.recipes.trainers import Rewarded
-from vla_rl.recipes.training_setup import build
+from vla_rl.recipes.evaluators import EvaluationConfig
+from vla_rl.recipes.imitate import collect
+from vla_rl.recipes.improve import improve
+from vla_rl.recipes.trainers import Rewarded, RunContext
 from vla_rl.rewards.env import RewardWeights
 from vla_rl.rewards.judge import VLMJudge
 from vla_rl.rewards.reward import load_reward

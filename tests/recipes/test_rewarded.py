@@ -21,12 +21,12 @@ from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.tiny import TinyVLA
+from vla_rl.recipes.building import build
 from vla_rl.recipes.config_files import load_config
-from vla_rl.recipes.context import RunContext
 from vla_rl.recipes.env_config import EnvConfig, EnvFactory
-from vla_rl.recipes.stages import EvaluationConfig, improve
-from vla_rl.recipes.trainers import Rewarded, RLConfig
-from vla_rl.recipes.training_setup import build
+from vla_rl.recipes.evaluators import EvaluationConfig
+from vla_rl.recipes.improve import improve
+from vla_rl.recipes.trainers import Rewarded, RLConfig, RunContext
 from vla_rl.rewards.env import RewardedEnv, RewardWeights
 from vla_rl.rewards.progress import ProgressConfig, ProgressCritic
 from vla_rl.rewards.reward_model import words_of

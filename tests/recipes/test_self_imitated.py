@@ -17,11 +17,11 @@ from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.smolvla.policy import SmolVLA
-from vla_rl.recipes import stages
-from vla_rl.recipes.context import RunContext
+from vla_rl.recipes import evaluators
+from vla_rl.recipes.building import build
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitating import SelfImitated
-from vla_rl.recipes.training_setup import build
+from vla_rl.recipes.trainers import RunContext
 from vla_rl.training.loop import LoopConfig
 
 
@@ -52,7 +52,7 @@ def test_an_improvement_that_takes_long_says_how_far_it_is(untrained, quick, tmp
     def listening(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
         yield lambda done, remark="": remarks.append((done, remark))
 
-    monkeypatch.setattr(stages, "bar", listening)
+    monkeypatch.setattr(evaluators, "bar", listening)
     config = quick.replace(":improve", ":self_imitated")
     main(["train", config, "--policy", str(untrained()), "--out", str(tmp_path / "run")])
     steps = [(done, remark) for done, remark in remarks if remark.startswith("learning")]

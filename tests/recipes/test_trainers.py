@@ -11,6 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from vla_rl.experience.asynchronous import AsyncSource
+from vla_rl.experience.background import BackgroundSource
 
 from tests.commands import save_untrained
 from tests.experience.test_process import same
@@ -18,8 +20,6 @@ from tests.recipes import quick
 from tests.recipes.outside.straight import Straight
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.experience.asynchronous import AsyncSource
-from vla_rl.experience.background import BackgroundSource
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.experience.process import ProcessSource
 from vla_rl.experience.rollout import RolloutSource, WindowConfig
@@ -30,18 +30,18 @@ from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.tiny import TinyVLA
-from vla_rl.recipes.context import RunContext
+from vla_rl.recipes.building import TrainingSetup, build
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imagine.recipe import CoevolvingTrainer
+from vla_rl.recipes.imitate import collect
+from vla_rl.recipes.improve import improve
 from vla_rl.recipes.off_policy import OffPolicyRL
 from vla_rl.recipes.policies import NewPolicy, StartFrom, TD3Residual
-from vla_rl.recipes.stages import EvaluationConfig, collect, improve
-from vla_rl.recipes.trainers import OnPolicyRL, OnPolicyTrainer, RLConfig
-from vla_rl.recipes.training_setup import TrainingSetup, build
+from vla_rl.recipes.trainers import OnPolicyRL, OnPolicyTrainer, RLConfig, RunContext
 from vla_rl.recipes.workers import worker_processes, workers
 from vla_rl.training.distributed import SummedCounters
-from vla_rl.training.loop import LoopConfig
-from vla_rl.training.policy_store import InProcessPolicyStore
+from vla_rl.training.loop import InProcessPolicyStore, LoopConfig
 from vla_rl.training.tracking import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from vla_rl.policies.backbone import BackboneOutput, PointingBackbone, cell_centres
 from vla_rl.policies.tokens import Vocabulary
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.imitation import GroundingConfig, cell_weights, ground, pointing_loss
+from vla_rl.training.fit import FitConfig, GroundingConfig, cell_weights, ground, pointing_loss
 
 COLOURS = {"red": (220, 30, 30), "blue": (30, 60, 230)}
 

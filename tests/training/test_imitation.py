@@ -8,8 +8,7 @@ import torch
 from tests.toys import FlowToy, all_shown
 from vla_rl.policies.flow import AllSteps, FlowSampler
 from vla_rl.policies.flow_schedules import Ode
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.imitation import ImitationConfig, imitate
+from vla_rl.training.fit import FitConfig, ImitationConfig, imitate
 
 
 def seeded(seed: int = 0) -> torch.Generator:

@@ -14,8 +14,7 @@ from torch import nn
 
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.stats import Rate
-from vla_rl.training.loop import BestWeights, Loop, LoopConfig
-from vla_rl.training.policy_store import InProcessPolicyStore
+from vla_rl.training.loop import BestWeights, InProcessPolicyStore, Loop, LoopConfig
 
 
 class Fake:

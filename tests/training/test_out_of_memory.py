@@ -16,10 +16,8 @@ from tests.patience import PATIENCE
 from tests.training.test_loop import Fake
 from vla_rl.contract.errors import NonFiniteError, UserError
 from vla_rl.policies.vla.options import VLAOptions
-from vla_rl.recipes.memory_knobs import naming_knobs
-from vla_rl.training.loop import Loop, LoopConfig
-from vla_rl.training.out_of_memory import COLLECT, LEARN, VALIDATE, OutOfMemoryError, phase_of_memory
-from vla_rl.training.policy_store import InProcessPolicyStore
+from vla_rl.training.loop import InProcessPolicyStore, Loop, LoopConfig
+from vla_rl.training.out_of_memory import COLLECT, LEARN, VALIDATE, OutOfMemoryError, naming_knobs, phase_of_memory
 
 CUDA = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 23.6 GiB"
 ALL = 2**55  # bytes, more than any process can address
@@ -121,7 +119,7 @@ from dataclasses import replace
 from vla_rl.contract.errors import UserError
 from tests.benchmarks.memory import ENV, cases, _status
 from vla_rl.recipes import stages, training_setup
-from vla_rl.recipes.context import RunContext
+from vla_rl.recipes.trainers import RunContext
 from vla_rl.contract.batch import OneProcess
 torch.set_num_threads(1)
 hard = resource.getrlimit(resource.RLIMIT_AS)[1]

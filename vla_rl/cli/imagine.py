@@ -18,9 +18,8 @@ from vla_rl.recipes.imagine.rank import Rank, effort, needed, rank_policies
 from vla_rl.recipes.imagine.rollout import Rollout, write_rollout
 from vla_rl.recipes.imagine.saved_run import SavedRun, find_run
 from vla_rl.recipes.imagine.study import ImagineStudy, run_study
-from vla_rl.recipes.progress import console
 from vla_rl.recipes.recipe import require_recipe, run_in
-from vla_rl.recipes.signals import sigterm_like_ctrl_c
+from vla_rl.recipes.terminal import console, sigterm_like_ctrl_c
 from vla_rl.training.tracking import RunFolder, config_of, write_json
 
 Options = TypeVar("Options")

@@ -144,17 +144,6 @@ class PolicyStore(Protocol):
 
 
 @runtime_checkable
-class RenewableSource(Protocol):
-    """A source whose environment may change during the run, such as imagination whose world model keeps learning."""
-
-    def next(self) -> Rollout:
-        """The next rollout."""
-
-    def renew(self, progress: float) -> bool:
-        """Called before every iteration with the share of the run that is done; returns whether anything changed."""
-
-
-@runtime_checkable
 class Resumable(Protocol):
     """Sources, learners and stores whose state can be saved between two iterations, so that a run can be resumed."""
 

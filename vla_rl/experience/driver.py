@@ -24,21 +24,20 @@ Spans of one process follow each other; none lies within another.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
+
 import numpy as np
+
+from vla_rl.contract.batch import Rollout
 from vla_rl.contract.device import HostStep, is_tensor, read_step
 from vla_rl.contract.env import Array, AsyncSteps, Observation, Observe, OnHost, Step, VecEnv, on_host, to_env
 from vla_rl.contract.errors import NonFiniteError
 from vla_rl.contract.foreign import require_finite_observation, require_finite_step
 from vla_rl.contract.policy import ActionOut, Features, Mode, Policy, State, encode_observation, recorded
-from collections.abc import Mapping, Sequence
-from itertools import groupby
-from vla_rl.contract.batch import Rollout
-from vla_rl.contract.env import Array, on_host
-
 
 ATTEMPTS = 5  # at an episode whose simulator breaks down
 _NOT_RESET = "reset every environment before the first step"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
+
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.env import PRIVILEGED, WORKER, Observation, Snapshots, Step, VecEnv, on_host
 from vla_rl.contract.errors import ContractError, UserError
@@ -15,9 +17,6 @@ from vla_rl.contract.policy import ActionOut, Features, Policy, recorded
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.curriculum import Curriculum, InOrder, SeedStream
 from vla_rl.experience.driver import Decision, Driver, no_seconds
-from dataclasses import fields, replace
-from vla_rl.contract.policy import Features
-from vla_rl.experience.driver import Decision
 
 
 @dataclass(frozen=True)

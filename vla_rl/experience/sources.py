@@ -185,8 +185,8 @@ class Collectors:
         """The first windows that are finished, side by side; counters in ``info`` are their sums.
 
         Seconds of the sources are means and called ``collector/``: they passed beside the caller, whose own
-        ``time/wait_s`` says how long it waited.  Where a rollout is one window, its ``stream`` names its source.  Ahead,
-        ``info`` also has ``source/waiting``, the finished windows that wait for later rollouts, and
+        ``time/wait_s`` says how long it waited.  Where a rollout is one window, its ``stream`` names its source.
+        Ahead, ``info`` also has ``source/waiting``, the finished windows that wait for later rollouts, and
         ``source/restarts``, how often sources were made anew so far because their processes had died.
         """
         start = time.perf_counter()

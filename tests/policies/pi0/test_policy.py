@@ -46,8 +46,7 @@ from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.vla.letterbox import TransformersLetterbox
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.trainable import TrainAll, TrainExpert, Trains, checkpoint_gradients
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.imitation import ImitationConfig, imitate
+from vla_rl.training.fit import FitConfig, ImitationConfig, imitate
 
 pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")

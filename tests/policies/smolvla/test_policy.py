@@ -30,8 +30,7 @@ from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.smolvla.policy import SmolVLA
 from vla_rl.policies.smolvla.shape import SmolVLAShape
 from vla_rl.policies.vla.options import VLAOptions
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.imitation import ImitationConfig, imitate
+from vla_rl.training.fit import FitConfig, ImitationConfig, imitate
 
 CASE = "padded prompts and a missing camera"
 MEAN, STD = np.linspace(-0.5, 0.5, 5), np.linspace(0.5, 2.0, 5)  # of the state

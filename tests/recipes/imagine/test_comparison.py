@@ -32,6 +32,7 @@ from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imagine import calibrated_model, comparison
 from vla_rl.recipes.imagine.collect import CollectConfig
 from vla_rl.recipes.imagine.comparison import (
@@ -47,15 +48,13 @@ from vla_rl.recipes.imagine.plan import Plan
 from vla_rl.recipes.imagine.recipe import Imagine
 from vla_rl.recipes.imagine.report import _LOSSES, _decisions, write_report
 from vla_rl.recipes.imagine.saved_run import SavedRun, find_run, load_run
+from vla_rl.recipes.imitate import collect
 from vla_rl.recipes.metrics import watched
-from vla_rl.recipes.stages import EvaluationConfig, collect
 from vla_rl.recipes.trainers import RLConfig
-from vla_rl.training.coevolve import CoevolutionConfig
-from vla_rl.training.fit import FitConfig
+from vla_rl.training.fit import FitConfig, fit_probe
 from vla_rl.training.loop import LoopConfig
-from vla_rl.training.probe import fit_probe
 from vla_rl.training.tracking import RunFolder
-from vla_rl.training.world_model import WorldModelFit, fit_world_model
+from vla_rl.training.world_model import CoevolutionConfig, WorldModelFit, fit_world_model
 from world_models.config import WorldModelConfig
 from world_models.imagination_config import ImaginationConfig
 from world_models.keyframes import KeyframeConfig

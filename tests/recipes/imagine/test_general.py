@@ -23,8 +23,8 @@ from vla_rl.experience.rollout import WindowConfig
 from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.feed_forward import CategoricalConfig, CategoricalPolicy
 from vla_rl.recipes.config_files import load_config
-from vla_rl.recipes.context import RunContext
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imagine.calibrated_model import call_ends
 from vla_rl.recipes.imagine.collect import CollectConfig
 from vla_rl.recipes.imagine.comparison import measure_prediction_quality
@@ -32,7 +32,8 @@ from vla_rl.recipes.imagine.plan import Plan
 from vla_rl.recipes.imagine.recipe import Imagine
 from vla_rl.recipes.imagine.report import _prediction_quality
 from vla_rl.recipes.imagine.saved_run import SavedRun
-from vla_rl.recipes.stages import EvaluationConfig, collect
+from vla_rl.recipes.imitate import collect
+from vla_rl.recipes.trainers import RunContext
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import LoopConfig
 from vla_rl.training.tracking import RunFolder

@@ -18,9 +18,9 @@ from vla_rl.evaluation.agreement import NEVER, ReplayAgreement, replay_agreement
 from vla_rl.experience.driver import Driver
 from vla_rl.experience.trajectories import Trajectories
 from vla_rl.recipes import world_models
-from vla_rl.recipes.context import CPU
 from vla_rl.recipes.imagine.plan import Plan
 from vla_rl.recipes.imagine.replays import replay_trajectories, success_probability
+from vla_rl.recipes.trainers import CPU
 from vla_rl.training.world_model import load_world_model, save_world_model
 
 

@@ -16,9 +16,9 @@ from vla_rl.experience.collect import collect_trajectories
 from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.epsilon_random import EpsilonRandomPolicy
 from vla_rl.policies.pretrained import load_policy
-from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.progress import bar
+from vla_rl.recipes.terminal import bar
+from vla_rl.recipes.trainers import generator
 from vla_rl.training.tracking import write_json
 
 _PARTS = ("learnt", "calibration", "held_out")

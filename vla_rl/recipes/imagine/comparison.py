@@ -26,17 +26,17 @@ from vla_rl.policies.epsilon_random import EpsilonRandomPolicy
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes import metrics, world_models
 from vla_rl.recipes.config_files import load_config
-from vla_rl.recipes.context import generator, placed
 from vla_rl.recipes.env_config import EnvConfig, EnvFactory
 from vla_rl.recipes.imagine.calibrated_model import CalibratedModel, ImaginedEnvFactory
 from vla_rl.recipes.imagine.replays import replay_trajectories
 from vla_rl.recipes.imagine.report import write_report
 from vla_rl.recipes.imagine.saved_run import SavedRun, load_run
-from vla_rl.recipes.progress import bar
 from vla_rl.recipes.sweep import Cell, on_device, run_sweep
+from vla_rl.recipes.terminal import bar
+from vla_rl.recipes.trainers import generator, placed
 from vla_rl.recipes.workers import EngineOptions
 from vla_rl.training.device import resolve_device
-from vla_rl.training.probe import FIT, fit_probe
+from vla_rl.training.fit import FIT, fit_probe
 from vla_rl.training.tracking import write_json
 from vla_rl.training.world_model import as_predicted, at_least_one
 

@@ -25,7 +25,7 @@ from vla_rl.recipes import world_models
 from vla_rl.recipes.imagine.calibrated_model import ImaginedEnvFactory
 from vla_rl.recipes.imagine.replays import recorded_initial_states
 from vla_rl.recipes.imagine.saved_run import SavedRun
-from vla_rl.recipes.progress import bar
+from vla_rl.recipes.terminal import bar
 from vla_rl.training.tracking import write_json
 
 

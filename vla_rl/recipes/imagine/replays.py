@@ -10,8 +10,8 @@ import torch
 from vla_rl.experience.trajectories import Trajectories
 from vla_rl.experience.windows import context_at
 from vla_rl.recipes import world_models
-from vla_rl.recipes.context import generator
-from vla_rl.recipes.progress import bar
+from vla_rl.recipes.terminal import bar
+from vla_rl.recipes.trainers import generator
 from vla_rl.training.world_model import as_predicted
 
 _BATCH = 64  # moments whose value is predicted together

@@ -15,8 +15,8 @@ from vla_rl.evaluation.stats import Rate
 from vla_rl.recipes import metrics
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.imagine.recipe import Imagine
-from vla_rl.recipes.progress import console
 from vla_rl.recipes.sweep import Cell, on_device, run_sweep
+from vla_rl.recipes.terminal import console
 from vla_rl.recipes.workers import EngineOptions
 from vla_rl.training.tracking import write_json
 
