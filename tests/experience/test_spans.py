@@ -8,11 +8,11 @@ import time
 import numpy as np
 import pytest
 import torch
-from vla_rl.experience.background import BackgroundSource, saved_rollout
 
 from tests.experience.test_rollout import source
 from vla_rl.experience import driver
-from vla_rl.experience.driver import KINDS, LIMIT, OWN, Spans, beside, joined, now, thinned
+from vla_rl.experience.driver import KINDS, LIMIT, OWN, Spans, joined, now, thinned
+from vla_rl.experience.sources import Collectors, saved_rollout
 
 
 def seconds(found) -> dict[str, float]:
@@ -64,7 +64,7 @@ def test_a_rollout_brings_the_spans_of_its_collection_and_no_metric_more():
 
 
 def test_collectors_beside_have_lanes_of_their_own_and_the_learner_waits():
-    background = BackgroundSource([source(4, 6), source(4, 6)], source(4, 6).policy)
+    background = Collectors([source(4, 6), source(4, 6)], source(4, 6).policy)
     asked = now()
     rollout = background.next()
     background.close()

@@ -118,7 +118,7 @@ from pathlib import Path
 from dataclasses import replace
 from vla_rl.contract.errors import UserError
 from tests.benchmarks.memory import ENV, cases, _status
-from vla_rl.recipes import stages, training_setup
+from vla_rl.recipes import building, improve
 from vla_rl.recipes.trainers import RunContext
 from vla_rl.contract.batch import OneProcess
 torch.set_num_threads(1)
@@ -126,8 +126,8 @@ hard = resource.getrlimit(resource.RLIMIT_AS)[1]
 case = cases(True)["tiny_ppo"]
 wide = replace(case.trainer, experience=replace(case.trainer.experience, num_envs=128))
 wide = replace(wide, algorithm=replace(wide.algorithm, minibatch=10**6))
-def limited(trainer, context, check):
-    setup = training_setup.build(trainer, context, check)
+def limited(trainer, context):
+    setup = building.build(trainer, context)
     learn = setup.learner.update
     def update(rollout):
         most = _status("VmSize") + 5_000_000
@@ -135,7 +135,7 @@ def limited(trainer, context, check):
         return learn(rollout)
     setup.learner.update = update
     return setup
-stages.build = limited
+improve.build = limited
 class Folder:
     resumed, path, elapsed = False, Path("{folder}"), 0.0
     def checkpoint(self, name): return "{folder}/" + name
@@ -143,7 +143,7 @@ class Folder:
     def save_state(self, *given): pass
 policy = cases(False)["tiny_ppo"].start(ENV.spec())
 try:
-    stages.improve(wide, RunContext(ENV, policy, 1, OneProcess()), replace(case.evaluation, validation=4), Folder())
+    improve.improve(wide, RunContext(ENV, policy, 1, OneProcess()), replace(case.evaluation, validation=4), Folder())
 except UserError as error:
     resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
     print("said:", error)

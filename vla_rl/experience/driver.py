@@ -32,7 +32,6 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.contract.batch import Rollout
 from vla_rl.contract.device import HostStep, is_tensor, read_step
 from vla_rl.contract.env import Array, AsyncSteps, Observation, Observe, OnHost, Step, VecEnv, on_host, to_env
 from vla_rl.contract.errors import NonFiniteError
@@ -305,16 +304,3 @@ def joined(parts: Sequence[Mapping[str, Array]]) -> dict[str, np.ndarray]:
     lanes = dict.fromkeys(lane for part in parts for lane in part)
     found = {lane: np.concatenate([on_host(part[lane]) for part in parts if lane in part]) for lane in lanes}
     return {lane: spans[np.argsort(spans[:, 1], kind="stable")] for lane, spans in found.items()}
-
-
-def beside(rollouts: Sequence[Rollout], own: Mapping[str, Array], names: Sequence[str] = ()) -> dict[str, np.ndarray]:
-    """Spans of sources that collected beside the caller, each in a lane called ``names[i]``, and the caller's ``own``.
-
-    Without names they are "collector 1", "collector 2" and so on.
-    """
-    names = names or [f"collector {number}" for number in range(1, len(rollouts) + 1)]
-    found = {lane: on_host(spans) for lane, spans in own.items()}
-    for name, rollout in zip(names, rollouts, strict=True):
-        for lane, spans in rollout.spans.items():
-            found[f"{name} {lane}".strip()] = on_host(spans)
-    return found

@@ -13,7 +13,7 @@ from vla_rl.contract.batch import Rollout
 from vla_rl.contract.device import is_shard
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.load import load
-from vla_rl.contract.policy import Policy, ScheduledPolicy
+from vla_rl.contract.policy import Policy, set_progress
 from vla_rl.experience.rollout import to_state
 from vla_rl.experience.worker import Worker
 
@@ -117,8 +117,7 @@ class Actor:
                 )
         for name, item in weights.items():
             own[name].copy_(item)
-        if isinstance(policy, ScheduledPolicy):
-            policy.set_progress(progress)
+        set_progress(policy, progress)
         policy.version = version
 
     def state_dict(self) -> dict[str, Any]:

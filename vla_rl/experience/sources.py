@@ -257,7 +257,7 @@ class Collectors:
 
     def _begin(self) -> None:
         """Let every idle source play its next window, if there is one for it."""
-        for i, player in enumerate(self._players):
+        for i, player in enumerate(() if self._closed else self._players):
             if i not in self._busy and (window := self._next_window(i)) is not None:
                 self._busy.add(i)
                 player.thread.submit(self._play, player, window)
@@ -268,7 +268,7 @@ class Collectors:
         if unfinished := [window for window in own if window.rollout is None]:
             return unfinished[0] if unfinished[0].error is None else None
         bound = self._begun < self.windows * (self._asked + self.staleness) if self.staleness else not own
-        if self._closed or not bound:
+        if not bound:
             return None
         self._open.append(_Window(self._begun, i))
         self._begun += 1
@@ -314,7 +314,7 @@ class Collectors:
             window.rollout, window.error = played, error
             player.state = state if state is not None else player.state
             self._busy.discard(window.player)
-            if self.staleness and not self._closed:
+            if self.staleness:
                 self._begin()
             self._changed.notify_all()
 

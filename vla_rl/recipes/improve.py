@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 
@@ -50,8 +51,8 @@ def improve(
     """Reinforcement learning by ``trainer``; the policy ends with its best validated weights.
 
     Those are saved as the checkpoint "best" whenever they improve.  The state of the run is saved after every
-    ``save_every`` iterations and when the process is asked to terminate; a resumed run goes on from it.  ``hook(policy)`` does
-    what a run needs besides, before every iteration.
+    ``save_every`` iterations and when the process is asked to terminate; a resumed run goes on from it.  What a run
+    needs besides, ``hook(policy)`` does before every iteration.
     Raises UserError when memory runs out, with what to change.
     """
     with (
@@ -273,7 +274,8 @@ class StateBased(TrainerConfig):
         vision = ImageEncoder.of(env.spec, self.policy.cameras)
         critic = RunningCritic(sizes, self.critic.width, self.critic.depth, vision, self.critic.activation)
         noise = generator(context.seed, 4)
-        return self.algorithm.build(policy, policy.trainable(), critic.to(context.device), noise, context.group)
+        ours: Any = policy  # whose samples have a density
+        return self.algorithm.build(ours, policy.trainable(), critic.to(context.device), noise, context.group)
 
     def score(self, outcomes: Outcomes) -> MeanReturn:
         """The mean return, also where the environment knows success."""
