@@ -83,11 +83,5 @@ def test_drivers_that_take_turns_share_a_lane_in_order_of_time():
     assert joined([{OWN: one}, {OWN: torch.from_numpy(other)}])[OWN][:, 1].tolist() == [0.0, 1.0, 3.0]
 
 
-def test_sources_may_be_named_and_bring_lanes_of_their_own():
-    rollout = source(4, 6).next()
-    nested = type(rollout)(**{**vars(rollout), "spans": {OWN: rollout.spans[OWN], "renderer": np.zeros((1, 3))}})
-    assert list(beside([nested], {}, ["peer 3"])) == ["peer 3", "peer 3 renderer"]
-
-
 def test_the_clock_of_spans_is_the_wall_clock():
     assert now() == pytest.approx(time.time(), abs=1.0)

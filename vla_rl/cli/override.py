@@ -92,7 +92,7 @@ def _registry() -> constructors.ConstructorRegistry:
     @registry.struct_rule
     def of_value(info: constructors.StructTypeInfo) -> constructors.StructConstructorSpec | None:
         value = info.default
-        base = isinstance(info.type, type) and type(value) is not info.type and isinstance(value, info.type)
+        base = info.type is not type(value) and info.type in type(value).__mro__
         if not (getattr(info.type, "_is_protocol", False) or base) or not dataclasses.is_dataclass(value):
             return None
         kinds = get_type_hints(type(value))

@@ -32,7 +32,7 @@ class Rollout:
     robot         the robot or environment that acted (``EnvSpec.name``)
     stream        who collected it: consecutive rollouts of one stream continue its episodes, others never do
     info          counters and seconds of the collection, with prefixes (``rollout/``, ``env/``, ``time/``)
-    spans         {lane: float64 [S,3]}  what each process did from when to when (``experience/spans.py``); the lane ""
+    spans         {lane: float64 [S,3]}  what each process did from when to when (``experience/driver.py``); the lane ""
                                        is that of the process that asked; {} where nobody recorded it
     """
 

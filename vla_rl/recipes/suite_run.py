@@ -41,7 +41,7 @@ _SUITE = "suite.json"
 
 @dataclass(frozen=True)
 class SuiteRun:
-    """``policy`` (a text, see ``recipes/deployed.py``) on ``suite``, with its results in ``out``.
+    """``policy`` (a text, see ``recipes/policies.py``) on ``suite``, with its results in ``out``.
 
     ``num_envs`` environments run side by side in each of ``processes`` worker processes (1: in this one), which the
     chosen engine starts (``on_engine``); on other machines they must share the disk that ``out`` is on.  The first
