@@ -33,7 +33,6 @@ from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imagine import calibrated_model, comparison
-from vla_rl.recipes.imagine.collect import CollectConfig
 from vla_rl.recipes.imagine.comparison import (
     RANDOM_ACTION_PROBS,
     PolicyRating,
@@ -43,10 +42,9 @@ from vla_rl.recipes.imagine.comparison import (
     rate_policies,
     summarize,
 )
-from vla_rl.recipes.imagine.plan import Plan
-from vla_rl.recipes.imagine.recipe import Imagine
+from vla_rl.recipes.imagine.plan import CollectConfig, Plan
+from vla_rl.recipes.imagine.recipe import Imagine, SavedRun, find_run, load_run
 from vla_rl.recipes.imagine.report import _LOSSES, _decisions, write_report
-from vla_rl.recipes.imagine.saved_run import SavedRun, find_run, load_run
 from vla_rl.recipes.metrics import watched
 from vla_rl.recipes.stages import EvaluationConfig, collect
 from vla_rl.recipes.trainers import RLConfig
@@ -134,7 +132,7 @@ def test_an_untrusted_world_model_is_kept_and_can_be_calibrated_again(recipe, tm
     ):
         strict.prepare(folder)
     assert not (folder.checkpoint("world") / "config.json").exists(), "there is nothing to imagine with"
-    monkeypatch.setattr("vla_rl.recipes.imagine.recipe.fit_world_model", None)  # nothing is learnt
+    monkeypatch.setattr("vla_rl.recipes.imagine.calibrated_model.fit_world_model", None)  # nothing is learnt
     milder = replace(recipe, plan=replace(recipe.plan, init_from=str(folder.path)))
     assert milder.prepare(RunFolder(tmp_path / "milder", milder))[1].calibrated.imagination.horizon == 5
 

@@ -24,11 +24,15 @@ from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.context import RunContext, generator
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.imagine.calibrated_model import ImaginedEnvFactory, measure_rollouts
-from vla_rl.recipes.imagine.collect import CollectConfig, CollectedEpisodes, collect_episodes
-from vla_rl.recipes.imagine.plan import Plan
+from vla_rl.recipes.imagine.calibrated_model import (
+    ImaginedEnvFactory,
+    measure_rollouts,
+    mine_initial_states,
+    replay_trajectories,
+    success_probability,
+)
+from vla_rl.recipes.imagine.plan import CollectConfig, CollectedEpisodes, Plan, collect_episodes
 from vla_rl.recipes.imagine.recipe import Imagine
-from vla_rl.recipes.imagine.replays import mine_initial_states, replay_trajectories, success_probability
 from vla_rl.recipes.stages import EvaluationConfig, collect, improve
 from vla_rl.recipes.trainers import RLConfig
 from vla_rl.training.coevolve import CoevolutionConfig
@@ -106,10 +110,6 @@ def test_collected_episodes_come_back_bit_for_bit_or_are_refused(collected, tmp_
         one, other = getattr(collected, name), getattr(restored, name)
         assert all(np.array_equal(one.images[camera], other.images[camera]) for camera in one.images)
         assert np.array_equal(one.action, other.action) and np.array_equal(one.seed, other.seed)
-    (tmp_path / "policy_success.json").write_text("0.5")
-    with pytest.raises(UserError, match="does not say in how many episodes"):
-        CollectedEpisodes.load(tmp_path)
-    collected.save(tmp_path)
     (tmp_path / "learnt.npz").write_bytes(b"PK")
     with pytest.raises(UserError, match="no episodes could be read"):
         CollectedEpisodes.load(tmp_path)
@@ -122,7 +122,7 @@ def test_without_episodes_of_its_own_the_success_of_the_policy_is_unknown(policy
         played = collect_trajectories(*given)
         return replace(played, success=np.ones_like(played.success))
 
-    monkeypatch.setattr("vla_rl.recipes.imagine.collect.collect_trajectories", won)
+    monkeypatch.setattr("vla_rl.recipes.imagine.plan.collect_trajectories", won)
     collected = collect_episodes(ENV, policy, replace(COLLECT, policy_episodes=0), seed=1)
     assert (collected.policy_success, collected.policy_episodes) == (None, 0)
     collected.save(tmp_path)

@@ -26,7 +26,7 @@ from vla_rl.cli.imagine import play
 from vla_rl.cli.main import main
 from vla_rl.contract.errors import UserError
 from vla_rl.recipes.imagine.play import serve
-from vla_rl.recipes.imagine.saved_run import SavedRun
+from vla_rl.recipes.imagine.recipe import SavedRun
 from vla_rl.recipes.imagine.steering import Steering
 
 

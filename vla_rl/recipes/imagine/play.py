@@ -23,8 +23,8 @@ from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.style import CSS
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes import world_models
-from vla_rl.recipes.imagine.replays import recorded_initial_states
-from vla_rl.recipes.imagine.saved_run import SavedRun
+from vla_rl.recipes.imagine.calibrated_model import recorded_initial_states
+from vla_rl.recipes.imagine.recipe import SavedRun
 from vla_rl.recipes.imagine.steering import Key, Steering, View, idle_action
 
 _POLICIES = ("best", "start")  # who acts on P: the first of these checkpoints that there is
@@ -55,7 +55,7 @@ def steering_of(run: SavedRun, steps: int = 0) -> tuple[Steering, str]:
     # Outcome and uncertainty are shown after every step, so every step is denoised as calls are.
     config = replace(config, mid_call_steps=0)
     pool = recorded_initial_states(calibrated.model, run.held_out)
-    env = world_models.make_env(calibrated.model, pool, 1, calibrated.limits, config)
+    env = world_models.ImaginedEnv(calibrated.model, pool, 1, calibrated.limits, config)
     first = run.held_out.action[[begin for begin, _ in run.held_out.spans()]]
     name = next((name for name in _POLICIES if (run.folder / "checkpoints" / name).exists()), "")
     policy = load_policy(Path(run.folder, "checkpoints", name), env.spec) if name else None
