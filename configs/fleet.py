@@ -1,8 +1,8 @@
 """Fleets: simulated in virtual time, on one machine, and the learners beside a server.
 
-    vla-rl fleet simulate fleet.py:hg_dagger      simulated robots in virtual time, on lift, place and push
-    vla-rl fleet demo                             four simulated SO-101 arms with scripted people, on this machine
-    vla-rl serve FOLDER --learn fleet.py:learn_corrections --policy CHECKPOINT
+vla-rl fleet simulate fleet.py:hg_dagger      simulated robots in virtual time, on lift, place and push
+vla-rl fleet demo                             four simulated SO-101 arms with scripted people, on this machine
+vla-rl serve FOLDER --learn fleet.py:learn_corrections --policy CHECKPOINT
 """
 
 from dataclasses import replace

@@ -10,19 +10,18 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from robot_drivers.config import Part, RobotConfig
 from tests.commands import save_untrained
 from tests.hostile import code
 from tests.hostile_data import dataset
 from tests.policies.test_tiny import SPEC
-from tests.policies.vla.toy_family import ToyVLA, write_folder
-from tests.policies.vla.toy_network import ToyShape
+from tests.policies.vla.toy_family import TARGET, ToyVLA, write_folder
 from tests.recipes.imagine.runs import run_folder
 from tests.world_models import small_models
 from vla_rl.contract import trust
@@ -37,9 +36,10 @@ from vla_rl.policies.real_time_chunking import RealTimeChunking
 from vla_rl.policies.residual import DeterministicResidual
 from vla_rl.policies.squashed import SquashedPolicy
 from vla_rl.policies.tiny import TinyVLA
+from vla_rl.policies.vla.checkpoint import FAMILIES
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.tokenizer import TokenizerPrompts
-from vla_rl.pretrained import load_module, save_folder
+from vla_rl.pretrained import load_module
 from vla_rl.recipes.config_files import load_config, read_config
 from vla_rl.recipes.fleet import learn
 from vla_rl.recipes.imagine.recipe import load_run
@@ -103,14 +103,17 @@ WRITTEN: dict[str, tuple[Write, Read]] = {
     "advantage": (on_top(AdvantageConditioned), load_policy),
     "function": (function, load_policy),
     "VLA": (vision_language_action, load_policy),
-    "prompts": (lambda folder: TokenizerPrompts("nowhere").save_pretrained(folder), lambda at: load_module(at, "prompts")),
+    "prompts": (
+        lambda folder: TokenizerPrompts("nowhere").save_pretrained(folder),
+        lambda at: load_module(at, "prompts"),
+    ),
     "success": (lambda at: SuccessClassifier(CAMERA, ["up"], SuccessConfig()).save_pretrained(at), load_reward),
     "progress": (lambda at: ProgressCritic(CAMERA, ["up"], ProgressConfig()).save_pretrained(at), load_reward),
     "judge": (judge, load_reward),
     "world model": (lambda folder: save_world_model(small_models.model(), folder), load_world_model),
     "run": (run("demo.py:demo"), read_config),
     "run that is resumed": (run("compare.py:residual_td3"), config_of),
-    "run of imagination": (run_folder, load_run),
+    "run of imagination": (lambda folder: run_folder(folder, policy=False), load_run),
     "fleet's learner": (learner, lambda folder: read_config(folder / learn.LEARNER)),
     "robot": (robot, lambda folder: RobotConfig.load(folder / "arm.json")),
 }
@@ -124,6 +127,7 @@ def a_user(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(trust, "_accepted", set())
     monkeypatch.setattr(trust, "_all", [])
+    monkeypatch.setitem(FAMILIES, "toy", TARGET)
     code(tmp_path / "work" / "stranger.py", tmp_path / "imported")
     path = list(sys.path)
     yield
@@ -138,6 +142,16 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
             yield (*at, key)
         else:
             yield from places(item, (*at, key))
+
+
+def harmless(value: Any) -> Any:
+    """``value`` without what else is refused: paths, which the user alone may name, and classes of these tests."""
+    if isinstance(value, dict):
+        return {key: harmless(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [harmless(item) for item in value]
+    of_tests = isinstance(value, str) and value.startswith("tests.")
+    return "TinyVLA" if of_tests else "" if isinstance(value, str) and "/" in value else value
 
 
 def replaced(value: Any, at: tuple[Any, ...], name: str) -> Any:
@@ -160,7 +174,9 @@ def forget() -> None:
 def test_a_strangers_class_is_imported_from_nowhere(kind, tmp_path):
     write, read = WRITTEN[kind]
     write(folder := tmp_path / "theirs")
-    files = {path: json.loads(path.read_text()) for path in sorted(folder.rglob("*.json"))}
+    files = {path: harmless(json.loads(path.read_text())) for path in sorted(folder.rglob("*.json"))}
+    for path, value in files.items():
+        path.write_text(json.dumps(value))
     tried = [(path, at) for path, value in files.items() for at in places(value)]
     assert tried
     for path, at in tried:
@@ -168,7 +184,7 @@ def test_a_strangers_class_is_imported_from_nowhere(kind, tmp_path):
         path.write_text(json.dumps(replaced(files[path], at, STRANGER)))
         with pytest.raises(UserError) as refusal:
             read(folder)
-        assert re.fullmatch(r"[^\n]+[.?]", str(refusal.value)), (path, at)
+        assert re.fullmatch(rf"[^\n]*{STRANGER}[^\n]*[.?]", str(refusal.value)), (path, at)
         assert not (tmp_path / "imported").exists() and "stranger" not in sys.modules, (path, at)
         path.write_text(json.dumps(files[path]))
 
@@ -184,10 +200,8 @@ def test_names_where_none_belong_are_not_followed(key, tmp_path):
         path.write_text(json.dumps(value))
     forget()
     for read, folder in ((load_demonstrations, "dataset"), (load_policy, "policy")):
-        try:
+        with suppress(UserError):
             read(tmp_path / folder)
-        except UserError:
-            pass
         assert not (tmp_path / "imported").exists(), folder
 
 

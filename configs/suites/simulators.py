@@ -40,7 +40,7 @@ def libero_long() -> Suite:
 
 
 def maniskill() -> Suite:
-    """Four of ManiSkill's tasks that papers report, from pixels, by changes of the gripper's pose where there is one."""
+    """Four of ManiSkill's tasks, from pixels, by changes of the gripper's pose where the robot has one."""
     tasks = []
     for name, limit in LIMITS.items():
         control = {} if name == "PushT-v1" else {"control_mode": "pd_ee_delta_pose"}
