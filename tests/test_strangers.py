@@ -102,7 +102,7 @@ WRITTEN: dict[str, tuple[Write, Read]] = {
     "real-time chunking": (on_top(RealTimeChunking), load_policy),
     "advantage": (on_top(AdvantageConditioned), load_policy),
     "function": (function, load_policy),
-    "VLA": (vision_language_action, load_policy),
+    "VLA": (vision_language_action, lambda at: [load_module(at / "prompts", "prompts"), load_policy(at)]),
     "prompts": (
         lambda folder: TokenizerPrompts("nowhere").save_pretrained(folder),
         lambda at: load_module(at, "prompts"),
