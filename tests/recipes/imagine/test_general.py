@@ -15,7 +15,6 @@ from tests.world_models.pushing import played
 from tests.world_models.small_models import SMALL
 from vla_rl.cli.main import main
 from vla_rl.contract.batch import OneProcess
-from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.agreement import TrustConfig
 from vla_rl.evaluation.report import Report
 from vla_rl.experience.datasets import save_demonstrations
@@ -162,15 +161,6 @@ def test_what_cannot_be_imagined_is_refused_before_anything_is_played(arguments,
     out = tmp_path / "run"
     assert what in complaint("train", "imagine.py:lift", *arguments, "--policy", "nowhere", "--out", out)
     assert not (out / "episodes").exists()
-
-
-def test_a_reward_that_the_planned_model_does_not_predict_is_refused_before_anything_is_played(tmp_path):
-    recipe = load_config("imagine.py:catch_rewards")
-    plan = replace(recipe.plan, model=replace(recipe.plan.model, reward=None))
-    folder = RunFolder(tmp_path / "run", replace(recipe, plan=plan, policy="nowhere"))
-    with pytest.raises(UserError, match="has no head for rewards"):
-        replace(recipe, plan=plan, policy="nowhere").prepare(folder)
-    assert not (tmp_path / "run" / "episodes").exists()
 
 
 def test_the_last_horizon_may_end_in_the_middle_of_a_call():

@@ -136,12 +136,6 @@ def test_numbers_that_leave_no_training_episodes_are_refused(policy, numbers):
         collect_episodes(ENV, policy, replace(COLLECT, **numbers), seed=1)
 
 
-def test_a_replay_reaches_the_end_of_every_episode(collected):
-    held_out = collected.held_out
-    found = replay_trajectories(world_model(held_out), held_out, ImaginationConfig(batch_size=4))
-    assert found.step.max(1).tolist() == [end - begin - 1 for begin, end in held_out.spans()]
-
-
 def test_the_success_probability_of_a_replay_is_the_minimum_over_its_samples(collected):
     """The other noise is that of resampling; pictures are those of the first."""
     made, learnt = world_model(collected.learnt), collected.learnt
@@ -163,15 +157,6 @@ def test_success_probabilities_are_interpolated_between_calls(collected):
     begin, end = learnt.spans()[1]
     if end - begin > 7:  # between the first two calls, a straight line
         np.testing.assert_allclose(np.diff(value[begin + 5 : begin + 8]), (value[begin + 6] - value[begin + 5]))
-
-
-def test_initial_states_include_the_keyframes(collected):
-    learnt = collected.learnt
-    made = world_model(learnt)
-    initial = mine_initial_states(made, learnt, np.zeros(len(learnt.state)), KeyframeConfig(lead=1))
-    assert len(initial.first) == learnt.count
-    jumps = np.abs(np.diff(learnt.action[:, 3])) / 2 >= 0.5
-    assert (len(initial.keyframes) > 0) == bool(jumps.any())
 
 
 def test_imagined_environments_have_the_spec_that_their_factory_declares(collected):
