@@ -1,4 +1,4 @@
-// A tooltip with the values under the pointer, and no autoplay for readers who prefer reduced motion.
+/* A tooltip with the values under the pointer, and no autoplay for readers who prefer reduced motion. */
 for (const area of document.querySelectorAll('.area')) {
   const chart = JSON.parse(area.dataset.chart), [low, high] = chart.x;
   const guide = area.querySelector('.guide'), tip = area.querySelector('.tip');
