@@ -20,7 +20,7 @@ from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes import world_models
 from vla_rl.recipes.imagine.calibrated_model import recorded_initial_states
 from vla_rl.recipes.imagine.recipe import SavedRun
-from vla_rl.recipes.imagine.steering import Key, Steering, View, idle_action
+from vla_rl.recipes.imagine.steering import Steering, View, idle_action
 
 _POLICIES = ("best", "start")  # who acts on P: the first of these checkpoints that there is
 _CAPS = {" ": "space", "pageup": "PgUp", "pagedown": "PgDn"}
