@@ -28,7 +28,7 @@ from vla_rl.training.fit import FitConfig, GroundingConfig
 from vla_rl.training.loop import LoopConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
-SMALL = load_config("debug.py:small")
+SMALL = load_config("demo.py:small")
 # It sees and reads as much from fewer episodes, in one process.
 FEWER = replace(
     SMALL,

@@ -168,7 +168,7 @@ def _film(replays: _Replays, chosen: np.ndarray) -> _Film:
     for i, (begin, end) in enumerate(spans):
         actions[i, : end - begin - 1] = trajectories.action[begin : end - 1]
     endless = world_models.endless_rollouts(calibrated.imagination, longest)
-    env = world_models.make_env(model, recorded_initial_states(model, trajectories), len(spans), None, endless)
+    env = world_models.ImaginedEnv(model, recorded_initial_states(model, trajectories), len(spans), None, endless)
     single = (actions[:, t : t + 1] for t in range(longest))
     driver = Driver(env, ExpertPolicy(lambda obs: next(single)), None, observe="all")
     pictures = [_stack_cameras(driver.start(chosen).images)]
