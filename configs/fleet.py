@@ -22,6 +22,8 @@ from vla_rl.policies.residual import BlendConfig, ResidualConfig
 from vla_rl.policies.squashed import SquashedConfig
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig
+from vla_rl.recipes.fleet.demo import FleetDemo
+from vla_rl.recipes.fleet.learn import Learn
 from vla_rl.recipes.fleet.learners import FleetMethod, LearnByAdvantage, LearnByCorrections
 from vla_rl.recipes.fleet.replaying import LearnByReplay
 from vla_rl.recipes.fleet.simulate import Corrects, Demonstrates, PersonFactory, Simulate

@@ -42,10 +42,9 @@ from vla_rl.recipes.imagine.comparison import (
     rate_policies,
     summarize,
 )
-from vla_rl.recipes.imagine.plan import Plan
-from vla_rl.recipes.imagine.recipe import Imagine
-from vla_rl.recipes.imagine.report import _LOSSES, _decisions, write_report
-from vla_rl.recipes.imagine.saved_run import SavedRun, find_run, load_run
+from vla_rl.recipes.imagine.plan import CollectConfig, Plan
+from vla_rl.recipes.imagine.recipe import Imagine, SavedRun, find_run, load_run
+from vla_rl.recipes.imagine.report import _LOSSES, write_report
 from vla_rl.recipes.imitate import collect
 from vla_rl.recipes.metrics import watched
 from vla_rl.recipes.trainers import RLConfig

@@ -29,7 +29,6 @@ from vla_rl.recipes.imagine.comparison import measure_prediction_quality
 from vla_rl.recipes.imagine.plan import CollectConfig, Plan
 from vla_rl.recipes.imagine.recipe import Imagine, SavedRun
 from vla_rl.recipes.imagine.report import _prediction_quality
-from vla_rl.recipes.imagine.saved_run import SavedRun
 from vla_rl.recipes.imitate import collect
 from vla_rl.recipes.trainers import RunContext
 from vla_rl.training.fit import FitConfig

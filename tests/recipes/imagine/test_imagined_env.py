@@ -24,11 +24,15 @@ from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig
-from vla_rl.recipes.imagine.calibrated_model import ImaginedEnvFactory, measure_rollouts
-from vla_rl.recipes.imagine.collect import CollectConfig, CollectedEpisodes, collect_episodes
-from vla_rl.recipes.imagine.plan import Plan
+from vla_rl.recipes.imagine.calibrated_model import (
+    ImaginedEnvFactory,
+    measure_rollouts,
+    mine_initial_states,
+    replay_trajectories,
+    success_probability,
+)
+from vla_rl.recipes.imagine.plan import CollectConfig, CollectedEpisodes, Plan, collect_episodes
 from vla_rl.recipes.imagine.recipe import Imagine
-from vla_rl.recipes.imagine.replays import mine_initial_states, replay_trajectories, success_probability
 from vla_rl.recipes.imitate import collect
 from vla_rl.recipes.improve import improve
 from vla_rl.recipes.trainers import RLConfig, RunContext, generator

@@ -24,10 +24,22 @@ from vla_rl.experience.driver import Driver
 from vla_rl.experience.trajectories import Trajectories
 from vla_rl.experience.windows import context_at
 from vla_rl.recipes import world_models
-from vla_rl.recipes.imagine.plan import Plan
-from vla_rl.recipes.imagine.replays import replay_trajectories, success_probability
-from vla_rl.recipes.trainers import CPU
-from vla_rl.training.world_model import load_world_model, save_world_model
+from vla_rl.recipes.imagine.plan import Plan, RunEpisodes
+from vla_rl.recipes.terminal import bar
+from vla_rl.recipes.trainers import CPU, generator
+from vla_rl.training.device import fastest_precision
+from vla_rl.training.tracking import RunFolder, write_json
+from vla_rl.training.world_model import (
+    Signals,
+    WorldModelFit,
+    as_predicted,
+    fit_world_model,
+    load_world_model,
+    save_world_model,
+    statistics,
+)
+
+_BATCH = 64  # moments whose value is predicted together
 
 
 @dataclass(frozen=True)

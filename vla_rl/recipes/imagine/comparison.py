@@ -30,7 +30,6 @@ from vla_rl.recipes.env_config import EnvConfig, EnvFactory
 from vla_rl.recipes.imagine.calibrated_model import CalibratedModel, ImaginedEnvFactory, replay_trajectories
 from vla_rl.recipes.imagine.recipe import SavedRun, load_run
 from vla_rl.recipes.imagine.report import write_report
-from vla_rl.recipes.imagine.saved_run import SavedRun, load_run
 from vla_rl.recipes.sweep import Cell, on_device, run_sweep
 from vla_rl.recipes.terminal import bar
 from vla_rl.recipes.trainers import generator, placed

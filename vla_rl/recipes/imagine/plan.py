@@ -27,11 +27,13 @@ from vla_rl.evaluation.agreement import TrustConfig
 from vla_rl.experience.collect import collect_trajectories
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.trajectories import Trajectories
+from vla_rl.policies.epsilon_random import EpsilonRandomPolicy
+from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.imagine.collect import CollectConfig, CollectedEpisodes, collect_episodes, show_success
 from vla_rl.recipes.terminal import bar
 from vla_rl.recipes.trainers import generator
 from vla_rl.training.fit import FitConfig
+from vla_rl.training.tracking import write_json
 from vla_rl.training.world_model import CoevolutionConfig, WorldModelFit
 
 

@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
-import torch
-
 from vla_rl.contract.config import JsonObject
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
@@ -17,32 +15,36 @@ from vla_rl.contract.spec import EnvSpec
 from vla_rl.contract.trust import check_folder, read_json
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.stats import mcnemar_exact, paired_bootstrap
+from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import save_own
 from vla_rl.recipes import world_models
+from vla_rl.recipes.config_files import read_config
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig, play
-from vla_rl.recipes.imagine.calibrated_model import CalibratedModel, ImaginedEnvFactory, calibrate, measure_rollouts
+from vla_rl.recipes.imagine.calibrated_model import (
+    CalibratedModel,
+    ImaginedEnvFactory,
+    calibrate,
+    load_or_train,
+    measure_rollouts,
+    mine_initial_states,
+    success_probability,
+    train_model,
+    world_after,
+)
 from vla_rl.recipes.imagine.plan import Plan, RunEpisodes
-from vla_rl.recipes.imagine.replays import first_initial_states, mine_initial_states, success_probability
 from vla_rl.recipes.improve import improve
 from vla_rl.recipes.policies import start_policy
-from vla_rl.recipes.terminal import bar, clock, console
+from vla_rl.recipes.terminal import clock, console
 from vla_rl.recipes.trainers import LearnedReward, RunContext, Trainable, TrainerConfig, generator, placed
-from vla_rl.training.device import fastest_precision, resolve_device
+from vla_rl.training.device import resolve_device
 from vla_rl.training.distributed import current_reducer
 from vla_rl.training.loop import Hook
 from vla_rl.training.tracking import RunFolder, write_json
-from vla_rl.training.world_model import (
-    Coevolution,
-    Decision,
-    Signals,
-    WorldModelFit,
-    fit_world_model,
-    load_world_model,
-    save_world_model,
-    statistics,
-)
+from vla_rl.training.world_model import Coevolution, Decision, Signals
+
+_ROLLOUTS = 128  # imagined for one decision
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,17 @@ class Imagine:
     def _test(self, policies: dict[str, Policy]) -> JsonObject:
         """The rates of both ``policies`` on the test scenes of the simulator, and what the second gains."""
         scenes = seed_ranges.held_out(seed_ranges.TEST, self.evaluation.test)
-        return play(self.env, policy, scenes, self.evaluation, self.seed, f"test {name}")
+        before, after = (
+            play(self.env, policy, scenes, self.evaluation, self.seed, f"test {name.replace('_', ' ')}")
+            for name, policy in policies.items()
+        )
+        one, two = before.success, after.success
+        gain = asdict(paired_bootstrap(two, one, self.seed, 10_000))
+        gain["mcnemar_p"] = mcnemar_exact(int((two & ~one).sum()), int((one & ~two).sum()))
+        return {
+            **{name: asdict(found.rate) for name, found in zip(policies, (before, after), strict=True)},
+            "gain": gain,
+        }
 
 
 def require_imaginable(spec: EnvSpec, plan: Plan) -> None:

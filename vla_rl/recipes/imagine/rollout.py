@@ -23,9 +23,8 @@ from vla_rl.experience.driver import Driver
 from vla_rl.experience.expert import ExpertPolicy
 from vla_rl.experience.trajectories import Trajectories
 from vla_rl.recipes import world_models
-from vla_rl.recipes.imagine.calibrated_model import CalibratedModel
-from vla_rl.recipes.imagine.replays import recorded_initial_states, replay_trajectories
-from vla_rl.recipes.imagine.saved_run import SavedRun
+from vla_rl.recipes.imagine.calibrated_model import CalibratedModel, recorded_initial_states, replay_trajectories
+from vla_rl.recipes.imagine.recipe import SavedRun
 from vla_rl.recipes.terminal import bar, console
 
 # In the order in which they are shown: first what a learner would exploit.
