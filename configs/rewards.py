@@ -1,7 +1,7 @@
 """Reward models, and policies that are paid by what a progress critic sees.
 
-Train the critic first (``progress``, ``place_progress``); ``--reward.folder FOLDER`` is for another reward model, such as a
-vision-language model (``judge``).  Neither simulator nor world model says anything about the reward then.
+Train the critic first (``progress``, ``place_progress``); ``--reward.folder FOLDER`` is for another reward model, such
+as a vision-language model (``judge``).  Neither simulator nor world model says anything about the reward then.
 """
 
 from dataclasses import replace

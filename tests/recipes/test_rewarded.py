@@ -108,6 +108,6 @@ LIKE = {
 
 @pytest.mark.parametrize("name", LIKE)
 def test_its_configs_survive_json_and_can_be_overridden(name):
-    recipe = load_config(f"configs/rewarded.py:{name}")
+    recipe = load_config(f"configs/rewards.py:{name}")
     assert from_json(to_json(recipe)) == recipe and recipe.reward.folder
     assert replace(recipe, reward=LearnedReward()) == load_config(LIKE[name])

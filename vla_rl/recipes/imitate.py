@@ -242,9 +242,10 @@ def imitate_policy(
     A policy whose features are too large for that, or are learnt themselves, names others: ``imitation_features``.
     """
     if hasattr(policy, "imitation_features"):
-        features, length = policy.imitation_features(episodes.observation()), policy.chunk_length
+        features = policy.imitation_features(episodes.observation())
     else:
-        features, length = encode_episodes(policy, episodes), policy.horizon
+        features = encode_episodes(policy, episodes)
+    length = getattr(policy, "chunk_length", policy.horizon)
     chunks = demonstrated_chunks(policy, episodes, features, length)
     chunks = chunks.select(torch.as_tensor(episodes.time % config.stride == 0))
     with bar("imitate", config.fit.steps) as update:

@@ -86,7 +86,7 @@ class ShardedGroup(ProcessGroup):
         lockstep = Lockstep(root, units, super().sum)
         policy.act_through(lambda acting: LockstepActing(acting, lockstep))
         stand_in = _StandIn(policy)
-        policy.act, policy.log_prob = stand_in.act, stand_in.log_prob  # type: ignore[method-assign]
+        policy.act, policy.log_prob = stand_in.act, stand_in.log_prob
         if isinstance(policy, nn.Module):
             policy.to(device)
         self._lockstep = lockstep

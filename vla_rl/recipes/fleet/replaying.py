@@ -62,7 +62,7 @@ class LearnByReplay:
             )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # module initialisation has no generator argument
-            policy: Any = self.policy.build(RunContext(EnvConfig(""), base, seed, OneProcess()))  # type: ignore[arg-type]
+            policy: Any = self.policy.build(RunContext(EnvConfig(""), base, seed, OneProcess()))
             horizon, dims = getattr(policy, "horizon", 1), policy.spec.action_dim
             if hasattr(policy, "latent"):
                 raise UserError(
