@@ -1,7 +1,7 @@
 """Learners beside a fleet's server: vla-rl serve FOLDER --learn serve.py:corrections --policy CHECKPOINT"""
 
+from vla_rl.algorithms.chunks import HGDaggerConfig
 from vla_rl.algorithms.guard import FallbackConfig, ReleaseConfig
-from vla_rl.algorithms.hg_dagger import HGDaggerConfig
 from vla_rl.algorithms.recap import RecapConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.fleet.sampler import SamplerConfig

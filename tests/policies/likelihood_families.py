@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.distributions import Categorical, Distribution, Normal
 
 from tests.policies import (
-    test_categorical,
     test_diffusion,
+    test_feed_forward,
     test_latent_noise,
     test_tiny,
 )
@@ -29,14 +29,13 @@ from tests.policies.vla import test_flow_vla
 from tests.policies.vla.tiny_vlas import PI0, SMOLVLA, STATE
 from tests.residuals import POINT, SMALL, StateEncoder, biased_base
 from tests.token_toys import PARTS, token_policy
+from tests.toys import seeded
 from vla_rl.contract.env import Observation
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, LikelihoodPolicy, encode_observation
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.advantage_conditioned import AdvantageConditioned, AdvantageConfig
-from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
-from vla_rl.policies.flow import AllSteps, FlowSampler, LastStepFromNoise
-from vla_rl.policies.flow_schedules import FlowNoise, FlowSde
-from vla_rl.policies.likelihood_parts import LogprobPer
+from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy, LogprobPer
+from vla_rl.policies.flow import AllSteps, FlowNoise, FlowSampler, FlowSde, LastStepFromNoise
 from vla_rl.policies.openvla.decoding import Autoregressive, Decoding, Parallel
 from vla_rl.policies.openvla.policy import OpenVLA, OpenVLAOptions
 from vla_rl.policies.pi0.policy import Pi0
@@ -46,10 +45,6 @@ from vla_rl.policies.vla.flow_vla import FlowVLA
 from vla_rl.policies.vla.options import VLAOptions
 
 BATCH = 16
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @dataclass(frozen=True)
@@ -118,7 +113,7 @@ VLA_CHOICES = [
 FAMILIES: dict[str, Family] = {
     **{f"gaussian per {per}": Family(partial(gaussian, per)) for per in PARTS},
     **{f"categorical per {per}": Family(partial(token_policy, per, 0.5)) for per in PARTS},
-    "categorical with unequal counts": Family(test_categorical.made),
+    "categorical with unequal counts": Family(test_feed_forward.made_categorical),
     **{
         f"flow {type(schedule).__name__} {type(placement).__name__}": Family(
             partial(test_tiny.made, FlowSampler(schedule, placement, 4)),

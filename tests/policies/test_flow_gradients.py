@@ -15,14 +15,20 @@ from torch import Tensor
 from vla_rl.policies.flow import (
     AllSteps,
     Chain,
+    Field,
+    FlowCps,
+    FlowDdim,
+    FlowNoise,
+    FlowOu,
     FlowSampler,
+    FlowSde,
     Gaussians,
     LastStep,
     LastStepFromNoise,
     OneRandomStep,
+    StepTable,
     VelocityField,
 )
-from vla_rl.policies.flow_schedules import Field, FlowCps, FlowDdim, FlowNoise, FlowOu, FlowSde, StepTable
 
 N, K, HIDDEN = 2, 4, 12
 LogProb = Callable[[Chain, Gaussians], Tensor]

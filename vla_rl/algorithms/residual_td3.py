@@ -22,14 +22,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig, swapped
-from vla_rl.algorithms.wsrl import conservative_penalty, repeated
-from vla_rl.contract.batch import Reducer, ReplayBuffer, Transitions
+from vla_rl.algorithms.offline import conservative_penalty, repeated
+from vla_rl.contract.batch import Transitions
 from vla_rl.contract.limits import check_limits
-from vla_rl.contract.policy import ReparametrisedPolicy
-from vla_rl.policies.critics import QEnsemble
 from vla_rl.policies.noise import normal, uniform
 
 
@@ -69,17 +67,8 @@ class ResidualTD3(OffPolicy):
 
     config: ResidualTD3Config
 
-    def __init__(
-        self,
-        policy: ReparametrisedPolicy,
-        parameters: Mapping[str, nn.Parameter],
-        critic: QEnsemble,
-        replay: ReplayBuffer,
-        config: ResidualTD3Config,
-        generator: torch.Generator,
-        reducer: Reducer | None = None,
-    ) -> None:
-        super().__init__(policy, parameters, critic, replay, config, generator, reducer)
+    def prepare(self) -> None:
+        super().prepare()
         self.target_parameters = {name: parameter.detach().clone() for name, parameter in self.learnt.items()}
 
     @torch.no_grad()

@@ -28,24 +28,22 @@ from tests.golden.vla.pi0.cases import (
 )
 from tests.golden.vla.weights import weight
 from tests.policies.pi0.test_network import CASES, GOLDEN, inputs
-from tests.policies.test_tiny import SPEC, observations, seeded
+from tests.policies.test_tiny import SPEC, observations
 from tests.policies.vla.tiny_vlas import SAMPLERS, learning_sees_the_density_of_acting, tiny_vla
 from tests.policies.vla.toy_network import ToyNetwork, ToyShape
-from tests.toys import all_shown
+from tests.toys import all_shown, seeded
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.policy import LikelihoodPolicy, ScheduledPolicy
+from vla_rl.contract.policy import LikelihoodPolicy
 from vla_rl.contract.spec import ArraySpec, EnvSpec
-from vla_rl.policies.flow import AllSteps, FlowSampler
-from vla_rl.policies.flow_schedules import FlowSde, Ode
+from vla_rl.policies.flow import AllSteps, FlowSampler, FlowSde, Ode
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pi0 import policy as pi0_public
 from vla_rl.policies.pi0.network import Gemma, Siglip, public_name
 from vla_rl.policies.pi0.policy import Pi0
 from vla_rl.policies.pretrained import load_policy
-from vla_rl.policies.vla.letterbox import TransformersLetterbox
-from vla_rl.policies.vla.options import VLAOptions
-from vla_rl.policies.vla.trainable import TrainAll, TrainExpert, Trains, checkpoint_gradients
+from vla_rl.policies.vla.network import TransformersLetterbox
+from vla_rl.policies.vla.options import TrainAll, TrainExpert, Trains, VLAOptions, checkpoint_gradients
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.imitation import ImitationConfig, imitate
 
@@ -270,7 +268,7 @@ made = partial(tiny_vla, Pi0)
 
 def test_it_is_a_likelihood_policy_and_small():
     policy = Pi0.new(SPEC, Affine((0.0,) * 3, (1.0,) * 3))
-    assert isinstance(policy, LikelihoodPolicy) and isinstance(policy, ScheduledPolicy)
+    assert isinstance(policy, LikelihoodPolicy)
     assert sum(item.numel() for item in policy.parameters()) < 3_000_000
     assert policy.feature_sizes == {"pooled": policy.network.pooled_size, "state": 3}
 

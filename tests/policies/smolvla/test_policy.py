@@ -16,15 +16,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from tests.golden.vla.smolvla.cases import CAMERAS, CASES, VLM, inputs
 from tests.golden.vla.weights import generator, weight
 from tests.policies.smolvla.test_parity import EXPECTED
-from tests.policies.test_tiny import SPEC, observations, seeded
+from tests.policies.test_tiny import SPEC, observations
 from tests.policies.vla.tiny_vlas import SAMPLERS, learning_sees_the_density_of_acting, tiny_vla
-from tests.toys import all_shown
+from tests.toys import all_shown, seeded
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.policy import LikelihoodPolicy, ScheduledPolicy
+from vla_rl.contract.policy import LikelihoodPolicy
 from vla_rl.contract.spec import ArraySpec, EnvSpec
-from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep
-from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.flow import AllSteps, FlowSampler, FlowSde, LastStep
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.smolvla.policy import SmolVLA
@@ -170,7 +169,7 @@ made = partial(tiny_vla, SmolVLA)
 
 def test_it_is_a_likelihood_policy_and_small() -> None:
     policy = SmolVLA.new(SPEC, Affine((0.0,) * 3, (1.0,) * 3))
-    assert isinstance(policy, LikelihoodPolicy) and isinstance(policy, ScheduledPolicy)
+    assert isinstance(policy, LikelihoodPolicy)
     assert sum(item.numel() for item in policy.parameters()) < 3_000_000
     assert policy.network.shape.text.vocabulary == 1 + len({word for task in SPEC.tasks for word in task.split()})
 

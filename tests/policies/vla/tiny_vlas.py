@@ -10,9 +10,9 @@ from typing import TypeVar
 
 import torch
 
-from tests.policies.test_tiny import SPEC, observations, seeded
-from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, LastStepFromNoise, OneRandomStep
-from vla_rl.policies.flow_schedules import FlowNoise, FlowSde
+from tests.policies.test_tiny import SPEC, observations
+from tests.toys import seeded
+from vla_rl.policies.flow import AllSteps, FlowNoise, FlowSampler, FlowSde, LastStep, LastStepFromNoise, OneRandomStep
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pi0.network import Gemma, Pi0Shape, Siglip
 from vla_rl.policies.pi0.policy import Pi0
