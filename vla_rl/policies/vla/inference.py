@@ -92,7 +92,9 @@ def _decoder(network: FlowNetwork, way: Inference) -> DecoderNetwork:
 class Operations:
     """A network as it acts: itself, in a box, for a module in a module's attribute would count twice."""
 
-    def __init__(self, network: FlowNetwork) -> None:
+    network: Any
+
+    def __init__(self, network: Any) -> None:
         self.network = network
 
     def encode(self, pictures: Sequence[Tensor | None], tokens: Tensor, token_mask: Tensor | None) -> Tensors:
