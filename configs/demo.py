@@ -9,6 +9,7 @@ from vla_rl.algorithms.group_relative import GRPOConfig, RLOOConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.experience.curriculum import OutcomeVariance
 from vla_rl.experience.groups import GroupConfig
+from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import AllSteps, FlowDdim, FlowNoise, FlowOu, FlowSampler, FlowSde, LastStep, OneRandomStep
 from vla_rl.recipes.demo import Demo
 from vla_rl.recipes.env_config import EnvConfig

@@ -16,6 +16,7 @@ from vla_rl.experience.supervised import DemonstratorConfig
 from vla_rl.fleet.canary import CanaryRule
 from vla_rl.fleet.sampler import SamplerConfig
 from vla_rl.policies.feed_forward import SquashedConfig
+from vla_rl.policies.flow import AllSteps, FlowSampler, Ode
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import BlendConfig, ResidualConfig
 from vla_rl.recipes.env_config import EnvConfig

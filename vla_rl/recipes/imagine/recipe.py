@@ -22,6 +22,7 @@ from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import save_own
 from vla_rl.recipes import stages, world_models
+from vla_rl.recipes.config_files import read_config
 from vla_rl.recipes.context import RunContext, Trainable, generator, placed
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imagine.calibrated_model import (
