@@ -82,7 +82,7 @@ def _reaches_the_optimum(imitated, sampler):
     assert deployed(policy) > -0.025
 
 
-@pytest.mark.parametrize("sampler", REQUIRED, ids=name)
+@pytest.mark.parametrize("sampler", [REQUIRED[0], pytest.param(REQUIRED[1], marks=pytest.mark.full)], ids=name)
 def test_a_flow_policy_reaches_the_optimum_of_a_bandit(imitated, sampler):
     _reaches_the_optimum(imitated, sampler)
 
@@ -105,6 +105,7 @@ def regret(policy: GaussianPolicy) -> tuple[float, float]:
     return float(missing.mean()), float(step.success.mean())
 
 
+@pytest.mark.full
 def test_a_gaussian_policy_reaches_the_optimum_of_the_point_mass():
     torch.manual_seed(0)
     env = make("point_mass", num_envs=64)

@@ -51,12 +51,14 @@ BATCH = 16
 class Family:
     """``make`` gives equal weights at every call; without ``exact`` a part of the chain is kept as it was sampled.
 
-    ``copies``: decisions per observation where means are estimated.
+    ``copies``: decisions per observation where means are estimated; ``full``: only in the full gate, as a combination
+    of a schedule and a placement that are both in other lines.
     """
 
     make: Callable[[], Any]
     exact: bool = True
     copies: int = 64
+    full: bool = False
 
 
 def gaussian(logprob_per: LogprobPer) -> GaussianPolicy:
@@ -118,9 +120,10 @@ FAMILIES: dict[str, Family] = {
         f"flow {type(schedule).__name__} {type(placement).__name__}": Family(
             partial(test_tiny.made, FlowSampler(schedule, placement, 4)),
             exact=type(placement) in (AllSteps, LastStepFromNoise),
+            full=(i - j) % len(NOISE_PLACEMENTS) != 0,
         )
-        for schedule in SCHEDULES
-        for placement in NOISE_PLACEMENTS
+        for i, schedule in enumerate(SCHEDULES)
+        for j, placement in enumerate(NOISE_PLACEMENTS)
     },
     **{
         f"diffusion {name}": Family(partial(test_diffusion.made, item))

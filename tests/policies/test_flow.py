@@ -427,7 +427,13 @@ def mixture_errors(schedule, n: int = 20_000) -> tuple[float, float]:
     return gap.abs().mean().item(), (chain.sample.var(0).sum() / data.var(0).sum()).item() - 1
 
 
-@pytest.mark.parametrize(("schedule", "bound"), [(FlowSde(0.7), 0.03), (FlowOu(0.7), 0.05), (FlowDdim(0.7), 0.05)])
+@pytest.mark.parametrize(
+    ("schedule", "bound"),
+    [
+        (FlowSde(0.7), 0.03),
+        *(pytest.param(schedule, 0.05, marks=pytest.mark.full) for schedule in (FlowOu(0.7), FlowDdim(0.7))),
+    ],
+)
 def test_full_chain_reaches_the_data(schedule, bound):
     """OU and DDIM keep the variance error of the ODE itself, -.03 here; Flow-SDE's noise fills it."""
     distance, variance = mixture_errors(schedule)

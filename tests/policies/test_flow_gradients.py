@@ -205,7 +205,9 @@ def within(values: Tensor, expected: float, errors: float, spread: float = 0.0) 
 
 
 @pytest.mark.parametrize(
-    "sampler", IMPORTANCE, ids=lambda s: f"{type(s.schedule).__name__}-{type(s.placement).__name__}"
+    "sampler",
+    [IMPORTANCE[0], *(pytest.param(one, marks=pytest.mark.full) for one in IMPORTANCE[1:])],
+    ids=lambda s: f"{type(s.schedule).__name__}-{type(s.placement).__name__}",
 )
 def test_importance_identity(sampler):
     log_ratio, before, after = importance(sampler)

@@ -30,8 +30,9 @@ from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.vla.tokenizer import Vocabulary
 
-EVERY = pytest.mark.parametrize("name", FAMILIES)
-EXACT = pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.exact])
+PARAMS = {name: pytest.param(name, marks=[pytest.mark.full] * one.full) for name, one in FAMILIES.items()}
+EVERY = pytest.mark.parametrize("name", PARAMS.values())
+EXACT = pytest.mark.parametrize("name", [PARAMS[name] for name, family in FAMILIES.items() if family.exact])
 LIKELIHOOD = ("act", "log_prob", "kl")
 
 

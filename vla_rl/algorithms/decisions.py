@@ -1,4 +1,4 @@
-"""The usable decisions of a rollout as one flat batch, and how it is cut into minibatches and micro-batches."""
+"""The usable decisions of a rollout as one flat batch, its minibatches and micro-batches; gradients of processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Decisions:
 
     ``age`` int [B] counts the updates between the policy that acted and the learner's; ``valid`` bool [B,H] says which
     actions were executed.  ``logprob`` is [B] or [B,G], the log-probs of G parts; the policy's loss is the mean over
-    decisions of ``weight * l``, summed over parts, with ``weight`` float [B] or [B,G] (``surrogate.py``).
+    decisions of ``weight * l``, summed over parts, with ``weight`` float [B] or [B,G] (``policy_gradient.py``).
     """
 
     features: Mapping[str, Tensor]

@@ -15,8 +15,8 @@ GRPO (Shao et al. 2024, arXiv 2402.03300): PPO's clipped objective on advantages
 
     L = - sum_i w_i sum_t min(rho_it A_i, clip(rho_it, 1-eps_low, 1+eps_high) A_i),   rho = exp(log pi - log pi_old)
 
-``i`` counts episodes and ``t`` their decisions (chunks, or their actions or tokens, see ``surrogate.py``); ``A_i`` is
-the advantage within the group and ``w_i`` the weight of the episode.
+``i`` counts episodes and ``t`` their decisions (chunks, or their actions or tokens, see ``policy_gradient.py``);
+``A_i`` is the advantage within the group and ``w_i`` the weight of the episode.
 
 Deviations from the paper: the baseline excludes the episode itself, and advantages are not divided by the std; all
 decisions have equal weight, except those after a success, which have none; the upper clip bound is wider, so that rare

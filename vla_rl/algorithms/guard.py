@@ -1,7 +1,7 @@
 """When an off-policy actor may move, and when it goes back: two remedies against the dip after its first steps.
 
 - :class:`ReleaseConfig`: the actor moves only while the critics rank the outcomes of episodes that they have not
-  learnt from (``ranking.py``), and is held again when they stop.
+  learnt from (see below), and is held again when they stop.
 - :class:`FallbackConfig`: when the success of the latest exploring episodes lies below the base's, the actor's last
   good weights act again, for collecting too; the actor waits before it moves again.
 

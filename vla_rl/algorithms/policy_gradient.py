@@ -1,7 +1,7 @@
 """The base of PPO, GRPO and RLOO: epochs of minibatches, bounded by a KL stop and an adaptive learning rate.
 
 The log-probability is that of a whole denoising chain (equal to that of the action or a surrogate for it, see
-``policies/flow.py``), or of every action or token (``surrogate.py``).  The KL is the *exact* one of the whole chains or
+``policies/flow.py``), or of every action or token (see below).  The KL is the *exact* one of the whole chains or
 chunks, without sampling noise.
 
 Recorded log-probs against the learner's own: stale decisions are weighted, numerics corrected, errors refused.

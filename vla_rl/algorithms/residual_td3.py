@@ -9,9 +9,10 @@ last observation of a truncated episode.  u is the correction, a = b + s u.  The
 Gu 2021, arXiv 2106.06860): the actor stays near what was tried, and moves on with it.  Deviations: critics evaluate u
 and not a (see ``policies/residual.py``); every critic has its own regression loss (``off_policy.py``).
 
-With ``conservative``, L_Q has Cal-QL's penalty as well (``cal_ql.py``), as in PLD (Xiao et al. 2025, arXiv 2511.00091):
-corrections that nobody tried are worth less than those that were, those of the actor never less than the episode's
-return.  The actor is deterministic, so its corrections are those of the target smoothing, all with uniform density.
+With ``conservative``, L_Q has Cal-QL's penalty as well (``offline.py``), as in PLD (Xiao et al. 2025, arXiv
+2511.00091): corrections that nobody tried are worth less than those that were, those of the actor never less than the
+episode's return.  The actor is deterministic, so its corrections are those of the target smoothing, all with uniform
+density.
 """
 
 from __future__ import annotations

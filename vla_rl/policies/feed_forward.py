@@ -1,6 +1,6 @@
-"""Feed-forward policies that are trained from nothing: Gaussian for bounded actions, categorical for choices.
+"""Feed-forward policies: from nothing a Gaussian for bounded actions and a categorical one for choices (PPO, GRPO).
 
-Squashed Gaussian policies on a frozen observation encoder: trained by SAC, RLPD, IQL, Cal-QL and WSRL.
+On a frozen observation encoder a squashed Gaussian, which SAC, RLPD, IQL, Cal-QL and WSRL train:
 
     a = tanh(u),    u ~ N(mean(o), std(o)^2),    log pi(a|o) = sum [log N(u) - log(1 - tanh(u)^2)]
 

@@ -7,10 +7,9 @@ The chain's density is ``p(x_{t_1..t_K} | x_1) = prod_k N(x_{k+1}; mean_k(x_k), 
 steps and dimensions: a mean would make the ratio a root of itself, scale the gradient and break ``E_old[ratio] = 1``.
 The density of the initial noise does not depend on the weights and is left out: it would only cost precision.
 
-How a flow is integrated from noise (t=1) to an action (t=0), and how much noise each step adds.
-
+A schedule says how a flow is integrated from noise to an action, and how much noise each step adds: it fills a table.
 Every step from ``t`` to ``s < t`` is Gaussian: ``x_s ~ N(w0 x0_hat + w1 x1_hat, std^2 I)`` with the estimates
-``x0_hat = x_t - t v`` and ``x1_hat = x_t + (1-t) v``.  A schedule is an object that fills a table of these numbers.
+``x0_hat = x_t - t v`` and ``x1_hat = x_t + (1-t) v``.
 
 What K=4 steps cost (1-D data N(0.3, 0.4^2), a=0.5, relative error of the final variance): ODE -58 %, Flow-SDE -34 %,
 Flow-OU -59 %, Flow-CPS -61 %.  The ODE's own error dominates and noise cancels some of it, so closeness to the data at

@@ -1,4 +1,4 @@
-"""Any function of an observation as a policy: a scripted controller, a planner, a model behind somebody's server."""
+"""Policies without weights: any function of an observation, such as a planner; what only changes another policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small networks on the features of a policy: deterministic, squashed Gaussian (SAC) and Gaussian (PPO) heads."""
+"""Heads on frozen policies: deterministic, squashed Gaussian (SAC) and Gaussian (PPO) networks; what they read."""
 
 from __future__ import annotations
 

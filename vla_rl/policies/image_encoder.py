@@ -1,9 +1,8 @@
-"""A small convolutional network for pixels, trained together with the policy or critic that reads it.
+"""Networks that see: a small one for pixels, trained with the policy or critic that reads it, and TinyVLA's backbone.
 
-The vision-language backbone of TinyVLA: text queries attend to the image cells that the instruction names.
-
-It stands in for a pretrained vision-language model.  ``training/grounding.py`` trains it to point at named objects;
-afterwards it is frozen, and its features are computed once per observation.
+In the backbone text queries attend to the image cells that the instruction names.  It stands in for a pretrained
+vision-language model: ``training/imitation.py`` trains it to point at named objects; afterwards it is frozen, and its
+features are computed once per observation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Affine normalisation between physical units and network inputs or outputs; its numbers are in the checkpoint."""
+"""Between physical units and network inputs or outputs: by bounds, by fixed and by running statistics.
+
+Their numbers are in the checkpoint.
+"""
 
 from __future__ import annotations
 

@@ -304,7 +304,9 @@ def preferred(bins: torch.Tensor) -> torch.Tensor:
 
 
 @BOTH
-@pytest.mark.parametrize("per", ["chunk", "action", "token"])
+@pytest.mark.parametrize(
+    "per", [pytest.param("chunk", marks=pytest.mark.full), "action", pytest.param("token", marks=pytest.mark.full)]
+)
 def test_an_iteration_of_ppo_and_of_grpo_goes_towards_reward(options, per):
     for grouped in (False, True):
         policy = tiny_policy(replace(options, logprob_per=per))

@@ -3,9 +3,7 @@
 Shape letters: ``B`` batch, ``N`` tokens of all pictures, ``L`` of the prompt, ``P`` of the prefix (both together),
 ``n`` action tokens, ``W`` width of the language model, ``K`` tokens that stand for bins (256).
 
-The vision half of OpenVLA: DINOv2 and SigLIP side by side, and the projector into the language model.
-
-Architecture and tensor names are those of timm's ``vit_large_patch14_reg4_dinov2`` and
+Architecture and tensor names of its vision half are those of timm's ``vit_large_patch14_reg4_dinov2`` and
 ``vit_so400m_patch14_siglip_224``, as the published checkpoints hold them (OpenVLA, Kim et al. 2024, arXiv 2406.09246,
 section 3.1).  timm is not needed.
 Shape letters: ``B`` batch, ``P`` patches of a picture, ``F`` width of a vision transformer, ``W`` of the language

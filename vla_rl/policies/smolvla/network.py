@@ -317,7 +317,7 @@ def _build_vlm(shape: SmolVLAShape) -> dict[str, nn.Module]:
     }
     config = package.SmolVLMConfig(vision_config=vision, text_config=_text(shape), scale_factor=shape.pixel_shuffle)
     text = package.LlamaModel(config.text_config)
-    del text.rotary_emb  # vla/layers.py does it
+    del text.rotary_emb  # vla/network.py does it
     return {
         "vision_model": SmolVLMVisionTransformer(config.vision_config),
         "connector": SmolVLMConnector(config),

@@ -1,4 +1,5 @@
-"""Instructions as tokens of a public folder's tokenizer, or of the one on the Hugging Face hub that its config names.
+"""Instructions as tokens: of a public folder's tokenizer, of the one on the Hugging Face hub that its config names, or
+words of a vocabulary that is written into the checkpoint.
 
 ``tokenizer.json`` holds data only, and the package ``tokenizers`` reads it as the libraries did that trained these
 models; no class is looked up and no code of a folder runs.
