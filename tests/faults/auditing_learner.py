@@ -11,14 +11,13 @@ import numpy as np
 import torch
 
 from tests.faults.known import SPEC, identity, step
-from vla_rl.algorithms.hg_dagger import HGDagger, HGDaggerConfig
+from vla_rl.algorithms.chunks import HGDagger, HGDaggerConfig
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.policy import Policy
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.fleet.canary import CanaryRule
-from vla_rl.policies.flow import FlowSampler, LastStep
-from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.tokens import Vocabulary

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.policies.test_tiny import SPEC, made, observations, seeded
+from tests.policies.test_tiny import SPEC, made, observations
 from tests.policies.vla.tiny_vlas import tiny_vla
+from tests.toys import seeded
 from vla_rl.algorithms.ppo import PPO
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import Features, State
 from vla_rl.policies.feed_forward import GaussianPolicy
-from vla_rl.policies.flow import AllSteps, FlowSampler, VelocityField
+from vla_rl.policies.flow import AllSteps, Field, FlowSampler, Ode, VelocityField
 from vla_rl.policies.flow_policy import FlowPolicy
-from vla_rl.policies.flow_schedules import Field, Ode
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.real_time_chunking import RealTimeChunking, RealTimeConfig, guidance_weight, prefix_weights

@@ -18,8 +18,7 @@ from tests.rewards.test_judge import PROMPT, llava
 from vla_rl.cli.main import main
 from vla_rl.contract.batch import OneProcess
 from vla_rl.experience.datasets import save_demonstrations
-from vla_rl.policies.flow import FlowSampler, LastStep
-from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.tokens import Vocabulary
@@ -32,7 +31,7 @@ from vla_rl.recipes.improve import improve
 from vla_rl.recipes.trainers import LearnedReward, RunContext
 from vla_rl.rewards.env import RewardWeights
 from vla_rl.rewards.judge import VLMJudge
-from vla_rl.rewards.reward import load_reward
+from vla_rl.rewards.reward_model import load_reward
 from vla_rl.training.tracking import RunFolder
 
 

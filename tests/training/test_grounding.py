@@ -13,10 +13,6 @@ from vla_rl.training.fit import FitConfig, GroundingConfig, cell_weights, ground
 COLOURS = {"red": (220, 30, 30), "blue": (30, 60, 230)}
 
 
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 @pytest.mark.parametrize("side", [4, 8, 16])
 def test_shares_are_bilinear_weights_whose_mean_position_is_the_target(side):
     inside = 1 - 1 / side  # outermost cell centres

@@ -11,10 +11,6 @@ from vla_rl.policies.flow_schedules import Ode
 from vla_rl.training.fit import FitConfig, ImitationConfig, imitate
 
 
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def demonstrations(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """States [N,1] and chunks [N,1,1]: N(0.8 s, 0.1^2), except that one in four goes to N(-1, 0.05^2)."""
     generator = seeded(1)

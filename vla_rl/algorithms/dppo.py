@@ -19,12 +19,11 @@ epochs and learning rates are those of ``policy_gradient.py``; rewards are not s
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vla_rl.algorithms.policy_gradient import clipped_objective
 from vla_rl.algorithms.ppo import PPO, PPOConfig, _Batch
@@ -53,16 +52,9 @@ class DPPOConfig(PPOConfig):
         check_limits(self, clip_first=(0, 1))
         check_positive(self, "clip_rate")
 
-    def build(
-        self,
-        policy: LikelihoodPolicy,
-        parameters: Mapping[str, nn.Parameter],
-        critic: nn.Module,
-        generator: torch.Generator,
-        reducer: Reducer,
-    ) -> DPPO:
-        """The learner with this config."""
-        return DPPO(policy, parameters, critic, self, generator, reducer)
+    @property
+    def learner(self) -> type[DPPO]:
+        return DPPO
 
 
 class DPPO(PPO):

@@ -45,8 +45,7 @@ from vla_rl.algorithms.chunks import (
     joined,
     require_imitation,
 )
-from vla_rl.algorithms.decisions import ages, flatten
-from vla_rl.algorithms.off_policy import mean
+from vla_rl.algorithms.decisions import ages, flatten, mean
 from vla_rl.contract.batch import OneProcess, Rollout
 from vla_rl.contract.errors import NonFiniteError
 from vla_rl.contract.limits import check_limits, check_positive

@@ -19,7 +19,7 @@ from vla_rl.contract.policy import Policy
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.expert import ExpertPolicy
 from vla_rl.policies.diffusion import DiffusionConfig, DiffusionPolicy
-from vla_rl.policies.feed_forward import GaussianPolicy
+from vla_rl.policies.feed_forward import GaussianPolicy, SquashedConfig, SquashedPolicy
 from vla_rl.policies.flow_policy import at_temperature
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.policies.latent_noise import GaussianLatent, LatentConfig, SquashedLatent, SquashedLatentConfig

@@ -29,7 +29,7 @@ from vla_rl.policies.critics import ValueCritic
 from vla_rl.policies.flow import FlowSampler
 from vla_rl.recipes.env_config import EnvFactory
 from vla_rl.rewards.env import RewardWeights, rewarded
-from vla_rl.rewards.reward import Reward, load_reward
+from vla_rl.rewards.reward_model import Reward, load_reward
 from vla_rl.training.loop import AlgorithmConfig, LoopConfig, LoopLearner
 from vla_rl.training.sharding import ShardedGroup
 

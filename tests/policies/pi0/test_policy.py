@@ -28,17 +28,15 @@ from tests.golden.vla.pi0.cases import (
 )
 from tests.golden.vla.weights import weight
 from tests.policies.pi0.test_network import CASES, GOLDEN, inputs
-from tests.policies.test_tiny import SPEC, observations, seeded
-from tests.policies.vla.tiny_vlas import SAMPLERS, learning_sees_the_density_of_acting, tiny_vla
+from tests.policies.test_tiny import observations
+from tests.policies.vla.tiny_vlas import tiny_vla
 from tests.policies.vla.toy_network import ToyNetwork, ToyShape
-from tests.toys import all_shown
+from tests.toys import seeded
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import LikelihoodPolicy
 from vla_rl.contract.spec import ArraySpec, EnvSpec
-from vla_rl.policies.flow import AllSteps, FlowSampler
-from vla_rl.policies.flow_schedules import FlowSde, Ode
-from vla_rl.policies.normalization import Affine
+from vla_rl.policies.flow import AllSteps, FlowSampler, FlowSde, Ode
 from vla_rl.policies.pi0 import policy as pi0_public
 from vla_rl.policies.pi0.network import Gemma, Siglip, public_name
 from vla_rl.policies.pi0.policy import Pi0

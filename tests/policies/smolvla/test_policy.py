@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from tests.golden.vla.smolvla.cases import CAMERAS, CASES, VLM, inputs
 from tests.golden.vla.weights import generator, weight
 from tests.policies.smolvla.test_parity import EXPECTED
-from tests.policies.test_tiny import SPEC, observations, seeded
-from tests.policies.vla.tiny_vlas import SAMPLERS, learning_sees_the_density_of_acting, tiny_vla
-from tests.toys import all_shown
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import LikelihoodPolicy
 from vla_rl.contract.spec import ArraySpec, EnvSpec
-from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep
-from vla_rl.policies.flow_schedules import FlowSde
-from vla_rl.policies.normalization import Affine
+from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.smolvla.policy import SmolVLA
 from vla_rl.policies.smolvla.shape import SmolVLAShape
