@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sims.catalog import make
 from tests.chains import SAMPLERS, compare, draw, network, weights
-from tests.toys import FlowToy, ToyEncoder, bandit
+from tests.toys import FlowToy, ToyEncoder, bandit, seeded
 from vla_rl.algorithms.dppo import DPPO, DPPOConfig, clip_shares
 from vla_rl.algorithms.ppo import _Batch
 from vla_rl.contract.batch import OneProcess

@@ -20,7 +20,7 @@ from vla_rl.fleet.canary import CanaryRule
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
-from vla_rl.policies.tokens import Vocabulary
+from vla_rl.policies.vla.tokenizer import Vocabulary
 from vla_rl.recipes.fleet.learn import Learn
 from vla_rl.recipes.fleet.learners import LearnByCorrections
 from vla_rl.recipes.trainers import Trainable

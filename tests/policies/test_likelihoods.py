@@ -15,20 +15,11 @@ from torch import Tensor
 from torch.distributions import Categorical, Normal, kl_divergence
 
 import vla_rl.policies
-from tests.policies.likelihood_families import (
-    BATCH,
-    FAMILIES,
-    encoded,
-    law,
-    moved,
-    observed,
-    outcome,
-    recorded,
-    seeded,
-)
-from tests.token_toys import CHOICES, ENTRIES, HORIZON, PARTS, token_policy
-from vla_rl.algorithms.policy_gradient import BF16_ERROR, check_density, rounding_terms
-from vla_rl.algorithms.surrogate import joint
+from sims.catalog import make
+from tests.policies.likelihood_families import BATCH, FAMILIES, encoded, law, moved, observed, outcome, recorded
+from tests.token_toys import CHOICES, ENTRIES, HORIZON, PARTS, SPEC, token_policy
+from tests.toys import seeded
+from vla_rl.algorithms.policy_gradient import BF16_ERROR, check_density, joint, rounding_terms
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import ArraySpec

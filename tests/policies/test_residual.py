@@ -29,12 +29,13 @@ from vla_rl.algorithms.residual_td3 import ResidualTD3, ResidualTD3Config
 from vla_rl.contract.check import check_policy
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.contract.policy import LikelihoodPolicy, ReparametrisedPolicy, encode_observation
+from vla_rl.experience.replay import Replay
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.critics import QEnsemble, ValueCritic
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.residual import BlendConfig, DeterministicResidual, GaussianResidual, ResidualConfig
-from vla_rl.training.policy_store import InProcessPolicyStore
+from vla_rl.training.loop import InProcessPolicyStore
 
 KINDS = [DeterministicResidual, GaussianResidual]
 # What both have from their base class is seen in one; the other is in the full gate.

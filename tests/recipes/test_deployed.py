@@ -15,7 +15,7 @@ from vla_rl.policies.feed_forward import GaussianPolicy
 from vla_rl.policies.function import Renumbered
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
-from vla_rl.policies.tokens import Vocabulary
+from vla_rl.policies.vla.tokenizer import Vocabulary
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.policies import deployed_policy, fingerprint
 

@@ -21,7 +21,7 @@ from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
-from vla_rl.policies.tokens import Vocabulary
+from vla_rl.policies.vla.tokenizer import Vocabulary
 from vla_rl.recipes.building import build
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.env_config import EnvConfig, EnvFactory

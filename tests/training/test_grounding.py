@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vla_rl.policies.backbone import BackboneOutput, PointingBackbone, cell_centres
-from vla_rl.policies.tokens import Vocabulary
+from tests.toys import seeded
+from vla_rl.policies.image_encoder import BackboneOutput, PointingBackbone, cell_centres
+from vla_rl.policies.vla.tokenizer import Vocabulary
 from vla_rl.training.fit import FitConfig, GroundingConfig, cell_weights, ground, pointing_loss
 
 COLOURS = {"red": (220, 30, 30), "blue": (30, 60, 230)}

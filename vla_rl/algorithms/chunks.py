@@ -31,14 +31,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from vla_rl.algorithms.decisions import ages, flatten, mean, select_each
 from vla_rl.contract.batch import Rollout
-from vla_rl.contract.errors import ContractError
+from vla_rl.contract.errors import ContractError, NonFiniteError
+from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.contract.policy import Features, Policy, public, require
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.normalization import Affine

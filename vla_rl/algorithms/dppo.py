@@ -27,9 +27,8 @@ from torch import Tensor
 
 from vla_rl.algorithms.policy_gradient import clipped_objective
 from vla_rl.algorithms.ppo import PPO, PPOConfig, _Batch
-from vla_rl.contract.batch import Reducer
 from vla_rl.contract.limits import check_limits, check_positive
-from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, require
+from vla_rl.contract.policy import Likelihood
 
 
 @dataclass(frozen=True)
@@ -65,19 +64,8 @@ class DPPO(PPO):
 
     config: DPPOConfig
     policy: Any  # a LikelihoodPolicy with step_logprob
-
-    def __init__(
-        self,
-        policy: LikelihoodPolicy,
-        parameters: Mapping[str, nn.Parameter],
-        critic: nn.Module,
-        config: DPPOConfig,
-        generator: torch.Generator,
-        reducer: Reducer | None = None,
-    ) -> None:
-        super().__init__(policy, parameters, critic, config, generator, reducer)
-        cure = "so its steps have no ratios; choose a diffusion policy, or PPO, which needs only the joint density."
-        require(policy, "DPPO", ("step_logprob",), cure)
+    needs = ("log_prob", "kl", "step_logprob")
+    otherwise = "so its steps have no ratios; choose a diffusion policy, or PPO, which needs only the joint density."
 
     def _with_proximal(self, batch: _Batch, old: Likelihood, metrics: dict[str, float]) -> _Batch:
         """``batch`` with the log-probs [B,K'] of its steps before the first epoch; recorded is only their sum."""

@@ -41,8 +41,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.algorithms.decisions import Decisions, Gathered, flatten
-from vla_rl.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig, clipped_objective
-from vla_rl.algorithms.surrogate import surrogate
+from vla_rl.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig, clipped_objective, surrogate
 from vla_rl.contract.batch import TRUNCATION_RETURN, Reducer, Rollout
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.limits import check_limits, check_positive

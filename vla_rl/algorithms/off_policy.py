@@ -105,8 +105,7 @@ class OffPolicy:
         reducer: Reducer | None = None,
     ) -> None:
         """Raises UserError for a config that the processes of ``reducer`` cannot share, too."""
-        cure = "so no gradient could reach it; add them or choose an algorithm that needs likelihoods only."
-        require(policy, type(self).__name__, ("rsample", "critic_action"), cure)
+        require(policy, type(self).__name__, self.needs, self.otherwise)
         if not 1 <= config.num_min_q <= critic.num_critics:
             raise UserError(
                 f"num_min_q {config.num_min_q} exceeds the {critic.num_critics} critics or is below 1, so no target "

@@ -108,8 +108,7 @@ class PolicyGradient(Generic[B]):
         generator: torch.Generator,
         reducer: Reducer | None = None,
     ) -> None:
-        cure = "so no ratio can be formed; add them or choose an algorithm for black-box policies."
-        require(policy, type(self).__name__, ("log_prob", "kl"), cure)
+        require(policy, type(self).__name__, self.needs, self.otherwise)
         self.policy, self.config = policy, config
         self.parameters, self.generator = dict(parameters), generator
         # The rest are statistics: published and saved like weights, but not optimized.

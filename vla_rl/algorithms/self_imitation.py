@@ -41,10 +41,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vla_rl.algorithms.chunk_learner import ChunkLearner, GradientConfig
-from vla_rl.algorithms.chunks import Chunks, ChunkSampler, chunks_of
-from vla_rl.algorithms.decisions import ages
-from vla_rl.algorithms.off_policy import mean
+from vla_rl.algorithms.chunks import ChunkLearner, Chunks, ChunkSampler, GradientConfig, chunks_of
+from vla_rl.algorithms.decisions import ages, mean
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import require

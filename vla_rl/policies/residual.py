@@ -33,7 +33,6 @@ from vla_rl.contract.batch import Reducer
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import NonFiniteError, UserError
 from vla_rl.contract.limits import check_limits, check_positive
-from vla_rl.contract.load import name_of
 from vla_rl.contract.policy import ActionOut, CriticAction, Features, Likelihood, Mode, Policy, State, with_context
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.flow import gaussian_kl

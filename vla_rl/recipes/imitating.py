@@ -10,8 +10,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from vla_rl.algorithms.chunks import Chunks, ImitationPolicy
-from vla_rl.algorithms.hg_dagger import HGDagger, HGDaggerConfig
+from vla_rl.algorithms.chunks import Chunks, HGDagger, HGDaggerConfig, ImitationPolicy
 from vla_rl.algorithms.self_imitation import (
     FutureStates,
     FutureStatesConfig,
@@ -27,8 +26,7 @@ from vla_rl.experience.helped import Escalation, HelpedEnv
 from vla_rl.experience.person import PersonConfig
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.experience.supervised import SupervisedEnv
-from vla_rl.policies.flow import FlowSampler, LastStep
-from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import demonstrated_chunks, encode_episodes
 from vla_rl.recipes.trainers import RunContext, SourceConfig, Trainable, TrainerConfig, generator

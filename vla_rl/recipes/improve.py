@@ -21,9 +21,8 @@ from vla_rl.evaluation.stats import MeanReturn, Rate
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.critics import RunningCritic
 from vla_rl.policies.feed_forward import ActorConfig
-from vla_rl.policies.image_encoder import ImageEncoder
-from vla_rl.policies.observations import Activation, check_activation
-from vla_rl.policies.statistics import RunningStatistics
+from vla_rl.policies.image_encoder import Activation, ImageEncoder, check_activation
+from vla_rl.policies.normalization import RunningStatistics
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import save_own
 from vla_rl.recipes.building import build

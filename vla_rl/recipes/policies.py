@@ -21,13 +21,11 @@ from vla_rl.experience.expert import ExpertPolicy
 from vla_rl.policies.diffusion import DiffusionConfig, DiffusionPolicy
 from vla_rl.policies.feed_forward import GaussianPolicy, SquashedConfig, SquashedPolicy
 from vla_rl.policies.flow_policy import at_temperature
-from vla_rl.policies.function import FunctionPolicy
+from vla_rl.policies.function import FunctionPolicy, Renumbered
 from vla_rl.policies.latent_noise import GaussianLatent, LatentConfig, SquashedLatent, SquashedLatentConfig
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy, read_config
-from vla_rl.policies.renumbered import Renumbered
 from vla_rl.policies.residual import DeterministicResidual, GaussianResidual, ResidualConfig
-from vla_rl.policies.squashed import SquashedConfig, SquashedPolicy
 from vla_rl.policies.vla.checkpoint import is_public
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.saving import fingerprint as base_fingerprint

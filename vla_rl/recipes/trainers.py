@@ -43,7 +43,7 @@ def generator(seed: int, stream: int) -> torch.Generator:
 
 
 class Trainable(Policy, Protocol):
-    """A policy that learns and can be saved, and on which heads can be built (``vla_rl/policies/encoder.py``)."""
+    """A policy that learns and can be saved, and on which heads can be built (``vla_rl/policies/heads.py``)."""
 
     spec: EnvSpec
 
@@ -142,7 +142,7 @@ class RunContext:
         if lacking:
             raise UserError(
                 f"{type(self.base).__name__} has no {lacking[0]}, so {needed_by} cannot be built on it; see "
-                "vla_rl.policies.encoder.ObservationEncoder."
+                "vla_rl.policies.heads.ObservationEncoder."
             )
         return self.base
 

@@ -24,7 +24,7 @@ from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import ContractError, NonFiniteError
 from vla_rl.contract.limits import check_limits
 from vla_rl.evaluation.probe import ObjectProbe, ProbeConfig, check
-from vla_rl.policies.backbone import BackboneOutput
+from vla_rl.policies.image_encoder import BackboneOutput
 
 Batch = TypeVar("Batch")
 

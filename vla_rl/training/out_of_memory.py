@@ -12,8 +12,7 @@ from torch import nn
 
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.vla.features import KeepPrefix
-from vla_rl.policies.vla.options import VLAOptions
-from vla_rl.policies.vla.trainable import TrainAll
+from vla_rl.policies.vla.options import TrainAll, VLAOptions
 
 BUILD, COLLECT, LEARN, VALIDATE = "build", "collect", "learn", "validate"  # the phases of a run
 # What torch's allocator on the host and C++ say, as RuntimeError.

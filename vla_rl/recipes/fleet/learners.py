@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla_rl.algorithms.chunks import DEMONSTRATED, Chunks, FamiliesEqually, ImitationPolicy
-from vla_rl.algorithms.hg_dagger import HGDagger, HGDaggerConfig
+from vla_rl.algorithms.chunks import DEMONSTRATED, Chunks, FamiliesEqually, HGDagger, HGDaggerConfig, ImitationPolicy
 from vla_rl.algorithms.recap import Recap, RecapConfig
 from vla_rl.contract.batch import Resumable, Rollout
 from vla_rl.contract.policy import Mode, Policy
