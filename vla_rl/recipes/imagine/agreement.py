@@ -118,7 +118,7 @@ def _evaluate(
     seeds: Sequence[int],
     seed: int,
     title: str,
-    watch: Callable[[Decision], None] | None = None,
+    watch: Callable[[Decision], None] = lambda decision: None,
 ) -> Outcomes:
     """Play one episode of ``policy`` per seed in ``env``, which is closed then."""
     with bar(title, len(seeds)) as update, closing(env):
