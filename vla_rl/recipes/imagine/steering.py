@@ -211,7 +211,8 @@ class Steering:
             uncertainty=uncertainty,
         )
         cause, limit = str(step.cause[0]), self._limit(time)
-        end = _FLIPPED if cause == "uncertainty" and not _exceeds(uncertainty, limit) else _ENDS.get(cause, cause)
+        exceeded = limit is not None and uncertainty > limit
+        end = _FLIPPED if cause == "uncertainty" and not exceeded else _ENDS.get(cause, cause)
         return replace(view, limit=limit, cause=cause, end=end, remark="", grip=self._grip())
 
     # -- the view -----------------------------------------------------------------------------------------------------
@@ -233,10 +234,6 @@ class Steering:
 
     def _over(self) -> View:
         return self._said("This rollout has ended: R begins the next one, B takes the last step back.")
-
-
-def _exceeds(uncertainty: float, limit: float | None) -> bool:
-    return limit is not None and uncertainty > limit
 
 
 def _bounds(action: ArraySpec) -> tuple[np.ndarray, np.ndarray]:
