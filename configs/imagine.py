@@ -8,8 +8,7 @@ from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.evaluation.agreement import TrustConfig
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.policies.flow import FlowSampler, LastStep
-from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imagine.plan import CollectConfig, Plan
@@ -89,7 +88,7 @@ def with_coevolution() -> Imagine:
 
 def residual_td3() -> Improve:
     """No imagination: the comparison's best way in the simulator, with as many episodes, validation included."""
-    made: Improve = load_config("compare.py:residual_step")
+    made = load_config("compare.py:residual_step")
     # 1275 episodes: some 1210 of 21 or 22 control steps, and 32 to validate before and after, lest ruins are kept.
     loop = LoopConfig(100_000, 100_000, save_every=50, collapse=1.0, env_steps=26_050)
     trainer = replace(made.rl, replay=ReplayConfig(gamma=0.98, n_step=5), loop=loop)

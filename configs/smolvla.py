@@ -9,8 +9,7 @@ from dataclasses import replace
 
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.policies.flow import FlowSampler, LastStep
-from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes import vla
 from vla_rl.recipes.config_files import load_config

@@ -186,10 +186,8 @@ def _list(name: str, text: str) -> Change:
     """A video that is a list of other files, as ffmpeg knows several; ``text`` of one outside."""
 
     def make(folder: Path, canary: Path) -> None:
-        _edited(
-            folder,
-            lambda info: info["features"][FRONT].update(dtype="video") or info.update(video_path=f"videos/{name}"),
-        )
+        _info(video_path=f"videos/{name}")(folder, canary)
+        _features(lambda all: all[FRONT].update(dtype="video"))(folder, canary)
         for file in (DATA, EPISODES):
             table = pq.read_table(folder / file)
             table = table.drop_columns([FRONT]) if file == DATA else _of_video(table)

@@ -28,7 +28,7 @@ from vla_rl.evaluation.run import Outcomes, evaluate
 from vla_rl.evaluation.stats import Rate
 from vla_rl.experience.driver import Decision
 from vla_rl.experience.trajectories import Trajectories
-from vla_rl.policies.epsilon_random import EpsilonRandomPolicy
+from vla_rl.policies.function import EpsilonRandomPolicy
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes import world_models
 from vla_rl.recipes.context import generator, placed
