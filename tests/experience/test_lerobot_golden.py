@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from vla_rl.experience.datasets import load_demonstrations
-from vla_rl.experience.lerobot import statistics, video
+from vla_rl.experience.lerobot import features, video
 from vla_rl.experience.lerobot.features import Feature, Schema
 from vla_rl.experience.lerobot.translate import DatasetReader
 from vla_rl.experience.lerobot.writer import DatasetWriter
@@ -87,7 +87,7 @@ def test_our_statistics_are_lerobots():
     table = pq.read_table(next(DATASET.rglob("meta/episodes/*/*.parquet"))).to_pylist()
     features = DatasetReader(DATASET).schema.features
     for episode, row in enumerate(table):
-        ours = statistics.episode_statistics(columns(episode), features)
+        ours = features.episode_statistics(columns(episode), features)
         assert {name.split("/")[1] for name in row if name.startswith("stats/")} - ours.keys() == {
             "timestamp",
             "frame_index",
@@ -96,7 +96,7 @@ def test_our_statistics_are_lerobots():
             "task_index",
         }
         for name, item in ours.items():
-            theirs = {key: np.asarray(row[f"stats/{name}/{key}"]) for key in statistics.NAMES}
+            theirs = {key: np.asarray(row[f"stats/{name}/{key}"]) for key in features.NAMES}
             span = float(np.max(theirs["max"].astype(float) - theirs["min"].astype(float))) + 1e-9
             most = np.abs(theirs["max"].astype(float)).max()
             bounds = {"min": 0.0, "max": 0.0, "count": 0.0, "std": 2e-3 * span} | {"mean": 1e-6 * most}
@@ -112,12 +112,12 @@ def test_statistics_of_all_are_lerobots():
     parts = pq.read_table(next(DATASET.rglob("meta/episodes/*/*.parquet"))).to_pylist()
     names = ("observation.state", "action", "next.reward", FRONT, WRIST)
     split = [
-        {name: {key: np.asarray(row[f"stats/{name}/{key}"]) for key in statistics.NAMES} for name in names}
+        {name: {key: np.asarray(row[f"stats/{name}/{key}"]) for key in features.NAMES} for name in names}
         for row in parts
     ]
-    whole, theirs = statistics.combined(split), json.loads((DATASET / "meta" / "stats.json").read_text())
+    whole, theirs = features.combined(split), json.loads((DATASET / "meta" / "stats.json").read_text())
     for name in names:
-        for key in statistics.NAMES:
+        for key in features.NAMES:
             np.testing.assert_allclose(
                 whole[name][key], theirs[name][key], rtol=1e-6, atol=1e-9, err_msg=f"{name} {key}"
             )

@@ -26,8 +26,8 @@ from vla_rl.evaluation.agreement import TrustConfig
 from vla_rl.evaluation.report import Report
 from vla_rl.evaluation.stats import Rate
 from vla_rl.experience.datasets import save_demonstrations
+from vla_rl.experience.demonstrations import Trajectories
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.tiny import TinyVLA

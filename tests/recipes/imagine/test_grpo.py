@@ -17,7 +17,7 @@ from vla_rl.cli.override import override
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.check import random_actions
 from vla_rl.contract.config import from_json, to_json
-from vla_rl.experience.groups import GroupConfig, ZeroValue
+from vla_rl.experience.groups import GroupConfig
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.context import RunContext
@@ -116,6 +116,6 @@ def test_both_recipes_are_that_of_ppo_but_for_the_groups():
         window = ppo.rl.experience
         assert recipe.rl.loop.env_steps == ppo.rl.loop.iterations * window.num_envs * window.decisions * 5
     assert grpo.rl.algorithm.averaging == Global() and wovr.rl.algorithm.averaging == PerTrajectory()
-    assert grpo.rl.experience.truncation_value == ZeroValue()
+    assert grpo.rl.experience.truncation_value == 0.0
     changed = override(grpo, ["--rl.algorithm.clip-high", "0.3", "--rl.experience.size", "4"], "vla-rl")
     assert changed.rl.algorithm.clip_high == 0.3 and changed.rl.experience.size == 4

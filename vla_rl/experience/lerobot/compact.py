@@ -23,11 +23,10 @@ import pyarrow.parquet as pq
 
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.trust import read_json
-from vla_rl.experience.lerobot import live, metadata, statistics, video
+from vla_rl.experience.lerobot import features, live, video
 from vla_rl.experience.lerobot.disk import make_folder, move, sync, write_json
 from vla_rl.experience.lerobot.features import VERSION, Feature, Schema
-from vla_rl.experience.lerobot.live import Header, Limits, LiveEpisode
-from vla_rl.experience.lerobot.metadata import Metadata, Place
+from vla_rl.experience.lerobot.live import Header, Limits, LiveEpisode, Metadata, Place
 
 _COMPACTING = "compacting"
 
@@ -57,7 +56,7 @@ def compact(
     info = _info(known, header, len(tasks), known.total + len(new), int(first[-1]))
     if shares:
         info["splits"] = _new_splits(shares, known.total + len(new))
-    whole = statistics.combined([*([known.stats] if known.total else []), *stats])
+    whole = features.combined([*([known.stats] if known.total else []), *stats])
     _commit(root, info, whole, [episode.folder.name for episode in episodes])
 
 
@@ -71,7 +70,7 @@ def recover(root: Path) -> None:
         lost = [name for name in commit["folders"] if not (recording / name).is_dir()]
         if lost:
             raise UserError(
-                f"{str(root / metadata.INFO)!r} does not count the episodes of {str(recording / lost[0])!r}, which is "
+                f"{str(root / live.INFO)!r} does not count the episodes of {str(recording / lost[0])!r}, which is "
                 "gone, so it is not the one that was last written and nothing was touched; copy it again."
             )
         for name in commit["files"]:
@@ -82,23 +81,23 @@ def recover(root: Path) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _commit(root: Path, info: dict[str, Any], stats: statistics.Stats, folders: list[str]) -> None:
+def _commit(root: Path, info: dict[str, Any], stats: features.Stats, folders: list[str]) -> None:
     recording = root / live.RECORDING
     ready = recording / _COMPACTING
     files = sorted(path.relative_to(ready).as_posix() for path in ready.rglob("*") if path.is_file())
-    fresh = [name for name in files if name != metadata.TASKS]
+    fresh = [name for name in files if name != live.TASKS]
     taken = [name for name in fresh if (root / name).exists()]
     if taken:
         raise UserError(
-            f"{str(root / taken[0])!r} exists although {metadata.INFO} does not mention it, so the recorded episodes "
+            f"{str(root / taken[0])!r} exists although {live.INFO} does not mention it, so the recorded episodes "
             "stay where they are; move that file away and repair the dataset again."
         )
-    counted = {"total_episodes": info["total_episodes"], "stats": statistics.to_json(stats)}
+    counted = {"total_episodes": info["total_episodes"], "stats": features.to_json(stats)}
     commit = {**counted, "files": fresh, "folders": folders}
     write_json(recording / live.COMMITTING, commit)
-    for name in [*fresh, metadata.TASKS]:
+    for name in [*fresh, live.TASKS]:
         move(ready / name, root / name)
-    write_json(root / metadata.INFO, info)
+    write_json(root / live.INFO, info)
     _complete(root, commit)
     (recording / live.COMMITTING).unlink()
     shutil.rmtree(ready)
@@ -107,7 +106,7 @@ def _commit(root: Path, info: dict[str, Any], stats: statistics.Stats, folders: 
 def _complete(root: Path, commit: Mapping[str, Any]) -> None:
     """The remaining steps once ``info.json`` counts the episodes; repeating them changes nothing."""
     if _committed(root) == commit["total_episodes"]:  # lerobot may have added episodes, with newer statistics
-        write_json(root / metadata.STATS, commit["stats"])
+        write_json(root / live.STATS, commit["stats"])
     for name in commit["folders"]:
         folder = root / live.RECORDING / name
         if folder.exists():  # one that cannot be removed must not count as another episode
@@ -115,7 +114,7 @@ def _complete(root: Path, commit: Mapping[str, Any]) -> None:
 
 
 def _committed(root: Path) -> int:
-    path = root / metadata.INFO
+    path = root / live.INFO
     return int(read_json(path)["total_episodes"]) if path.exists() else 0
 
 
@@ -147,7 +146,7 @@ def _grouped(episodes: Sequence[Numbered], file: str, begin: Place, megabytes: f
 
 def _write_data(folder: Path, schema: Schema, numbers: Mapping[str, int], groups: Groups) -> None:
     for place, episodes in groups.items():
-        path = folder / place.path(metadata.DATA)
+        path = folder / place.path(live.DATA)
         make_folder(path.parent)
         with pq.ParquetWriter(path, schema.arrow(), compression="snappy", write_page_checksum=True) as file:
             for episode in episodes:
@@ -179,7 +178,7 @@ def _indices(episode: Numbered, task_index: np.ndarray, numbers: Mapping[str, in
 
 def _write_videos(folder: Path, schema: Schema, column: str, groups: Groups) -> None:
     for place, episodes in groups.items():
-        path = folder / place.path(metadata.VIDEO, column)
+        path = folder / place.path(live.VIDEO, column)
         make_folder(path.parent)
         video.join([(item.live.video(column), item.live.length) for item in episodes], path, schema.fps)
         sync(path)
@@ -192,10 +191,10 @@ def _write_videos(folder: Path, schema: Schema, column: str, groups: Groups) -> 
 # -- meta --------------------------------------------------------------------------------------------------------------
 
 
-def _all_statistics(item: Numbered, numbers: Mapping[str, int]) -> statistics.Stats:
+def _all_statistics(item: Numbered, numbers: Mapping[str, int]) -> features.Stats:
     """The statistics of an episode, those of its index columns included, as lerobot keeps them."""
     indices = _indices(item, item.live.table()["task_index"].to_numpy(), numbers)
-    return item.live.stats | statistics.episode_statistics(indices, {name: Feature("int64") for name in indices})
+    return item.live.stats | features.episode_statistics(indices, {name: Feature("int64") for name in indices})
 
 
 def _info(known: Metadata, header: Header, tasks: int, episodes: int, frames: int) -> dict[str, Any]:
@@ -205,8 +204,8 @@ def _info(known: Metadata, header: Header, tasks: int, episodes: int, frames: in
         "data_files_size_in_mb": header.limits.data_mb,
         "video_files_size_in_mb": header.limits.video_mb,
         "splits": {},
-        "data_path": metadata.DATA,
-        "video_path": metadata.VIDEO if header.schema.videos else None,
+        "data_path": live.DATA,
+        "video_path": live.VIDEO if header.schema.videos else None,
         **header.schema.to_json(),
         **known.info,
     }
@@ -241,7 +240,7 @@ Groups: TypeAlias = dict[Place, list[Numbered]]
 
 
 def rows_of(
-    schema: Schema, episodes: Sequence[Numbered], files: Mapping[str, Groups], stats: Sequence[statistics.Stats]
+    schema: Schema, episodes: Sequence[Numbered], files: Mapping[str, Groups], stats: Sequence[features.Stats]
 ) -> list[dict[str, Any]]:
     """The rows of ``meta/episodes``, without the place of the rows themselves."""
     places = {
@@ -292,7 +291,7 @@ def write_rows(folder: Path, root: Path, rows: list[dict[str, Any]], limits: Lim
         table = pa.Table.from_pylist([row | own for row in part])
         if existing:
             table = _conformed(table, pq.read_schema(existing[-1]))
-        path = folder / place.path(metadata.EPISODES)
+        path = folder / place.path(live.EPISODES)
         _write_table(path, table)
         place = place.next(limits.files_per_folder)
 
@@ -318,7 +317,7 @@ def write_tasks(folder: Path, tasks: Sequence[str]) -> None:
     schema = pa.schema(
         [("task_index", pa.int64()), ("task", pa.string())], metadata={"pandas": json.dumps(description)}
     )
-    _write_table(folder / metadata.TASKS, pa.table([list(range(len(tasks))), list(tasks)], schema=schema))
+    _write_table(folder / live.TASKS, pa.table([list(range(len(tasks))), list(tasks)], schema=schema))
 
 
 def _write_table(path: Path, table: pa.Table) -> None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from vla_rl.contract.errors import ContractError, UserError, did_you_mean
 from vla_rl.contract.trust import check_memory, read_bytes
 from vla_rl.experience.demonstrations import Demonstrations
-from vla_rl.experience.lerobot import live, metadata, video
+from vla_rl.experience.lerobot import live, video
 from vla_rl.experience.lerobot.disk import DamagedError, Problem, drop_lock, merged, take_lock
 from vla_rl.experience.lerobot.features import INDEX, Feature, Schema, fits, from_arrow, is_numeric
 from vla_rl.experience.lerobot.live import RECORDING
@@ -188,7 +188,7 @@ class DatasetReader:
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
-        self._meta = metadata.read(self.root)
+        self._meta = live.read(self.root)
         whole = len(self._meta.rows) == self._meta.total
         self._rows = {i if whole else row.index: row for i, row in enumerate(self._meta.rows)}
         self._live = live.folders(self.root, self._meta.total)
@@ -277,7 +277,7 @@ class DatasetReader:
     @property
     def damaged_tasks(self) -> Problem | None:
         """The damage of the table of tasks; episodes with one task can be read without it."""
-        return next((problem for problem in self._meta.problems if problem.file == metadata.TASKS), None)
+        return next((problem for problem in self._meta.problems if problem.file == live.TASKS), None)
 
     def _require_steady(self, file: str, episode: int, times: np.ndarray, index: np.ndarray) -> None:
         """Raise DamagedError for an episode whose frames are out of order, or of another rate than the dataset's.
@@ -341,15 +341,15 @@ class DatasetReader:
                 raise DamagedError(self.root, Problem(place, str(error), (episode,), name)) from error
         return columns
 
-    def _tasks(self, row: metadata.EpisodeRow, table: pa.Table) -> tuple[np.ndarray, tuple[str, ...]]:
+    def _tasks(self, row: live.EpisodeRow, table: pa.Table) -> tuple[np.ndarray, tuple[str, ...]]:
         task = table["task_index"].to_numpy()
         if self.damaged_tasks is None:
             if len(task) and not 0 <= task.min() <= task.max() < len(self.tasks):
-                what = f"counts to {task.max()} but {metadata.TASKS} has {len(self.tasks)} texts"
+                what = f"counts to {task.max()} but {live.TASKS} has {len(self.tasks)} texts"
                 raise DamagedError(self.root, Problem(self._meta.data_path(row), what, (row.index,), "task_index"))
             return task, self.tasks
         if len(row.tasks) != 1:
-            raise DamagedError(self.root, Problem(metadata.TASKS, self.damaged_tasks.what, (row.index,)))
+            raise DamagedError(self.root, Problem(live.TASKS, self.damaged_tasks.what, (row.index,)))
         return np.zeros(len(table), np.int64), row.tasks
 
 
@@ -362,9 +362,7 @@ class _ParquetFiles:
         self._file: ParquetFile | None = None
         self._owner = np.zeros(0, np.int64)
 
-    def episode(
-        self, name: str, row: metadata.EpisodeRow, columns: list[str], declared: dict[str, Feature]
-    ) -> pa.Table:
+    def episode(self, name: str, row: live.EpisodeRow, columns: list[str], declared: dict[str, Feature]) -> pa.Table:
         """The frames of an episode; raises DamagedError."""
         wanted = [item for item in columns if item in declared]
         try:
@@ -376,7 +374,7 @@ class _ParquetFiles:
             raise DamagedError(self._root, Problem(name, "is missing", (row.index,))) from error
         except _WrongError as error:
             raise DamagedError(self._root, Problem(name, str(error), (row.index,), error.column)) from error
-        except metadata.UNREADABLE as error:
+        except live.UNREADABLE as error:
             what = f"cannot be read ({_short(error)})"
             raise DamagedError(self._root, Problem(name, what, (row.index,))) from error
 
@@ -389,7 +387,7 @@ class _ParquetFiles:
             self._file, self._name = file, name
         return self._file
 
-    def _rows(self, file: ParquetFile, row: metadata.EpisodeRow, columns: list[str]) -> pa.Table:
+    def _rows(self, file: ParquetFile, row: live.EpisodeRow, columns: list[str]) -> pa.Table:
         mine = np.flatnonzero(self._owner == row.index)
         if len(mine) != row.length or not row.length or mine[-1] - mine[0] + 1 != row.length:
             raise _WrongError(f"holds {len(mine)} frames of episode {row.index} where meta/episodes has {row.length}")

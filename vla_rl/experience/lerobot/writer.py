@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
-from vla_rl.experience.lerobot import live, metadata
+from vla_rl.experience.lerobot import live
 from vla_rl.experience.lerobot.compact import compact, recover
 from vla_rl.experience.lerobot.disk import DamagedError, Problem, move, remove_locked, take_lock
 from vla_rl.experience.lerobot.features import Schema, is_numeric
@@ -129,7 +129,7 @@ class DatasetWriter:
             return
         self._begun = True
         recover(self.root)
-        self._count = metadata.read(self.root).total if (self.root / metadata.INFO).exists() else 0
+        self._count = live.read(self.root).total if (self.root / live.INFO).exists() else 0
         self._header.save(self.root / live.RECORDING)
 
     def _hold(self) -> None:
@@ -175,7 +175,7 @@ def _finish(root: Path, splits: Mapping[str, float] | None = None) -> list[Probl
         if live.is_blank(recording):
             remove_locked(recording)
             return []
-        known, header = metadata.read(root), Header.load(recording)
+        known, header = live.read(root), Header.load(recording)
         _require_whole(known)
         episodes, problems = [], []
         for i, folder in enumerate(live.folders(root, known.total)):
@@ -206,11 +206,11 @@ def _header(root: Path, schema: Schema, tasks: Sequence[str], limits: Limits) ->
     recording = root / live.RECORDING
     if not root.exists() or (root.is_dir() and set(root.iterdir()) <= {recording} and live.is_blank(recording)):
         return Header(schema, tuple(tasks), limits)
-    if not (root / metadata.INFO).exists() and not (recording / live.HEADER).exists():
+    if not (root / live.INFO).exists() and not (recording / live.HEADER).exists():
         raise UserError(
             f"{str(root)!r} exists and is no dataset, so nothing is written into it; choose another folder."
         )
-    known = metadata.read(root)
+    known = live.read(root)
     _require_whole(known)
     if not known.schema.same_columns(schema):
         raise ContractError(
@@ -237,7 +237,7 @@ def _difference(known: Schema, other: Schema) -> str:
     return "has other columns"
 
 
-def _require_whole(known: metadata.Metadata) -> None:
+def _require_whole(known: live.Metadata) -> None:
     if known.problems:
         raise DamagedError(known.root, known.problems[0])
     if known.rows and known.rows[-1].index >= known.total:

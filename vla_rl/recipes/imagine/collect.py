@@ -13,7 +13,7 @@ from vla_rl.contract.policy import Policy
 from vla_rl.contract.trust import read_json
 from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.collect import collect_trajectories
-from vla_rl.experience.trajectories import Trajectories
+from vla_rl.experience.demonstrations import Trajectories
 from vla_rl.policies.epsilon_random import EpsilonRandomPolicy
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.context import generator

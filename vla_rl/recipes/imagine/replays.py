@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from vla_rl.experience.trajectories import Trajectories
-from vla_rl.experience.windows import context_at
+from vla_rl.experience.demonstrations import Trajectories, context_at
 from vla_rl.recipes import world_models
 from vla_rl.recipes.context import generator
 from vla_rl.recipes.progress import bar

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.trust import check_folder
-from vla_rl.experience.trajectories import Trajectories
+from vla_rl.experience.demonstrations import Trajectories
 from vla_rl.recipes.config_files import read_config
 from vla_rl.recipes.imagine.calibrated_model import CalibratedModel
 from vla_rl.recipes.imagine.recipe import Imagine
