@@ -56,8 +56,8 @@ class GroupConfig:
     ahead: int = 4  # less than ``groups``
     limit: int = 64  # groups played for one rollout at most; with ``limit = groups`` uniform groups are not replaced
     num_envs: int = 64  # with more environments, more of them idle while the last groups end
-    # V: what truncated members would still have earned, undiscounted, after a time limit or too much uncertainty; a
-    # number other than 0 is calibrated for policies like the one it was measured with, and any excess rewards truncation
+    # V: what truncated members would still have earned, undiscounted, for instance on average when they were continued
+    # in a simulator; it is calibrated for such policies only, and every excess rewards truncation.
     truncation_value: float = 0.0
     curriculum: InOrder = InOrder()  # which scenes are played next
 

@@ -229,7 +229,8 @@ def _on_device(decisions: Transitions, device: torch.device) -> Transitions:
     def moved(item: Tensor | Mapping[str, Tensor]) -> Tensor | dict[str, Tensor]:
         return item.to(device) if isinstance(item, Tensor) else {name: value.to(device) for name, value in item.items()}
 
-    return replace(decisions, **{part.name: moved(getattr(decisions, part.name)) for part in fields(decisions)})
+    parts: dict[str, Any] = {part.name: moved(getattr(decisions, part.name)) for part in fields(decisions)}
+    return replace(decisions, **parts)
 
 
 class Interventions:

@@ -1,12 +1,11 @@
-"""The columns of a dataset, their types on disk, and their description in ``info.json``.
+"""The columns of a dataset, their types on disk, their description in ``info.json``, and their statistics.
 
-Statistics of one episode and of a dataset, with lerobot's names, shapes and rules.
-
-``{feature: {min, max, mean, std, count, q01, q10, q50, q90, q99}}``.  Statistics of a vector are per entry; those of
-pictures are per channel, divided by 255, with shape (c,1,1), from a sample of frames.  The numbers differ from
-lerobot's in two ways: means and deviations are computed in float64 (lerobot 0.4.4 uses float32 for float32 data and
-squares pictures as uint8, so its deviations of pictures are wrong), and an episode's quantiles are exact (the smallest
-value that at least this share does not exceed), whereas lerobot reads them off a histogram of 5000 bins.
+Statistics have lerobot's names, shapes and rules: ``{feature: {min, max, mean, std, count, q01, q10, q50, q90, q99}}``.
+Those of a vector are per entry; those of pictures are per channel, divided by 255, with shape (c,1,1), from a sample of
+frames.  The numbers differ from lerobot's in two ways: means and deviations are computed in float64 (lerobot 0.4.4 uses
+float32 for float32 data and squares pictures as uint8, so its deviations of pictures are wrong), and an episode's
+quantiles are exact (the smallest value that at least this share does not exceed), whereas lerobot reads them off a
+histogram of 5000 bins.
 """
 
 from __future__ import annotations
@@ -34,6 +33,10 @@ INDEX: dict[str, str] = {
 MOST_NUMBERS = 1 << 26  # in a frame of one column
 _RATES = (1e-4, 1e5)  # frames per second
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+Stats: TypeAlias = dict[str, dict[str, np.ndarray]]
+QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
+NAMES = ("min", "max", "mean", "std", "count", *QUANTILES)
+_LARGEST_SIDE, _SAMPLED_SIDE = 300, 150
 
 
 @dataclass(frozen=True)
@@ -137,12 +140,6 @@ class Schema:
         """Read ``info.json``; raises KeyError, TypeError or ValueError for anything else."""
         features = {name: Feature.from_json(item) for name, item in info["features"].items() if name not in INDEX}
         return cls(float(info["fps"]), features, str(info.get("robot_type") or ""))
-
-    def same_columns(self, other: Schema) -> bool:
-        """Whether episodes of ``other`` can be added to a dataset of this schema."""
-        return abs(self.fps - other.fps) < 1e-6 and {
-            name: (item.dtype, item.shape, item.labels()) for name, item in self.features.items()
-        } == {name: (item.dtype, item.shape, item.labels()) for name, item in other.features.items()}
 
 
 def arrow_type(feature: Feature) -> pa.DataType:
@@ -270,24 +267,13 @@ def _hugging_face(feature: Feature) -> dict[str, Any]:
     return {"shape": list(feature.shape), "dtype": feature.dtype, "_type": f"Array{len(feature.shape)}D"}
 
 
-Stats: TypeAlias = dict[str, dict[str, np.ndarray]]
-QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
-NAMES = ("min", "max", "mean", "std", "count", *QUANTILES)
-_LARGEST_SIDE, _SAMPLED_SIDE = 300, 150
-
-
-def has_statistics(feature: Feature) -> bool:
-    """Whether a column has statistics: pictures and numbers do."""
-    return feature.is_camera or is_numeric(feature.dtype)
-
-
 def episode_statistics(columns: Mapping[str, np.ndarray], features: Mapping[str, Feature]) -> Stats:
     """Statistics of the ``columns`` {name: [n,*shape] or [n]} of one episode, n >= 1."""
     found: Stats = {}
     for name, values in columns.items():
         if features[name].is_camera:
             found[name] = _of_pictures(values)
-        elif has_statistics(features[name]):
+        elif is_numeric(features[name].dtype):
             found[name] = _of_numbers(values)
     return found
 
@@ -302,12 +288,12 @@ def combined(parts: Sequence[Stats]) -> Stats:
     return {name: _combine([part[name] for part in parts if name in part]) for name in names}
 
 
-def to_json(stats: Stats) -> dict[str, dict[str, list[object]]]:
+def stats_to_json(stats: Stats) -> dict[str, dict[str, list[object]]]:
     """As in ``stats.json``."""
     return {name: {key: value.tolist() for key, value in item.items()} for name, item in stats.items()}
 
 
-def from_json(data: Mapping[str, Mapping[str, object]]) -> Stats:
+def stats_from_json(data: Mapping[str, Mapping[str, object]]) -> Stats:
     """Back from ``stats.json``."""
     return {name: {key: np.asarray(value) for key, value in item.items()} for name, item in data.items()}
 

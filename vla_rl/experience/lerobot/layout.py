@@ -1,10 +1,11 @@
-"""Recorded episodes that are not yet in v3.0 files: one folder each, complete or absent.
+"""What lies in the folder of a dataset: finished episodes, which meta/ describes, and recorded ones.
 
-recording/
+meta/                       info.json, stats.json, tasks.parquet, episodes/: counts, tasks, the place of each episode
+recording/                  episodes that are not yet in v3.0 files, each complete or absent
   header.json               columns, tasks and limits, so that any process can finish the recording
   episode-000012/           frames.parquet, COLUMN.mp4, and episode.json with their sizes and SHA-256
   episode-000013.writing/   the unfinished episode of a killed process
-  committing.json           while v3.0 files are moved into place (compact.py): their names and their episodes
+  committing.json           while v3.0 files are moved into place (``writer.py``): their names and their episodes
   damaged/                  episodes that no longer match their SHA-256; they are never deleted
 """
 
@@ -24,8 +25,7 @@ import pyarrow.parquet as pq
 
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.trust import check_folder, check_memory, read_json
-from vla_rl.experience.lerobot import features, live, video
-from vla_rl.experience.lerobot.disk import LOCK as LOCK
+from vla_rl.experience.lerobot import video
 from vla_rl.experience.lerobot.disk import (
     WRITING,
     DamagedError,
@@ -37,11 +37,31 @@ from vla_rl.experience.lerobot.disk import (
     sync,
     write_json,
 )
-from vla_rl.experience.lerobot.features import IMAGE, INDEX, VERSION, Feature, Schema, to_arrow
+from vla_rl.experience.lerobot.features import (
+    IMAGE,
+    INDEX,
+    VERSION,
+    Feature,
+    Schema,
+    Stats,
+    episode_statistics,
+    stats_from_json,
+    stats_to_json,
+    to_arrow,
+)
 from vla_rl.experience.lerobot.parquet import ParquetFile
 
 RECORDING, HEADER, MANIFEST, FRAMES = "recording", "header.json", "episode.json", "frames.parquet"
 COMMITTING, DAMAGED = "committing.json", "damaged"
+INFO, STATS, TASKS = "meta/info.json", "meta/stats.json", "meta/tasks.parquet"
+_FILE = "chunk-{chunk_index:03d}/file-{file_index:03d}"
+EPISODES, DATA, VIDEO = f"meta/episodes/{_FILE}.parquet", f"data/{_FILE}.parquet", f"videos/{{video_key}}/{_FILE}.mp4"
+# Paths in info.json: inside the dataset, made of a file's numbers and a camera.
+_TEMPLATE = re.compile(r"(?:[^{}\0]|\{(?:chunk_index|file_index)(?::0?\d?d)?\}|\{video_key\})+")
+_ROW_BYTES = 1000  # of an EpisodeRow
+MOST_EPISODES = 10_000_000
+# What pyarrow raises for files that are not parquet, truncated or corrupt.
+UNREADABLE = (OSError, pa.ArrowException, ValueError)
 
 
 @dataclass(frozen=True)
@@ -86,7 +106,7 @@ class LiveEpisode:
     folder: Path
     length: int
     tasks: tuple[str, ...]
-    stats: features.Stats
+    stats: Stats
     sizes: Mapping[str, int]
 
     def table(self) -> pa.Table:
@@ -99,7 +119,7 @@ class LiveEpisode:
         return self.folder / f"{column}.mp4"
 
 
-def write(
+def write_episode(
     folder: Path, schema: Schema, columns: Mapping[str, np.ndarray], tasks: Sequence[str], task_index: np.ndarray
 ) -> None:
     """Write one episode atomically: ``folder`` is complete or does not exist."""
@@ -117,16 +137,16 @@ def write(
     table = _table(schema, {**columns, **index, "task_index": task_index})
     pq.write_table(table, writing / FRAMES, write_page_checksum=True)
     features = {**schema.features, **{name: Feature(INDEX[name]) for name in index}}
-    stats = features.episode_statistics({**columns, **index}, features)
+    stats = episode_statistics({**columns, **index}, features)
     manifest: dict[str, Any] = {"length": length, "tasks": list(tasks), "files": {}}
     for file in sorted(writing.iterdir()):
         sync(file)
         manifest["files"][file.name] = {"bytes": file.stat().st_size, "sha256": digest(file)}
-    write_json(writing / MANIFEST, manifest | {"stats": features.to_json(stats)})
+    write_json(writing / MANIFEST, manifest | {"stats": stats_to_json(stats)})
     move(writing, folder)
 
 
-def load(folder: Path, root: Path, number: int) -> LiveEpisode:
+def load_episode(folder: Path, root: Path, number: int) -> LiveEpisode:
     """Verify a folder against its manifest; raises DamagedError, which names it episode ``number``."""
 
     def damaged(file: str, what: str) -> DamagedError:
@@ -135,7 +155,7 @@ def load(folder: Path, root: Path, number: int) -> LiveEpisode:
     try:
         manifest = read_json(folder / MANIFEST)
         length, tasks = int(manifest["length"]), tuple(manifest["tasks"])
-        stats = features.from_json(manifest["stats"])
+        stats = stats_from_json(manifest["stats"])
         files = {name: (int(file["bytes"]), str(file["sha256"])) for name, file in manifest["files"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise damaged(MANIFEST, f"cannot be read ({type(error).__name__}: {error})") from error
@@ -178,7 +198,7 @@ def read_committing(recording: Path) -> dict[str, Any]:
         return {}
     try:
         commit = read_json(path)
-        int(commit["total_episodes"]), features.from_json(commit["stats"])
+        int(commit["total_episodes"]), stats_from_json(commit["stats"])
         folders, files = commit["folders"], commit["files"]
         for name in (*(f"./{name}" if name.startswith("episode-") else "/" for name in folders), *files):
             if name.startswith("/") or ".." in name.split("/"):
@@ -216,17 +236,6 @@ def _table(schema: Schema, columns: Mapping[str, np.ndarray]) -> pa.Table:
 def _number(folder: Path) -> int:
     digits = folder.name.removesuffix(WRITING).partition("-")[2]
     return int(digits) if digits.isdigit() else -1
-
-
-INFO, STATS, TASKS = "meta/info.json", "meta/stats.json", "meta/tasks.parquet"
-_FILE = "chunk-{chunk_index:03d}/file-{file_index:03d}"
-EPISODES, DATA, VIDEO = f"meta/episodes/{_FILE}.parquet", f"data/{_FILE}.parquet", f"videos/{{video_key}}/{_FILE}.mp4"
-# Paths in info.json: inside the dataset, made of a file's numbers and a camera.
-_TEMPLATE = re.compile(r"(?:[^{}\0]|\{(?:chunk_index|file_index)(?::0?\d?d)?\}|\{video_key\})+")
-_ROW_BYTES = 1000  # of an EpisodeRow
-MOST_EPISODES = 10_000_000
-# What pyarrow raises for files that are not parquet, truncated or corrupt.
-UNREADABLE = (OSError, pa.ArrowException, ValueError)
 
 
 @dataclass(frozen=True)
@@ -270,7 +279,7 @@ class Metadata:
     total: int
     tasks: tuple[str, ...]
     rows: tuple[EpisodeRow, ...]
-    stats: features.Stats = field(default_factory=dict)
+    stats: Stats = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
 
     def data_path(self, row: EpisodeRow) -> str:
@@ -282,14 +291,14 @@ class Metadata:
         return row.videos[column][0].path(self.info.get("video_path") or VIDEO, column)
 
 
-def read(root: Path) -> Metadata:
+def read_metadata(root: Path) -> Metadata:
     """Read ``meta/``; a recording that has no v3.0 files yet is a dataset without finished episodes.
 
     Raises UserError when ``root`` is not a dataset of version 3 or its ``info.json`` is damaged.
     """
     size = check_folder(root)
-    if not (root / INFO).exists() and (root / live.RECORDING / live.HEADER).exists():
-        header = live.Header.load(root / live.RECORDING)
+    if not (root / INFO).exists() and (root / RECORDING / HEADER).exists():
+        header = Header.load(root / RECORDING)
         return Metadata(root, {}, header.schema, 0, (), ())
     info = _read_info(root)
     try:
@@ -365,7 +374,7 @@ def _read_rows(
             blamed.append((name, "is missing", str(error.args[0])))
         except (*UNREADABLE, TypeError) as error:
             blamed.append((name, f"cannot be read ({_short(error)})", ""))
-    finished = not (root / live.RECORDING).exists()  # a commit adds rows first
+    finished = not (root / RECORDING).exists()  # a commit adds rows first
     if not blamed and (len(rows) == total or (len(rows) > total and finished)):
         # Also numbered with gaps: an episode was deleted, and the others are whole.
         return tuple(row for _, row in sorted(rows.items()))
@@ -420,12 +429,12 @@ def _read_tasks(root: Path, problems: list[Problem]) -> tuple[str, ...]:
     return ()
 
 
-def _read_stats(root: Path, total: int, problems: list[Problem]) -> features.Stats:
-    commit = live.read_committing(root / live.RECORDING)
+def _read_stats(root: Path, total: int, problems: list[Problem]) -> Stats:
+    commit = read_committing(root / RECORDING)
     if commit.get("total_episodes") == total:  # killed just before they would have been written
-        return features.from_json(commit["stats"])
+        return stats_from_json(commit["stats"])
     try:
-        return features.from_json(read_json(root / STATS))
+        return stats_from_json(read_json(root / STATS))
     except FileNotFoundError:
         problems.append(Problem(STATS, "is missing, so there are no statistics of all episodes"))
     except (OSError, ValueError, AttributeError, TypeError) as error:
