@@ -14,7 +14,7 @@ import pytest
 from tests.experience.lerobot_makers import check
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.lerobot import video
-from vla_rl.experience.lerobot.features import Feature, Schema, combined, episode_statistics
+from vla_rl.experience.lerobot.features import NAMES, Feature, Schema, combined, episode_statistics
 from vla_rl.experience.lerobot.reader import DatasetReader
 from vla_rl.experience.lerobot.writer import DatasetWriter
 
@@ -97,7 +97,7 @@ def test_our_statistics_are_lerobots():
             "task_index",
         }
         for name, item in ours.items():
-            theirs = {key: np.asarray(row[f"stats/{name}/{key}"]) for key in features.NAMES}
+            theirs = {key: np.asarray(row[f"stats/{name}/{key}"]) for key in NAMES}
             span = float(np.max(theirs["max"].astype(float) - theirs["min"].astype(float))) + 1e-9
             most = np.abs(theirs["max"].astype(float)).max()
             bounds = {"min": 0.0, "max": 0.0, "count": 0.0, "std": 2e-3 * span} | {"mean": 1e-6 * most}
@@ -112,13 +112,10 @@ def test_our_statistics_are_lerobots():
 def test_statistics_of_all_are_lerobots():
     parts = pq.read_table(next(DATASET.rglob("meta/episodes/*/*.parquet"))).to_pylist()
     names = ("observation.state", "action", "next.reward", FRONT, WRIST)
-    split = [
-        {name: {key: np.asarray(row[f"stats/{name}/{key}"]) for key in features.NAMES} for name in names}
-        for row in parts
-    ]
+    split = [{name: {key: np.asarray(row[f"stats/{name}/{key}"]) for key in NAMES} for name in names} for row in parts]
     whole, theirs = combined(split), json.loads((DATASET / "meta" / "stats.json").read_text())
     for name in names:
-        for key in features.NAMES:
+        for key in NAMES:
             np.testing.assert_allclose(
                 whole[name][key], theirs[name][key], rtol=1e-6, atol=1e-9, err_msg=f"{name} {key}"
             )

@@ -28,6 +28,7 @@ from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.contract.trust import read_json
 from vla_rl.experience.lerobot import layout, video
 from vla_rl.experience.lerobot.disk import (
+    LOCK,
     DamagedError,
     Problem,
     make_folder,
@@ -304,7 +305,7 @@ def _check(schema: Schema, columns: Mapping[str, np.ndarray]) -> int:
 
 def _require_own(recording: Path, lock: int) -> None:
     """Raise UserError when the folder that this process has locked is no longer at its place."""
-    own = recording / layout.LOCK
+    own = recording / LOCK
     if not own.exists() or not os.path.samestat(own.stat(), os.fstat(lock)):
         raise UserError(
             f"{str(recording.parent)!r} was moved or removed while this process recorded into it, so the episode is "
