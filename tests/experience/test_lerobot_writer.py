@@ -15,13 +15,12 @@ import pytest
 from tests.experience.lerobot_makers import FPS, FRONT, TASKS, WRIST, assert_holds, episode, length, schema, task, write
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.experience.lerobot import disk, layout
+from vla_rl.experience.lerobot import writer as writing
 from vla_rl.experience.lerobot.disk import DamagedError
 from vla_rl.experience.lerobot.features import Feature
 from vla_rl.experience.lerobot.layout import Limits
 from vla_rl.experience.lerobot.reader import DatasetReader
 from vla_rl.experience.lerobot.writer import DatasetWriter, repair
-
-COMPLETE = "vla_rl.experience.lerobot.writer._complete"
 
 
 def files(root: Path, pattern: str) -> list[str]:
@@ -333,7 +332,7 @@ def test_an_older_info_file_undoes_nothing(tmp_path, monkeypatch):
 def test_what_lerobot_added_after_a_kill_is_not_undone(tmp_path, monkeypatch):
     """Killed right after ``info.json``; then somebody else's writer adds an episode and its statistics."""
     root = tmp_path / "set"
-    monkeypatch.setattr(COMPLETE, lambda root, commit: 1 / 0)
+    monkeypatch.setattr(writing, "_complete", lambda root, commit: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write(root, 2)
     monkeypatch.undo()
