@@ -317,7 +317,7 @@ def test_an_older_info_file_undoes_nothing(tmp_path, monkeypatch):
     write(root, 1)
     older = (root / "meta" / "info.json").read_bytes()
     monkeypatch.setattr(
-        COMPLETE, lambda root, commit: shutil.rmtree(root / "recording" / commit["folders"][0]) or 1 / 0
+        writing, "_complete", lambda root, commit: shutil.rmtree(root / "recording" / commit["folders"][0]) or 1 / 0
     )
     with pytest.raises(ZeroDivisionError):
         write(root, 2, first=1)
