@@ -12,8 +12,6 @@ import torch
 from sims.catalog import make
 from tests.commands import save_untrained
 from tests.world_models.small_models import SMALL
-from vla_rl.algorithms.group_relative import Global, PerTrajectory
-from vla_rl.cli.override import override
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.check import random_actions
 from vla_rl.contract.config import from_json, to_json
