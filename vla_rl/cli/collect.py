@@ -23,7 +23,7 @@ from vla_rl.recipes.progress import bar, console
 class Collect:
     """Record demonstrations of the scripted expert as a LeRobotDataset v3.0; failures are left out.
 
-    Every episode is on the disk when the next ones begin: ``--repair FOLDER`` finishes a recording that was killed.
+    Every episode is on the disk when the next ones begin: ``--repair FOLDER`` finishes a Recording that was killed.
     """
 
     env: EnvConfig = NO_ENV

@@ -26,8 +26,7 @@ from vla_rl.experience.background import CollectingSource
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.intervention import Escalation, HelpedEnv, PersonConfig, SupervisedEnv
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.policies.flow import FlowSampler, LastStep
-from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.recipes.context import RunContext, Trainable, generator
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import demonstrated_chunks, encode_episodes

@@ -7,6 +7,7 @@ from vla_rl.algorithms.recap import RecapConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.algorithms.sac import RLPDConfig
 from vla_rl.experience.intervention import DemonstratorConfig, PersonConfig
+from vla_rl.policies.feed_forward import SquashedConfig
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import ResidualConfig
 from vla_rl.recipes.env_config import EnvConfig
