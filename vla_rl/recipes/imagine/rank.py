@@ -18,8 +18,8 @@ from vla_rl.evaluation.ranking import MOST, SPREAD, TOLERANCE, Pair, Played, Ran
 from vla_rl.evaluation.report import Bar, Report
 from vla_rl.evaluation.run import evaluate
 from vla_rl.evaluation.stats import Rate
+from vla_rl.experience.demonstrations import Trajectories
 from vla_rl.experience.driver import Decision
-from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes import world_models
 from vla_rl.recipes.imagine.calibrated_model import ImaginedEnvFactory, recorded_initial_states
