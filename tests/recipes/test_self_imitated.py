@@ -74,7 +74,7 @@ def test_what_cannot_imitate_itself_is_refused_in_one_sentence(tmp_path: Path) -
     foreseeing = configs.self_imitated_foreseeing().rl
     assert isinstance(foreseeing, SelfImitated)
     assert foreseeing.build_policy(context).trainable().keys() == dict(policy.named_parameters()).keys()
-    with pytest.raises(UserError, match="none that learns"):
+    with pytest.raises(UserError, match="no backbone would foresee states"):
         foreseeing.build_policy(replace(context, base=SmolVLA.new(policy.spec, policy.proprioception)))
     with pytest.raises(UserError, match="no flow policy"):
         trainer().build_policy(replace(context, base=Bare()))  # type: ignore[arg-type]

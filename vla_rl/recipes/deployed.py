@@ -13,7 +13,7 @@ import torch
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.experience.expert import ExpertPolicy
+from vla_rl.experience.collect import ExpertPolicy
 from vla_rl.policies.function import Renumbered
 from vla_rl.policies.pretrained import load_policy, read_config
 from vla_rl.policies.vla.checkpoint import is_public

@@ -18,8 +18,8 @@ from vla_rl.contract.batch import OneProcess
 from vla_rl.evaluation.agreement import TrustConfig
 from vla_rl.evaluation.report import Report
 from vla_rl.experience.datasets import save_demonstrations
+from vla_rl.experience.demonstrations import Trajectories
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.feed_forward import CategoricalConfig, CategoricalPolicy
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.context import RunContext

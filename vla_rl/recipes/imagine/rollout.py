@@ -18,9 +18,9 @@ from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.agreement import ReplayAgreement
 from vla_rl.evaluation.report import Cell, Report, Tile
 from vla_rl.evaluation.video import Clip, encode, mosaic
+from vla_rl.experience.collect import ExpertPolicy
+from vla_rl.experience.demonstrations import Trajectories
 from vla_rl.experience.driver import Driver
-from vla_rl.experience.expert import ExpertPolicy
-from vla_rl.experience.trajectories import Trajectories
 from vla_rl.recipes import world_models
 from vla_rl.recipes.imagine.calibrated_model import CalibratedModel, recorded_initial_states, replay_trajectories
 from vla_rl.recipes.imagine.recipe import SavedRun
