@@ -26,8 +26,8 @@ from vla_rl.evaluation.report import Bar, Report
 from vla_rl.evaluation.reward_metrics import RewardAgreement, reward_agreement
 from vla_rl.evaluation.run import Outcomes, evaluate
 from vla_rl.evaluation.stats import Rate
+from vla_rl.experience.demonstrations import Trajectories
 from vla_rl.experience.driver import Decision
-from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.function import EpsilonRandomPolicy
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes import world_models
