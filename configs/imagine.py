@@ -5,13 +5,11 @@ from dataclasses import replace
 
 from vla_rl.algorithms.group_relative import GRPOConfig, Mean, PerTrajectory
 from vla_rl.algorithms.ppo import PPOConfig
-from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.evaluation.agreement import TrustConfig
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
-from vla_rl.policies.heads import HeadConfig
-from vla_rl.policies.residual import ResidualConfig
+from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imagine.plan import CollectConfig, Plan
@@ -89,20 +87,10 @@ def with_coevolution() -> Imagine:
 
 def residual_td3() -> Improve:
     """No imagination: the comparison's best way in the simulator, with as many episodes, validation included."""
-    small = HeadConfig(width=128)
-    algorithm = ResidualTD3Config(
-        learning_starts=6000,
-        critic_warmup=1500,
-        num_critics=4,
-        critic=small,
-        lr=1e-4,
-        tau=0.01,
-        value_bounds=(0.0, 1.0),
-    )
+    made = load_config("compare.py:residual_step")
     # 1275 episodes: some 1210 of 21 or 22 control steps, and 32 to validate before and after, lest ruins are kept.
     loop = LoopConfig(100_000, 100_000, save_every=50, collapse=1.0, env_steps=26_050)
-    policy = TD3Residual(ResidualConfig(head=small))
-    trainer = OffPolicyRL(policy, replay=ReplayConfig(gamma=0.98, n_step=5), loop=loop, algorithm=algorithm)
+    trainer = replace(made.rl, replay=ReplayConfig(gamma=0.98, n_step=5), loop=loop)
     return Improve(trainer, env=ENV, evaluation=EvaluationConfig(validation=32))
 
 

@@ -7,8 +7,7 @@ from vla_rl.algorithms.offline import IQLConfig, WSRLConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.algorithms.self_imitation import FutureStatesConfig, SelfImitationConfig
 from vla_rl.experience.curriculum import LearningProgress
-from vla_rl.experience.helped import Escalation
-from vla_rl.experience.person import PersonConfig
+from vla_rl.experience.intervention import Escalation, PersonConfig
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.feed_forward import SquashedConfig
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep

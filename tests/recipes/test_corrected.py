@@ -16,7 +16,7 @@ from vla_rl.cli.main import main
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import save_demonstrations
-from vla_rl.experience.helped import Escalation
+from vla_rl.experience.intervention import Escalation
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.building import build
 from vla_rl.recipes.config_files import load_config

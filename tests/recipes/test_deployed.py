@@ -10,7 +10,7 @@ import torch
 
 from tests.elsewhere import ELSEWHERE, elsewhere
 from vla_rl.contract.errors import UserError
-from vla_rl.experience.expert import ExpertPolicy
+from vla_rl.experience.collect import ExpertPolicy
 from vla_rl.policies.feed_forward import GaussianPolicy
 from vla_rl.policies.function import Renumbered
 from vla_rl.policies.normalization import Affine

@@ -30,9 +30,8 @@ from vla_rl.contract.batch import OneProcess, ReplayBuffer
 from vla_rl.evaluation.run import evaluate
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.mixture import Mixture
-from vla_rl.experience.replay import Replay
+from vla_rl.experience.replay import InMemory, Replay
 from vla_rl.experience.rollout import SeedStream, WindowConfig
-from vla_rl.experience.storage import InMemory
 from vla_rl.policies.critics import QEnsemble, ValueCritic
 from vla_rl.policies.diffusion import DiffusionConfig, DiffusionPolicy, DiffusionSampler
 from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy, SquashedConfig, SquashedPolicy

@@ -15,7 +15,7 @@ from vla_rl.contract.env import PRIVILEGED, WORKER, Observation, Snapshots, Step
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import ActionOut, Features, Policy, recorded
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.experience.curriculum import Curriculum, InOrder, SeedStream
+from vla_rl.experience.curriculum import InOrder, SeedStream
 from vla_rl.experience.driver import Decision, Driver, no_seconds
 
 
@@ -26,7 +26,7 @@ class WindowConfig:
     num_envs: int = 128
     decisions: int = 5  # per environment and rollout
     privileged: tuple[str, ...] = ()  # "privileged/..." extras that are kept for critics
-    curriculum: Curriculum = InOrder()  # which scenes are played next
+    curriculum: InOrder = InOrder()  # which scenes are played next
 
     def __str__(self) -> str:
         return f"{self.num_envs} environments x {self.decisions} decisions = {self.num_envs * self.decisions:,}"

@@ -22,10 +22,8 @@ from vla_rl.contract.env import Observation, VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.experience.demonstrations import Demonstrations
-from vla_rl.experience.helped import Escalation, HelpedEnv
-from vla_rl.experience.person import PersonConfig
+from vla_rl.experience.intervention import Escalation, HelpedEnv, PersonConfig, SupervisedEnv
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.experience.supervised import SupervisedEnv
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import demonstrated_chunks, encode_episodes

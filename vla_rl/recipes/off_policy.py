@@ -20,9 +20,8 @@ from vla_rl.contract.policy import Policy
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.mixture import Mixture, Strata
 from vla_rl.experience.relabel import relabelled
-from vla_rl.experience.replay import Interventions, Replay
+from vla_rl.experience.replay import InMemory, Interventions, OnDisk, Replay
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.experience.storage import InMemory, OnDisk
 from vla_rl.fleet.sampler import AdaptiveSampler, SamplerConfig
 from vla_rl.policies.critics import QEnsemble
 from vla_rl.policies.heads import HeadConfig

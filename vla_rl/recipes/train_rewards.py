@@ -18,8 +18,8 @@ from vla_rl.contract.intervals import wilson
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.load import load
 from vla_rl.evaluation import seed_ranges
+from vla_rl.experience.collect import ExpertPolicy
 from vla_rl.experience.driver import Driver
-from vla_rl.experience.expert import ExpertPolicy
 from vla_rl.recipes import sims
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
 from vla_rl.recipes.terminal import bar, clock, console

@@ -30,8 +30,14 @@ from vla_rl.contract.intervals import difference
 from vla_rl.contract.load import name_of
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.contract.trust import named_class
-from vla_rl.experience.trajectories import Trajectories
-from vla_rl.experience.windows import call_batch, context_at, frames_at, make_windows, window_batch
+from vla_rl.experience.demonstrations import (
+    Trajectories,
+    call_batch,
+    context_at,
+    frames_at,
+    make_sequences,
+    sequence_batch,
+)
 from vla_rl.pretrained import bounded, load_weights, read_config, save_folder
 from vla_rl.training.fit import FitConfig, fit, shuffled, weighted
 
@@ -122,7 +128,7 @@ def fit_world_model(
     if model.reward is not None:
         model.reward.fit(torch.from_numpy(trajectories.recorded_rewards()).to(model.device))
     trajectories = as_predicted(model, trajectories)
-    device, table = model.device, make_windows(trajectories, model.config.frames, model.config.context_frames)
+    device, table = model.device, make_sequences(trajectories, model.config.frames, model.config.context_frames)
     chosen = torch.randperm(len(trajectories.state), generator=generator)[:_REGISTRATION_FRAMES]
     model.fit_registration(_tensors(frames_at(trajectories, chosen.numpy()), device))
     count, steps = len(table["count"]), _Offset(report)
@@ -136,7 +142,7 @@ def fit_world_model(
     fit(model.pose_parameters(), model.pose_loss, batches, config.pose, steps)
     steps.offset += config.pose.steps
     index = _minibatches(count, config.video, generator)
-    batches = (_tensors(window_batch(trajectories, table, part), device) for part in index)
+    batches = (_tensors(sequence_batch(trajectories, table, part), device) for part in index)
     fit(model.video_parameters(), lambda batch: model.loss(batch, generator), batches, config.video, steps)
     steps.offset += config.video.steps
     _fit_mode_classifier(model, trajectories, table, config.mode_classifier, generator, steps)

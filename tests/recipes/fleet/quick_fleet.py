@@ -6,8 +6,7 @@ from vla_rl.algorithms.chunks import HGDaggerConfig
 from vla_rl.algorithms.recap import RecapConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.algorithms.sac import RLPDConfig
-from vla_rl.experience.person import PersonConfig
-from vla_rl.experience.supervised import DemonstratorConfig
+from vla_rl.experience.intervention import DemonstratorConfig, PersonConfig
 from vla_rl.policies.feed_forward import SquashedConfig
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import ResidualConfig

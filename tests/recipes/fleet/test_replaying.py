@@ -17,7 +17,7 @@ from vla_rl.algorithms.offline import WSRLConfig
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.env import Observation, VecEnv
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.experience.person import PersonConfig
+from vla_rl.experience.intervention import PersonConfig
 from vla_rl.experience.replay import Replay
 from vla_rl.fleet.episode_end import EpisodeEnd
 from vla_rl.fleet.episodes import FleetEpisode

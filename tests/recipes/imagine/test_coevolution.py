@@ -17,8 +17,8 @@ from tests.world_models.small_models import SMALL
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.agreement import TrustConfig
 from vla_rl.experience.datasets import save_demonstrations
+from vla_rl.experience.demonstrations import Trajectories
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig

@@ -10,7 +10,7 @@ import numpy as np
 
 from tests.recipes.robots.test_robot_recording import OPEN_LOOP, OPTIONS, simulated
 from vla_rl.cli import robot
-from vla_rl.experience.person import PersonConfig
+from vla_rl.experience.intervention import PersonConfig
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.robots import drive
 from vla_rl.recipes.robots.decide import hold_position

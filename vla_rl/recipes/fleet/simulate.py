@@ -23,8 +23,7 @@ from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.stats import Rate
 from vla_rl.experience.curriculum import SeedStream
 from vla_rl.experience.datasets import load_demonstrations
-from vla_rl.experience.person import People, PersonConfig
-from vla_rl.experience.supervised import DemonstratedEnv, DemonstratorConfig, SupervisedEnv
+from vla_rl.experience.intervention import DemonstratedEnv, DemonstratorConfig, People, PersonConfig, SupervisedEnv
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import save_own
 from vla_rl.recipes.env_config import EnvConfig
