@@ -34,7 +34,7 @@ from vla_rl.contract.device import HostStep
 from vla_rl.contract.env import WORKER, VecEnv
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import Features, Policy
-from vla_rl.experience.curriculum import Curriculum, InOrder, SeedStream
+from vla_rl.experience.curriculum import InOrder, SeedStream
 from vla_rl.experience.driver import ATTEMPTS, Decision, Driver, no_seconds
 from vla_rl.experience.rollout import (
     device_of,

@@ -17,7 +17,7 @@ from vla_rl.contract.foreign import check_policy_quickly, is_foreign
 from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.experience.expert import ExpertPolicy
+from vla_rl.experience.collect import ExpertPolicy
 from vla_rl.policies.diffusion import DiffusionConfig, DiffusionPolicy
 from vla_rl.policies.feed_forward import GaussianPolicy, SquashedConfig, SquashedPolicy
 from vla_rl.policies.flow_policy import at_temperature

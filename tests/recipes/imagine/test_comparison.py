@@ -31,8 +31,8 @@ from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig
-from vla_rl.recipes.imagine import calibrated_model, comparison
-from vla_rl.recipes.imagine.comparison import (
+from vla_rl.recipes.imagine import agreement, calibrated_model, comparison
+from vla_rl.recipes.imagine.agreement import (
     RANDOM_ACTION_PROBS,
     PolicyRating,
     evaluate_world_model,
@@ -42,7 +42,6 @@ from vla_rl.recipes.imagine.comparison import (
 from vla_rl.recipes.imagine.comparison import _LOSSES, headline_agreement, summarize, write_report
 from vla_rl.recipes.imagine.plan import CollectConfig, Plan
 from vla_rl.recipes.imagine.recipe import Imagine, SavedRun, find_run, load_run
-from vla_rl.recipes.imagine.report import _LOSSES, write_report
 from vla_rl.recipes.imitate import collect
 from vla_rl.recipes.metrics import watched
 from vla_rl.recipes.trainers import RLConfig

@@ -17,16 +17,13 @@ from vla_rl.evaluation.report import Bar, Point, Report, Series, Tile, across_se
 from vla_rl.evaluation.stats import Rate
 from vla_rl.recipes import metrics
 from vla_rl.recipes.config_files import load_config
-from vla_rl.recipes.env_config import EnvConfig, EnvFactory
-from vla_rl.recipes.imagine.calibrated_model import CalibratedModel, ImaginedEnvFactory, replay_trajectories
-from vla_rl.recipes.imagine.recipe import SavedRun, load_run
-from vla_rl.recipes.imagine.report import write_report
+from vla_rl.recipes.imagine.agreement import evaluate_world_model
+from vla_rl.recipes.imagine.recipe import Imagine, SavedRun
+from vla_rl.recipes.imagine.rollout import clips
+from vla_rl.recipes.metrics import rows, validation_curve, watched
 from vla_rl.recipes.sweep import Cell, on_device, run_sweep
-from vla_rl.recipes.terminal import bar
-from vla_rl.recipes.trainers import generator, placed
+from vla_rl.recipes.terminal import console
 from vla_rl.recipes.workers import EngineOptions
-from vla_rl.training.device import resolve_device
-from vla_rl.training.fit import FIT, fit_probe
 from vla_rl.training.tracking import write_json
 
 
