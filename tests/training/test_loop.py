@@ -176,7 +176,7 @@ def test_kept_weights_are_copies():
 def test_publishing_raises_the_version_that_decisions_carry():
     fake = Fake([])
     store = PolicyStore(fake)
-    assert store.latest()[0] == 0 and store.publish(fake.parameters) == 1 and fake.version == 1
+    assert fake.version == 0 and store.publish(fake.parameters) == 1 and fake.version == 1
     version, weights = store.latest()
     assert version == 1 and weights is fake.parameters
 
