@@ -34,7 +34,7 @@ CATALOG: dict[str, str] = {
     "multi_task": "sims.multi_task:make",
     "randomize": "sims.randomize:make",
     "robosuite": "sims.robosuite:make",
-    "remote": "sims.remote:make",
+    "remote": "sims.isolation.remote:make",
     "warp": "sims.warp.make:make",
     "counting": "sims.toy.counting:make",
     "point_mass": "sims.toy.point_mass:make",

@@ -21,7 +21,7 @@ import numpy as np
 
 from sims import catalog, installations, isolated
 from sims.camera_rig import CameraRig
-from sims.isolation.env import IsolatedEnv
+from sims.isolated import IsolatedEnv
 from sims.side_by_side import SideBySide, TaskPool, require_positive
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.spec import ArraySpec, EnvSpec

@@ -52,7 +52,7 @@ TORCH_FREE = (
     "sims.installations",
     "sims.isolated",
     "sims.isolation",
-    "sims.remote",
+    "sims.isolation.remote",
     "sims.metaworld",
     "sims.mujoco",
     "sims.multi_task",

@@ -18,9 +18,9 @@ import pytest
 import torch
 
 from sims.catalog import make
-from sims.isolation import server as server_module
-from sims.isolation.security import Security
-from sims.isolation.server import Server
+from sims.isolation import remote as server_module
+from sims.isolation.remote import Security
+from sims.isolation.remote import Server
 from tests.auditing import AuditingPolicy
 from tests.patience import PATIENCE, wait_until
 from tests.sims.isolation.test_isolated import same_observation, same_step
