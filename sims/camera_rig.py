@@ -35,7 +35,7 @@ class CameraRig:
 
     def _renderer(self, task: str, model: Any) -> Any:
         if task not in self._renderers:
-            from sims.mujoco.shared_renderer import SharedRenderer
+            from sims.mujoco.canvas import SharedRenderer
 
             if len(self._renderers) >= self._most:
                 self._renderers.popitem(last=False)[1].close()

@@ -16,10 +16,10 @@ from sims.mujoco import env as mujoco_env
 from sims.mujoco.so101 import scenes as so101_scenes
 from sims.mujoco.so101.expert import So101Expert
 from sims.mujoco.tasks import lift_scenes, scenes
-from sims.mujoco.tasks.lift_expert import LiftExpert
+from sims.mujoco.tasks.lift import LiftExpert
 from sims.mujoco.tasks.mixed import MixedExpert
-from sims.mujoco.tasks.place_expert import PlaceExpert
-from sims.mujoco.tasks.push_expert import PushExpert
+from sims.mujoco.tasks.place import PlaceExpert
+from sims.mujoco.tasks.push import PushExpert
 from sims.toy.counting import CountingEnv
 from tests.catalog_options import (
     IN_AN_INSTALLATION,

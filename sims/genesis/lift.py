@@ -119,7 +119,7 @@ def _spec(workers: int = 0, **options: Any) -> EnvSpec:
     return found
 
 
-@declare_task(expert="sims.mujoco.tasks.lift_expert:LiftExpert", spec=_spec)
+@declare_task(expert="sims.mujoco.tasks.lift:LiftExpert", spec=_spec)
 def make(num_envs: int, workers: int = 0, **options: Any) -> VecEnv:
     """Lift in Genesis; other options as :func:`make_in_process`.
 

@@ -72,7 +72,7 @@ def _spec(workers: int = 1, **options: Any) -> EnvSpec:
     return spec(**options)
 
 
-@declare_task(expert="sims.mujoco.tasks.lift_expert:LiftExpert", spec=_spec)
+@declare_task(expert="sims.mujoco.tasks.lift:LiftExpert", spec=_spec)
 def make(num_envs: int, workers: int = 1, device: str = "cpu", **options: Any) -> VecEnv:
     """Lift in ManiSkill in ``workers`` processes, or with device "cuda" here; other options as :func:`make_in_process`.
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-
 import mujoco
 import numpy as np
-
 from sims.mujoco.canvas import Canvas
-from sims.mujoco.looks import Looks
+from array_api_compat import array_namespace
+from sims.mujoco.task import Constant
+from sims.mujoco.scene import TEXTURES
+from vla_rl.contract.env import Array
 
 
 class Renderer:
@@ -96,3 +97,64 @@ def project(model: mujoco.MjModel, camera: str, points: np.ndarray) -> np.ndarra
     local = (points - data.cam_xpos[number]) @ data.cam_xmat[number].reshape(3, 3)
     scale = -local[..., 2:] * np.tan(np.deg2rad(model.cam_fovy[number]) / 2)
     return (local[..., :2] * np.array([1.0, -1.0]) / scale).astype(np.float32)
+
+
+_GREY = Constant(np.full(3, 1.0 / np.sqrt(3.0)))  # the axis of greys
+
+
+class Looks:
+    """Sets the parameters ``LOOKS`` (``parameters.py``) in a renderer's own ``model``, row by row."""
+
+    def __init__(self, model: mujoco.MjModel, surfaces: Sequence[int]) -> None:
+        """``surfaces``: ids of the geoms of the table."""
+        self._model, self._surfaces = model, np.asarray(surfaces, np.intp)
+        self._cam_pos, self._cam_quat = model.cam_pos.copy(), model.cam_quat.copy()
+        self._cam_fovy, self._light_dir = model.cam_fovy.copy(), model.light_dir.copy()
+        self._light_diffuse = model.light_diffuse.copy()
+        head = model.vis.headlight
+        self._head = {"ambient": head.ambient.copy(), "diffuse": head.diffuse.copy()}
+        self._table = model.geom_rgba[self._surfaces]
+        self._materials = [-1, *(model.material(name).id for name in TEXTURES)]
+
+    def show(self, values: Mapping[str, float]) -> None:
+        """Everything but the objects looks as ``values`` {name: value} say, until the next call."""
+        model = self._model
+        self._show_cameras(values)
+        model.light_diffuse[:] = self._light_diffuse * values["light_brightness"]
+        for part, nominal in self._head.items():
+            getattr(model.vis.headlight, part)[:] = nominal * values["light_brightness"]
+        cos, sin = np.cos(values["light_yaw"]), np.sin(values["light_yaw"])
+        x, y = self._light_dir[:, 0], self._light_dir[:, 1]
+        model.light_dir[:, 0], model.light_dir[:, 1] = cos * x - sin * y, sin * x + cos * y
+        model.geom_rgba[self._surfaces, :3] = np.minimum(self._table[:, :3] * values["table_brightness"], 1.0)
+        model.geom_matid[self._surfaces] = self._materials[int(values["table_texture"])]
+
+    def _show_cameras(self, values: Mapping[str, float]) -> None:
+        model = self._model
+        shift = np.array([values[f"camera_{axis}"] for axis in "xyz"])
+        turns = (("yaw", (0.0, 1.0, 0.0)), ("pitch", (1.0, 0.0, 0.0)), ("roll", (0.0, 0.0, 1.0)))
+        moved, turn = np.empty(3), np.empty(4)
+        for camera in range(model.ncam):
+            mujoco.mju_rotVecQuat(moved, shift, self._cam_quat[camera])
+            model.cam_pos[camera] = self._cam_pos[camera] + moved
+            quaternion = self._cam_quat[camera].copy()
+            for name, axis in turns:
+                mujoco.mju_axisAngle2Quat(turn, np.array(axis), values[f"camera_{name}"])
+                mujoco.mju_mulQuat(quaternion, quaternion.copy(), turn)
+            model.cam_quat[camera] = quaternion
+        model.cam_fovy[:] = self._cam_fovy + np.rad2deg(values["camera_fovy"])
+
+
+def recolour(rgba: Array, hue: Array, saturation: Array) -> Array:
+    """``rgba`` float32 [R,n,4] with the hues of row ``i`` turned by ``hue[i]`` radians and its saturation scaled.
+
+    Hue is the angle of a colour about the grey axis, saturation its distance from it; results are clipped to [0, 1].
+    """
+    xp = array_namespace(rgba)
+    rgb = xp.astype(rgba[..., :3], xp.float64)
+    grey = xp.mean(rgb, axis=-1, keepdims=True)
+    chroma = rgb - grey
+    cos, sin = xp.cos(hue)[:, None, None], xp.sin(hue)[:, None, None]
+    turned = chroma * cos + xp.linalg.cross(xp.broadcast_to(_GREY.beside(rgba), chroma.shape), chroma) * sin
+    painted = xp.clip(grey + turned * saturation[:, None, None], 0.0, 1.0)
+    return xp.concat([xp.astype(painted, rgba.dtype), rgba[..., 3:]], axis=-1)

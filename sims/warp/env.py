@@ -17,7 +17,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from sims.mujoco.looks import recolour
+from sims.mujoco.render import recolour
 from sims.mujoco.task import Task
 from sims.warp.parameters import PARAMETERS
 from sims.warp.worlds import Worlds

@@ -18,7 +18,7 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from sims.as_gymnasium import ActionScale, GymnasiumVectorEnv, ObservationView
 from sims.catalog import make
 from sims.mujoco.tabletop import LIFT_HEIGHT
-from sims.mujoco.tasks.lift_potential import potential
+from sims.mujoco.tasks.lift import potential
 from tests.catalog_options import needed_options
 from tests.patience import PATIENCE
 from vla_rl.contract.check import check_env as check_ours
@@ -26,7 +26,7 @@ from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
-_LIFT = "sims.mujoco.tasks.lift_potential"
+_LIFT = "sims.mujoco.tasks.lift"
 NAMES = ("lift", "place", "push", "mixed", "counting", "point_mass", "randomize")  # in this process
 MODES = [mode.value for mode in AutoresetMode]
 LIFT = {"id": "vla_rl/lift-v0", "render": False, "privileged": True, "deadline": 9, "potential": f"{_LIFT}:potential"}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sims.camera_rig import CameraRig
-from sims.mujoco.shared_renderer import SharedRenderer
+from sims.mujoco.canvas import SharedRenderer
 
 SCENE = """<mujoco><worldbody><light pos="0 0 2"/><camera name="top" pos="0 0 1"/>
 <geom type="box" size="0.3 0.3 0.1" rgba="{} 1"/></worldbody></mujoco>"""

@@ -22,7 +22,7 @@ from sims.genesis.lift import GenesisEnv, engine, make, make_in_process, spec
 from sims.genesis.scene import AWAY, CUBES, FINGERS, Rows
 from sims.mujoco.scene import CUBE_EDGE, FINGER_OPEN, WORKSPACE_HIGH, WORKSPACE_LOW
 from sims.mujoco.tasks.lift import LiftTask
-from sims.mujoco.tasks.lift_expert import LiftExpert
+from sims.mujoco.tasks.lift import LiftExpert
 from tests.benchmarks.genesis import genesis_vs_alone
 from tests.benchmarks.measure import NotRun
 from tests.elsewhere import elsewhere

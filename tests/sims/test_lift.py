@@ -12,7 +12,7 @@ from sims.mujoco.render import Renderer, project
 from sims.mujoco.scene import cube_addresses
 from sims.mujoco.tabletop import HOLD_STEPS, LIFT_HEIGHT, SPACING
 from sims.mujoco.tasks.lift import LiftTask
-from sims.mujoco.tasks.lift_expert import LiftExpert
+from sims.mujoco.tasks.lift import LiftExpert
 from sims.mujoco.tasks.lift_scenes import random_scenes
 from vla_rl.contract.errors import UserError
 

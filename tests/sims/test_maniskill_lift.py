@@ -21,7 +21,7 @@ from sims.maniskill.world import Outcome
 from sims.mujoco.scene import CUBE_EDGE, FINGER_OPEN, WORKSPACE_HIGH, WORKSPACE_LOW
 from sims.mujoco.tabletop import HOLD_STEPS, LIFT_HEIGHT
 from sims.mujoco.tasks.lift import LiftTask
-from sims.mujoco.tasks.lift_expert import LiftExpert
+from sims.mujoco.tasks.lift import LiftExpert
 from tests.franka_hand import hand_at
 from tests.sims import test_conformance
 from vla_rl.contract.errors import UserError

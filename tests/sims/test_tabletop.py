@@ -11,9 +11,9 @@ from sims.mujoco.tabletop import COLOURS, HOLD_STEPS, LIFT_HEIGHT, SPACING, UNSE
 from sims.mujoco.tasks import scenes
 from sims.mujoco.tasks.mixed import MixedExpert, MixedTask
 from sims.mujoco.tasks.place import NEAR, PlaceTask
-from sims.mujoco.tasks.place_expert import PlaceExpert
+from sims.mujoco.tasks.place import PlaceExpert
 from sims.mujoco.tasks.push import DISTANCE, PushTask
-from sims.mujoco.tasks.push_expert import PushExpert
+from sims.mujoco.tasks.push import PushExpert
 from vla_rl.contract.errors import UserError
 
 REST = CUBE_EDGE / 2

@@ -16,7 +16,7 @@ from sims.catalog import make, spec_of
 from sims.device_memory import free_bytes
 from sims.mujoco.scene import cube_addresses
 from sims.mujoco.tabletop import HOLD_STEPS
-from sims.mujoco.tasks.lift_expert import LiftExpert
+from sims.mujoco.tasks.lift import LiftExpert
 from sims.warp.worlds import Worlds
 from tests.benchmarks.warp import warp_vs_alone
 from tests.elsewhere import ELSEWHERE, _Away, elsewhere

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from sims.mujoco.env import MujocoEnv, make_env, make_spec
-from sims.mujoco.parameters import parameters
+from sims.mujoco.env import parameters
 from sims.mujoco.so101.robot import So101
 from sims.mujoco.tabletop import Instruct
 from sims.mujoco.tasks.lift import LiftTask

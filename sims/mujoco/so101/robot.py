@@ -1,4 +1,4 @@
-"""The arm on the tabletop: joint positions in, joint positions out (``sims.mujoco.robot.Robot``).
+"""The arm on the tabletop: joint positions in, joint positions out (``sims.mujoco.tabletop.Robot``).
 
 The tabletop with an arm like the SO-101, of primitive shapes, as MJCF text.
 
@@ -15,7 +15,7 @@ import mujoco
 import numpy as np
 from array_api_compat import array_namespace
 
-from sims.mujoco.arrays import Constant
+from sims.mujoco.task import Constant
 from sims.mujoco.scene import PHYSICS_DT, RobotText, compile_scene
 from sims.mujoco.so101 import arm
 from sims.mujoco.so101.arm import FRAME, HIGH, JOINTS, LINKS, LOW

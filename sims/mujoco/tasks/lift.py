@@ -6,20 +6,23 @@ same step, the named cube counts.  A resting cube's centre is 1.8 cm above the t
 
 With ``deadline`` an episode that takes longer has failed, with the cause "too_late": a stricter task that spends less
 time on hopeless situations in training.
+
+A classical controller for lift, without weights: find the named colour in the picture, go there, grasp, lift.
+
+It has a policy's observations (camera "front", proprioception, the instruction), so residual policies can correct it:
+``FunctionPolicy(spec, lift_vision.act, "sims.mujoco.tasks.lift:act")``.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
-
 import numpy as np
 from array_api_compat import array_namespace
-
-from sims.mujoco.arrays import count, first_case, pick
+from sims.mujoco.task import count, first_case, pick
 from sims.mujoco.env import MujocoEnv, make_env, make_spec
-from sims.mujoco.parameters import parameters
-from sims.mujoco.robot import Robot
+from sims.mujoco.env import parameters
+from sims.mujoco.tabletop import Robot
 from sims.mujoco.tabletop import (
     COLOURS,
     HOLD_STEPS,
@@ -35,6 +38,11 @@ from sims.mujoco.task import Episode, TaskResult, TaskState
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.contract.task import declare_task
+from sims.mujoco.scene import CUBE_EDGE
+from sims.mujoco.tabletop import LIFT_HEIGHT
+from vla_rl.contract.env import Observation
+from sims.mujoco.tabletop import Expert, Situation, grasp
+from sims.mujoco.tabletop import COLOURS
 
 
 class LiftTask(Tabletop):
@@ -152,12 +160,12 @@ def claims(obs: Observation) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
 
 
 @declare_task(
-    expert="sims.mujoco.tasks.lift_expert:LiftExpert",
+    expert="sims.mujoco.tasks.lift:LiftExpert",
     scenes="sims.mujoco.tasks.lift_scenes:random_scenes",
     swapped_options={"instruct": "distractor"},
     spec=spec,
     claims=claims,
-    progress="sims.mujoco.tasks.lift_potential:potential",
+    progress="sims.mujoco.tasks.lift:potential",
     parameters=parameters,
 )
 def make(num_envs: int, **options: Any) -> MujocoEnv:
@@ -167,3 +175,73 @@ def make(num_envs: int, **options: Any) -> MujocoEnv:
     control steps after which an unfinished episode has failed (none).  Those of the environment: see ``make_env``.
     """
     return make_env(LiftTask, _OPTIONS, num_envs, options)
+
+
+_REACH, _NEAR = 0.5, 0.1  # share of reaching in the whole; metres at which it is nearly done
+
+
+def potential(obs: Observation) -> np.ndarray:
+    """float64 [E] from 0 to 1: half for the gripper at the named cube, half for the height of that cube.
+
+    As ``potential`` of ``sims.as_gymnasium``, its increase is added to the reward.
+    """
+    target = np.asarray(obs.extras["privileged/target"], np.float64)
+    distance = np.linalg.norm(obs.state[:, :3] - target, axis=1)
+    risen = (target[:, 2] - CUBE_EDGE / 2) / (LIFT_HEIGHT - CUBE_EDGE / 2)
+    total: np.ndarray = _REACH * (1 - np.tanh(distance / _NEAR)) + (1 - _REACH) * np.clip(risen, 0, 1)
+    return total
+
+
+HOLD_HEIGHT = 0.11
+
+
+class LiftExpert(Expert):
+    """Moves above the named cube, descends, closes, lifts and holds."""
+
+    def rule(self, situation: Situation) -> tuple[np.ndarray, np.ndarray]:
+        goal, grip = grasp(situation)
+        goal[situation.holding, :2], goal[situation.holding, 2] = situation.target[situation.holding, :2], HOLD_HEIGHT
+        return goal - situation.target, grip
+
+
+# Camera "front" of scene.py.
+_CAMERA = np.array([0.0, -0.40, 0.42])
+_RIGHT, _UP = np.array([1.0, 0.0, 0.0]), np.array([0.0, 0.67, 0.742])
+_VIEW = np.cross(_UP, _RIGHT)
+_HALF_HEIGHT = np.tan(np.radians(38.0) / 2)
+_MIN_COSINE = 0.97  # smallest cosine between a pixel's chromaticity and the colour's
+_PUSHED = 0.016  # metres
+_HUES = np.array([rgba[:3] for rgba in COLOURS.values()], np.float64)
+
+
+def act(obs: Observation, error: float = 0.0) -> np.ndarray:
+    """The next five actions [E,5,4], in metres and grip sign; ``error`` in metres is added to the cube's x and y."""
+    located = find(obs.images["front"], obs.task) + np.array([error, error, 0.0])
+    # Closing fingers hide the cube, so it is assumed to be between them.
+    closing = (obs.state[:, 7] < 0.01) & (obs.state[:, 3] > CUBE_EDGE / 2)
+    cube = np.where(closing[:, None], obs.state[:, :3], located)
+    return LiftExpert(horizon=5).act(replace(obs, extras={"privileged/target": cube.astype(np.float32)}))
+
+
+def act_miscalibrated(obs: Observation) -> np.ndarray:
+    """As :func:`act` after somebody has pushed the camera: it often closes its fingers beside the cube."""
+    return act(obs, error=_PUSHED)
+
+
+def find(images: np.ndarray, colour: np.ndarray) -> np.ndarray:
+    """Position on the table [E,3], in metres, of the pixels of ``colour`` int [E] in ``images`` uint8 [E,h,w,3].
+
+    The centre of the table where no pixel has that colour.
+    """
+    pixels = images.astype(np.float64) - images.mean(-1, keepdims=True)
+    hues = _HUES[colour] - _HUES[colour].mean(-1, keepdims=True)
+    size = np.linalg.norm(pixels, axis=-1)
+    cosine = np.einsum("ehwc,ec->ehw", pixels, hues) / (np.linalg.norm(hues, axis=-1)[:, None, None] * size + 1e-6)
+    weight = np.where((cosine > _MIN_COSINE) & (size > 25.0), 1.0, 0.0)
+    height, width = weight.shape[1:]
+    total = np.maximum(weight.sum((1, 2)), 1e-6)
+    x = (weight.sum(1) @ (np.arange(width) + 0.5) / total) / height - 0.5 * width / height
+    y = 0.5 - (weight.sum(2) @ (np.arange(height) + 0.5) / total) / height
+    ray = _VIEW + 2 * _HALF_HEIGHT * (x[:, None] * _RIGHT + y[:, None] * _UP)
+    place = _CAMERA + ray * ((CUBE_EDGE / 2 - _CAMERA[2]) / ray[:, 2])[:, None]
+    return np.where((weight.sum((1, 2)) > 0)[:, None], place, np.array([0.0, 0.0, CUBE_EDGE / 2]))

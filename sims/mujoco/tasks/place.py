@@ -11,13 +11,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
-
 import numpy as np
 from array_api_compat import array_namespace
-
-from sims.mujoco.arrays import count, first_case, pick
+from sims.mujoco.task import count, first_case, pick
 from sims.mujoco.env import MujocoEnv, make_env, make_spec
-from sims.mujoco.parameters import parameters
+from sims.mujoco.env import parameters
 from sims.mujoco.scene import CUBE_EDGE, MARK_RADIUS
 from sims.mujoco.tabletop import (
     COLOURS,
@@ -34,6 +32,9 @@ from sims.mujoco.task import Episode, TaskResult, TaskState
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.contract.task import declare_task
+from sims.mujoco.scene import FINGER_OPEN
+from sims.mujoco.tabletop import GRASP_HEIGHT, TRAVEL_HEIGHT, Expert, Situation, grasp
+
 
 NEAR = 0.025  # metres between the centres of cube and plate
 RESTING = CUBE_EDGE / 2 + 0.004  # metres; a cube whose centre is lower stands on the table
@@ -172,7 +173,7 @@ def claims(obs: Observation) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
 
 
 @declare_task(
-    expert="sims.mujoco.tasks.place_expert:PlaceExpert",
+    expert="sims.mujoco.tasks.place:PlaceExpert",
     scenes="sims.mujoco.tasks.scenes:place",
     swapped_options={"instruct": "distractor"},
     spec=spec,
@@ -186,3 +187,32 @@ def make(num_envs: int, **options: Any) -> MujocoEnv:
     ``deadline`` control steps after which an unfinished episode has failed (none).  The rest: see ``make_env``.
     """
     return make_env(PlaceTask, _OPTIONS, num_envs, options)
+
+
+CLEAR = 0.058  # metres of the pinch point at which a held cube passes above a standing one
+ARRIVED = 0.006  # metres beside the plate's centre
+DOWN = 0.0215  # metres of a cube's centre that is about to stand
+RISE = 0.09
+
+
+class PlaceExpert(Expert):
+    """Grasps the named cube, carries it above the named plate, lowers it, lets go and rises."""
+
+    def rule(self, situation: Situation) -> tuple[np.ndarray, np.ndarray]:
+        goal, grip = grasp(situation)
+        away = np.linalg.norm(situation.goal[:, :2] - situation.cube[:, :2], axis=1)
+        delivered = (away < 2 * ARRIVED) & (situation.cube[:, 2] < DOWN)
+
+        carrying = situation.holding & ~delivered
+        low = (situation.pinch[:, 2] < CLEAR) & (away > 3 * ARRIVED)  # lift it straight up first
+        height = np.clip(GRASP_HEIGHT + (away - ARRIVED) * 4.0, GRASP_HEIGHT, TRAVEL_HEIGHT)
+        over = (
+            situation.pinch[:, :2] + situation.goal[:, :2] - situation.cube[:, :2]
+        )  # the cube may hang beside the pinch point
+        goal[carrying] = np.column_stack([over, height])[carrying]
+        goal[carrying & low, :2], goal[carrying & low, 2] = situation.target[carrying & low, :2], TRAVEL_HEIGHT
+
+        opened = situation.opening > 1.8 * FINGER_OPEN
+        goal[delivered] = situation.target[delivered]
+        goal[delivered & opened, 2] = RISE
+        return goal - situation.target, grip & ~delivered
