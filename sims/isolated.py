@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any
-from sims import installations
-from sims.host_memory import SHARE, free_bytes, process_bytes
-from sims.isolation.supervised import LocalWorker, Start
-from sims.isolation.supervised import Deadlines, SupervisedWorker
-from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_positive
-from vla_rl.contract.task import declare_task
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
+
 import numpy as np
-from sims.isolation.channel import Arrays
-from sims.isolation.channel import (
+
+from sims import installations
+from sims.base import BaseEnv
+from sims.isolation.messages import (
+    EXPERT_ACTION,
     FLAGS,
     OBS,
     PER_ACTION,
+    Arrays,
     Layout,
     frame,
     observation_layout,
@@ -29,18 +25,18 @@ from sims.isolation.channel import (
     step_layout,
     to_observation,
 )
-from sims.isolation.supervised import Answer, Request, SupervisedWorker
-from vla_rl.contract.env import WORKER, Observation, Observe, Step
-from vla_rl.contract.errors import ContractError
+from sims.isolation.supervised import Answer, Deadlines, LocalWorker, Request, Start, SupervisedWorker
+from sims.memory import SHARE, free_bytes, process_bytes
+from vla_rl.contract.env import WORKER, Observation, Observe, Snapshot, Step, on_host
+from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.limits import check_positive
 from vla_rl.contract.rows import EpisodeTracker
-from sims.isolation.channel import FLAGS, OBS
-from vla_rl.contract.env import Observation, Snapshot
-
+from vla_rl.contract.task import declare_task
 
 _MOST = 10**9  # bytes; no environment of ours takes more, its process included
 
 
-@declare_task(expert="sims.isolation.worker:ExpertInWorker", wraps=True)
+@declare_task(expert="sims.isolated:ExpertInWorker", wraps=True)
 def make(
     num_envs: int,
     env: str = "",
@@ -138,7 +134,28 @@ Answers: TypeAlias = dict[SupervisedWorker, Answer]
 _WAIT = 1.25  # of its steps, for which a worker that is to be replaced waits for episodes that are running
 
 
-class IsolatedEnv:
+class ExpertInWorker:
+    """The expert that runs beside its simulator, read from ``privileged/expert_action``."""
+
+    def __init__(self, horizon: int = 1) -> None:
+        """Raises UserError unless it is asked for one action at a time."""
+        if horizon != 1:
+            raise UserError(
+                f"an expert that runs beside its simulator knows its next action only, so it cannot plan {horizon}; "
+                "ask for one at a time."
+            )
+
+    def act(self, obs: Observation) -> np.ndarray:
+        """The next action, float32 [E,1,D]; raises UserError for an environment that was made without it."""
+        if EXPERT_ACTION not in obs.extras:
+            raise UserError(
+                f"the observation has no {EXPERT_ACTION!r}, so the expert cannot be followed; make the isolated "
+                "environment with expert=True."
+            )
+        return on_host(obs.extras[EXPERT_ACTION])[:, None]
+
+
+class IsolatedEnv(BaseEnv):
     """``E`` environments of which every worker has a share; the workers compute at the same time (``VecEnv``).
 
     A worker that dies, misses its deadline, raises, or returns a NaN or what breaks its own spec is replaced, with one
@@ -166,18 +183,13 @@ class IsolatedEnv:
         self._kept = {name: np.zeros((self.num_envs, *shape), dtype) for name, (shape, dtype) in self._layout.items()}
 
     @property
-    def num_envs(self) -> int:
-        return self._book.num_envs
-
-    @property
     def restarts(self) -> int:
         """How often a worker was replaced."""
         return sum(worker.restarts for worker in self.workers)
 
     def reset(self, env_ids: Any, seeds: Any) -> Observation:
         """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R], not negative)."""
-        index = self._book.index(env_ids)
-        seed = self._book.seeds(index, seeds)
+        index, seed = self._checked(env_ids, seeds)
         self._recycle(index)
         self._insist(self._owners(index), partial(self._reset_request, index, seed), index.tolist())
         self._book.begin(index, seed)

@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from sims.isolation.messages import EXPERT_ACTION
 from vla_rl.contract.check import loosest
-from vla_rl.contract.env import PRIVILEGED, AsyncSteps, Observation, Observe, Snapshot, Step, VecEnv, on_host
+from vla_rl.contract.env import AsyncSteps, Observation, Observe, Snapshot, Step, VecEnv, on_host
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.rows import EpisodeTracker, restore_rows, select_rows
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 
-_EXPERT_ACTION = PRIVILEGED + "expert_action"
 _LONGEST_CAUSE = 32  # letters
 
 
@@ -125,9 +125,9 @@ class MultiTaskEnv:
             state[rows, : obs.state.shape[1]] = on_host(obs.state)[rows]
             task[rows] = on_host(obs.task)[rows] + self._first_task[number]
             time[rows] = on_host(obs.time)[rows]
-            if _EXPERT_ACTION in extras:
-                action = on_host(obs.extras[_EXPERT_ACTION])[rows]
-                extras[_EXPERT_ACTION][rows] = member.to_joint(action, spec.action_dim)
+            if EXPERT_ACTION in extras:
+                action = on_host(obs.extras[EXPERT_ACTION])[rows]
+                extras[EXPERT_ACTION][rows] = member.to_joint(action, spec.action_dim)
         return Observation(images, state, task, time, extras)
 
 
@@ -252,7 +252,7 @@ def _joint_spec(specs: Sequence[EnvSpec]) -> EnvSpec:
     infinite = float("inf")
     width, size = max(spec.action_dim for spec in specs), max(spec.state.shape[0] for spec in specs)
     action = ArraySpec((width,), "float32", -1.0, 1.0, unit="1 (of the member's range)")
-    experts = {_EXPERT_ACTION: action} if all(_EXPERT_ACTION in spec.extras for spec in specs) else {}
+    experts = {EXPERT_ACTION: action} if all(EXPERT_ACTION in spec.extras for spec in specs) else {}
     return EnvSpec(
         name="multi_task",
         images=_joint_images(specs),

@@ -82,7 +82,7 @@ def test_the_spec_is_read_without_building_the_environment(name, monkeypatch):
         raise AssertionError("built")
 
     monkeypatch.setattr(mujoco_env.MujocoEnv, "__init__", refuse)
-    monkeypatch.setattr("sims.numpy_env.NumpyEnv.__init__", refuse)
+    monkeypatch.setattr("sims.base.NumpyEnv.__init__", refuse)
     assert spec_of(name).name == name
 
 

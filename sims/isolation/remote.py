@@ -1,49 +1,249 @@
-"""A worker on another machine: the messages of a local one over a socket, with the arrays inside."""
+"""An environment on another machine: served there by ``vla-rl sims serve``, and reached from here over a socket.
+
+The messages are those of a worker process, with the arrays inside; the server has one such process a connection.  This
+machine alone may connect, or whoever has the key, over TLS.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import socket
-import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
-import numpy as np
-from sims.isolation.channel import Arrays, InMessages
-from sims.isolation.supervised import read_answer
-from vla_rl.contract.child import ChildError
-from vla_rl.contract.errors import UserError
-from vla_rl.contract.streams import SocketStream
-from vla_rl.contract.wire import handshake, read_message, write_message
 import hashlib
 import hmac
-import ssl
-from dataclasses import dataclass
-from pathlib import Path
-from vla_rl.contract.keys import read_key
-from vla_rl.contract.streams import is_loopback
 import select
+import socket
+import ssl
 import sys
 import threading
-from collections.abc import Callable
-from sims.isolation.channel import InMessages
-from sims.isolation.supervised import LocalWorker
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sims.isolated import IsolatedEnv, supervise
+from sims.isolation.messages import Arrays, arrays_in
+from sims.isolation.supervised import Deadlines, LocalWorker, read_answer
 from vla_rl.contract.child import ChildError, error_answer
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.trust import check_options
-from collections.abc import Mapping
-from sims.isolated import supervise
-from sims.isolated import IsolatedEnv
-from sims.isolation.supervised import Deadlines
+from vla_rl.contract.keys import read_key
+from vla_rl.contract.streams import SocketStream, is_loopback
 from vla_rl.contract.task import declare_task
+from vla_rl.contract.trust import check_options
+from vla_rl.contract.wire import handshake, read_message, write_message
 
-
+KEY_BYTES = 32  # of its digest, which is what travels
 GREETING_S = 10.0  # to present the key
 MAX_REQUEST = 1 << 28  # bytes
 MAX_SESSIONS = 256
 # Seconds of silence before the client's machine is asked whether it is there, between two such questions, and how many.
 KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 20, "TCP_KEEPCNT": 3}
-  # seconds after a connection that could not be accepted, as when too many files are open
+# Seconds between two attempts to connect, and after a connection that could not be accepted.
+_PAUSE = 0.5
 _ANSWER_S = 3600.0  # the client's deadline ends a session before; this bounds one whose client is gone unnoticed
+
+
+@declare_task(expert="sims.isolated:ExpertInWorker")
+def make(
+    num_envs: int,
+    address: str = "",
+    options: Mapping[str, Any] | None = None,
+    workers: int = 1,
+    expert: bool = False,
+    key: str = "",
+    certificate: str = "",
+    deadline_s: float = 120.0,
+    start_deadline_s: float = 900.0,
+    reconnect_s: float = 60.0,
+) -> IsolatedEnv:
+    """``num_envs`` environments that the machine at ``address`` ("host:port") serves.
+
+    options           of the served environment, as JSON
+    workers           processes there; each has its share of the environments, at most one process for each
+    expert            as for ``sims/isolated.py``
+    key, certificate  files: the secret that the server knows too, and the certificate it has to show; without them
+                      only this machine is connected to
+    deadline_s        for a reset, step or snapshot of one worker's share
+    start_deadline_s  to connect and to make the environment
+    reconnect_s       how long a server that was there is waited for
+
+    Raises UserError when nobody answers there or the environment cannot be made.
+    """
+    if not address:
+        raise UserError(
+            "no address was given, so no environment is reached; start vla-rl sims serve NAME on the simulator's "
+            "machine and give its address as host:port."
+        )
+    start = RemoteStart(address, Security(key, certificate), reconnect_s)
+    request = {"env": "remote", "options": dict(options or {}), "expert": expert}
+    return supervise(start, num_envs, workers, request, Deadlines(deadline_s, start_deadline_s))
+
+
+@dataclass(frozen=True)
+class Security:
+    """Files of one side of a connection.
+
+    key          a file with the secret that both sides share, of at least 16 bytes; "" for none
+    certificate  PEM file: the server's own certificate (with ``private_key``), or the one a client trusts
+    private_key  PEM file of the server's private key
+    """
+
+    key: str = ""
+    certificate: str = ""
+    private_key: str = ""
+
+    def require_for(self, host: str) -> None:
+        """Raise UserError for a key of no use, and unless ``host`` is this machine or there are certificate and key."""
+        if not is_loopback(host) and not (self.key and self.certificate):
+            raise UserError(
+                f"{host!r} is another machine, where anybody could read and steer the simulator, so nothing was "
+                "connected; give a certificate and a key file, or use 127.0.0.1."
+            )
+        for path in filter(None, (self.key, self.private_key)):
+            read_key(path)
+
+    def digest(self) -> bytes:
+        """What proves that this side knows the key."""
+        return hashlib.sha256(read_key(self.key) if self.key else b"").digest()
+
+    def accepts(self, digest: bytes) -> bool:
+        """Whether the other side knows the key; takes equally long whatever it sent."""
+        return hmac.compare_digest(digest, self.digest())
+
+    def serve(self, connected: socket.socket) -> socket.socket:
+        """The server's side of ``connected``, encrypted if there is a certificate."""
+        if not self.certificate:
+            return connected
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.certificate, self.private_key or None)
+        except OSError as error:
+            raise UserError(
+                f"the certificate {self.certificate!r} cannot be used ({error}), so nobody can connect; give PEM files "
+                "of a certificate and its private key."
+            ) from error
+        return context.wrap_socket(connected, server_side=True)
+
+    def connect(self, connected: socket.socket, host: str) -> socket.socket:
+        """The client's side of ``connected``; the server has to prove that it is ``host``."""
+        if not self.certificate:
+            return connected
+        try:
+            context = ssl.create_default_context(cadata=Path(self.certificate).read_text())
+        except OSError as error:
+            raise UserError(
+                f"{self.certificate!r} cannot be read ({error}), so nothing was connected; check the file."
+            ) from error
+        return context.wrap_socket(connected, server_hostname=host)
+
+
+class RemoteWorker:
+    """One connection to ``vla-rl sims serve``, which starts a worker process for it (``Link``)."""
+
+    def __init__(
+        self, address: tuple[str, int], security: Security, patience: float, reached: Callable[[], None]
+    ) -> None:
+        """Connects with the first request, trying again for ``patience`` seconds while nobody listens.
+
+        ``reached`` is called when a server has answered.
+        """
+        self.address, self._security, self._patience, self._reached = address, security, patience, reached
+        self._stream: SocketStream | None = None
+        self._words = ""
+        self._failure = ""  # why it is of no more use: another connection would be another worker
+
+    @property
+    def name(self) -> str:
+        return f"the worker at {self.address[0]}:{self.address[1]}"
+
+    def send(self, request: Mapping[str, Any], arrays: Mapping[str, np.ndarray], deadline: float) -> None:
+        with self._failing():
+            self._require_sound()
+            stream = self._stream or self._connect(deadline)
+            stream.deadline = deadline
+            write_message(stream, {**request, "arrays": dict(arrays)})
+
+    def receive(self, deadline: float) -> tuple[dict[str, Any], Arrays]:
+        with self._failing():
+            self._require_sound()
+            assert self._stream is not None
+            self._stream.deadline = deadline
+            answer = read_message(self._stream)
+        if isinstance(answer, dict) and "fate" in answer:
+            self._words = str(answer.get("last_words", ""))
+            raise ChildError(str(answer["fate"]))
+        return read_answer(answer, arrays_in)
+
+    def last_words(self) -> str:
+        return self._words
+
+    def kill(self) -> None:
+        """Close the connection: the server ends its worker then, whatever that does."""
+        self._failure = self._failure or "was closed"
+        if self._stream is not None:
+            self._stream.close()
+
+    def close(self) -> None:
+        self.kill()
+
+    def _require_sound(self) -> None:
+        if self._failure:
+            raise ChildError(self._failure)
+
+    def _connect(self, deadline: float) -> SocketStream:
+        host, port = self.address
+        end = min(deadline, time.monotonic() + self._patience)
+        while True:
+            try:
+                plain = socket.create_connection((host, port), max(1e-3, deadline - time.monotonic()))
+                break
+            except OSError:
+                if time.monotonic() + _PAUSE > end:
+                    raise
+            time.sleep(_PAUSE)
+        try:
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._stream = stream = SocketStream(self._security.connect(plain, host))
+        except BaseException:
+            plain.close()
+            raise
+        stream.deadline = deadline
+        stream.write(self._security.digest())
+        handshake(stream, stream, "environment")
+        self._reached()
+        return stream
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError as error:
+            self._failure = "did not answer in time"
+            raise ChildError(self._failure) from error
+        except (EOFError, OSError) as error:
+            reason = str(error) or "it closed the connection"
+            self._failure = f"cannot be reached ({reason}; does vla-rl sims serve run there, with this key?)"
+            raise ChildError(self._failure) from error
+
+
+class RemoteStart:
+    """Starts workers at ``address``, "host:port"; raises UserError for an address that is none or not secured."""
+
+    def __init__(self, address: str, security: Security, patience: float) -> None:
+        """``patience``: seconds to wait for a server that was there and is not any more."""
+        host, colon, port = address.rpartition(":")
+        if not colon or not port.isdigit():
+            raise UserError(f"{address!r} is no address, so nothing can be connected; write it as host:port.")
+        security.require_for(host)
+        self._address, self._security, self._patience = (host, int(port)), security, patience
+        self._reached = False
+
+    def __call__(self) -> RemoteWorker:
+        return RemoteWorker(self._address, self._security, self._patience if self._reached else 0.0, self._note)
+
+    def _note(self) -> None:
+        self._reached = True
 
 
 class Server:
@@ -145,7 +345,7 @@ def _notice_silence(connected: socket.socket) -> None:
 
 def _relay(stream: SocketStream, name: str, start: Callable[[], LocalWorker]) -> None:
     """Pass requests to a worker and its answers back, until one of the three is gone."""
-    channel, worker = InMessages(), start()
+    worker = start()
     try:
         while True:
             stream.deadline = None
@@ -155,7 +355,7 @@ def _relay(stream: SocketStream, name: str, start: Callable[[], LocalWorker]) ->
             except UserError as error:
                 write_message(stream, error_answer(error, "the server"))
                 return
-            arrays = channel.get(request.pop("arrays", {}))
+            arrays = arrays_in(request.pop("arrays", {}))
             try:
                 worker.send(request, arrays, time.monotonic() + _ANSWER_S)
                 if not _answers(worker, stream):
@@ -164,7 +364,7 @@ def _relay(stream: SocketStream, name: str, start: Callable[[], LocalWorker]) ->
             except ChildError as error:
                 write_message(stream, {"fate": str(error), "last_words": worker.last_words()})
                 return
-            write_message(stream, {**answer, "arrays": channel.put(found)})
+            write_message(stream, {**answer, "arrays": found})
     finally:
         worker.kill()
         worker.close()
@@ -186,213 +386,3 @@ def _answers(worker: LocalWorker, stream: SocketStream) -> bool:
     poll.register(worker.fileno(), select.POLLIN)
     poll.register(stream.socket, select.POLLIN)
     return stream.socket.fileno() not in [end for end, _ in poll.poll(1000 * _ANSWER_S)]
-
-
-_PAUSE = 0.5  # seconds between two attempts to connect
-
-
-class RemoteWorker:
-    """One connection to ``vla-rl sims serve``, which starts a worker process for it (``Link``)."""
-
-    def __init__(
-        self, address: tuple[str, int], security: Security, patience: float, reached: Callable[[], None]
-    ) -> None:
-        """Connects with the first request, trying again for ``patience`` seconds while nobody listens.
-
-        ``reached`` is called when a server has answered.
-        """
-        self.address, self._security, self._patience, self._reached = address, security, patience, reached
-        self._stream: SocketStream | None = None
-        self._channel, self._words = InMessages(), ""
-        self._failure = ""  # why it is of no more use: another connection would be another worker
-
-    @property
-    def name(self) -> str:
-        return f"the worker at {self.address[0]}:{self.address[1]}"
-
-    def send(self, request: Mapping[str, Any], arrays: Mapping[str, np.ndarray], deadline: float) -> None:
-        with self._failing():
-            self._require_sound()
-            stream = self._stream or self._connect(deadline)
-            stream.deadline = deadline
-            write_message(stream, {**request, "arrays": self._channel.put(arrays)})
-
-    def receive(self, deadline: float) -> tuple[dict[str, Any], Arrays]:
-        with self._failing():
-            self._require_sound()
-            assert self._stream is not None
-            self._stream.deadline = deadline
-            answer = read_message(self._stream)
-        if isinstance(answer, dict) and "fate" in answer:
-            self._words = str(answer.get("last_words", ""))
-            raise ChildError(str(answer["fate"]))
-        return read_answer(answer, self._channel.get)
-
-    def last_words(self) -> str:
-        return self._words
-
-    def kill(self) -> None:
-        """Close the connection: the server ends its worker then, whatever that does."""
-        self._failure = self._failure or "was closed"
-        if self._stream is not None:
-            self._stream.close()
-
-    def close(self) -> None:
-        self.kill()
-
-    def _require_sound(self) -> None:
-        if self._failure:
-            raise ChildError(self._failure)
-
-    def _connect(self, deadline: float) -> SocketStream:
-        host, port = self.address
-        end = min(deadline, time.monotonic() + self._patience)
-        while True:
-            try:
-                plain = socket.create_connection((host, port), max(1e-3, deadline - time.monotonic()))
-                break
-            except OSError:
-                if time.monotonic() + _PAUSE > end:
-                    raise
-            time.sleep(_PAUSE)
-        try:
-            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._stream = stream = SocketStream(self._security.connect(plain, host))
-        except BaseException:
-            plain.close()
-            raise
-        stream.deadline = deadline
-        stream.write(self._security.digest())
-        handshake(stream, stream, "environment")
-        self._reached()
-        return stream
-
-    @contextlib.contextmanager
-    def _failing(self) -> Iterator[None]:
-        try:
-            yield
-        except TimeoutError as error:
-            self._failure = "did not answer in time"
-            raise ChildError(self._failure) from error
-        except (EOFError, OSError) as error:
-            reason = str(error) or "it closed the connection"
-            self._failure = f"cannot be reached ({reason}; does vla-rl sims serve run there, with this key?)"
-            raise ChildError(self._failure) from error
-
-
-class RemoteStart:
-    """Starts workers at ``address``, "host:port"; raises UserError for an address that is none or not secured."""
-
-    def __init__(self, address: str, security: Security, patience: float) -> None:
-        """``patience``: seconds to wait for a server that was there and is not any more."""
-        host, colon, port = address.rpartition(":")
-        if not colon or not port.isdigit():
-            raise UserError(f"{address!r} is no address, so nothing can be connected; write it as host:port.")
-        security.require_for(host)
-        self._address, self._security, self._patience = (host, int(port)), security, patience
-        self._reached = False
-
-    def __call__(self) -> RemoteWorker:
-        return RemoteWorker(self._address, self._security, self._patience if self._reached else 0.0, self._note)
-
-    def _note(self) -> None:
-        self._reached = True
-
-
-KEY_BYTES = 32  # of its digest, which is what travels
-
-
-@dataclass(frozen=True)
-class Security:
-    """Files of one side of a connection.
-
-    key          a file with the secret that both sides share, of at least 16 bytes; "" for none
-    certificate  PEM file: the server's own certificate (with ``private_key``), or the one a client trusts
-    private_key  PEM file of the server's private key
-    """
-
-    key: str = ""
-    certificate: str = ""
-    private_key: str = ""
-
-    def require_for(self, host: str) -> None:
-        """Raise UserError for a key of no use, and unless ``host`` is this machine or there are certificate and key."""
-        if not is_loopback(host) and not (self.key and self.certificate):
-            raise UserError(
-                f"{host!r} is another machine, where anybody could read and steer the simulator, so nothing was "
-                "connected; give a certificate and a key file, or use 127.0.0.1."
-            )
-        for path in filter(None, (self.key, self.private_key)):
-            read_key(path)
-
-    def digest(self) -> bytes:
-        """What proves that this side knows the key."""
-        return hashlib.sha256(read_key(self.key) if self.key else b"").digest()
-
-    def accepts(self, digest: bytes) -> bool:
-        """Whether the other side knows the key; takes equally long whatever it sent."""
-        return hmac.compare_digest(digest, self.digest())
-
-    def serve(self, connected: socket.socket) -> socket.socket:
-        """The server's side of ``connected``, encrypted if there is a certificate."""
-        if not self.certificate:
-            return connected
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        try:
-            context.load_cert_chain(self.certificate, self.private_key or None)
-        except OSError as error:
-            raise UserError(
-                f"the certificate {self.certificate!r} cannot be used ({error}), so nobody can connect; give PEM files "
-                "of a certificate and its private key."
-            ) from error
-        return context.wrap_socket(connected, server_side=True)
-
-    def connect(self, connected: socket.socket, host: str) -> socket.socket:
-        """The client's side of ``connected``; the server has to prove that it is ``host``."""
-        if not self.certificate:
-            return connected
-        context = ssl.create_default_context(cadata=_read(self.certificate).decode())
-        return context.wrap_socket(connected, server_hostname=host)
-
-
-def _read(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise UserError(f"{path!r} cannot be read ({error}), so nothing was connected; check the file.") from error
-
-
-@declare_task(expert="sims.isolation.worker:ExpertInWorker")
-def make(
-    num_envs: int,
-    address: str = "",
-    options: Mapping[str, Any] | None = None,
-    workers: int = 1,
-    expert: bool = False,
-    key: str = "",
-    certificate: str = "",
-    deadline_s: float = 120.0,
-    start_deadline_s: float = 900.0,
-    reconnect_s: float = 60.0,
-) -> IsolatedEnv:
-    """``num_envs`` environments that the machine at ``address`` ("host:port") serves.
-
-    options           of the served environment, as JSON
-    workers           processes there; each has its share of the environments, at most one process for each
-    expert            as for ``sims/isolated.py``
-    key, certificate  files: the secret that the server knows too, and the certificate it has to show; without them
-                      only this machine is connected to
-    deadline_s        for a reset, step or snapshot of one worker's share
-    start_deadline_s  to connect and to make the environment
-    reconnect_s       how long a server that was there is waited for
-
-    Raises UserError when nobody answers there or the environment cannot be made.
-    """
-    if not address:
-        raise UserError(
-            "no address was given, so no environment is reached; start vla-rl sims serve NAME on the simulator's "
-            "machine and give its address as host:port."
-        )
-    start = RemoteStart(address, Security(key, certificate), reconnect_s)
-    request = {"env": "remote", "options": dict(options or {}), "expert": expert}
-    return supervise(start, num_envs, workers, request, Deadlines(deadline_s, start_deadline_s))

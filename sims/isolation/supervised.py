@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeAlias
+
 import numpy as np
-from sims.isolation.channel import Arrays
-from sims.isolation.channel import OBS
-from vla_rl.contract.child import ChildError, error_of
+
+from sims.isolation.messages import OBS, Arrays, SharedMemory, memory_file
+from vla_rl.contract.child import Child, ChildError, error_of
 from vla_rl.contract.env import WORKER
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.spec import EnvSpec
-import os
-import sys
-from typing import Any, Protocol, TypeAlias
-from sims.isolation.channel import Arrays, SharedMemory, memory_file
-from vla_rl.contract.child import Child, ChildError
-from vla_rl.contract.errors import ContractError
-
 
 _GRACE = 5.0  # seconds for a worker to close its environment
 LIMIT = 5  # failures without one completed step in between, after which the run is stopped

@@ -1,15 +1,17 @@
-"""Headless rendering of the states of many environments with EGL or, where that fails, OSMesa."""
+"""Headless rendering of the states of many environments, and how the scene of each looks."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+
 import mujoco
 import numpy as np
-from sims.mujoco.canvas import Canvas
 from array_api_compat import array_namespace
-from sims.mujoco.task import Constant
+
+from sims.mujoco.canvas import Canvas, view_of
 from sims.mujoco.scene import TEXTURES
+from sims.mujoco.task import Constant
 from vla_rl.contract.env import Array
 
 
@@ -37,12 +39,7 @@ class Renderer:
         self._data = mujoco.MjData(model)
         mujoco.mj_forward(model, self._data)
         self._looks = Looks(model, surfaces)
-        model.vis.global_.offheight, model.vis.global_.offwidth = height, width
-        self._canvas = Canvas(model)
-        self._scene = mujoco.MjvScene(model, model.ngeom + 8)
-        self._option = mujoco.MjvOption()
-        self._rect = mujoco.MjrRect(0, 0, width, height)
-        self._buffer = np.empty((height, width, 3), np.uint8)
+        self._canvas = Canvas(model, height, width)
 
     def render(
         self,
@@ -56,13 +53,10 @@ class Renderer:
         """Render ``qpos`` [R,nq] into ``out`` uint8 [R,h,w,3]; returns ``out``.
 
         ``rgba`` [R,painted,4]: colours of the painted geoms; ``positions`` [R,placed,3]: positions (metres); ``looks``
-        [R]: values of ``LOOKS`` (``parameters.py``).  Without them a row looks like the one before, at first nominal.
+        [R]: values of ``LOOKS`` (``env.py``).  Without them a row looks like the one before, at first nominal.
         """
         self._canvas.gl.make_current()
-        view = mujoco.MjvCamera()
-        view.type = mujoco.mjtCamera.mjCAMERA_FIXED.value
-        view.fixedcamid = self._model.camera(camera).id
-        everything = mujoco.mjtCatBit.mjCAT_ALL.value
+        view = view_of(self._model, camera)
         for i in range(len(qpos)):
             self._data.qpos[:] = qpos[i]
             self._model.geom_rgba[self._painted] = rgba[i]
@@ -71,10 +65,7 @@ class Renderer:
                 self._looks.show(looks[i])
             mujoco.mj_kinematics(self._model, self._data)
             mujoco.mj_camlight(self._model, self._data)
-            mujoco.mjv_updateScene(self._model, self._data, self._option, None, view, everything, self._scene)
-            mujoco.mjr_render(self._rect, self._scene, self._canvas.context)
-            mujoco.mjr_readPixels(self._buffer, None, self._rect, self._canvas.context)
-            out[i] = self._buffer[::-1]
+            out[i] = self._canvas.draw(self._model, self._data, view)
         return out
 
     def close(self) -> None:
@@ -103,7 +94,7 @@ _GREY = Constant(np.full(3, 1.0 / np.sqrt(3.0)))  # the axis of greys
 
 
 class Looks:
-    """Sets the parameters ``LOOKS`` (``parameters.py``) in a renderer's own ``model``, row by row."""
+    """Sets the parameters ``LOOKS`` (``env.py``) in a renderer's own ``model``, row by row."""
 
     def __init__(self, model: mujoco.MjModel, surfaces: Sequence[int]) -> None:
         """``surfaces``: ids of the geoms of the table."""

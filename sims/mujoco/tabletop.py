@@ -1,14 +1,15 @@
-"""Base of the tabletop's tasks: the scene, the gripper with its state and actions, and the placement of objects."""
+"""Base of the tabletop's tasks: the scene, robots, the gantry gripper, the placement of objects, scripted experts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
+
 import mujoco
 import numpy as np
 from array_api_compat import array_namespace, device
-from sims.mujoco.task import Constant
+
 from sims.mujoco.scene import (
     CUBE_EDGE,
     CUBES_QPOS,
@@ -19,17 +20,10 @@ from sims.mujoco.scene import (
     WORKSPACE_LOW,
     build_model,
 )
-from sims.mujoco.task import Episode, TaskState
-from vla_rl.contract.env import Array
+from sims.mujoco.task import Constant, Episode, Task, TaskState
+from vla_rl.contract.env import Array, Observation, on_host
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import ArraySpec
-from collections.abc import Mapping
-from typing import Protocol
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from sims.mujoco.scene import FINGER_OPEN
-from vla_rl.contract.env import Observation, on_host
-
 
 COLOURS: dict[str, tuple[float, float, float]] = {
     "red": (0.86, 0.10, 0.10),
@@ -50,7 +44,7 @@ _PALETTE = Constant([*((*rgb, 1.0) for rgb in COLOURS.values()), (0.13, 0.13, 0.
 Instruct = Literal["target", "distractor"]
 
 
-class Tabletop:
+class Tabletop(Task):
     """``cubes`` cubes and ``marks`` flat round marks on the table, under the gripper.
 
     Marks have no contact: they are plates, or the target of a push.  Every task's state has ``colour`` int8 [cubes],
@@ -71,6 +65,15 @@ class Tabletop:
         self._cubes, self._marks = cubes, marks
         self.place = ArraySpec((3,), "float32", -10.0, 10.0, unit="m", frame="table", names=("x", "y", "z"))
 
+    def place_extras(self, *names: str) -> dict[str, ArraySpec]:
+        """The specs of ``privileged/cubes``, all cubes' places flat, and of the places ``privileged/NAME``."""
+        cubes = replace(self.place, shape=(self._cubes * 3,), names=())
+        return {"privileged/cubes": cubes} | {f"privileged/{name}": self.place for name in names}
+
+    def blank_state(self) -> TaskState:
+        """A copy of ``task_state``, to be filled by ``sample_episode``."""
+        return {name: np.copy(value) for name, value in self.task_state.items()}
+
     def scene_state(self) -> TaskState:
         """An example of the entries of the task state that describe the scene."""
         task_state: TaskState = {"colour": np.full(self._cubes, UNSEEN, np.int8)}
@@ -86,10 +89,6 @@ class Tabletop:
         write_cube_poses(qpos[self.robot.first_cube :], [*xy, *rest], rng.uniform(-YAW, YAW, self._cubes))
         return qpos
 
-    def open_gripper(self, qpos: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Put the open gripper somewhere above the cubes, into ``qpos``; returns the matching ``ctrl`` [nu]."""
-        return self.robot.start(qpos, rng)
-
     def vary_poses(self, episode: Episode, values: Mapping[str, float]) -> Episode:
         """``episode`` with its objects moved and turned, and its gripper started elsewhere within the workspace."""
         qpos, ctrl = episode.qpos.copy(), episode.ctrl.copy()
@@ -101,16 +100,18 @@ class Tabletop:
             qpos[start + 3 : start + 7] = _turned(qpos[start + 3 : start + 7], values["object_yaw"])
         if self._marks:
             task_state["mark_xy"][task_state["mark_colour"] != UNSEEN] += shift
-        self.robot.displace(qpos, ctrl, values)
+        self.robot.displace(qpos, ctrl, np.array([values[f"gripper_{axis}"] for axis in "xyz"]))
         return replace(episode, qpos=qpos, ctrl=ctrl, task_state=task_state)
 
     def control(self, ctrl: Array, action: Array) -> Array:
-        """The robot's targets [R,nu] after ``action`` [R,D]."""
         return self.robot.control(ctrl, action)
 
     def proprioception(self, qpos: Array, ctrl: Array) -> Array:
-        """float32 [R,S]: what the robot measures."""
         return self.robot.proprioception(qpos, ctrl)
+
+    def flat_cubes(self, qpos: Array) -> Array:
+        """float32 [R,3*cubes]: :meth:`cubes` as the extra ``privileged/cubes``."""
+        return array_namespace(qpos).reshape(self.cubes(qpos), (qpos.shape[0], 3 * self._cubes))
 
     def cubes(self, qpos: Array) -> Array:
         """Centres of all cubes, float32 [R,cubes,3] metres."""
@@ -124,13 +125,11 @@ class Tabletop:
         return array_namespace(qpos).reshape(poses, (qpos.shape[0], self._cubes, 7))[..., :3]
 
     def colours(self, task_state: TaskState) -> Array:
-        """float32 [R,cubes+marks,4] RGBA."""
         parts = [task_state[name] for name in ("colour", "mark_colour") if name in task_state]
         xp = array_namespace(*parts)
         return _PALETTE.beside(parts[0])[xp.astype(xp.concat(parts, axis=1), xp.int64)]
 
     def mark_positions(self, task_state: TaskState) -> Array:
-        """float64 [R,marks,3]: positions of the marks, metres."""
         colour = task_state["colour"]
         xp = array_namespace(colour)
         if not self._marks:
@@ -186,14 +185,71 @@ def check_variant(
         )
 
 
+class Robot:
+    """A robot over the cubes and marks of a table.
+
+    ``start`` and ``displace`` work on one environment, on the host; ``control``, ``proprioception`` and ``opening`` on
+    ``R`` environments at once, whose arrays are of numpy or of torch.
+    """
+
+    substeps: int  # physics steps per control step
+    first_cube: int  # first entry of the first cube in ``qpos``
+
+    def __init__(self, state: ArraySpec, action: ArraySpec) -> None:
+        """``state`` and ``action``: the specs of what it measures and is commanded."""
+        self.state, self.action = state, action
+        self._bounds = Constant(state.low, np.float32), Constant(state.high, np.float32)
+
+    def build_model(self, cubes: int, marks: int) -> mujoco.MjModel:
+        """The compiled scene, with geoms and bodies ``cube0``, ..., ``mark0``, ..., ``table`` and ``mat``."""
+        raise NotImplementedError
+
+    def draw_places(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        """``count`` places [count,2] in metres within reach."""
+        raise NotImplementedError
+
+    def start(self, qpos: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Put the robot, open, somewhere above the cubes, into ``qpos`` [nq]; returns the matching ``ctrl`` [nu]."""
+        raise NotImplementedError
+
+    def displace(self, qpos: np.ndarray, ctrl: np.ndarray, shift: np.ndarray) -> None:
+        """Move the gripper's start in ``qpos`` and ``ctrl`` by ``shift`` [3] metres, within its workspace."""
+        raise NotImplementedError
+
+    def control(self, ctrl: Array, action: Array) -> Array:
+        """The actuator targets [R,nu] after ``action`` [R,D], which is within bounds."""
+        raise NotImplementedError
+
+    def measured(self, qpos: Array, ctrl: Array) -> Array:
+        """[R,S]: the entries of ``state``, which may exceed its bounds."""
+        raise NotImplementedError
+
+    def opening(self, qpos: Array) -> Array:
+        """[R]: metres between the fingers."""
+        raise NotImplementedError
+
+    def scatter(self, count: int, spacing: np.ndarray | float, rng: np.random.Generator) -> np.ndarray:
+        """``count`` places [count,2] in metres within reach, at least ``spacing`` (or [count,count]) apart."""
+        while True:
+            xy = self.draw_places(count, rng)
+            gaps = np.linalg.norm(xy[:, None] - xy[None], axis=-1) + np.eye(count)
+            if (gaps >= spacing).all():
+                return xy
+
+    def proprioception(self, qpos: Array, ctrl: Array) -> Array:
+        """float32 [R,S], within the bounds of ``state``."""
+        xp, (low, high) = array_namespace(qpos), (bound.beside(qpos) for bound in self._bounds)
+        return xp.minimum(xp.maximum(xp.astype(self.measured(qpos, ctrl), xp.float32), low), high)
+
+
 SPREAD = 0.13  # metres; objects start within +-SPREAD in x and y
 START = 0.12  # metres; the gripper starts within +-START in x and y
 MOST_DISPLACEMENT = 0.03  # metres per control step and axis
 _LOW, _HIGH = Constant(WORKSPACE_LOW), Constant(WORKSPACE_HIGH)
 
 
-class Gantry:
-    """Its actions displace the position target and open or close the fingers (``sims.mujoco.tabletop.Robot``)."""
+class Gantry(Robot):
+    """Its actions displace the position target and open or close the fingers."""
 
     substeps = 12
     first_cube = CUBES_QPOS
@@ -201,7 +257,7 @@ class Gantry:
     def __init__(self) -> None:
         low, high, gap = tuple(WORKSPACE_LOW.tolist()), tuple(WORKSPACE_HIGH.tolist()), 2 * FINGER_OPEN
         around = 0.02  # metres by which the gantry may overshoot its target or be pushed off it
-        self.state = ArraySpec(
+        state = ArraySpec(
             (8,),
             "float32",
             low=(*(x - around for x in low), -0.01, *low, 0.0),
@@ -210,92 +266,41 @@ class Gantry:
             frame="table",
             names=("x", "y", "z", "opening", "target_x", "target_y", "target_z", "target_opening"),
         )
-        self._state_low, self._state_high = (Constant(x, np.float32) for x in (self.state.low, self.state.high))
         bound, names = (MOST_DISPLACEMENT,) * 3 + (1.0,), ("dx", "dy", "dz", "grip")
         lowest = tuple(-b for b in bound)
-        self.action = ArraySpec((4,), "float32", lowest, bound, unit="m,m,m,1", frame="table", names=names)
+        super().__init__(state, ArraySpec((4,), "float32", lowest, bound, unit="m,m,m,1", frame="table", names=names))
 
     def build_model(self, cubes: int, marks: int) -> mujoco.MjModel:
-        """The scene of ``scene.py``."""
         return build_model(cubes, marks)
 
-    def scatter(self, count: int, spacing: np.ndarray | float, rng: np.random.Generator) -> np.ndarray:
-        """``count`` places [count,2] in metres within ``SPREAD``, at least ``spacing`` (or [count,count]) apart."""
-        return scatter(count, spacing, rng)
+    def draw_places(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        return rng.uniform(-SPREAD, SPREAD, (count, 2))
 
     def start(self, qpos: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Put the open gripper somewhere above the cubes, into ``qpos``; returns the matching ``ctrl`` [nu]."""
         start = np.array([*rng.uniform(-START, START, 2), rng.uniform(0.07, 0.15)])
         qpos[GANTRY_QPOS], qpos[FINGER_QPOS] = start, FINGER_OPEN
         return np.array([*start, FINGER_OPEN])
 
-    def displace(self, qpos: np.ndarray, ctrl: np.ndarray, values: Mapping[str, float]) -> None:
-        """Shift the gripper's start within its workspace."""
-        moved = qpos[GANTRY_QPOS] + np.array([values[f"gripper_{axis}"] for axis in "xyz"])
-        qpos[GANTRY_QPOS] = ctrl[:3] = np.clip(moved, WORKSPACE_LOW, WORKSPACE_HIGH)
+    def displace(self, qpos: np.ndarray, ctrl: np.ndarray, shift: np.ndarray) -> None:
+        qpos[GANTRY_QPOS] = ctrl[:3] = np.clip(qpos[GANTRY_QPOS] + shift, WORKSPACE_LOW, WORKSPACE_HIGH)
 
     def control(self, ctrl: Array, action: Array) -> Array:
-        """Move the position target by ``action``'s displacement and close the fingers where its grip is positive."""
         xp = array_namespace(ctrl)
         target = xp.minimum(xp.maximum(ctrl[:, :3] + action[:, :3], _LOW.beside(ctrl)), _HIGH.beside(ctrl))
         open_ = xp.full((ctrl.shape[0], 1), FINGER_OPEN, dtype=target.dtype, device=device(ctrl))
         return xp.concat([target, xp.where(action[:, 3:] > 0, xp.zeros_like(open_), open_)], axis=1)
 
-    def proprioception(self, qpos: Array, ctrl: Array) -> Array:
-        """float32 [R,8]: pinch point and opening, then their commanded values; metres."""
+    def measured(self, qpos: Array, ctrl: Array) -> Array:
+        """Pinch point and opening, then their commanded values; metres."""
         xp = array_namespace(qpos)
         opening = xp.sum(qpos[:, FINGER_QPOS], axis=1, keepdims=True)
-        state = xp.concat([qpos[:, GANTRY_QPOS], opening, ctrl[:, :3], 2 * ctrl[:, 3:4]], axis=1)
-        low, high = self._state_low.beside(qpos), self._state_high.beside(qpos)
-        return xp.minimum(xp.maximum(xp.astype(state, xp.float32), low), high)
+        return xp.concat([qpos[:, GANTRY_QPOS], opening, ctrl[:, :3], 2 * ctrl[:, 3:4]], axis=1)
 
     def opening(self, qpos: Array) -> Array:
-        """[R]: metres between the fingers."""
         return array_namespace(qpos).sum(qpos[:, FINGER_QPOS], axis=1)
 
 
-def scatter(count: int, spacing: np.ndarray | float, rng: np.random.Generator) -> np.ndarray:
-    """``count`` positions [count,2] in metres within ``SPREAD``, at least ``spacing`` (or [count,count]) apart."""
-    while True:
-        xy = rng.uniform(-SPREAD, SPREAD, (count, 2))
-        gaps = np.linalg.norm(xy[:, None] - xy[None], axis=-1) + np.eye(count)
-        if (gaps >= spacing).all():
-            return xy
-
-
-class Robot(Protocol):
-    """A robot over the cubes and marks of a table.
-
-    ``start`` and ``displace`` work on one environment, on the host; ``control``, ``proprioception`` and ``opening`` on
-    ``R`` environments at once, whose arrays are of numpy or of torch (``arrays.py``).
-    """
-
-    state: ArraySpec
-    action: ArraySpec
-    substeps: int  # physics steps per control step
-    first_cube: int  # first entry of the first cube in ``qpos``
-
-    def build_model(self, cubes: int, marks: int) -> mujoco.MjModel:
-        """The compiled scene, with geoms and bodies ``cube0``, ..., ``mark0``, ..., ``table`` and ``mat``."""
-
-    def scatter(self, count: int, spacing: np.ndarray | float, rng: np.random.Generator) -> np.ndarray:
-        """``count`` places [count,2] in metres within reach, at least ``spacing`` (or [count,count]) apart."""
-
-    def start(self, qpos: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Put the robot, open, somewhere above the cubes, into ``qpos`` [nq]; returns the matching ``ctrl`` [nu]."""
-
-    def displace(self, qpos: np.ndarray, ctrl: np.ndarray, values: Mapping[str, float]) -> None:
-        """Shift the start in ``qpos`` and ``ctrl`` by the parameters "gripper_x", "gripper_y" and "gripper_z"."""
-
-    def control(self, ctrl: Array, action: Array) -> Array:
-        """The actuator targets [R,nu] after ``action`` [R,D], which is within bounds."""
-
-    def proprioception(self, qpos: Array, ctrl: Array) -> Array:
-        """float32 [R,S], within the bounds of ``state``."""
-
-    def opening(self, qpos: Array) -> Array:
-        """[R]: metres between the fingers."""
-
+# -- scripted experts --------------------------------------------------------------------------------------------------
 
 TRAVEL_HEIGHT = 0.075  # metres of the pinch point: the fingertips pass above standing cubes
 GRASP_HEIGHT = 0.018
@@ -344,8 +349,11 @@ class Situation:
         return Situation(target, np.where(grip, 0.0, 2 * FINGER_OPEN), target, grip, cube, self.goal)
 
 
-class Expert(ABC):
-    """Acts by a rule; within a chunk the rule gets the predicted situation after each action."""
+class TabletopExpert:
+    """A scripted expert of the gantry.  It has no state: an action follows from the observation alone.
+
+    It acts by a rule, which within a chunk gets the predicted situation after each action.
+    """
 
     def __init__(self, horizon: int = 5) -> None:
         self._horizon = horizon
@@ -361,9 +369,9 @@ class Expert(ABC):
             situation = situation.after(move, grip)
         return actions
 
-    @abstractmethod
     def rule(self, situation: Situation) -> tuple[np.ndarray, np.ndarray]:
         """Displacement of the target [E,3], which is clipped to a stride, and whether to grip [E]."""
+        raise NotImplementedError
 
 
 def grasp(situation: Situation) -> tuple[np.ndarray, np.ndarray]:

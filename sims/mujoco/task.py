@@ -1,24 +1,23 @@
-"""The task protocol of the MuJoCo environment.  One file in ``tasks/`` that implements it adds a task.
+"""What a task of the MuJoCo environment is, and what its rules need.  One file in ``tasks/`` adds a task.
 
-What the rules of tasks need to run on numpy arrays and on torch tensors alike.
-
-Rules are functions of the array API standard (data-apis.org), whose functions ``array_namespace(array)`` has for both
-libraries.  A simulator on a GPU then applies the same rules as one on the processor, without a copy to the host.
+Rules are functions of the array API standard (data-apis.org), whose functions ``array_namespace(array)`` has for numpy
+arrays and torch tensors.  A simulator on a GPU then applies the same rules as one on the processor, without a copy to
+the host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
+
 import mujoco
 import numpy as np
-from vla_rl.contract.env import Array
-from vla_rl.contract.spec import ArraySpec
-from collections.abc import Sequence
-from typing import Any
 from array_api_compat import array_namespace, device, to_device
 
+from vla_rl.contract.env import Array
+from vla_rl.contract.rows import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT
+from vla_rl.contract.spec import ArraySpec
 
 TaskState = dict[str, Array]
 
@@ -47,12 +46,24 @@ class TaskResult:
     failure: Array
     task_state: TaskState
 
+    def causes(self, late: Array, diverged: Array) -> Array:
+        """int8 [R]: codes of the causes of ends (``vla_rl.contract.rows``), 0 while an episode runs.
 
-class Task(Protocol):
+        ``late`` bool [R]: its time is up; ``diverged`` bool [R]: its physics is of no use.
+        """
+        xp = array_namespace(late)
+        found = xp.astype(late, xp.int8) * TIME_LIMIT
+        found = xp.where(self.failure >= 0, xp.astype(self.failure, xp.int8) + FAILURES, found)
+        found = xp.where(self.success, xp.full_like(found, SUCCESS), found)
+        codes: Array = xp.where(diverged, xp.full_like(found, DIVERGED), found)
+        return codes
+
+
+class Task:
     """A task over one MuJoCo model.
 
     Only ``sample_episode`` is random; it and ``vary_poses`` work on one environment, on the host.  The other methods
-    work on ``R`` environments at once, whose arrays are of numpy or of torch (``arrays.py``): on a GPU they stay there.
+    work on ``R`` environments at once, whose arrays are of numpy or of torch: on a GPU they stay there.
     """
 
     name: str
@@ -73,30 +84,42 @@ class Task(Protocol):
 
     def sample_episode(self, rng: np.random.Generator) -> Episode:
         """Draw a new episode; all of it follows from ``rng``."""
+        raise NotImplementedError
 
     def vary_poses(self, episode: Episode, values: Mapping[str, float]) -> Episode:
-        """``episode`` with the poses that the parameters ``values`` (``parameters.py``) say."""
+        """``episode`` with the poses that the parameters ``values`` (``env.py``) say."""
+        raise NotImplementedError
 
     def control(self, ctrl: Array, action: Array) -> Array:
         """The actuator targets [R,nu] after ``action`` [R,D], which is within bounds."""
+        raise NotImplementedError
 
     def evaluate(self, qpos: Array, task_state: TaskState) -> TaskResult:
         """Apply the rules to ``qpos`` [R,nq] after a control step."""
+        raise NotImplementedError
 
     def proprioception(self, qpos: Array, ctrl: Array) -> Array:
         """float32 [R,S]."""
+        raise NotImplementedError
 
     def observe_extras(self, qpos: Array, task_state: TaskState) -> dict[str, Array]:
         """{name: [R,...]} as declared in ``extras``."""
+        raise NotImplementedError
 
     def instruction(self, task_state: TaskState) -> Array:
         """int64 [R]: index into ``texts``."""
+        raise NotImplementedError
 
     def colours(self, task_state: TaskState) -> Array:
         """float32 [R,painted,4]: RGBA of the painted geoms."""
+        raise NotImplementedError
 
     def mark_positions(self, task_state: TaskState) -> Array:
         """float64 [R,placed,3]: positions of the placed geoms, metres."""
+        raise NotImplementedError
+
+
+# -- arrays of numpy and of torch --------------------------------------------------------------------------------------
 
 
 class Constant:

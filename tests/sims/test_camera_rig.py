@@ -6,7 +6,7 @@ import mujoco
 import numpy as np
 import pytest
 
-from sims.camera_rig import CameraRig
+from sims.base import CameraRig
 from sims.mujoco.canvas import SharedRenderer
 
 SCENE = """<mujoco><worldbody><light pos="0 0 2"/><camera name="top" pos="0 0 1"/>

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from sims import catalog
-from sims.camera_rig import CameraRig
+from sims.base import CameraRig
 from sims.metaworld import MT10, TASKS, Expert, MetaWorld, MetaWorldCameras, spec
-from sims.side_by_side import TaskPool
+from sims.base import TaskPool
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.foreign import check_spec

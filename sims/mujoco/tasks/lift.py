@@ -6,43 +6,42 @@ same step, the named cube counts.  A resting cube's centre is 1.8 cm above the t
 
 With ``deadline`` an episode that takes longer has failed, with the cause "too_late": a stricter task that spends less
 time on hopeless situations in training.
-
-A classical controller for lift, without weights: find the named colour in the picture, go there, grasp, lift.
-
-It has a policy's observations (camera "front", proprioception, the instruction), so residual policies can correct it:
-``FunctionPolicy(spec, lift_vision.act, "sims.mujoco.tasks.lift:act")``.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
+
 import numpy as np
 from array_api_compat import array_namespace
-from sims.mujoco.task import count, first_case, pick
-from sims.mujoco.env import MujocoEnv, make_env, make_spec
-from sims.mujoco.env import parameters
-from sims.mujoco.tabletop import Robot
+
+from sims.mujoco.env import MujocoEnv, make_env, make_spec, parameters
+from sims.mujoco.scene import CUBE_EDGE
 from sims.mujoco.tabletop import (
     COLOURS,
     HOLD_STEPS,
     LIFT_HEIGHT,
     SPACING,
     Instruct,
+    Robot,
+    Situation,
     Tabletop,
+    TabletopExpert,
     check_variant,
     count_consecutive,
     count_steps,
+    grasp,
 )
-from sims.mujoco.task import Episode, TaskResult, TaskState
+from sims.mujoco.task import Episode, TaskResult, TaskState, count, first_case, pick
 from vla_rl.contract.env import Array, Observation
-from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.contract.spec import ArraySpec
 from vla_rl.contract.task import declare_task
-from sims.mujoco.scene import CUBE_EDGE
-from sims.mujoco.tabletop import LIFT_HEIGHT
-from vla_rl.contract.env import Observation
-from sims.mujoco.tabletop import Expert, Situation, grasp
-from sims.mujoco.tabletop import COLOURS
+
+_OPTIONS = ("cubes", "colours", "instruct", "deadline")
+_REACH, _NEAR = 0.5, 0.1  # of the potential: share of reaching in the whole; metres at which it is nearly done
+HOLD_HEIGHT = 0.11  # metres, to which the expert lifts
 
 
 class LiftTask(Tabletop):
@@ -82,17 +81,16 @@ class LiftTask(Tabletop):
         }
         self._instruct, self._deadline = instruct, deadline
         self.extras = {
-            "privileged/cubes": replace(self.place, shape=(cubes * 3,), names=()),
-            "privileged/target": self.place,
+            **self.place_extras("target"),
             "privileged/lifted": ArraySpec((), "int64", -1, colours - 1, unit="index of a colour, -1 for none"),
             "privileged/seeded": ArraySpec((), "int64", 0, colours - 1, unit="index of a colour"),
         }
 
     def sample_episode(self, rng: np.random.Generator) -> Episode:
         """A scene: cubes apart from each other, colours all different, the open gripper above the table."""
-        task_state = {name: np.copy(value) for name, value in self.task_state.items()}
+        task_state = self.blank_state()
         qpos = self.place_cubes(self.robot.scatter(self._cubes, SPACING, rng), rng)
-        ctrl = self.open_gripper(qpos, rng)
+        ctrl = self.robot.start(qpos, rng)
         task_state["colour"][:] = rng.permutation(len(self.texts))[: self._cubes]
         task_state["seeded"][...] = rng.integers(self._cubes)
         other = (task_state["seeded"] + rng.integers(1, max(2, self._cubes))) % self._cubes
@@ -114,13 +112,13 @@ class LiftTask(Tabletop):
 
     def observe_extras(self, qpos: Array, task_state: TaskState) -> dict[str, Array]:
         """Cube positions (metres), and which colours were lifted and chosen by the seed."""
-        xp, cubes = array_namespace(qpos), self.cubes(qpos)
+        xp = array_namespace(qpos)
         # The named cube first: where two are lifted at once, it is the one that counts.
         lasting = (task_state["held"] >= HOLD_STEPS) * (1 + xp.astype(self._named(task_state), xp.int8))
         lifted = xp.astype(pick(task_state["colour"], xp.argmax(lasting, axis=1)), xp.int64)
         return {
-            "privileged/cubes": xp.reshape(cubes, (qpos.shape[0], 3 * self._cubes)),
-            "privileged/target": pick(cubes, task_state["named"]),
+            "privileged/cubes": self.flat_cubes(qpos),
+            "privileged/target": pick(self.cubes(qpos), task_state["named"]),
             "privileged/lifted": xp.where(xp.any(lasting > 0, axis=1), lifted, xp.full_like(lifted, -1)),
             "privileged/seeded": self._colour(task_state, "seeded"),
         }
@@ -139,12 +137,31 @@ class LiftTask(Tabletop):
         return xp.astype(xp.clip(pick(task_state["colour"], task_state[which]), min=0), xp.int64)
 
 
-_OPTIONS = ("cubes", "colours", "instruct", "deadline")
+class LiftExpert(TabletopExpert):
+    """Moves above the named cube, descends, closes, lifts and holds."""
+
+    def rule(self, situation: Situation) -> tuple[np.ndarray, np.ndarray]:
+        goal, grip = grasp(situation)
+        goal[situation.holding, :2], goal[situation.holding, 2] = situation.target[situation.holding, :2], HOLD_HEIGHT
+        return goal - situation.target, grip
 
 
-def spec(**options: Any) -> EnvSpec:
-    """The spec of :func:`make` with the same options."""
-    return make_spec(LiftTask, _OPTIONS, options)
+def potential(obs: Observation) -> np.ndarray:
+    """float64 [E] from 0 to 1: half for the gripper at the named cube, half for the height of that cube.
+
+    For learners that need more than the reward of success: as ``potential`` of ``sims.as_gymnasium``, its increase is
+    added to the reward.
+    """
+    return lift_potential(obs.state[:, :3], obs)
+
+
+def lift_potential(gripper: np.ndarray, obs: Observation) -> np.ndarray:
+    """:func:`potential` with the pinch point at ``gripper`` [E,3], metres."""
+    target = np.asarray(obs.extras["privileged/target"], np.float64)
+    distance = np.linalg.norm(gripper - target, axis=1)
+    risen = (target[:, 2] - CUBE_EDGE / 2) / (LIFT_HEIGHT - CUBE_EDGE / 2)
+    total: np.ndarray = _REACH * (1 - np.tanh(distance / _NEAR)) + (1 - _REACH) * np.clip(risen, 0, 1)
+    return total
 
 
 def claims(obs: Observation) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -160,12 +177,12 @@ def claims(obs: Observation) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
 
 
 @declare_task(
-    expert="sims.mujoco.tasks.lift:LiftExpert",
-    scenes="sims.mujoco.tasks.lift_scenes:random_scenes",
+    expert=LiftExpert,
+    scenes="sims.mujoco.tasks.scenes:lift",
     swapped_options={"instruct": "distractor"},
-    spec=spec,
+    spec=partial(make_spec, LiftTask, _OPTIONS),
     claims=claims,
-    progress="sims.mujoco.tasks.lift:potential",
+    progress=potential,
     parameters=parameters,
 )
 def make(num_envs: int, **options: Any) -> MujocoEnv:
@@ -177,32 +194,7 @@ def make(num_envs: int, **options: Any) -> MujocoEnv:
     return make_env(LiftTask, _OPTIONS, num_envs, options)
 
 
-_REACH, _NEAR = 0.5, 0.1  # share of reaching in the whole; metres at which it is nearly done
-
-
-def potential(obs: Observation) -> np.ndarray:
-    """float64 [E] from 0 to 1: half for the gripper at the named cube, half for the height of that cube.
-
-    As ``potential`` of ``sims.as_gymnasium``, its increase is added to the reward.
-    """
-    target = np.asarray(obs.extras["privileged/target"], np.float64)
-    distance = np.linalg.norm(obs.state[:, :3] - target, axis=1)
-    risen = (target[:, 2] - CUBE_EDGE / 2) / (LIFT_HEIGHT - CUBE_EDGE / 2)
-    total: np.ndarray = _REACH * (1 - np.tanh(distance / _NEAR)) + (1 - _REACH) * np.clip(risen, 0, 1)
-    return total
-
-
-HOLD_HEIGHT = 0.11
-
-
-class LiftExpert(Expert):
-    """Moves above the named cube, descends, closes, lifts and holds."""
-
-    def rule(self, situation: Situation) -> tuple[np.ndarray, np.ndarray]:
-        goal, grip = grasp(situation)
-        goal[situation.holding, :2], goal[situation.holding, 2] = situation.target[situation.holding, :2], HOLD_HEIGHT
-        return goal - situation.target, grip
-
+# -- a controller without weights --------------------------------------------------------------------------------------
 
 # Camera "front" of scene.py.
 _CAMERA = np.array([0.0, -0.40, 0.42])
@@ -215,7 +207,12 @@ _HUES = np.array([rgba[:3] for rgba in COLOURS.values()], np.float64)
 
 
 def act(obs: Observation, error: float = 0.0) -> np.ndarray:
-    """The next five actions [E,5,4], in metres and grip sign; ``error`` in metres is added to the cube's x and y."""
+    """The next five actions [E,5,4], in metres and grip sign: find the named colour in the picture, go there, lift.
+
+    It has a policy's observations (camera "front", proprioception, the instruction), so residual policies can correct
+    it: ``FunctionPolicy(spec, lift.act, "sims.mujoco.tasks.lift:act")``.  ``error`` in metres is added to the cube's x
+    and y.
+    """
     located = find(obs.images["front"], obs.task) + np.array([error, error, 0.0])
     # Closing fingers hide the cube, so it is assumed to be between them.
     closing = (obs.state[:, 7] < 0.01) & (obs.state[:, 3] > CUBE_EDGE / 2)

@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from sims.isolation.channel import InMessages, SharedMemory, memory_file
+from sims.isolation.messages import InMessages, SharedMemory, memory_file
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.wire import pack, unpack
 

@@ -13,7 +13,7 @@ import pytest
 
 from sims import isolated
 from sims.catalog import make
-from sims.host_memory import free_bytes, process_bytes
+from sims.memory import free_bytes, process_bytes
 from tests.worker_pids import worker_pids
 from vla_rl.contract.errors import UserError
 

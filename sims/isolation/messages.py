@@ -1,4 +1,7 @@
-"""How the arrays of a message travel between an environment and its worker: in shared memory, or in the message."""
+"""What travels between an environment and its worker: observations and steps as flat dictionaries of arrays.
+
+Arrays travel in shared memory between two processes of one machine, otherwise in the messages themselves.
+"""
 
 from __future__ import annotations
 
@@ -7,54 +10,35 @@ import mmap
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
-import numpy as np
-from vla_rl.contract.errors import ContractError
-from collections.abc import Mapping
 from typing import Any, TypeAlias
-from vla_rl.contract.env import Observation, Step, on_host
+
+import numpy as np
+
+from vla_rl.contract.env import PRIVILEGED, Observation, Step, on_host
+from vla_rl.contract.errors import ContractError
 from vla_rl.contract.spec import EnvSpec
 
-
 Arrays: TypeAlias = dict[str, np.ndarray]
+Layout: TypeAlias = dict[str, tuple[tuple[int, ...], str]]
+"""Shape without ``E`` and dtype of arrays, by name."""
 
+EXPERT_ACTION = PRIVILEGED + "expert_action"
+OBS = "obs/"
+PER_ACTION = ("reward", "valid", "executed", "intervened")  # arrays [E,H,...] of a Step
+FLAGS = ("terminated", "truncated", "success")  # arrays [E] of a Step
 _ALIGNMENT = 64  # bytes; a cache line
 _KINDS = "biuf"  # of the arrays: booleans and numbers
 
 
-class Channel(Protocol):
-    """Carries the arrays of messages."""
-
-    def put(self, arrays: Mapping[str, np.ndarray]) -> Any:
-        """What stands for ``arrays`` in the message; its receiver gives it to :meth:`get`."""
-
-    def get(self, sent: Any) -> Arrays:
-        """The arrays that the other side put; raises ContractError for what is none.
-
-        They are overwritten by the other side's second message from now.
-        """
-
-    def close(self) -> None:
-        """Free the memory; safe to call twice."""
-
-
-class InMessages:
-    """A ``Channel`` for sockets: the arrays are in the message itself."""
-
-    def put(self, arrays: Mapping[str, np.ndarray]) -> Any:
-        return dict(arrays)
-
-    def get(self, sent: Any) -> Arrays:
-        if not isinstance(sent, dict) or not all(isinstance(array, np.ndarray) for array in sent.values()):
-            raise ContractError("a message holds something else than arrays, so it is dropped; look at its sender.")
-        return sent
-
-    def close(self) -> None:
-        """Nothing to free."""
+def arrays_in(sent: Any) -> Arrays:
+    """``sent`` of a message that holds its arrays itself; raises ContractError for anything else."""
+    if not isinstance(sent, dict) or not all(isinstance(array, np.ndarray) for array in sent.values()):
+        raise ContractError("a message holds something else than arrays, so it is dropped; look at its sender.")
+    return sent
 
 
 class SharedMemory:
-    """A ``Channel`` between two processes of one machine: files in memory that both map and no folder knows.
+    """Arrays between two processes of one machine: in files in memory that both map and no folder knows.
 
     Each side writes its own file, or in turn two of them, so that what was received last stays intact while the other
     side writes its next message.  A file grows with the largest message.  The message tells where each array lies.
@@ -66,6 +50,7 @@ class SharedMemory:
         self._next = 0
 
     def put(self, arrays: Mapping[str, np.ndarray]) -> Any:
+        """What stands for ``arrays`` in the message; its receiver gives it to :meth:`get`."""
         number, self._next = self._next, (self._next + 1) % len(self._outbox)
         starts, end = {}, 0
         for name, array in arrays.items():
@@ -80,12 +65,17 @@ class SharedMemory:
         return [number, [[name, array.dtype.str, list(array.shape), starts[name]] for name, array in arrays.items()]]
 
     def get(self, sent: Any) -> Arrays:
+        """The arrays that the other side put; raises ContractError for what is none.
+
+        They are overwritten by the other side's second message from now.
+        """
         match sent:
             case [int(number), [*table]] if 0 <= number < len(self._inbox):
                 return dict(_entry(self._inbox[number], item) for item in table)
         raise ContractError("a message does not say where its arrays lie, so it is dropped; look at its sender.")
 
     def close(self) -> None:
+        """Free the memory; safe to call twice."""
         for file in (*self._outbox, *self._inbox):
             file.close()
 
@@ -139,14 +129,6 @@ def memory_file() -> int:
         return os.memfd_create("vla-rl")
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
-
-
-Layout: TypeAlias = dict[str, tuple[tuple[int, ...], str]]
-"""Shape without ``E`` and dtype of arrays, by name."""
-
-OBS = "obs/"
-PER_ACTION = ("reward", "valid", "executed", "intervened")  # arrays [E,H,...] of a Step
-FLAGS = ("terminated", "truncated", "success")  # arrays [E] of a Step
 
 
 def frame(number: int) -> str:
