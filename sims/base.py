@@ -121,7 +121,7 @@ class ReplayingEnv(SnapshotEnv):
             for action in self._actions[env_id, : self._book.time[env_id]]:
                 self._replay(env_id, action)
 
-    def _replay(self, env_id: int, action: np.ndarray) -> None:
+    def _replay(self, env_id: int, action: np.ndarray) -> object:
         """Execute ``action`` [D] in one environment, apart from its clock and ends."""
         raise NotImplementedError
 

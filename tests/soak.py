@@ -27,8 +27,7 @@ import torch
 
 from sims.catalog import make
 from sims.isolated import IsolatedEnv
-from sims.isolation.remote import RemoteWorker
-from sims.isolation.remote import Server
+from sims.isolation.remote import RemoteWorker, Server
 from sims.isolation.supervised import LIMIT
 from sims.toy.counting import episode_length, expected_reward
 from tests.worker_pids import worker_pids

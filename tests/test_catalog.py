@@ -13,9 +13,7 @@ import pytest
 from sims import catalog, installations
 from sims.catalog import CATALOG, make, spec_of
 from sims.mujoco import env as mujoco_env
-from sims.mujoco.so101 import scenes as so101_scenes
-from sims.mujoco.so101.expert import So101Expert
-from sims.mujoco.tasks import lift_scenes, scenes
+from sims.mujoco.tasks import scenes, so101
 from sims.mujoco.tasks.lift import LiftExpert
 from sims.mujoco.tasks.mixed import MixedExpert
 from sims.mujoco.tasks.place import PlaceExpert
@@ -99,11 +97,11 @@ def test_an_unknown_option_of_a_spec_is_refused_like_that_of_its_environment():
 @pytest.mark.parametrize(
     ("name", "expert", "draw"),
     [
-        ("lift", LiftExpert, lift_scenes.random_scenes),
+        ("lift", LiftExpert, scenes.lift),
         ("place", PlaceExpert, scenes.place),
         ("push", PushExpert, scenes.push),
         ("mixed", MixedExpert, scenes.mixed),
-        ("so101", So101Expert, so101_scenes.random_scenes),
+        ("so101", so101.So101Expert, so101.scenes),
     ],
 )
 def test_every_task_declares_its_own_expert_and_scenes(name, expert, draw):

@@ -52,15 +52,13 @@ TORCH_FREE = (
     "sims.installations",
     "sims.isolated",
     "sims.isolation",
-    "sims.isolation.remote",
     "sims.metaworld",
     "sims.mujoco",
     "sims.multi_task",
     "sims.base",
     "sims.robosuite",
-    "sims.base",
     "sims.toy",
-    "sims.warp.make",
+    "sims.warp",
     "vla_rl.cli.serve",
 )
 PICKLES = (

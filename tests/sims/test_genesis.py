@@ -15,14 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-from sims import catalog
-from sims.genesis import franka, scene
-from sims.genesis.cameras import Cameras
-from sims.genesis.lift import GenesisEnv, engine, make, make_in_process, spec
-from sims.genesis.scene import AWAY, CUBES, FINGERS, Rows
+from sims import catalog, genesis
+from sims.genesis import AWAY, CUBES, FINGERS, Cameras, GenesisEnv, Rows, engine, make, make_in_process, spec
 from sims.mujoco.scene import CUBE_EDGE, FINGER_OPEN, WORKSPACE_HIGH, WORKSPACE_LOW
-from sims.mujoco.tasks.lift import LiftTask
-from sims.mujoco.tasks.lift import LiftExpert
+from sims.mujoco.tasks.lift import LiftExpert, LiftTask
 from tests.benchmarks.genesis import genesis_vs_alone
 from tests.benchmarks.measure import NotRun
 from tests.elsewhere import elsewhere
@@ -36,7 +32,7 @@ from vla_rl.contract.spec import EnvSpec
 
 
 class IdealScene:
-    """The interface of ``sims.genesis.scene.Scene``: a cube between closing fingers comes along, nothing falls."""
+    """The interface of ``sims.genesis.Scene``: a cube between closing fingers comes along, nothing falls."""
 
     def __init__(self, num_envs, colours=4, device="cpu"):
         self._num_envs, self._colours, self._device = num_envs, colours, device
@@ -58,7 +54,7 @@ class IdealScene:
         near = (cubes[..., :3] - rows.pinch[:, None]).abs().amax(2) < 0.015
         moved = (pinch - rows.pinch)[:, None] * (near & (opening == 0)[:, None])[..., None]
         cubes[..., :3] += moved
-        qpos[:, : franka.ARM], qpos[:, FINGERS] = franka.joints_at(pinch), opening[:, None]
+        qpos[:, : genesis.ARM], qpos[:, FINGERS] = genesis.joints_at(pinch), opening[:, None]
         diverged = ~rows.qpos.isfinite().all(1)
         for env_id in self.broken:
             diverged[env_id] = True
@@ -197,9 +193,9 @@ _LIMITS = [2.8973, 1.7628, 2.8973, (-3.0718, -0.0698), 2.8973, (-0.0175, 3.7525)
 def test_the_joints_put_the_fingers_where_they_are_wanted():
     corners = np.stack(np.meshgrid(*zip(WORKSPACE_LOW, WORKSPACE_HIGH, strict=True)), -1).reshape(-1, 3)
     wanted = np.concatenate([corners, np.random.default_rng(0).uniform(WORKSPACE_LOW, WORKSPACE_HIGH, (20, 3))])
-    for place, joints in zip(wanted, franka.joints_at(torch.from_numpy(wanted)).numpy(), strict=True):
-        hand = hand_at(joints, franka.BASE, franka.BASE_TURN)
-        np.testing.assert_allclose((hand @ [*franka.PINCH, 1])[:3], place, atol=1e-12)
+    for place, joints in zip(wanted, genesis.joints_at(torch.from_numpy(wanted)).numpy(), strict=True):
+        hand = hand_at(joints, genesis.BASE, genesis.BASE_TURN)
+        np.testing.assert_allclose((hand @ [*genesis.PINCH, 1])[:3], place, atol=1e-12)
         np.testing.assert_allclose(hand[:3, 2], [0, 0, -1], atol=1e-12)  # it points down
         np.testing.assert_allclose(np.abs(hand[:3, 1]), [1, 0, 0], atol=1e-12)  # the fingers open across the picture
         for joint, limit in zip(joints, _LIMITS, strict=True):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sims.catalog import make
-from sims.maniskill import build, mesa
+from sims.maniskill import build, vulkan
 from sims.maniskill.build import INSTRUCTIONS, ManiSkillEnv, ReplayingManiSkillEnv, _refusal, instruction_of
 from sims.maniskill.make import make_in_process
 from sims.maniskill.vulkan import Driver, drivers, verdict
@@ -330,11 +330,11 @@ def test_drivers_that_cannot_be_loaded_are_none(tmp_path):
 
 
 def test_a_driver_that_was_unpacked_is_found_by_the_processes(tmp_path):
-    assert mesa.variables(tmp_path) == {}
+    assert vulkan.variables(tmp_path) == {}
     (tmp_path / "mesa").mkdir()
     (tmp_path / "mesa" / "lvp_icd.json").write_text("{}")
     manifest = str(tmp_path / "mesa" / "lvp_icd.json")
-    assert mesa.variables(tmp_path) == {"VK_DRIVER_FILES": manifest, "VK_ICD_FILENAMES": manifest}
+    assert vulkan.variables(tmp_path) == {"VK_DRIVER_FILES": manifest, "VK_ICD_FILENAMES": manifest}
 
 
 # -- words and refusals ------------------------------------------------------------------------------------------------

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from sims.catalog import make
-from sims.isolation.supervised import LocalWorker
-from sims.isolation.supervised import LIMIT
+from sims.isolation.supervised import LIMIT, LocalWorker
 from sims.toy.counting import episode_length
 from tests.patience import PATIENCE
 from tests.sims.isolation.test_isolated import same_observation

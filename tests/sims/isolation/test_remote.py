@@ -19,8 +19,7 @@ import torch
 
 from sims.catalog import make
 from sims.isolation import remote as server_module
-from sims.isolation.remote import Security
-from sims.isolation.remote import Server
+from sims.isolation.remote import Security, Server
 from tests.auditing import AuditingPolicy
 from tests.patience import PATIENCE, wait_until
 from tests.sims.isolation.test_isolated import same_observation, same_step
