@@ -143,7 +143,7 @@ def present(monkeypatch):
 def test_too_many_environments_for_the_memory_are_refused_before_the_scene_is_made(present, monkeypatch):
     present._initialized, present.backend, made = True, present.cpu, []
     monkeypatch.setattr("sims.memory.free_bytes", lambda device: 10**9)
-    monkeypatch.setattr(scene, "Scene", lambda package, count, *rest: made.append(IdealScene(count)) or made[-1])
+    monkeypatch.setattr(genesis, "Scene", lambda package, count, *rest: made.append(IdealScene(count)) or made[-1])
     with pytest.raises(UserError, match=r"2000 environments of 1\.00 MB each .* 1\.0 GB that are free .*; 900 fit\."):
         make_in_process(2000, cameras=[])
     assert [one.rest().qpos.shape[0] for one in made] == [1, 2] and all(one.closed for one in made)

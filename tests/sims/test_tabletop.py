@@ -7,7 +7,7 @@ import pytest
 
 from sims.catalog import make
 from sims.mujoco.scene import CUBE_EDGE, CUBES_QPOS, FINGER_OPEN, FINGER_QPOS, MARK_RADIUS
-from sims.mujoco.tabletop import COLOURS, HOLD_STEPS, LIFT_HEIGHT, SPACING, UNSEEN, scatter
+from sims.mujoco.tabletop import COLOURS, HOLD_STEPS, LIFT_HEIGHT, SPACING, UNSEEN, Gantry
 from sims.mujoco.tasks import scenes
 from sims.mujoco.tasks.mixed import MixedExpert, MixedTask
 from sims.mujoco.tasks.place import NEAR, PlaceExpert, PlaceTask
@@ -271,6 +271,6 @@ def test_impossible_variants_are_refused(name, options):
 def test_positions_are_at_least_the_given_distance_apart():
     spacing = np.array([[0, 0.05, 0.1], [0.05, 0, 0.02], [0.1, 0.02, 0]])
     for seed in range(50):
-        xy = scatter(3, spacing, np.random.Generator(np.random.PCG64(seed)))
+        xy = Gantry().scatter(3, spacing, np.random.Generator(np.random.PCG64(seed)))
         gaps = np.linalg.norm(xy[:, None] - xy[None], axis=-1)
         assert (gaps >= spacing).all() and np.abs(xy).max() <= 0.13
