@@ -18,9 +18,8 @@ from vla_rl.rewards.env import RewardWeights
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import LoopConfig
 from vla_rl.training.world_model import WorldModelFit
-from world_models.config import WorldModelConfig
-from world_models.imagination_config import ImaginationConfig
-from world_models.keyframes import KeyframeConfig
+from world_models.config import ImaginationConfig, WorldModelConfig
+from world_models.initial_states import KeyframeConfig
 
 # As in demo.py and imagine.py.
 ENV = EnvConfig("lift", training_options={"deadline": 25})

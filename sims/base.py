@@ -7,17 +7,21 @@ as do the simulators that move many environments at once.
 from __future__ import annotations
 
 import math
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vla_rl.contract.env import Observation, Observe, Snapshot, Step, on_host
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.load import load
 from vla_rl.contract.rows import DIVERGED, SUCCESS, TIME_LIMIT, EpisodeTracker, one_each, restore_rows, select_rows
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 
+SHARE = 0.9  # of the free memory; the rest is for what is allocated while simulating
 _MAX_GEOMS = 4000  # in a picture of a simulator that somebody else wrote
 
 
@@ -375,3 +379,35 @@ def require_positive(**given: int) -> None:
 def picture_specs(cameras: Sequence[str], size: int) -> dict[str, ArraySpec]:
     """{camera: spec} of square pictures uint8 [size,size,3]."""
     return {name: ArraySpec((size, size, 3), "uint8", 0, 255, frame=name) for name in cameras}
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def free_bytes(device: Any = "cpu") -> int:
+    """Bytes that can still be allocated on ``device``, as torch names it."""
+    if str(device).startswith("cuda"):  # named, not imported: what computes on the processor needs no torch
+        free: int = load("torch.cuda:mem_get_info")(device)[0]
+        return free
+    return _kilobytes(Path("/proc/meminfo"), "MemAvailable") * 1024
+
+
+def process_bytes(pid: int | str = "self") -> int:
+    """Bytes of process ``pid`` that are its own: without files that it has mapped, which it shares with others."""
+    status = Path(f"/proc/{pid}/status")
+    return (_kilobytes(status, "RssAnon") + _kilobytes(status, "RssShmem")) * 1024
+
+
+def require_memory(each: int, num_envs: int, device: Any) -> None:
+    """Raise UserError, saying how many fit, when ``num_envs`` environments of ``each`` bytes do not fit ``device``."""
+    free = free_bytes(device)
+    if num_envs * each > SHARE * free:
+        raise UserError(
+            f"{num_envs} environments of {each / 1e6:.2f} MB each do not fit the {free / 1e9:.1f} GB that are free on "
+            f"{str(device)!r}, so none was made; {int(SHARE * free / each)} fit."
+        )
+
+
+def _kilobytes(path: Path, name: str) -> int:
+    found = re.search(rf"^{name}:\s+(\d+) kB$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return int(found[1]) if found else 0  # a process that has ended has none

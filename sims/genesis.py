@@ -21,12 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sims import catalog, franka, isolated
-from sims.franka import ARM
-from sims.memory import require_memory
+from sims import catalog, isolated
+from sims.base import require_memory
 from sims.mujoco.env import task_spec
 from sims.mujoco.scene import CUBE_EDGE, CUBES_QPOS, FINGER_OPEN
-from sims.mujoco.tabletop import COLOURS, Instruct
+from sims.mujoco.tabletop import COLOURS, FRANKA_JOINTS, Instruct, franka_joints
 from sims.mujoco.task import Task
 from sims.mujoco.tasks.lift import LiftExpert, LiftTask
 from sims.on_device import DeviceTaskEnv, require_some
@@ -53,8 +52,8 @@ DAMPING = (300.0, 300.0, 200.0, 200.0, 60.0, 60.0, 60.0, 12.0, 12.0)
 FORCE = (87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0, 12.0, 12.0)
 
 DT, SUBSTEPS = 0.01, 2  # seconds of a step, and into how many it is divided
-FINGERS = slice(ARM, ARM + 2)
-CUBES = ARM + 2  # first entry of the first cube in qpos; 7 for each: position, quaternion (w,x,y,z)
+FINGERS = slice(FRANKA_JOINTS, FRANKA_JOINTS + 2)
+CUBES = FRANKA_JOINTS + 2  # first entry of the first cube in qpos; 7 for each: position, quaternion (w,x,y,z)
 AWAY = -1.2  # metres; y of the cubes that an episode does not have, behind the camera
 _MASS, _FRICTION = 0.05, 1.0  # kg; of a cube, as in MuJoCo's scene
 _TABLE, _ARM, _CUBE = 2, 1, 3  # collision bits: the arm meets the cubes, the cubes meet everything
@@ -228,7 +227,7 @@ class GenesisEnv(DeviceTaskEnv):
         targets = self._to_device(ctrl.astype(np.float32))
         poses = qpos[:, CUBES_QPOS:].reshape(len(env_ids), -1, 7)
         theirs = self._rest.qpos.repeat(len(env_ids), 1)
-        theirs[:, :ARM], theirs[:, FINGERS] = joints_at(targets[:, :3]), targets[:, 3:]
+        theirs[:, :FRANKA_JOINTS], theirs[:, FINGERS] = joints_at(targets[:, :3]), targets[:, 3:]
         cubes, every = theirs[:, CUBES:].view(len(env_ids), -1, 7), np.arange(len(env_ids))[:, None]
         cubes[every, task_state["colour"]] = self._to_device(poses.astype(np.float32))
         self._rows.qpos[env_ids], self._rows.vel[env_ids] = theirs, 0.0
@@ -268,7 +267,7 @@ class GenesisEnv(DeviceTaskEnv):
 
 def joints_at(pinch: Tensor) -> Tensor:
     """The seven joints [R,7] (radians) with the pinch point at ``pinch`` [R,3] (metres, within the workspace)."""
-    joints: Tensor = franka.joints_at(pinch, BASE[:2], _PADS)
+    joints: Tensor = franka_joints(pinch, BASE[:2], _PADS)
     return joints
 
 
@@ -325,7 +324,7 @@ class Scene:
         self._arm.set_dofs_kv(DAMPING)
         self._arm.set_dofs_force_range([-force for force in FORCE], FORCE)
         qpos = self._solver.get_qpos()
-        qpos[:, :ARM] = joints_at(qpos.new_tensor([[0.0, 0.0, 0.1]]))
+        qpos[:, :FRANKA_JOINTS] = joints_at(qpos.new_tensor([[0.0, 0.0, 0.1]]))
         qpos[:, FINGERS] = FINGER_OPEN
         self._rest = Rows(qpos, qpos.new_zeros((num_envs, self._solver.n_dofs)), qpos.new_zeros((num_envs, 3)))
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from sims import installations
-from sims.base import BaseEnv
+from sims.base import SHARE, BaseEnv, free_bytes, process_bytes
 from sims.isolation.messages import (
     EXPERT_ACTION,
     FLAGS,
@@ -26,7 +26,6 @@ from sims.isolation.messages import (
     to_observation,
 )
 from sims.isolation.supervised import Answer, Deadlines, LocalWorker, Request, Start, SupervisedWorker
-from sims.memory import SHARE, free_bytes, process_bytes
 from vla_rl.contract.env import WORKER, Observation, Observe, Snapshot, Step, on_host
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.limits import check_positive

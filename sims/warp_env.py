@@ -19,7 +19,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from sims.memory import require_memory
+from sims.base import require_memory
 from sims.mujoco.env import LOOKS, PHYSICS, POSES
 from sims.mujoco.render import recolour
 from sims.mujoco.task import Episode, Task

@@ -19,9 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sims.base import BaseEnv, ReplayingEnv
+from sims.base import BaseEnv, ReplayingEnv, free_bytes, process_bytes, require_memory
 from sims.maniskill.world import Outcome, Simulation, World
-from sims.memory import free_bytes, process_bytes, require_memory
 from vla_rl.contract.env import Observation, Observe, Step, VecEnv, on_host
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.load import load

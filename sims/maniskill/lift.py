@@ -15,12 +15,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sims import catalog, franka
+from sims import catalog
 from sims.maniskill.make import in_workers, require_package
 from sims.maniskill.world import Outcome, World
 from sims.mujoco.env import task_spec
 from sims.mujoco.scene import FINGER_OPEN, WORKSPACE_HIGH, WORKSPACE_LOW
-from sims.mujoco.tabletop import HOLD_STEPS, LIFT_HEIGHT, Tabletop, count_consecutive
+from sims.mujoco.tabletop import (
+    FRANKA_JOINTS,
+    HOLD_STEPS,
+    LIFT_HEIGHT,
+    Tabletop,
+    count_consecutive,
+    franka_joints,
+)
 from sims.mujoco.tasks.lift import LiftExpert, LiftTask
 from vla_rl.contract.env import PRIVILEGED, VecEnv
 from vla_rl.contract.errors import UserError, did_you_mean
@@ -120,7 +127,7 @@ class LiftWorld:
     def step(self, action: np.ndarray) -> Outcome:
         """Execute ``action`` float32 [n,4]: displacement of the commanded pinch point in metres, grip sign."""
         self._ctrl = self._task.control(self._ctrl, torch.as_tensor(action, device=self._device)).float()
-        joints = franka.joints_at(self._ctrl[:, :3], BASE, _PADS)
+        joints = franka_joints(self._ctrl[:, :3], BASE, _PADS)
         self._world.step(torch.cat([joints, self._ctrl[:, 3:]], 1).cpu().numpy())
         self._held = count_consecutive(self._cube()[:, 2] >= LIFT_HEIGHT, self._held)
         success = self._held >= HOLD_STEPS
@@ -128,7 +135,7 @@ class LiftWorld:
 
     def state(self) -> Tensor:
         """float32 [n,8], as the tabletop's."""
-        fingers = self._world.env.agent.robot.get_qpos()[:, franka.ARM :]
+        fingers = self._world.env.agent.robot.get_qpos()[:, FRANKA_JOINTS:]
         found: Tensor = self._task.proprioception(torch.cat([self._pinch(), fingers], 1), self._ctrl)
         return found
 

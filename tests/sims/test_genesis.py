@@ -54,7 +54,7 @@ class IdealScene:
         near = (cubes[..., :3] - rows.pinch[:, None]).abs().amax(2) < 0.015
         moved = (pinch - rows.pinch)[:, None] * (near & (opening == 0)[:, None])[..., None]
         cubes[..., :3] += moved
-        qpos[:, : genesis.ARM], qpos[:, FINGERS] = genesis.joints_at(pinch), opening[:, None]
+        qpos[:, : genesis.FRANKA_JOINTS], qpos[:, FINGERS] = genesis.joints_at(pinch), opening[:, None]
         diverged = ~rows.qpos.isfinite().all(1)
         for env_id in self.broken:
             diverged[env_id] = True
@@ -142,7 +142,7 @@ def present(monkeypatch):
 
 def test_too_many_environments_for_the_memory_are_refused_before_the_scene_is_made(present, monkeypatch):
     present._initialized, present.backend, made = True, present.cpu, []
-    monkeypatch.setattr("sims.memory.free_bytes", lambda device: 10**9)
+    monkeypatch.setattr("sims.base.free_bytes", lambda device: 10**9)
     monkeypatch.setattr(genesis, "Scene", lambda package, count, *rest: made.append(IdealScene(count)) or made[-1])
     with pytest.raises(UserError, match=r"2000 environments of 1\.00 MB each .* 1\.0 GB that are free .*; 900 fit\."):
         make_in_process(2000, cameras=[])

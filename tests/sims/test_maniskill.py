@@ -153,7 +153,7 @@ def test_closing_twice_frees_once():
 
 def test_too_many_simulations_on_the_processor_are_refused_by_what_the_process_grows_by(monkeypatch):
     monkeypatch.setattr(build, "process_bytes", lambda: 10**8 + 3 * 10**6 * len(made))
-    monkeypatch.setattr("sims.memory.free_bytes", lambda device: 10**9)
+    monkeypatch.setattr("sims.base.free_bytes", lambda device: 10**9)
     made: list[Slider] = []
     with pytest.raises(
         UserError, match=r"^400 environments of 3\.00 MB each do not fit the 1\.0 GB .*'cpu'.*; 300 fit"
@@ -170,7 +170,7 @@ def test_too_many_environments_on_a_gpu_are_refused_by_the_difference_of_two_sma
     def free(device):
         return 10**9 - sum(10**8 + 2 * 10**6 * world.num_envs for world in made if not world.closed)
 
-    for place in ("sims.maniskill.build.free_bytes", "sims.memory.free_bytes"):
+    for place in ("sims.maniskill.build.free_bytes", "sims.base.free_bytes"):
         monkeypatch.setattr(place, free)
     with pytest.raises(UserError, match=r"^512 environments of 2\.00 MB each do not fit .* 'cuda'.*; 450 fit"):
         build.worlds_of(512, "cuda", lambda size: made.append(Slider(size)) or made[-1])

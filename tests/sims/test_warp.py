@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from sims import catalog
+from sims.base import free_bytes
 from sims.catalog import make, spec_of
-from sims.memory import free_bytes
 from sims.mujoco.scene import CUBES_QPOS
 from sims.mujoco.tabletop import HOLD_STEPS
 from sims.mujoco.tasks.lift import LiftExpert
@@ -226,7 +226,7 @@ def test_without_the_package_the_error_names_the_command(monkeypatch):
 
 
 def test_too_many_environments_are_refused_before_anything_is_made(monkeypatch):
-    monkeypatch.setattr("sims.memory.free_bytes", lambda device: 3 * 10**5)
+    monkeypatch.setattr("sims.base.free_bytes", lambda device: 3 * 10**5)
     with pytest.raises(UserError, match=r"^8 environments of 0\.\d+ MB each do not fit the 0\.0 GB.*; [1-7] fit\.$"):
         make("warp", num_envs=8, render=False)
     assert 0 < free_bytes(torch.device("cpu")) < 10**14

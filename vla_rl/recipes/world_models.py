@@ -11,20 +11,20 @@ from vla_rl.contract.spec import EnvSpec
 
 if TYPE_CHECKING:
     from world_models.canvas import Canvas as Canvas
+    from world_models.config import ImaginationConfig as ImaginationConfig
+    from world_models.config import Limits as Limits
+    from world_models.config import PredictedReward as PredictedReward
     from world_models.config import WorldModelConfig as WorldModelConfig
     from world_models.env import ImaginedEnv as ImaginedEnv
-    from world_models.imagination_config import ImaginationConfig as ImaginationConfig
     from world_models.initial_states import InitialStatePool as InitialStatePool
     from world_models.initial_states import InitialStates as InitialStates
+    from world_models.initial_states import KeyframeConfig as KeyframeConfig
+    from world_models.initial_states import Keyframes as Keyframes
     from world_models.initial_states import OrderedPool as OrderedPool
     from world_models.initial_states import Pool as Pool
-    from world_models.keyframes import KeyframeConfig as KeyframeConfig
-    from world_models.keyframes import Keyframes as Keyframes
     from world_models.model import WorldModel as WorldModel
-    from world_models.payment import PredictedReward as PredictedReward
     from world_models.replay import ReplayResult as ReplayResult
     from world_models.types import Context as Context
-    from world_models.uncertainty import Limits as Limits
 
 
 def new_model(spec: EnvSpec, config: WorldModelConfig, statistics: tuple[np.ndarray, np.ndarray]) -> WorldModel:
@@ -85,8 +85,8 @@ def endless_rollouts(config: ImaginationConfig, horizon: int) -> ImaginationConf
 
 
 def predicted_reward() -> PredictedReward:
-    """See ``world_models.payment.PredictedReward``."""
-    from world_models.payment import PredictedReward
+    """See ``world_models.config.PredictedReward``."""
+    from world_models.config import PredictedReward
 
     return PredictedReward()
 
@@ -120,21 +120,21 @@ def mine_keyframes(
     spans: Sequence[tuple[int, int]],
     config: KeyframeConfig,
 ) -> Keyframes:
-    """See ``world_models.keyframes.mine``."""
-    from world_models.keyframes import mine
+    """See ``world_models.initial_states.mine``."""
+    from world_models.initial_states import mine
 
     return mine(action, action_range, value, success, spans, config)
 
 
 def limits(values: Sequence[float]) -> Limits:
     """Limits of uncertainty by depth."""
-    from world_models.uncertainty import Limits
+    from world_models.config import Limits
 
     return Limits(tuple(values))
 
 
 def calibrate_limits(uncertainties: Sequence[np.ndarray], quantile: float) -> Limits:
-    """See ``world_models.uncertainty.Limits.calibrate``."""
-    from world_models.uncertainty import Limits
+    """See ``world_models.config.Limits.calibrate``."""
+    from world_models.config import Limits
 
     return Limits.calibrate(uncertainties, quantile)

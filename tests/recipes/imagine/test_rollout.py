@@ -22,8 +22,8 @@ from vla_rl.recipes.imagine.calibrated_model import CalibratedModel
 from vla_rl.recipes.imagine.replays import recorded_initial_states, replay_trajectories
 from vla_rl.recipes.imagine.rollout import KINDS, clips
 from vla_rl.recipes.imagine.saved_run import SavedRun
+from world_models.config import Limits
 from world_models.env import ImaginedEnv
-from world_models.uncertainty import Limits
 
 # Episodes are longer, and still replayed to the end.
 SHORT = replace(CALM, horizon=5, deadline=4, resamples=0)

@@ -18,8 +18,8 @@ from vla_rl.recipes.imagine.play import steering_of
 from vla_rl.recipes.imagine.replays import recorded_initial_states
 from vla_rl.recipes.imagine.saved_run import SavedRun
 from vla_rl.recipes.imagine.steering import Steering, View, idle_action, keys_of
+from world_models.config import Limits
 from world_models.env import ImaginedEnv
-from world_models.uncertainty import Limits
 
 OPEN, CLOSED = -2.0, 1.0  # of "grip" in these runs; most recordings start closer to the first
 
