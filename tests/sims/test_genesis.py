@@ -19,8 +19,6 @@ from sims import catalog, genesis
 from sims.genesis import AWAY, CUBES, FINGERS, Cameras, GenesisEnv, Rows, engine, make, make_in_process, spec
 from sims.mujoco.scene import CUBE_EDGE, FINGER_OPEN, WORKSPACE_HIGH, WORKSPACE_LOW
 from sims.mujoco.tasks.lift import LiftExpert, LiftTask
-from tests.benchmarks.genesis import genesis_vs_alone
-from tests.benchmarks.measure import NotRun
 from tests.elsewhere import elsewhere
 from tests.franka_hand import hand_at
 from tests.waiting import counted_waits
@@ -148,12 +146,6 @@ def test_too_many_environments_for_the_memory_are_refused_before_the_scene_is_ma
         make_in_process(2000, cameras=[])
     assert [one.rest().qpos.shape[0] for one in made] == [1, 2] and all(one.closed for one in made)
     assert make_in_process(300, cameras=[]).num_envs == 300
-
-
-def test_without_genesis_its_benchmark_says_how_it_is_had(monkeypatch):
-    monkeypatch.setitem(sys.modules, "genesis", None)
-    with pytest.raises(NotRun, match=r"not installed beside vla-rl; pip install 'vla-rl\[genesis\]'"):
-        genesis_vs_alone()
 
 
 @pytest.mark.parametrize("num_envs", [1, 3])
