@@ -209,15 +209,12 @@ class ReplayingGymEnv(ReplayingEnv, GymEnv):
         self,
         rows: SingleRows,
         privileged: Privileged,
-        time_limit: int | None = None,
         declared: Sequence[Parameter] = (),
         physics: Sequence[ModelPhysics] = (),
-        success_return: float | None = None,
-        success_key: str | None = None,
-        action_bounds: Sequence[float] | None = None,
+        **others: Any,
     ) -> None:
-        """``physics`` of every environment, where parameters are ``declared``."""
-        super().__init__(rows, privileged, time_limit, success_return, success_key, action_bounds)
+        """``physics`` of every environment, where parameters are ``declared``; ``others`` as of :class:`GymEnv`."""
+        super().__init__(rows, privileged, **others)
         self._declared, self._physics = declared, physics
         self._values = parameter_rows(declared, {}, np.arange(rows.num_envs))
         self._actions = self._no_actions()
@@ -297,10 +294,11 @@ def make(
             f"Gymnasium cannot make {id!r} ({cause_of(error)}), so there is no environment; check the id and its "
             "arguments, or install its requirements (pip install 'gymnasium[mujoco]')."
         ) from error
-    said = (success_return, success_key, action_bounds)
+    said: dict[str, Any] = {"success_return": success_return, "success_key": success_key}
+    said |= {"time_limit": time_limit, "action_bounds": action_bounds}
     if not vectorization_mode:
-        return ReplayingGymEnv(SingleRows(envs), privileged or {}, time_limit, declared, physics, *said)
-    return GymEnv(VectorRows(env), privileged or {}, time_limit, *said)
+        return ReplayingGymEnv(SingleRows(envs), privileged or {}, declared, physics, **said)
+    return GymEnv(VectorRows(env), privileged or {}, **said)
 
 
 def registered(id: str) -> str:

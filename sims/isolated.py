@@ -130,6 +130,7 @@ def _require_memory(first: SupervisedWorker, count: int) -> None:
 
 
 Answers: TypeAlias = dict[SupervisedWorker, Answer]
+_LONGEST_CAUSE = 64  # letters
 _WAIT = 1.25  # of its steps, for which a worker that is to be replaced waits for episodes that are running
 
 
@@ -173,7 +174,7 @@ class IsolatedEnv(BaseEnv):
         self.spec = replace(specs[0], device="cpu")
         self.truncated_by_worker = 0
         self._book = EpisodeTracker(workers[-1].rows.stop)
-        self._cause = [""] * self.num_envs
+        self._cause = np.zeros(self.num_envs, f"U{_LONGEST_CAUSE}")
         self._asked: dict[SupervisedWorker, Request] = {}  # those that have not answered yet
         self._begun: tuple[int, int] | None = None  # actions and frames of a step that nobody has waited for
         # Environments for which no worker answers, as it failed or they were never reset, and their observation.
@@ -193,8 +194,7 @@ class IsolatedEnv(BaseEnv):
         self._insist(self._owners(index), partial(self._reset_request, index, seed), index.tolist())
         self._book.begin(index, seed)
         self._frozen[index] = False
-        for env_id in index.tolist():
-            self._cause[env_id] = ""
+        self._cause[index] = ""
         return self._observation()
 
     def step(self, chunk: Any, observe: Observe = "last") -> Step:
@@ -231,7 +231,7 @@ class IsolatedEnv(BaseEnv):
         self._latch(answers)
         seen = tuple(self._observation(frame(number)) for number in range(frames))
         flags: dict[str, Any] = {name: getattr(self._book, name).copy() for name in FLAGS}
-        return Step(self._observation(), **parts, **flags, cause=tuple(self._cause), frames=seen)
+        return Step(self._observation(), **parts, **flags, cause=tuple(self._cause.tolist()), frames=seen)
 
     def close(self) -> None:
         """End every worker; safe to call twice."""
@@ -367,8 +367,7 @@ class IsolatedEnv(BaseEnv):
             self._book.time[rows] = answer.arrays[f"{OBS}time"][live]
             for name in FLAGS:
                 getattr(self._book, name)[rows] = answer.arrays[name][live]
-            for k, env_id in zip(live.tolist(), rows.tolist(), strict=True):
-                self._cause[env_id] = answer.fields["cause"][k]
+            self._cause[rows] = np.array(answer.fields["cause"])[live]
 
     def _observation(self, prefix: str = OBS) -> Observation:
         """The observation of all environments, as copies; ``prefix`` chooses a frame of the latest step."""
@@ -388,7 +387,6 @@ class IsolatedEnv(BaseEnv):
 _INNER = "worker/"  # what the workers have saved
 _OWN = "isolated/"
 _KEPT = _OWN + "kept/"  # the observations of frozen environments, in snapshots that have such
-_CAUSE_BYTES = 64
 _NOBODY = np.zeros(0, np.int64)
 
 
@@ -412,7 +410,8 @@ class IsolatedSnapshotEnv(IsolatedEnv):
         """Put ``snapshot`` into ``env_ids``; see ``Snapshots``."""
         index = self._book.index(env_ids)
         arrays = {name: np.asarray(array) for name, array in snapshot.items()}
-        missing = {_OWN + name for name in ("frozen", "seed", "time", "cause", *FLAGS)} - arrays.keys()
+        own = {_OWN + name: array for name, array in self._own_arrays().items()}
+        missing = own.keys() - arrays.keys()
         if missing or any(array.shape[:1] != index.shape for array in arrays.values()):
             raise ContractError(
                 f"the snapshot does not fit these {index.size} environments"
@@ -421,24 +420,22 @@ class IsolatedSnapshotEnv(IsolatedEnv):
             )
         inner = {name.removeprefix(_INNER): array for name, array in arrays.items() if name.startswith(_INNER)}
         self._insist(self._owners(index), partial(self._restore_request, index, inner), index.tolist())
-        for name in ("seed", "time", *FLAGS):
-            getattr(self._book, name)[index] = arrays[_OWN + name]
-        self._frozen[index] = arrays[f"{_OWN}frozen"]
-        for env_id, cause in zip(index.tolist(), arrays[f"{_OWN}cause"], strict=True):
-            self._cause[env_id] = bytes(cause).rstrip(b"\0").decode()
+        for name, array in own.items():
+            array[index] = arrays[name]
         for name, kept in self._kept.items():
             if _KEPT + name in arrays:
                 kept[index] = arrays[_KEPT + name]
         return self._observation()
 
+    def _own_arrays(self) -> Arrays:
+        """{name: [E,...]} of what the workers do not know of episodes; causes are letters as numbers."""
+        cause = self._cause.view(np.uint32).reshape(self.num_envs, -1)
+        own = {name: getattr(self._book, name) for name in ("seed", "time", *FLAGS)}
+        return own | {"frozen": self._frozen, "cause": cause}
+
     def _own(self, index: np.ndarray) -> Arrays:
-        """What the workers do not know of the environments ``index`` [R]."""
-        found: Arrays = {_OWN + name: getattr(self._book, name)[index] for name in ("seed", "time", *FLAGS)}
-        cause = np.zeros((index.size, _CAUSE_BYTES), np.uint8)
-        for row, env_id in zip(cause, index.tolist(), strict=True):
-            text = self._cause[env_id].encode()[:_CAUSE_BYTES]
-            row[: len(text)] = np.frombuffer(text, np.uint8)
-        found |= {f"{_OWN}frozen": self._frozen[index], f"{_OWN}cause": cause}
+        """What a snapshot of the environments ``index`` [R] holds of that, and what frozen ones of them show."""
+        found = {_OWN + name: array[index] for name, array in self._own_arrays().items()}
         if self._frozen[index].any():
             found |= {_KEPT + name: kept[index] for name, kept in self._kept.items()}
         return found
