@@ -92,8 +92,8 @@ def _registry() -> constructors.ConstructorRegistry:
     @registry.struct_rule
     def of_value(info: constructors.StructTypeInfo) -> constructors.StructConstructorSpec | None:
         kind, value = info.type, info.default
-        inherits = isinstance(kind, type) and kind is not Any and kind is not type(value) and isinstance(value, kind)
-        if not (getattr(kind, "_is_protocol", False) or inherits) or not dataclasses.is_dataclass(value):
+        general = getattr(kind, "_is_protocol", False) or kind in type(value).__mro__[1:]
+        if not general or not dataclasses.is_dataclass(value):
             return None
         kinds = get_type_hints(type(value))
         fields = [
