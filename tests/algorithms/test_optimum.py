@@ -41,10 +41,8 @@ from vla_rl.policies.flow import (
 )
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import DeterministicResidual, GaussianResidual, ResidualConfig
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.imitation import ImitationConfig, imitate
-from vla_rl.training.loop import Loop, LoopConfig
-from vla_rl.training.policy_store import InProcessPolicyStore
+from vla_rl.training.fit import FitConfig, ImitationConfig, imitate
+from vla_rl.training.loop import InProcessPolicyStore, Loop, LoopConfig
 
 SCHEDULES = [FlowSde(0.5), FlowOu(0.5, 0.05), FlowDdim(0.5, 0.05), FlowCps(0.5, 0.05), FlowNoise(0.08, 0.3)]
 NOISE_PLACEMENTS = [AllSteps(), OneRandomStep(), LastStep(), LastStepFromNoise()]

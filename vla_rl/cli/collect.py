@@ -16,7 +16,7 @@ from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.collect import iter_demonstrations
 from vla_rl.experience.datasets import Recording, move_aside, repair
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
-from vla_rl.recipes.progress import bar, console
+from vla_rl.recipes.terminal import bar, console
 
 
 @dataclass(frozen=True)

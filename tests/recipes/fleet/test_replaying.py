@@ -31,9 +31,9 @@ from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.fleet.replaying import LearnByReplay, ReplayLearner, relabelled_episode
 from vla_rl.recipes.fleet.simulate import Corrects
 from vla_rl.recipes.fleet.virtual import FleetTimes, Releases, Timeline, VirtualRobot, micros
+from vla_rl.recipes.imitate import collect
 from vla_rl.recipes.off_policy import AdaptiveReplay
 from vla_rl.recipes.policies import SACLatent
-from vla_rl.recipes.stages import collect
 
 TIMES = FleetTimes(decision=0.02, reset=0.3, upload=0.1)
 METHOD = quick_fleet.REPLAY
