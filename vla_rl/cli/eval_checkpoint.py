@@ -20,14 +20,14 @@ from vla_rl.evaluation.run import Outcomes, evaluate
 from vla_rl.evaluation.stats import MeanReturn
 from vla_rl.evaluation.trace import TraceRecorder
 from vla_rl.policies.flow_policy import at_temperature
+from vla_rl.policies.function import Renumbered
 from vla_rl.policies.pretrained import default_options
-from vla_rl.policies.renumbered import Renumbered
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import checkpoint_of
 from vla_rl.recipes.config_files import env_config_of
-from vla_rl.recipes.deployed import deployed
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
-from vla_rl.recipes.progress import bar, console
+from vla_rl.recipes.policies import deployed
+from vla_rl.recipes.terminal import bar, console
 from vla_rl.serving.address import names_server
 from vla_rl.training.tracking import write_json
 

@@ -11,7 +11,7 @@ from vla_rl.contract.errors import UserError, cause_of, did_you_mean, printable
 from vla_rl.contract.load import load
 from vla_rl.contract.packages import check_packages
 from vla_rl.contract.trust import OPTION, trust_all
-from vla_rl.recipes.signals import Terminated
+from vla_rl.recipes.terminal import Terminated
 
 _TRACEBACK = "VLA_RL_TRACEBACK"  # in the environment: an error that nobody has foreseen shows all of its traceback
 COMMANDS = {
@@ -105,7 +105,7 @@ def usage() -> str:
 
 
 def _cure(module: str) -> str:
-    ours = ("torch", "safetensors", "mujoco", "gymnasium", "av", "PIL", "websockets", "tensorboard", "wandb")
+    ours = ("torch", "safetensors", "mujoco", "gymnasium", "av", "PIL", "jinja2", "websockets", "tensorboard", "wandb")
     known = module.partition(".")[0] in ours
     return "pip install 'vla-rl[all]'." if known else "check its name, or install it where Python finds it."
 

@@ -13,8 +13,7 @@ from vla_rl.fleet.server import FleetServerConfig
 from vla_rl.fleet.transport import TransportOptions
 from vla_rl.recipes.config_files import file_of, load_config
 from vla_rl.recipes.fleet import serving
-from vla_rl.recipes.progress import console
-from vla_rl.recipes.signals import sigterm_like_ctrl_c
+from vla_rl.recipes.terminal import console, sigterm_like_ctrl_c
 
 OF_LEARNER = "--learner."  # before the fields of --learn
 
@@ -80,6 +79,6 @@ def _beginning(config: Serve, of_learner: list[str]) -> serving.Beginning:
 
     found = override(load_config(config.learn), of_learner, f"vla-rl serve FOLDER --learn {config.learn}")
     if not isinstance(found, Learn):
-        raise UserError(f"{config.learn} returns no Learn, so the server cannot run it; take one of configs/serve.py.")
+        raise UserError(f"{config.learn} returns no Learn, so the server cannot run it; take one of configs/fleet.py.")
     learn = replace(found, policy=config.policy) if config.policy else found
     return serving.Beginning(learn.policy, learn, file_of(config.learn))

@@ -1,13 +1,10 @@
-"""Where recipes name classes of ``world_models`` themselves: imported when they are needed, and typed."""
+"""Where recipes name classes of ``world_models`` themselves: imported when they are used, and typed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from vla_rl.contract.spec import EnvSpec
+from vla_rl.contract.load import load
 
 if TYPE_CHECKING:
     from world_models.canvas import Canvas as Canvas
@@ -24,12 +21,27 @@ if TYPE_CHECKING:
     from world_models.initial_states import Pool as Pool
     from world_models.model import WorldModel as WorldModel
     from world_models.replay import ReplayResult as ReplayResult
+    from world_models.replay import endless_rollouts as endless_rollouts
+    from world_models.replay import replay as replay
     from world_models.types import Context as Context
 
+_USED = (  # what recipes use beyond annotations
+    "world_models.canvas:Canvas",
+    "world_models.env:ImaginedEnv",
+    "world_models.env:imagined_spec",
+    "world_models.initial_states:InitialStatePool",
+    "world_models.initial_states:InitialStates",
+    "world_models.initial_states:OrderedPool",
+    "world_models.keyframes:mine",
+    "world_models.model:WorldModel",
+    "world_models.payment:PredictedReward",
+    "world_models.replay:endless_rollouts",
+    "world_models.replay:replay",
+    "world_models.types:Context",
+    "world_models.uncertainty:Limits",
+)
 
-def new_model(spec: EnvSpec, config: WorldModelConfig, statistics: tuple[np.ndarray, np.ndarray]) -> WorldModel:
-    """An untrained world model; ``statistics``: mean and standard deviation [S] of the recorded states."""
-    from world_models.model import WorldModel
+if not TYPE_CHECKING:
 
     return WorldModel(spec, config, *statistics)
 
