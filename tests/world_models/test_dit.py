@@ -11,7 +11,7 @@ import torch
 from tests.world_models import pushing
 from tests.world_models.test_backbones import ACTION_WIDTH, CONTEXT, DIT, FRAMES, MAPS, call, numbers, random_pictures
 from vla_rl.contract.errors import UserError
-from vla_rl.experience.windows import make_windows, window_batch
+from vla_rl.experience.demonstrations import make_sequences, sequence_batch
 from world_models.backbones import ActionInput, ContextLatents
 from world_models.backbones.dit import DiT, preconditioned
 from world_models.config import WorldModelConfig

@@ -32,7 +32,7 @@ from vla_rl.recipes.trainers import RLConfig
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import Loop, LoopConfig
 from vla_rl.training.tracking import RunFolder, read_metrics
-from vla_rl.training.world_model import WorldModelFit
+from vla_rl.training.world_model import CoevolutionConfig, WorldModelFit
 from world_models.config import ImaginationConfig, WorldModelConfig
 from world_models.initial_states import KeyframeConfig
 

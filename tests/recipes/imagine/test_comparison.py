@@ -48,7 +48,7 @@ from vla_rl.recipes.trainers import RLConfig
 from vla_rl.training.fit import FitConfig, fit_probe
 from vla_rl.training.loop import LoopConfig
 from vla_rl.training.tracking import RunFolder
-from vla_rl.training.world_model import WorldModelFit, fit_world_model
+from vla_rl.training.world_model import CoevolutionConfig, WorldModelFit, fit_world_model
 from world_models.config import ImaginationConfig, WorldModelConfig
 from world_models.initial_states import KeyframeConfig
 

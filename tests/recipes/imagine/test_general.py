@@ -37,6 +37,7 @@ from vla_rl.training.tracking import RunFolder
 from vla_rl.training.world_model import WorldModelFit
 from world_models.config import ImaginationConfig, PredictedReward, WorldModelConfig
 from world_models.initial_states import KeyframeConfig
+from world_models.model import WorldModel
 
 COLLECT = CollectConfig(4, 2, 2, calibration=2, held_out=2, num_envs=4)
 EVALUATION = EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4)

@@ -38,7 +38,7 @@ from vla_rl.recipes.trainers import RLConfig, RunContext, generator
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import LoopConfig
 from vla_rl.training.tracking import RunFolder
-from vla_rl.training.world_model import WorldModelFit, load_world_model, save_world_model, statistics
+from vla_rl.training.world_model import CoevolutionConfig, WorldModelFit, load_world_model, save_world_model, statistics
 from world_models.config import ImaginationConfig, Limits, WorldModelConfig
 from world_models.env import ImaginedEnv
 from world_models.initial_states import KeyframeConfig

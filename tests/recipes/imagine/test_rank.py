@@ -15,9 +15,9 @@ from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.ranking import Played, expected_searches, rank
 from vla_rl.policies.function import FunctionPolicy
-from vla_rl.recipes.imagine.rank import Rank, rank_policies, short_names, tried
-from vla_rl.recipes.imagine.replays import recorded_initial_states, replay_trajectories
-from vla_rl.recipes.imagine.saved_run import SavedRun
+from vla_rl.recipes.imagine.agreement import Rank, rank_policies, tried
+from vla_rl.recipes.imagine.calibrated_model import recorded_initial_states, replay_trajectories
+from vla_rl.recipes.imagine.recipe import SavedRun
 from world_models.config import Limits
 from world_models.env import ImaginedEnv
 

@@ -18,10 +18,9 @@ from vla_rl.cli.imagine import rollout
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.video import Media
 from vla_rl.recipes.imagine import rollout as filming
-from vla_rl.recipes.imagine.calibrated_model import CalibratedModel
-from vla_rl.recipes.imagine.replays import recorded_initial_states, replay_trajectories
-from vla_rl.recipes.imagine.rollout import KINDS, clips
-from vla_rl.recipes.imagine.saved_run import SavedRun
+from vla_rl.recipes.imagine.calibrated_model import CalibratedModel, recorded_initial_states, replay_trajectories
+from vla_rl.recipes.imagine.recipe import SavedRun
+from vla_rl.recipes.imagine.rollout import clips
 from world_models.config import Limits
 from world_models.env import ImaginedEnv
 

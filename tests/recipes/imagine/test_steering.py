@@ -13,10 +13,9 @@ from tests.recipes.imagine.runs import CALM, FAR, changed, push, run_folder, ste
 from vla_rl.contract.policy import ActionOut
 from vla_rl.contract.spec import ArraySpec
 from vla_rl.policies.function import FunctionPolicy
-from vla_rl.recipes.imagine.play import steering_of
-from vla_rl.recipes.imagine.replays import recorded_initial_states
-from vla_rl.recipes.imagine.saved_run import SavedRun
-from vla_rl.recipes.imagine.steering import Steering, View, idle_action, keys_of
+from vla_rl.recipes.imagine.calibrated_model import recorded_initial_states
+from vla_rl.recipes.imagine.play import Steering, View, idle_action, keys_of, steering_of
+from vla_rl.recipes.imagine.recipe import SavedRun
 from world_models.config import Limits
 from world_models.env import ImaginedEnv
 
