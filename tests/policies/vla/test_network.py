@@ -146,7 +146,7 @@ def assert_a_level_in_few_pixels(found: np.ndarray, expected: np.ndarray) -> Non
 
 @pytest.mark.parametrize("size", PICTURES)
 def test_transformers_makes_the_same_of_it(size):
-    golden = np.load(Path(__file__).parents[1] / "golden/vla/pi0/pictures.npz")
+    golden = np.load(Path(__file__).parents[2] / "golden/vla/pi0/pictures.npz")
     assert_a_level_in_few_pixels(fitted(TransformersLetterbox(), size), golden[str(size)])
 
 
