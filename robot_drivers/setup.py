@@ -10,16 +10,75 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from robot_drivers import devices
 from robot_drivers.cameras.camera import open_camera
 from robot_drivers.config import Part, RobotConfig
-from robot_drivers.devices import FoundCamera, joysticks, serial_ports
 from robot_drivers.driver import Asks, RobotSpec, open_driver
 from robot_drivers.kinematics import Chain
 from robot_drivers.limits import MARGIN, Box, Limits
 from robot_drivers.teleop.process import open_teleoperator
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.load import load
+
+_USUAL = 30.0  # pictures per second of a camera that does not say
+_INDICES = 4  # cameras that are tried where the system has no list of them
+
+
+@dataclass(frozen=True)
+class FoundCamera:
+    """A camera that gives pictures: its ``index`` for OpenCV, and what it delivers if nobody sets anything."""
+
+    index: int | str
+    width: int
+    height: int
+    fps: float
+
+    def __str__(self) -> str:
+        return f"{self.index} ({self.width}x{self.height} at {self.fps:g}/s)"
+
+
+def serial_ports() -> dict[str, str]:
+    """{port: what is plugged in}; none where pyserial is not installed."""
+    try:
+        from serial.tools.list_ports import comports
+    except ModuleNotFoundError:
+        return {}
+    return {port.device: port.description for port in comports() if port.vid is not None}
+
+
+def joysticks() -> dict[str, str]:
+    """{device: its name} of Linux's joysticks."""
+    return {str(path): path.name for path in sorted(Path("/dev/input").glob("js*"))}
+
+
+def plugged_cameras(candidates: Sequence[int | str] | None = None) -> list[FoundCamera]:
+    """Those of ``candidates`` (OpenCV's indices or paths; None: whatever this computer lists) that give a picture.
+
+    None where OpenCV is not installed.  A camera that somebody else uses gives no picture either.
+    """
+    try:
+        import cv2
+    except ImportError:
+        return []
+    found = []
+    for index in _listed() if candidates is None else candidates:
+        capture = cv2.VideoCapture(index)
+        try:
+            read, image = capture.read() if capture.isOpened() else (False, None)
+            if read and image is not None:
+                found.append(
+                    FoundCamera(index, image.shape[1], image.shape[0], capture.get(cv2.CAP_PROP_FPS) or _USUAL)
+                )
+        finally:
+            capture.release()
+    return found
+
+
+def _listed() -> list[int]:
+    """Linux lists its cameras; elsewhere the first few indices are tried."""
+    if not Path("/dev").is_dir() or not Path("/sys/class").is_dir():
+        return list(range(_INDICES))
+    names = (path.name.removeprefix("video") for path in Path("/dev").glob("video*"))
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 @dataclass(frozen=True)
@@ -54,7 +113,7 @@ _HOUR = 3600.0  # s; no episode is longer
 _NONE = "none"
 
 
-def setup(path: Path, ask: Asks, cameras: Callable[[], list[FoundCamera]] = devices.cameras) -> RobotConfig:
+def setup(path: Path, ask: Asks, cameras: Callable[[], list[FoundCamera]] = plugged_cameras) -> RobotConfig:
     """Ask for arm, cameras, teleoperator, tasks, episodes and limits, and write the file ``path``.
 
     An answer that means nothing is asked for again.  ``cameras`` finds those of this computer.  Raises UserError where

@@ -13,8 +13,8 @@ from sims.isolation.env import IsolatedEnv
 from sims.isolation.links import LocalWorker, Start
 from sims.isolation.snapshots import IsolatedSnapshotEnv
 from sims.isolation.supervised import Deadlines, SupervisedWorker
+from vla_rl.contract.config import check_positive
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_positive
 from vla_rl.contract.task import declare_task
 
 _MOST = 10**9  # bytes; no environment of ours takes more, its process included

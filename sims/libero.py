@@ -23,8 +23,8 @@ from sims import catalog, installations, isolated
 from sims.camera_rig import CameraRig
 from sims.isolation.env import IsolatedEnv
 from sims.side_by_side import SideBySide, TaskPool, require_positive
+from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 TIME_LIMITS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_90": 400, "libero_10": 520}
 """Actions per episode, by suite: those of OpenVLA's evaluation (Kim et al. 2024, arXiv 2406.09246)."""

@@ -16,9 +16,8 @@ from sims import catalog, isolated
 from sims.camera_rig import CameraRig
 from sims.isolation.env import IsolatedEnv
 from sims.side_by_side import SideBySide, TaskPool, require_positive
-from vla_rl.contract.env import PRIVILEGED, Observation
+from vla_rl.contract.env import PRIVILEGED, ArraySpec, EnvSpec, Observation
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.contract.task import declare_task
 
 _TASKS = """

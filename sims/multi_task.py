@@ -9,10 +9,20 @@ from typing import Any, Literal
 import numpy as np
 
 from vla_rl.contract.check import loosest
-from vla_rl.contract.env import PRIVILEGED, AsyncSteps, Observation, Observe, Snapshot, Step, VecEnv, on_host
+from vla_rl.contract.env import (
+    PRIVILEGED,
+    ArraySpec,
+    AsyncSteps,
+    EnvSpec,
+    Observation,
+    Observe,
+    Snapshot,
+    Step,
+    VecEnv,
+    on_host,
+)
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.rows import EpisodeTracker, restore_rows, select_rows
-from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.contract.tracker import EpisodeTracker, restore_rows, select_rows
 
 _EXPERT_ACTION = PRIVILEGED + "expert_action"
 _LONGEST_CAUSE = 32  # letters

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.contract.env import Observation, Observe, Snapshot, Step
-from vla_rl.contract.rows import SUCCESS, TIME_LIMIT, EpisodeTracker, one_each, restore_rows, select_rows
-from vla_rl.contract.spec import EnvSpec
+from vla_rl.contract.env import EnvSpec, Observation, Observe, Snapshot, Step
+from vla_rl.contract.tracker import SUCCESS, TIME_LIMIT, EpisodeTracker, one_each, restore_rows, select_rows
 
 
 class NumpyEnv:

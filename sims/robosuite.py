@@ -17,9 +17,8 @@ from sims import catalog, isolated
 from sims.camera_rig import CameraRig
 from sims.isolation.env import IsolatedEnv
 from sims.side_by_side import SideBySide, require_positive
-from vla_rl.contract.env import PRIVILEGED
+from vla_rl.contract.env import PRIVILEGED, ArraySpec, EnvSpec
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 INSTRUCTIONS = {
     "Lift": "lift the red cube",

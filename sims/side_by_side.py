@@ -12,10 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from vla_rl.contract.env import Observation, Observe, Snapshot, Step
+from vla_rl.contract.env import EnvSpec, Observation, Observe, Snapshot, Step
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.rows import DIVERGED, SUCCESS, TIME_LIMIT, EpisodeTracker, restore_rows, select_rows
-from vla_rl.contract.spec import EnvSpec
+from vla_rl.contract.tracker import DIVERGED, SUCCESS, TIME_LIMIT, EpisodeTracker, restore_rows, select_rows
 
 
 class Simulator(Protocol):

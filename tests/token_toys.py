@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.contract.batch import Rollout
-from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.policies.feed_forward import CategoricalConfig, CategoricalPolicy
 from vla_rl.policies.likelihood_parts import LogprobPer
 

@@ -15,8 +15,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.limits import check_limits
 from vla_rl.contract.load import load
 
 _FRAMES = 30  # that the rate is measured over

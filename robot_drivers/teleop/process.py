@@ -9,9 +9,9 @@ import sys
 from dataclasses import asdict
 from typing import IO, Protocol, runtime_checkable
 
+from robot_drivers.control import Pace
 from robot_drivers.driver import DriverError
-from robot_drivers.human import HumanInput
-from robot_drivers.pace import Pace
+from robot_drivers.record import HumanInput
 from vla_rl.contract.child import take_pipes
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.load import load

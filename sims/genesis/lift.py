@@ -26,12 +26,10 @@ from sims.mujoco.scene import CUBES_QPOS
 from sims.mujoco.tabletop import COLOURS, Instruct
 from sims.mujoco.task import Episode, Task
 from sims.mujoco.tasks.lift import LiftTask
-from vla_rl.contract.device import DeviceTracker
-from vla_rl.contract.env import Array, Observation, Observe, Snapshot, Step, VecEnv, on_host
+from vla_rl.contract.env import Array, EnvSpec, Observation, Observe, Snapshot, Step, VecEnv, on_host
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.rows import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT, restore_rows, select_rows
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.contract.task import declare_task
+from vla_rl.contract.tracker import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT, DeviceTracker, restore_rows, select_rows
 
 DEVICES = ("cpu", "cuda")
 _MANY = 256  # environments; so many fit wherever Genesis starts, and making two small scenes takes seconds
@@ -182,7 +180,7 @@ class GenesisEnv:
     """``E`` environments of one task behind the environment contract (``VecEnv`` and ``Snapshots``).
 
     An environment that diverges ends with the cause "diverged" and shows its last good state; the others go on.  The
-    host reads ends once a decision (``vla_rl.contract.device``), but Genesis reads its own error codes every ten
+    host reads ends once a decision (``vla_rl.contract.tracker``), but Genesis reads its own error codes every ten
     substeps, so more than once a control step.
     """
 

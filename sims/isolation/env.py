@@ -24,7 +24,7 @@ from sims.isolation.messages import (
 from sims.isolation.supervised import Answer, Request, SupervisedWorker
 from vla_rl.contract.env import WORKER, Observation, Observe, Step
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.rows import EpisodeTracker
+from vla_rl.contract.tracker import EpisodeTracker
 
 Answers: TypeAlias = dict[SupervisedWorker, Answer]
 _WAIT = 1.25  # of its steps, for which a worker that is to be replaced waits for episodes that are running

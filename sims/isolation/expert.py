@@ -7,9 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from vla_rl.contract.env import PRIVILEGED, Observation, Observe, Snapshot, Snapshots, Step, VecEnv, on_host
+from vla_rl.contract.env import PRIVILEGED, EnvSpec, Observation, Observe, Snapshot, Snapshots, Step, VecEnv, on_host
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import EnvSpec
 
 EXPERT_ACTION = PRIVILEGED + "expert_action"
 

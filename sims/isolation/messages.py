@@ -8,9 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from sims.isolation.channel import Arrays
-from vla_rl.contract.env import Observation, Step, on_host
+from vla_rl.contract.env import EnvSpec, Observation, Step, on_host
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.spec import EnvSpec
 
 Layout: TypeAlias = dict[str, tuple[tuple[int, ...], str]]
 """Shape without ``E`` and dtype of arrays, by name."""

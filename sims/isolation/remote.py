@@ -15,8 +15,7 @@ from sims.isolation.links import read_answer
 from sims.isolation.security import Security
 from vla_rl.contract.child import ChildError
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.streams import SocketStream
-from vla_rl.contract.wire import handshake, read_message, write_message
+from vla_rl.contract.wire import SocketStream, handshake, read_message, write_message
 
 _PAUSE = 0.5  # seconds between two attempts to connect
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.keys import read_key
-from vla_rl.contract.streams import is_loopback
+from vla_rl.contract.trust import read_key
+from vla_rl.contract.wire import is_loopback
 
 KEY_BYTES = 32  # of its digest, which is what travels
 

@@ -16,9 +16,8 @@ from sims.isolation.links import LocalWorker
 from sims.isolation.security import KEY_BYTES, Security
 from vla_rl.contract.child import ChildError, error_answer
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.streams import SocketStream
 from vla_rl.contract.trust import check_options
-from vla_rl.contract.wire import handshake, read_message, write_message
+from vla_rl.contract.wire import SocketStream, handshake, read_message, write_message
 
 GREETING_S = 10.0  # to present the key
 MAX_REQUEST = 1 << 28  # bytes

@@ -16,9 +16,8 @@ from sims.isolation.channel import Arrays
 from sims.isolation.links import Link, Start
 from sims.isolation.messages import OBS
 from vla_rl.contract.child import ChildError, error_of
-from vla_rl.contract.env import WORKER
+from vla_rl.contract.env import WORKER, EnvSpec
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.spec import EnvSpec
 
 _GRACE = 5.0  # seconds for a worker to close its environment
 LIMIT = 5  # failures without one completed step in between, after which the run is stopped

@@ -22,11 +22,10 @@ from torch import Tensor
 from sims.device_memory import free_bytes, require_memory
 from sims.host_memory import process_bytes
 from sims.maniskill.world import Outcome, Simulation, World
-from vla_rl.contract.env import Observation, Observe, Snapshot, Step, VecEnv, on_host
+from vla_rl.contract.env import ArraySpec, EnvSpec, Observation, Observe, Snapshot, Step, VecEnv, on_host
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.load import load
-from vla_rl.contract.rows import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT, EpisodeTracker, restore_rows, select_rows
-from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.contract.tracker import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT, EpisodeTracker, restore_rows, select_rows
 
 _MAX_CHUNK = 50
 _MANY = 256  # environments; so many fit wherever ManiSkill starts

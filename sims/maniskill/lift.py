@@ -15,9 +15,8 @@ from sims import catalog
 from sims.maniskill.make import in_workers, require_package
 from sims.mujoco.env import task_spec
 from sims.mujoco.tasks.lift import LiftTask
-from vla_rl.contract.env import VecEnv
+from vla_rl.contract.env import ArraySpec, EnvSpec, VecEnv
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.contract.task import declare_task
 
 LOOKS = ("maniskill", "tabletop")

@@ -13,11 +13,10 @@ from sims.mujoco.looks import recolour
 from sims.mujoco.parameters import PARAMETERS
 from sims.mujoco.render import Renderer
 from sims.mujoco.task import Task
-from vla_rl.contract.env import Observation, Observe, Snapshot, Step
+from vla_rl.contract.env import ArraySpec, EnvSpec, Observation, Observe, Snapshot, Step
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.randomization import parameter_rows
-from vla_rl.contract.rows import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT, EpisodeTracker, restore_rows, select_rows
-from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.contract.task import parameter_rows
+from vla_rl.contract.tracker import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT, EpisodeTracker, restore_rows, select_rows
 
 ImageSize: TypeAlias = int | Mapping[str, int]  # pixels a side, of all cameras or of each
 

@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from sims.mujoco.scene import TEXTURES
-from vla_rl.contract.parameter import Parameter
+from vla_rl.contract.task import Parameter
 
 _TEXTURES = ", ".join(f"{number} {name}" for number, name in enumerate(("plain", *TEXTURES)))
 

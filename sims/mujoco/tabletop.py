@@ -23,9 +23,8 @@ from sims.mujoco.scene import (
     build_model,
 )
 from sims.mujoco.task import Episode, TaskState
-from vla_rl.contract.env import Array
+from vla_rl.contract.env import Array, ArraySpec
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import ArraySpec
 
 COLOURS: dict[str, tuple[float, float, float]] = {
     "red": (0.86, 0.10, 0.10),

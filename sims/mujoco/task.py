@@ -9,8 +9,7 @@ from typing import Protocol
 import mujoco
 import numpy as np
 
-from vla_rl.contract.env import Array
-from vla_rl.contract.spec import ArraySpec
+from vla_rl.contract.env import Array, ArraySpec
 
 TaskState = dict[str, Array]
 

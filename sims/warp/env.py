@@ -3,7 +3,7 @@
 Scenes, rules, actions and instructions are those of ``sims.mujoco``: an episode of a seed begins equally in both, and
 as long as nothing touches it goes on equally within float32.  Physics, rules and pictures are computed on one device
 for all environments at once; ended ones are put back after every control step, so they stay as they are.  Seeds, clocks
-and ends are kept on the host, which waits for the device once a decision (``vla_rl.contract.device``).
+and ends are kept on the host, which waits for the device once a decision (``vla_rl.contract.tracker``).
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ from sims.mujoco.looks import recolour
 from sims.mujoco.task import Task
 from sims.warp.parameters import PARAMETERS
 from sims.warp.worlds import Worlds
-from vla_rl.contract.device import DeviceTracker
-from vla_rl.contract.env import Observation, Observe, Snapshot, Step, on_host
+from vla_rl.contract.env import EnvSpec, Observation, Observe, Snapshot, Step, on_host
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.randomization import parameter_rows
-from vla_rl.contract.rows import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT, restore_rows, select_rows
-from vla_rl.contract.spec import EnvSpec
+from vla_rl.contract.task import parameter_rows
+from vla_rl.contract.tracker import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT, DeviceTracker, restore_rows, select_rows
 
 
 class WarpEnv:

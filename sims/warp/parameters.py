@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sims.mujoco.parameters import LOOKS, PHYSICS, POSES
-from vla_rl.contract.parameter import Parameter
+from vla_rl.contract.task import Parameter
 
 PARAMETERS = (*POSES, *(item for item in LOOKS if item.name in ("object_hue", "object_saturation")), *PHYSICS)
 

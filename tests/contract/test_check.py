@@ -11,8 +11,8 @@ from sims.catalog import make
 from sims.toy.counting import CountingEnv
 from tests.auditing import PrivilegedEnv
 from vla_rl.contract.check import check_array, check_env, check_step
+from vla_rl.contract.env import ArraySpec
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.spec import ArraySpec
 
 
 class Wrapped:

@@ -10,11 +10,9 @@ import torch
 
 from tests.elsewhere import ELSEWHERE, elsewhere
 from tests.waiting import counted_waits
-from vla_rl.contract.device import DeviceTracker, read, read_step
-from vla_rl.contract.env import Observation, on_host
+from vla_rl.contract.env import ArraySpec, EnvSpec, Observation, on_host
 from vla_rl.contract.errors import ContractError, NonFiniteError
-from vla_rl.contract.rows import FAILURES, SUCCESS, TIME_LIMIT, EpisodeTracker
-from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.contract.tracker import FAILURES, SUCCESS, TIME_LIMIT, DeviceTracker, EpisodeTracker, read, read_step
 
 ENVS, LIMIT = 4, 9
 SPEC = EnvSpec(

@@ -12,10 +12,10 @@ from sims.catalog import make
 from sims.toy.counting import CountingEnv
 from sims.toy.point_mass import PointMassEnv
 from tests.catalog_options import entries_that_run_here, needed_options
+from vla_rl.contract.check import check_env_quickly, check_policy_quickly, check_spec
+from vla_rl.contract.env import ArraySpec
 from vla_rl.contract.errors import ContractError, NonFiniteError
-from vla_rl.contract.foreign import check_env_quickly, check_policy_quickly, check_spec
 from vla_rl.contract.policy import ActionOut
-from vla_rl.contract.spec import ArraySpec
 from vla_rl.experience.driver import Driver
 from vla_rl.policies.feed_forward import GaussianPolicy
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vla_rl.contract.streams import is_loopback
+from vla_rl.contract.wire import is_loopback
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost"])

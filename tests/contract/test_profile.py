@@ -13,9 +13,8 @@ from rich.console import Console
 from sims.catalog import make
 from sims.toy.counting import CountingEnv
 from vla_rl.cli import inspect
-from vla_rl.contract.check import PROFILES, Profile, check_env, check_policy, loosest, profile_of
+from vla_rl.contract.check import PROFILES, Profile, check_env, check_env_quickly, check_policy, loosest, profile_of
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.foreign import check_env_quickly
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.recipes import inspect_folder
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vla_rl.contract.rows import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT, Causes, EpisodeTracker
+from vla_rl.contract.tracker import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT, Causes, EpisodeTracker
 
 
 @pytest.mark.parametrize(

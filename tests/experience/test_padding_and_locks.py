@@ -22,7 +22,7 @@ from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.lerobot.translate import schema_of
 from vla_rl.experience.lerobot.writer import DatasetWriter
 from vla_rl.recipes.imitate_dataset import spec_of
-from vla_rl.recipes.robots.recording import Recorder
+from vla_rl.recipes.robots.drive import Recorder
 
 
 def episode(length: int = 4, channels: int = 3) -> Demonstrations:

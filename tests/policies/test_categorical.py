@@ -11,10 +11,9 @@ import torch
 
 from sims.catalog import make
 from vla_rl.contract.check import check_policy
-from vla_rl.contract.env import Observation
+from vla_rl.contract.env import ArraySpec, Observation
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import LikelihoodPolicy, Observer
-from vla_rl.contract.spec import ArraySpec
 from vla_rl.policies.critics import RunningCritic
 from vla_rl.policies.feed_forward import ActorConfig, CategoricalConfig, CategoricalPolicy, GaussianPolicy
 from vla_rl.policies.function import FunctionPolicy

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from sims.catalog import make
+from vla_rl.contract.env import ArraySpec
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.spec import ArraySpec
 from vla_rl.policies.normalization import Affine, action_limits, check_same_env
 from vla_rl.policies.tokens import Vocabulary
 

@@ -9,8 +9,8 @@ import torch
 from torch.distributions import Categorical, Normal
 
 from tests.token_toys import CHOICES, ENTRIES, HORIZON, PARTS, SPEC, seeded, token_policy
+from vla_rl.contract.env import ArraySpec
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import ArraySpec
 from vla_rl.policies.feed_forward import ActorConfig, CategoricalConfig, GaussianConfig, GaussianPolicy
 from vla_rl.policies.pretrained import load_policy
 

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from vla_rl.contract.env import Observation
+from vla_rl.contract.env import ArraySpec, EnvSpec, Observation
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import ScheduledPolicy
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, LastStepFromNoise, OneRandomStep
 from vla_rl.policies.flow_schedules import FlowCps, FlowDdim, FlowNoise, FlowOu, FlowSde
 from vla_rl.policies.normalization import Affine

@@ -10,8 +10,8 @@ import pytest
 
 from sims.toy.point_mass import PointMassEnv
 from tests.commands import save_untrained
+from vla_rl.contract.env import ArraySpec
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.spec import ArraySpec
 from vla_rl.experience.person import PersonConfig
 from vla_rl.experience.supervised import SupervisedEnv
 from vla_rl.policies.function import FunctionPolicy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from robot_drivers.approach import approach
+from robot_drivers.motion import approach
 
 
 def test_the_slowest_joint_sets_the_time_and_all_arrive_together():

@@ -9,8 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from robot_drivers.calibration import MotorCalibration, Scale, default_path, load_calibration, save_calibration
-from robot_drivers.so101_servos import GRIPPER, JOINTS
+from robot_drivers.so101 import (
+    GRIPPER,
+    JOINTS,
+    MotorCalibration,
+    Scale,
+    default_path,
+    load_calibration,
+    save_calibration,
+)
 from vla_rl.contract.errors import UserError
 
 # Written by lerobot 0.4.4's own way of saving a calibration (draccus.dump, indent 4).

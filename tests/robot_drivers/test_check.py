@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from robot_drivers.budget import Budget, PolicyTiming
 from robot_drivers.cameras.camera import Camera, CameraError, CameraSpec, Frame
-from robot_drivers.check import check_robot
+from robot_drivers.check import Budget, Clock, Finding, PolicyTiming, check_robot
 from robot_drivers.config import Part, RobotConfig
 from robot_drivers.driver import DriverError, Joint, Measurement, RobotSpec
-from robot_drivers.findings import Clock, Finding
-from robot_drivers.human import HumanInput
 from robot_drivers.limits import Limits
+from robot_drivers.record import HumanInput
 from tests.patience import PATIENCE
 from vla_rl.contract.errors import UserError
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from robot_drivers.chunks import Chunks, OpenLoop, Place, RecedingHorizon, TemporalEnsembling
+from robot_drivers.executor import Chunks, OpenLoop, Place, RecedingHorizon, TemporalEnsembling
 from vla_rl.contract.errors import ContractError
 
 WAYS: dict[str, Callable[[], Chunks]] = {

@@ -20,13 +20,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from robot_drivers.chunks import RecedingHorizon
-from robot_drivers.control import Control
-from robot_drivers.control_process import ControlProcess
-from robot_drivers.decisions import Decision, Query
-from robot_drivers.executor import Executor
-from robot_drivers.mailbox import Inbox, Outbox
-from robot_drivers.runtime import Moment, Runtime
+from robot_drivers.control import Control, Inbox, Outbox
+from robot_drivers.executor import Executor, RecedingHorizon
+from robot_drivers.record import Decision, Query
+from robot_drivers.runtime import ControlProcess, Moment, Runtime
 from robot_drivers.safety import Supervisor
 from tests.patience import PATIENCE
 from tests.robot_drivers.file_arm import SPEED, FileArm, config
@@ -269,7 +266,7 @@ def test_one_arm_is_driven_by_one_program(tmp_path: Path) -> None:
         for name, options in (("a", {"port": str(tmp_path)}), ("b", {"port": f"{tmp_path}/../{tmp_path.name}"}))
     )
     with ControlProcess(first) as control:
-        for other in (second, replace(second, driver="robot_drivers.dry_run:DryRun", driver_options=dry(second))):
+        for other in (second, replace(second, driver="robot_drivers.driver:DryRun", driver_options=dry(second))):
             with pytest.raises(UserError, match="another program on this computer drives the arm at"):
                 ControlProcess(other)
         os.kill(control.pid, signal.SIGKILL)

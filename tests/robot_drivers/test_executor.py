@@ -8,11 +8,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from robot_drivers.chunks import OpenLoop, RecedingHorizon, TemporalEnsembling
-from robot_drivers.decisions import Decision, Query
 from robot_drivers.driver import DriverError, Measurement
-from robot_drivers.human import _SHRINK, HumanInput, TakeOver
-from robot_drivers.record import SOURCES, Record
+from robot_drivers.executor import OpenLoop, RecedingHorizon, TemporalEnsembling
+from robot_drivers.record import _SHRINK, SOURCES, Decision, HumanInput, Query, Record, TakeOver
 from tests.robot_drivers.toy_arm import DT, LIMITS, lockstep, towards
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.wire import pack, unpack

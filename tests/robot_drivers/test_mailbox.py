@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from robot_drivers.mailbox import Inbox, Outbox
+from robot_drivers.control import Inbox, Outbox
 from vla_rl.contract.wire import Pieces, framed, greeting
 
 

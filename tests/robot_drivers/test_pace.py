@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from robot_drivers.pace import Pace
+from robot_drivers.control import Pace
 
 
 def test_missed_steps_are_left_out_and_do_not_come_in_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:

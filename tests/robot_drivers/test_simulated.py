@@ -12,8 +12,7 @@ import pytest
 from robot_drivers.driver import DriverError, Judged, Measurement, Resets, RobotDriver, open_driver
 from robot_drivers.limits import Limits
 from robot_drivers.safety import Request, Supervisor
-from robot_drivers.simulated import SimulatedRobot
-from robot_drivers.simulated_hardware import Imperfections
+from robot_drivers.simulated import Imperfections, SimulatedRobot
 from sims.catalog import make
 from sims.mujoco.so101.expert import So101Expert
 from vla_rl.contract.errors import ContractError, UserError

@@ -13,8 +13,7 @@ import pytest
 from robot_drivers import feetech
 from robot_drivers.driver import Calibrates, DriverError, open_driver
 from robot_drivers.feetech import StatusError
-from robot_drivers.so101 import SO101
-from robot_drivers.so101_servos import IDS, JOINTS
+from robot_drivers.so101 import IDS, JOINTS, SO101
 from tests.patience import wait_until
 from tests.robot_drivers.servo_bus import RANGES, TICKS, Hasty, Port, Servos, sealed
 from vla_rl.contract.errors import ContractError, UserError

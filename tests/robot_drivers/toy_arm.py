@@ -8,14 +8,12 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from robot_drivers.chunks import Chunks
-from robot_drivers.decisions import Decision, Query
 from robot_drivers.driver import DriverError, Joint, Measurement, RobotSpec
-from robot_drivers.executor import Executor
-from robot_drivers.human import HumanInput
+from robot_drivers.executor import Chunks, Executor
 from robot_drivers.limits import Limits
-from robot_drivers.lockstep import Lockstep, VirtualClock
+from robot_drivers.record import Decision, HumanInput, Query
 from robot_drivers.safety import Supervisor
+from robot_drivers.simulated import Lockstep, VirtualClock
 from vla_rl.contract.env import Observation
 
 HZ = 50.0

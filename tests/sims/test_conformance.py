@@ -10,8 +10,8 @@ import pytest
 from sims.catalog import make
 from tests.catalog_options import entries_that_run_here, needed_options
 from vla_rl.contract.check import check_env
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import ContractError, NonFiniteError
-from vla_rl.contract.spec import EnvSpec
 
 
 @pytest.fixture(params=entries_that_run_here(), scope="module")

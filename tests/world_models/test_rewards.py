@@ -13,8 +13,8 @@ from tests.world_models.small_models import imagined_env, initial_states, model
 from tests.world_models.test_env import random_actions
 from tests.world_models.test_model import FIT, FRAMES, present
 from vla_rl.contract.check import check_env
+from vla_rl.contract.env import ArraySpec
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import ArraySpec
 from vla_rl.experience.trajectories import Trajectories
 from vla_rl.experience.windows import make_windows, window_batch
 from vla_rl.training.fit import FitConfig

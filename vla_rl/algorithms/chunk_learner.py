@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.algorithms.chunks import Chunks, ChunkSampler, TasksEqually, joined, mean_loss, require_actionwise
+from vla_rl.contract.config import check_limits, check_positive
 from vla_rl.contract.errors import NonFiniteError
-from vla_rl.contract.limits import check_limits, check_positive
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from vla_rl.algorithms.policy_gradient import clipped_objective
 from vla_rl.algorithms.ppo import PPO, PPOConfig, _Batch
 from vla_rl.contract.batch import Reducer
+from vla_rl.contract.config import check_limits, check_positive
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.contract.policy import Likelihood, LikelihoodPolicy
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.contract.batch import Reducer
-from vla_rl.contract.device import is_shard
+from vla_rl.contract.tracker import is_shard
 
 
 def mean_gradients(reducer: Reducer, parameters: Iterable[nn.Parameter]) -> None:

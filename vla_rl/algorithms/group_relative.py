@@ -45,8 +45,8 @@ from vla_rl.algorithms.decisions import Decisions, Gathered, flatten, own_column
 from vla_rl.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig, clipped_objective
 from vla_rl.algorithms.surrogate import surrogate
 from vla_rl.contract.batch import TRUNCATION_RETURN, Reducer, Rollout
+from vla_rl.contract.config import check_limits, check_positive
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.contract.policy import Likelihood, LikelihoodPolicy
 
 # -- the advantage of an episode --------------------------------------------------------------------------------------

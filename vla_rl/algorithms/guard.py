@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vla_rl.algorithms.ranking import Attempt, Attempts, RecentAttempts
 from vla_rl.contract.batch import Rollout
-from vla_rl.contract.limits import check_limits
+from vla_rl.contract.config import check_limits
 
 
 @dataclass(frozen=True)

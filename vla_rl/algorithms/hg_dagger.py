@@ -26,7 +26,7 @@ from vla_rl.algorithms.chunks import Chunks, chunks_of
 from vla_rl.algorithms.decisions import ages
 from vla_rl.algorithms.off_policy import mean
 from vla_rl.contract.batch import Rollout
-from vla_rl.contract.limits import check_limits
+from vla_rl.contract.config import check_limits
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from vla_rl.algorithms.gradients import mean_gradients
 from vla_rl.algorithms.guard import FallbackConfig, Guard, ReleaseConfig
 from vla_rl.algorithms.policy_gradient import forget_moments
 from vla_rl.contract.batch import LossReader, OneProcess, Reducer, ReplayBuffer, Rollout, Transitions
+from vla_rl.contract.config import check_limits, check_ordered, check_positive
 from vla_rl.contract.errors import NonFiniteError, UserError
-from vla_rl.contract.limits import check_limits, check_ordered, check_positive
 from vla_rl.contract.policy import GradualPolicy, ReparametrisedPolicy, public
 from vla_rl.policies.critics import QEnsemble
 from vla_rl.policies.heads import HeadConfig

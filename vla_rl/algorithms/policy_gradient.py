@@ -32,8 +32,8 @@ from vla_rl.algorithms.decisions import B, ages, micro_batches, select, select_e
 from vla_rl.algorithms.gradients import clip_gradients, fused_on_gpu, is_finite
 from vla_rl.algorithms.surrogate import for_parts, joint
 from vla_rl.contract.batch import OneProcess, Reducer, Rollout
+from vla_rl.contract.config import check_limits, check_ordered, check_positive
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
-from vla_rl.contract.limits import check_limits, check_ordered, check_positive
 from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, Observer, public
 
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig, swapped
 from vla_rl.algorithms.wsrl import conservative_penalty, repeated
 from vla_rl.contract.batch import Reducer, ReplayBuffer, Transitions
-from vla_rl.contract.limits import check_limits
+from vla_rl.contract.config import check_limits
 from vla_rl.contract.policy import ReparametrisedPolicy
 from vla_rl.policies.critics import QEnsemble
 from vla_rl.policies.noise import normal, uniform

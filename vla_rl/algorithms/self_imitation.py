@@ -46,8 +46,8 @@ from vla_rl.algorithms.chunks import ActionwiseImitation, Chunks, ChunkSampler, 
 from vla_rl.algorithms.decisions import ages
 from vla_rl.algorithms.off_policy import mean
 from vla_rl.contract.batch import Rollout
+from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import Features
 
 

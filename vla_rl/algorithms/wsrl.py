@@ -32,8 +32,8 @@ from torch import Tensor, nn
 from vla_rl.algorithms.off_policy import OffPolicy
 from vla_rl.algorithms.sac import SAC, SACConfig
 from vla_rl.contract.batch import Reducer, ReplayBuffer, Transitions
+from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import CriticAction, ReparametrisedPolicy
 from vla_rl.policies.critics import QEnsemble
 from vla_rl.policies.noise import uniform

@@ -19,8 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
-from vla_rl.contract.streams import PipeStream, widen
-from vla_rl.contract.wire import read_message, receive_greeting, send_greeting, write_message
+from vla_rl.contract.wire import PipeStream, read_message, receive_greeting, send_greeting, widen, write_message
 
 _GRACE = 5.0  # seconds for a process to end by itself
 _TAIL = 1 << 14  # bytes of its last messages that are kept

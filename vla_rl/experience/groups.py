@@ -36,10 +36,10 @@ import torch
 from torch import Tensor
 
 from vla_rl.contract.batch import TRUNCATION_RETURN, Rollout
-from vla_rl.contract.device import HostStep
 from vla_rl.contract.env import WORKER, VecEnv
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import Features, Policy
+from vla_rl.contract.tracker import HostStep
 from vla_rl.experience.columns import episode_column, moved, side_by_side, to_state
 from vla_rl.experience.curriculum import Curriculum, InOrder, SeedStream
 from vla_rl.experience.driver import ATTEMPTS, Decision, Driver, no_seconds

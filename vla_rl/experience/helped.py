@@ -17,9 +17,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from vla_rl.contract.config import check_limits
 from vla_rl.contract.env import WORKER, Observation, Observe, Snapshot, Snapshots, Step, VecEnv, on_host
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_limits
 from vla_rl.experience.person import People, PersonConfig
 from vla_rl.experience.supervised import SupervisedEnv
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vla_rl.contract.limits import check_limits
+from vla_rl.contract.config import check_limits
 
 
 @dataclass(frozen=True)

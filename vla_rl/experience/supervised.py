@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from vla_rl.contract.config import check_limits
 from vla_rl.contract.env import Observation, Observe, Step, VecEnv, on_host
 from vla_rl.contract.errors import ContractError, UserError, cause_of
-from vla_rl.contract.limits import check_limits
 from vla_rl.experience.person import InterventionRule, People, PersonConfig
 
 

@@ -27,7 +27,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.streams import is_loopback
+from vla_rl.contract.wire import is_loopback
 from vla_rl.fleet.status import Status
 
 CONNECTIONS = 64  # that are served at a time

@@ -11,13 +11,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from vla_rl.contract.config import from_json, to_json
-from vla_rl.contract.env import Array, Observation
+from vla_rl.contract.config import check_sizes, from_json, to_json
+from vla_rl.contract.env import Array, EnvSpec, Observation
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_sizes
 from vla_rl.contract.load import name_of
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.backbone import FilmBlock, fourier_features
 from vla_rl.policies.diffusion_steps import DiffusionSampler, Network, denoising_errors, step_entropy, step_logprob
 from vla_rl.policies.encoder import ObservationEncoder

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from vla_rl.contract.env import Observation
+from vla_rl.contract.env import EnvSpec, Observation
 from vla_rl.contract.policy import Features
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.pretrained import Saveable
 
 

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vla_rl.contract.env import Array, Observation
+from vla_rl.contract.env import Array, EnvSpec, Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ActionOut, Features, Mode, Policy, State
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.noise import uniform
 from vla_rl.policies.normalization import Affine
 

@@ -12,13 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.contract.batch import Reducer
-from vla_rl.contract.config import from_json, to_json
-from vla_rl.contract.env import Array, Observation
+from vla_rl.contract.config import check_positive, check_sizes, from_json, to_json
+from vla_rl.contract.env import Array, EnvSpec, Observation
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.limits import check_positive, check_sizes
 from vla_rl.contract.load import name_of
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.flow import gaussian_kl
 from vla_rl.policies.image_encoder import ImageEncoder
 from vla_rl.policies.likelihood_parts import LogprobPer, check_logprob_per, sum_per

@@ -19,8 +19,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import Features
 from vla_rl.policies.flow_schedules import Field, Ode, Schedule, StepTable
 from vla_rl.policies.noise import Generators, integers, normal, normals, sent, uniform

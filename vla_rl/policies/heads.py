@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vla_rl.contract.batch import Reducer
-from vla_rl.contract.limits import check_sizes
+from vla_rl.contract.config import check_sizes
 from vla_rl.policies.noise import Generators, normal
 
 _LOG_2PI = math.log(2.0 * math.pi)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.observations import IMAGE
 
 

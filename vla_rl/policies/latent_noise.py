@@ -19,13 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.contract.batch import Reducer
-from vla_rl.contract.config import from_json, to_json
-from vla_rl.contract.env import Array, Observation
+from vla_rl.contract.config import check_limits, check_positive, from_json, to_json
+from vla_rl.contract.env import Array, EnvSpec, Observation
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.contract.load import name_of
 from vla_rl.contract.policy import ActionOut, CriticAction, Features, Likelihood, Mode, Policy, State
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.flow import FlowSampler, VelocityField, gaussian_kl
 from vla_rl.policies.frozen import HoldsFrozen
 from vla_rl.policies.heads import GaussianHead, Head, HeadConfig, SquashedHead

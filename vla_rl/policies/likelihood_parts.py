@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from vla_rl.contract.limits import check_choice
+from vla_rl.contract.config import check_choice
 
 LogprobPer: TypeAlias = Literal["chunk", "action", "token"]
 

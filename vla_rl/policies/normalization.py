@@ -10,8 +10,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,9 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import nn
 
-from vla_rl.contract.env import Observation
-from vla_rl.contract.limits import check_choice
+from vla_rl.contract.config import check_choice
+from vla_rl.contract.env import EnvSpec, Observation
 from vla_rl.contract.policy import Features
-from vla_rl.contract.spec import EnvSpec
 
 IMAGE = "image/"  # before the camera's name in features
 Activation: TypeAlias = Literal["tanh", "elu"]

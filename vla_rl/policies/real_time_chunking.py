@@ -28,13 +28,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vla_rl.contract.config import from_json, to_json
-from vla_rl.contract.env import Array, Observation
+from vla_rl.contract.config import check_choice, check_limits, from_json, to_json
+from vla_rl.contract.env import Array, EnvSpec, Observation
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.limits import check_choice, check_limits
 from vla_rl.contract.load import name_of
 from vla_rl.contract.policy import ActionOut, Features, Mode, State
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.flow import VelocityField
 from vla_rl.policies.flow_policy import FlowPolicy
 from vla_rl.policies.flow_schedules import Field

@@ -18,11 +18,10 @@ from torch import Tensor, nn
 
 from vla_rl.contract.batch import Reducer
 from vla_rl.contract.config import from_json, to_json
-from vla_rl.contract.env import Array, Observation
+from vla_rl.contract.env import Array, EnvSpec, Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import name_of
 from vla_rl.contract.policy import ActionOut, CriticAction, Features, Mode, State
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.encoder import ObservationEncoder
 from vla_rl.policies.frozen import HoldsFrozen
 from vla_rl.policies.heads import HeadConfig, SquashedHead

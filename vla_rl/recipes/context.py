@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from vla_rl.contract.batch import Reducer
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.curriculum import SeedStream
 from vla_rl.experience.datasets import load_demonstrations

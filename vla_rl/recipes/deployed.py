@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.expert import ExpertPolicy
 from vla_rl.policies.pretrained import load_policy, read_config
 from vla_rl.policies.renumbered import Renumbered

@@ -13,10 +13,9 @@ import numpy as np
 
 from vla_rl.contract.batch import ExperienceSource, LendingSource
 from vla_rl.contract.config import JsonObject, to_json
-from vla_rl.contract.env import VecEnv, on_host
+from vla_rl.contract.env import EnvSpec, VecEnv, on_host
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.evaluation.run import Outcomes, evaluate
 from vla_rl.pretrained import save_own
 from vla_rl.recipes.context import Trainable

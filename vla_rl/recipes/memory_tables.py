@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.context import StartPolicy

@@ -9,9 +9,9 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
+from vla_rl.contract.check import check_policy_quickly, is_user_defined
+from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import NonFiniteError, UserError
-from vla_rl.contract.foreign import check_policy_quickly, is_foreign
-from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.run import Outcomes
@@ -105,7 +105,7 @@ def improve(
     """
 
     def check(policy: Trainable) -> None:
-        if is_foreign(policy):
+        if is_user_defined(policy):
             with closing(context.env.make(2)) as env:
                 check_policy_quickly(policy, env, generator(context.seed, 0))
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.contract.batch import ExperienceSource, Reducer
+from vla_rl.contract.config import check_limits
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import Policy
 from vla_rl.experience.background import CollectingSource
 from vla_rl.experience.board import Board, SharedSource

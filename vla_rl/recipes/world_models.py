@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vla_rl.contract.spec import EnvSpec
+from vla_rl.contract.env import EnvSpec
 
 if TYPE_CHECKING:
     from world_models.canvas import Canvas as Canvas

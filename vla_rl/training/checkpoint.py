@@ -22,8 +22,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vla_rl.contract import CONTRACT_VERSION
-from vla_rl.contract.device import is_shard
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.tracker import is_shard
 from vla_rl.contract.trust import read_json
 
 KEPT = 2  # newest states

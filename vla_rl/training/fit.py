@@ -10,8 +10,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import NonFiniteError
-from vla_rl.contract.limits import check_limits
 
 Batch = TypeVar("Batch")
 

@@ -24,9 +24,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from vla_rl.contract.device import is_shard
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, LikelihoodPolicy, Mode, State
+from vla_rl.contract.tracker import is_shard
 from vla_rl.training.distributed import ProcessGroup
 
 SMALLEST = 2**14  # numbers of a part that is shared

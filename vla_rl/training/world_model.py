@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.contract.config import from_json, to_json
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import name_of
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.contract.trust import named_class
 from vla_rl.experience.trajectories import Trajectories
 from vla_rl.experience.windows import call_batch, context_at, frames_at, make_windows, window_batch

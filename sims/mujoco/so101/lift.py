@@ -16,8 +16,8 @@ from sims.mujoco.parameters import parameters
 from sims.mujoco.so101.robot import So101
 from sims.mujoco.tabletop import Instruct
 from sims.mujoco.tasks.lift import LiftTask
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.contract.task import declare_task
 
 

@@ -19,9 +19,8 @@ from sims.mujoco.arrays import Constant
 from sims.mujoco.scene import PHYSICS_DT, RobotText, compile_scene
 from sims.mujoco.so101 import arm
 from sims.mujoco.so101.arm import FRAME, HIGH, JOINTS, LINKS, LOW
-from vla_rl.contract.env import Array
+from vla_rl.contract.env import Array, ArraySpec
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import ArraySpec
 
 RATES = (20, 25, 40, 50)  # Hz, that whole physics steps make
 REACH = (0.16, 0.25)  # metres from the axis of shoulder_pan, within which cubes lie

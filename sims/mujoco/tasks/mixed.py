@@ -24,9 +24,8 @@ from sims.mujoco.tasks.place import PLATES, PlaceTask
 from sims.mujoco.tasks.place_expert import PlaceExpert
 from sims.mujoco.tasks.push import PushTask
 from sims.mujoco.tasks.push_expert import PushExpert
-from vla_rl.contract.env import Array, Observation, on_host
+from vla_rl.contract.env import Array, EnvSpec, Observation, on_host
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.contract.task import declare_task
 
 CUBES = 3

@@ -31,8 +31,7 @@ from sims.mujoco.tabletop import (
     count_steps,
 )
 from sims.mujoco.task import Episode, TaskResult, TaskState
-from vla_rl.contract.env import Array, Observation
-from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.contract.env import Array, ArraySpec, EnvSpec, Observation
 from vla_rl.contract.task import declare_task
 
 NEAR = 0.025  # metres between the centres of cube and plate

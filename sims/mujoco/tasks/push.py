@@ -27,9 +27,8 @@ from sims.mujoco.tabletop import (
 )
 from sims.mujoco.task import Episode, TaskResult, TaskState
 from sims.mujoco.tasks.place import NEAR, RESTING
-from vla_rl.contract.env import Array
+from vla_rl.contract.env import Array, EnvSpec
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.contract.task import declare_task
 
 WITHIN = 0.09  # metres; the cube and the target are within +-WITHIN, so that the gripper can get behind the cube

@@ -19,10 +19,9 @@ from tests.policies.smolvla.test_parity import EXPECTED
 from tests.policies.test_tiny import SPEC, observations, seeded
 from tests.policies.vla.tiny_vlas import SAMPLERS, learning_sees_the_density_of_acting, tiny_vla
 from tests.toys import all_shown
-from vla_rl.contract.env import Observation
+from vla_rl.contract.env import ArraySpec, EnvSpec, Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import LikelihoodPolicy, ScheduledPolicy
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.normalization import Affine

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from tests.policies.test_tiny import SPEC, observations, seeded
 from tests.policies.vla.public_folders import write
 from tests.policies.vla.toy_family import ToyVLA, write_folder, write_statistics
+from vla_rl.contract.env import ArraySpec
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import ArraySpec
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.tokenizer import open_tokenizer

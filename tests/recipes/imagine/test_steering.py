@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from tests.recipes.imagine.runs import CALM, FAR, changed, push, run_folder, steered, world_model
+from vla_rl.contract.env import ArraySpec
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ActionOut
-from vla_rl.contract.spec import ArraySpec
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.recipes.imagine.play import steering_of
 from vla_rl.recipes.imagine.replays import recorded_initial_states

@@ -17,7 +17,7 @@ from vla_rl.fleet.ledger import Ledger
 from vla_rl.fleet.pictures import LOSSLESS
 from vla_rl.recipes.fleet.export import LEDGER, export
 from vla_rl.recipes.robots import drive
-from vla_rl.recipes.robots.recording import Recorder, episode_of
+from vla_rl.recipes.robots.drive import Recorder, episode_of
 from vla_rl.recipes.robots.session import LockstepSession
 from vla_rl.recipes.robots.streaming import episode_end, fleet_step
 

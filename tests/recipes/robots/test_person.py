@@ -17,10 +17,9 @@ from tests.patience import PATIENCE
 from tests.robot_drivers.toy_arm import LIMITS
 from vla_rl.contract.errors import UserError
 from vla_rl.recipes.robots import drive
-from vla_rl.recipes.robots.decide import hold_position
-from vla_rl.recipes.robots.person import Terminal, waiting
+from vla_rl.recipes.robots.drive import hold_position
+from vla_rl.recipes.robots.person import StatusLine, Terminal, waiting
 from vla_rl.recipes.robots.session import RealTimeSession
-from vla_rl.recipes.robots.status import StatusLine
 
 
 def arrived(end: int) -> None:

@@ -14,7 +14,7 @@ from vla_rl.experience.person import PersonConfig
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.robots import drive
-from vla_rl.recipes.robots.decide import hold_position
+from vla_rl.recipes.robots.drive import hold_position
 from vla_rl.recipes.robots.person import ScriptedPerson
 from vla_rl.recipes.robots.session import LockstepSession
 

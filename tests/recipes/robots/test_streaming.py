@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from robot_drivers.decisions import Decision
+from robot_drivers.record import Decision
 from robot_drivers.simulated import SimulatedRobot
 from tests.fleet.fleets import wait_until
 from tests.patience import PATIENCE

@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from vla_rl.contract.limits import check_limits
+from vla_rl.contract.config import check_limits
 from vla_rl.policies.openvla.network import OpenVLANetwork, Prefix
 
 Choose: TypeAlias = Callable[[Tensor, int], Tensor]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from vla_rl.contract.limits import check_positive
+from vla_rl.contract.config import check_positive
 from vla_rl.policies.likelihood_parts import LogprobPer, check_logprob_per
 from vla_rl.policies.openvla.decoding import Autoregressive, Decoding
 from vla_rl.policies.vla.options import VLAOptions

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from vla_rl.contract.limits import check_choice, check_limits
+from vla_rl.contract.config import check_choice, check_limits
 from vla_rl.policies.flow import AllSteps, FlowSampler
 from vla_rl.policies.flow_schedules import Ode
 from vla_rl.policies.vla.inference import Eager, Inference

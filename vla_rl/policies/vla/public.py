@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.vla.checkpoint import PublicCheckpoint, match_cameras, read_public
 from vla_rl.policies.vla.dataset_statistics import read_statistics

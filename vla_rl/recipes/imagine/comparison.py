@@ -10,9 +10,8 @@ import numpy as np
 import torch
 
 from vla_rl.contract.config import JsonObject
-from vla_rl.contract.env import VecEnv
+from vla_rl.contract.env import EnvSpec, VecEnv
 from vla_rl.contract.policy import Policy
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.agreement import policy_agreement
 from vla_rl.evaluation.frame_metrics import frame_agreement, object_error

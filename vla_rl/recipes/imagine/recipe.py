@@ -12,10 +12,9 @@ import torch
 
 from vla_rl.contract.batch import ExperienceSource, Resumable, Rollout
 from vla_rl.contract.config import JsonObject
-from vla_rl.contract.env import VecEnv
+from vla_rl.contract.env import EnvSpec, VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.contract.trust import read_json
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.run import Outcomes

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from robot_drivers.approach import approach
 from robot_drivers.config import Part, RobotConfig
-from robot_drivers.decisions import Decision, Query
+from robot_drivers.motion import approach
+from robot_drivers.record import Decision, Query
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.recipes.robots.person import waiting
@@ -102,7 +102,7 @@ def replay(config: RobotConfig, dataset: Path, number: int, speed: float, show: 
     """
     episode = load_demonstrations(dataset, [number])
     seconds = len(episode.action) / episode.fps / speed + _SPARE
-    execution = Execution(Part("robot_drivers.chunks:OpenLoop"), speed)
+    execution = Execution(Part("robot_drivers.executor:OpenLoop"), speed)
     slow = config.limits_of(config.open()).scaled(min(speed, APPROACH_SPEED))
     velocity = np.array([joint.velocity for joint in slow.joints])
     with closing(open_session(replace(config, cameras={}, seconds=seconds), execution, waiting(show))) as session:

@@ -13,30 +13,23 @@ from typing import Any, Protocol
 import numpy as np
 from rich.console import Console
 
-from robot_drivers.approach import approach
 from robot_drivers.cameras.camera import Camera, open_camera
 from robot_drivers.config import Part, RobotConfig
 from robot_drivers.control import ControlConfig
-from robot_drivers.control_process import ControlProcess, ControlReport
-from robot_drivers.decisions import Decide, Decision, Query
-from robot_drivers.driver import Measurement, RobotDriver
-from robot_drivers.dry_run import DryRun
+from robot_drivers.driver import DryRun, Measurement, RobotDriver
 from robot_drivers.env import robot_env_spec
 from robot_drivers.executor import Executor
-from robot_drivers.human import HumanInput
 from robot_drivers.limits import Limits
-from robot_drivers.lockstep import Lockstep, VirtualClock
-from robot_drivers.record import Record
-from robot_drivers.runtime import Observe, Runtime
+from robot_drivers.motion import approach
+from robot_drivers.record import Decide, Decision, HumanInput, Query, Record
+from robot_drivers.runtime import ControlProcess, ControlReport, Observe, Runtime
 from robot_drivers.safety import Supervisor
-from robot_drivers.simulated import SimulatedRobot
-from robot_drivers.teleop.terminal import Foreground
-from vla_rl.contract.env import Array, Observation
+from robot_drivers.simulated import Lockstep, SimulatedRobot, VirtualClock
+from robot_drivers.teleop.keyboard import Foreground
+from vla_rl.contract.env import Array, EnvSpec, Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
-from vla_rl.contract.spec import EnvSpec
-from vla_rl.recipes.robots.person import ScriptedPerson, Waits
-from vla_rl.recipes.robots.status import CommandLines, Display, EpisodeBar, EpisodeLines
+from vla_rl.recipes.robots.person import CommandLines, Display, EpisodeBar, EpisodeLines, ScriptedPerson, Waits
 from vla_rl.recipes.signals import ignored_ctrl_c
 
 MAX_CHUNK = 64  # actions that a policy may plan at once
@@ -55,7 +48,7 @@ class ControlStep:
 
 @dataclass(frozen=True)
 class Execution:
-    """How chunks are executed: ``chunks`` is a class of ``robot_drivers/chunks.py``, at ``speed`` of all velocities.
+    """How chunks are executed: ``chunks`` is a class of ``robot_drivers/executor.py``, at ``speed`` of all velocities.
 
     ``delay`` is how many seconds after an observation its chunk is there, on a robot in virtual time; it lasts whole
     control steps there, so it is rounded up.
@@ -303,7 +296,7 @@ def dry(config: RobotConfig) -> RobotConfig:
         config,
         home=None,
         driver=Part(
-            "robot_drivers.dry_run:DryRun", {"driver": config.driver.name, "options": dict(config.driver.options)}
+            "robot_drivers.driver:DryRun", {"driver": config.driver.name, "options": dict(config.driver.options)}
         ),
     )
 

@@ -19,11 +19,10 @@ from typing import Protocol
 import numpy as np
 from rich.console import Console
 
-from robot_drivers.decisions import Decide, Decision, Query
-from robot_drivers.record import Record
+from robot_drivers.record import Decide, Decision, Query, Record
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import ContractError, UserError, cause_of
 from vla_rl.contract.policy import Policy
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.fleet.attempt import LinkOptions, LinkState
 from vla_rl.fleet.backoff import Backoff, BackoffOptions
 from vla_rl.fleet.episode_end import EpisodeEnd
@@ -36,10 +35,9 @@ from vla_rl.fleet.signing import TrustedKeys
 from vla_rl.fleet.spool import Spool
 from vla_rl.fleet.step import FleetStep
 from vla_rl.recipes.fleet.policies import PUBLIC_KEY
-from vla_rl.recipes.robots.drive import EpisodesConfig, decider_of
-from vla_rl.recipes.robots.recording import labels_of, step_back
+from vla_rl.recipes.robots.drive import EpisodesConfig, decider_of, labels_of, step_back
+from vla_rl.recipes.robots.person import Display
 from vla_rl.recipes.robots.session import ControlStep, Session, outcome_of
-from vla_rl.recipes.robots.status import Display
 
 QUALITY = 90  # of JPEG
 _DISK_S = 30.0  # at the end, for the disk
