@@ -172,7 +172,7 @@ class ControlConfig:
 
     driver       "module:Class" of a RobotDriver and its options
     limits       ``Limits.to_json``
-    chunks       "module:Class" of a way to execute chunks (``chunks.py``) and its options
+    chunks       "module:Class" of a way to execute chunks (``executor.py``) and its options
     kinematics   "module:function" that makes the arm's chain, for a workspace; "" for none
     teleoperator "module:Class" of a Teleoperator and its options, in a process of its own; "" for none.  The policy
                  moves the arm only while that process is heard

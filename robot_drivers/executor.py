@@ -1,9 +1,7 @@
 """One control step: measure, choose between policy and person, supervise, command, label.
 
-It has no process, no clock and no queue of messages of its own: ``control.py`` runs it in real time, ``lockstep.py`` in
-virtual time.
-
-How chunks of actions are executed while the next one is computed.
+It has no process, no clock and no queue of messages of its own: ``control.py`` runs it in real time, ``simulated.py``
+in virtual time.
 
 Time is counted in control steps: a chunk that was decided on the observation of step ``s`` holds the actions for the
 steps ``s``, ``s + 1``, ...  If it arrives before step ``t``, its *delay* is ``t - s`` steps, which is exact: no clock
@@ -23,13 +21,14 @@ from typing import Protocol
 import numpy as np
 
 from robot_drivers.driver import DriverError, Judged, Measurement, Resets, RobotDriver, copied
-from robot_drivers.record import Decision, HumanInput, Record, TakeOver
+from robot_drivers.record import Decision, HumanInput, Record
 from robot_drivers.safety import Command, Request, Supervisor
 from vla_rl.contract.errors import ContractError, UserError
 
 SILENCE = 2.0  # s
 _KEPT = 512  # decisions whose version and time of capture are remembered
 _OUTCOMES = ("success", "failure", "redo")
+_SHRINK = 0.5  # of what the leader moves
 
 
 class Executor:
@@ -311,6 +310,37 @@ class Executor:
     def _flush(self) -> None:
         self._chunks.clear()
         self._valid_from = self.step
+
+
+class TakeOver:
+    """Turns a teleoperator's input into requests that continue what the arm does.
+
+    A leader arm seldom stands where the robot does when the person takes over.  Its offset is measured at that moment
+    and kept, so the first request is the last command; the offset of a joint then shrinks by half of what the leader
+    moves it, so the arm never moves while the person's hand rests, and both agree after a while.  A device that steers
+    continues from the last command, which the supervisor has clipped: it never runs ahead of the arm.
+    """
+
+    def __init__(self) -> None:
+        self.interventions = 0  # so far
+        self._offset: np.ndarray | None = None
+        self._leader: np.ndarray | None = None
+
+    def anchor(self) -> None:
+        """The next request is the last command, wherever the leader is."""
+        self._offset = self._leader = None
+
+    def request(self, read: HumanInput, last: np.ndarray, dt: float) -> np.ndarray | None:
+        """The position [D] that the person asks for after the command ``last`` [D]; None for no position at all."""
+        if read.position is None:
+            return None if read.velocity is None else last + read.velocity * dt
+        if self._offset is None or self._leader is None:
+            self._offset, self._leader = last - read.position, read.position.copy()
+        moved = np.abs(read.position - self._leader)
+        self._leader = read.position.copy()  # a device may write into its own again
+        self._offset = np.sign(self._offset) * np.maximum(np.abs(self._offset) - _SHRINK * moved, 0.0)
+        wanted: np.ndarray = read.position + self._offset
+        return wanted
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What happened in one control step: the labels that every frame of a recorded episode carries."""
+"""What passes between an arm, its policy and a person: queries, decisions, inputs, and the labels of every control step."""
 
 from __future__ import annotations
 
@@ -134,9 +134,6 @@ def step_of(records: Sequence[Record], frames: Sequence[Observation], horizon: i
     )
 
 
-_SHRINK = 0.5  # of what the leader moves
-
-
 @dataclass(frozen=True)
 class HumanInput:
     """What a teleoperator reads at one moment.
@@ -156,34 +153,3 @@ class HumanInput:
     velocity: np.ndarray | None = None
     keys: tuple[str, ...] = ()
     deadman_at: float | None = None
-
-
-class TakeOver:
-    """Turns a teleoperator's input into requests that continue what the arm does.
-
-    A leader arm seldom stands where the robot does when the person takes over.  Its offset is measured at that moment
-    and kept, so the first request is the last command; the offset of a joint then shrinks by half of what the leader
-    moves it, so the arm never moves while the person's hand rests, and both agree after a while.  A device that steers
-    continues from the last command, which the supervisor has clipped: it never runs ahead of the arm.
-    """
-
-    def __init__(self) -> None:
-        self.interventions = 0  # so far
-        self._offset: np.ndarray | None = None
-        self._leader: np.ndarray | None = None
-
-    def anchor(self) -> None:
-        """The next request is the last command, wherever the leader is."""
-        self._offset = self._leader = None
-
-    def request(self, read: HumanInput, last: np.ndarray, dt: float) -> np.ndarray | None:
-        """The position [D] that the person asks for after the command ``last`` [D]; None for no position at all."""
-        if read.position is None:
-            return None if read.velocity is None else last + read.velocity * dt
-        if self._offset is None or self._leader is None:
-            self._offset, self._leader = last - read.position, read.position.copy()
-        moved = np.abs(read.position - self._leader)
-        self._leader = read.position.copy()  # a device may write into its own again
-        self._offset = np.sign(self._offset) * np.maximum(np.abs(self._offset) - _SHRINK * moved, 0.0)
-        wanted: np.ndarray = read.position + self._offset
-        return wanted

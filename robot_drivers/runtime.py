@@ -1,7 +1,6 @@
-"""The policy's side of a robot: the newest observation, a decision meanwhile, and what came of every control step.
+"""The policy's side of a robot: the control process as its owner sees it, and episodes on its arm.
 
-The arm is controlled by another process (``control.py``), which waits for nothing that happens here: cameras, policy,
-recording.
+``control.py`` runs in that process and waits for nothing that happens here: cameras, policy, recording.
 """
 
 from __future__ import annotations

@@ -1,17 +1,15 @@
 """The supervisor: what stands between every request and the motors, whoever asks.
 
-:func:`limit` makes the next command (``limiting.py``); :class:`Supervisor` decides which requests are listened to,
-and when the arm is brought to rest.  Times are arguments, in seconds of ``time.monotonic``.
-
-This is software on an ordinary computer.  It is no substitute for a safety-rated stop (ISO 10218-1): keep a switch
-that cuts the motors' power within reach.
-
-The command that comes next, whatever is asked for: the pure part of the supervisor (``safety.py``).
+:class:`Supervisor` decides which requests are listened to, and when the arm is brought to rest; :func:`limit` makes the
+next command.  Times are arguments, in seconds of ``time.monotonic``.
 
 The commands are samples of one smooth function of time for each joint, whose position, velocity, acceleration and
 jerk are within the limits, and which comes to rest within them if nobody asks for anything any more (``motion.py``).
 So it does not matter when, or how irregularly, they are made.  They stay near the *measured* position: an arm that
 lags or is blocked holds its command back.
+
+This is software on an ordinary computer.  It is no substitute for a safety-rated stop (ISO 10218-1): keep a switch
+that cuts the motors' power within reach.
 """
 
 from __future__ import annotations

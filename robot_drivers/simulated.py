@@ -1,13 +1,10 @@
-"""The simulated robot: an environment that is commanded by joint positions, behind ``RobotDriver``, in lock-step.
+"""The simulated robot: an environment that is commanded by joint positions, behind ``RobotDriver``, in virtual time.
 
-Every command advances the simulation (``simulated_hardware.py``) by one control step, in virtual time, so that an
-episode is the same bit for bit.  In real time it is a process of its own (``simulated_process.py``)::
+Every command advances the simulation by one control step, so that an episode is the same bit for bit, and
+:class:`Lockstep` plays executor, policy and person in one process.  In real time the robot is a process of its own
+(``simulated_process.py``)::
 
     python -m robot_drivers.simulated robot.json
-
-The executor in virtual time and one process: every step is as long as it should be and every delay exact.
-
-For tests, for tables of success over delay, and for fleets of simulated robots.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python -m robot_drivers.simulated robot.json
 
-It holds its last target when nobody commands it and goes on simulating.  Any number of clients
-(``simulated_client.py``) connect to its Unix socket: one that drives the arm, others that look through its cameras.
+It holds its last target when nobody commands it and goes on simulating.  Any number of clients connect to its Unix
+socket: one that drives the arm (:class:`SimulatedArm`), others that look through its cameras.
 """
 
 from __future__ import annotations

@@ -2,15 +2,9 @@
 
     open_driver("robot_drivers.so101:SO101", {"port": "/dev/ttyACM0", "id": "my_arm"})
 
-Joints are LeRobot's degrees in radians, the gripper is its 0 to 100 as a fraction (``robot_drivers.so101``).
-
-The six servos of an SO-101, follower or leader: who they are, how they are read, and their calibration.
-
-LeRobot's calibration of an arm: its JSON file, and what it makes of the encoders' ticks.
-
-The file is LeRobot's, read and written as it is: {motor: {id, drive_mode, homing_offset, range_min, range_max}}, all in
-ticks.  Joints are LeRobot's degrees in radians, (ticks - middle) · 2π/4095 with the middle of the calibrated range; the
-gripper is LeRobot's 0 to 100 as a fraction.  As in LeRobot, ``drive_mode`` 1 inverts the gripper only.
+The calibration file is LeRobot's: {motor: {id, drive_mode, homing_offset, range_min, range_max}}, all in ticks.  Joints
+are LeRobot's degrees in radians, (ticks - middle) · 2π/4095 with the middle of the calibrated range; the gripper is
+LeRobot's 0 to 100 as a fraction.  As in LeRobot, ``drive_mode`` 1 inverts the gripper only.
 """
 
 from __future__ import annotations

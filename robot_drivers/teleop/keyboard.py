@@ -2,8 +2,6 @@
 
 {"name": "robot_drivers.teleop.keyboard:Keyboard", "options": {"joints": 6, "speed": 0.4}}
 
-A terminal whose keys arrive one by one, in a process that does not own it.
-
 A teleoperator's process is in the background of the terminal, where reading is forbidden.  It takes the foreground
 meanwhile; a small process beside it gives everything back when the teleoperator ends, however it ends.
 """
@@ -133,10 +131,6 @@ def restore(end: int, owner: int) -> None:
             os.tcsetpgrp(end, owner)
 
 
-if __name__ == "__main__":
-    restore(int(sys.argv[1]), int(sys.argv[2]))
-
-
 _FORWARD, _BACKWARD = "1234567", "zxcvbnm"  # a joint's keys are above each other
 _EVENTS = {"s": "success", "f": "failure", "r": "redo", "a": "rearm", "\n": "ready", "\r": "ready", INTERRUPT: "stop"}
 _ESCAPE = "\x1b"
@@ -203,3 +197,7 @@ class Keyboard:
 
     def disconnect(self) -> None:
         self._terminal.close()
+
+
+if __name__ == "__main__":
+    restore(int(sys.argv[1]), int(sys.argv[2]))

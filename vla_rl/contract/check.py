@@ -1,9 +1,7 @@
-"""Compare what environments and policies deliver with their specs: for tests, ``vla-rl inspect`` and robots.
+"""Compare what environments and policies deliver with their specs: for tests, ``vla-rl inspect``, training and robots.
 
-Cheap checks of an environment and a policy that somebody else wrote: one sentence for each mistake, before training.
-
-``check.py`` compares everything over whole episodes; here a reset and a few steps show what would otherwise end in a
-traceback in the middle of a rollout, or teach the policy something false.
+:func:`check_env` plays whole episodes.  :func:`check_env_quickly` takes a reset and a few steps of what a user wrote, to
+say in one sentence what would end in a traceback in the middle of a rollout, or teach the policy something false.
 """
 
 from __future__ import annotations

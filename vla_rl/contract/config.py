@@ -1,4 +1,4 @@
-"""Frozen dataclass configs to JSON and back, so that workers and checkpoints are rebuilt from text."""
+"""Frozen dataclass configs to JSON and back, so that workers are rebuilt from text; checks of the numbers in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The environment protocol, which simulators, imagined environments and robots implement alike."""
+"""The environment protocol, which simulators, imagined environments and robots implement alike, and its spec."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Import the objects that ``"module:name"`` strings name."""
+"""Import what ``"module:name"`` strings name, and check that our packages are ours: others have the same names."""
 
 from __future__ import annotations
 

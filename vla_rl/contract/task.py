@@ -1,9 +1,7 @@
-"""What the author of an environment declares beside it: expert, labelled scenes, swapped instruction, spec, ...
+"""What the author of an environment declares beside it: expert, labelled scenes, swapped instruction, parameters, ...
 
-How a run varies the parameters of an environment: typed, as JSON, drawn from an episode's seed alone.
-
-An environment declares its parameters beside its ``make`` (``declare_task(parameters=...)``) and takes their values in
-``reset(env_ids, seeds, parameters)`` (``VariableEnv``).  ``sims/randomize.py`` draws them for every episode.
+A run varies the parameters by a :class:`Randomization`, drawn from an episode's seed alone; ``reset(env_ids, seeds,
+parameters)`` takes their values (:class:`VariableEnv`).  ``sims/randomize.py`` draws them for every episode.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Bookkeeping and validation for vectorised environments without autoreset (numpy only).
 
-Environments that compute on a device: the host reads what it needs of a decision in one transfer.
-
-A read makes the host wait until the device has computed everything before it, so it is made once, at the end of a
-decision, for all that the host decides by: refused actions, ends, successes, rewards, whether all is finite.  Until
-then the device decides: an action that is not finite stops every environment there, so nothing has moved when the host
-learns of it.  Tensors are used by their methods alone, so nothing here needs torch.
+Of environments that compute on a device the host reads what it needs of a decision in one transfer: a read makes it
+wait until the device has computed everything before it.  Until then the device decides: an action that is not finite
+stops every environment there, so nothing has moved when the host learns of it.  Tensors are used by their methods
+alone, so nothing here needs torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An arm on a desk: set up, calibrated and checked, by a person at a terminal."""
+"""An arm on a desk: set up, calibrated, checked and teleoperated, by a person at a terminal."""
 
 from __future__ import annotations
 

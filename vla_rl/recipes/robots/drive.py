@@ -301,7 +301,7 @@ def episode_of(seen: Sequence[ControlStep], spec: EnvSpec, seed: int) -> Demonst
 
     Columns of its own: "intervention" (bool, LeRobot's name for a person in control) and "complementary_info." with
     requested [D], which is the executed position where ``asked`` is False, clipped [D], source (an index into
-    ``record.SOURCES``), reason (into ``limiting.REASONS``, -1 for others), policy_version, chunk, step_in_chunk,
+    ``record.SOURCES``), reason (into ``safety.REASONS``, -1 for others), policy_version, chunk, step_in_chunk,
     latency (s) and captured (s since the episode's first measurement).
     """
     records = [one.record for one in seen]

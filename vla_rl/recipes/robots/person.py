@@ -1,4 +1,4 @@
-"""The person at an arm: shown a sentence, answering by Enter, here or on the teleoperator."""
+"""The person at an arm: shown how it does, asked a question, answering by Enter, here or on the teleoperator."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _SPARE = 120.0  # s for the way to the first action, and for a person who takes 
 
 
 class Replayer:
-    """Decides once (``decisions.Decide``): a slow way to the first action, then the actions, then the last one held.
+    """Decides once (``record.Decide``): a slow way to the first action, then the actions, then the last one held.
 
     Later decisions hold the arm where it is: after a person had control, the recording is not taken up again.
 

@@ -336,7 +336,7 @@ _NUMBER = 1 << 40  # of these episodes, which nobody records
 
 
 class Home:
-    """Where an arm waits between episodes (``decisions.Decide``: on the rest of the way to there).
+    """Where an arm waits between episodes (``record.Decide``: on the rest of the way to there).
 
     position  [D], in the joints' units
     limits    of the arm; its velocities are those of a run, of which the way has a quarter at most
