@@ -1,4 +1,4 @@
-"""What passes between an arm, its policy and a person: queries, decisions, inputs, and the labels of every control step."""
+"""What passes between an arm, its policy and a person: queries, decisions, inputs, and the labels of control steps."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Compare what environments and policies deliver with their specs: for tests, ``vla-rl inspect``, training and robots.
 
-:func:`check_env` plays whole episodes.  :func:`check_env_quickly` takes a reset and a few steps of what a user wrote, to
-say in one sentence what would end in a traceback in the middle of a rollout, or teach the policy something false.
+:func:`check_env` plays whole episodes.  :func:`check_env_quickly` takes a reset and a few steps of what a user wrote,
+to say in one sentence what would end in a traceback in the middle of a rollout, or teach the policy something false.
 """
 
 from __future__ import annotations
@@ -144,7 +144,8 @@ def check_array(name: str, array: Any, spec: ArraySpec, lead: tuple[int, ...]) -
 
 def check_step(step: Step, spec: EnvSpec, num_envs: int, horizon: int) -> None:
     """Raise ContractError unless ``step`` fits ``spec`` and the contract's rules for ends and validity."""
-    check_observation(step.obs, spec, num_envs)
+    for obs in (step.obs, *step.frames):
+        check_observation(obs, spec, num_envs)
     flag = ArraySpec((), "bool", 0, 1)
     for name in ("terminated", "truncated", "success"):
         check_array(name, getattr(step, name), flag, (num_envs,))
@@ -257,9 +258,6 @@ def _check_out(out: ActionOut, env: VecEnv) -> None:
     _require(len(parts) < 2 and not sum(parts) % horizon, f"logprob has parts {list(parts)} for {horizon} actions")
 
 
-# -- the parts of check_env --------------------------------------------------------------------------------------------
-
-
 def _check_at_rest(env: VecEnv) -> str:
     obs = observe_at_rest(env)
     check_observation(obs, env.spec, env.num_envs)
@@ -289,8 +287,6 @@ def _check_episode(env: VecEnv, env_ids: np.ndarray, seeds: np.ndarray) -> str:
         check_step(step, env.spec, env.num_envs, horizon)
         steps_taken += on_host(step.valid).sum(1)
         _require(bool((steps_taken == on_host(step.obs.time)).all()), "time does not count the executed actions")
-        for frame in step.frames:
-            check_observation(frame, env.spec, env.num_envs)
         if first:
             _require(len(step.frames) == horizon, f"observe='all' gave {len(step.frames)} frames for {horizon} actions")
             _require(_equal(step.frames[-1], step.obs), "the last frame differs from obs")
@@ -388,9 +384,6 @@ def _check_snapshot(env: VecEnv, env_ids: np.ndarray, seeds: np.ndarray) -> str:
     return f"continues {profile}"
 
 
-# -- tools -------------------------------------------------------------------------------------------------------------
-
-
 def random_actions(env: VecEnv, horizon: int, generator: np.random.Generator) -> np.ndarray:
     """Uniform actions [E,H,D] within the bounds."""
     spec, shape = env.spec.action, (env.num_envs, horizon, env.spec.action_dim)
@@ -478,8 +471,6 @@ def check_env_quickly(env: Any, seed: int = 0) -> None:
         step = _returned(f"step of {name}", env.step(chunk, observe="all" if i == 0 else "last"), Step)
         require_finite_step(env, step, seed + env_ids)
         check_step(step, env.spec, env.num_envs, horizon)
-        for frame in step.frames:
-            check_observation(frame, env.spec, env.num_envs)
         if i == 0 and len(step.frames) != horizon:
             raise ContractError(
                 f'step of {name} returned {len(step.frames)} frames for {horizon} actions with observe="all", so '
@@ -533,39 +524,26 @@ def check_spec(spec: Any) -> None:
     _spec_has(spec.success in ("once", "at_end", None), "success", '"once", "at_end" or None')
 
 
-def require_finite_observation(env: VecEnv, obs: Observation, seeds: np.ndarray) -> None:
-    """Raise ContractError, naming environment, id, seed and time step, if an observation holds a NaN or infinity."""
-    for name, array in {"state": obs.state, **{f"extras[{key!r}]": item for key, item in obs.extras.items()}}.items():
-        _require_finite(env, name, array, obs, seeds)
-
-
 def require_finite_step(env: VecEnv, step: Step, seeds: np.ndarray) -> None:
-    """Raise ContractError, naming environment, id, seed and time step, if a reward or observation is not finite.
+    """Raise ContractError as :func:`require_finite_observation`, also for a reward."""
+    require_finite_observation(env, step.obs, seeds, reward=step.reward)
+
+
+def require_finite_observation(env: VecEnv, obs: Observation, seeds: np.ndarray, **more: Any) -> None:
+    """Raise ContractError, naming environment, id, seed and time step, if ``obs`` or ``more`` holds a NaN or infinity.
 
     The host waits for a device once for every array; ``read_step`` finds out in one transfer whether to ask.
     """
-    _require_finite(env, "reward", step.reward, step.obs, seeds)
-    require_finite_observation(env, step.obs, seeds)
-
-
-def _require_finite(env: VecEnv, name: str, array: Any, obs: Observation, seeds: np.ndarray) -> None:
-    finite = _finite(array)
-    if bool(finite.all()):
-        return
-    env_id = int(np.argwhere(~on_host(finite))[0][0])
-    raise ContractError(
-        f"environment {env.spec.name!r} returned a {name} that is not finite in environment {env_id} (seed "
-        f"{int(seeds[env_id])}, time step {int(obs.time[env_id])}), so nothing can be learnt from it; correct the "
-        "environment, or truncate such an episode and return its last finite observation."
-    )
-
-
-def _finite(array: Any) -> Any:
-    """bool like ``array``; of a tensor where the tensor is."""
-    if hasattr(array, "isfinite"):
-        return array.isfinite()
-    values = np.asarray(array)
-    return np.isfinite(values) if values.dtype.kind == "f" else np.ones(values.shape, bool)
+    extras = {f"extras[{key!r}]": item for key, item in obs.extras.items()}
+    for name, array in {**more, "state": obs.state, **extras}.items():
+        finite = array.isfinite() if hasattr(array, "isfinite") else np.isfinite(array)
+        if not bool(finite.all()):
+            env_id = int(np.argwhere(~on_host(finite))[0][0])
+            raise ContractError(
+                f"environment {env.spec.name!r} returned a {name} that is not finite in environment {env_id} (seed "
+                f"{int(seeds[env_id])}, time step {int(obs.time[env_id])}), so nothing can be learnt from it; correct "
+                "the environment, or truncate such an episode and return its last finite observation."
+            )
 
 
 def _check_methods(name: str, subject: Any, methods: dict[str, tuple[str, ...]], protocol: str) -> None:
