@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from robot_drivers.driver import RobotDriver, open_driver
+from robot_drivers.driver import RobotDriver, open_driver, opened
 from robot_drivers.kinematics import Chain
 from robot_drivers.limits import Limits
 from vla_rl.contract.errors import UserError, did_you_mean
@@ -64,13 +64,7 @@ class Part:
 
     def make(self) -> Any:
         """The object; raises UserError for a name that does not exist or an option that it does not take."""
-        kind = load(self.name)
-        try:
-            return kind(**self.options)
-        except TypeError as error:
-            raise UserError(
-                f"{self.name} cannot be made of {dict(self.options)} ({error}), so it is not used; correct its options."
-            ) from error
+        return opened(self.name, self.options, object, "")
 
 
 @dataclass(frozen=True)

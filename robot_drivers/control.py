@@ -23,7 +23,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from robot_drivers.driver import Judged, Resets, RobotDriver, claimed, open_driver
+from robot_drivers.driver import Resets, RobotDriver, claimed, open_driver
 from robot_drivers.executor import Executor
 from robot_drivers.limits import Limits
 from robot_drivers.record import Decision, HumanInput, Record
@@ -187,15 +187,6 @@ class ControlConfig:
     teleoperator: str = ""
     teleoperator_options: Mapping[str, Any] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
-        """For :meth:`from_json`."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> ControlConfig:
-        """What :meth:`to_json` gave."""
-        return cls(**value)
-
 
 class Control:
     """One arm, one owner and perhaps a teleoperator, step by step."""
@@ -238,7 +229,7 @@ class Control:
         self._listen()
         self._executor.measure(time.monotonic())
         record = self._executor.act(time.monotonic())
-        sent = {"record": record.to_message(), "late": self._pace.late, "overruns": self._pace.overruns}
+        sent = {"record": asdict(record), "late": self._pace.late, "overruns": self._pace.overruns}
         counts = {name: getattr(self._executor, name) for name in ("refused", "faults", "rearmed", "elsewhere")}
         person = {"keys": self._keys, "attended": self._executor.attended(time.monotonic())}
         self._tell("record", **sent, **counts, **person, stopped=self._executor.stopped)
@@ -342,7 +333,7 @@ def main() -> None:
     reader, writer = claim_pipes()
     inbox, outbox = Inbox(reader, "control"), Outbox(writer, "control")
     outbox.flush()
-    config = ControlConfig.from_json(_first(inbox))
+    config = ControlConfig(**_first(inbox))
     driver: RobotDriver | None = None
     teleoperator: Child | None = None
     claim = ExitStack()  # of the arm, until this process ends
@@ -357,7 +348,6 @@ def main() -> None:
                 "kind": "ready",
                 "first": first,
                 "resets": isinstance(driver, Resets),
-                "judged": isinstance(driver, Judged),
                 "teleoperator": teleoperator.pid if teleoperator else 0,
             }
         )

@@ -11,11 +11,11 @@ import fcntl
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from vla_rl.contract.load import load
 MISTAKEN = {"rad": "degrees", "m": "millimetres", "1": "percent"}  # what a number that is too large may be meant in
 FARTHEST = {"rad": 20.0, "m": 20.0, "1": 2.0}  # positions: three turns, a long rail, a gripper's opening
 RATES = (1.0, 1000.0)  # Hz
+T = TypeVar("T")
+Asks = Callable[[str], str]
+"""How a routine talks to the person at the robot: shows a sentence, waits for Enter, returns what was typed."""
 LARGEST, SMALLEST = 1e6, 1e-6  # of any number that bounds a motion
 
 
@@ -147,26 +150,14 @@ class Calibrates(Protocol):
 
 @runtime_checkable
 class Resets(Protocol):
-    """A robot whose scene can be prepared without a person: a simulated one."""
+    """A robot whose scene can be prepared, and whose episode judged, without a person: a simulated one."""
 
     def reset(self, seed: int) -> None:
         """Start the episode of ``seed``."""
 
-
-@runtime_checkable
-class Judged(Protocol):
-    """A robot that knows by itself how its episode stands: a simulated one."""
-
     @property
     def outcome(self) -> str:
         """The cause of the episode's end as in ``Step.cause``; "" while it runs."""
-
-
-class Asks(Protocol):
-    """How a routine talks to the person at the robot."""
-
-    def __call__(self, sentence: str, /) -> str:
-        """Show ``sentence``, wait for Enter, return what was typed."""
 
 
 def is_number(value: Any) -> bool:
@@ -220,27 +211,29 @@ def check_joint(joint: Any) -> None:
 
 
 def open_driver(name: str, options: Mapping[str, Any]) -> RobotDriver:
-    """The driver that ``name`` ("module:Class") makes of ``options``, not yet connected.
+    """The driver that ``name`` ("module:Class") makes of ``options``, not yet connected; raises as :func:`opened`."""
+    return opened(name, options, RobotDriver, "it cannot drive an arm")  # type: ignore[type-abstract]
 
-    Raises UserError for a name that cannot be loaded or options that it does not take, and ContractError for something
-    that is no driver, or whose spec bounds nothing.
+
+def opened(name: str, options: Mapping[str, Any], kind: type[T], otherwise: str) -> T:
+    """The ``kind`` that ``name`` ("module:Class") makes of ``options``.
+
+    Raises UserError for a name that cannot be loaded or options that it does not take, and ContractError, which says
+    what is so ``otherwise``, for something of another kind.
     """
-    kind = load(name)
     try:
-        driver = kind(**options)
+        made = load(name)(**options)
     except TypeError as error:
         raise UserError(
-            f"{name} cannot be made of {dict(options)} ({error}), so no arm is driven; correct its options."
+            f"{name} cannot be made of {dict(options)} ({error}), so it is not used; correct its options."
         ) from error
-    if not isinstance(driver, RobotDriver):
-        missing = [
-            part for part in ("spec", "connect", "observe", "command", "disconnect") if not hasattr(driver, part)
-        ]
+    if not isinstance(made, kind):
+        parts = [part for part in vars(kind) if not part.startswith("_") and not hasattr(made, part)]
         raise ContractError(
-            f"{name} made a {type(driver).__name__}, which has no {', no '.join(missing)}, so it cannot drive an arm; "
-            "see RobotDriver in robot_drivers/driver.py."
+            f"{name} made a {type(made).__name__}, which has no {', no '.join(parts)}, so {otherwise}; see "
+            f"{kind.__name__} in {kind.__module__.replace('.', '/')}.py."
         )
-    return driver
+    return made
 
 
 class DryRun:

@@ -16,11 +16,10 @@ chunk agree with the last one where they overlap: chunks are executed alike, and
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
-from robot_drivers.driver import DriverError, Judged, Measurement, Resets, RobotDriver, copied
+from robot_drivers.driver import DriverError, Measurement, Resets, RobotDriver, copied
 from robot_drivers.record import Decision, HumanInput, Record
 from robot_drivers.safety import Command, Request, Supervisor
 from vla_rl.contract.errors import ContractError, UserError
@@ -212,7 +211,7 @@ class Executor:
     def act(self, now: float) -> Record:
         """Command the arm after :meth:`measure`, and say what was done."""
         assert self._measured is not None, "measure() comes before act()"
-        if self.episode and isinstance(self._driver, Judged) and self._driver.outcome:
+        if self.episode and isinstance(self._driver, Resets) and self._driver.outcome:
             self.end(self._driver.outcome)
         self._left -= 1
         if not self._left:
@@ -351,8 +350,12 @@ class Place:
     index: int
 
 
-class Chunks(Protocol):
-    """A queue of actions, filled chunk by chunk, from which one action is taken in every control step."""
+class Chunks:
+    """A queue of actions, filled chunk by chunk, from which one is taken in every control step: of the newest chunk."""
+
+    def __init__(self) -> None:
+        self._chunk: np.ndarray | None = None
+        self._start, self._observed = 0, 0  # steps: of the chunk's first action, of its observation
 
     def add(self, chunk: np.ndarray, observed: int, now: int) -> None:
         """``chunk`` [H,D], decided on the observation of step ``observed``, is there before step ``now`` is executed.
@@ -360,31 +363,6 @@ class Chunks(Protocol):
         A chunk that is over by then, or older than the newest one, changes nothing.  Raises ContractError for a chunk
         that is not two-dimensional and finite, or that was observed in the future.
         """
-
-    def action(self, step: int) -> np.ndarray | None:
-        """The action [D] for ``step``; None where no chunk has one."""
-
-    def place(self, step: int) -> Place | None:
-        """Where :meth:`action` of ``step`` comes from."""
-
-    def wants(self, step: int) -> bool:
-        """Whether the next chunk should be decided on the observation of ``step``."""
-
-    def consumed(self, step: int) -> int | None:
-        """How many actions of the newest chunk belong to steps before ``step``; None where there is no chunk."""
-
-    def clear(self) -> None:
-        """Forget all chunks."""
-
-
-class _Newest:
-    """The part that most ways of execution share: the newest chunk, from a step on."""
-
-    def __init__(self) -> None:
-        self._chunk: np.ndarray | None = None
-        self._start, self._observed = 0, 0  # steps: of the chunk's first action, of its observation
-
-    def add(self, chunk: np.ndarray, observed: int, now: int) -> None:
         _check(chunk, observed, now)
         outdated = self._chunk is not None and observed <= self._observed
         start = observed + _stood_still(observed, now, self._end)
@@ -392,12 +370,26 @@ class _Newest:
             self._chunk, self._observed, self._start = chunk.copy(), observed, start
 
     def action(self, step: int) -> np.ndarray | None:
+        """The action [D] for ``step``; None where no chunk has one."""
         place = self.place(step)
         return None if place is None or self._chunk is None else self._chunk[place.index]
 
     def place(self, step: int) -> Place | None:
+        """Where :meth:`action` of ``step`` comes from."""
         index = step - self._start
         return Place(self._observed, index) if 0 <= index < self._length else None
+
+    def wants(self, step: int) -> bool:
+        """Whether the next chunk should be decided on the observation of ``step``."""
+        raise NotImplementedError
+
+    def consumed(self, step: int) -> int | None:
+        """How many actions of the newest chunk belong to steps before ``step``; None where there is no chunk."""
+        return None if self._chunk is None else min(max(step - self._start, 0), len(self._chunk))
+
+    def clear(self) -> None:
+        """Forget all chunks."""
+        self._chunk = None
 
     @property
     def _length(self) -> int:
@@ -408,14 +400,8 @@ class _Newest:
         """The first step for which the chunk has no action."""
         return None if self._chunk is None else self._start + self._length
 
-    def consumed(self, step: int) -> int | None:
-        return None if self._chunk is None else min(max(step - self._start, 0), len(self._chunk))
 
-    def clear(self) -> None:
-        self._chunk = None
-
-
-class OpenLoop(_Newest):
+class OpenLoop(Chunks):
     """Execute the first ``steps`` actions of a chunk (None: all of them), then stand still and ask for the next.
 
     The arm waits where it is while the policy computes.
@@ -435,7 +421,7 @@ class OpenLoop(_Newest):
         return self._end is None or step >= self._end
 
 
-class RecedingHorizon(_Newest):
+class RecedingHorizon(Chunks):
     """Ask again when ``steps`` actions of the newest chunk belong to the past, and go on with that one meanwhile.
 
     The new chunk replaces the rest of the old one from the action on whose turn it is: its first ``delay`` actions are
@@ -451,7 +437,7 @@ class RecedingHorizon(_Newest):
         return self._chunk is None or step >= self._start + min(self._steps, len(self._chunk))
 
 
-class TemporalEnsembling:
+class TemporalEnsembling(Chunks):
     """Ask in every step and execute the weighted mean of all chunks that have an action for it (ACT, arXiv 2304.13705).
 
     The weights are exp(-decay * i), where i = 0 is the oldest of those chunks.  Positions of joints are averaged as
@@ -460,9 +446,8 @@ class TemporalEnsembling:
 
     def __init__(self, decay: float = 0.01) -> None:
         self._decay = decay
-        self._chunks: dict[
-            int, tuple[int, np.ndarray]
-        ] = {}  # first step and actions by the step observed, oldest first
+        # First step and actions, by the step observed, oldest first.
+        self._chunks: dict[int, tuple[int, np.ndarray]] = {}
 
     def add(self, chunk: np.ndarray, observed: int, now: int) -> None:
         _check(chunk, observed, now)

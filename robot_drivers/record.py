@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -63,15 +63,6 @@ class Record:
     def intervened(self) -> bool:
         """Whether a person holds control in this step."""
         return self.intervention > 0
-
-    def to_message(self) -> dict[str, Any]:
-        """For ``contract.wire``."""
-        return asdict(self)
-
-    @classmethod
-    def from_message(cls, message: Mapping[str, Any]) -> Record:
-        """The record that was sent."""
-        return cls(**message)
 
 
 @dataclass(frozen=True)

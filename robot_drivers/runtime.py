@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any
 
@@ -263,7 +263,7 @@ class ControlProcess:
             self._child.close()
             raise
         self.pid = self._child.pid
-        self.first, self.resets, self.judged = (bool(ready[name]) for name in ("first", "resets", "judged"))
+        self.first, self.resets = bool(ready["first"]), bool(ready["resets"])
         self.teleoperator_pid = int(ready["teleoperator"])
         self._beat = float(config.limits["max_age"]) / _BEATS
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._receive_all, self._beat_on)]
@@ -338,7 +338,7 @@ class ControlProcess:
     def _started(self, config: ControlConfig) -> list[Any]:
         """The first messages of the process: that it is ready, and perhaps more."""
         try:
-            self._send_all(config.to_json())
+            self._send_all(asdict(config))
             end = time.monotonic() + _START
             while not (messages := self._arrived()) and not self._inbox.gone and time.monotonic() < end:
                 pass
@@ -401,5 +401,5 @@ def _understood(message: Mapping[str, Any]) -> ControlReport | UserError:
     if message["kind"] == "record":
         names = ("late", "overruns", "refused", "faults", "dropped", "rearmed", "attended", "stopped", "elsewhere")
         given = {name: message[name] for name in names}
-        return ControlReport(Record.from_message(message["record"]), keys=tuple(message["keys"]), **given)
+        return ControlReport(Record(**message["record"]), keys=tuple(message["keys"]), **given)
     return error_of(message) if message["kind"] == "failed" else UserError(message["error"])

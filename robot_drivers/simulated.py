@@ -342,7 +342,7 @@ def _make(simulated: Simulated) -> VecEnv:
 
 
 class SimulatedRobot:
-    """An environment in lock-step as a robot (``RobotDriver``, ``Resets``, ``Judged``)."""
+    """An environment in lock-step as a robot (``RobotDriver``, ``Resets``)."""
 
     def __init__(
         self,

@@ -239,7 +239,7 @@ class _Line:
 
 
 class SimulatedArm:
-    """The arm of a simulated robot's process (``RobotDriver``, ``Resets``, ``Judged``)."""
+    """The arm of a simulated robot's process (``RobotDriver``, ``Resets``)."""
 
     def __init__(
         self, address: str, env: str = SO101, options: Mapping[str, Any] | None = None, **motors: float

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from robot_drivers.driver import DriverError, Measurement
-from robot_drivers.executor import OpenLoop, RecedingHorizon, TemporalEnsembling
-from robot_drivers.record import _SHRINK, SOURCES, Decision, HumanInput, Query, Record, TakeOver
+from robot_drivers.executor import _SHRINK, OpenLoop, RecedingHorizon, TakeOver, TemporalEnsembling
+from robot_drivers.record import SOURCES, Decision, HumanInput, Query, Record
 from tests.robot_drivers.toy_arm import DT, LIMITS, lockstep, towards
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.wire import pack, unpack
@@ -66,7 +67,7 @@ def test_a_step_is_labelled_with_what_was_asked_for_and_what_was_done() -> None:
 def test_a_record_survives_the_wire() -> None:
     run, _ = lockstep(OpenLoop(), towards(GOAL))
     sent = run.step()
-    received = Record.from_message(unpack(pack(sent.to_message())))
+    received = Record(**unpack(pack(asdict(sent))))
     for name, value in vars(sent).items():
         assert np.array_equal(getattr(received, name), value, equal_nan=isinstance(value, np.ndarray)), name
 
@@ -76,9 +77,9 @@ def test_a_record_survives_the_wire() -> None:
 def test_the_arm_gets_there_whatever_the_delay_and_every_run_is_the_same(way, delay: int) -> None:
     runs = [lockstep(way(), towards(GOAL), delay)[0].episode(1, 260) for _ in range(2)]
     assert np.abs(runs[0][-1].position - GOAL).max() < 0.02
-    assert all(
-        pack(one.to_message()) == pack(other.to_message()) for one, other in zip(runs[0], runs[1], strict=True)
-    ), "bit for bit"
+    assert all(pack(asdict(one)) == pack(asdict(other)) for one, other in zip(runs[0], runs[1], strict=True)), (
+        "bit for bit"
+    )
 
 
 def test_the_policy_is_told_what_was_consumed_and_what_is_delayed() -> None:

@@ -51,29 +51,18 @@ class TaskExtras:
     parameters: Callable[..., tuple[Parameter, ...]] | str | None = None
     wraps: bool = False
 
-
-def declare_task(
-    expert: Named | None = None,
-    scenes: Named | None = None,
-    swapped_options: Mapping[str, Any] | None = None,
-    spec: Callable[..., EnvSpec] | str | None = None,
-    claims: Named | None = None,
-    progress: Named | None = None,
-    parameters: Callable[..., tuple[Parameter, ...]] | str | None = None,
-    wraps: bool = False,
-) -> Callable[[Make], Make]:
-    """A decorator for ``make(num_envs, **options)`` that declares what else belongs to the task (``TaskExtras``)."""
-    extras = TaskExtras(expert, scenes, swapped_options, spec, claims, progress, parameters, wraps)
-
-    def declare(make: Make) -> Make:
-        setattr(make, _ATTRIBUTE, extras)
+    def __call__(self, make: Make) -> Make:
+        """``make``, with which all this belongs."""
+        setattr(make, _ATTRIBUTE, self)
         return make
 
-    return declare
+
+declare_task = TaskExtras
+"""The decorator for ``make(num_envs, **options)`` that declares what else belongs to the task."""
 
 
 def extras_of(make: Callable[..., Any]) -> TaskExtras:
-    """What ``make`` declares; nothing without :func:`declare_task`."""
+    """What ``make`` declares; nothing without ``declare_task``."""
     found: TaskExtras = getattr(make, _ATTRIBUTE, TaskExtras())
     return found
 

@@ -18,7 +18,7 @@ from tests.robot_drivers.toy_arm import LIMITS
 from vla_rl.contract.errors import UserError
 from vla_rl.recipes.robots import drive
 from vla_rl.recipes.robots.drive import hold_position
-from vla_rl.recipes.robots.person import StatusLine, Terminal, waiting
+from vla_rl.recipes.robots.person import EnterKey, StatusLine, waiting
 from vla_rl.recipes.robots.session import RealTimeSession
 
 
@@ -30,7 +30,7 @@ def test_enter_counts_once_it_is_pressed_after_the_question():
     ours, theirs = os.openpty()
     os.write(ours, b"y\n")
     arrived(theirs)
-    with Terminal(theirs) as terminal:
+    with EnterKey(theirs) as terminal:
         assert not terminal.entered()
         os.write(ours, b"yes\n")
         arrived(theirs)
@@ -43,7 +43,7 @@ def test_what_is_in_a_pipe_was_meant_and_its_end_is_seen():
     reader, writer = os.pipe()
     os.write(writer, b"\n\n")
     os.close(writer)
-    with Terminal(reader) as terminal:
+    with EnterKey(reader) as terminal:
         assert [terminal.entered() for _ in range(3)] == [True, True, False] and terminal.over
     os.close(reader)
 
@@ -55,7 +55,7 @@ def test_a_keyboard_that_the_teleoperator_has_is_not_read(monkeypatch):
     def refused(end: int, size: int) -> bytes:
         raise OSError("a process in the background reads")
 
-    with Terminal(reader) as terminal, monkeypatch.context() as patch:
+    with EnterKey(reader) as terminal, monkeypatch.context() as patch:
         patch.setattr(os, "read", refused)
         assert not terminal.entered() and not terminal.over
     for end in (reader, writer):
@@ -84,7 +84,7 @@ class Reports:
 
 def test_the_teleoperator_answers_too_and_not_before_the_question(monkeypatch):
     reader, writer = os.pipe()
-    monkeypatch.setattr(Terminal.__init__, "__defaults__", (reader,))
+    monkeypatch.setattr(EnterKey.__init__, "__defaults__", (reader,))
     show = Console(file=io.StringIO())
     control = Reports(report("ready"), report("success"), report("ready"), report())
     waiting(show)("Go?", control)

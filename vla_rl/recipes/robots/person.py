@@ -8,7 +8,7 @@ import signal
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 from rich.console import Console
@@ -28,7 +28,7 @@ Waits = Callable[[str, ControlProcess], None]
 """Shows a sentence and returns when the person has pressed Enter, while the arm is controlled."""
 
 
-class Terminal:
+class EnterKey:
     """Enter on standard input; a context manager.
 
     A teleoperator may have taken the keyboard.  Reading it all the same would suspend this program (SIGTTIN), so that
@@ -39,7 +39,7 @@ class Terminal:
         self._end = end
         self.over = False  # nothing will ever be typed any more
 
-    def __enter__(self) -> Terminal:
+    def __enter__(self) -> EnterKey:
         self._before = signal.signal(signal.SIGTTIN, signal.SIG_IGN)
         while os.isatty(self._end) and self.entered():  # what was typed before the question is no answer
             pass
@@ -66,7 +66,7 @@ def waiting(show: Console) -> Waits:
 
     def wait(sentence: str, control: ControlProcess) -> None:
         control.newest()  # what was pressed before the question is no answer
-        with Terminal() as terminal:
+        with EnterKey() as terminal:
             show.print(Text(sentence))
             with StatusLine(show) as status:
                 while not terminal.entered():
@@ -180,10 +180,11 @@ class StatusLine:
         return Text("   ").join(Text(words, style) for words, style in parts if words)
 
 
-class Display(Protocol):
-    """What is shown of episodes; a context manager."""
+class Display:
+    """What is shown of episodes, here nothing; a context manager."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *_: object) -> None: ...
 
@@ -194,7 +195,7 @@ class Display(Protocol):
         """The episode is over; ``done`` episodes count, ``succeeded`` of them as successes."""
 
 
-class EpisodeBar:
+class EpisodeBar(Display):
     """A bar: episodes that are over in no time."""
 
     def __init__(self, show: Console, total: int) -> None:
@@ -208,22 +209,16 @@ class EpisodeBar:
     def __exit__(self, *_: object) -> None:
         self._opened.close()
 
-    def step(self, title: str, record: Record, stopped: str) -> None:
-        """Too quick to be seen."""
-
     def ended(self, title: str, records: Sequence[Record], done: int, succeeded: int) -> None:
         self._update(done, f"{succeeded} succeeded")
 
 
-class EpisodeLines:
+class EpisodeLines(Display):
     """A status line while an episode lasts, and a line that stays when it is over."""
 
     def __init__(self, show: Console, total: int) -> None:
         self._show, self._line = show, ExitStack()
         self._status: StatusLine | None = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._line.close()
@@ -252,17 +247,12 @@ class EpisodeLines:
         )
 
 
-class CommandLines:
+class CommandLines(Display):
     """A line for every command: when, by whom, each joint's target, and in brackets what was asked for instead."""
 
     def __init__(self, show: Console, names: Sequence[str]) -> None:
         self._show, self._names = show, [name.removesuffix(".pos") for name in names]
         self._began = 0.0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
 
     def step(self, title: str, record: Record, stopped: str) -> None:
         """Print the command."""

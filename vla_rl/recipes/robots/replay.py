@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -127,8 +127,8 @@ def replay(config: RobotConfig, dataset: Path, number: int, speed: float, show: 
     return _compared(seen, decide, states, session.spec.action.names)
 
 
-def _until_over(steps: Iterator[ControlStep], decide: Replayer) -> Iterator[ControlStep]:
-    with closing(steps):  # type: ignore[type-var]  # sessions play by generators, which end the episode when closed
+def _until_over(steps: Generator[ControlStep], decide: Replayer) -> Iterator[ControlStep]:
+    with closing(steps):
         for step in steps:
             yield step
             if decide.ended(step):

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -59,24 +59,34 @@ class Execution:
     delay: float = 0.0
 
 
-class Session(Protocol):
-    """An arm that episodes are played on; a context manager is made of it by ``contextlib.closing``."""
+class Session:
+    """An arm that episodes are played on; a context manager is made of it by ``contextlib.closing``.
 
-    @property
-    def spec(self) -> EnvSpec:
-        """What a policy for this arm is made for."""
+    ``spec``: what a policy for this arm is made for.
+    """
+
+    spec: EnvSpec
 
     def display(self, show: Console, episodes: int) -> Display:
         """What is shown of ``episodes`` while they are played."""
+        return Display()
 
     def prepare(self, title: str) -> None:
         """Have everything ready for the episode ``title``; raises UserError when the arm is stopped for good."""
 
-    def play(self, decide: Decide, number: int, seed: int) -> Iterator[ControlStep]:
+    def play(self, decide: Decide, number: int, seed: int) -> Generator[ControlStep]:
         """The control steps of episode ``number`` (from 1), whose scene is that of ``seed`` where it can be set.
 
-        They end before the first that is not finite, with the outcome ``FAULT`` and perhaps without any.
+        They end before the first that is not finite, with the outcome ``FAULT`` and perhaps without any: what a broken
+        sensor says is no data, and nothing learns it.
         """
+        with closing(self._steps(decide, number, seed)) as steps, suppress(_BrokenSensorError):
+            for step in steps:
+                _check_finite(step.obs.state, step.record.position, step.record.executed.astype(np.float32))
+                yield step
+
+    def _steps(self, decide: Decide, number: int, seed: int) -> Generator[ControlStep]:
+        raise NotImplementedError
 
     def close(self) -> None:
         """Bring the arm to rest and free everything; safe to call twice."""
@@ -89,14 +99,6 @@ def outcome_of(records: Sequence[Record]) -> str:
 
 class _BrokenSensorError(Exception):
     """What the arm measures is not finite, so nobody is asked to decide on it."""
-
-
-def _finite(steps: Generator[ControlStep]) -> Iterator[ControlStep]:
-    """``steps`` before the first that is not finite: what a broken sensor says is no data, and nothing learns it."""
-    with closing(steps), suppress(_BrokenSensorError):
-        for step in steps:
-            _check_finite(step.obs.state, step.record.position, step.record.executed.astype(np.float32))
-            yield step
 
 
 def _measured(measured: Measurement, obs: Observation) -> Observation:
@@ -138,7 +140,7 @@ class _ObservedRobot(SimulatedRobot):
         return measured
 
 
-class LockstepSession:
+class LockstepSession(Session):
     """A simulated robot in virtual time: as fast as it can be computed, and the same bit for bit."""
 
     def __init__(self, config: RobotConfig, execution: Execution, person: ScriptedPerson | None = None) -> None:
@@ -163,9 +165,6 @@ class LockstepSession:
                 f"The supervisor stopped the arm before {title} ({self._executor.stopped}), so it is not played; look "
                 "at what the arm measures, and begin again."
             )
-
-    def play(self, decide: Decide, number: int, seed: int) -> Iterator[ControlStep]:
-        return _finite(self._steps(decide, number, seed))
 
     def _steps(self, decide: Decide, number: int, seed: int) -> Generator[ControlStep]:
         robot, dt = self._robot, self.spec.control_dt
@@ -192,7 +191,7 @@ class LockstepSession:
         return None if self._person is None else self._person.look(self._robot.seen, measured, self.spec.control_dt)
 
 
-class RealTimeSession:
+class RealTimeSession(Session):
     """An arm whose control process keeps its rate, whatever the policy, cameras and recording do meanwhile."""
 
     def __init__(self, config: RobotConfig, execution: Execution, wait: Waits) -> None:
@@ -220,9 +219,6 @@ class RealTimeSession:
                 self._wait(f"{title}: prepare the scene, then press Enter.", self._control)
             if not self._control.newest().stopped:
                 return
-
-    def play(self, decide: Decide, number: int, seed: int) -> Iterator[ControlStep]:
-        return _finite(self._steps(decide, number, seed))
 
     def _steps(self, decide: Decide, number: int, seed: int) -> Generator[ControlStep]:
         if self._control.resets:
