@@ -9,7 +9,6 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import numpy as np
 from robot_drivers.cameras.camera import Camera, open_camera
 from robot_drivers.config import Part, RobotConfig
 from robot_drivers.control import human_input
-from robot_drivers.driver import Calibrates, DriverError, Measurement, RobotDriver, claimed
+from robot_drivers.driver import Calibrates, DriverError, Measurement, RobotDriver, connected
 from robot_drivers.limits import Limits
 from robot_drivers.record import HumanInput
 from robot_drivers.runtime import PATIENCE
@@ -68,7 +67,7 @@ def _arm(config: RobotConfig, seconds: float, clock: Clock, budget: Budget) -> I
         budget.control_hz = spec.control_hz
         config.home_of(driver)
         yield Finding("limits", _limits(limits))
-        with claimed(config.driver.options), _connected(driver):
+        with connected(driver, config.driver.options):
             yield Finding("connection", "the arm answers")
             if isinstance(driver, Calibrates):
                 calibration = _calibration(driver)
@@ -109,15 +108,6 @@ def _pictures(camera: Camera, now: float) -> Finding:
     elif camera.fps < _RATE * spec.fps:
         cure = "it is slower than its file says: set fps to what it delivers, or give it a smaller size, MJPG or light."
     return Finding(f"camera {camera.name}", text, cure)
-
-
-@contextmanager
-def _connected(driver: RobotDriver) -> Iterator[None]:
-    driver.connect()
-    try:
-        yield
-    finally:
-        driver.disconnect()
 
 
 def _calibration(driver: Calibrates) -> Finding:

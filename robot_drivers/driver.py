@@ -312,3 +312,14 @@ def _place(options: Mapping[str, Any]) -> str:
     if not named and isinstance(inner := options.get("options"), Mapping):
         return _place(inner)
     return os.path.realpath(named) if os.path.exists(named) else named
+
+
+@contextmanager
+def connected(driver: RobotDriver, options: Mapping[str, Any]) -> Iterator[None]:
+    """``driver``, made of ``options``, is connected and this program's alone; raises as :func:`claimed`."""
+    with claimed(options):
+        driver.connect()
+        try:
+            yield
+        finally:
+            driver.disconnect()

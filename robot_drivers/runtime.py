@@ -399,7 +399,6 @@ class ControlProcess:
 
 def _understood(message: Mapping[str, Any]) -> ControlReport | UserError:
     if message["kind"] == "record":
-        names = ("late", "overruns", "refused", "faults", "dropped", "rearmed", "attended", "stopped", "elsewhere")
-        given = {name: message[name] for name in names}
+        given = {name: value for name, value in message.items() if name not in ("kind", "record", "keys")}
         return ControlReport(Record(**message["record"]), keys=tuple(message["keys"]), **given)
     return error_of(message) if message["kind"] == "failed" else UserError(message["error"])

@@ -17,7 +17,7 @@ from robot_drivers import setup as routine
 from robot_drivers.cameras.camera import open_camera
 from robot_drivers.check import PolicyTiming, check_robot
 from robot_drivers.config import Part, RobotConfig
-from robot_drivers.driver import Calibrates, claimed
+from robot_drivers.driver import Calibrates, connected
 from robot_drivers.env import robot_env_spec
 from robot_drivers.record import Query
 from robot_drivers.simulated import SimulatedRobot
@@ -40,12 +40,8 @@ def calibrate(path: Path, show: Console) -> None:
     driver = config.open()
     if not isinstance(driver, Calibrates):
         raise UserError(f"{driver.spec.name} needs no calibration, so there is nothing to do; go on with robot check.")
-    with claimed(config.driver.options):
-        driver.connect()
-        try:
-            driver.calibrate(asking(show))
-        finally:
-            driver.disconnect()
+    with connected(driver, config.driver.options):
+        driver.calibrate(asking(show))
 
 
 def home(path: Path) -> str:
@@ -55,12 +51,8 @@ def home(path: Path) -> str:
     """
     config = RobotConfig.load(path)
     driver = config.open()
-    with claimed(config.driver.options):
-        driver.connect()
-        try:
-            position = driver.observe().position
-        finally:
-            driver.disconnect()
+    with connected(driver, config.driver.options):
+        position = driver.observe().position
     found = replace(config, home=tuple(round(float(one), 4) for one in position))
     found.home_of(driver)
     found.replace(path)
