@@ -30,12 +30,13 @@ from vla_rl.fleet.episode_end import EpisodeEnd
 from vla_rl.fleet.identity import Credentials, Revoked, check_reach
 from vla_rl.fleet.introduction import unpack_introduction
 from vla_rl.fleet.ledger import Ledger
-from vla_rl.fleet.page import PageAddress, PageServer
+from vla_rl.fleet.page import serve_page
 from vla_rl.fleet.record import FleetRecord, Sender
 from vla_rl.fleet.registry import Registry
 from vla_rl.fleet.status import Status
 from vla_rl.fleet.step import check_step
 from vla_rl.fleet.transport import FleetTransport, TransportOptions
+from vla_rl.pages import PageAddress
 
 _BATCH = 256  # records that are read at a time
 _SHARE = 16  # one of so many steps is looked into while there is no time for all
@@ -314,7 +315,7 @@ class FleetServer:
             self.registry = Registry(folder / REGISTRY, config.canary)
             self.registry.set_back(self.ledger.position)
             policies = RegisteredPolicies(self.registry)
-            self.page = opening.enter_context(closing(PageServer(self.status, PageAddress(port=config.page_port))))
+            self.page = opening.enter_context(closing(serve_page(self.status, PageAddress(port=config.page_port))))
             transport = FleetTransport(self.ledger, policies, config.transport, credentials, revoked)
             self.transport = opening.enter_context(closing(transport))
             self._watcher = Watcher(self.ledger, self.registry, self.status, transport.waiting, transport.alarms)
