@@ -13,8 +13,6 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from vla_rl.contract.errors import UserError
-from vla_rl.contract.wire import is_loopback
 from vla_rl.fleet.status import Status
 from vla_rl.pages import PageAddress, PageServer, render
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from vla_rl.contract.env import EnvSpec
+from vla_rl.contract.load import load
 
 if TYPE_CHECKING:
     from world_models.canvas import Canvas as Canvas

@@ -15,7 +15,9 @@ import torch
 
 from vla_rl.algorithms.ranking import Attempt, auroc
 from vla_rl.contract.env import EnvSpec, VecEnv, on_host
+from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
+from vla_rl.contract.trust import read_json
 from vla_rl.evaluation.agreement import NEVER, ReplayAgreement, replay_agreement
 from vla_rl.experience.driver import Driver
 from vla_rl.experience.trajectories import Trajectories

@@ -13,7 +13,7 @@ from vla_rl.contract.config import JsonObject
 from vla_rl.contract.env import EnvSpec, VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
-from vla_rl.contract.trust import read_json
+from vla_rl.contract.trust import check_folder, read_json
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.stats import mcnemar_exact, paired_bootstrap
 from vla_rl.experience.background import CollectingSource
