@@ -138,7 +138,7 @@ def test_a_file_that_cannot_be_read_says_how_to_get_one(tmp_path):
     (tmp_path / "deep.json").write_text("[" * 200_000)
     with pytest.raises(UserError, match="vla-rl robot setup"):
         RobotConfig.load(tmp_path / "deep.json")
-    with pytest.raises(UserError, match="no arm is driven; correct its options"):
+    with pytest.raises(UserError, match="so it is not used; correct its options"):
         RobotConfig(Part("robot_drivers.so101:SO101", {"prot": "/dev/null"})).open()
     with pytest.raises(UserError, match="vla-rl robot setup"):
         RobotConfig.load(tmp_path / "absent.json")
