@@ -40,7 +40,7 @@ def check_robot(
     ``policy`` measures what decisions take.  All are disconnected at the end.  Raises nothing that has to do with
     them: that is a finding.
     """
-    clock, budget = clock or Clock(), Budget(math.nan)
+    clock, budget = clock or Clock(), LatencyBudget(math.nan)
     yield from check_ports(config)
     yield from _arm(config, seconds, clock, budget)
     for name in config.cameras:
@@ -57,7 +57,7 @@ def check_robot(
     yield from budget.findings(timing)
 
 
-def _arm(config: RobotConfig, seconds: float, clock: Clock, budget: Budget) -> Iterator[Finding]:
+def _arm(config: RobotConfig, seconds: float, clock: Clock, budget: LatencyBudget) -> Iterator[Finding]:
     """What is found about the arm; ends where nothing more can be found.  Its part of the latency is noted."""
     try:
         driver = config.open()
@@ -79,7 +79,7 @@ def _arm(config: RobotConfig, seconds: float, clock: Clock, budget: Budget) -> I
         yield Finding.of("stopped here", error)
 
 
-def _camera(config: RobotConfig, name: str, seconds: float, clock: Clock, budget: Budget) -> Finding:
+def _camera(config: RobotConfig, name: str, seconds: float, clock: Clock, budget: LatencyBudget) -> Finding:
     part = config.cameras[name]
     try:
         camera = open_camera(part.name, part.options, name)
@@ -127,7 +127,7 @@ def _limits(limits: Limits) -> str:
 
 
 def _measurements(
-    driver: RobotDriver, limits: Limits, seconds: float, clock: Clock, budget: Budget
+    driver: RobotDriver, limits: Limits, seconds: float, clock: Clock, budget: LatencyBudget
 ) -> Iterator[Finding]:
     """Measure at the control rate, and look at what came and when."""
     period, found, lasted, lost = 1 / driver.spec.control_hz, [], [], []
@@ -326,7 +326,7 @@ class PolicyTiming:
 
 
 @dataclass
-class Budget:
+class LatencyBudget:
     """The parts of the delay that are known, in seconds: 99 % of them take at most so long.
 
     pictures     age of the camera's newest picture that is oldest; None without cameras

@@ -34,7 +34,7 @@ from vla_rl.contract.load import load
 from vla_rl.contract.wire import Pieces, framed, greeted, greeting
 
 
-class Pace:
+class Rate:
     """Absolute deadlines, one every ``dt`` seconds: a late step does not delay the ones after it.
 
     A step that begins a whole period late has missed the deadlines of others; they are left out and counted in
@@ -202,7 +202,7 @@ class Control:
         self.done = False
         self._driver, self._executor = driver, executor
         self._inbox, self._outbox, self._teleoperator = inbox, outbox, teleoperator
-        self._pace = Pace(1 / driver.spec.control_hz)
+        self._rate = Rate(1 / driver.spec.control_hz)
         self._ends_at = np.inf  # when the arm has had its time to come to rest
         self._still = 0  # control steps
         self._keys: list[str] = []  # that the person pressed since the last control step
@@ -221,7 +221,7 @@ class Control:
     def run(self) -> None:
         """Control steps at their rate until the owner has closed and the arm is at rest."""
         while not self.done:
-            self._pace.wait()
+            self._rate.wait()
             self.step()
 
     def step(self) -> None:
@@ -229,7 +229,7 @@ class Control:
         self._listen()
         self._executor.measure(time.monotonic())
         record = self._executor.act(time.monotonic())
-        sent = {"record": asdict(record), "late": self._pace.late, "overruns": self._pace.overruns}
+        sent = {"record": asdict(record), "late": self._rate.late, "overruns": self._rate.overruns}
         counts = {name: getattr(self._executor, name) for name in ("refused", "faults", "rearmed", "elsewhere")}
         person = {"keys": self._keys, "attended": self._executor.attended(time.monotonic())}
         self._tell("record", **sent, **counts, **person, stopped=self._executor.stopped)

@@ -25,7 +25,7 @@ import numpy as np
 from robot_drivers.driver import Measurement, copied, is_number, numbers_of
 from robot_drivers.kinematics import Chain
 from robot_drivers.limits import Box, JointLimits, Limits
-from robot_drivers.motion import Course, Joint, Motion, Rates, steer
+from robot_drivers.motion import Course, JointBounds, Motion, RateBounds, steer
 from vla_rl.contract.errors import ContractError
 
 __all__ = ["REASONS", "Command", "Request", "SafetyState", "Supervisor", "limit"]
@@ -440,7 +440,9 @@ def _courses(
             reason = "joint limit"
         elif target != goal and reason == "rate":
             reason = "lead"
-        courses.append(steer(Joint(rates, low, high), start, target, along, dt, LONGEST / state.limits.control_hz))
+        courses.append(
+            steer(JointBounds(rates, low, high), start, target, along, dt, LONGEST / state.limits.control_hz)
+        )
     if state.workspace is not None:
         within = state.workspace.within(courses, state.measured)
         reason = reason if within is courses or reason == "joint limit" else "workspace"
@@ -448,8 +450,8 @@ def _courses(
     return courses, reason
 
 
-def _rates(joint: JointLimits, speed: float = 1.0) -> Rates:
-    return Rates(speed * joint.velocity, joint.acceleration, joint.jerk)
+def _rates(joint: JointLimits, speed: float = 1.0) -> RateBounds:
+    return RateBounds(speed * joint.velocity, joint.acceleration, joint.jerk)
 
 
 def _range(joint: JointLimits, measured: float, rest: float) -> tuple[float, float]:

@@ -95,14 +95,6 @@ class Lockstep:
             self._waiting = None
             self.executor.decided(decision, observed)
 
-    def episode(self, number: int, time_limit: int) -> list[Record]:
-        """The records of episode ``number``, which ends by its outcome or after ``time_limit`` steps."""
-        self.begin(number, time_limit)
-        records = [self.step()]
-        while not records[-1].outcome:
-            records.append(self.step())
-        return records
-
 
 SO101 = "sims.mujoco.so101.lift:make"
 _SUFFIX = ".pos"

@@ -12,16 +12,14 @@ import contextlib
 import json
 import os
 import socket
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Self, TextIO
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -29,7 +27,7 @@ from robot_drivers.cameras.camera import CameraError, CameraSpec, Frame
 from robot_drivers.driver import DriverError, Measurement, RobotSpec
 from robot_drivers.simulated import SO101, Hardware, Imperfections, Simulated, env_spec_of, robot_spec
 from vla_rl.contract.errors import ContractError, UserError, did_you_mean
-from vla_rl.contract.trust import OPTION, mark, parse_json, read_bytes, require_own, trust_all
+from vla_rl.contract.trust import OPTION, parse_json, read_bytes, require_own, trust_all
 from vla_rl.contract.wire import SocketStream, handshake, read_message, write_message
 
 NAME = "simulated robot"
@@ -343,51 +341,3 @@ class SimulatedCamera:
         if self._line is not None:
             self._line.close()
             self._line = None
-
-
-class SimulatedProcess:
-    """Starts the process and ends it with the ``with`` block, or with this process."""
-
-    def __init__(self, **config: Any) -> None:
-        """``config``: the file's entries, ``ProcessConfig``; without ``address`` the socket is in a temporary folder.
-
-        Raises UserError for entries that nobody knows, and when the robot cannot be started.
-        """
-        self._folder = tempfile.TemporaryDirectory(prefix="simulated-robot-")
-        self.address = str(config.setdefault("address", str(Path(self._folder.name) / "robot.sock")))
-        read_config(config)
-        file = Path(self._folder.name) / "robot.json"
-        file.write_text(json.dumps(config), encoding="utf-8")
-        mark(file.read_bytes())
-        command = [sys.executable, "-m", "robot_drivers.simulated", str(file), "--owned"]
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, process_group=0)
-        assert self._process.stdout
-        if not self._process.stdout.readline():
-            self.close()
-            raise UserError("the simulated robot could not be started, so there is no arm; its error is above.")
-
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        """Whether the process lives."""
-        return self._process.poll() is None
-
-    def close(self) -> None:
-        """End it; safe to call twice."""
-        if self._process.stdin and not self._process.stdin.closed:
-            self._process.stdin.close()
-            self._process.wait()
-            if self._process.stdout:
-                self._process.stdout.close()
-            self._folder.cleanup()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()

@@ -323,7 +323,7 @@ ROBOTS: dict[str, Make] = {
             ("subprocess:Popen", {"args": ["touch", "CANARY"]}),
             ("vla_rl.contract.child:Child", {"command": ["touch", "CANARY"], "name": "x"}),
             ("robot_drivers.driver:DryRun", {"driver": "theirs_beside:X"}),
-            ("robot_drivers.simulated_process:SimulatedProcess", {"record": "CANARY"}),
+            ("robot_drivers.simulated_process:ProcessConfig", {"address": "", "record": "CANARY"}),
             ("robot_drivers.simulated:SimulatedRobot", {"env": "theirs_beside:make"}),
         )
     },

@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict
 from typing import IO, Protocol, runtime_checkable
 
-from robot_drivers.control import Pace
+from robot_drivers.control import Rate
 from robot_drivers.driver import DriverError, opened
 from robot_drivers.record import HumanInput
 from vla_rl.contract.child import take_pipes
@@ -56,10 +56,10 @@ def main() -> None:
 
 
 def _read_on(device: Teleoperator, writer: IO[bytes]) -> None:
-    pace = Pace(1 / _HZ)
+    rate = Rate(1 / _HZ)
     try:
         while True:
-            pace.wait()
+            rate.wait()
             write_message(writer, asdict(device.read()))
     except BrokenPipeError:
         return  # control is gone

@@ -16,8 +16,9 @@ import pytest
 from robot_drivers import simulated_process
 from robot_drivers.cameras.camera import CameraError, FrameSource
 from robot_drivers.driver import DriverError, Resets, RobotDriver
-from robot_drivers.simulated_process import SimulatedArm, SimulatedCamera, SimulatedProcess
+from robot_drivers.simulated_process import SimulatedArm, SimulatedCamera
 from tests.patience import PATIENCE
+from tests.robot_drivers.simulated_robot import SimulatedProcess
 from vla_rl.contract.errors import ContractError, UserError
 
 OPTIONS = {"image_size": 16, "threads": 1, "seconds": 3600}
@@ -176,7 +177,7 @@ def test_a_lost_measurement_arrives_as_no_answer():
 
 def test_it_ends_with_its_owner_and_not_before():
     code = (
-        "import os; from robot_drivers.simulated_process import SimulatedProcess as P; "
+        "import os; from tests.robot_drivers.simulated_robot import SimulatedProcess as P; "
         "p = P(robot={'options': {'render': False, 'threads': 1}}); print(p.pid, p.address, flush=True); os._exit(9)"
     )
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

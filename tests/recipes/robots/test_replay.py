@@ -11,7 +11,7 @@ from robot_drivers.config import Part, RobotConfig
 from robot_drivers.limits import Limits
 from robot_drivers.record import Query
 from robot_drivers.simulated import SimulatedRobot
-from robot_drivers.simulated_process import SimulatedProcess
+from tests.robot_drivers.simulated_robot import SimulatedProcess
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import load_demonstrations, save_demonstrations

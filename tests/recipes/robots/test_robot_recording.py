@@ -17,7 +17,7 @@ from robot_drivers.limits import Limits
 from robot_drivers.record import SOURCES, Decision, Query
 from robot_drivers.runtime import ControlProcess
 from robot_drivers.simulated import SimulatedRobot
-from robot_drivers.simulated_process import SimulatedProcess
+from tests.robot_drivers.simulated_robot import SimulatedProcess
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.policies.flow import AllSteps, FlowSampler

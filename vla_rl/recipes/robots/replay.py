@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from robot_drivers.config import Part, RobotConfig
-from robot_drivers.motion import approach
+from robot_drivers.motion import ramp
 from robot_drivers.record import Decision, Query
 from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError
@@ -48,7 +48,7 @@ class Replayer:
             self.over = True
             return Decision(measured[None])
         self._asked = True
-        way = approach(measured, self._actions[0], self._velocity, self._dt)
+        way = ramp(measured, self._actions[0], self._velocity, self._dt)
         self.begins = len(way) - 1
         return Decision(np.concatenate([way, self._actions[1:], self._settle]))
 

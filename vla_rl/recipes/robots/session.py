@@ -20,7 +20,7 @@ from robot_drivers.driver import DryRun, Measurement, RobotDriver
 from robot_drivers.env import robot_env_spec
 from robot_drivers.executor import Executor
 from robot_drivers.limits import Limits
-from robot_drivers.motion import approach
+from robot_drivers.motion import ramp
 from robot_drivers.record import Decide, Decision, HumanInput, Query, Record
 from robot_drivers.runtime import ControlProcess, ControlReport, Observe, Runtime
 from robot_drivers.safety import Supervisor
@@ -374,4 +374,4 @@ class Home:
         return bool((np.abs(after - before) <= _STILL * _SETTLED * self._velocity).all())
 
     def _way(self, start: np.ndarray) -> np.ndarray:
-        return approach(start, self._position, self._velocity, self._dt)
+        return ramp(start, self._position, self._velocity, self._dt)
