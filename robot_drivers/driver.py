@@ -115,7 +115,11 @@ class DriverError(Exception):
 
 @runtime_checkable
 class RobotDriver(Protocol):
-    """One arm.  Nothing moves before :meth:`command`, and no call blocks for longer than a control step or two."""
+    """One arm.  Nothing moves before :meth:`command`, and no call blocks for longer than a control step or two.
+
+    One that knows by itself how its episode stands, such as a simulated one, has an ``outcome`` (str) as well: the
+    cause of the episode's end as in ``Step.cause``; "" while it runs.
+    """
 
     @property
     def spec(self) -> RobotSpec:
@@ -150,14 +154,10 @@ class Calibrates(Protocol):
 
 @runtime_checkable
 class Resets(Protocol):
-    """A robot whose scene can be prepared, and whose episode judged, without a person: a simulated one."""
+    """A robot whose scene can be prepared without a person: a simulated one."""
 
     def reset(self, seed: int) -> None:
         """Start the episode of ``seed``."""
-
-    @property
-    def outcome(self) -> str:
-        """The cause of the episode's end as in ``Step.cause``; "" while it runs."""
 
 
 def is_number(value: Any) -> bool:

@@ -211,8 +211,8 @@ class Executor:
     def act(self, now: float) -> Record:
         """Command the arm after :meth:`measure`, and say what was done."""
         assert self._measured is not None, "measure() comes before act()"
-        if self.episode and isinstance(self._driver, Resets) and self._driver.outcome:
-            self.end(self._driver.outcome)
+        if self.episode and (outcome := getattr(self._driver, "outcome", "")):
+            self.end(outcome)
         self._left -= 1
         if not self._left:
             self.end("time_limit")

@@ -21,7 +21,6 @@ from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import LikelihoodPolicy
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.diffusion import (
     Ddim,
     Ddpm,

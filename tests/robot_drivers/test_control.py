@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -239,9 +239,9 @@ def test_what_does_not_fit_is_refused_before_anything_moves(tmp_path: Path) -> N
         ([lift], "The limits are of the joints ['lift'], but toy has ['lift', 'gripper']"),
         ([{**lift, "high": 114.6}, gripper], "allows 2 (rad), so the arm is not moved (are these degrees?)"),
     ):
-        wrong = {**sound.to_json(), "limits": {**LIMITS.to_json(), "joints": joints}}
+        wrong = {**asdict(sound), "limits": {**LIMITS.to_json(), "joints": joints}}
         with pytest.raises(UserError, match=re.escape(says)):
-            ControlProcess(type(sound).from_json(wrong))
+            ControlProcess(type(sound)(**wrong))
     assert not len(commands(tmp_path / "commands"))
 
 
@@ -255,7 +255,7 @@ def test_a_control_process_that_is_killed_is_told_to_whoever_waits(tmp_path: Pat
 
 def test_the_control_path_runs_without_torch() -> None:
     code = "import sys; sys.modules['torch'] = None\n" + "\n".join(
-        f"import robot_drivers.{name}" for name in ("control", "executor", "lockstep", "runtime", "control_process")
+        f"import robot_drivers.{name}" for name in ("control", "executor", "simulated", "runtime")
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)
 

@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from vla_rl.contract.batch import OneProcess, Rollout
-from vla_rl.contract.env import Array, Observation, Observe, Step, VecEnv
-from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.contract.env import Array, ArraySpec, EnvSpec, Observation, Observe, Step, VecEnv
 from vla_rl.recipes.context import RunContext, Trainable
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.stages import EvaluationConfig

@@ -11,6 +11,7 @@ from rich.table import Table
 from torch import nn
 
 from vla_rl.algorithms.chunks import ImitationPolicy
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.pretrained import load_policy

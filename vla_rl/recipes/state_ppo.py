@@ -14,8 +14,6 @@ from vla_rl.contract.batch import Reducer
 from vla_rl.contract.config import JsonObject, check_sizes
 from vla_rl.contract.env import EnvSpec, VecEnv
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.limits import check_sizes
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.run import evaluate as play_seeds
 from vla_rl.evaluation.stats import MeanReturn

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from vla_rl.algorithms.guard import Attempt, auroc
-from vla_rl.contract.env import VecEnv, on_host
+from vla_rl.contract.env import EnvSpec, VecEnv, on_host
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
 from vla_rl.contract.trust import read_json
