@@ -12,7 +12,7 @@ from vla_rl.algorithms.guard import FallbackConfig, ReleaseConfig
 from vla_rl.algorithms.recap import RecapConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.algorithms.sac import RLPDConfig
-from vla_rl.experience.supervised import DemonstratorConfig
+from vla_rl.experience.intervention import DemonstratorConfig
 from vla_rl.fleet.canary import CanaryRule
 from vla_rl.fleet.sampler import SamplerConfig
 from vla_rl.policies.feed_forward import SquashedConfig
@@ -20,6 +20,7 @@ from vla_rl.policies.flow import AllSteps, FlowSampler, Ode
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import BlendConfig, ResidualConfig
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.fleet.demo import FleetDemo
 from vla_rl.recipes.fleet.learn import Learn
 from vla_rl.recipes.fleet.learners import FleetMethod, LearnByAdvantage, LearnByCorrections
@@ -29,9 +30,7 @@ from vla_rl.recipes.fleet.virtual import FleetTimes
 from vla_rl.recipes.imitate import Imitate, NewTinyOfJoints
 from vla_rl.recipes.off_policy import AdaptiveReplay
 from vla_rl.recipes.policies import SquashedActor, TD3Residual
-from vla_rl.recipes.stages import EvaluationConfig
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.imitation import GroundingConfig, ImitationConfig
+from vla_rl.training.fit import FitConfig, GroundingConfig, ImitationConfig
 
 MIXED = EnvConfig("mixed", training_options={"deadlines": {"lift": 25, "place": 50, "push": 50}})
 _CORRECTIONS = LearnByCorrections(HGDaggerConfig(lr=2e-4))

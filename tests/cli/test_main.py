@@ -239,7 +239,7 @@ def test_ctrl_c_before_the_first_iteration_can_be_gone_on_from(complaint, untrai
 
     arguments = ["train", quick, "--policy", untrained(), "--out", tmp_path / "run"]
     with monkeypatch.context() as patched:
-        patched.setattr("vla_rl.recipes.stages.improve", stop)
+        patched.setattr("vla_rl.recipes.improve.improve", stop)
         complaint(*arguments, status=130)
     main(["train", "--resume", str(tmp_path / "run")])
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["rl"]["episodes"] == 4

@@ -15,7 +15,7 @@ from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.fleet.authority import Authority
 from vla_rl.fleet.identity import now
-from vla_rl.recipes.progress import console
+from vla_rl.recipes.terminal import console
 
 
 @dataclass(frozen=True)

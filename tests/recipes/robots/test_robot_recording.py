@@ -24,7 +24,6 @@ from vla_rl.policies.flow import AllSteps, FlowSampler, Ode
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.policies.real_time_chunking import RealTimeChunking
 from vla_rl.recipes.imitate import NewTinyOfJoints
-from vla_rl.recipes.progress import console
 from vla_rl.recipes.robots import drive
 from vla_rl.recipes.robots.drive import PolicyDecider, Recorder, episode_of, hold_position
 from vla_rl.recipes.robots.person import EpisodeLines

@@ -22,7 +22,7 @@ from tests.recipes.robots.test_robot_recording import OPEN_LOOP, simulated
 from vla_rl.cli import robot
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import load_demonstrations
-from vla_rl.experience.person import PersonConfig
+from vla_rl.experience.intervention import PersonConfig
 from vla_rl.fleet.episode_end import EpisodeEnd
 from vla_rl.fleet.introduction import pack_introduction
 from vla_rl.fleet.ledger import Ledger

@@ -20,7 +20,7 @@ from robot_drivers.record import HumanInput, Record
 from robot_drivers.runtime import ControlProcess
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
-from vla_rl.experience.person import InterventionRule, PersonConfig
+from vla_rl.experience.intervention import InterventionRule, PersonConfig
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.progress import bar
 
