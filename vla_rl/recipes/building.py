@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from vla_rl.contract.batch import ExperienceSource, OneProcess
+from vla_rl.contract.check import check_policy_quickly, is_foreign
 from vla_rl.contract.config import JsonObject, from_json, to_json
 from vla_rl.contract.env import VecEnv
-from vla_rl.contract.foreign import check_policy_quickly, is_foreign
 from vla_rl.experience.process import ProcessSource
 from vla_rl.experience.sources import CollectingSource, Collectors
 from vla_rl.experience.worker import Worker

@@ -17,7 +17,6 @@ from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.collect import ExpertPolicy
 from vla_rl.policies.diffusion import DiffusionConfig, DiffusionPolicy
 from vla_rl.policies.feed_forward import GaussianPolicy, SquashedConfig, SquashedPolicy

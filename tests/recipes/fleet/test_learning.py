@@ -37,7 +37,7 @@ from vla_rl.recipes.fleet.learning import Learning, Releasing, until_the_server_
 from vla_rl.recipes.fleet.policies import key_file, signing_key
 from vla_rl.recipes.fleet.publishing import publish_first
 from vla_rl.recipes.imitate import collect
-from vla_rl.recipes.robots.decide import PolicyDecider
+from vla_rl.recipes.robots.drive import PolicyDecider
 from vla_rl.recipes.robots.streaming import check_golden
 from vla_rl.training import checkpoint, tracking
 from vla_rl.training.checkpoint import latest_state

@@ -20,13 +20,13 @@ from tests.recipes.robots.test_robot_recording import OPEN_LOOP, OPTIONS, simula
 from tests.robot_drivers.toy_arm import LIMITS
 from vla_rl.cli import robot
 from vla_rl.contract.errors import UserError
-from vla_rl.experience.person import PersonConfig
+from vla_rl.experience.intervention import PersonConfig
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.progress import console
 from vla_rl.recipes.robots import drive
 from vla_rl.recipes.robots.drive import hold_position
 from vla_rl.recipes.robots.person import EnterKey, ScriptedPerson, StatusLine, waiting
 from vla_rl.recipes.robots.session import LockstepSession, RealTimeSession
+from vla_rl.recipes.terminal import console
 
 
 def arrived(end: int) -> None:

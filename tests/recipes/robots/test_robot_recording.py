@@ -28,6 +28,7 @@ from vla_rl.recipes.robots import drive
 from vla_rl.recipes.robots.drive import PolicyDecider, Recorder, episode_of, hold_position
 from vla_rl.recipes.robots.person import EpisodeLines
 from vla_rl.recipes.robots.session import ControlStep, LockstepSession, RealTimeSession, open_session
+from vla_rl.recipes.terminal import console
 
 OPTIONS = {"image_size": 16, "threads": 1}
 OPEN_LOOP = drive.execution("open_loop", 8, 1.0)

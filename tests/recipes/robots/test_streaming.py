@@ -31,12 +31,12 @@ from vla_rl.fleet.server import FleetServer, FleetServerConfig
 from vla_rl.fleet.step import FleetStep
 from vla_rl.fleet.transport import TransportOptions
 from vla_rl.recipes.fleet.export import LEDGER, export
-from vla_rl.recipes.progress import console
 from vla_rl.recipes.robots import drive
 from vla_rl.recipes.robots.drive import Recorder, episode_of
 from vla_rl.recipes.robots.person import ScriptedPerson
 from vla_rl.recipes.robots.session import LockstepSession
 from vla_rl.recipes.robots.streaming import ServerConfig, episode_end, fleet_step, streaming
+from vla_rl.recipes.terminal import console
 
 
 def server_in(folder, port=0):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from vla_rl.contract.config import JsonObject
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
 from vla_rl.contract.trust import check_folder, read_json

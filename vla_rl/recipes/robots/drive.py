@@ -28,7 +28,7 @@ from vla_rl.contract.policy import Policy, continue_chunk, encode_observation
 from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.datasets import move_aside
 from vla_rl.experience.demonstrations import Demonstrations
-from vla_rl.experience.lerobot.translate import Recording
+from vla_rl.experience.lerobot.reader import Recording
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.robots.person import Display, ScriptedPerson, waiting
 from vla_rl.recipes.robots.session import ControlStep, Execution, Session, open_session, outcome_of

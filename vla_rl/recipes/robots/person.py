@@ -22,7 +22,7 @@ from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.intervention import InterventionRule, PersonConfig
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.progress import bar
+from vla_rl.recipes.terminal import bar
 
 Waits = Callable[[str, ControlProcess], None]
 """Shows a sentence and returns when the person has pressed Enter, while the arm is controlled."""
