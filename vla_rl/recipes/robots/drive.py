@@ -26,9 +26,8 @@ from vla_rl.contract.intervals import wilson
 from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy, continue_chunk, encode_observation
 from vla_rl.evaluation import seed_ranges
-from vla_rl.experience.datasets import move_aside
+from vla_rl.experience.datasets import Recording, move_aside
 from vla_rl.experience.demonstrations import Demonstrations
-from vla_rl.experience.lerobot.reader import Recording
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.robots.person import Display, ScriptedPerson, waiting
 from vla_rl.recipes.robots.session import ControlStep, Execution, Session, open_session, outcome_of
