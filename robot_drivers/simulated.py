@@ -96,7 +96,7 @@ class Lockstep:
             self.executor.decided(decision, observed)
 
 
-SO101 = "sims.mujoco.so101.lift:make"
+SO101 = "sims.mujoco.tasks.so101:make"
 _SUFFIX = ".pos"
 _SOON = 1e-9  # seconds by which rounding may make something late
 

@@ -33,8 +33,7 @@ from torch import Tensor
 
 from vla_rl.contract.env import EnvSpec, Observation, Observe, Snapshot, Step, on_host
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.rows import FAILURES, SUCCESS, TIME_LIMIT, restore_rows, select_rows
-from vla_rl.contract.spec import EnvSpec
+from vla_rl.contract.tracker import FAILURES, SUCCESS, TIME_LIMIT, DeviceTracker, read, restore_rows, select_rows
 from world_models.config import ImaginationConfig, Limits
 from world_models.initial_states import Pool
 from world_models.model import WorldModel

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from vla_rl.contract.env import PRIVILEGED, Observation, Step, on_host
+from vla_rl.contract.env import PRIVILEGED, EnvSpec, Observation, Step, on_host
 from vla_rl.contract.errors import ContractError
 
 Arrays: TypeAlias = dict[str, np.ndarray]

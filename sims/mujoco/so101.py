@@ -16,7 +16,7 @@ from array_api_compat import array_namespace
 
 from sims.mujoco.scene import PHYSICS_DT, RobotText, compile_scene
 from sims.mujoco.tabletop import Robot
-from vla_rl.contract.env import Array
+from vla_rl.contract.env import Array, ArraySpec
 from vla_rl.contract.errors import UserError
 
 JOINTS = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")

@@ -22,7 +22,7 @@ from sims.mujoco.scene import (
     build_model,
 )
 from sims.mujoco.task import Constant, Episode, Task, TaskState
-from vla_rl.contract.env import Array, Observation, on_host
+from vla_rl.contract.env import Array, ArraySpec, Observation, on_host
 from vla_rl.contract.errors import UserError
 
 COLOURS: dict[str, tuple[float, float, float]] = {

@@ -28,7 +28,7 @@ from sims.mujoco.tabletop import (
 )
 from sims.mujoco.task import Episode, TaskResult, TaskState, first_case
 from sims.mujoco.tasks.place import NEAR, RESTING
-from vla_rl.contract.env import Array, EnvSpec
+from vla_rl.contract.env import Array
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.task import declare_task
 
