@@ -12,7 +12,7 @@ from mani_skill.sensors.camera import CameraConfig
 
 from sims.maniskill.build import backends, made
 from sims.maniskill.world import World
-from vla_rl.contract.spec import EnvSpec
+from vla_rl.contract.env import EnvSpec
 
 _NEAR, _FAR = 0.01, 100.0  # metres, as ManiSkill's own
 _AMBIENT, _LIGHT = 0.5, 2.2  # with which the table comes out as bright as MuJoCo's
