@@ -15,6 +15,7 @@ from dataclasses import replace
 import pytest
 
 from tests.patience import PATIENCE
+from vla_rl.algorithms.group_relative import Constant, GRPOConfig
 from vla_rl.cli.collect import Collect
 from vla_rl.cli.main import COMMANDS, main
 from vla_rl.cli.override import override
@@ -188,6 +189,11 @@ def test_protocol_typed_fields_have_the_fields_of_their_present_value():
     assert vars(after) == {**vars(before), "a": 0.9}
     with pytest.raises(UserError, match=r"no field '--rl\.sampler\.schedule\.b'"):
         override(load_config("demo.py:demo"), ["--rl.sampler.schedule.b", "1"], "test")
+
+
+def test_fields_typed_by_a_base_class_have_the_fields_of_their_present_value():
+    before = GRPOConfig(averaging=Constant(5))
+    assert override(before, ["--averaging.max-decisions", "9"], "test").averaging == Constant(9)
 
 
 def test_sources_and_staleness_are_short_for_fields_of_the_loop():

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from vla_rl.contract.batch import ExperienceSource, Learner, Reducer, Resumable
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import LikelihoodPolicy, set_progress
 from vla_rl.evaluation.stats import MeanReturn, Rate
 from vla_rl.experience.driver import now
