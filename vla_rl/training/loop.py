@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.contract.batch import ExperienceSource, Learner, Reducer, Resumable
+from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import LikelihoodPolicy, set_progress
 from vla_rl.evaluation.stats import MeanReturn, Rate
