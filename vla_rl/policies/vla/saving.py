@@ -11,6 +11,7 @@ from typing import Any, Self
 from torch import Tensor, nn
 
 from vla_rl.contract.config import from_json, to_json
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import name_of
 from vla_rl.contract.spec import EnvSpec
