@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vla_rl.contract.env import Observation
+from vla_rl.contract.env import EnvSpec, Observation
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
 from vla_rl.policies.feed_forward import sum_per
