@@ -17,7 +17,7 @@ from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.context import Trainable
 from vla_rl.recipes.demo import Demo
-from vla_rl.recipes.imitate_dataset import NewPolicyConfig
+from vla_rl.recipes.imitate import NewImitator
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.memory import MemoryEstimate, estimate
 from vla_rl.recipes.policies import names_class, new_policy
@@ -144,7 +144,7 @@ def _start(config: Improve, spec: EnvSpec) -> Trainable | None:
     return cast(Trainable, load_policy(config.policy, spec))
 
 
-def untrained(new: NewPolicyConfig, spec: EnvSpec) -> ImitationPolicy:
+def untrained(new: NewImitator, spec: EnvSpec) -> ImitationPolicy:
     """The policy that ``new`` makes, for its sizes."""
     state, action = (np.zeros((2, size), np.float32) for size in (spec.state.shape[0], spec.action_dim))
     none = np.zeros(2, np.int64)
