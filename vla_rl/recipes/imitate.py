@@ -15,8 +15,8 @@ from vla_rl.contract.config import JsonObject
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_positive
 from vla_rl.contract.policy import Policy
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.evaluation import seed_ranges
+from vla_rl.experience.collect import collect_demonstrations
 from vla_rl.experience.datasets import load_demonstrations, save_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.normalization import Affine
@@ -28,11 +28,10 @@ from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.tokenizer import Vocabulary
 from vla_rl.pretrained import save_own
-from vla_rl.recipes import stages
-from vla_rl.recipes.context import CPU, generator, placed
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.progress import bar
-from vla_rl.recipes.stages import EvaluationConfig, clock
+from vla_rl.recipes.evaluators import EvaluationConfig, play
+from vla_rl.recipes.terminal import bar, clock
+from vla_rl.recipes.trainers import CPU, generator, placed
 from vla_rl.training.device import alone, resolve_device
 from vla_rl.training.imitation import GroundingConfig, ImitationConfig, ground, imitate
 from vla_rl.training.imitation import imitate_from_pixels as fit_from_pixels
@@ -140,7 +139,7 @@ class Imitate:
         if folder.resumed and folder.checkpoint("imitation").exists():
             return placed(load_policy(grounded_at), device), load_demonstrations(kept)
         with clock(seconds, "collect"):
-            episodes = stages.collect(self.env, self.imitation.demonstrations, self.seed)
+            episodes = collect(self.env, self.imitation.demonstrations, self.seed)
             save_demonstrations(episodes, kept, video="never")  # every pixel, for an exact repetition
         with clock(seconds, "grounding"):
             grounded = grounded_policy(self.env, episodes, self.new, self.grounding, self.seed, device)

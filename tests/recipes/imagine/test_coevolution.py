@@ -21,21 +21,20 @@ from vla_rl.experience.demonstrations import Trajectories
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imagine import calibrated_model, plan
 from vla_rl.recipes.imagine import recipe as imagination
 from vla_rl.recipes.imagine.calibrated_model import CalibratedModel, calibrate
 from vla_rl.recipes.imagine.plan import CollectConfig, Plan
 from vla_rl.recipes.imagine.recipe import Imagine
-from vla_rl.recipes.stages import EvaluationConfig, collect
+from vla_rl.recipes.imitate import collect
 from vla_rl.recipes.trainers import RLConfig
-from vla_rl.training.coevolve import CoevolutionConfig
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import Loop, LoopConfig
 from vla_rl.training.tracking import RunFolder, read_metrics
-from vla_rl.training.world_model import WorldModelFit
-from world_models.config import WorldModelConfig
-from world_models.imagination_config import ImaginationConfig
-from world_models.keyframes import KeyframeConfig
+from vla_rl.training.world_model import CoevolutionConfig, WorldModelFit
+from world_models.config import ImaginationConfig, WorldModelConfig
+from world_models.initial_states import KeyframeConfig
 
 ENV = EnvConfig("lift", options={"deadline": 12})
 HORIZONS = (5, 10, 5)  # trusted before any purchase, after the first and after the second
