@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
+from sims.base import NumpyEnv
 from sims.catalog import make
-from sims.numpy_env import NumpyEnv
 from sims.toy.counting import CountingEnv, episode_length, expected_reward
 from tests.auditing import STEPS, AuditingPolicy, PrivilegedEnv
 from vla_rl.contract.batch import Rollout
+from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.contract.policy import ActionOut
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.experience.groups import GroupConfig, GroupSource
 from vla_rl.experience.rollout import SeedStream
 from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from vla_rl.algorithms.chunks import Chunks, ImitationPolicy, demonstrated
-from vla_rl.contract.config import JsonObject
+from vla_rl.contract.config import JsonObject, check_positive
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_positive
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.collect import collect_demonstrations
@@ -33,8 +33,8 @@ from vla_rl.recipes.evaluators import EvaluationConfig, play
 from vla_rl.recipes.terminal import bar, clock
 from vla_rl.recipes.trainers import CPU, generator, placed
 from vla_rl.training.device import alone, resolve_device
-from vla_rl.training.imitation import GroundingConfig, ImitationConfig, ground, imitate
-from vla_rl.training.imitation import imitate_from_pixels as fit_from_pixels
+from vla_rl.training.fit import GroundingConfig, ImitationConfig, ground, imitate
+from vla_rl.training.fit import imitate_from_pixels as fit_from_pixels
 from vla_rl.training.tracking import RunFolder
 
 Report: TypeAlias = Callable[[int, dict[str, float]], None]
@@ -161,10 +161,20 @@ class Imitate:
         return policy
 
 
+def collect(env_config: EnvConfig, count: int, seed: int, num_envs: int = 64) -> Demonstrations:
+    """``count`` successful demonstrations of the scripted expert."""
+    env, expert = env_config.make(min(num_envs, count)), env_config.make_expert()
+    seeds = list(seed_ranges.training_seeds(seed, "demonstrations")[:count])
+    with bar("collect", count) as update:
+        episodes = collect_demonstrations(env, expert.act, seeds, lambda done: update(done, "demonstrations"))
+    env.close()
+    return episodes
+
+
 def validated(env: EnvConfig, policy: Policy, config: EvaluationConfig, seed: int) -> JsonObject:
     """How often ``policy`` succeeds on the validation seeds, in all and by family of tasks."""
     seeds = seed_ranges.held_out(seed_ranges.VALIDATION, config.validation)
-    outcomes = stages.play(env, policy, seeds, config, seed, "validate")
+    outcomes = play(env, policy, seeds, config, seed, "validate")
     families = {name: asdict(rate) for name, rate in outcomes.families.items()}
     return {"validation": asdict(outcomes.rate), "families": families}
 

@@ -17,7 +17,6 @@ from vla_rl.contract.config import JsonObject, check_limits
 from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.errors import ContractError, UserError, did_you_mean
 from vla_rl.contract.policy import require
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.experience.datasets import load_demonstrations, save_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.pretrained import load_policy
@@ -25,7 +24,8 @@ from vla_rl.policies.vla.checkpoint import is_public
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import save_own
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
-from vla_rl.recipes.imitate import NewImitator, NewTiny, imitate_from_pixels, imitate_policy, validated
+from vla_rl.recipes.evaluators import EvaluationConfig
+from vla_rl.recipes.imitate import NewImitator, NewTiny, collect, imitate_from_pixels, imitate_policy, validated
 from vla_rl.recipes.policies import check_if_foreign, names_class, new_policy
 from vla_rl.recipes.terminal import clock, console
 from vla_rl.recipes.trainers import placed

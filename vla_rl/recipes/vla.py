@@ -24,6 +24,7 @@ from vla_rl.policies.latent_noise import SquashedLatentConfig
 from vla_rl.policies.residual import ResidualConfig
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imitate import NewImitator
 from vla_rl.recipes.imitate_dataset import ImitateDataset
 from vla_rl.recipes.improve import Improve
