@@ -37,7 +37,7 @@ demo: install ## teach a small policy by RL from pixels on two CPU cores
 	$(BIN)/vla-rl demo
 
 study: install ## compare the flow samplers
-	$(BIN)/vla-rl study
+	$(BIN)/vla-rl compare samplers
 
 compare: install ## ten ways to improve the same policies, side by side (hours; can be stopped and goes on)
 	$(BIN)/vla-rl compare
@@ -46,7 +46,7 @@ imagine: install ## train a world model, improve a policy in it by RL, and repor
 	$(BIN)/vla-rl imagine
 
 imagine-study: install ## the same with one part more or less at a time (hours; can be stopped and goes on)
-	$(BIN)/vla-rl imagine study
+	$(BIN)/vla-rl compare imagination
 
 fleet: install ## a server, a learner, four simulated arms and a scripted person, with a page (a quarter of an hour)
 	$(BIN)/vla-rl fleet demo

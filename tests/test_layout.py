@@ -63,7 +63,7 @@ TORCH_FREE = (
     "sims.side_by_side",
     "sims.toy",
     "sims.warp.make",
-    "vla_rl.cli.serve",
+    "vla_rl.cli.fleet",
 )
 PICKLES = (
     "pickle",

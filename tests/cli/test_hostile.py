@@ -19,8 +19,7 @@ from robot_drivers import setup, simulated_process
 from robot_drivers.config import CHAINS, OURS, Part, RobotConfig
 from tests.hostile import changed, checkpoint, code, run
 from tests.hostile_cells import KINDS, folder_name
-from vla_rl.cli import certs, fleet, fleet_policies, imagine, robot, sims
-from vla_rl.cli.main import main
+from vla_rl.cli import certs, fleet, fleet_policies, imagine, main, robot, sims
 from vla_rl.contract import trust
 from vla_rl.pretrained import save_own
 

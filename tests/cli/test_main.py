@@ -15,9 +15,9 @@ from dataclasses import replace
 import pytest
 
 from tests.patience import PATIENCE
-from vla_rl.cli.collect import Collect
-from vla_rl.cli.main import COMMANDS, main
+from vla_rl.cli import COMMANDS, main
 from vla_rl.cli.override import override
+from vla_rl.cli.train import Collect
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.policies.flow_schedules import FlowOu, FlowSde
@@ -249,7 +249,7 @@ def test_ctrl_c_during_a_study_keeps_what_is_finished(complaint, tmp_path, monke
     def stop(cells, processes, what):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("vla_rl.recipes.sweep.run_cells", stop)
+    monkeypatch.setattr("vla_rl.recipes.compare.run_cells", stop)
     assert f"what is finished stays in {tmp_path}" in complaint("study", "--out", tmp_path, status=130)
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.cli import certs, fleet, fleet_policies, imagine, robot, sims
-from vla_rl.cli.main import COMMANDS, main
+from vla_rl.cli import COMMANDS, certs, fleet, fleet_policies, imagine, main, robot, sims
 
 _WITHIN = {
     "certs": certs.COMMANDS,

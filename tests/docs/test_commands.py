@@ -14,7 +14,7 @@ import pytest
 
 import vla_rl.cli
 from tests.docs.conftest import ROOT, Command, commands
-from vla_rl.cli.main import COMMANDS, main
+from vla_rl.cli import COMMANDS, main
 from vla_rl.training.tracking import RunFolder
 
 ALL = list(commands())

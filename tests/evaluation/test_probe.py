@@ -11,8 +11,7 @@ import torch
 from sims.catalog import make
 from sims.mujoco.tasks.lift_expert import LiftExpert
 from vla_rl.contract.errors import ContractError
-from vla_rl.evaluation.object_positions import collect_located_frames
-from vla_rl.evaluation.probe import ObjectProbe, ProbeConfig
+from vla_rl.evaluation.object_positions import ObjectProbe, ProbeConfig, collect_located_frames
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.probe import fit_probe
 

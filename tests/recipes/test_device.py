@@ -12,11 +12,10 @@ from safetensors.torch import load_file
 from tests.commands import save_untrained
 from tests.elsewhere import ELSEWHERE, elsewhere
 from tests.recipes import quick, quick_suite
-from vla_rl.cli import eval_checkpoint
-from vla_rl.cli.main import main
+from vla_rl.cli import eval_checkpoint, main
 from vla_rl.contract.errors import UserError
-from vla_rl.evaluation.one_by_one import OneByOne
 from vla_rl.evaluation.results import read_episodes
+from vla_rl.evaluation.run import OneByOne
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.recipes import imitate
 from vla_rl.recipes.env_config import EnvConfig

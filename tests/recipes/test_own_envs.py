@@ -16,7 +16,7 @@ from vla_rl.experience.person import PersonConfig
 from vla_rl.experience.supervised import SupervisedEnv
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.inspect_folder import _entries
+from vla_rl.recipes.inspect import _entries
 
 HERE = __name__
 

@@ -15,7 +15,7 @@ import torch
 from sims.catalog import make
 from sims.toy.counting import CountingEnv, episode_length
 from tests.auditing import AuditingPolicy
-from vla_rl.cli.main import main
+from vla_rl.cli import main
 from vla_rl.contract.env import Snapshots
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.evaluation.run import evaluate

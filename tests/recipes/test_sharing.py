@@ -12,7 +12,7 @@ import torch
 from sims.catalog import make
 from tests.recipes.test_trainers import Process
 from tests.toys import FlowToy
-from vla_rl.cli.main import main
+from vla_rl.cli import main
 from vla_rl.contract.batch import OneProcess, Rollout
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.board import Board, SharedSource

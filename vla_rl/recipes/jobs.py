@@ -15,7 +15,7 @@ from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.launchers import enter
 from vla_rl.recipes.perception_ablation import check_perception
 from vla_rl.recipes.progress import console
-from vla_rl.recipes.suite_player import Block
+from vla_rl.recipes.suite import Block
 
 
 class Jobs:

@@ -19,9 +19,9 @@ from vla_rl.recipes.demo import Demo
 from vla_rl.recipes.imitate import ImitatingPolicy
 from vla_rl.recipes.imitate_dataset import NewPolicyConfig
 from vla_rl.recipes.improve import Improve
+from vla_rl.recipes.inspect import sizes, table
 from vla_rl.recipes.memory import MemoryEstimate, estimate
 from vla_rl.recipes.policies import names_class, new_policy
-from vla_rl.recipes.tables import sizes, table
 
 _WHAT = {
     "build": "the networks are made",

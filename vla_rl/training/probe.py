@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from vla_rl.contract.errors import ContractError
-from vla_rl.evaluation.probe import ObjectProbe, ProbeConfig, check
+from vla_rl.evaluation.object_positions import ObjectProbe, ProbeConfig, check
 from vla_rl.training.fit import FitConfig, fit, shuffled
 
 # About 25 s on one thread; on lift, with the frames of 300 episodes, 3 mm in the median (held-out episodes).

@@ -1,4 +1,4 @@
-"""``vla-rl imagine study``: which methods share a world model, how each is evaluated, and the final table."""
+"""``vla-rl compare imagination``: which methods share a world model, how each is evaluated, and the final table."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from vla_rl.cli.imagine import study
+from vla_rl.recipes.compare import Cell
 from vla_rl.recipes.imagine.study import ImagineStudy
-from vla_rl.recipes.sweep import Cell
 
 SHARING = "no_uncertainty", "with_keyframes", "with_resampling"
 SUCCESS = {"lift": 0.7, "with_coevolution": 0.6, "residual_td3": 0.9}
@@ -26,7 +26,7 @@ def asked(monkeypatch) -> list[list[Cell]]:
         for cell in cells:
             _leave(cell.out)
 
-    monkeypatch.setattr("vla_rl.recipes.sweep.run_cells", run)
+    monkeypatch.setattr("vla_rl.recipes.compare.run_cells", run)
     return turns
 
 

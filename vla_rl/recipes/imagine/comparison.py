@@ -14,17 +14,15 @@ from vla_rl.contract.env import VecEnv
 from vla_rl.contract.policy import Policy
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.evaluation import seed_ranges
-from vla_rl.evaluation.agreement import policy_agreement
-from vla_rl.evaluation.frame_metrics import frame_agreement, object_error
-from vla_rl.evaluation.object_positions import TARGET, replayed_positions
-from vla_rl.evaluation.probe import ObjectProbe
-from vla_rl.evaluation.reward_metrics import RewardAgreement, reward_agreement
+from vla_rl.evaluation.agreement import RewardAgreement, policy_agreement, reward_agreement
+from vla_rl.evaluation.object_positions import TARGET, ObjectProbe, frame_agreement, object_error, replayed_positions
 from vla_rl.evaluation.run import Outcomes, evaluate
 from vla_rl.evaluation.stats import Rate
 from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.epsilon_random import EpsilonRandomPolicy
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes import metrics, world_models
+from vla_rl.recipes.compare import Cell, on_device, run_sweep
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.context import generator, placed
 from vla_rl.recipes.env_config import EnvConfig, EnvFactory
@@ -33,7 +31,6 @@ from vla_rl.recipes.imagine.replays import replay_trajectories
 from vla_rl.recipes.imagine.report import write_report
 from vla_rl.recipes.imagine.saved_run import SavedRun, load_run
 from vla_rl.recipes.progress import bar
-from vla_rl.recipes.sweep import Cell, on_device, run_sweep
 from vla_rl.recipes.workers import EngineOptions
 from vla_rl.training.device import resolve_device
 from vla_rl.training.probe import FIT, fit_probe

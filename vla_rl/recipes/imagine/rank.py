@@ -13,8 +13,18 @@ from vla_rl.contract.config import JsonObject
 from vla_rl.contract.env import on_host
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.policy import Policy
-from vla_rl.evaluation.novelty import Tried
-from vla_rl.evaluation.ranking import MOST, SPREAD, TOLERANCE, Pair, Played, Ranking, Searches, expected_searches, rank
+from vla_rl.evaluation.ranking import (
+    MOST,
+    SPREAD,
+    TOLERANCE,
+    Pair,
+    Played,
+    Ranking,
+    Searches,
+    Tried,
+    expected_searches,
+    rank,
+)
 from vla_rl.evaluation.report import Bar, Report
 from vla_rl.evaluation.run import evaluate
 from vla_rl.evaluation.stats import Rate
