@@ -17,7 +17,7 @@ from vla_rl.contract.check import PROFILES, Profile, check_env, check_policy, lo
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.foreign import check_env_quickly
 from vla_rl.policies.function import FunctionPolicy
-from vla_rl.recipes import inspect_folder
+from vla_rl.recipes import inspect as inspecting
 
 
 class Trembling:
@@ -101,7 +101,7 @@ def test_a_policy_is_tried_on_a_robot_without_moving_it():
 
 
 def test_inspect_does_not_move_a_robot(monkeypatch):
-    monkeypatch.setattr(inspect_folder.sims, "make_env", lambda name, num_envs, **options: Robot())
+    monkeypatch.setattr(inspecting.sims, "make_env", lambda name, num_envs, **options: Robot())
     console = Console(record=True, width=120, file=io.StringIO())
     inspect.inspect("point_mass", console)
     printed = console.export_text()

@@ -1,4 +1,4 @@
-"""``python -m tests.docs.command_page`` writes docs/commands.md from the parsers: every command, its options, defaults."""
+"""``python -m tests.docs.command_page`` writes docs/commands.md from the parsers: every command and its options."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ from vla_rl.contract.load import load
 PAGE = ROOT / "docs/commands.md"
 _HEAD = """# Commands
 
-This page is made from the parsers by `python -m tests.docs.command_page`; what the commands are for, with examples, is in [running](running.md). `vla-rl COMMAND --help` prints the same.
+This page is made from the parsers by `python -m tests.docs.command_page`; what the commands are for, with examples, is
+in [running](running.md). `vla-rl COMMAND --help` prints the same.
 
-A command that runs a config takes `--field value` for every field of it, nested ones with dots: `--rl.algorithm.gamma 0.98`. Underscores and hyphens are the same. Fields that are
-dictionaries take JSON: `--env.options '{"cubes": 2}'`; `--env NAME` is short for `--env.name NAME`. An unknown field is refused with the nearest known one.
+A command that runs a config takes `--field value` for every field of it, nested ones with dots:
+`--rl.algorithm.gamma 0.98`. Underscores and hyphens are the same. Fields that are dictionaries take JSON:
+`--env.options '{"cubes": 2}'`; `--env NAME` is short for `--env.name NAME`. An unknown field is refused with the
+nearest known one.
 """
 # {command: what it prints before its options, then {what is parsed: its config}}
 SECTIONS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -39,7 +42,8 @@ SECTIONS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "imagine": (
-        "vla-rl imagine [train [FILE.py:function] | improve RUN | agreement RUN | rank RUN POLICY ... | rollout RUN | play RUN]",
+        "vla-rl imagine [train [FILE.py:function] | improve RUN | agreement RUN | rank RUN POLICY ...\n"
+        "                | rollout RUN | play RUN]",
         {
             "vla-rl imagine": ImagineComparison(),
             "vla-rl imagine rank RUN POLICY ...": Rank(),

@@ -77,7 +77,7 @@ def test_samplers_are_compared_by_the_same_runner(tmp_path):
     out = tmp_path / "study"
     config = tmp_path / "samplers.py"
     config.write_text(Path(CONFIG).read_text() + "\n\ndef imitate() -> Imitate:\n    return imitate_lift()\n")
-    main(["study", "--config", str(config), "--seeds", "2", "--samplers", "improve", "--out", str(out)])
+    main(["compare", "samplers", "--config", str(config), "--seeds", "2", "--samplers", "improve", "--out", str(out)])
     assert {row["algorithm"] for row in json.loads((out / "results.json").read_text())} == {"improve"}
     assert (out / "imitate-2" / "checkpoints" / "imitation").is_dir() and (out / "improve-2" / "summary.json").is_file()
     assert "vla-rl compare samplers" in (out / "report.html").read_text()

@@ -285,7 +285,7 @@ def certs(arguments: Sequence[str]) -> None:
     given = list(arguments)
     if given[:1] in (["-h"], ["--help"]):
         override(Certs(), given, "vla-rl certs")
-    subcommand("certs", given, _CERTS)
+    subcommand("certs", given, CERTS)
 
 
 def _init(given: list[str]) -> None:
@@ -342,7 +342,7 @@ def _options(given: list[str], usage: str, default: Any) -> tuple[list[str], Any
     return named, override(default, rest, f"vla-rl certs {usage}")
 
 
-_CERTS: dict[str, Callable[[list[str]], None]] = {
+CERTS: dict[str, Callable[[list[str]], None]] = {
     "init": _init,
     "server": _server,
     "robot": _robot,

@@ -188,7 +188,7 @@ PRESETS = {
 
 
 def compare(arguments: Sequence[str]) -> None:
-    """``vla-rl compare [algorithms | samplers | imagination] [--field value ...]``: methods x seeds, a table, a page."""
+    """``vla-rl compare [algorithms | samplers | imagination] [--field value ...]``: methods x seeds, table, page."""
     given = list(arguments)
     name = given.pop(0) if given and not given[0].startswith("-") else "algorithms"
     if name not in PRESETS:

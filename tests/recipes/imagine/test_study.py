@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.cli.imagine import study
+from vla_rl.cli.train import compare
 from vla_rl.recipes.compare import Cell
 from vla_rl.recipes.imagine.study import ImagineStudy
 
@@ -50,7 +50,7 @@ def _leave(out: Path) -> None:
 
 
 def test_methods_that_train_the_same_world_model_share_it(asked, tmp_path):
-    study(["--out", str(tmp_path)])
+    compare(["imagination", "--out", str(tmp_path)])
     imitation, own, rest = asked
     assert {cell.out.name for cell in imitation} == {f"imitation-{seed}" for seed in (1, 2, 3)}
     assert {cell.out.name for cell in own} == {f"{method}-{seed}" for method in SUCCESS for seed in (1, 2, 3)}
@@ -65,7 +65,7 @@ def test_methods_that_train_the_same_world_model_share_it(asked, tmp_path):
 
 
 def test_the_device_is_that_of_every_run(asked, tmp_path):
-    study(["--out", str(tmp_path / "study"), "--device", "cuda:1"])
+    compare(["imagination", "--out", str(tmp_path / "study"), "--device", "cuda:1"])
     cells = [cell for cells in asked for cell in cells]
     assert len(cells) == 21
     for cell in cells:
@@ -73,7 +73,7 @@ def test_the_device_is_that_of_every_run(asked, tmp_path):
 
 
 def test_every_method_is_tabled_over_its_seeds(asked, tmp_path):
-    study(["--out", str(tmp_path)])
+    compare(["imagination", "--out", str(tmp_path)])
     results = json.loads((tmp_path / "results.json").read_text())
     assert [row["method"] for row in results[::3]] == list(ImagineStudy().methods)
     assert [row["seed"] for row in results] == [1, 2, 3] * 6
@@ -105,5 +105,5 @@ def test_every_method_is_tabled_over_its_seeds(asked, tmp_path):
 
 
 def test_where_no_imagined_rollout_was_played_imitation_is_reported_by_its_validation(asked, tmp_path):
-    study(["--out", str(tmp_path), "--methods", "residual_td3"])
+    compare(["imagination", "--out", str(tmp_path), "--methods", "residual_td3"])
     assert "51.0% [41.0,\N{NO-BREAK SPACE}61.0]" in (tmp_path / "report.html").read_text()
