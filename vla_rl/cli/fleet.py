@@ -153,21 +153,20 @@ def _change(do: Callable[..., str], usage: str, given: list[str]) -> None:
     console.print(do(*named, options), highlight=False, markup=False, soft_wrap=True)
 
 
+_CHANGES: tuple[tuple[Callable[..., str], str], ...] = (
+    (_versions, "versions FOLDER"),
+    (_publish, "publish FOLDER CHECKPOINT"),
+    (_try, "try FOLDER VERSION"),
+    (_promote, "promote FOLDER VERSION"),
+    (_rollback, "rollback FOLDER"),
+    (_pin, "pin FOLDER VERSION"),
+    (_unpin, "unpin FOLDER"),
+)
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "simulate": partial(_run_config, "simulate", USAGE, "fleet.py:hg_dagger"),
     "demo": partial(_run_config, "demo", DEMO, "fleet_demo.py:demo"),
     "export": export,
-} | {
-    usage.split()[0]: partial(_change, do, usage)
-    for do, usage in (
-        (_versions, "versions FOLDER"),
-        (_publish, "publish FOLDER CHECKPOINT"),
-        (_try, "try FOLDER VERSION"),
-        (_promote, "promote FOLDER VERSION"),
-        (_rollback, "rollback FOLDER"),
-        (_pin, "pin FOLDER VERSION"),
-        (_unpin, "unpin FOLDER"),
-    )
+    **{usage.split()[0]: partial(_change, do, usage) for do, usage in _CHANGES},
 }
 
 
