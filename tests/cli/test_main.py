@@ -20,7 +20,7 @@ from vla_rl.cli.override import override
 from vla_rl.cli.train import Collect
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
-from vla_rl.policies.flow_schedules import FlowOu, FlowSde
+from vla_rl.policies.flow import FlowOu, FlowSde
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.config_files import load_config
 from vla_rl.training.tracking import RunFolder
@@ -242,7 +242,7 @@ def test_ctrl_c_before_the_first_iteration_can_be_gone_on_from(complaint, untrai
 
     arguments = ["train", quick, "--policy", untrained(), "--out", tmp_path / "run"]
     with monkeypatch.context() as patched:
-        patched.setattr("vla_rl.recipes.stages.improve", stop)
+        patched.setattr("vla_rl.recipes.improve.improve", stop)
         complaint(*arguments, status=130)
     main(["train", "--resume", str(tmp_path / "run")])
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["rl"]["episodes"] == 4

@@ -16,7 +16,7 @@ from docs.tables.hooks import meanings
 from tests.docs.conftest import PAGES, ROOT
 from tests.fingerprints import imagined, shrunk
 from vla_rl.algorithms.guard import FallbackConfig, ReleaseConfig
-from vla_rl.algorithms.iql import IQLConfig
+from vla_rl.algorithms.offline import CalQLConfig, IQLConfig
 from vla_rl.algorithms.policy_gradient import PolicyGradientConfig
 from vla_rl.algorithms.wsrl import CalQLConfig
 from vla_rl.recipes.config_files import load_config
@@ -81,7 +81,7 @@ def explained(page: str) -> frozenset[str]:
 def imitation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of a barely trained policy."""
     folder = tmp_path_factory.mktemp("imitation")
-    recipe, small = shrunk(load_config("compare.py:imitate_lift")), shrunk(load_config("debug.py:small"))
+    recipe, small = shrunk(load_config("compare.py:imitate_lift")), shrunk(load_config("demo.py:small"))
     fit = replace(recipe.imitation.fit, steps=30, batch=8)
     recipe = replace(
         recipe,

@@ -35,7 +35,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, public
 from vla_rl.policies.flow import flow_matching_errors
-from vla_rl.policies.latent_noise import GaussianLatent, PaddedFlow
+from vla_rl.policies.latent_noise import GaussianLatent, is_padded
 from vla_rl.policies.noise import normal, uniform
 
 _RefitData: TypeAlias = tuple[dict[str, Tensor], Tensor, Tensor, Tensor, Tensor]  # features to time
@@ -67,16 +67,9 @@ class GoRLConfig(PPOConfig):
         super().__post_init__()
         check_limits(self, prior=(0, math.inf))
 
-    def build(
-        self,
-        policy: LikelihoodPolicy,
-        parameters: Mapping[str, nn.Parameter],
-        critic: nn.Module,
-        generator: torch.Generator,
-        reducer: Reducer,
-    ) -> GoRL:
-        """The learner with this config."""
-        return GoRL(policy, parameters, critic, self, generator, reducer)
+    @property
+    def learner(self) -> type[GoRL]:
+        return GoRL
 
 
 @dataclass(frozen=True)
@@ -112,7 +105,7 @@ class GoRL(PPO):
                 f"{type(self).__name__} needs a Gaussian policy over the noise of a flow (GaussianLatent) but "
                 f"{type(policy).__name__} is not, so there is no decoder to refit; choose PPO, or wrap the flow."
             )
-        if isinstance(policy.base, PaddedFlow):
+        if is_padded(policy.base):
             raise UserError(
                 f"{type(policy.base).__name__} generates longer chunks than are executed, so its flow cannot be "
                 "refitted to executed actions; choose PPO over its noise, or DSRL."
@@ -129,15 +122,7 @@ class GoRL(PPO):
         self.window: list[_Window] = []
 
     def update(self, rollout: Rollout) -> dict[str, float]:
-        """One iteration of PPO, and the refit at the end of a stage.
-
-        Raises UserError for decisions of another learner.
-        """
-        if rollout.others is not None:
-            raise UserError(
-                "GoRL's noise goes through a decoder that every learner refits for itself, so another learner's noise "
-                "means other actions; leave shared.folder empty, or choose PPO."
-            )
+        """One iteration of PPO, and the refit at the end of a stage."""
         metrics = super().update(rollout)
         if metrics["rollout/decisions"] and self.stage + 1 < self.config.stages:
             self.window = [*self.window, self._refit_data(rollout)][-self.config.window :]

@@ -35,6 +35,7 @@ from vla_rl.recipes.parity import replay_checkpoint, replay_simulator
 from vla_rl.recipes.progress import bar, console
 from vla_rl.recipes.suite import find_suite
 from vla_rl.recipes.suite_run import COMPARISON, SuiteRun, compare, needed_between, power_table, read_results, row
+from vla_rl.recipes.terminal import console
 from vla_rl.recipes.workers import EngineOptions
 from vla_rl.serving.address import names_server
 from vla_rl.training.tracking import write_json

@@ -21,7 +21,6 @@ from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.evaluation.agreement import check_horizons
 from vla_rl.experience.driver import Driver
-from vla_rl.experience.expert import ExpertPolicy
 
 TARGET = "privileged/target"  # extra: centre of the object that the instruction names
 

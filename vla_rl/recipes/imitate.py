@@ -5,19 +5,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from vla_rl.algorithms.chunks import Chunks, demonstrated
+from vla_rl.algorithms.chunks import Chunks, ImitationPolicy, demonstrated
 from vla_rl.contract.config import JsonObject
-from vla_rl.contract.env import Observation
 from vla_rl.contract.limits import check_positive
-from vla_rl.contract.policy import Features, Policy
+from vla_rl.contract.policy import Policy
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.evaluation import seed_ranges
+from vla_rl.experience.collect import collect_demonstrations
 from vla_rl.experience.datasets import load_demonstrations, save_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.normalization import Affine
@@ -26,24 +25,21 @@ from vla_rl.policies.smolvla.network import PointingVLM, scale_to_inputs
 from vla_rl.policies.smolvla.policy import SmolVLA
 from vla_rl.policies.smolvla.shape import SmolVLAShape
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
-from vla_rl.policies.tokens import Vocabulary
 from vla_rl.policies.vla.options import VLAOptions
+from vla_rl.policies.vla.tokenizer import Vocabulary
 from vla_rl.pretrained import save_own
-from vla_rl.recipes import stages
-from vla_rl.recipes.context import CPU, generator, placed
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.progress import bar
-from vla_rl.recipes.stages import EvaluationConfig, clock
+from vla_rl.recipes.evaluators import EvaluationConfig, play
+from vla_rl.recipes.terminal import bar, clock
+from vla_rl.recipes.trainers import CPU, generator, placed
 from vla_rl.training.device import alone, resolve_device
-from vla_rl.training.imitation import (
+from vla_rl.training.fit import (
     GroundingConfig,
     ImitationConfig,
-    ImitationPolicy,
-    PixelImitationPolicy,
     ground,
     imitate,
 )
-from vla_rl.training.imitation import imitate_from_pixels as fit_from_pixels
+from vla_rl.training.fit import imitate_from_pixels as fit_from_pixels
 from vla_rl.training.tracking import RunFolder
 
 
@@ -109,18 +105,18 @@ class Imitate:
         seconds: dict[str, float] = {}
         policy = self.imitate(*self.ground(folder, seconds), folder, seconds)
         validation = seed_ranges.held_out(seed_ranges.VALIDATION, self.evaluation.validation)
-        outcomes = stages.play(self.env, policy, validation, self.evaluation, self.seed, "validate")
+        outcomes = play(self.env, policy, validation, self.evaluation, self.seed, "validate")
         families = {name: asdict(rate) for name, rate in outcomes.families.items()}
         return {"validation": asdict(outcomes.rate), "families": families, "seconds": seconds, "seed": self.seed}
 
-    def ground(self, folder: RunFolder, seconds: dict[str, float]) -> tuple[ImitatingPolicy, Demonstrations]:
+    def ground(self, folder: RunFolder, seconds: dict[str, float]) -> tuple[ImitationPolicy, Demonstrations]:
         """A policy that points at objects, and the demonstrations to imitate; a resumed run takes its own."""
         device = resolve_device(self.device)
         kept, grounded_at = folder.path / "demonstrations", folder.checkpoint("grounded")
         if folder.resumed and folder.checkpoint("imitation").exists():
             return placed(load_policy(grounded_at), device), load_demonstrations(kept)
         with clock(seconds, "collect"):
-            episodes = stages.collect(self.env, self.imitation.demonstrations, self.seed)
+            episodes = collect(self.env, self.imitation.demonstrations, self.seed)
             save_demonstrations(episodes, kept, video="never")  # every pixel, for an exact repetition
         with clock(seconds, "grounding"):
             grounded = grounded_policy(self.env, episodes, self.new, self.grounding, self.seed, device)
@@ -128,18 +124,28 @@ class Imitate:
         return grounded, episodes
 
     def imitate(
-        self, grounded: ImitatingPolicy, episodes: Demonstrations, folder: RunFolder, seconds: dict[str, float]
-    ) -> ImitatingPolicy:
+        self, grounded: ImitationPolicy, episodes: Demonstrations, folder: RunFolder, seconds: dict[str, float]
+    ) -> ImitationPolicy:
         """The policy that imitates; a resumed run takes its own."""
         imitation_at = folder.checkpoint("imitation")
         if folder.resumed and imitation_at.exists():
-            imitating: ImitatingPolicy = placed(load_policy(imitation_at), resolve_device(self.device))
+            imitating: ImitationPolicy = placed(load_policy(imitation_at), resolve_device(self.device))
             return imitating
         with clock(seconds, "imitation"):
             policy = copy.deepcopy(grounded)
             imitate_policy(policy, episodes, self.imitation, self.seed, folder)
             save_own(policy, imitation_at)
         return policy
+
+
+def collect(env_config: EnvConfig, count: int, seed: int, num_envs: int = 64) -> Demonstrations:
+    """``count`` successful demonstrations of the scripted expert."""
+    env, expert = env_config.make(min(num_envs, count)), env_config.make_expert()
+    seeds = list(seed_ranges.training_seeds(seed, "demonstrations")[:count])
+    with bar("collect", count) as update:
+        episodes = collect_demonstrations(env, expert.act, seeds, lambda done: update(done, "demonstrations"))
+    env.close()
+    return episodes
 
 
 Report: TypeAlias = Callable[[int, dict[str, float]], None]
@@ -162,7 +168,7 @@ class Scenes:
 class GroundedPolicyConfig(Protocol):
     """The frozen dataclass of an untrained policy whose perception is trained to point, before it imitates."""
 
-    def build(self, spec: EnvSpec, episodes: Demonstrations, seed: int) -> ImitatingPolicy:
+    def build(self, spec: EnvSpec, episodes: Demonstrations, seed: int) -> ImitationPolicy:
         """The policy for ``spec``, on the host; ``episodes`` give statistics of its inputs."""
 
     def ground(
@@ -178,7 +184,7 @@ def grounded_policy(
     config: GroundingConfig,
     seed: int,
     device: torch.device = CPU,
-) -> ImitatingPolicy:
+) -> ImitationPolicy:
     """The policy that ``new`` builds, grounded on scenes of ``env``."""
     policy = new.build(env.spec(), episodes, seed)
     policy = policy.to(device)  # type: ignore[attr-defined]  # a network
@@ -224,37 +230,8 @@ class NewSmolVLA:
 _LOG_EVERY = 25  # steps
 
 
-class ImitatingPolicy(Policy, ImitationPolicy, Protocol):
-    """A policy that learns chunks of recorded actions, normalised by ``action_scale``."""
-
-    spec: EnvSpec
-    action_scale: Affine
-
-    @property
-    def horizon(self) -> int:
-        """``H``: actions in a chunk."""
-
-    def save_pretrained(self, folder: str | Path) -> None: ...
-
-
-@runtime_checkable
-class OwnImitationFeatures(Protocol):
-    """A policy whose imitation loss reads other features than its decisions."""
-
-    def imitation_features(self, obs: Observation) -> Features:
-        """{name: [N,...]} of all recorded observations, on the host."""
-
-    @property
-    def chunk_length(self) -> int:
-        """Actions of a chunk to imitate, of which the first ``horizon`` are executed."""
-
-
-class PixelPolicy(ImitatingPolicy, PixelImitationPolicy, Protocol):
-    """A policy whose perception learns as well."""
-
-
 def imitate_policy(
-    policy: ImitatingPolicy,
+    policy: ImitationPolicy,
     episodes: Demonstrations,
     config: ImitationConfig,
     seed: int,
@@ -264,11 +241,11 @@ def imitate_policy(
 
     A policy whose features are too large for that, or are learnt themselves, names others: ``imitation_features``.
     """
-    if isinstance(policy, OwnImitationFeatures):
+    if hasattr(policy, "imitation_features"):
         features = policy.imitation_features(episodes.observation())
     else:
         features = encode_episodes(policy, episodes)
-    length = policy.chunk_length if isinstance(policy, OwnImitationFeatures) else policy.horizon
+    length = getattr(policy, "chunk_length", policy.horizon)
     chunks = demonstrated_chunks(policy, episodes, features, length)
     chunks = chunks.select(torch.as_tensor(episodes.time % config.stride == 0))
     with bar("imitate", config.fit.steps) as update:
@@ -278,7 +255,7 @@ def imitate_policy(
 
 
 def imitate_from_pixels(
-    policy: PixelPolicy, episodes: Demonstrations, config: ImitationConfig, seed: int, folder: RunFolder
+    policy: ImitationPolicy, episodes: Demonstrations, config: ImitationConfig, seed: int, folder: RunFolder
 ) -> None:
     """Train all of ``policy`` on the demonstrations, perception included, in place."""
     chunks = demonstrated_chunks(policy, episodes, {}, policy.horizon)
@@ -302,7 +279,7 @@ def every(
 
 
 def demonstrated_chunks(
-    policy: ImitatingPolicy, episodes: Demonstrations, features: Mapping[str, Tensor], length: int
+    policy: ImitationPolicy, episodes: Demonstrations, features: Mapping[str, Tensor], length: int
 ) -> Chunks:
     """The ``length`` recorded actions from every step on, with the policy's ``features`` {name: [N,...]} before them.
 

@@ -33,15 +33,14 @@ from vla_rl.recipes.progress import bar
 from vla_rl.recipes.suite import VIDEOS, Block, Suite, SuiteTask, differing
 from vla_rl.recipes.workers import chosen_engine, worker_processes, workers
 from vla_rl.training.device import resolve_device
-from vla_rl.training.run_lock import lock_run, unlock_run
-from vla_rl.training.tracking import write_json
+from vla_rl.training.tracking import lock_run, unlock_run, write_json
 
 _SUITE = "suite.json"
 
 
 @dataclass(frozen=True)
 class SuiteRun:
-    """``policy`` (a text, see ``recipes/deployed.py``) on ``suite``, with its results in ``out``.
+    """``policy`` (a text, see ``recipes/policies.py``) on ``suite``, with its results in ``out``.
 
     ``num_envs`` environments run side by side in each of ``processes`` worker processes (1: in this one), which the
     chosen engine starts (``on_engine``); on other machines they must share the disk that ``out`` is on.  The first

@@ -18,11 +18,13 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 from vla_rl.contract.device import is_shard
 from vla_rl.contract.errors import UserError
@@ -31,16 +33,6 @@ from vla_rl.training.distributed import ProcessGroup
 
 SMALLEST = 2**14  # numbers of a part that is shared
 _PARTS = (nn.Linear, nn.Embedding, nn.Conv2d)
-
-
-@runtime_checkable
-class Shardable(LikelihoodPolicy, Protocol):
-    """A policy whose network encodes, conditions and gives velocities (``FlowNetwork``)."""
-
-    network: Any
-
-    def act_through(self, wrap: Callable[[Any], Any]) -> None:
-        """Act through ``wrap(acting)`` from now on.  Raises UserError when it does not act operation by operation."""
 
 
 class ShardedGroup(ProcessGroup):
@@ -74,15 +66,13 @@ class ShardedGroup(ProcessGroup):
 
         Call it once, before an optimizer is made.  Raises UserError for a policy that cannot be shared.
         """
-        if not isinstance(policy, Shardable) or not isinstance(policy.network, nn.Module):
+        if not hasattr(policy, "act_through") or not isinstance(getattr(policy, "network", None), nn.Module):
             raise UserError(
                 f"{type(policy).__name__} has no network of which a process could hold a share, so it cannot be "
                 "trained with sharded; leave it out, or train a flow policy that itself is a vision-language-action "
                 "model."
             )
         from torch.distributed.fsdp import fully_shard  # see is_shard
-
-        from vla_rl.training.mesh import mesh_on
 
         network, mesh = policy.network, mesh_on(device.type)
         units = [fully_shard(unit, mesh=mesh, reshard_after_forward=True) for unit in _units(network, self.smallest)]
@@ -96,7 +86,7 @@ class ShardedGroup(ProcessGroup):
         lockstep = Lockstep(root, units, super().sum)
         policy.act_through(lambda acting: LockstepActing(acting, lockstep))
         stand_in = _StandIn(policy)
-        policy.act, policy.log_prob = stand_in.act, stand_in.log_prob  # type: ignore[method-assign]
+        policy.act, policy.log_prob = stand_in.act, stand_in.log_prob
         if isinstance(policy, nn.Module):
             policy.to(device)
         self._lockstep = lockstep
@@ -237,3 +227,15 @@ class LockstepActing:
 
     def decide(self, key: Any, call: Callable[[Any, Any], T], given: Any) -> T:
         return call(self, given)
+
+
+@functools.cache
+def mesh_on(kind: str) -> DeviceMesh:
+    """All processes in a row, which compute on devices of this ``kind`` ("cpu", "cuda")."""
+    return init_device_mesh(kind, (dist.get_world_size(),))
+
+
+def shard_of(own: Tensor, shape: torch.Size, kind: str) -> DTensor:
+    """The tensor of ``shape`` that is cut along its first dimension and of which this process has ``own``."""
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(own, mesh_on(kind), [Shard(0)], run_check=False, shape=shape, stride=stride)

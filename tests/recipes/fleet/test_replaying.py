@@ -13,11 +13,11 @@ import torch
 from tests.commands import save_untrained
 from tests.recipes.fleet import quick_fleet
 from vla_rl.algorithms.guard import ReleaseConfig
-from vla_rl.algorithms.wsrl import WSRLConfig
+from vla_rl.algorithms.offline import WSRLConfig
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.env import Observation, VecEnv
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.experience.person import PersonConfig
+from vla_rl.experience.intervention import PersonConfig
 from vla_rl.experience.replay import Replay
 from vla_rl.fleet.episode_end import EpisodeEnd
 from vla_rl.fleet.episodes import FleetEpisode
@@ -31,9 +31,9 @@ from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.fleet.replaying import LearnByReplay, ReplayLearner, relabelled_episode
 from vla_rl.recipes.fleet.simulate import Corrects
 from vla_rl.recipes.fleet.virtual import FleetTimes, Releases, Timeline, VirtualRobot, micros
+from vla_rl.recipes.imitate import collect
 from vla_rl.recipes.off_policy import AdaptiveReplay
 from vla_rl.recipes.policies import SACLatent
-from vla_rl.recipes.stages import collect
 
 TIMES = FleetTimes(decision=0.02, reset=0.3, upload=0.1)
 METHOD = quick_fleet.REPLAY

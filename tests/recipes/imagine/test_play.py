@@ -24,9 +24,8 @@ from tests.world_models.small_models import SIDE
 from vla_rl.cli import main
 from vla_rl.cli.imagine import play
 from vla_rl.contract.errors import UserError
-from vla_rl.recipes.imagine.play import serve
-from vla_rl.recipes.imagine.saved_run import SavedRun
-from vla_rl.recipes.imagine.steering import Steering
+from vla_rl.recipes.imagine.play import Steering, serve
+from vla_rl.recipes.imagine.recipe import SavedRun
 
 
 @pytest.fixture(scope="module")
@@ -194,14 +193,3 @@ def test_the_command_serves_until_ctrl_c_and_frees_the_port(run, capsys, interru
     thread.join()
     assert steps == [1]
     socket.create_server(("127.0.0.1", port)).close()
-
-
-def test_what_cannot_be_played_is_refused_in_a_sentence(run, tmp_path):
-    with pytest.raises(UserError, match="imagine play needs a run folder"):
-        play(["--port", "1"])
-    with pytest.raises(UserError, match="holds no run that could be read"):
-        play([str(tmp_path / "none")])
-    with pytest.raises(UserError, match="there is no such port"):
-        play([str(run.folder), "--port", "70000"])
-    with pytest.raises(UserError, match="did you mean '--port'"):
-        play([str(run.folder), "--prot", "1"])

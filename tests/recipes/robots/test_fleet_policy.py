@@ -23,12 +23,11 @@ from vla_rl.fleet.attempt import LinkState
 from vla_rl.fleet.backoff import BackoffOptions
 from vla_rl.fleet.policy_cache import PolicyCache
 from vla_rl.fleet.signing import SigningKey, TrustedKeys
-from vla_rl.policies.flow import AllSteps, FlowSampler
-from vla_rl.policies.flow_schedules import Ode
+from vla_rl.policies.flow import AllSteps, FlowSampler, Ode
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
-from vla_rl.policies.tokens import Vocabulary
+from vla_rl.policies.vla.tokenizer import Vocabulary
 from vla_rl.recipes.fleet import publishing
 from vla_rl.recipes.fleet.policies import signing_key
 from vla_rl.recipes.fleet.publishing import publish

@@ -21,17 +21,17 @@ from tests.recipes.robots.test_scripted_person import ENV
 from vla_rl.cli import robot
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import load_demonstrations
-from vla_rl.experience.person import PersonConfig
+from vla_rl.experience.intervention import PersonConfig
 from vla_rl.fleet.episode_end import EpisodeEnd
 from vla_rl.fleet.server import FleetServer, FleetServerConfig
 from vla_rl.fleet.step import FleetStep
 from vla_rl.fleet.transport import TransportOptions
 from vla_rl.recipes.fleet.export import export
-from vla_rl.recipes.progress import console
 from vla_rl.recipes.robots import drive
 from vla_rl.recipes.robots.person import ScriptedPerson
 from vla_rl.recipes.robots.session import LockstepSession
 from vla_rl.recipes.robots.streaming import ServerConfig, streaming
+from vla_rl.recipes.terminal import console
 
 
 def server_in(folder, port=0):

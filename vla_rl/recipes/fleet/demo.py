@@ -39,9 +39,8 @@ from vla_rl.recipes.fleet.export import records
 from vla_rl.recipes.fleet.learn import Learn
 from vla_rl.recipes.fleet.policies import PUBLIC_KEY
 from vla_rl.recipes.imitate import Imitate
-from vla_rl.recipes.progress import bar, console
 from vla_rl.recipes.robots import drive
-from vla_rl.recipes.stages import clock
+from vla_rl.recipes.terminal import bar, clock, console
 from vla_rl.serving.episode import servable_spec
 from vla_rl.training.device import shared
 from vla_rl.training.tracking import RunFolder

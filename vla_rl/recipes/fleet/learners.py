@@ -10,23 +10,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla_rl.algorithms.chunks import DEMONSTRATED, Chunks, FamiliesEqually
-from vla_rl.algorithms.hg_dagger import HGDagger, HGDaggerConfig
+from vla_rl.algorithms.chunks import DEMONSTRATED, Chunks, FamiliesEqually, HGDagger, HGDaggerConfig, ImitationPolicy
 from vla_rl.algorithms.recap import Recap, RecapConfig
 from vla_rl.contract.batch import Resumable, Rollout
-from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Mode, Policy
-from vla_rl.experience.columns import side_by_side
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.mixture import choose, key_of
+from vla_rl.experience.rollout import side_by_side
 from vla_rl.fleet.episodes import FleetEpisode
 from vla_rl.fleet.sampler import CORRECTIONS, OFFLINE, ONLINE, STRATA, AdaptiveSampler, SamplerConfig
-from vla_rl.policies.advantage_conditioned import AdvantageConditioned, ConditionedFlow
+from vla_rl.policies.advantage_conditioned import AdvantageConditioned
 from vla_rl.policies.critics import DistributionalValue
 from vla_rl.policies.flow_policy import FlowPolicy
-from vla_rl.recipes.context import Trainable, generator
 from vla_rl.recipes.fleet.export import demonstrations_of
-from vla_rl.recipes.imitate import ImitatingPolicy, demonstrated_chunks, encode_episodes
+from vla_rl.recipes.imitate import demonstrated_chunks, encode_episodes
+from vla_rl.recipes.trainers import Trainable, generator
 
 _STREAM = 4  # of the learner's generator
 
@@ -84,7 +82,7 @@ class LearnByCorrections(LearnsChunks):
 
     def build(self, base: Trainable, episodes: Demonstrations, seed: int) -> HGDagger:
         """Raises UserError for a policy without a loss for every action."""
-        flow = cast(ImitatingPolicy, base)
+        flow = cast(ImitationPolicy, base)
         recorded = demonstrated_chunks(flow, episodes, encode_episodes(base, episodes), flow.horizon)
         spec = flow.spec
         equally = FamiliesEqually([spec.family(task) for task in range(len(spec.tasks))])
@@ -101,11 +99,6 @@ class LearnByAdvantage(LearnsChunks):
 
     def build(self, base: Trainable, episodes: Demonstrations, seed: int) -> Recap:
         """Raises UserError for a policy without one vector that conditions its field."""
-        if not isinstance(base, ConditionedFlow):
-            raise UserError(
-                f"{type(base).__name__} has no condition and conditioned_field, so RECAP cannot tell it how good a "
-                "decision was; use a TinyVLA, or add them."
-            )
         policy = AdvantageConditioned(base)
         policy.config = replace(policy.config, guidance=self.guidance)
         with torch.random.fork_rng(devices=[]):

@@ -16,19 +16,18 @@ from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.contract.batch import OneProcess, Rollout
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.policy import ActionOut, ContextPolicy, Features, Mode, State, recorded
-from vla_rl.experience.columns import side_by_side
+from vla_rl.contract.policy import ActionOut, Features, Mode, State, recorded
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.relabel import INTERVENTION, relabelled
 from vla_rl.experience.replay import Replay
+from vla_rl.experience.rollout import side_by_side
 from vla_rl.fleet.episodes import FleetEpisode
 from vla_rl.policies.critics import QEnsemble
-from vla_rl.recipes.context import RunContext, Trainable, generator
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.fleet.export import demonstrations_of
 from vla_rl.recipes.off_policy import AdaptiveReplay, ReplayConfig
 from vla_rl.recipes.policies import TD3Residual
-from vla_rl.recipes.trainers import PolicyConfig
+from vla_rl.recipes.trainers import PolicyConfig, RunContext, Trainable, generator
 
 _STREAM, _RELABEL = 4, 6  # of the learner's generator and of the base's noise in demonstrations
 _NEVER = 1e-15  # gradient steps per decision: the fleet says when one is taken
@@ -63,7 +62,7 @@ class LearnByReplay:
             )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # module initialisation has no generator argument
-            policy: Any = self.policy.build(RunContext(EnvConfig(""), base, seed, OneProcess()))  # type: ignore[arg-type]
+            policy: Any = self.policy.build(RunContext(EnvConfig(""), base, seed, OneProcess()))
             horizon, dims = getattr(policy, "horizon", 1), policy.spec.action_dim
             if hasattr(policy, "latent"):
                 raise UserError(
@@ -172,7 +171,7 @@ def relabelled_episode(policy: Any, episode: FleetEpisode, known: Collection[int
     else:
         extras["next.done"] = np.zeros(len(person), bool)
     shown = replace(steps, extras=extras, robot=episode.sender.robot)
-    actor = _BegunAnew(policy, np.append(False, person)) if isinstance(policy, ContextPolicy) else policy
+    actor = _BegunAnew(policy, np.append(False, person)) if hasattr(policy, "context") else policy
     noise = [torch.Generator().manual_seed(_number(episode))]
     columns = list(relabelled(shown, actor, policy.spec, horizon, noise, horizon))
     version = torch.tensor([one if one in known else 0 for one in episode.versions])
@@ -191,9 +190,9 @@ def _number(episode: FleetEpisode) -> int:
 
 @dataclass
 class _BegunAnew:
-    """A ``ContextPolicy`` that decides at every step of one episode and begins anew ``after`` [N+1] some of them."""
+    """A policy with ``context`` for every step of one episode; it begins anew ``after`` [N+1] some of them."""
 
-    policy: ContextPolicy
+    policy: Any  # with context
     after: np.ndarray  # bool: whether a person acted in the step before
     version: int = 0
     _step: int = 0
@@ -218,5 +217,5 @@ class _BegunAnew:
         return self.policy.act(features, state, mode, generator)
 
     def recorded(self, features: Features) -> Features:
-        """See ``SelectivePolicy``."""
+        """See ``vla_rl/contract/policy.py``."""
         return recorded(self.policy, features)

@@ -23,18 +23,16 @@ from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.stats import Rate
 from vla_rl.experience.curriculum import SeedStream
 from vla_rl.experience.datasets import load_demonstrations
-from vla_rl.experience.person import People, PersonConfig
-from vla_rl.experience.supervised import DemonstratedEnv, DemonstratorConfig, SupervisedEnv
+from vla_rl.experience.intervention import DemonstratedEnv, DemonstratorConfig, People, PersonConfig, SupervisedEnv
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import save_own
-from vla_rl.recipes.context import Trainable
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.evaluators import Evaluator
+from vla_rl.recipes.evaluators import EvaluationConfig, Evaluator
 from vla_rl.recipes.fleet.learners import FleetMethod
 from vla_rl.recipes.fleet.virtual import SECOND, VALIDATION, FleetTimes, VirtualFleet, micros, virtual_fleet
 from vla_rl.recipes.policies import start_policy
-from vla_rl.recipes.progress import bar, console
-from vla_rl.recipes.stages import EvaluationConfig, clock
+from vla_rl.recipes.terminal import bar, clock, console
+from vla_rl.recipes.trainers import Trainable
 from vla_rl.training.device import alone
 from vla_rl.training.tracking import RunFolder
 
