@@ -25,7 +25,6 @@ from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.improve import Improve
-from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.training.tracking import write_json
 
 SEEDS, AHEAD = (1, 2, 3), (0, 1, 2, 8)

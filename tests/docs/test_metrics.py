@@ -18,7 +18,6 @@ from tests.fingerprints import imagined, shrunk
 from vla_rl.algorithms.guard import FallbackConfig, ReleaseConfig
 from vla_rl.algorithms.offline import CalQLConfig, IQLConfig
 from vla_rl.algorithms.policy_gradient import PolicyGradientConfig
-from vla_rl.algorithms.wsrl import CalQLConfig
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.recipe import run
 

@@ -11,7 +11,7 @@ from tests.visual_point_mass import VisualPointMass, tiny_vla
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.policy import ActionOut
 from vla_rl.evaluation.run import OneByOne, play
-from vla_rl.experience.expert import ExpertPolicy, features_of, observation_of
+from vla_rl.experience.collect import ExpertPolicy, features_of, observation_of
 
 
 class Stateful:

@@ -12,10 +12,9 @@ from sims.catalog import make
 from sims.mujoco.tasks.lift_expert import LiftExpert
 from vla_rl.contract.errors import ContractError
 from vla_rl.evaluation.object_positions import ObjectProbe, ProbeConfig
+from vla_rl.experience.collect import ExpertPolicy
 from vla_rl.experience.driver import Driver
-from vla_rl.experience.expert import ExpertPolicy
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.probe import fit_probe
+from vla_rl.training.fit import FitConfig, fit_probe
 
 SIDE, MIDDLE, METRES = 24, np.array([0.3, -0.2, 0.05]), 0.12
 SMALL = ProbeConfig(width=16, stem=8, keypoints=2, hidden=32)

@@ -20,9 +20,16 @@ from vla_rl.contract.errors import UserError
 from vla_rl.experience.worker import LostWorkerError, Server
 from vla_rl.recipes import compare as sweep
 from vla_rl.recipes.compare import Cell, run_cells, run_sweep
-from vla_rl.recipes.launchers import ClusterLauncher, LocalLauncher, Machine
-from vla_rl.recipes.workers import EngineOptions, LocalEngine, chosen_engine, on_engine
-from vla_rl.training.run_lock import await_unlocked, lock_run, unlock_run
+from vla_rl.recipes.workers import (
+    ClusterLauncher,
+    EngineOptions,
+    LocalEngine,
+    LocalLauncher,
+    Machine,
+    chosen_engine,
+    on_engine,
+)
+from vla_rl.training.tracking import await_unlocked, lock_run, unlock_run
 
 SLEEPS = ("train", f"{Path(__file__).parent / 'sleeper.py'}:sleeps")
 

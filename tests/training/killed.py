@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from vla_rl.cli import main
-from vla_rl.training import shared_state
+from vla_rl.training import checkpoint
 
 
 def kill_after(step: int) -> None:

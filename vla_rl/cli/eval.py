@@ -24,18 +24,17 @@ from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.run import evaluate as play_seeds
 from vla_rl.evaluation.stats import MeanReturn, Rate
 from vla_rl.policies.flow_policy import at_temperature
+from vla_rl.policies.function import Renumbered
 from vla_rl.policies.pretrained import default_options
-from vla_rl.policies.renumbered import Renumbered
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import checkpoint_of
 from vla_rl.recipes.config_files import env_config_of
-from vla_rl.recipes.deployed import deployed
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
 from vla_rl.recipes.parity import replay_checkpoint, replay_simulator
-from vla_rl.recipes.progress import bar, console
+from vla_rl.recipes.policies import deployed
 from vla_rl.recipes.suite import find_suite
 from vla_rl.recipes.suite_run import COMPARISON, SuiteRun, compare, needed_between, power_table, read_results, row
-from vla_rl.recipes.terminal import console
+from vla_rl.recipes.terminal import bar, console
 from vla_rl.recipes.workers import EngineOptions
 from vla_rl.serving.address import names_server
 from vla_rl.training.tracking import write_json

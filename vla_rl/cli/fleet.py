@@ -17,8 +17,7 @@ from vla_rl.contract.limits import check_limits
 from vla_rl.fleet.authority import Authority
 from vla_rl.fleet.identity import now
 from vla_rl.recipes.config_files import file_of, load_config
-from vla_rl.recipes.progress import console
-from vla_rl.recipes.signals import sigterm_like_ctrl_c
+from vla_rl.recipes.terminal import console, sigterm_like_ctrl_c
 
 if TYPE_CHECKING:
     from vla_rl.recipes.fleet import serving

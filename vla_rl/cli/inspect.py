@@ -32,7 +32,7 @@ from vla_rl.recipes.inspect import (
     table,
     tree,
 )
-from vla_rl.recipes.progress import console
+from vla_rl.recipes.terminal import console
 
 _USAGE = (
     "vla-rl inspect [ENVIRONMENT [--env.options JSON] | package.module:make | CHECKPOINT FOLDER | RUN FOLDER | "

@@ -15,7 +15,7 @@ from vla_rl.contract.load import load
 from vla_rl.evaluation import seed_ranges
 from vla_rl.recipes.config_files import file_of, load_config
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
-from vla_rl.recipes.progress import bar, console
+from vla_rl.recipes.terminal import bar, console
 
 USAGE = """vla-rl train FILE.py:function [options] [--field value ...]
 vla-rl train --resume RUN
@@ -182,7 +182,7 @@ def _repair(path: Path) -> None:
 PRESETS = {
     "algorithms": "vla_rl.recipes.compare:Algorithms",
     "samplers": "vla_rl.recipes.compare:Samplers",
-    "imagination": "vla_rl.recipes.imagine.study:ImagineStudy",
+    "imagination": "vla_rl.recipes.imagine.comparison:ImagineStudy",
 }
 
 

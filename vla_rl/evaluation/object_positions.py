@@ -20,6 +20,7 @@ from torch.nn import functional
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.evaluation.agreement import check_horizons
+from vla_rl.experience.collect import ExpertPolicy
 from vla_rl.experience.driver import Driver
 
 TARGET = "privileged/target"  # extra: centre of the object that the instruction names

@@ -36,8 +36,8 @@ from vla_rl.contract.errors import ContractError, UserError, did_you_mean
 from vla_rl.contract.policy import Policy, encode_observation
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.contract.trust import check_folder, read_arrays
+from vla_rl.experience.collect import features_of
 from vla_rl.experience.driver import Decision
-from vla_rl.experience.expert import features_of
 
 _PIXEL_TOLERANCE = 8.0  # mean absolute difference of pictures, of 255: renderers round differently
 

@@ -17,8 +17,8 @@ from vla_rl.contract.env import WORKER, Array, Observation, Observe, VecEnv, on_
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import ActionOut, Features, Mode, Policy, State, encode_observation
 from vla_rl.evaluation.stats import MeanReturn, Rate
+from vla_rl.experience.collect import features_of, observation_of
 from vla_rl.experience.driver import ATTEMPTS, Decision, Driver
-from vla_rl.experience.expert import features_of, observation_of
 
 
 @dataclass(frozen=True)

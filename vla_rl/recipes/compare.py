@@ -26,11 +26,10 @@ from vla_rl.experience.worker import LostWorkerError
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes import metrics
 from vla_rl.recipes.config_files import config_function, load_config
-from vla_rl.recipes.launchers import Launcher
-from vla_rl.recipes.progress import bar, console
-from vla_rl.recipes.workers import EngineOptions, chosen_engine
-from vla_rl.training.run_lock import await_unlocked
-from vla_rl.training.tracking import write_json
+from vla_rl.recipes.evaluators import play
+from vla_rl.recipes.terminal import bar, console
+from vla_rl.recipes.workers import EngineOptions, Launcher, chosen_engine
+from vla_rl.training.tracking import await_unlocked, write_json
 
 ATTEMPTS = 5  # at a cell whose machine dies
 _LEASE = 120.0  # seconds after which a network disk has let go of a dead machine's locks; NFS servers take 90

@@ -27,8 +27,8 @@ from vla_rl.evaluation.video import SUFFIX_OF, Clip
 from vla_rl.experience.driver import Decision
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes.config_files import config_files, load_config
-from vla_rl.recipes.deployed import deployed
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.policies import deployed
 
 FOLDER = "suites"  # of the config folder
 

@@ -27,11 +27,10 @@ from vla_rl.evaluation.stats import MeanReturn, Rate, episodes_needed, independe
 from vla_rl.policies.vla.checkpoint import is_public
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes import sims
-from vla_rl.recipes.deployed import check_instructions, fingerprint
-from vla_rl.recipes.launchers import SharedDisk
-from vla_rl.recipes.progress import bar
+from vla_rl.recipes.policies import check_instructions, fingerprint
 from vla_rl.recipes.suite import VIDEOS, Block, Suite, SuiteTask, differing
-from vla_rl.recipes.workers import chosen_engine, worker_processes, workers
+from vla_rl.recipes.terminal import bar
+from vla_rl.recipes.workers import SharedDisk, chosen_engine, worker_processes, workers
 from vla_rl.training.device import resolve_device
 from vla_rl.training.tracking import lock_run, unlock_run, write_json
 

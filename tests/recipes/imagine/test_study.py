@@ -10,7 +10,7 @@ import pytest
 
 from vla_rl.cli.train import compare
 from vla_rl.recipes.compare import Cell
-from vla_rl.recipes.imagine.study import ImagineStudy
+from vla_rl.recipes.imagine.comparison import ImagineStudy
 
 SHARING = "no_uncertainty", "with_keyframes", "with_resampling"
 SUCCESS = {"lift": 0.7, "with_coevolution": 0.6, "residual_td3": 0.9}

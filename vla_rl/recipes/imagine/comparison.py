@@ -11,31 +11,17 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
-import numpy as np
-import torch
-
-from vla_rl.contract.config import JsonObject
-from vla_rl.contract.env import VecEnv
-from vla_rl.contract.policy import Policy
-from vla_rl.contract.spec import EnvSpec
-from vla_rl.evaluation import seed_ranges
-from vla_rl.evaluation.agreement import RewardAgreement, policy_agreement, reward_agreement
-from vla_rl.evaluation.object_positions import TARGET, ObjectProbe, frame_agreement, object_error, replayed_positions
-from vla_rl.evaluation.run import Outcomes, evaluate
+from vla_rl.contract.config import JsonMapping, JsonObject
+from vla_rl.contract.trust import read_json
+from vla_rl.evaluation.report import Point, Report, Series, Tile, percent
 from vla_rl.evaluation.stats import Rate
-from vla_rl.experience.trajectories import Trajectories
-from vla_rl.policies.epsilon_random import EpsilonRandomPolicy
-from vla_rl.policies.pretrained import load_policy
-from vla_rl.recipes import metrics, world_models
-from vla_rl.recipes.compare import Cell, on_device, run_sweep
+from vla_rl.recipes import metrics
+from vla_rl.recipes.compare import Cell, line, on_device, run_sweep, seed_bars, seeds_table
 from vla_rl.recipes.config_files import load_config
-from vla_rl.recipes.context import generator, placed
-from vla_rl.recipes.env_config import EnvConfig, EnvFactory
-from vla_rl.recipes.imagine.calibrated_model import CalibratedModel, ImaginedEnvFactory
-from vla_rl.recipes.imagine.replays import replay_trajectories
-from vla_rl.recipes.imagine.report import write_report
-from vla_rl.recipes.imagine.saved_run import SavedRun, load_run
-from vla_rl.recipes.progress import bar
+from vla_rl.recipes.imagine.agreement import evaluate_world_model
+from vla_rl.recipes.imagine.recipe import Imagine, SavedRun
+from vla_rl.recipes.imagine.rollout import clips
+from vla_rl.recipes.metrics import rows, validation_curve, watched
 from vla_rl.recipes.workers import EngineOptions
 from vla_rl.training.tracking import write_json
 
@@ -357,23 +343,21 @@ class ImagineStudy(EngineOptions):
     device: str = "cpu"  # of all runs: "cpu", "cuda", "cuda:1", "auto"
     out: str = "runs/imagine-study"
 
-
-def run_study(config: ImagineStudy) -> None:
-    """Imitate once per seed, improve by every method, write ``results.json`` and ``report.html``."""
-    for function in (config.imitation, *(f"{config.config}:{method}" for method in config.methods)):
-        load_config(function)  # an unknown name should be known before hours of work
-    out = Path(config.out)
-    first = [Cell(_imitation(out, seed), config.imitation, _given(config, seed)) for seed in config.seeds]
-    second, third = (
-        [_cell(config, method, methods[method], seed) for seed in config.seeds for method in methods]
-        for methods in _in_turn(config)
-    )
-    steps = {"imitate": first, "train and improve": second, "improve": third}
-    run_sweep(out, steps, config.processes)
-    rows = [_row(out, method, seed) for method in config.methods for seed in config.seeds]
-    write_json(out / "results.json", rows)
-    _write_study(out, rows, config)
-    console.print(f"{out}/results.json, {out}/report.html")
+    def run(self) -> None:
+        """Imitate once per seed, improve by every method, write ``results.json`` and ``report.html``."""
+        for function in (self.imitation, *(f"{self.config}:{method}" for method in self.methods)):
+            load_config(function)  # an unknown name should be known before hours of work
+        out = Path(self.out)
+        first = [Cell(_imitation(out, seed), self.imitation, _given(self, seed)) for seed in self.seeds]
+        second, third = (
+            [_cell(self, method, methods[method], seed) for seed in self.seeds for method in methods]
+            for methods in _in_turn(self)
+        )
+        steps = {"imitate": first, "train and improve": second, "improve": third}
+        run_sweep(out, steps, self.processes)
+        rows = [_row(out, method, seed) for method in self.methods for seed in self.seeds]
+        write_json(out / "results.json", rows)
+        _write_study(out, rows, self)
 
 
 def _imitation(out: Path, seed: int) -> Path:
@@ -436,23 +420,22 @@ def _write_study(out: Path, rows: list[JsonObject], config: ImagineStudy) -> Non
         "The same imitation policies; success on test scenes of the simulator",
     )
     methods = {_name(method): [row for row in rows if row["method"] == method] for method in config.methods}
-    seeds = [f"seed {seed}" for seed in config.seeds]
     reached = {"imitation": [_before(out, rows, seed) for seed in config.seeds]} | methods
     rates = {name: [_rate(one) for one in found] for name, found in reached.items()}
-    header = ["", *seeds, "mean (min to max)"]
-    report.table(header, [[name, *across_seeds(found)] for name, found in rates.items()])
+    seeds_table(report, [line(name, found) for name, found in rates.items()], config.seeds)
     report.table(
-        ["points won", *seeds, "episodes", "seconds"],
+        ["points won", *(f"seed {seed}" for seed in config.seeds), "episodes", "seconds"],
         [[name, *_won(mine)] for name, mine in methods.items()],
         "Points won on imitation are measured on the same scenes, for methods in imagination. Simulated episodes are "
         "all that were played after imitation, except the test's. Methods that share a world model count its "
         "episodes, but not the seconds of its training, except for the first.",
     )
-    for seed in config.seeds:
-        mine = [row for row in rows if row["seed"] == seed]
-        bars = [Bar.of(_name(row["method"]), _rate(row)) for row in mine]
-        report.bars(f"Test success, seed {seed}", bars)
-    report.command("vla-rl imagine study")
+    shown = {
+        name: {seed: Rate(**rate) for seed, rate in zip(config.seeds, found, strict=True)}
+        for name, found in rates.items()
+    }
+    report.bars("Test success", seed_bars(shown, "imitation"))
+    report.command("vla-rl compare imagination")
     report.write(out / "report.html")
 
 
@@ -464,8 +447,8 @@ def _before(out: Path, rows: list[JsonObject], seed: int) -> JsonObject:
     return dict(metrics.summary(_imitation(out, seed))["validation"])
 
 
-def _rate(row: JsonObject) -> Rate:
-    return Rate(row["success"], row["low"], row["high"], row["episodes"])
+def _rate(row: JsonObject) -> JsonObject:
+    return {name: row[name] for name in ("success", "low", "high", "episodes")}
 
 
 def _won(mine: Sequence[JsonObject]) -> list[str | int | None]:
