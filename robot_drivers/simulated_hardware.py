@@ -19,7 +19,7 @@ from vla_rl.contract.load import load
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.contract.task import extras_of, resolve
 
-SO101 = "sims.mujoco.so101.lift:make"
+SO101 = "sims.mujoco.tasks.so101:make"
 _SUFFIX = ".pos"
 _SOON = 1e-9  # seconds by which rounding may make something late
 

@@ -11,7 +11,7 @@ from mani_skill.envs.tasks.tabletop.pick_cube import PickCubeEnv
 from mani_skill.sensors.camera import CameraConfig
 
 from sims.maniskill.build import backends, env_of, made, require_gpu, worlds_of
-from sims.maniskill.lift_world import LiftWorld
+from sims.maniskill.lift import LiftWorld
 from sims.maniskill.world import World
 from sims.mujoco.tasks.lift import LiftTask
 from vla_rl.contract.env import VecEnv

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from sims.numpy_env import NumpyEnv
+from sims.base import NumpyEnv
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.contract.task import declare_task
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sims.numpy_env import NumpyEnv
+from sims.base import NumpyEnv
 from vla_rl.contract.env import Observation
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.contract.task import declare_task

@@ -193,6 +193,11 @@ def test_protocol_typed_fields_have_the_fields_of_their_present_value():
         override(load_config("demo.py:demo"), ["--rl.sampler.schedule.b", "1"], "test")
 
 
+def test_fields_typed_by_a_base_class_have_the_fields_of_their_present_value():
+    before = GRPOConfig(averaging=Constant(5))
+    assert override(before, ["--averaging.max-decisions", "9"], "test").averaging == Constant(9)
+
+
 def test_sources_and_staleness_are_short_for_fields_of_the_loop():
     given, before = ["--sources", "2", "--staleness=3"], load_config("demo.py:flow_ou")
     loop = override(before, given, "test").rl.loop

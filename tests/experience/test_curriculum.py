@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from sims.numpy_env import NumpyEnv
+from sims.base import NumpyEnv
 from tests.breaking import BreakingEnv
 from tests.docs.conftest import ROOT
 from tests.experience.test_breakdowns import HORIZON, LONG, Patient

@@ -136,7 +136,7 @@ def test_samples_have_the_density_that_is_declared(name):
 
 
 @EXACT
-def test_reweighting_by_the_ratio_gives_the_new_policys_expectation(name):
+def test_reweighting_gives_the_new_policys_expectation(name):
     """Hence the score gradient is the true one: it is the limit for a small change of the weights."""
     found = recorded(name, many=True)
     policy = moved(found, 0.7)

@@ -15,7 +15,7 @@ from robot_drivers.safety import Request, Supervisor
 from robot_drivers.simulated import SimulatedRobot
 from robot_drivers.simulated_hardware import Imperfections
 from sims.catalog import make
-from sims.mujoco.so101.expert import So101Expert
+from sims.mujoco.tasks.so101 import So101Expert
 from vla_rl.contract.errors import ContractError, UserError
 
 DT = 0.04

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sims.side_by_side import SideBySide, TaskPool, require_positive
+from sims.base import SideBySide, TaskPool, require_positive
 from vla_rl.contract.check import check_env
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.spec import ArraySpec, EnvSpec

@@ -25,12 +25,10 @@ from vla_rl.policies import normalization
 from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.world_model import WorldModelFit, fit_world_model, statistics
-from world_models.config import WorldModelConfig
+from world_models.config import ImaginationConfig, Limits, WorldModelConfig
 from world_models.env import ImaginedEnv
-from world_models.imagination_config import ImaginationConfig
 from world_models.model import WorldModel
 from world_models.replay import replay
-from world_models.uncertainty import Limits
 
 CONFIG = ImaginationConfig(horizon=12, batch_size=4, success_threshold=0.5, resamples=1)
 EVERY = np.arange(5)

@@ -26,12 +26,16 @@ from vla_rl.training.world_model import (
     statistics,
 )
 from world_models.backbones.unet import UNetConfig
-from world_models.config import RewardHeadConfig, WorldModelConfig
+from world_models.config import (
+    ImaginationConfig,
+    Limits,
+    PredictedReward,
+    RewardHeadConfig,
+    SuccessReward,
+    WorldModelConfig,
+)
 from world_models.env import ImaginedEnv
-from world_models.imagination_config import ImaginationConfig
 from world_models.model import WorldModel
-from world_models.payment import PredictedReward, SuccessReward
-from world_models.uncertainty import Limits
 
 HEAD = RewardHeadConfig()
 BRIEF = WorldModelFit(*[FitConfig(steps=2, batch=4)] * 4)

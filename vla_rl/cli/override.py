@@ -115,9 +115,9 @@ def _registry() -> constructors.ConstructorRegistry:
 
     @registry.struct_rule
     def of_value(info: constructors.StructTypeInfo) -> constructors.StructConstructorSpec | None:
-        value = info.default
-        base = info.type is not type(value) and info.type in type(value).__mro__
-        if not (getattr(info.type, "_is_protocol", False) or base) or not dataclasses.is_dataclass(value):
+        kind, value = info.type, info.default
+        general = getattr(kind, "_is_protocol", False) or kind in type(value).__mro__[1:]
+        if not general or not dataclasses.is_dataclass(value):
             return None
         kinds = get_type_hints(type(value))
         fields = [

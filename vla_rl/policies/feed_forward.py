@@ -244,6 +244,7 @@ class GaussianPolicy(FeedForwardPolicy):
 _IMPOSSIBLE = -1e9  # logit of an index that an entry does not have; finite, as 0 * -inf would be NaN
 
 
+@dataclass(frozen=True)
 class CategoricalConfig(FeedForwardConfig):
     """There is no more to choose."""
 

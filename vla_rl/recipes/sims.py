@@ -84,9 +84,8 @@ def parameters_of(name: str, options: Mapping[str, object] | None = None) -> tup
 
 
 def env_server(name: str, port: int, host: str, key: str, certificate: str, private_key: str) -> EnvServer:
-    """A server of environment ``name`` for other machines, see ``sims/isolation/server.py``."""
-    from sims.isolation.security import Security
-    from sims.isolation.server import Server
+    """A server of environment ``name`` for other machines, see ``sims/isolation/remote.py``."""
+    from sims.isolation.remote import Security, Server
 
     catalog().find(name)
     return Server(name, port, host, Security(key, certificate, private_key))

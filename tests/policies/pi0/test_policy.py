@@ -131,7 +131,7 @@ def sample_of(policy: Pi0, images: dict[str, np.ndarray], state: np.ndarray, noi
         (("dit_config",), "num_attention_heads", 2),
     ],
 )
-def test_a_network_of_transformers_that_computes_otherwise_is_refused_by_name(theirs, tmp_path, part, name, value):
+def test_a_network_that_computes_otherwise_is_refused_by_name(theirs, tmp_path, part, name, value):
     config = json.loads((theirs / "config.json").read_text(encoding="utf-8"))
     reduce(lambda whole, key: whole[key], part, config)[name] = value
     with pytest.raises(UserError, match=rf"sets {'.'.join(part)}\.{name} to "):

@@ -15,7 +15,7 @@ from vla_rl.contract.spec import EnvSpec
 from vla_rl.contract.task import declare_task
 
 if TYPE_CHECKING:
-    from sims.warp.env import WarpEnv
+    from sims.warp_env import WarpEnv
 
 
 def warp_spec(spec: EnvSpec, device: str) -> EnvSpec:
@@ -31,7 +31,7 @@ def spec(env: str = "lift", device: str = "cpu", **options: Any) -> EnvSpec:
     return warp_spec(catalog.spec_of(env, **options), device)
 
 
-@declare_task(spec=spec, parameters="sims.warp.parameters:parameters", wraps=True)
+@declare_task(spec=spec, parameters="sims.warp_env:parameters", wraps=True)
 def make(num_envs: int, env: str = "lift", device: str = "cpu", **options: Any) -> WarpEnv:
     """``num_envs`` environments of the task of ``env`` with its ``options`` on MuJoCo-Warp.
 
@@ -51,7 +51,7 @@ def make(num_envs: int, env: str = "lift", device: str = "cpu", **options: Any) 
             "place, push, mixed or a task of your own that make_env of sims.mujoco.env makes."
         )
     try:
-        from sims.warp.env import WarpEnv
+        from sims.warp_env import WarpEnv
     except ImportError as error:
         raise UserError(
             f"{error.name} is not installed, so MuJoCo-Warp simulates nothing; pip install 'vla-rl[warp]'."

@@ -1,35 +1,131 @@
-"""The arm on the tabletop: joint positions in, joint positions out (``sims.mujoco.robot.Robot``).
+"""An arm like the SO-101 on the tabletop: its kinematics, joint positions in and out, and its scene as MJCF text.
 
-The tabletop with an arm like the SO-101, of primitive shapes, as MJCF text.
-
-Frames, masses, inertias and servos are those of the published model (see ``arm.py``); shapes are ours: boxes and
-cylinders of about the real parts' sizes, of which the two jaws and the gripper's motor touch things.
-World frame: that of the arm's base, which stands on the table; x ahead of it, y to its left, z up; metres.
+Frames, lengths, joint limits, masses, inertias and servos are those of the published model, TheRobotStudio/SO-ARM100
+``Simulation/SO101/so101_new_calib.xml`` (every joint's zero is the middle of its range).  Shapes are ours: boxes and
+cylinders of about the real parts' sizes, of which the two jaws and the gripper's motor touch things.  World frame: that
+of the arm's base, which stands on the table; x ahead of it, y to its left, z up; metres and radians.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import mujoco
 import numpy as np
 from array_api_compat import array_namespace
 
-from sims.mujoco.arrays import Constant
 from sims.mujoco.scene import PHYSICS_DT, RobotText, compile_scene
-from sims.mujoco.so101 import arm
-from sims.mujoco.so101.arm import FRAME, HIGH, JOINTS, LINKS, LOW
+from sims.mujoco.tabletop import Robot
 from vla_rl.contract.env import Array
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import ArraySpec
+
+JOINTS = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")
+LOW = np.array([-1.91986, -1.74533, -1.69, -1.65806, -2.74385, -0.174533])
+HIGH = np.array([1.91986, 1.74533, 1.69, 1.65806, 2.84121, 1.745329])
+
+
+class ArmLink(NamedTuple):
+    """The frame of a body in that of the body before it; its joint turns it about its z axis."""
+
+    name: str
+    position: tuple[float, float, float]
+    quaternion: tuple[float, float, float, float]  # w, x, y, z
+
+
+_H = float(np.sqrt(0.5))
+LINKS = (
+    ArmLink("shoulder", (0.0388353, 0.0, 0.0624), (0.0, 0.0, 1.0, 0.0)),
+    ArmLink("upper_arm", (-0.0303992, -0.0182778, -0.0542), (0.5, -0.5, -0.5, -0.5)),
+    ArmLink("lower_arm", (-0.11257, -0.028, 0.0), (_H, 0.0, 0.0, _H)),
+    ArmLink("wrist", (-0.1349, 0.0052, 0.0), (_H, 0.0, 0.0, -_H)),
+    ArmLink("gripper", (0.0, -0.0611, 0.0181), (0.0172091, -0.0172091, 0.706897, 0.706897)),
+    ArmLink("moving_jaw", (0.0202, 0.0188, -0.0234), (_H, _H, 0.0, 0.0)),
+)
+FRAME = (-0.0079, -0.000218121, -0.0981274)  # the published "gripperframe", in the gripper's frame: its fixed jaw's tip
+PINCH = np.array([0.0101, -0.0002, -0.0885])  # in the gripper's frame: the centre of a cube that it holds
+_STEPS, _DAMPING, _LONGEST = 12, 1e-6, 0.3  # of the solver; its longest step in radians
+
+
+def closing_angle(opening: Any) -> Any:
+    """The gripper joint's angle in radians for an ``opening`` from 0 (closed) to 1: an array or a number."""
+    return float(LOW[5]) + opening * float(HIGH[5] - LOW[5])
+
+
+def opening_of(angle: Any) -> Any:
+    """The opening of the gripper, of which :func:`closing_angle` is the angle."""
+    return (angle - float(LOW[5])) / float(HIGH[5] - LOW[5])
+
+
+def pinch_point(joints: np.ndarray) -> np.ndarray:
+    """[E,3]: where a cube's centre is held, for ``joints`` [E,5 or more] in radians."""
+    rotation, origin, _, _ = _forward(joints)
+    return np.asarray(origin + rotation @ PINCH)
+
+
+def solve(places: np.ndarray, roll: float = 0.0) -> np.ndarray:
+    """[E,5]: joints that bring the pinch point to ``places`` [E,3] with the gripper pointing down, or nearly.
+
+    Damped least squares (Wampler 1986) from a pose in the middle, for three coordinates and the gripper's pitch, which
+    is the sum of three joints.  Where the wrist cannot bend as far, the gripper points ahead; a place out of reach is
+    approached.
+    """
+    joints = np.tile(_MIDDLE, (len(places), 1))
+    joints[:, 0], joints[:, 4] = -np.arctan2(places[:, 1], places[:, 0] - LINKS[0].position[0]), roll
+    for _ in range(_STEPS):
+        rotation, origin, axes, origins = _forward(joints)
+        point = origin + rotation @ PINCH
+        pitch = _DOWN - joints[:, 1:4].sum(1)
+        free = (joints[:, 3] < HIGH[3]) | (pitch < 0)  # to bend the wrist further
+        missing = np.concatenate([places - point, (pitch * free)[:, None]], axis=1)
+        jacobian = np.zeros((len(places), 4, 4))
+        jacobian[:, :3] = np.cross(axes[:, :4], point[:, None] - origins[:, :4]).transpose(0, 2, 1)
+        jacobian[:, 3, 1:] = free[:, None]
+        jacobian[:, :, 3] *= free[:, None]
+        transposed = jacobian.transpose(0, 2, 1)
+        step = transposed @ np.linalg.solve(jacobian @ transposed + _DAMPING * np.eye(4), missing[..., None])
+        joints[:, :4] += np.clip(step[..., 0], -_LONGEST, _LONGEST)
+        joints[:, :4] = np.clip(joints[:, :4], LOW[:4], HIGH[:4])
+    return joints
+
+
+def _forward(joints: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The gripper's rotation [E,3,3] and origin [E,3]; axes and origins [E,5,3] of the five joints before the jaw."""
+    rotation, origin = np.tile(np.eye(3), (len(joints), 1, 1)), np.zeros((len(joints), 3))
+    axes, origins = np.empty((len(joints), 5, 3)), np.empty((len(joints), 5, 3))
+    for i, link in enumerate(LINKS[:5]):
+        origin = origin + rotation @ np.array(link.position)
+        rotation = rotation @ _matrix(link.quaternion)
+        axes[:, i], origins[:, i] = rotation[:, :, 2], origin
+        cos, sin = np.cos(joints[:, i]), np.sin(joints[:, i])
+        turn = np.zeros((len(joints), 3, 3))
+        turn[:, 0, 0], turn[:, 0, 1], turn[:, 1, 0], turn[:, 1, 1], turn[:, 2, 2] = cos, -sin, sin, cos, 1.0
+        rotation = rotation @ turn
+    return rotation, origin, axes, origins
+
+
+def _matrix(quaternion: tuple[float, float, float, float]) -> np.ndarray:
+    w, x, y, z = np.array(quaternion) / np.linalg.norm(quaternion)
+    return np.array(
+        [
+            [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
+            [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
+            [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
+        ]
+    )
+
+
+_DOWN = np.pi / 2
+_MIDDLE = np.array([0.0, 0.0, 0.0, np.pi / 2, 0.0])
+
 
 RATES = (20, 25, 40, 50)  # Hz, that whole physics steps make
 REACH = (0.16, 0.25)  # metres from the axis of shoulder_pan, within which cubes lie
 SIDE = 0.6  # radians to either side, within which cubes lie
 ROLL = np.pi / 2  # of the wrist: the jaws open across the picture of the camera "front"
 _AROUND = 0.1  # radians by which a joint may be pushed beyond its limits before its measurement is clipped
-_AXIS = arm.LINKS[0].position[0]
-_NAMES = tuple(f"{joint}.pos" for joint in arm.JOINTS)
+_AXIS = LINKS[0].position[0]
+_NAMES = tuple(f"{joint}.pos" for joint in JOINTS)
 _UNITS = "rad,rad,rad,rad,rad,1"
 _START_LOW, _START_HIGH = np.array([0.16, -0.09, 0.08]), np.array([0.24, 0.09, 0.14])  # metres, of the pinch point
 _WITHIN = np.array([0.13, -0.20, 0.02]), np.array([0.25, 0.20, 0.16])
@@ -37,10 +133,10 @@ _OPEN = (0.45, 0.65)  # of the gripper at the start
 _GAP = (0.0281, -0.00906, 0.04789)  # metres: the middle of the moving jaw's face turns about its joint
 
 
-class So101:
+class So101(Robot):
     """Absolute targets of the six joints, and their measured positions; the gripper as an opening from 0 to 1."""
 
-    first_cube = len(arm.JOINTS)
+    first_cube = len(JOINTS)
 
     def __init__(self, control_hz: int = 25) -> None:
         """Raises UserError for a rate that is not among ``RATES``."""
@@ -50,51 +146,40 @@ class So101:
                 f"cannot be commanded at that rate; give one of {', '.join(map(str, RATES))}."
             )
         self.substeps = round(1 / (control_hz * PHYSICS_DT))
-        low, high = (*arm.LOW[:5].tolist(), 0.0), (*arm.HIGH[:5].tolist(), 1.0)
-        self.action = ArraySpec((6,), "float32", low, high, unit=_UNITS, names=_NAMES)
+        low, high = (*LOW[:5].tolist(), 0.0), (*HIGH[:5].tolist(), 1.0)
         lower, higher = tuple(x - _AROUND for x in low), tuple(x + _AROUND for x in high)
-        self.state = ArraySpec((6,), "float32", lower, higher, unit=_UNITS, names=_NAMES)
-        self._state_low, self._state_high = Constant(lower, np.float32), Constant(higher, np.float32)
+        state = ArraySpec((6,), "float32", lower, higher, unit=_UNITS, names=_NAMES)
+        super().__init__(state, ArraySpec((6,), "float32", low, high, unit=_UNITS, names=_NAMES))
 
     def build_model(self, cubes: int, marks: int) -> mujoco.MjModel:
-        """The scene of ``so101/scene.py``."""
         return build_model(cubes, marks)
 
-    def scatter(self, count: int, spacing: np.ndarray | float, rng: np.random.Generator) -> np.ndarray:
-        """``count`` places [count,2] in metres within reach, at least ``spacing`` (or [count,count]) apart."""
-        while True:
-            away, angle = rng.uniform(*REACH, count), rng.uniform(-SIDE, SIDE, count)
-            xy = np.stack([_AXIS + away * np.cos(angle), away * np.sin(angle)], axis=1)
-            gaps = np.linalg.norm(xy[:, None] - xy[None], axis=-1) + np.eye(count)
-            if (gaps >= spacing).all():
-                return xy
+    def draw_places(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        away, angle = rng.uniform(*REACH, count), rng.uniform(-SIDE, SIDE, count)
+        return np.stack([_AXIS + away * np.cos(angle), away * np.sin(angle)], axis=1)
 
     def start(self, qpos: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """The open gripper points down, somewhere above the cubes; returns the matching ``ctrl`` [6]."""
-        joints = arm.solve(rng.uniform(_START_LOW, _START_HIGH)[None], ROLL)[0]
-        qpos[:6] = [*joints, arm.closing_angle(rng.uniform(*_OPEN))]
+        """It points down."""
+        joints = solve(rng.uniform(_START_LOW, _START_HIGH)[None], ROLL)[0]
+        qpos[:6] = [*joints, closing_angle(rng.uniform(*_OPEN))]
         return qpos[:6].copy()
 
-    def displace(self, qpos: np.ndarray, ctrl: np.ndarray, values: Mapping[str, float]) -> None:
-        """Shift the pinch point's start within reach."""
-        moved = arm.pinch_point(qpos[None, :5]) + np.array([values[f"gripper_{axis}"] for axis in "xyz"])
-        qpos[:5] = ctrl[:5] = arm.solve(np.clip(moved, *_WITHIN), float(qpos[4]))[0]
+    def displace(self, qpos: np.ndarray, ctrl: np.ndarray, shift: np.ndarray) -> None:
+        moved = pinch_point(qpos[None, :5]) + shift
+        qpos[:5] = ctrl[:5] = solve(np.clip(moved, *_WITHIN), float(qpos[4]))[0]
 
     def control(self, ctrl: Array, action: Array) -> Array:
         """The joints' targets are the action; the gripper's is an angle."""
         xp = array_namespace(action)
         action = xp.astype(action, ctrl.dtype)
-        return xp.concat([action[:, :5], arm.closing_angle(action[:, 5:6])], axis=1)
+        return xp.concat([action[:, :5], closing_angle(action[:, 5:6])], axis=1)
 
-    def proprioception(self, qpos: Array, ctrl: Array) -> Array:
-        """float32 [R,6]: the joints' positions, and the opening of the gripper."""
-        xp = array_namespace(qpos)
-        state = xp.concat([qpos[:, :5], arm.opening(qpos[:, 5:6])], axis=1)
-        low, high = self._state_low.beside(qpos), self._state_high.beside(qpos)
-        return xp.minimum(xp.maximum(xp.astype(state, xp.float32), low), high)
+    def measured(self, qpos: Array, ctrl: Array) -> Array:
+        """The joints' positions, and the opening of the gripper."""
+        return array_namespace(qpos).concat([qpos[:, :5], opening_of(qpos[:, 5:6])], axis=1)
 
     def opening(self, qpos: Array) -> Array:
-        """[R]: metres between the jaws, at the middle of the moving one."""
+        """Metres between the jaws at the middle of the moving one."""
         xp, angle = array_namespace(qpos), qpos[:, 5]
         return _GAP[0] + _GAP[1] * xp.cos(angle) + _GAP[2] * xp.sin(angle)
 
