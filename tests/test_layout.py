@@ -60,7 +60,7 @@ TORCH_FREE = (
     "sims.base",
     "sims.robosuite",
     "sims.toy",
-    "sims.warp.make",
+    "sims.warp",
     "vla_rl.cli.fleet",
 )
 PICKLES = (

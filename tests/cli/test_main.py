@@ -15,6 +15,7 @@ from dataclasses import replace
 import pytest
 
 from tests.patience import PATIENCE
+from vla_rl.algorithms.group_relative import Constant, GRPOConfig
 from vla_rl.cli import COMMANDS, main
 from vla_rl.cli.override import override
 from vla_rl.cli.train import Collect

@@ -163,7 +163,7 @@ _CHANGES: tuple[tuple[Callable[..., str], str], ...] = (
 )
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "simulate": partial(_run_config, "simulate", USAGE, "fleet.py:hg_dagger"),
-    "demo": partial(_run_config, "demo", DEMO, "fleet_demo.py:demo"),
+    "demo": partial(_run_config, "demo", DEMO, "fleet.py:demo"),
     "export": export,
     **{usage.split()[0]: partial(_change, do, usage) for do, usage in _CHANGES},
 }
@@ -237,7 +237,7 @@ def _beginning(config: Serve, of_learner: list[str]) -> serving.Beginning:
 
     found = override(load_config(config.learn), of_learner, f"vla-rl serve FOLDER --learn {config.learn}")
     if not isinstance(found, Learn):
-        raise UserError(f"{config.learn} returns no Learn, so the server cannot run it; take one of configs/serve.py.")
+        raise UserError(f"{config.learn} returns no Learn, so the server cannot run it; take one of configs/fleet.py.")
     learn = replace(found, policy=config.policy) if config.policy else found
     return serving.Beginning(learn.policy, learn, file_of(config.learn))
 

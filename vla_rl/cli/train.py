@@ -137,7 +137,7 @@ class Collect:
 def collect(arguments: Sequence[str]) -> None:
     """Record episode by episode, then finish the dataset."""
     from vla_rl.experience.collect import iter_demonstrations
-    from vla_rl.experience.datasets import move_aside, recording
+    from vla_rl.experience.datasets import Recording, move_aside
 
     config: Collect = override(Collect(), arguments, "vla-rl collect")
     if config.repair:
@@ -153,7 +153,7 @@ def collect(arguments: Sequence[str]) -> None:
     seeds = list(seed_ranges.training_seeds(config.seed, "demonstrations")[: config.count])
     episodes = steps = 0
     try:
-        with recording(out, config.video) as kept, bar("collect", config.count) as update:
+        with Recording(out, config.video) as kept, bar("collect", config.count) as update:
             for episode in iter_demonstrations(env, expert.act, seeds, lambda done: update(done, "demonstrations")):
                 kept.add(episode)
                 episodes, steps = episodes + 1, steps + len(episode.state)
