@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.contract.env import Observation, Observe, Snapshot, Step, on_host
+from vla_rl.contract.env import ArraySpec, EnvSpec, Observation, Observe, Snapshot, Step, on_host
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
-from vla_rl.contract.rows import DIVERGED, SUCCESS, TIME_LIMIT, EpisodeTracker, one_each, restore_rows, select_rows
-from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.contract.tracker import DIVERGED, SUCCESS, TIME_LIMIT, EpisodeTracker, one_each, restore_rows, select_rows
 
 SHARE = 0.9  # of the free memory; the rest is for what is allocated while simulating
 _MAX_GEOMS = 4000  # in a picture of a simulator that somebody else wrote
@@ -61,7 +60,7 @@ class BaseEnv:
         raise NotImplementedError
 
     def _execute(self, env_ids: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """One action in ``env_ids``; see ``vla_rl.contract.rows.Advance``."""
+        """One action in ``env_ids``; see ``vla_rl.contract.tracker.Advance``."""
         raise NotImplementedError
 
     def _observe(self) -> Observation:

@@ -12,11 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.load import load
-from vla_rl.contract.parameter import Parameter
-from vla_rl.contract.spec import EnvSpec
-from vla_rl.contract.task import TaskExtras, extras_of, resolve
+from vla_rl.contract.task import Parameter, TaskExtras, extras_of, resolve
 
 CATALOG: dict[str, str] = {
     "lift": "sims.mujoco.tasks.lift:make",

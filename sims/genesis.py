@@ -29,9 +29,8 @@ from sims.mujoco.tabletop import COLOURS, FRANKA_JOINTS, Instruct, franka_joints
 from sims.mujoco.task import Task
 from sims.mujoco.tasks.lift import LiftExpert, LiftTask
 from sims.on_device import DeviceTaskEnv, require_some
-from vla_rl.contract.env import VecEnv
+from vla_rl.contract.env import EnvSpec, VecEnv
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.contract.task import declare_task
 
 DEVICES = ("cpu", "cuda")

@@ -27,14 +27,11 @@ from sims.gym_rows import (
     stepped,
 )
 from sims.gym_spaces import ActionWriter, ObservationReader, Privileged, spec_of_entries
-from vla_rl.contract.env import PRIVILEGED, Observation
+from vla_rl.contract.env import PRIVILEGED, EnvSpec, Observation
 from vla_rl.contract.errors import ContractError, UserError, cause_of
 from vla_rl.contract.load import load
-from vla_rl.contract.parameter import Parameter
-from vla_rl.contract.randomization import parameter_rows
-from vla_rl.contract.rows import DIVERGED, FAILURES, TIME_LIMIT, EpisodeTracker
-from vla_rl.contract.spec import EnvSpec
-from vla_rl.contract.task import declare_task
+from vla_rl.contract.task import Parameter, declare_task, parameter_rows
+from vla_rl.contract.tracker import DIVERGED, FAILURES, TIME_LIMIT, EpisodeTracker
 
 
 class GymEnv(BaseEnv):

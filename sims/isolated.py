@@ -26,11 +26,11 @@ from sims.isolation.messages import (
     to_observation,
 )
 from sims.isolation.supervised import Answer, Deadlines, LocalWorker, Request, Start, SupervisedWorker
+from vla_rl.contract.config import check_positive
 from vla_rl.contract.env import WORKER, Observation, Observe, Snapshot, Step, on_host
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.limits import check_positive
-from vla_rl.contract.rows import EpisodeTracker
 from vla_rl.contract.task import declare_task
+from vla_rl.contract.tracker import EpisodeTracker
 
 _MOST = 10**9  # bytes; no environment of ours takes more, its process included
 

@@ -22,8 +22,8 @@ import numpy as np
 from sims import catalog, installations, isolated
 from sims.base import CameraRig, PooledSimulator, SideBySide, TaskPool, picture_specs, require_positive
 from sims.isolated import IsolatedEnv
+from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 TIME_LIMITS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_90": 400, "libero_10": 520}
 """Actions per episode, by suite: those of OpenVLA's evaluation (Kim et al. 2024, arXiv 2406.09246)."""

@@ -16,9 +16,8 @@ from sims import catalog, isolated
 from sims.base import CameraRig, PooledSimulator, SideBySide, TaskPool, picture_specs, require_positive
 from sims.isolated import ExpertInWorker, IsolatedEnv
 from sims.isolation.messages import EXPERT_ACTION
-from vla_rl.contract.env import PRIVILEGED
+from vla_rl.contract.env import PRIVILEGED, ArraySpec, EnvSpec
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.contract.task import declare_task
 
 _TASKS = """

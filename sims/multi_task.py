@@ -11,10 +11,9 @@ import numpy as np
 from sims.base import BaseEnv, SnapshotEnv
 from sims.isolation.messages import EXPERT_ACTION
 from vla_rl.contract.check import loosest
-from vla_rl.contract.env import AsyncSteps, Observation, Observe, Snapshot, Step, VecEnv, on_host
+from vla_rl.contract.env import ArraySpec, AsyncSteps, EnvSpec, Observation, Observe, Snapshot, Step, VecEnv, on_host
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.rows import EpisodeTracker
-from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.contract.tracker import EpisodeTracker
 
 _LONGEST_CAUSE = 32  # letters
 

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from sims.base import SnapshotEnv
 from sims.mujoco.task import Episode, Task, TaskResult
-from vla_rl.contract.device import DeviceTracker
-from vla_rl.contract.env import Array, Observation, Observe, Step
+from vla_rl.contract.env import Array, EnvSpec, Observation, Observe, Step
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import EnvSpec
+from vla_rl.contract.tracker import DeviceTracker
 
 
 class DeviceTaskEnv(SnapshotEnv):
@@ -22,7 +21,7 @@ class DeviceTaskEnv(SnapshotEnv):
 
     Physics, rules and pictures are computed on one device for all environments at once; ended ones stay as they are.
     Seeds, clocks and ends are kept on the host, which waits for the device once a decision
-    (``vla_rl.contract.device``).  On "cpu" observations are numpy arrays, elsewhere tensors of the device.  Actions are
+    (``contract/tracker.py``).  On "cpu" observations are numpy arrays, elsewhere tensors of the device.  Actions are
     in metres and grip sign.
     """
 

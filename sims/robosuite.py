@@ -16,9 +16,8 @@ import numpy as np
 from sims import catalog, isolated
 from sims.base import CameraRig, SideBySide, Simulator, picture_specs, require_positive
 from sims.isolated import IsolatedEnv
-from vla_rl.contract.env import PRIVILEGED
+from vla_rl.contract.env import PRIVILEGED, ArraySpec, EnvSpec
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 INSTRUCTIONS = {
     "Lift": "lift the red cube",

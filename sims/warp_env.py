@@ -24,11 +24,9 @@ from sims.mujoco.env import LOOKS, PHYSICS, POSES
 from sims.mujoco.render import recolour
 from sims.mujoco.task import Episode, Task
 from sims.on_device import DeviceTaskEnv, require_some
-from vla_rl.contract.env import Observation, on_host
+from vla_rl.contract.env import EnvSpec, Observation, on_host
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.parameter import Parameter
-from vla_rl.contract.randomization import parameter_rows
-from vla_rl.contract.spec import EnvSpec
+from vla_rl.contract.task import Parameter, parameter_rows
 
 # What an episode can vary: what does not change how the renderer was compiled.
 PARAMETERS = (*POSES, *(item for item in LOOKS if item.name in ("object_hue", "object_saturation")), *PHYSICS)

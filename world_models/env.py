@@ -31,11 +31,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla_rl.contract.device import DeviceTracker, read
-from vla_rl.contract.env import Observation, Observe, Snapshot, Step, on_host
+from vla_rl.contract.env import EnvSpec, Observation, Observe, Snapshot, Step, on_host
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.rows import FAILURES, SUCCESS, TIME_LIMIT, restore_rows, select_rows
-from vla_rl.contract.spec import EnvSpec
+from vla_rl.contract.tracker import FAILURES, SUCCESS, TIME_LIMIT, DeviceTracker, read, restore_rows, select_rows
 from world_models.config import ImaginationConfig, Limits
 from world_models.initial_states import Pool
 from world_models.model import WorldModel

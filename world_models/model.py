@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vla_rl.contract.spec import EnvSpec
+from vla_rl.contract.env import EnvSpec
 from world_models.backbones import ActionInput, ContextLatents, VideoModel
 from world_models.canvas import Canvas
 from world_models.config import WorldModelConfig

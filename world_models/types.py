@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vla_rl.contract.spec import EnvSpec
+from vla_rl.contract.env import EnvSpec
 
 
 @dataclass(frozen=True)

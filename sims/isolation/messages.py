@@ -14,9 +14,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from vla_rl.contract.env import PRIVILEGED, Observation, Step, on_host
+from vla_rl.contract.env import PRIVILEGED, EnvSpec, Observation, Step, on_host
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.spec import EnvSpec
 
 Arrays: TypeAlias = dict[str, np.ndarray]
 Layout: TypeAlias = dict[str, tuple[tuple[int, ...], str]]

@@ -16,9 +16,8 @@ import numpy as np
 
 from sims.isolation.messages import OBS, Arrays, SharedMemory, memory_file
 from vla_rl.contract.child import Child, ChildError, error_of
-from vla_rl.contract.env import WORKER
+from vla_rl.contract.env import WORKER, EnvSpec
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.spec import EnvSpec
 
 _GRACE = 5.0  # seconds for a worker to close its environment
 LIMIT = 5  # failures without one completed step in between, after which the run is stopped

@@ -21,11 +21,10 @@ from sims.isolation.messages import (
     observation_arrays,
     step_arrays,
 )
-from vla_rl.contract.check import check_ends
+from vla_rl.contract.check import check_ends, require_finite_observation, require_finite_step
 from vla_rl.contract.child import error_answer, serve_owner
 from vla_rl.contract.env import Observation, Snapshots, VecEnv, on_host
 from vla_rl.contract.errors import ContractError, did_you_mean
-from vla_rl.contract.foreign import require_finite_observation, require_finite_step
 
 
 class EnvServer:

@@ -21,11 +21,10 @@ from torch import Tensor
 
 from sims.base import BaseEnv, ReplayingEnv, free_bytes, process_bytes, require_memory
 from sims.maniskill.world import Outcome, Simulation, World
-from vla_rl.contract.env import Observation, Observe, Step, VecEnv, on_host
+from vla_rl.contract.env import ArraySpec, EnvSpec, Observation, Observe, Step, VecEnv, on_host
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.load import load
-from vla_rl.contract.rows import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT, EpisodeTracker
-from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.contract.tracker import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT, EpisodeTracker
 
 _MAX_CHUNK = 50
 _MANY = 256  # environments; so many fit wherever ManiSkill starts

@@ -29,9 +29,8 @@ from sims.mujoco.tabletop import (
     franka_joints,
 )
 from sims.mujoco.tasks.lift import LiftExpert, LiftTask
-from vla_rl.contract.env import PRIVILEGED, VecEnv
+from vla_rl.contract.env import PRIVILEGED, ArraySpec, EnvSpec, VecEnv
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.contract.task import declare_task
 
 LOOKS = ("maniskill", "tabletop")

@@ -14,12 +14,10 @@ from sims.base import SnapshotEnv
 from sims.mujoco.render import Renderer, recolour
 from sims.mujoco.scene import TEXTURES
 from sims.mujoco.task import Task
-from vla_rl.contract.env import Observation
+from vla_rl.contract.env import ArraySpec, EnvSpec, Observation
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.parameter import Parameter
-from vla_rl.contract.randomization import parameter_rows
-from vla_rl.contract.rows import EpisodeTracker
-from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.contract.task import Parameter, parameter_rows
+from vla_rl.contract.tracker import EpisodeTracker
 
 ImageSize: TypeAlias = int | Mapping[str, int]  # pixels a side, of all cameras or of each
 

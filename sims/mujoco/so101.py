@@ -16,9 +16,8 @@ from array_api_compat import array_namespace
 
 from sims.mujoco.scene import PHYSICS_DT, RobotText, compile_scene
 from sims.mujoco.tabletop import Robot
-from vla_rl.contract.env import Array
+from vla_rl.contract.env import Array, ArraySpec
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import ArraySpec
 
 JOINTS = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")
 LOW = np.array([-1.91986, -1.74533, -1.69, -1.65806, -2.74385, -0.174533])

@@ -22,9 +22,8 @@ from sims.mujoco.scene import (
     build_model,
 )
 from sims.mujoco.task import Constant, Episode, Task, TaskState
-from vla_rl.contract.env import Array, Observation, on_host
+from vla_rl.contract.env import Array, ArraySpec, Observation, on_host
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import ArraySpec
 
 COLOURS: dict[str, tuple[float, float, float]] = {
     "red": (0.86, 0.10, 0.10),

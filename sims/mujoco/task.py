@@ -15,9 +15,8 @@ import mujoco
 import numpy as np
 from array_api_compat import array_namespace, device, to_device
 
-from vla_rl.contract.env import Array
-from vla_rl.contract.rows import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT
-from vla_rl.contract.spec import ArraySpec
+from vla_rl.contract.env import Array, ArraySpec
+from vla_rl.contract.tracker import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT
 
 TaskState = dict[str, Array]
 
@@ -47,7 +46,7 @@ class TaskResult:
     task_state: TaskState
 
     def causes(self, late: Array, diverged: Array) -> Array:
-        """int8 [R]: codes of the causes of ends (``vla_rl.contract.rows``), 0 while an episode runs.
+        """int8 [R]: codes of the causes of ends (``vla_rl.contract.tracker``), 0 while an episode runs.
 
         ``late`` bool [R]: its time is up; ``diverged`` bool [R]: its physics is of no use.
         """

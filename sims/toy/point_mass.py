@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sims.base import NumpyEnv
-from vla_rl.contract.env import Observation
-from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.contract.env import ArraySpec, EnvSpec, Observation
 from vla_rl.contract.task import declare_task
 
 _LIMIT = 16  # actions per episode

@@ -18,9 +18,9 @@ from tests.chains import SAMPLERS, compare, draw, network, weights
 from tests.toys import ToyEncoder, all_shown, seeded
 from vla_rl.contract.check import check_policy
 from vla_rl.contract.config import from_json, to_json
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import LikelihoodPolicy
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.diffusion import (
     Ddim,
     Ddpm,

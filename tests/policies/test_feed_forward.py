@@ -15,10 +15,9 @@ from tests.off_policy_toys import env_spec, squashed
 from tests.toys import seeded
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.check import check_policy
-from vla_rl.contract.env import Observation
+from vla_rl.contract.env import ArraySpec, Observation
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import LikelihoodPolicy, Observer, ReparametrisedPolicy
-from vla_rl.contract.spec import ArraySpec
 from vla_rl.policies.critics import RunningCritic
 from vla_rl.policies.feed_forward import (
     ActorConfig,

@@ -21,8 +21,8 @@ from tests.token_toys import CHOICES, ENTRIES, HORIZON, PARTS, SPEC, token_polic
 from tests.toys import seeded
 from vla_rl.algorithms.policy_gradient import BF16_ERROR, check_density, joint, rounding_terms
 from vla_rl.contract.batch import OneProcess
+from vla_rl.contract.env import ArraySpec
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import ArraySpec
 from vla_rl.policies.feed_forward import ActorConfig, CategoricalConfig, GaussianConfig, GaussianPolicy
 from vla_rl.policies.flow import AllSteps, FlowSampler, FlowSde
 from vla_rl.policies.normalization import Affine

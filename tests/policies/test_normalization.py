@@ -14,9 +14,9 @@ from tests.toys import TwoProcesses, seeded
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.contract.batch import OneProcess, Rollout
 from vla_rl.contract.check import check_policy
+from vla_rl.contract.env import ArraySpec
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.policy import Observer
-from vla_rl.contract.spec import ArraySpec
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.critics import RunningCritic
 from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from tests.toys import seeded
-from vla_rl.contract.env import Observation
+from vla_rl.contract.env import ArraySpec, EnvSpec, Observation
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.policies.flow import (
     AllSteps,
     FlowCps,

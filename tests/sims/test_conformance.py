@@ -11,8 +11,8 @@ import pytest
 from sims.catalog import make
 from tests.catalog_options import entries_that_run_here, needed_options
 from vla_rl.contract.check import check_env
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import ContractError, NonFiniteError
-from vla_rl.contract.spec import EnvSpec
 
 FEW = ("counting", "gym", "isolated", "lift", "multi_task")  # of each way to keep rows; what is declared, all are asked
 

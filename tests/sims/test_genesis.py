@@ -23,10 +23,9 @@ from tests.elsewhere import elsewhere
 from tests.franka_hand import hand_at
 from tests.waiting import counted_waits
 from vla_rl.contract.check import check_env
-from vla_rl.contract.device import read_step
-from vla_rl.contract.env import on_host
+from vla_rl.contract.env import EnvSpec, on_host
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import EnvSpec
+from vla_rl.contract.tracker import read_step
 
 
 class IdealScene:

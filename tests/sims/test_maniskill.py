@@ -18,8 +18,8 @@ from sims.maniskill.make import make_in_process
 from sims.maniskill.vulkan import Driver, drivers, verdict
 from sims.maniskill.world import Outcome, SeededRows, controls_of
 from vla_rl.contract.check import check_env
+from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 LIMIT = 9
 SPEC = EnvSpec(

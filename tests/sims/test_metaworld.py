@@ -11,10 +11,9 @@ from sims import catalog
 from sims.base import CameraRig, TaskPool
 from sims.isolated import ExpertInWorker
 from sims.metaworld import MT10, TASKS, MetaWorld, spec
-from vla_rl.contract.env import Observation
+from vla_rl.contract.check import check_spec
+from vla_rl.contract.env import EnvSpec, Observation
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.foreign import check_spec
-from vla_rl.contract.spec import EnvSpec
 
 
 @pytest.mark.parametrize(("tasks", "names"), [("MT10", MT10), ("MT50", TASKS), ("reach-v3", ("reach",))])

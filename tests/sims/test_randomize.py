@@ -20,7 +20,7 @@ from sims.randomize import ACTION_PARAMETERS, parameters_of, randomized_spec
 from sims.toy import point_mass
 from vla_rl.contract.check import check_env
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
-from vla_rl.contract.randomization import RANDOMIZATION, Randomization
+from vla_rl.contract.task import RANDOMIZATION, Randomization
 from vla_rl.experience.collect import collect_demonstrations
 from vla_rl.recipes.env_config import EnvConfig
 

@@ -7,8 +7,8 @@ import pytest
 
 from sims.base import SideBySide, TaskPool, require_positive
 from vla_rl.contract.check import check_env
+from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 LIMIT = 12
 SPEC = EnvSpec(

@@ -23,9 +23,9 @@ from tests.elsewhere import ELSEWHERE, _Away, elsewhere
 from tests.sims import test_conformance
 from tests.simulators.warp_experts import HORIZONS, compare
 from tests.waiting import counted_waits
-from vla_rl.contract.device import read_step
 from vla_rl.contract.env import on_host
 from vla_rl.contract.errors import NonFiniteError, UserError
+from vla_rl.contract.tracker import read_step
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies import normalization
 from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.contract.env import ArraySpec, EnvSpec
 from world_models.backbones.unet import UNetConfig
 from world_models.config import ImaginationConfig, Limits, WorldModelConfig
 from world_models.env import ImaginedEnv

@@ -17,9 +17,9 @@ from tests.world_models.pushing import world
 from tests.world_models.small_models import SMALL, initial_states, model
 from tests.world_models.test_backbones import CONFIGS, built, call, numbers
 from vla_rl.contract.check import check_env
-from vla_rl.contract.device import read_step
 from vla_rl.contract.env import Step, on_host
 from vla_rl.contract.errors import NonFiniteError
+from vla_rl.contract.tracker import read_step
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies import normalization
 from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy

@@ -13,8 +13,8 @@ from tests.world_models.small_models import imagined_env, initial_states, model
 from tests.world_models.test_env import random_actions
 from tests.world_models.test_model import FIT, FRAMES, present
 from vla_rl.contract.check import check_env
+from vla_rl.contract.env import ArraySpec
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import ArraySpec
 from vla_rl.experience.demonstrations import Trajectories, make_sequences, sequence_batch
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.world_model import (

@@ -9,10 +9,9 @@ from typing import Literal
 
 from vla_rl.cli.override import override, positional
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_limits
 from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy
-from vla_rl.contract.streams import is_loopback
+from vla_rl.contract.wire import is_loopback
 from vla_rl.policies.pretrained import default_options, load_policy
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import checkpoint_of

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vla_rl.contract.env import on_host
+from vla_rl.contract.env import EnvSpec, on_host
 from vla_rl.contract.policy import Policy, encode_observation
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.evaluation.parity import Compared, Trace, replay_env, replay_policy

@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from vla_rl.contract.env import Observation, VecEnv
-from vla_rl.contract.parameter import Parameter
+from vla_rl.contract.task import Parameter
 
 Scenes: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """images uint8 [N,h,w,3], tasks int [N], uv float [N,2] (where the named object is, within [-1, 1]), state [N,S]."""

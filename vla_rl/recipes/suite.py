@@ -17,8 +17,6 @@ import numpy as np
 from vla_rl.contract.config import JsonObject, to_json
 from vla_rl.contract.env import Observation, Observe, VecEnv, on_host
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.limits import check_limits
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.report import Bar, Report
 from vla_rl.evaluation.results import EpisodeResult

@@ -34,8 +34,7 @@ from sims.mujoco.tabletop import (
     grasp,
 )
 from sims.mujoco.task import Episode, TaskResult, TaskState, count, first_case, pick
-from vla_rl.contract.env import Array, Observation
-from vla_rl.contract.spec import ArraySpec
+from vla_rl.contract.env import Array, ArraySpec, Observation
 from vla_rl.contract.task import declare_task
 
 _OPTIONS = ("cubes", "colours", "instruct", "deadline")

@@ -32,9 +32,8 @@ from tests.policies.test_tiny import observations
 from tests.policies.vla.tiny_vlas import tiny_vla
 from tests.policies.vla.toy_network import ToyNetwork, ToyShape
 from tests.toys import seeded
-from vla_rl.contract.env import Observation
+from vla_rl.contract.env import ArraySpec, EnvSpec, Observation
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.policies.flow import AllSteps, FlowSampler, FlowSde, Ode
 from vla_rl.policies.pi0 import policy as pi0_public
 from vla_rl.policies.pi0.network import Gemma, Siglip, public_name

@@ -15,9 +15,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from tests.golden.vla.smolvla.cases import CAMERAS, CASES, VLM, inputs
 from tests.golden.vla.weights import generator, weight
 from tests.policies.smolvla.test_parity import EXPECTED
-from vla_rl.contract.env import Observation
+from vla_rl.contract.env import ArraySpec, EnvSpec, Observation
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.smolvla.policy import SmolVLA

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.policies.vla.public_folders import SMOLVLA, copy_golden, write
+from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.policies.vla.checkpoint import is_public, match_cameras, read_public
 from vla_rl.policies.vla.normalization_formulas import Modes
 

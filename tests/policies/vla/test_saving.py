@@ -17,8 +17,8 @@ from tests.policies.test_tiny import SPEC, observations
 from tests.policies.vla.public_folders import write
 from tests.policies.vla.toy_family import ToyVLA, write_folder, write_statistics
 from tests.toys import seeded
+from vla_rl.contract.env import ArraySpec
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import ArraySpec
 from vla_rl.contract.trust import mark
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.vla.options import TrainAll, VLAOptions

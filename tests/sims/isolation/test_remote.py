@@ -27,8 +27,7 @@ from tests.tls import CERTIFICATE, private_key, secret_file
 from tests.worker_pids import worker_pids
 from vla_rl.contract.check import check_env, random_actions
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.streams import SocketStream
-from vla_rl.contract.wire import MAGIC, handshake, pack
+from vla_rl.contract.wire import MAGIC, SocketStream, handshake, pack
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 
 ROOT = Path(__file__).resolve().parents[3]

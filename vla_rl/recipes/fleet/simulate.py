@@ -11,10 +11,9 @@ from typing import Protocol
 
 import numpy as np
 
-from vla_rl.contract.config import JsonObject
+from vla_rl.contract.config import JsonObject, check_limits, check_positive
 from vla_rl.contract.env import Observation, VecEnv
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import seed_ranges

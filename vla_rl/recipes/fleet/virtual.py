@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from vla_rl.contract.batch import Rollout
+from vla_rl.contract.config import check_limits, check_positive
 from vla_rl.contract.env import VecEnv, on_host
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.contract.policy import Mode, Policy
 from vla_rl.experience.driver import Decision, Driver
 from vla_rl.experience.rollout import episode_column
