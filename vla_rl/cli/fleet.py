@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from vla_rl.cli.override import override, positional, subcommand, take_option
+from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_limits
 from vla_rl.fleet.authority import Authority
 from vla_rl.fleet.identity import now
 from vla_rl.recipes.config_files import file_of, load_config

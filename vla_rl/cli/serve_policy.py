@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vla_rl.cli.override import override, positional
+from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy

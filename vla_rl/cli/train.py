@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from vla_rl.cli.override import override, take_option
+from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.limits import check_limits
 from vla_rl.contract.load import load
 from vla_rl.evaluation import seed_ranges
 from vla_rl.recipes.config_files import file_of, load_config

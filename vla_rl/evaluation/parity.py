@@ -31,10 +31,9 @@ from typing import Any
 import numpy as np
 
 from vla_rl.contract.check import check_array
-from vla_rl.contract.env import Observation, VecEnv, on_host
+from vla_rl.contract.env import EnvSpec, Observation, VecEnv, on_host
 from vla_rl.contract.errors import ContractError, UserError, did_you_mean
 from vla_rl.contract.policy import Policy, encode_observation
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.contract.trust import check_folder, read_arrays
 from vla_rl.experience.collect import features_of
 from vla_rl.experience.driver import Decision

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from vla_rl.contract.device import HostStep
 from vla_rl.contract.env import WORKER, Array, Observation, Observe, VecEnv, on_host
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import ActionOut, Features, Mode, Policy, State, encode_observation
+from vla_rl.contract.tracker import HostStep
 from vla_rl.evaluation.stats import MeanReturn, Rate
 from vla_rl.experience.collect import features_of, observation_of
 from vla_rl.experience.driver import ATTEMPTS, Decision, Driver

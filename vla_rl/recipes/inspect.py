@@ -25,7 +25,7 @@ from rich.tree import Tree
 from vla_rl.contract import CONTRACT_VERSION
 from vla_rl.contract.check import Checked, check_env, check_policy
 from vla_rl.contract.config import JsonMapping, JsonObject
-from vla_rl.contract.env import VecEnv
+from vla_rl.contract.env import ArraySpec, EnvSpec, VecEnv
 from vla_rl.contract.errors import UserError, printable
 from vla_rl.contract.policy import Policy
 from vla_rl.contract.trust import read_json

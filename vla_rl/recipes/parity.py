@@ -12,7 +12,6 @@ import torch
 
 from vla_rl.contract.env import EnvSpec, on_host
 from vla_rl.contract.policy import Policy, encode_observation
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.evaluation.parity import Compared, Trace, replay_env, replay_policy
 from vla_rl.evaluation.run import episode_generator
 from vla_rl.policies.noise import RecordedNoise

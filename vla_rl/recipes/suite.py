@@ -14,8 +14,8 @@ from typing import Literal, cast
 
 import numpy as np
 
-from vla_rl.contract.config import JsonObject, to_json
-from vla_rl.contract.env import Observation, Observe, VecEnv, on_host
+from vla_rl.contract.config import JsonObject, check_limits, to_json
+from vla_rl.contract.env import EnvSpec, Observation, Observe, VecEnv, on_host
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.report import Bar, Report
