@@ -36,8 +36,8 @@ from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imitate import NewImitator
 from vla_rl.recipes.improve import Improve
+from vla_rl.recipes.inspect import sizes, table
 from vla_rl.recipes.policies import names_class, new_policy
-from vla_rl.recipes.tables import sizes, table
 from vla_rl.recipes.trainers import RunContext, Trainable, TrainerConfig
 from vla_rl.training.loop import CanRollBack, EvaluationResult, Loop
 from vla_rl.training.out_of_memory import BUILD, COLLECT, LEARN, VALIDATE
