@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.patience import PATIENCE
-from vla_rl.cli.main import main
+from vla_rl.cli import main
 from vla_rl.cli.override import override
 from vla_rl.contract.errors import ContractError, NonFiniteError
 from vla_rl.policies.tiny import TinyVLA

@@ -59,7 +59,7 @@ def test_each_seed_has_arguments_of_its_own_and_is_launched_once(quick, tmp_path
 
 
 def test_returns_of_several_seeds_are_tabled(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("vla_rl.recipes.sweep.run_sweep", lambda out, groups, processes: _finished(groups["train"]))
+    monkeypatch.setattr("vla_rl.recipes.compare.run_sweep", lambda out, groups, processes: _finished(groups["train"]))
     main(["train", "gym.py:cartpole", "--seeds", "2", "--out", str(tmp_path)])
     page = (tmp_path / "report.html").read_text()
     assert "Mean return, each seed with its own interval; 64 episodes each" in page and "Validation mean return" in page

@@ -18,8 +18,8 @@ from tests.patience import wait_until
 from vla_rl.contract.child import ChildError
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.worker import LostWorkerError, Server
-from vla_rl.recipes import sweep
-from vla_rl.recipes.sweep import Cell, run_cells, run_sweep
+from vla_rl.recipes import compare as sweep
+from vla_rl.recipes.compare import Cell, run_cells, run_sweep
 from vla_rl.recipes.workers import (
     ClusterLauncher,
     Engine,
@@ -253,7 +253,10 @@ def test_a_machine_that_does_not_share_the_folder_is_refused_before_anything_run
 
 @pytest.mark.parametrize(
     "command",
-    [*("study", "compare", "imagine", "imagine study"), "eval --suite tabletop --policy expert --out x"],
+    [
+        *("compare", "compare samplers", "imagine", "compare imagination"),
+        "eval --suite tabletop --policy expert --out x",
+    ],
 )
 def test_every_sweep_takes_an_engine(command, complaint, monkeypatch):
     monkeypatch.setattr(EngineOptions, "on_engine", _named)

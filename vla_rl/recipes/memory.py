@@ -35,10 +35,10 @@ from vla_rl.recipes.building import TrainingSetup, build
 from vla_rl.recipes.demo import Demo
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig
-from vla_rl.recipes.imitate_dataset import NewPolicyConfig
+from vla_rl.recipes.imitate import NewImitator
 from vla_rl.recipes.improve import Improve
+from vla_rl.recipes.inspect import sizes, table
 from vla_rl.recipes.policies import names_class, new_policy
-from vla_rl.recipes.tables import sizes, table
 from vla_rl.recipes.trainers import RunContext, Trainable, TrainerConfig
 from vla_rl.training.loop import Loop
 from vla_rl.training.out_of_memory import BUILD, COLLECT, LEARN, VALIDATE
@@ -454,7 +454,7 @@ def _start(config: Improve, spec: EnvSpec) -> Trainable | None:
     return cast(Trainable, load_policy(config.policy, spec))
 
 
-def untrained(new: NewPolicyConfig, spec: EnvSpec) -> ImitationPolicy:
+def untrained(new: NewImitator, spec: EnvSpec) -> ImitationPolicy:
     """The policy that ``new`` makes, for its sizes."""
     state, action = (np.zeros((2, size), np.float32) for size in (spec.state.shape[0], spec.action_dim))
     none = np.zeros(2, np.int64)

@@ -399,7 +399,7 @@ class Machine:
 
 def run_command(arguments: Sequence[str], log: Path) -> int:
     """Exit status of ``vla-rl`` with ``arguments`` as a process that ends with this one; its output ends ``log``."""
-    command = [sys.executable, "-m", "vla_rl.cli.owned", *arguments, *trust.options()]
+    command = [sys.executable, "-m", "vla_rl.cli", "--owned", *arguments, *trust.options()]
     environment = {**os.environ, **ONE_THREAD, "TERM": "dumb"}
     with (
         log.open("a") as file,
