@@ -26,8 +26,7 @@ from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.off_policy import OffPolicyRL, ReplayConfig
 from vla_rl.recipes.policies import Diffusion, PPOLatent, PPOResidual, SACLatent, SquashedActor, TD3Residual
 from vla_rl.recipes.trainers import OnPolicyRL, RLConfig, TrainerConfig
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.imitation import GroundingConfig, ImitationConfig
+from vla_rl.training.fit import FitConfig, GroundingConfig, ImitationConfig
 from vla_rl.training.loop import LoopConfig
 
 # As in the demo and in tabletop.py.
@@ -104,7 +103,7 @@ def residual_step() -> Improve:
 
 def residual_function() -> Improve:
     """The same over a base that is only a Python function: classical vision with a camera that was pushed."""
-    function = "sims.mujoco.tasks.lift_vision:act_miscalibrated"
+    function = "sims.mujoco.tasks.lift:act_miscalibrated"
     return _lift(_residual_td3(TD3Residual(ResidualConfig(head=SMALL), function)))
 
 

@@ -20,6 +20,7 @@ from vla_rl.policies.flow import AllSteps, FlowSampler, Ode
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import BlendConfig, ResidualConfig
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.fleet.demo import FleetDemo
 from vla_rl.recipes.fleet.learn import Learn
 from vla_rl.recipes.fleet.learners import FleetMethod, LearnByAdvantage, LearnByCorrections
@@ -29,9 +30,7 @@ from vla_rl.recipes.fleet.virtual import FleetTimes
 from vla_rl.recipes.imitate import Imitate, NewTinyOfJoints
 from vla_rl.recipes.off_policy import AdaptiveReplay
 from vla_rl.recipes.policies import SquashedActor, TD3Residual
-from vla_rl.recipes.stages import EvaluationConfig
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.imitation import GroundingConfig, ImitationConfig
+from vla_rl.training.fit import FitConfig, GroundingConfig, ImitationConfig
 
 MIXED = EnvConfig("mixed", training_options={"deadlines": {"lift": 25, "place": 50, "push": 50}})
 _CORRECTIONS = LearnByCorrections(HGDaggerConfig(lr=2e-4))
@@ -55,7 +54,7 @@ _RLPD = LearnByReplay(
     RLPDConfig(learning_starts=600, policy_delay=2, num_critics=4, critic=_SMALL, temperature=0.003),
     AdaptiveReplay(gamma=0.98, n_step=1, max_age=20),
 )
-CORRECTS = Corrects("sims.mujoco.tasks.mixed_progress:progress")
+CORRECTS = Corrects("sims.mujoco.tasks.mixed:progress")
 
 
 def base() -> Imitate:

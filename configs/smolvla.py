@@ -14,13 +14,12 @@ from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes import vla
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imitate import Imitate, NewSmolVLA
 from vla_rl.recipes.imitate_dataset import ImitateDataset
 from vla_rl.recipes.improve import Improve
-from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.recipes.trainers import RLConfig
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.imitation import GroundingConfig, ImitationConfig
+from vla_rl.training.fit import FitConfig, GroundingConfig, ImitationConfig
 from vla_rl.training.loop import LoopConfig
 
 OPTIONS = VLAOptions(horizon=5)

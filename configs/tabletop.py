@@ -13,15 +13,14 @@ from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import BlendConfig, ResidualConfig
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imitate import Imitate
 from vla_rl.recipes.imitating import Corrected, SelfImitated
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.off_policy import OffPolicyRL, ReplayConfig
 from vla_rl.recipes.policies import TD3Residual
-from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.recipes.trainers import RLConfig
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.imitation import GroundingConfig, ImitationConfig
+from vla_rl.training.fit import FitConfig, GroundingConfig, ImitationConfig
 from vla_rl.training.loop import LoopConfig
 
 # Less noise than in the demo, since these tasks need more precision; and four times its rollout, since their episodes
@@ -131,11 +130,11 @@ def _study(demonstrations: int, steps: int) -> ImitationConfig:
 
 def corrected() -> Improve:
     """Lift by HG-DAgger: a scripted person takes over where the policy, ``--policy``, visibly fails."""
-    trainer = Corrected("sims.mujoco.tasks.lift_potential:potential")
+    trainer = Corrected("sims.mujoco.tasks.lift:potential")
     return Improve(trainer, policy="runs/imitate/checkpoints/imitation", env=EnvConfig("lift"))
 
 
 def helped() -> Improve:
     """As :func:`corrected`, but the person helps by degrees, and no more than is due (VLAC's graded help)."""
-    trainer = Corrected("sims.mujoco.tasks.lift_potential:potential", help=Escalation())
+    trainer = Corrected("sims.mujoco.tasks.lift:potential", help=Escalation())
     return Improve(trainer, policy="runs/imitate/checkpoints/imitation", env=EnvConfig("lift"))

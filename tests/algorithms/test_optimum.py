@@ -41,10 +41,8 @@ from vla_rl.policies.flow import (
 )
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import DeterministicResidual, GaussianResidual, ResidualConfig
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.imitation import ImitationConfig, imitate
-from vla_rl.training.loop import Loop, LoopConfig
-from vla_rl.training.policy_store import InProcessPolicyStore
+from vla_rl.training.fit import FitConfig, ImitationConfig, imitate
+from vla_rl.training.loop import InProcessPolicyStore, Loop, LoopConfig
 
 SCHEDULES = [FlowSde(0.5), FlowOu(0.5, 0.05), FlowDdim(0.5, 0.05), FlowCps(0.5, 0.05), FlowNoise(0.08, 0.3)]
 NOISE_PLACEMENTS = [AllSteps(), OneRandomStep(), LastStep(), LastStepFromNoise()]
@@ -166,7 +164,7 @@ def test_grpo_takes_a_flow_policy_to_the_optimum_of_a_bandit(imitated, config, n
 
 @pytest.mark.full
 @pytest.mark.parametrize("config", [GRPO, RLOO], ids=["grpo", "rloo"])
-def test_a_gaussian_policy_reaches_the_optimum_of_the_point_mass_in_the_loop(config):
+def test_grpo_in_the_loop_reaches_the_optimum_of_the_point_mass(config):
     torch.manual_seed(0)
     env, held_out = make("point_mass", num_envs=64), make("point_mass", num_envs=64)
     policy = GaussianPolicy(env.spec, config=GaussianConfig(horizon=1))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vla_rl.contract import wire
-from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.fleet.episode_end import EpisodeEnd
 from vla_rl.fleet.introduction import pack_introduction
 from vla_rl.fleet.pictures import LOSSLESS

@@ -16,7 +16,7 @@ from tests.fleet.fleets import MemoryPolicies, MemorySpool, hello
 from tests.fleet.manifests import manifest, signing_key
 from tests.fleet.mutations import change_header, change_json, change_message, change_wire
 from tests.fleet.records import chain
-from vla_rl.contract import spec, wire
+from vla_rl.contract import env, wire
 from vla_rl.contract.errors import ContractError
 from vla_rl.fleet import downloads, envelope, introduction, pictures, record, registry, segments, signing
 from vla_rl.fleet import episode_end as ends
@@ -109,7 +109,7 @@ def _payloads() -> dict[str, Decoder]:
         "introduction": Decoder(
             introduction.unpack_introduction,
             [introduction.pack_introduction(SPEC), wire.pack({"event": "other", "spec": spec_of})],
-            (introduction.unpack_introduction, spec.EnvSpec.from_json.__func__, spec._array_spec),  # type: ignore[attr-defined]
+            (introduction.unpack_introduction, env.EnvSpec.from_json.__func__, env._array_spec),  # type: ignore[attr-defined]
             change_wire,
         ),
         "step": Decoder(

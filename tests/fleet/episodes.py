@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.fleet.episode_end import EpisodeEnd
 from vla_rl.fleet.introduction import pack_introduction
 from vla_rl.fleet.pictures import LOSSLESS

@@ -41,7 +41,7 @@ from vla_rl.fleet.step import FleetStep
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.fleet.learn import LEARNER
-from vla_rl.recipes.stages import collect
+from vla_rl.recipes.imitate import collect
 from vla_rl.training.checkpoint import latest_state
 
 FILES, STRANGERS, DISK_MB = 1024, 2000, 300  # of which a ledger leaves 256 free

@@ -14,15 +14,14 @@ from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import ResidualConfig
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imitate import Imitate, NewTiny
 from vla_rl.recipes.imitating import Corrected, SelfImitated
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.off_policy import OffPolicyRL, ReplayConfig
 from vla_rl.recipes.policies import SquashedActor, TD3Residual
-from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.recipes.trainers import RLConfig
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.imitation import GroundingConfig, ImitationConfig
+from vla_rl.training.fit import FitConfig, GroundingConfig, ImitationConfig
 from vla_rl.training.loop import LoopConfig
 
 VARIED = EnvConfig(
@@ -73,7 +72,7 @@ def corrected() -> Improve:
     """HG-DAgger of the same policy, by a person who takes over at once."""
     recipe = improve()
     trainer = Corrected(
-        "sims.mujoco.tasks.lift_potential:potential",
+        "sims.mujoco.tasks.lift:potential",
         PersonConfig(patience=1, delay=0, hold=2, max_share=0.5),
         WindowConfig(4, 2),
         loop=LoopConfig(4, validate_every=1),

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.contract.batch import Reducer, Rollout
-from vla_rl.contract.device import is_shard
 from vla_rl.contract.errors import ContractError
+from vla_rl.contract.tracker import is_shard
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,6 @@ def ages(rollout: Rollout, version: int) -> Tensor:
             "learner and source from the same state."
         )
     return age
-
-
-def own_columns(rollout: Rollout) -> Tensor:
-    """bool [E]: the columns that this learner's own source collected."""
-    if rollout.others is None:
-        return torch.ones(rollout.reward.shape[1], dtype=torch.bool, device=rollout.reward.device)
-    own: Tensor = ~rollout.others
-    return own
 
 
 def flatten(item: Tensor, mask: Tensor) -> Tensor:

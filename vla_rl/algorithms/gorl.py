@@ -31,8 +31,8 @@ from torch import Tensor, nn
 from vla_rl.algorithms.decisions import flatten, micro_batches, select_each
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.contract.batch import Reducer, Rollout
+from vla_rl.contract.config import check_limits, check_positive
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, public
 from vla_rl.policies.flow import flow_matching_errors
 from vla_rl.policies.latent_noise import GaussianLatent, is_padded
@@ -122,15 +122,7 @@ class GoRL(PPO):
         self.window: list[_Window] = []
 
     def update(self, rollout: Rollout) -> dict[str, float]:
-        """One iteration of PPO, and the refit at the end of a stage.
-
-        Raises UserError for decisions of another learner.
-        """
-        if rollout.others is not None:
-            raise UserError(
-                "GoRL's noise goes through a decoder that every learner refits for itself, so another learner's noise "
-                "means other actions; leave shared.folder empty, or choose PPO."
-            )
+        """One iteration of PPO, and the refit at the end of a stage."""
         metrics = super().update(rollout)
         if metrics["rollout/decisions"] and self.stage + 1 < self.config.stages:
             self.window = [*self.window, self._refit_data(rollout)][-self.config.window :]

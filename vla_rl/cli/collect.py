@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Literal
 
 from vla_rl.cli.override import override
+from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_limits
 from vla_rl.contract.load import load
 from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.collect import iter_demonstrations
 from vla_rl.experience.datasets import Recording, move_aside, repair
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
-from vla_rl.recipes.progress import bar, console
+from vla_rl.recipes.terminal import bar, console
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,8 @@ from vla_rl.recipes.imagine.comparison import ImagineComparison, ImagineStudy, c
 from vla_rl.recipes.imagine.play import Play, serve, steering_of
 from vla_rl.recipes.imagine.recipe import SavedRun, find_run
 from vla_rl.recipes.imagine.rollout import Rollout, write_rollout
-from vla_rl.recipes.progress import console
 from vla_rl.recipes.recipe import require_recipe, run_in
-from vla_rl.recipes.signals import sigterm_like_ctrl_c
+from vla_rl.recipes.terminal import console, sigterm_like_ctrl_c
 from vla_rl.training.tracking import RunFolder, config_of, write_json
 
 Options = TypeVar("Options")

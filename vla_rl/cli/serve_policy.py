@@ -8,18 +8,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vla_rl.cli.override import override
+from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_limits
 from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy
-from vla_rl.contract.streams import is_loopback
+from vla_rl.contract.wire import is_loopback
 from vla_rl.policies.pretrained import default_options, load_policy
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import checkpoint_of
-from vla_rl.recipes.context import placed
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
-from vla_rl.recipes.progress import console
-from vla_rl.recipes.signals import sigterm_like_ctrl_c
+from vla_rl.recipes.terminal import console, sigterm_like_ctrl_c
+from vla_rl.recipes.trainers import placed
 from vla_rl.serving.access import Access
 from vla_rl.serving.address import find_api_key
 from vla_rl.serving.batching import Batching

@@ -22,8 +22,7 @@ initial state, the context frames and the model's noise: members differ by the p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,14 +30,21 @@ import numpy as np
 import torch
 
 from vla_rl.contract.batch import TRUNCATION_RETURN, Rollout
-from vla_rl.contract.device import HostStep
 from vla_rl.contract.env import WORKER, VecEnv
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import Features, Policy
-from vla_rl.experience.columns import episode_column, moved, side_by_side, to_state
+from vla_rl.contract.tracker import HostStep
 from vla_rl.experience.curriculum import InOrder, SeedStream
 from vla_rl.experience.driver import ATTEMPTS, Decision, Driver, no_seconds
-from vla_rl.experience.rollout import device_of, to_policy_device, to_tensor
+from vla_rl.experience.rollout import (
+    device_of,
+    episode_column,
+    moved,
+    side_by_side,
+    to_policy_device,
+    to_state,
+    to_tensor,
+)
 
 
 @dataclass(frozen=True)
@@ -210,11 +216,7 @@ class GroupSource:
             env_ids, seeds = np.append(env_ids, spare), np.append(seeds, np.full(len(spare), seeds[0]))
         self.driver.reset(env_ids, seeds)
 
-    @contextmanager
-    def lent(self) -> Iterator[None]:
-        """Somebody else plays in the environments meanwhile; see ``LendingSource``.  No episode is running here."""
-        yield
-        self.driver.forget()
+    # -- playing ----------------------------------------------------------------------------------------------------
 
     def _decide(self) -> None:
         decision = self.driver.step()

@@ -11,8 +11,8 @@ from typing import Protocol
 
 import grpc
 
+from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.limits import check_limits
 from vla_rl.fleet import fleet_pb2 as pb
 from vla_rl.fleet.backoff import BackoffOptions, Clock
 from vla_rl.fleet.channels import STREAM, path

@@ -30,8 +30,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.keys import read_key, sync_folder, write_whole
-from vla_rl.contract.trust import check_folder, read_bytes
+from vla_rl.contract.trust import check_folder, read_bytes, read_key, sync_folder, write_whole
 from vla_rl.fleet.identity import NAME, Revoked, Role, now, uri
 
 _BACKDATED = timedelta(minutes=5)  # clocks of robots may be behind

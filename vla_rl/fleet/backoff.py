@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
-from vla_rl.contract.limits import check_limits
+from vla_rl.contract.config import check_limits
 
 
 @dataclass(frozen=True)

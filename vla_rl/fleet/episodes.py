@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.fleet.episode_end import EpisodeEnd
 from vla_rl.fleet.introduction import unpack_introduction
 from vla_rl.fleet.record import FleetRecord, Sender

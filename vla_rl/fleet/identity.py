@@ -18,9 +18,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.keys import read_key
-from vla_rl.contract.streams import is_loopback
-from vla_rl.contract.trust import check_folder
+from vla_rl.contract.trust import check_folder, read_key
+from vla_rl.contract.wire import is_loopback
 
 Role = Literal["robot", "server"]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

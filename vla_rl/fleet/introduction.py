@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 from vla_rl.contract import wire
+from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.fleet.pictures import MAX_SIDE
 from vla_rl.fleet.step import MAX_CAMERAS
 

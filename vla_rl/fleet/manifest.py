@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.spec import EnvSpec
 
 CHUNK_BYTES = 4 << 20
 CLIENT = 1  # what this code can fetch and check; a manifest may ask for more

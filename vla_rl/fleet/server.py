@@ -21,8 +21,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.fleet import feed
 from vla_rl.fleet.backoff import Backoff, BackoffOptions
 from vla_rl.fleet.canary import CanaryRule, Outcomes

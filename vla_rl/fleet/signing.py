@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.keys import read_key, write_whole
+from vla_rl.contract.trust import read_key, write_whole
 from vla_rl.fleet.manifest import MAX_MANIFEST_BYTES, Manifest
 
 SIGNATURE_BYTES = 64

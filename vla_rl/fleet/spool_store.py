@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from pathlib import Path
 
+from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_limits
 from vla_rl.fleet.disk import Disk
 from vla_rl.fleet.envelope import MAX_RECORDS
 from vla_rl.fleet.errors import StoreFullError

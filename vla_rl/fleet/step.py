@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from vla_rl.contract import wire
+from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.fleet import pictures
 
 MAX_CAMERAS, MAX_LABELS, MAX_LABEL = 16, 64, 1024  # and entries of a label

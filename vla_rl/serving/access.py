@@ -13,8 +13,8 @@ from collections.abc import Callable
 from http import HTTPStatus
 
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.keys import read_key
-from vla_rl.contract.streams import is_loopback
+from vla_rl.contract.trust import read_key
+from vla_rl.contract.wire import is_loopback
 from vla_rl.serving.address import VARIABLE, ApiKey
 from vla_rl.serving.websocket import Refusal
 

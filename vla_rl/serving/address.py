@@ -13,7 +13,7 @@ from typing import Literal
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.keys import read_key
+from vla_rl.contract.trust import read_key
 
 Protocol = Literal["openpi", "vla-eval"]
 _SCHEMES: dict[str, tuple[Protocol, str]] = {

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from vla_rl.contract.limits import check_limits
+from vla_rl.contract.config import check_limits
 
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")

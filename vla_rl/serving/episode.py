@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from vla_rl.contract.env import PRIVILEGED, on_host
+from vla_rl.contract.env import PRIVILEGED, EnvSpec, on_host
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.contract.policy import Policy, State, encode_observation
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.normalization import action_limits
 from vla_rl.serving.observation import SingleObservation, batch_of
 

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from websockets.frames import CloseCode
 
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.serving.access import Access
 from vla_rl.serving.arrays import shown
 from vla_rl.serving.episode import Episode, ServedPolicy

@@ -11,13 +11,13 @@ from vla_rl.policies.feed_forward import SquashedConfig
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import ResidualConfig
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.fleet.learners import LearnByAdvantage, LearnByCorrections
 from vla_rl.recipes.fleet.replaying import LearnByReplay
 from vla_rl.recipes.fleet.simulate import Corrects, Demonstrates, Simulate
 from vla_rl.recipes.fleet.virtual import FleetTimes
 from vla_rl.recipes.off_policy import AdaptiveReplay, ReplayConfig
 from vla_rl.recipes.policies import SquashedActor, TD3Residual
-from vla_rl.recipes.stages import EvaluationConfig
 
 _PERSON = PersonConfig(patience=2, delay=1, hold=3, max_share=0.5)
 _HEAD = HeadConfig(width=16, depth=1)
@@ -32,7 +32,7 @@ def hg_dagger() -> Simulate:
     """A fleet of one and one of two."""
     return Simulate(
         LearnByCorrections(HGDaggerConfig(batch=8, draws=1)),
-        Corrects("sims.mujoco.tasks.lift_potential:potential", _PERSON),
+        Corrects("sims.mujoco.tasks.lift:potential", _PERSON),
         policy="",
         demonstrations="",
         robots=(1, 2),

@@ -31,9 +31,9 @@ from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.fleet.replaying import LearnByReplay, ReplayLearner, relabelled_episode
 from vla_rl.recipes.fleet.simulate import Corrects
 from vla_rl.recipes.fleet.virtual import FleetTimes, Releases, Timeline, VirtualRobot, micros
+from vla_rl.recipes.imitate import collect
 from vla_rl.recipes.off_policy import AdaptiveReplay
 from vla_rl.recipes.policies import SACLatent
-from vla_rl.recipes.stages import collect
 
 TIMES = FleetTimes(decision=0.02, reset=0.3, upload=0.1)
 METHOD = quick_fleet.REPLAY
@@ -91,7 +91,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> DeterministicResidual:
 def played(policy: Any, person: PersonConfig, deadline: int, seconds: float) -> list[tuple[Rollout, FleetEpisode]]:
     """Episodes as the fleet in virtual time gives them, and as a robot would send them."""
     lift, timeline, found = EnvConfig("lift", options={"deadline": deadline}), Timeline(), []
-    (watched,) = Corrects("sims.mujoco.tasks.lift_potential:potential", person).watch([lift.make(1)], lift)
+    (watched,) = Corrects("sims.mujoco.tasks.lift:potential", person).watch([lift.make(1)], lift)
     env = Recorded(watched)
 
     def deliver(rollout: Rollout) -> None:

@@ -35,7 +35,6 @@ from world_models.env import ImaginedEnv
 from world_models.imagination_config import ImaginationConfig
 from world_models.keyframes import KeyframeConfig
 from world_models.model import WorldModel
-from world_models.uncertainty import Limits
 
 NAMES = ("dx", "grip")  # from -0.5 to 0.5, and from -2 to 1
 FAR = Limits((1e9, 2e9))  # no uncertainty comes near

@@ -26,6 +26,7 @@ from vla_rl.evaluation.stats import Rate
 from vla_rl.experience.demonstrations import Trajectories
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imagine import agreement, calibrated_model, comparison
 from vla_rl.recipes.imagine.agreement import (
     RANDOM_ACTION_PROBS,
@@ -36,11 +37,11 @@ from vla_rl.recipes.imagine.agreement import (
 )
 from vla_rl.recipes.imagine.comparison import _LOSSES, headline_agreement, summarize, write_report
 from vla_rl.recipes.imagine.recipe import Imagine, SavedRun, find_run, load_run
+from vla_rl.recipes.imitate import collect
 from vla_rl.recipes.metrics import watched
 from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import LoopConfig
-from vla_rl.training.probe import fit_probe
 from vla_rl.training.tracking import RunFolder
 from vla_rl.training.world_model import fit_world_model
 

@@ -22,23 +22,22 @@ from vla_rl.experience.demonstrations import Trajectories
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.feed_forward import CategoricalConfig, CategoricalPolicy
 from vla_rl.recipes.config_files import load_config
-from vla_rl.recipes.context import RunContext
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imagine.agreement import measure_prediction_quality
 from vla_rl.recipes.imagine.calibrated_model import call_ends
 from vla_rl.recipes.imagine.comparison import _prediction_quality
 from vla_rl.recipes.imagine.plan import CollectConfig, Plan
 from vla_rl.recipes.imagine.recipe import Imagine, SavedRun
-from vla_rl.recipes.stages import EvaluationConfig, collect
+from vla_rl.recipes.imitate import collect
+from vla_rl.recipes.trainers import RunContext
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import LoopConfig
 from vla_rl.training.tracking import RunFolder
 from vla_rl.training.world_model import WorldModelFit
-from world_models.config import WorldModelConfig
-from world_models.imagination_config import ImaginationConfig
-from world_models.keyframes import KeyframeConfig
+from world_models.config import ImaginationConfig, PredictedReward, WorldModelConfig
+from world_models.initial_states import KeyframeConfig
 from world_models.model import WorldModel
-from world_models.payment import PredictedReward
 
 COLLECT = CollectConfig(4, 2, 2, calibration=2, held_out=2, num_envs=4)
 EVALUATION = EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4)

@@ -20,8 +20,8 @@ from vla_rl.experience.demonstrations import Trajectories
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.tiny import TinyVLA
-from vla_rl.recipes.context import RunContext, generator
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imagine.calibrated_model import (
     ImaginedEnvFactory,
     measure_rollouts,
@@ -38,10 +38,8 @@ from vla_rl.training.tracking import RunFolder
 from vla_rl.training.world_model import load_world_model, save_world_model, statistics
 from world_models.config import WorldModelConfig
 from world_models.env import ImaginedEnv
-from world_models.imagination_config import ImaginationConfig
-from world_models.keyframes import KeyframeConfig
+from world_models.initial_states import KeyframeConfig
 from world_models.model import WorldModel
-from world_models.uncertainty import Limits
 
 ENV = EnvConfig("lift", options={"deadline": 7})
 COLLECT = CollectConfig(

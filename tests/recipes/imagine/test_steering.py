@@ -11,7 +11,6 @@ import torch
 
 from tests.recipes.imagine.runs import CALM, FAR, changed, one_env, push, run_folder, steered, world_model
 from vla_rl.contract.policy import ActionOut
-from vla_rl.contract.spec import ArraySpec
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.recipes.imagine.play import Steering, View, idle_action, keys_of, steering_of
 from vla_rl.recipes.imagine.recipe import SavedRun

@@ -18,9 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.contract.config import JsonMapping, JsonObject
+from vla_rl.contract.config import JsonMapping, JsonObject, check_limits
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.limits import check_limits
 from vla_rl.evaluation.report import Cell, Clip, Report, Series, Tile, percent
 from vla_rl.evaluation.stats import Rate
 from vla_rl.fleet.authority import Authority
@@ -39,9 +38,8 @@ from vla_rl.recipes.fleet.export import records
 from vla_rl.recipes.fleet.learn import Learn
 from vla_rl.recipes.fleet.policies import PUBLIC_KEY
 from vla_rl.recipes.imitate import Imitate
-from vla_rl.recipes.progress import bar, console
 from vla_rl.recipes.robots import drive
-from vla_rl.recipes.stages import clock
+from vla_rl.recipes.terminal import bar, clock, console
 from vla_rl.serving.episode import servable_spec
 from vla_rl.training.device import shared
 from vla_rl.training.tracking import RunFolder

@@ -8,8 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vla_rl.contract.config import to_json
-from vla_rl.contract.limits import check_limits, check_positive
+from vla_rl.contract.config import check_limits, check_positive, to_json
 from vla_rl.fleet.canary import CanaryRule
 from vla_rl.recipes.config_files import keep_file, read_config
 from vla_rl.recipes.fleet.learners import FleetMethod

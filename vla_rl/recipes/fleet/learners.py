@@ -14,17 +14,17 @@ from vla_rl.algorithms.chunks import DEMONSTRATED, Chunks, FamiliesEqually, HGDa
 from vla_rl.algorithms.recap import Recap, RecapConfig
 from vla_rl.contract.batch import Resumable, Rollout
 from vla_rl.contract.policy import Mode, Policy
-from vla_rl.experience.columns import side_by_side
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.mixture import choose, key_of
+from vla_rl.experience.rollout import side_by_side
 from vla_rl.fleet.episodes import FleetEpisode
 from vla_rl.fleet.sampler import CORRECTIONS, OFFLINE, ONLINE, STRATA, AdaptiveSampler, SamplerConfig
 from vla_rl.policies.advantage_conditioned import AdvantageConditioned
 from vla_rl.policies.critics import DistributionalValue
 from vla_rl.policies.flow_policy import FlowPolicy
-from vla_rl.recipes.context import Trainable, generator
 from vla_rl.recipes.fleet.export import demonstrations_of
 from vla_rl.recipes.imitate import demonstrated_chunks, encode_episodes
+from vla_rl.recipes.trainers import Trainable, generator
 
 _STREAM = 4  # of the learner's generator
 

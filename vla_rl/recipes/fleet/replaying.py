@@ -17,18 +17,17 @@ from vla_rl.contract.batch import OneProcess, Rollout
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ActionOut, Features, Mode, State, recorded
-from vla_rl.experience.columns import side_by_side
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.relabel import INTERVENTION, relabelled
 from vla_rl.experience.replay import Replay
+from vla_rl.experience.rollout import side_by_side
 from vla_rl.fleet.episodes import FleetEpisode
 from vla_rl.policies.critics import QEnsemble
-from vla_rl.recipes.context import RunContext, Trainable, generator
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.fleet.export import demonstrations_of
 from vla_rl.recipes.off_policy import AdaptiveReplay, ReplayConfig
 from vla_rl.recipes.policies import TD3Residual
-from vla_rl.recipes.trainers import PolicyConfig
+from vla_rl.recipes.trainers import PolicyConfig, RunContext, Trainable, generator
 
 _STREAM, _RELABEL = 4, 6  # of the learner's generator and of the base's noise in demonstrations
 _NEVER = 1e-15  # gradient steps per decision: the fleet says when one is taken

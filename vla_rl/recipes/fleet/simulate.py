@@ -11,10 +11,9 @@ from typing import Protocol
 
 import numpy as np
 
-from vla_rl.contract.config import JsonObject
+from vla_rl.contract.config import JsonObject, check_limits, check_positive
 from vla_rl.contract.env import Observation, VecEnv
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import seed_ranges
@@ -26,14 +25,13 @@ from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.intervention import DemonstratedEnv, DemonstratorConfig, People, PersonConfig, SupervisedEnv
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import save_own
-from vla_rl.recipes.context import Trainable
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.evaluators import Evaluator
+from vla_rl.recipes.evaluators import EvaluationConfig, Evaluator
 from vla_rl.recipes.fleet.learners import FleetMethod
 from vla_rl.recipes.fleet.virtual import SECOND, VALIDATION, FleetTimes, VirtualFleet, micros, virtual_fleet
 from vla_rl.recipes.policies import start_policy
-from vla_rl.recipes.progress import bar, console
-from vla_rl.recipes.stages import EvaluationConfig, clock
+from vla_rl.recipes.terminal import bar, clock, console
+from vla_rl.recipes.trainers import Trainable
 from vla_rl.training.device import alone
 from vla_rl.training.tracking import RunFolder
 

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from vla_rl.contract.batch import Rollout
+from vla_rl.contract.config import check_limits, check_positive
 from vla_rl.contract.env import VecEnv, on_host
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.contract.policy import Mode, Policy
-from vla_rl.experience.background import acting_copy
-from vla_rl.experience.columns import episode_column
 from vla_rl.experience.driver import Decision, Driver
+from vla_rl.experience.rollout import episode_column
+from vla_rl.experience.sources import acting_copy
 from vla_rl.recipes.fleet.learners import FleetLearner
 
 SECOND = 1_000_000  # microseconds

@@ -31,7 +31,6 @@ from vla_rl.experience.driver import Decision
 from vla_rl.policies.function import EpsilonRandomPolicy
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes import world_models
-from vla_rl.recipes.context import generator, placed
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imagine.calibrated_model import (
     CalibratedModel,
@@ -40,9 +39,10 @@ from vla_rl.recipes.imagine.calibrated_model import (
     replay_trajectories,
 )
 from vla_rl.recipes.imagine.recipe import SavedRun, load_run
-from vla_rl.recipes.progress import bar
+from vla_rl.recipes.terminal import bar
+from vla_rl.recipes.trainers import generator, placed
 from vla_rl.training.device import resolve_device
-from vla_rl.training.probe import FIT, fit_probe
+from vla_rl.training.fit import FIT, fit_probe
 from vla_rl.training.tracking import write_json
 from vla_rl.training.world_model import as_predicted, at_least_one
 

@@ -21,8 +21,8 @@ from vla_rl.recipes.imagine.agreement import evaluate_world_model
 from vla_rl.recipes.imagine.recipe import Imagine, SavedRun
 from vla_rl.recipes.imagine.rollout import clips
 from vla_rl.recipes.metrics import rows, validation_curve, watched
-from vla_rl.recipes.progress import console
 from vla_rl.recipes.sweep import Cell, on_device, run_sweep
+from vla_rl.recipes.terminal import console
 from vla_rl.recipes.workers import EngineOptions
 from vla_rl.training.tracking import write_json
 

@@ -29,13 +29,12 @@ from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.demonstrations import Trajectories
 from vla_rl.policies.function import EpsilonRandomPolicy
 from vla_rl.policies.pretrained import load_policy
-from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.progress import bar
-from vla_rl.training.coevolve import CoevolutionConfig
+from vla_rl.recipes.terminal import bar
+from vla_rl.recipes.trainers import generator
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.tracking import write_json
-from vla_rl.training.world_model import WorldModelFit
+from vla_rl.training.world_model import CoevolutionConfig, WorldModelFit
 
 
 @dataclass(frozen=True)
@@ -71,8 +70,8 @@ class Plan:
     """How a world model is trained, and how far it is trusted."""
 
     model: Any  # a ``world_models.config.WorldModelConfig``
-    imagination: Any  # a ``world_models.imagination_config.ImaginationConfig``, with the longest horizon to trust
-    keyframes: Any  # a ``world_models.keyframes.KeyframeConfig``
+    imagination: Any  # a ``world_models.config.ImaginationConfig``, with the longest horizon to trust
+    keyframes: Any  # a ``world_models.initial_states.KeyframeConfig``
     collect: CollectConfig = field(default_factory=CollectConfig)
     init_from: str = ""  # a run whose collected episodes and first world model are taken; "" makes both
     demonstrations: str = ""  # folder of a dataset that the world model is trained on as well

@@ -24,7 +24,7 @@ from vla_rl.experience.driver import Driver
 from vla_rl.recipes import world_models
 from vla_rl.recipes.imagine.calibrated_model import CalibratedModel, recorded_initial_states, replay_trajectories
 from vla_rl.recipes.imagine.recipe import SavedRun
-from vla_rl.recipes.progress import bar, console
+from vla_rl.recipes.terminal import bar, console
 
 # In the order in which they are shown: first what a learner would exploit.
 KINDS = ("hallucinated success", "missed success", "success in both", "failure in both")
