@@ -20,20 +20,19 @@ from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig, collect
 from vla_rl.recipes.imagine.calibrated_model import CalibratedModel, recorded_initial_states
 from vla_rl.recipes.imagine.plan import CollectConfig, Plan
 from vla_rl.recipes.imagine.play import Steering, steering_of
 from vla_rl.recipes.imagine.recipe import Imagine, SavedRun
-from vla_rl.recipes.stages import EvaluationConfig, collect
 from vla_rl.recipes.trainers import RLConfig
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import LoopConfig
 from vla_rl.training.tracking import RunFolder
 from vla_rl.training.world_model import WorldModelFit
-from world_models.config import WorldModelConfig
+from world_models.config import ImaginationConfig, Limits, WorldModelConfig
 from world_models.env import ImaginedEnv
-from world_models.imagination_config import ImaginationConfig
-from world_models.keyframes import KeyframeConfig
+from world_models.initial_states import KeyframeConfig
 from world_models.model import WorldModel
 
 NAMES = ("dx", "grip")  # from -0.5 to 0.5, and from -2 to 1

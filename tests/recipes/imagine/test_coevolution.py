@@ -20,9 +20,9 @@ from vla_rl.recipes.imagine import recipe as imagination
 from vla_rl.recipes.imagine.calibrated_model import CalibratedModel, calibrate
 from vla_rl.recipes.imagine.plan import CollectConfig, Plan
 from vla_rl.recipes.imagine.recipe import Imagine
-from vla_rl.training.coevolve import CoevolutionConfig
 from vla_rl.training.loop import Loop, LoopConfig
 from vla_rl.training.tracking import RunFolder, read_metrics
+from vla_rl.training.world_model import CoevolutionConfig
 
 HORIZONS = (5, 10, 5)  # trusted before any purchase, after the first and after the second
 ITERATIONS = 5  # decisions before the third and the fifth

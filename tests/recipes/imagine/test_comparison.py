@@ -37,10 +37,8 @@ from vla_rl.recipes.imagine.agreement import (
 )
 from vla_rl.recipes.imagine.comparison import _LOSSES, headline_agreement, summarize, write_report
 from vla_rl.recipes.imagine.recipe import Imagine, SavedRun, find_run, load_run
-from vla_rl.recipes.imitate import collect
 from vla_rl.recipes.metrics import watched
-from vla_rl.recipes.stages import EvaluationConfig
-from vla_rl.training.fit import FitConfig
+from vla_rl.training.fit import FitConfig, fit_probe
 from vla_rl.training.loop import LoopConfig
 from vla_rl.training.tracking import RunFolder
 from vla_rl.training.world_model import fit_world_model

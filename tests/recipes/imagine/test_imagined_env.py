@@ -21,7 +21,7 @@ from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.evaluators import EvaluationConfig
+from vla_rl.recipes.evaluators import EvaluationConfig, improve
 from vla_rl.recipes.imagine.calibrated_model import (
     ImaginedEnvFactory,
     measure_rollouts,
@@ -30,13 +30,11 @@ from vla_rl.recipes.imagine.calibrated_model import (
     success_probability,
 )
 from vla_rl.recipes.imagine.plan import CollectConfig, CollectedEpisodes, collect_episodes
-from vla_rl.recipes.stages import EvaluationConfig, improve
-from vla_rl.recipes.trainers import RLConfig
-from vla_rl.training.coevolve import CoevolutionConfig
+from vla_rl.recipes.trainers import RLConfig, RunContext, generator
 from vla_rl.training.loop import LoopConfig
 from vla_rl.training.tracking import RunFolder
-from vla_rl.training.world_model import load_world_model, save_world_model, statistics
-from world_models.config import WorldModelConfig
+from vla_rl.training.world_model import CoevolutionConfig, load_world_model, save_world_model, statistics
+from world_models.config import ImaginationConfig, Limits, WorldModelConfig
 from world_models.env import ImaginedEnv
 from world_models.initial_states import KeyframeConfig
 from world_models.model import WorldModel
