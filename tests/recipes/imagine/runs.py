@@ -20,11 +20,12 @@ from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.evaluators import EvaluationConfig, collect
+from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imagine.calibrated_model import CalibratedModel, recorded_initial_states
 from vla_rl.recipes.imagine.plan import CollectConfig, Plan
 from vla_rl.recipes.imagine.play import Steering, steering_of
 from vla_rl.recipes.imagine.recipe import Imagine, SavedRun
+from vla_rl.recipes.imitate import collect
 from vla_rl.recipes.trainers import RLConfig
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import LoopConfig
