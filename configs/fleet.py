@@ -13,10 +13,8 @@ from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import BlendConfig, ResidualConfig
 from vla_rl.policies.squashed import SquashedConfig
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.fleet.learners import FleetMethod, LearnByAdvantage, LearnByCorrections
-from vla_rl.recipes.fleet.replaying import LearnByReplay
-from vla_rl.recipes.fleet.simulate import Corrects, Demonstrates, PersonFactory, Simulate
-from vla_rl.recipes.fleet.virtual import FleetTimes
+from vla_rl.recipes.fleet.learners import FleetMethod, LearnByAdvantage, LearnByCorrections, LearnByReplay
+from vla_rl.recipes.fleet.simulate import Corrects, Demonstrates, FleetTimes, PersonFactory, Simulate
 from vla_rl.recipes.imitate import Imitate
 from vla_rl.recipes.off_policy import AdaptiveReplay
 from vla_rl.recipes.policies import SquashedActor, TD3Residual

@@ -7,9 +7,7 @@ from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.fleet.sampler import SamplerConfig
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import BlendConfig, ResidualConfig
-from vla_rl.recipes.fleet.learn import Learn
-from vla_rl.recipes.fleet.learners import LearnByAdvantage, LearnByCorrections
-from vla_rl.recipes.fleet.replaying import LearnByReplay
+from vla_rl.recipes.fleet.learners import Learn, LearnByAdvantage, LearnByCorrections, LearnByReplay
 from vla_rl.recipes.off_policy import AdaptiveReplay
 from vla_rl.recipes.policies import TD3Residual
 

@@ -16,15 +16,14 @@ from vla_rl.contract.batch import Rollout
 from vla_rl.contract.policy import Policy
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
-from vla_rl.fleet.canary import CanaryRule
+from vla_rl.fleet.releases import CanaryRule
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.tokens import Vocabulary
 from vla_rl.recipes.context import Trainable
-from vla_rl.recipes.fleet.learn import Learn
-from vla_rl.recipes.fleet.learners import LearnByCorrections
+from vla_rl.recipes.fleet.learners import Learn, LearnByCorrections
 
 _SIZES = TinyConfig(
     horizon=2, queries=1, condition=8, width=8, blocks=1, sampler=FlowSampler(FlowSde(0.5), LastStep(), 2)

@@ -15,11 +15,8 @@ import pytest
 from tests.patience import PATIENCE
 from vla_rl.contract import wire
 from vla_rl.fleet import fleet_pb2 as pb
-from vla_rl.fleet.backoff import SystemClock
-from vla_rl.fleet.channels import STREAM, open_channel, path
-from vla_rl.fleet.envelope import PROTOCOL
-from vla_rl.fleet.errors import ConflictError, GapError, RefusedError
-from vla_rl.fleet.ledger import Receipt
+from vla_rl.fleet.ledger import ConflictError, GapError, Receipt, RefusedError
+from vla_rl.fleet.protocol import PROTOCOL, STREAM, Clock, call_path, open_channel
 from vla_rl.fleet.record import NO_HASH, FleetRecord, Sender
 
 
@@ -31,7 +28,7 @@ def wait_until(reached: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
-class JumpingClock(SystemClock):
+class JumpingClock(Clock):
     """The machine's clock, which can be set forward."""
 
     def __init__(self) -> None:
@@ -169,7 +166,7 @@ class Hand:
     def __init__(self, port, credentials=None) -> None:
         self.channel = open_channel(f"127.0.0.1:{port}", credentials)
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._call = self.channel.stream_stream(path(STREAM))(iter(self._queue.get, None))
+        self._call = self.channel.stream_stream(call_path(STREAM))(iter(self._queue.get, None))
 
     def __enter__(self):
         return self

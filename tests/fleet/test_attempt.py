@@ -9,8 +9,8 @@ import pytest
 from tests.fleet.fleets import MemorySpool, hello
 from vla_rl.contract.errors import ContractError
 from vla_rl.fleet import fleet_pb2 as pb
-from vla_rl.fleet.attempt import Attempt, LinkOptions, LinkState
-from vla_rl.fleet.envelope import MAX_RECORDS
+from vla_rl.fleet.link import Attempt, LinkOptions, LinkState
+from vla_rl.fleet.protocol import MAX_RECORDS
 from vla_rl.fleet.record import FleetRecord
 
 BATCH = 1024  # bytes, of which a message has about as many
@@ -70,7 +70,7 @@ def size(records: list[FleetRecord]) -> int:
 
 @pytest.fixture(autouse=True)
 def glance(monkeypatch):
-    monkeypatch.setattr("vla_rl.fleet.attempt._GLANCE_S", 0.01)
+    monkeypatch.setattr("vla_rl.fleet.link._GLANCE_S", 0.01)
 
 
 @pytest.mark.parametrize(("spare", "second"), [(0, True), (-1, False)])

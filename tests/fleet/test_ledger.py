@@ -6,8 +6,8 @@ import pytest
 
 from tests.fleet.records import EPOCH, chain, follow
 from vla_rl.contract.errors import UserError
-from vla_rl.fleet.errors import ConflictError, GapError, StoreEndedError, StoreFullError
-from vla_rl.fleet.ledger import Ledger
+from vla_rl.fleet.disk import StoreEndedError, StoreFullError
+from vla_rl.fleet.ledger import ConflictError, GapError, Ledger
 from vla_rl.fleet.record import FleetRecord, Sender
 
 ARM = Sender("arm", EPOCH)

@@ -14,7 +14,7 @@ from tests.fleet.records import EPOCH, chain
 from tests.fleet.sqlite_files import PowerCut
 from tests.fleet.torn_disk import Point, TornDisk
 from vla_rl.contract.errors import UserError
-from vla_rl.fleet.errors import StoreEndedError
+from vla_rl.fleet.disk import StoreEndedError
 from vla_rl.fleet.ledger import Ledger
 from vla_rl.fleet.record import Sender
 

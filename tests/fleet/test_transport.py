@@ -8,9 +8,9 @@ import pytest
 from tests.fleet.fleets import Hand, MemorySpool, hello, wait_until
 from vla_rl.contract.errors import UserError
 from vla_rl.fleet import fleet_pb2 as pb
-from vla_rl.fleet.envelope import MAX_RECORDS, write_records
-from vla_rl.fleet.errors import StoreFullError
+from vla_rl.fleet.disk import StoreFullError
 from vla_rl.fleet.link import UnreachableError
+from vla_rl.fleet.protocol import MAX_RECORDS, write_records
 from vla_rl.fleet.transport import FleetTransport, TransportOptions
 
 Code = grpc.StatusCode

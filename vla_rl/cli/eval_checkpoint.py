@@ -28,7 +28,7 @@ from vla_rl.recipes.config_files import env_config_of
 from vla_rl.recipes.deployed import deployed
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
 from vla_rl.recipes.progress import bar, console
-from vla_rl.serving.address import names_server
+from vla_rl.serving.access import names_server
 from vla_rl.training.tracking import write_json
 
 

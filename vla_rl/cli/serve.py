@@ -76,7 +76,7 @@ def _beginning(config: Serve, of_learner: list[str]) -> serving.Beginning:
         if of_learner:
             raise UserError(f"{of_learner[0]!r} is of a learner and there is none; add --learn FILE.py:function.")
         return serving.Beginning(config.policy)
-    from vla_rl.recipes.fleet.learn import Learn
+    from vla_rl.recipes.fleet.learners import Learn
 
     found = override(load_config(config.learn), of_learner, f"vla-rl serve FOLDER --learn {config.learn}")
     if not isinstance(found, Learn):

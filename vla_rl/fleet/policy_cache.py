@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.fleet.disk import Disk, File, RealDisk
-from vla_rl.fleet.manifest import Manifest, check_client, check_digest
-from vla_rl.fleet.signing import TrustedKeys
+from vla_rl.fleet.disk import Disk, File
+from vla_rl.fleet.manifest import Manifest, TrustedKeys, check_client, check_digest
 
 PIECE_BYTES = 1 << 20  # asked for at once
 SPARE_BYTES = 64 << 20  # of the disk, left for everything else
@@ -49,7 +48,7 @@ class PolicyCache:
     """Policies on a robot: the one in use, the one before it, and one that is being fetched."""
 
     def __init__(self, folder: Path, keys: TrustedKeys, disk: Disk | None = None) -> None:
-        self._folder, self._keys, self._disk = folder, keys, disk or RealDisk()
+        self._folder, self._keys, self._disk = folder, keys, disk or Disk()
         self._incoming = folder / "incoming"
         self._held: dict[str, Place] | None = None  # where chunks lie; None: to be read again
         make_folders(self._disk, self._incoming)

@@ -25,22 +25,22 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.fleet.canary import CanaryRule, Outcomes, Verdict, choose_canaries, judge
-from vla_rl.fleet.disk import Disk, RealDisk
+from vla_rl.fleet.disk import Disk
 from vla_rl.fleet.manifest import (
     CHUNK_BYTES,
     ITEM_BYTES,
     MAX_FILES,
+    SIGNATURE_BYTES,
     Blob,
     FileEntry,
     Golden,
     Manifest,
+    SigningKey,
     TensorEntry,
     check_path,
 )
 from vla_rl.fleet.policy_cache import ContentStore, make_folders, write_whole
-from vla_rl.fleet.releases import EVERY_ROBOT, Releases
-from vla_rl.fleet.signing import SIGNATURE_BYTES, SigningKey
+from vla_rl.fleet.releases import EVERY_ROBOT, CanaryRule, Outcomes, Releases, Verdict, choose_canaries, judge
 
 T = TypeVar("T")
 MOST_VERSIONS = 10**10  # a manifest is called by ten digits
@@ -70,7 +70,7 @@ class Registry:
         disk: Disk | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._folder, self._rule, self._disk, self._clock = folder, rule or CanaryRule(), disk or RealDisk(), clock
+        self._folder, self._rule, self._disk, self._clock = folder, rule or CanaryRule(), disk or Disk(), clock
         make_folders(self._disk, folder / "manifests")
         self._store = ContentStore(folder / "chunks", self._disk)
         self._history, self._log = History(folder / "history", self._disk), History(folder / "outcomes", self._disk)

@@ -29,7 +29,7 @@ from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes.context import RunContext, StartPolicy, Trainable, generator
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import imitate_policy
-from vla_rl.serving.address import names_server
+from vla_rl.serving.access import names_server
 from vla_rl.training.imitation import ImitationConfig
 
 if TYPE_CHECKING:

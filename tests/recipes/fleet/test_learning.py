@@ -22,20 +22,18 @@ from tests.recipes.fleet.recorded_episodes import records
 from vla_rl.cli import serve
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import save_demonstrations
-from vla_rl.fleet.canary import Outcomes
-from vla_rl.fleet.feed import Inbox
-from vla_rl.fleet.manifest import spec_hash
+from vla_rl.fleet.manifest import TrustedKeys, spec_hash
 from vla_rl.fleet.policy_cache import PolicyCache
 from vla_rl.fleet.registry import Registry
-from vla_rl.fleet.server import FleetServer, FleetServerConfig
-from vla_rl.fleet.signing import TrustedKeys
+from vla_rl.fleet.releases import Outcomes
+from vla_rl.fleet.server import FleetServer, FleetServerConfig, Inbox
 from vla_rl.fleet.transport import TransportOptions
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.fleet.learn import LEARNER, Learn, command, prepare
+from vla_rl.recipes.fleet.learners import LEARNER, Learn, command, prepare
 from vla_rl.recipes.fleet.learning import Learning, Releasing, until_the_server_ends
-from vla_rl.recipes.fleet.policies import key_file, signing_key
 from vla_rl.recipes.fleet.publishing import publish_first
+from vla_rl.recipes.fleet.serving import key_file, signing_key
 from vla_rl.recipes.robots.decide import PolicyDecider
 from vla_rl.recipes.robots.streaming import check_golden
 from vla_rl.recipes.stages import collect

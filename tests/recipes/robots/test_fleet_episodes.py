@@ -12,9 +12,8 @@ from tests.fleet.episodes import chained, introduction
 from tests.recipes.robots.test_robot_recording import OPEN_LOOP, simulated
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import load_demonstrations
-from vla_rl.fleet.introduction import pack_introduction
 from vla_rl.fleet.ledger import Ledger
-from vla_rl.fleet.pictures import LOSSLESS
+from vla_rl.fleet.payloads import LOSSLESS, pack_introduction
 from vla_rl.recipes.fleet.export import LEDGER, export
 from vla_rl.recipes.robots import drive
 from vla_rl.recipes.robots.recording import Recorder, episode_of

@@ -22,9 +22,8 @@ from vla_rl.cli import robot
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.person import PersonConfig
-from vla_rl.fleet.episode_end import EpisodeEnd
+from vla_rl.fleet.payloads import EpisodeEnd, FleetStep
 from vla_rl.fleet.server import FleetServer, FleetServerConfig
-from vla_rl.fleet.step import FleetStep
 from vla_rl.fleet.transport import TransportOptions
 from vla_rl.recipes.fleet.export import export
 from vla_rl.recipes.progress import console

@@ -21,16 +21,14 @@ import numpy as np
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.fleet.episodes import EpisodeReader, FleetEpisode, tell_log
-from vla_rl.fleet.feed import INBOX, Inbox
-from vla_rl.fleet.manifest import spec_hash
+from vla_rl.fleet.manifest import SigningKey, spec_hash
 from vla_rl.fleet.record import FleetRecord
 from vla_rl.fleet.registry import Registry
-from vla_rl.fleet.server import REGISTRY
-from vla_rl.fleet.signing import SigningKey
+from vla_rl.fleet.server import INBOX, REGISTRY, Inbox
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.pretrained import save_own
 from vla_rl.recipes.config_files import load_kept_files
-from vla_rl.recipes.fleet.learn import LEARNER, Learn
+from vla_rl.recipes.fleet.learners import LEARNER, Learn
 from vla_rl.recipes.fleet.publishing import publish
 from vla_rl.training.device import alone
 from vla_rl.training.tracking import RunFolder

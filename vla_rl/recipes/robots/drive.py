@@ -40,7 +40,7 @@ _SIMULATED_SO101 = Part("robot_drivers.simulated:SimulatedRobot")
 class EpisodesConfig:
     """Episodes to play.
 
-    policy     checkpoint or run folder; address of a policy server (``vla_rl/serving/address.py``); "expert" for the
+    policy     checkpoint or run folder; address of a policy server (``vla_rl/serving/access.py``); "expert" for the
                scripted expert of a simulated robot; "" for a person only
     episodes   how many
     seed       of the training run that a recording is for, and of the policy's noise
