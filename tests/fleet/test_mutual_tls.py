@@ -151,7 +151,7 @@ def test_a_revoked_robot_downloads_nothing(serve, made, tmp_path, policies):
     authority.revoke("arm-1")
     with Hand(server.port, mine) as hand:
         from vla_rl.fleet import fleet_pb2 as pb
-        from vla_rl.fleet.protocol import MANIFEST
+        from vla_rl.fleet.protocol import MANIFEST, call_path
 
         with pytest.raises(grpc.RpcError) as caught:
             hand.channel.unary_unary(call_path(MANIFEST))(pb.ManifestRequest(version=1).SerializeToString(), timeout=60)

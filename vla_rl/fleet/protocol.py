@@ -9,7 +9,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 
 import grpc
@@ -29,8 +29,7 @@ _DELIMITED = 2  # protobuf's wire type of bytes, texts and messages
 _FIXED = {1: 8, 5: 4}
 _VARINT_BYTES = 10
 # Fields that a record and its message have in common.
-_ALIKE = ("seq", "count", "episode", "task", "policy_version", "intervened")
-_ALIKE += ("captured_ns", "wall_ns", "previous", "payload")
+_ALIKE = [one.name for one in fields(FleetRecord) if one.name not in ("robot", "epoch", "kind")]
 SERVICE = "vla_rl.fleet.Fleet"
 STREAM, MANIFEST, CHUNK = "Stream", "Manifest", "Chunk"
 CHUNK_BYTES = 1 << 20  # in one answer
