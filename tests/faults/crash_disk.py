@@ -54,7 +54,7 @@ class CrashDisk(Disk):
         return sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0, factory=Connection)
 
 
-class _CrashFile:
+class _CrashFile(File):
     def __init__(self, disk: CrashDisk, file: File) -> None:
         self._disk, self._file = disk, file
 

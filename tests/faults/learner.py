@@ -155,7 +155,7 @@ class _RegistryDisk(CrashDisk):
         return _History(self.board, file) if path.name == "history" else file
 
 
-class _History:
+class _History(File):
     def __init__(self, board: Board, file: File) -> None:
         self._board, self._file = board, file
         self.truncate, self.sync, self.close = file.truncate, file.sync, file.close

@@ -18,6 +18,7 @@ from vla_rl.fleet import fleet_pb2 as pb
 from vla_rl.fleet.ledger import ConflictError, GapError, Receipt, RefusedError
 from vla_rl.fleet.protocol import PROTOCOL, STREAM, Clock, call_path, open_channel
 from vla_rl.fleet.record import NO_HASH, FleetRecord, Sender
+from vla_rl.fleet.releases import MissingError
 
 
 def wait_until(reached: Callable[[], object]) -> None:
@@ -154,10 +155,14 @@ class MemoryPolicies:
         return self._changes
 
     def manifest(self, version):
+        if version not in self._manifests:
+            raise MissingError(f"there is no policy version {version}.")
         return self._manifests[version]
 
-    def chunk(self, sha256, offset, count):
-        return self._chunks[sha256][offset : offset + count]
+    def chunk(self, digest, offset, count):
+        if bytes.fromhex(digest) not in self._chunks:
+            raise MissingError(f"there is no chunk {digest}.")
+        return self._chunks[bytes.fromhex(digest)][offset : offset + count]
 
 
 class Hand:

@@ -10,7 +10,7 @@ import pytest
 from tests.fleet.checkpoints import KEY, PUBLISHED, SPEC_HASH, TRUSTED, Link, checkpoint, content, registry
 from tests.fleet.manifests import digest, signing_key
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.fleet.disk import Disk
+from vla_rl.fleet.disk import Disk, File
 from vla_rl.fleet.manifest import CHUNK_BYTES, CLIENT
 from vla_rl.fleet.policy_cache import SPARE_BYTES, PolicyCache
 
@@ -142,7 +142,7 @@ class SmallDisk(Disk):
                 disk.room -= len(data)
                 return file.write(data)
 
-            truncate, sync, close = file.truncate, file.sync, file.close
+            truncate, sync, close, write_all = file.truncate, file.sync, file.close, File.write_all
 
         return Limited()
 

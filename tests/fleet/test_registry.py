@@ -12,7 +12,7 @@ import pytest
 
 from tests.fleet.checkpoints import KEY, PUBLISHED, TRUSTED, checkpoint, registry
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.fleet.disk import Disk
+from vla_rl.fleet.disk import Disk, File
 from vla_rl.fleet.registry import Registry
 from vla_rl.fleet.releases import CanaryRule, Outcomes
 
@@ -186,7 +186,7 @@ class DiesAt(Disk):
                 disk.tick()
                 file.sync()
 
-            truncate, close = file.truncate, file.close
+            truncate, close, write_all = file.truncate, file.close, File.write_all
 
         return Watched()
 

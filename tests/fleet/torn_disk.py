@@ -181,7 +181,7 @@ class TornDisk(Disk):
         path.write_bytes(disk._files[number][0])
 
 
-class _TornFile:
+class _TornFile(File):
     def __init__(self, disk: TornDisk, path: Path, file: File) -> None:
         self._disk, self._path, self._file = disk, path, file
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from vla_rl.contract.errors import UserError
 
-RECORD, HEADS = 0, 1  # what a frame holds: a record; where all senders and consumers were when the segment began
+RECORD, HEADS = 0, 1  # what a frame holds: a record; where all senders were when the segment began
 PATIENCE_S = 60.0  # with a disk that cannot read something
 _failing: dict[tuple[Path, int], float] = {}  # what this process cannot read, and since when
 _MAGIC = b"vseg"

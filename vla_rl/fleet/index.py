@@ -1,8 +1,7 @@
-"""The SQLite index of a ledger: which record is where, how far every sender and consumer is.
+"""The SQLite index of a ledger: which record is where, and how far every sender is.
 
-The segments are the truth about records, and the index is rebuilt from them when it is lost; the consumers' cursors and
-the refused records are in the index alone (a segment begins with a copy of the cursors).  A transaction is durable when
-it is committed: WAL with synchronous=FULL.
+The segments are the truth about records, and the index is rebuilt from them when it is lost; the refused records are in
+the index alone.  A transaction is durable when it is committed: WAL with synchronous=FULL.
 """
 
 from __future__ import annotations
@@ -254,15 +253,7 @@ class Index:
         """The files are gone, and stay so after a power cut; part of a transaction."""
         self._db.execute("DELETE FROM segments WHERE committed = ?", (_REMOVED,))
 
-    # Consumers and refused records
-
-    def cursors(self) -> dict[str, int]:
-        """How far every consumer is."""
-        return dict(self._all("SELECT name, position FROM consumers"))
-
-    def set_cursor(self, consumer: str, position: int) -> None:
-        """Note how far a consumer is; part of a transaction."""
-        self._db.execute("REPLACE INTO consumers VALUES (?, ?)", (consumer, position))
+    # Refused records
 
     def add_conflict(self, record: FleetRecord) -> None:
         """Keep a refused record, and the newest of them only; part of a transaction."""

@@ -200,16 +200,6 @@ class Ledger:
         with self._use():
             return [decode(data) for data in self._index.conflicts()]
 
-    def cursor(self, consumer: str) -> int:
-        """The position up to which ``consumer`` has everything; 0 at first."""
-        with self._use():
-            return self._index.cursors().get(consumer, 0)
-
-    def advance(self, consumer: str, position: int) -> None:
-        """Note that ``consumer`` has everything up to ``position``; durable when this returns."""
-        with self._use(), self._commit():
-            self._index.set_cursor(consumer, position)
-
     def room(self) -> int:
         """Bytes that fit before the reserve is reached: what a sender may be given credit for."""
         return max(0, self._disk.free(self.folder) - self._reserve)
@@ -324,7 +314,7 @@ class Ledger:
     def _snapshot(self, name: SegmentName) -> bytes:
         """The first frame of a segment: where everybody is."""
         heads = [[*sender, *head] for sender, head in self._heads.items()]
-        body = wire.pack({"senders": heads, "consumers": self._index.cursors()})
+        body = wire.pack({"senders": heads, "consumers": {}})  # there are none any more
         return frame_head(name, self._position, HEADS, body) + body
 
     @contextmanager
@@ -491,8 +481,7 @@ def _open_index(folder: Path, disk: Disk) -> Index:
     except sqlite3.DatabaseError as error:
         aside = f"{INDEX}.damaged"
         log.error(
-            "the index of the ledger in %s is damaged (%s), so it is set aside as %s and made anew from the segments; "
-            "consumers go back to where they were when the newest segment began.",
+            "the index of the ledger in %s is damaged (%s), so it is set aside as %s and made anew from the segments.",
             *(folder, error, aside),
         )
     for name in disk.names(folder):
@@ -535,8 +524,7 @@ class _CatchUp:
 
     def __init__(self, index: Index) -> None:
         self._index = index
-        self._heads, self._cursors = index.heads(), index.cursors()
-        self._position = index.last_position()
+        self._heads, self._position = index.heads(), index.last_position()
         self._rows: list[tuple[Row, bool]] = []
         self._segments: dict[SegmentName, int] = {}
 
@@ -578,8 +566,6 @@ class _CatchUp:
         for robot, epoch, last, digest in wire.unpack(body)["senders"]:
             if last > self._heads.get(Sender(robot, epoch), Head()).last:
                 self._heads[Sender(robot, epoch)] = Head(last, digest)
-        if self.rebuilding:
-            self._cursors |= wire.unpack(body)["consumers"]
 
     def commit(self) -> None:
         """Write it all into the index; part of a transaction."""
@@ -590,6 +576,4 @@ class _CatchUp:
         self._index.set_heads(self._heads)
         for name, end in self._segments.items():
             self._index.set_segment(name, end)
-        for consumer, position in self._cursors.items():
-            self._index.set_cursor(consumer, position)
         self._index.set_last_position(self._position)

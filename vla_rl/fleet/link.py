@@ -13,7 +13,6 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -37,6 +36,7 @@ from vla_rl.fleet.protocol import (
     write_records,
 )
 from vla_rl.fleet.record import FleetRecord
+from vla_rl.fleet.spool import Spool
 
 log = logging.getLogger("vla_rl.fleet")
 _GLANCE_S = 0.2  # how often it is looked whether the server asks for something else
@@ -67,8 +67,7 @@ class LinkState:
     """How a robot stands with its server.
 
     ``durable``: the newest record that the server has on disk, -1 for none; ``trouble``: why the last connection ended;
-    ``notice``: what the server wants a person to know; ``policy``: version and state of the one to use; ``offset_ns``:
-    the server's wall clock minus the robot's, by the answer that took the shortest ``round_trip_s``.
+    ``notice``: what the server wants a person to know; ``policy``: version and state of the one to use.
     """
 
     connected: bool = False
@@ -78,32 +77,6 @@ class LinkState:
     trouble: str = ""
     notice: str = ""
     policy: tuple[int, str] = (0, "")
-    offset_ns: int = 0
-    round_trip_s: float = float("inf")
-
-
-class Source(Protocol):
-    """What a robot still has to send, numbered ``first_seq`` to ``next_seq`` - 1; the spool is one.
-
-    ``unacknowledged``: records from ``seq`` on, at least one where there is one, no more when ``max_bytes`` of payload
-    are together.  ``acknowledged``: the server has all up to ``seq`` on disk.  ``wait``: whether record ``seq`` exists,
-    after ``seconds`` at most.
-    """
-
-    robot: str
-    epoch: str
-
-    @property
-    def first_seq(self) -> int: ...
-
-    @property
-    def next_seq(self) -> int: ...
-
-    def unacknowledged(self, seq: int, max_bytes: int) -> Sequence[FleetRecord]: ...
-
-    def acknowledged(self, seq: int) -> None: ...
-
-    def wait(self, seq: int, seconds: float) -> bool: ...
 
 
 class UnreachableError(UserError):
@@ -118,7 +91,7 @@ class Link:
 
     def __init__(
         self,
-        source: Source,
+        source: Spool,
         options: LinkOptions,
         credentials: Credentials | None = None,
         on_policy: Callable[[int, str], None] = lambda version, state: None,
@@ -225,7 +198,7 @@ class Attempt:
     def __init__(
         self,
         channel: grpc.Channel,
-        source: Source,
+        source: Spool,
         hello: pb.Hello,
         options: LinkOptions,
         state: LinkState,
@@ -300,8 +273,8 @@ class Attempt:
             case "notice":
                 self._state.notice = message.notice.sentence
                 log.warning("%s", message.notice.sentence)
-            case "clock":
-                self._compare(message.clock)
+            case "clock" if message.clock.echo_ns:
+                self._progress = True  # it stayed for at least a heartbeat
 
     def _welcome(self, welcome: pb.Welcome) -> None:
         if self._next is not None:
@@ -333,15 +306,6 @@ class Attempt:
         if latest != self._state.policy:
             self._state.policy = latest
             self._on_policy(*latest)
-
-    def _compare(self, clock: pb.Clock) -> None:
-        """The offset of the server's clock, by the quickest answer (as NTP does)."""
-        if clock.echo_ns:
-            self._progress = True  # it stayed for at least a heartbeat
-            round_trip = self._clock.now() - clock.echo_ns / 1e9
-            if 0 <= round_trip <= self._state.round_trip_s:
-                self._state.round_trip_s = round_trip
-                self._state.offset_ns = clock.wall_ns + int(round_trip / 2 * 1e9) - self._clock.wall_ns()
 
     def _outgoing(self) -> Iterator[bytes]:
         """What gRPC sends, in a thread of its own."""

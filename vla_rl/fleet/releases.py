@@ -7,11 +7,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vla_rl.contract.errors import UserError
+from vla_rl.contract.errors import ContractError
 from vla_rl.contract.intervals import poisson_rate, wilson
 
 EVERY_ROBOT = "*"  # in a pin
 STAGED, CANARY, ACTIVE, RETIRED, REMOVED = "staged", "canary", "active", "retired", "removed"
+
+
+class MissingError(ContractError):
+    """A version, or a part of one, that the registry does not have."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +49,10 @@ class Releases:
         return frozenset(version for version in used if version is not None)
 
     def check(self, version: int) -> None:
-        """Raise UserError unless robots can run ``version``."""
+        """Raise MissingError unless robots can run ``version``."""
         if self.stages.get(version, REMOVED) == REMOVED:
             known = ", ".join(str(one) for one, stage in self.stages.items() if stage != REMOVED)
-            raise UserError(
+            raise MissingError(
                 f"there is no policy version {version}, so robots keep what they run; choose of: {known or 'none'}."
             )
 

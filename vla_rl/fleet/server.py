@@ -79,9 +79,8 @@ class FleetServer:
             self.ledger = opening.enter_context(closing(Ledger(folder / LEDGER)))
             self.registry = Registry(folder / REGISTRY, config.canary)
             self.registry.set_back(self.ledger.position)
-            policies = RegisteredPolicies(self.registry)
             self.page = opening.enter_context(closing(PageServer(self.status, PageAddress(port=config.page_port))))
-            transport = FleetTransport(self.ledger, policies, config.transport, credentials, revoked)
+            transport = FleetTransport(self.ledger, self.registry, config.transport, credentials, revoked)
             self.transport = opening.enter_context(closing(transport))
             self._watcher = Watcher(self.ledger, self.registry, self.status, transport.waiting, transport.alarms)
             self._thread = threading.Thread(target=self._watch, name="fleet-watcher", daemon=True)
@@ -130,37 +129,6 @@ class FleetServer:
                     log.exception("what robots sent cannot be counted now")
             trouble = now
             self._ending.wait(_RETRY_S if trouble else 0.0 if more else _LOOK_S)
-
-
-class RegisteredPolicies:
-    """The versions of ``registry``; a robot's head is what it runs from its next episode on, (0, "") for nothing."""
-
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-
-    def head(self, robot: str) -> tuple[int, str]:
-        """Version and state: "canary", "active", or whatever it is pinned to."""
-        releases = self._registry.releases
-        version = releases.version_for(robot)
-        return (0, "") if version is None else (version, releases.stages[version])
-
-    def changes(self) -> int:
-        """How many changes the registry has seen, of other processes too."""
-        return self._registry.releases.head
-
-    def manifest(self, version: int) -> bytes:
-        """The signed manifest; raises KeyError for a version that is not there."""
-        try:
-            return self._registry.manifest(version)
-        except UserError as error:
-            raise KeyError(str(error)) from error
-
-    def chunk(self, sha256: bytes, offset: int, count: int) -> bytes:
-        """At most ``count`` bytes from ``offset`` on; raises KeyError for a chunk that is not there."""
-        try:
-            return self._registry.chunk(sha256.hex(), offset, count)
-        except ContractError as error:
-            raise KeyError(str(error)) from error
 
 
 @dataclass(frozen=True)

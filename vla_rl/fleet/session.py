@@ -5,31 +5,20 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import grpc
 
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.fleet import fleet_pb2 as pb
-from vla_rl.fleet.ledger import ConflictError, GapError, Receipt, RefusedError
+from vla_rl.fleet.ledger import ConflictError, GapError, Ledger, RefusedError
 from vla_rl.fleet.protocol import Clock, read_from_robot, read_records
 from vla_rl.fleet.record import FleetRecord, Sender
 
 log = logging.getLogger("vla_rl.fleet")
 Code = grpc.StatusCode
 _COMMIT_BYTES = 16 << 20  # stored at once
-
-
-class Store(Protocol):
-    """What the server keeps records in; :class:`vla_rl.fleet.ledger.Ledger` is one."""
-
-    def append(self, records: Sequence[FleetRecord]) -> Receipt: ...
-
-    def durable(self, robot: str, epoch: str) -> int: ...
-
-    def senders(self) -> Mapping[Sender, object]: ...
 
 
 @dataclass(frozen=True)
@@ -53,7 +42,7 @@ class Outcome:
 class Committer:
     """Stores batches in the order in which they come, for ever; who sends bounds how many bytes wait."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Ledger) -> None:
         self._store, self._waiting = store, deque[Batch]()
         self.trouble = ""  # why the last batches were not stored
         self._wake, self._closed = threading.Condition(), False
@@ -130,7 +119,6 @@ class Session:
         self.durable = durable
         self.policy: tuple[int, str] | None = None  # what the robot was sent
         self.offered = durable  # the newest record that the robot had when it came
-        self.received = 0  # records
         self._expected = durable + 1
         self._refusing = False  # everything until the expected record comes
         self._in_flight = 0  # bytes
@@ -218,7 +206,6 @@ class Session:
             self._refusing = False
             self._expected = max(self._expected, records[-1].last + 1)
             self._in_flight += size
-        self.received += len(records)
         self._committer.submit(Batch(records, size, self._stored))
         with self._changed:
             self._changed.wait_for(lambda: self._in_flight <= self._credit or self._end)

@@ -24,7 +24,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple, NoReturn, Protocol
+from typing import NamedTuple, NoReturn
 from urllib.parse import unquote
 
 import grpc
@@ -34,6 +34,7 @@ from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.limits import check_limits
 from vla_rl.fleet import fleet_pb2 as pb
 from vla_rl.fleet.identity import NAME, Credentials, Revoked, robot_of
+from vla_rl.fleet.ledger import Ledger
 from vla_rl.fleet.protocol import (
     CHUNK,
     CHUNK_BYTES,
@@ -48,7 +49,9 @@ from vla_rl.fleet.protocol import (
     read_from_robot,
 )
 from vla_rl.fleet.record import Sender
-from vla_rl.fleet.session import Code, Committer, End, Session, Store
+from vla_rl.fleet.registry import Registry
+from vla_rl.fleet.releases import MissingError
+from vla_rl.fleet.session import Code, Committer, End, Session
 
 log = logging.getLogger("vla_rl.fleet")
 _AT_ONCE = 4  # downloads of a robot, also those that it does not read
@@ -91,21 +94,6 @@ class TransportOptions:
         return max(_MIN_CREDIT, min((self.memory_mb << 20) // self.max_robots, _MAX_CREDIT))
 
 
-class Policies(Protocol):
-    """What robots can download; ``changes`` grows whenever some robot's ``head`` (version, state) may have changed.
-
-    ``manifest`` and ``chunk`` (at most ``count`` bytes from ``offset`` on) raise KeyError for what there is not.
-    """
-
-    def head(self, robot: str) -> tuple[int, str]: ...
-
-    def changes(self) -> int: ...
-
-    def manifest(self, version: int) -> bytes: ...
-
-    def chunk(self, sha256: bytes, offset: int, count: int) -> bytes: ...
-
-
 class Refused(Exception):
     """A connection that is not accepted."""
 
@@ -129,8 +117,8 @@ class FleetTransport:
 
     def __init__(
         self,
-        store: Store,
-        policies: Policies,
+        store: Ledger,
+        policies: Registry,
         options: TransportOptions,
         credentials: Credentials | None = None,
         revoked: Revoked | None = None,
@@ -407,7 +395,7 @@ def _certificate(context: grpc.ServicerContext) -> bytes:
 class Downloads:
     """Answers from ``policies`` to whom ``admit`` lets in; it raises UserError for anybody else."""
 
-    def __init__(self, policies: Policies, admit: Callable[[grpc.ServicerContext], str]) -> None:
+    def __init__(self, policies: Registry, admit: Callable[[grpc.ServicerContext], str]) -> None:
         self._policies, self._admit, self._lock = policies, admit, threading.Lock()
         self._running: list[tuple[str, Peer]] = []  # whose, and where to
 
@@ -434,7 +422,7 @@ class Downloads:
             asked = pb.ChunkRequest.FromString(data)
             if len(asked.sha256) != 32:
                 raise ContractError(f"a chunk was asked for by {len(asked.sha256)} bytes; ask by its SHA-256.")
-            return self._policies.chunk(asked.sha256, asked.offset, min(asked.count, CHUNK_BYTES))
+            return self._policies.chunk(asked.sha256.hex(), asked.offset, min(asked.count, CHUNK_BYTES))
 
         return self._answer(read, context)
 
@@ -444,6 +432,8 @@ class Downloads:
             self._begin(self._admit(context), context)
             data: bytes = pb.Bytes(data=read()).SerializeToString()
             return data
+        except MissingError as error:
+            code, sentence = Code.NOT_FOUND, str(error)
         except ContractError as error:
             code, sentence = Code.INVALID_ARGUMENT, f"a request for a policy was refused: {error}"
         except DecodeError as error:
@@ -452,8 +442,6 @@ class Downloads:
             code, sentence = Code.PERMISSION_DENIED, str(error)
         except BlockingIOError as error:
             code, sentence = Code.RESOURCE_EXHAUSTED, str(error)
-        except KeyError as error:
-            code, sentence = Code.NOT_FOUND, f"the server has no {error.args[0] if error.args else 'such policy'}."
         except Exception:
             log.exception("a download failed")
         log.warning("a download by %s was refused: %s", context.peer(), sentence)
