@@ -105,9 +105,9 @@ def _payloads() -> dict[str, Decoder]:
     made = [step(i) for i in range(2)]
     return {
         "introduction": Decoder(
-            step.unpack_introduction,
-            [step.pack_introduction(SPEC), wire.pack({"event": "other", "spec": spec_of})],
-            (step.unpack_introduction, spec.EnvSpec.from_json.__func__, spec._array_spec),  # type: ignore[attr-defined]
+            payloads.unpack_introduction,
+            [payloads.pack_introduction(SPEC), wire.pack({"event": "other", "spec": spec_of})],
+            (payloads.unpack_introduction, spec.EnvSpec.from_json.__func__, spec._array_spec),  # type: ignore[attr-defined]
             change_wire,
         ),
         "step": Decoder(
