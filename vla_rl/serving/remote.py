@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,30 +18,13 @@ from vla_rl.policies.function import BlackBoxPolicy
 from vla_rl.policies.normalization import check_same_env
 from vla_rl.policies.pretrained import read_config
 from vla_rl.pretrained import save_folder
-from vla_rl.serving.access import Address, ApiKey, find_api_key
+from vla_rl.serving.access import Address, find_api_key
 from vla_rl.serving.observation import Request, SingleObservation
 from vla_rl.serving.openpi import OpenpiClient
 from vla_rl.serving.vla_eval import VlaEvalClient
 from vla_rl.serving.websocket import Limits
 
 Layout = Callable[[SingleObservation], Mapping[str, Any]]
-
-
-class Client(Protocol):
-    """Asks a server; opens its connections when they are needed."""
-
-    @property
-    def default_layout(self) -> Layout:
-        """The protocol's usual keys."""
-
-    def new_sessions(self, count: int) -> list[int]:
-        """The numbers of ``count`` sessions for environments side by side; connections are opened by ``act``."""
-
-    def act(self, requests: Sequence[Request]) -> list[np.ndarray]:
-        """The chunk float32 [H,D] for every one of ``requests``."""
-
-    def close(self) -> None:
-        """End all connections; safe to call twice."""
 
 
 class RemotePolicy(BlackBoxPolicy):
@@ -55,11 +38,8 @@ class RemotePolicy(BlackBoxPolicy):
     def __init__(self, spec: EnvSpec, address: str) -> None:
         super().__init__(spec, f"the policy server {address}")
         self.address, self._written = Address.parse(address), address
-        makers: dict[str, Callable[[str, float, Limits, ApiKey | None], Client]] = {
-            "openpi": OpenpiClient,
-            "vla-eval": VlaEvalClient,
-        }
-        make, key = makers[self.address.protocol], find_api_key(self.address.key_file)
+        make: type[OpenpiClient | VlaEvalClient] = OpenpiClient if self.address.protocol == "openpi" else VlaEvalClient
+        key = find_api_key(self.address.key_file)
         self._client = make(self.address.url, self.address.answer_s, Limits(), key)
         self._layout: Layout = load(self.address.layout) if self.address.layout else self._client.default_layout
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -120,15 +120,20 @@ class FleetLearner(Resumable, Protocol):
         """So many gradient steps; returns metrics, none when there is nothing to learn from."""
 
 
-class FleetMethod(Protocol):
-    """The frozen dataclass of one way to learn from a fleet."""
+class FleetMethod:
+    """The base of the frozen dataclasses of ways to learn from a fleet.
+
+    By itself robots act as deployed, and every control step that they send begins a chunk.
+    """
 
     @property
     def mode(self) -> Mode:
         """How robots act in virtual time: "eval" as they would be deployed, "sample" with exploration."""
+        return "eval"
 
     def build(self, base: Trainable, episodes: Demonstrations, seed: int) -> FleetLearner:
         """The learner of ``base``, which it changes, with the ``episodes`` that ``base`` has imitated."""
+        raise NotImplementedError
 
     def rollout(self, policy: Any, episode: FleetEpisode, known: Collection[int]) -> Rollout:
         """What a robot sent, for the learner's ``add``; ``policy`` is the learner's.
@@ -136,23 +141,14 @@ class FleetMethod(Protocol):
         ``known``: the versions of the fleet's policy; a robot that ran another policy counts as one of version 0.
         Raises ContractError for an episode of a task that the policy does not have.
         """
-
-
-class LearnsChunks:
-    """The part that learners of chunks share: robots act as deployed, and every control step begins a chunk."""
-
-    @property
-    def mode(self) -> Mode:
-        """See ``FleetMethod``."""
-        return "eval"
-
-    def rollout(self, policy: Any, episode: FleetEpisode, known: Collection[int]) -> Rollout:
-        """See ``FleetMethod``."""
-        return fleet_rollout(policy, episode, known)
+        steps = demonstrations_of(episode).with_tasks(policy.spec.tasks)
+        person = np.array(episode.intervened)
+        labels = _Labels(person, _versions(episode, known), episode.end.success, episode.sender.robot)
+        return _columns(policy, steps, labels)
 
 
 @dataclass(frozen=True)
-class LearnByCorrections(LearnsChunks):
+class LearnByCorrections(FleetMethod):
     """HG-DAgger: what a person did is imitated, beside the demonstrations; families of tasks are equally likely."""
 
     algorithm: HGDaggerConfig = field(default_factory=HGDaggerConfig)
@@ -167,7 +163,7 @@ class LearnByCorrections(LearnsChunks):
 
 
 @dataclass(frozen=True)
-class LearnByAdvantage(LearnsChunks):
+class LearnByAdvantage(FleetMethod):
     """RECAP: everything is imitated, told how good it was; the policy acts as if the next decision were good."""
 
     algorithm: RecapConfig = field(default_factory=RecapConfig)
@@ -187,9 +183,8 @@ class LearnByAdvantage(LearnsChunks):
             torch.manual_seed(seed)
             value = DistributionalValue({**base.feature_sizes, "time": 1})
         rng = generator(seed, _STREAM)
-        spec = base.spec
-        sampler = balanced(self.balance, [spec.family(task) for task in range(len(spec.tasks))])
-        learner = Recap(policy, policy.trainable(), value, spec.time_limit, self.algorithm, rng, sampler)
+        sampler = BalancedChunks(AdaptiveSampler(self.balance), family_numbers(base.spec))
+        learner = Recap(policy, policy.trainable(), value, base.spec.time_limit, self.algorithm, rng, sampler)
         learner.add(recorded_rollout(policy, episodes))
         return learner
 
@@ -198,23 +193,21 @@ class LearnByAdvantage(LearnsChunks):
 class BalancedChunks:
     """A ``ChunkSampler`` by ``sampler``: what robots did alone, what a person corrected, what was recorded.
 
-    Its tasks are the ``families`` [M] of the instructions, or else those of which there are many instructions would
+    Its tasks are the ``families`` int [M] of the instructions, or else those of which there are many instructions would
     have most of every batch.
     """
 
     sampler: AdaptiveSampler
-    families: Sequence[str]
+    families: Tensor
 
     def __post_init__(self) -> None:
-        names = sorted(set(self.families))
-        self._family = torch.tensor([names.index(name) for name in self.families])
         self._drawn = np.zeros((0, 2), np.int64)
 
     def draw(self, chunks: Chunks, human: Tensor, size: int, generator: torch.Generator) -> Tensor:
         """Positions, those of a task and kind one after the other; demonstrations are nobody's correction."""
         recorded = chunks.version == DEMONSTRATED
         kind = torch.where(recorded, OFFLINE, torch.where(human, CORRECTIONS, ONLINE))
-        keys = key_of(torch.stack([self._family.to(kind.device)[chunks.task], kind], 1).cpu().numpy())
+        keys = key_of(torch.stack([self.families.to(kind.device)[chunks.task], kind], 1).cpu().numpy())
         tasks = int(keys.max()) // len(STRATA) + 1
         counts = np.bincount(keys, minlength=len(STRATA) * tasks).reshape(tasks, len(STRATA))
         seed = int(torch.randint(2**62, (1,), generator=generator))
@@ -232,11 +225,6 @@ class BalancedChunks:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.sampler.load_state_dict(state)
-
-
-def balanced(config: SamplerConfig, families: Sequence[str]) -> BalancedChunks:
-    """A new one with these numbers."""
-    return BalancedChunks(AdaptiveSampler(config), families)
 
 
 @dataclass(frozen=True)
@@ -259,16 +247,9 @@ def recorded_rollout(policy: FlowPolicy, episodes: Demonstrations) -> Rollout:
     return _columns(policy, episodes, _Labels(nobody, nobody + DEMONSTRATED, True, "demonstrations"))
 
 
-def fleet_rollout(policy: FlowPolicy, episode: FleetEpisode, known: Collection[int]) -> Rollout:
-    """What a robot and its person did, in columns as those of :func:`recorded_rollout`.
-
-    ``known``: the versions of the fleet's policy; a robot that ran another policy counts as one of version 0.  Raises
-    ContractError for a task that the policy does not have.
-    """
-    steps = demonstrations_of(episode).with_tasks(policy.spec.tasks)
-    version = np.array([one if one in known else 0 for one in episode.versions])
-    person = np.array(episode.intervened)
-    return _columns(policy, steps, _Labels(person, version, episode.end.success, episode.sender.robot))
+def _versions(episode: FleetEpisode, known: Collection[int]) -> np.ndarray:
+    """By which version the robot acted in each step; 0 for one that is not ``known``."""
+    return np.array([one if one in known else 0 for one in episode.versions])
 
 
 def _columns(policy: FlowPolicy, episodes: Demonstrations, labels: _Labels) -> Rollout:
@@ -315,7 +296,7 @@ def _column(
 
 
 @dataclass(frozen=True)
-class LearnByReplay:
+class LearnByReplay(FleetMethod):
     """Residual TD3, RLPD or any other off-policy algorithm, on whole episodes of robots and on the demonstrations.
 
     The fleet decides when a gradient step happens, so the algorithm's ``utd_ratio`` has no effect; its other schedule
@@ -452,7 +433,7 @@ def relabelled_episode(policy: Any, episode: FleetEpisode, known: Collection[int
     actor = _BegunAnew(policy, np.append(False, person)) if isinstance(policy, ContextPolicy) else policy
     noise = [torch.Generator().manual_seed(_number(episode))]
     columns = list(relabelled(shown, actor, policy.spec, horizon, noise, horizon))
-    version = torch.tensor([one if one in known else 0 for one in episode.versions])
+    version = torch.as_tensor(_versions(episode, known))
     return side_by_side([_of_robot(column, version[first::horizon], episode) for first, column in enumerate(columns)])
 
 

@@ -57,7 +57,6 @@ class Learning:
         self.learner: Any = config.method.build(base, shown, config.seed)
         self.position, self.episodes, self.updates, self.published = 0, 0, 0, 0
         self._known = dict[int, bytes]()  # the ends of episodes that it has learnt from, or put aside: their hashes
-        self._passing = 0  # position up to which a ledger without such hashes was learnt from
         self.metrics: dict[str, float] = {}
         self._reader, self._complained = EpisodeReader(self._complain), dict[str, set[str]]()
         self._robots = set[str]()  # that ended an episode since the last publication
@@ -76,8 +75,7 @@ class Learning:
         One is known by the position and the hash of its end: in a ledger that was set back to a copy, others are there.
         """
         ends, self.position = record.kind == "episode_end", position
-        if ends and (position <= self._passing or self._known.get(position) == _name(record)):
-            self._known[position] = _name(record)
+        if ends and self._known.get(position) == _name(record):
             self._reader.skip(record)
             return
         episode = self._reader.add(record)
@@ -215,11 +213,8 @@ class Learning:
             self.updates, self.published = state["updates"], state["published"]
             self._saved = self.updates
             self._robots = set(state["robots"])
-            if "ends" in state:
-                positions, names = (np.asarray(item) for item in state["ends"])
-                self._known = {int(at): name.tobytes() for at, name in zip(positions, names, strict=True)}
-            else:
-                self._passing = self.position
+            positions, names = (np.asarray(item) for item in state["ends"])
+            self._known = {int(at): name.tobytes() for at, name in zip(positions, names, strict=True)}
         else:
             self.save()
 

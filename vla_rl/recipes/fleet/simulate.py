@@ -15,7 +15,7 @@ import torch
 
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.config import JsonObject
-from vla_rl.contract.env import Observation, VecEnv, on_host
+from vla_rl.contract.env import VecEnv, on_host
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.contract.load import load
@@ -526,9 +526,8 @@ class Corrects:
 
     def watch(self, envs: Sequence[VecEnv], config: EnvConfig) -> list[VecEnv]:
         """Raises UserError for an environment without a scripted expert."""
-        people = People(self.people or len(envs))
-        expert, progress = config.make_expert().act, _progress(self.progress)
-        return [SupervisedEnv(env, expert, progress, self.person, people) for env in envs]
+        people, expert = People(self.people or len(envs)), config.make_expert().act
+        return [SupervisedEnv(env, expert, load(self.progress), self.person, people) for env in envs]
 
 
 @dataclass(frozen=True)
@@ -541,15 +540,3 @@ class Demonstrates:
         """Raises UserError for an environment without a scripted expert."""
         own = replace(self.demonstrator, steps=self.demonstrator.steps // len(envs))
         return [DemonstratedEnv(env, config.make_expert().act, own) for env in envs]
-
-
-class Progress(Protocol):
-    """How far the tasks have come."""
-
-    def __call__(self, obs: Observation) -> np.ndarray:
-        """[E] from 0 to 1."""
-
-
-def _progress(name: str) -> Progress:
-    found: Progress = load(name)
-    return found
