@@ -192,23 +192,6 @@ def test_new_episodes_of_a_ledger_that_was_set_back_to_a_copy_are_learnt_from(sh
     assert third.episodes == 3 + 3
 
 
-def test_a_state_of_before_is_known_by_its_position(shown, tmp_path):
-    found = sent(shown, person=range(3, 6))
-    ends = [position for position, record in found if record.kind == "episode_end"]
-    first = learning(shown[0], tmp_path)
-    take(first, found[: ends[1]])
-    saved = first.run.save_state
-    first.run.save_state = lambda step, state: saved(step, {name: state[name] for name in state if name != "ends"})
-    first.save()
-    first.run.close()
-    for episodes in (3, 3):
-        one = learning(shown[0], tmp_path)
-        take(one, found)
-        assert one.episodes == episodes
-        one.save()
-        one.run.close()
-
-
 def test_a_residual_learns_from_what_robots_sent_goes_on_exactly_and_plays_on_an_arm(shown, tmp_path):
     config = replace(shown[0], method=quick_learners.residual().method)
     found = sent(shown, person=range(3, 6))
