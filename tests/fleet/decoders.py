@@ -153,7 +153,7 @@ def _policies() -> dict[str, Decoder]:
             (manifests.Manifest.decode.__func__, *inner, *checks, *rest),  # type: ignore[attr-defined]
             change_json,
         ),
-        "signed manifest": Decoder(trusted.read, [key.sign(manifest())], (manifests.TrustedKeys.read, manifest._made)),
+        "signed manifest": Decoder(trusted.read, [key.sign(manifest())], (manifests.TrustedKeys.read, manifests._made)),
         "safetensors": Decoder(
             lambda data: registry.read_header(io.BytesIO(data), len(data)),
             [len(packed).to_bytes(8, "little") + packed + bytes(24)],
