@@ -9,14 +9,17 @@ from vla_rl.algorithms.group_relative import GRPOConfig, RLOOConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.experience.curriculum import OutcomeVariance
 from vla_rl.experience.groups import GroupConfig
+from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, OneRandomStep
 from vla_rl.policies.flow_schedules import FlowDdim, FlowNoise, FlowOu, FlowSde
 from vla_rl.recipes.demo import Demo
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.imitate import Imitate
+from vla_rl.recipes.imitate import Imitate, NewTiny
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.recipes.trainers import RLConfig
+from vla_rl.training.fit import FitConfig
+from vla_rl.training.imitation import GroundingConfig, ImitationConfig
 from vla_rl.training.loop import LoopConfig
 
 # While learning, an episode that takes longer than 25 control steps (the expert needs about 17) has failed.
@@ -31,6 +34,25 @@ def demo() -> Demo:
         replace(RL, loop=replace(RL.loop, collectors=2, save_every=10)),
         env=replace(ENV, training_options={**ENV.training_options, "threads": 1}),  # of each collector's simulator
         evaluation=EvaluationConfig(processes=2),
+    )
+
+
+def small() -> Demo:
+    """Everything the demo does, in about a minute, for trying out changes and for the tests.
+
+    With a smaller policy and more demonstrations instead of more learning.
+    """
+    return Demo(
+        RLConfig(
+            FlowSampler(FlowSde(0.5), LastStep(), 4),
+            WindowConfig(num_envs=64),
+            loop=LoopConfig(6, validate_every=3, collectors=2),
+        ),
+        env=ENV,
+        new=NewTiny(width=128, blocks=2),
+        grounding=GroundingConfig(1500, FitConfig(300, batch=32, lr=2e-3)),
+        imitation=ImitationConfig(120, stride=3, draws=4, fit=FitConfig(500, lr=2e-3)),
+        evaluation=EvaluationConfig(validation=64, test=64, ablation=128, processes=2),
     )
 
 

@@ -1,4 +1,9 @@
-"""Fleets of simulated robots in virtual time, on lift, place and push: vla-rl fleet simulate fleet.py:hg_dagger"""
+"""Fleets: simulated in virtual time, on one machine, and the learners beside a server.
+
+vla-rl fleet simulate fleet.py:hg_dagger      simulated robots in virtual time, on lift, place and push
+vla-rl fleet demo                             four simulated SO-101 arms with scripted people, on this machine
+vla-rl serve FOLDER --learn fleet.py:learn_corrections --policy CHECKPOINT
+"""
 
 from dataclasses import replace
 
@@ -8,7 +13,10 @@ from vla_rl.algorithms.recap import RecapConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.algorithms.sac import RLPDConfig
 from vla_rl.experience.supervised import DemonstratorConfig
+from vla_rl.fleet.canary import CanaryRule
 from vla_rl.fleet.sampler import SamplerConfig
+from vla_rl.policies.flow import AllSteps, FlowSampler
+from vla_rl.policies.flow_schedules import Ode
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import BlendConfig, ResidualConfig
 from vla_rl.policies.squashed import SquashedConfig
@@ -26,6 +34,7 @@ MIXED = EnvConfig("mixed", training_options={"deadlines": {"lift": 25, "place": 
 _CORRECTIONS = LearnByCorrections(HGDaggerConfig(lr=2e-4))
 _ADVANTAGE = LearnByAdvantage(RecapConfig(lr=2e-4), SamplerConfig(min_corrections=0.4), guidance=1.5)
 _SMALL = HeadConfig(width=128)
+BASE = "runs/fleet/base"  # of what fleets begin with
 # As tabletop.py:place_residual: a correction that moves at once takes the fleet far below its base.
 _RESIDUAL = LearnByReplay(
     TD3Residual(
@@ -83,15 +92,53 @@ def demonstrations() -> Simulate:
 
 
 def _fleet(method: FleetMethod, person: PersonFactory) -> Simulate:
-    base_run = "runs/fleet/base"
     return Simulate(
         method,
         person,
-        policy=f"{base_run}/checkpoints/imitation",
-        demonstrations=f"{base_run}/demonstrations",
+        policy=f"{BASE}/checkpoints/imitation",
+        demonstrations=f"{BASE}/demonstrations",
         seconds=720.0,
         validate_every=40.0,
         times=FleetTimes(updates_per_second=8.0),
         env=MIXED,
         evaluation=EvaluationConfig(validation=192, test=512),
     )
+
+
+def learn_corrections() -> Learn:
+    """HG-DAgger beside a server: what people correct is imitated, beside the demonstrations."""
+    return _learn(_CORRECTIONS)
+
+
+def learn_recap() -> Learn:
+    """RECAP beside a server: what robots do alone is learnt from as well."""
+    return _learn(_ADVANTAGE)
+
+
+def learn_residual() -> Learn:
+    """Residual TD3 beside a server: the policy stays, and a correction of it is learnt from everything."""
+    return _learn(_RESIDUAL)
+
+
+def _learn(method: FleetMethod) -> Learn:
+    return Learn(method, f"{BASE}/checkpoints/imitation", f"{BASE}/demonstrations")
+
+
+def demo() -> FleetDemo:
+    """Four simulated SO-101 arms: twenty demonstrations and a short imitation, so that there is something to learn."""
+    base = Imitate(
+        env=EnvConfig("so101"),
+        new=NewTinyOfJoints(horizon=16, sampler=FlowSampler(Ode(), AllSteps(), 10)),
+        grounding=GroundingConfig(scenes=3000, fit=FitConfig(steps=600, batch=64, lr=2e-3)),
+        imitation=ImitationConfig(20, stride=1, fit=FitConfig(steps=1200, batch=64, lr=1e-3)),
+    )
+    learn = Learn(
+        _CORRECTIONS,
+        policy="",
+        demonstrations="",
+        updates_per_second=1000.0,  # as many as the machine can: simulated robots are faster than real ones, too
+        publish_every=400,
+        rest_after=600.0,  # the robots wait for it
+        canary=CanaryRule(share=0.25, min_episodes=8),
+    )
+    return FleetDemo(base, learn)

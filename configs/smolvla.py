@@ -1,14 +1,30 @@
-"""A downloaded SmolVLA (arXiv 2506.01844): ``vla-rl train smolvla.py:ppo --policy FOLDER --env NAME``.
+"""SmolVLA (arXiv 2506.01844), downloaded: ``vla-rl train smolvla.py:ppo --policy FOLDER --env NAME``; and a small one.
 
-Its action expert is trained, its vision-language model is frozen.  No paper improves SmolVLA by RL: numbers are those
-of pi_RL, ResFiT and DSRL (``vla_rl/recipes/vla.py``), with five actions of a chunk executed.  docs/bring/vla.md
+Of a downloaded one the action expert is trained, the vision-language model is frozen.  No paper improves SmolVLA by RL:
+numbers are those of pi_RL, ResFiT and DSRL (``vla_rl/recipes/vla.py``), with five actions of a chunk executed.
+docs/bring/vla.md
 """
 
+from vla_rl.algorithms.ppo import PPOConfig
+from vla_rl.algorithms.residual_td3 import ResidualTD3Config
+from vla_rl.experience.rollout import WindowConfig
+from vla_rl.policies.flow import FlowSampler, LastStep
+from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.heads import HeadConfig
+from vla_rl.policies.residual import ResidualConfig
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes import vla
+from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.imitate import Imitate, NewSmolVLA
 from vla_rl.recipes.imitate_dataset import ImitateDataset
 from vla_rl.recipes.improve import Improve
+from vla_rl.recipes.off_policy import OffPolicyRL, ReplayConfig
+from vla_rl.recipes.policies import TD3Residual
+from vla_rl.recipes.stages import EvaluationConfig
+from vla_rl.recipes.trainers import RLConfig
 from vla_rl.training.fit import FitConfig
+from vla_rl.training.imitation import GroundingConfig, ImitationConfig
+from vla_rl.training.loop import LoopConfig
 
 OPTIONS = VLAOptions(horizon=5)
 
@@ -37,3 +53,58 @@ def residual_td3() -> Improve:
 def dsrl() -> Improve:
     """The noise that the flow starts from is chosen; all of the model is frozen."""
     return vla.improve(vla.dsrl(), OPTIONS)
+
+
+# A SmolVLA of two million random weights on two CPU cores: it learns to point at named objects on labelled scenes,
+# imitates, and improves by the same code as the published model.
+ENV = EnvConfig("lift", training_options={"deadline": 25})  # as in the demo
+SAMPLER = FlowSampler(FlowSde(0.6), LastStep(), 4)
+EVALUATION = EvaluationConfig(validation=256, test=512)
+SMALL = HeadConfig(width=128)
+
+
+def small_imitate() -> Imitate:
+    """A hundred demonstrations, from which the action expert alone learns."""
+    return Imitate(
+        env=ENV,
+        new=NewSmolVLA(options=VLAOptions(horizon=5, sampler=SAMPLER)),
+        grounding=GroundingConfig(scenes=12000, fit=FitConfig(steps=1200, batch=64, lr=1e-3)),
+        imitation=ImitationConfig(100, stride=1, fit=FitConfig(steps=1500, batch=64, lr=1e-3)),
+        evaluation=EVALUATION,
+    )
+
+
+def small_ppo() -> Improve:
+    """The demo's PPO, from the checkpoint ``--policy``; the vision-language model is frozen."""
+    return Improve(
+        RLConfig(
+            SAMPLER,
+            WindowConfig(128, 5),
+            loop=LoopConfig(iterations=200, validate_every=25),
+            algorithm=PPOConfig(target_kl=0.1),
+        ),
+        policy="runs/small_imitate/checkpoints/imitation",
+        env=ENV,
+        evaluation=EVALUATION,
+    )
+
+
+def small_residual_td3() -> Improve:
+    """A small correction at every control step, over the checkpoint ``--policy`` and its ``--demonstrations``."""
+    algorithm = ResidualTD3Config(
+        learning_starts=6000,
+        critic_warmup=1500,
+        num_critics=4,
+        critic=SMALL,
+        lr=1e-4,
+        tau=0.01,
+        value_bounds=(0.0, 1.0),
+    )
+    trainer = OffPolicyRL(
+        TD3Residual(ResidualConfig(head=SMALL)),
+        replay=ReplayConfig(gamma=0.98, n_step=5, share=0.25),
+        loop=LoopConfig(100_000, 0, save_every=50, collapse=1.0, env_steps=50_000, validate_steps=10_000),
+        algorithm=algorithm,
+    )
+    run = "runs/small_imitate"
+    return Improve(trainer, f"{run}/checkpoints/imitation", f"{run}/demonstrations", env=ENV, evaluation=EVALUATION)

@@ -48,7 +48,7 @@ def main(names: Sequence[str]) -> None:
     """Print one line per run whose name holds one of ``names``; without names, of all runs."""
     with tempfile.TemporaryDirectory(prefix="vla-rl-fingerprints-") as folder:
         imitation = Path(folder) / "imitation"
-        start = shrunk(load_config("debug.py:small"))
+        start = shrunk(load_config("demo.py:small"))
         recipe = shrunk(load_config("compare.py:imitate_lift"))
         recipe = replace(recipe, new=start.new, grounding=shrunk(start.grounding), imitation=start.imitation)
         recipe = replace(recipe, imitation=replace(recipe.imitation, demonstrations=20))

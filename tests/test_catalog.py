@@ -29,12 +29,6 @@ from tests.catalog_options import (
 )
 from tests.simulators.parts import SMALL, SUITES
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.load import load
-
-
-@pytest.mark.parametrize("name", sorted(CATALOG))
-def test_every_entry_can_be_called(name):
-    assert callable(load(CATALOG[name]))
 
 
 def test_every_entry_is_checked_by_name():
@@ -43,16 +37,6 @@ def test_every_entry_is_checked_by_name():
     for file in WITH_TESTS_OF_THEIR_OWN.values():
         assert "test_conformance" in Path(file).read_text(encoding="utf-8")
     assert set(IN_AN_INSTALLATION) == set(installations.SHIPPED) == set(SMALL) == set(SUITES)
-
-
-def test_unknown_name_says_what_was_meant():
-    with pytest.raises(UserError, match=r"'lfit'.*did you mean 'lift'"):
-        make("lfit", num_envs=1)
-
-
-def test_unknown_option_says_what_was_meant():
-    with pytest.raises(UserError, match=r"'image_sise'.*did you mean 'image_size'"):
-        make("lift", num_envs=1, image_sise=32)
 
 
 def test_the_catalogue_imports_no_simulator():
@@ -86,13 +70,6 @@ def test_the_spec_is_read_without_building_the_environment(name, monkeypatch):
     assert spec_of(name).name == name
 
 
-def test_an_unknown_option_of_a_spec_is_refused_like_that_of_its_environment():
-    with pytest.raises(UserError, match=r"'counting' has no option 'size'"):
-        spec_of("counting", size=3)
-    with pytest.raises(UserError, match=r"'image_sise'.*did you mean 'image_size'"):
-        spec_of("lift", image_sise=3)
-
-
 # -- what belongs to a task --------------------------------------------------------------------------------------------
 
 
@@ -108,11 +85,6 @@ def test_an_unknown_option_of_a_spec_is_refused_like_that_of_its_environment():
 )
 def test_every_task_declares_its_own_expert_and_scenes(name, expert, draw):
     assert type(catalog.expert(name, 1)) is expert and catalog.scenes(name) is draw
-
-
-def test_an_expert_plans_as_far_as_it_is_asked():
-    with closing(make("lift", num_envs=2, render=False)) as env:
-        assert catalog.expert("lift", 3).act(env.reset([0, 1], [1, 2])).shape == (2, 3, 4)
 
 
 @pytest.mark.parametrize("name", ["lift", "place"])

@@ -21,19 +21,21 @@ PACKAGES = ("vla_rl", *LEAVES)
 _CONTRACT = "vla_rl.contract"
 # Checkpoint folders of networks: what policies and rewards share besides the contract.
 _PRETRAINED = "vla_rl.pretrained"
-_ASIDE = {_CONTRACT, _PRETRAINED, "vla_rl.experience", "vla_rl.rewards", "vla_rl.fleet", "vla_rl.evaluation"}
+_PAGES = "vla_rl.pages"  # templates and the server of every page
+_ASIDE = {_CONTRACT, _PRETRAINED, _PAGES, "vla_rl.experience", "vla_rl.rewards", "vla_rl.fleet", "vla_rl.evaluation"}
 _LEARNER = {"vla_rl", *_ASIDE, "vla_rl.policies", "vla_rl.algorithms"}
 # Who may import what of ours, besides itself.
 ARROWS: dict[str, set[str]] = {
     "vla_rl": set(),
     _CONTRACT: set(),
     _PRETRAINED: {_CONTRACT},
+    _PAGES: {_CONTRACT},
     "vla_rl.policies": {_CONTRACT, _PRETRAINED},
     "vla_rl.algorithms": {_CONTRACT, "vla_rl.policies"},
     "vla_rl.experience": {_CONTRACT},
     "vla_rl.rewards": {_CONTRACT, _PRETRAINED},
-    "vla_rl.fleet": {_CONTRACT},
-    "vla_rl.evaluation": {_CONTRACT, "vla_rl.experience"},
+    "vla_rl.fleet": {_CONTRACT, _PAGES},
+    "vla_rl.evaluation": {_CONTRACT, _PAGES, "vla_rl.experience"},
     "vla_rl.serving": {"vla_rl", _CONTRACT, _PRETRAINED, "vla_rl.policies"},
     "vla_rl.training": _LEARNER,
     "vla_rl.recipes": {*_LEARNER, "vla_rl.training", "vla_rl.serving"},

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from tests.benchmarks.peers import __main__ as peers
-from tests.benchmarks.peers.plain_ppo import PlainPPO, RunningMoments, Settings, single
-from tests.benchmarks.peers.race import Racer, Row, Task
-from tests.benchmarks.peers.report import markdown, ratio, table
+from tests.benchmarks.peers.plain_ppo import PlainPPO, Settings, single
+from tests.benchmarks.peers.race import Row, Task
+from tests.benchmarks.peers.report import ratio
 from tests.benchmarks.peers.sides import PEERS
-from vla_rl.contract.errors import UserError
 
 SMALL = peers.small(peers.TASK)
 
@@ -27,23 +24,6 @@ def test_every_learner_moves_its_mean_action(name):
     before = side.act(state)
     side.advance(2)  # the first iteration of ours trains the critic only
     assert before.shape == (3, 6) and not np.array_equal(side.act(state), before)
-
-
-def test_a_learner_in_a_process_counts_its_turns_and_its_end_is_said(tmp_path):
-    racer = Racer(replace(SMALL, longest=2, goal=math.inf), "ours", 1, tmp_path / "log.txt")
-    first, second = racer.turn(), racer.turn()
-    assert (first.steps, second.steps, racer.finished) == (64, 128, True)
-    assert 0 < first.cpu_seconds < second.cpu_seconds and 0 < first.seconds < second.seconds
-    assert math.isfinite(second.score) and not second.reached
-    racer._process.kill()
-    with pytest.raises(UserError, match="with seed 1 ended, so its cell was not measured"):
-        racer.turn()
-
-
-def test_turns_add_up_until_the_goal():
-    row = Row("task", "ours", 1).after(1.0, 0.5, 10, 5.0, goal=6.0).after(2.0, 1.5, 10, 7.0, goal=6.0)
-    assert row == Row("task", "ours", 1, 3.0, 2.0, 20, 7.0, reached=True)
-    assert not Row("task", "ours", 1).after(1.0, 0.5, 10, 6.0, goal=6.0).reached
 
 
 def test_a_cell_is_measured_once_and_written_at_once(tmp_path, monkeypatch, capsys):
@@ -84,14 +64,6 @@ def test_a_ratio_is_that_of_sums_over_pairs():
         assert abs(gap.mean()) == pytest.approx(3.182446 * gap.std(ddof=1) / 2, rel=1e-4)
 
 
-def test_the_table_compares_seeds_that_both_have_and_counts_failures():
-    rows = [Row("task", "ours", seed, 1.0, 2.0, 10, 5.0, True) for seed in (1, 2)]
-    rows += [Row("task", "other", seed, 4.0, 3.0, 30, 1.0, seed == 1) for seed in (1, 3)]
-    _, other = table(rows)
-    assert other == ("task", "other", "1 of 2", "30", "3.0", "4.0", "1.50 [0.00, inf]", "4.00 [0.00, inf]")
-    assert " | ".join(other) in markdown(rows, {"cores": 2}, "make peers")
-
-
 def test_plain_ppo_sums_what_follows_and_stops_at_an_end():
     side = PlainPPO(single(SMALL.recipe.env.options), 2, 4, 1, Settings(minibatches=2))
     generator = np.random.default_rng(0)
@@ -110,14 +82,3 @@ def test_plain_ppo_sums_what_follows_and_stops_at_an_end():
                 weight *= 0.99 * 0.95 * runs
             assert float(found[start, env]) == pytest.approx(total, abs=1e-5)
     side.close()
-
-
-def test_moments_are_those_of_all_batches():
-    batches = [np.random.default_rng(i).normal(i, 1 + i, (50, 3)) for i in range(3)]
-    moments = RunningMoments((3,))
-    for batch in batches:
-        moments.update(batch)
-    whole = np.concatenate(batches)
-    assert moments.mean == pytest.approx(whole.mean(0), rel=1e-4) and moments.variance == pytest.approx(
-        whole.var(0), rel=1e-4
-    )

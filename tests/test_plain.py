@@ -7,23 +7,11 @@ import re
 import subprocess
 import sys
 
-import pytest
-
 from tests.patience import PATIENCE
 from tests.test_layout import ROOT
 
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 SETTINGS = dict(setting.split("=") for setting in re.search(r"^\t(ATEN\S+ ONEDNN\S+) ", MAKEFILE, re.M)[1].split())
-FOLDERS = re.search(r"^NUMERICAL := \$\(addprefix tests/,(.*)\)$", MAKEFILE, re.M)[1].split()
-
-
-def test_continuous_integration_runs_it():
-    assert "make test-plain" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("package", ["vla_rl/policies", "vla_rl/algorithms", "vla_rl/training", "world_models"])
-def test_every_package_that_computes_gradients_is_tested_so(package):
-    assert package.removeprefix("vla_rl/") in FOLDERS and all((ROOT / "tests" / name).is_dir() for name in FOLDERS)
 
 
 def test_torch_obeys():

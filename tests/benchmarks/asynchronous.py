@@ -76,7 +76,7 @@ def even() -> Improve:
 
 
 def main(out: Path) -> None:
-    """Run all cells, and write ``results.json`` and ``curves.svg``."""
+    """Run all cells, print a table, and write ``results.json``."""
     base = {seed: Cell(out / f"imitate-{seed}", "demo.py:imitate", ("--seed", str(seed))) for seed in SEEDS}
     cells = {
         (kind, ahead, seed): _cell(out, kind, ahead, seed)
@@ -90,7 +90,6 @@ def main(out: Path) -> None:
     write_json(out / "results.json", rows)
     for line in _table(rows):
         print(line)
-    (out / "curves.svg").write_text(_picture(rows))
 
 
 def _cell(out: Path, kind: str, ahead: int, seed: int) -> Cell:
@@ -100,18 +99,14 @@ def _cell(out: Path, kind: str, ahead: int, seed: int) -> Cell:
 
 
 def _measured(run: Path) -> JsonObject:
-    """Steps per second without validation, from the second iteration on; the final rate; exploring over the seconds."""
+    """Steps per second without validation, from the second iteration on; the final rate."""
     rows, summary = metrics.rows(run, "rl"), metrics.summary(run)
     spent = [row["time/iteration_s"] - row.get("time/validate_s", 0.0) for row in rows[2:]]
-    seconds = [sum(spent[: i + 1]) for i in range(len(spent))]
-    exploring = [row["rollout/successes"] / max(1.0, row["rollout/episodes"]) for row in rows[2:]]
     return {
-        "steps_per_second": sum(row[STEP] for row in rows[2:]) / seconds[-1],
+        "steps_per_second": sum(row[STEP] for row in rows[2:]) / sum(spent),
         "stale": sum(row.get("rollout/stale", 0.0) for row in rows[2:]) / len(spent),
         "age": sum(row.get("rollout/age", 0.0) for row in rows[2:]) / len(spent),
         "success": summary["rl"],
-        "seconds": seconds,
-        "exploring": exploring,
     }
 
 
@@ -129,38 +124,6 @@ def _table(rows: Sequence[JsonObject]) -> list[str]:
                 f"| {kind} | {ahead} | {', '.join(f'{r:,.0f}' for r in rates)} | {ratio:.2f} | {age:.2f} | {success} |"
             )
     return lines
-
-
-def _picture(rows: Sequence[JsonObject]) -> str:
-    """Success while exploring against seconds of collecting and learning, slow steps, a panel for each seed."""
-    shown = [row for row in rows if row["kind"] == "slow"]
-    longest, width, height = max(row["seconds"][-1] for row in shown), 240, 180
-    colours = dict(zip(AHEAD, ("#8a8f9a", "#2b64d9", "#d8750c", "#0d9480"), strict=True))
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {270 * len(SEEDS) + 20} 250" font-size="11" ']
-    parts += ['font-family="system-ui, sans-serif"><rect width="100%" height="100%" fill="#ffffff"/>']
-    for number, seed in enumerate(SEEDS):
-        left, bottom = 40 + 270 * number, 30 + height
-        parts.append(f'<text x="{left}" y="18" font-weight="600" fill="#1b1d22">training seed {seed}</text>')
-        for share in (0.2, 0.4, 0.6, 0.8):
-            y = bottom - height * share
-            parts.append(f'<path d="M{left} {y:.1f}H{left + width}" stroke="#e4e3de"/>')
-            parts.append(f'<text x="{left - 5}" y="{y + 4:.1f}" text-anchor="end" fill="#676a73">{share:.0%}</text>')
-        for tick in range(0, int(longest) + 1, 20):
-            x = left + width * tick / longest
-            parts.append(f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle" fill="#676a73">{tick} s</text>')
-        for row in (row for row in shown if row["seed"] == seed):
-            points = zip(row["seconds"], _smooth(row["exploring"]), strict=True)
-            path = " ".join(f"{left + width * x / longest:.1f},{bottom - height * y:.1f}" for x, y in points)
-            colour = colours[row["staleness"]]
-            parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
-    for number, (ahead, colour) in enumerate(colours.items()):
-        name = f"staleness {ahead}" if ahead else "in step"
-        parts.append(f'<text x="{40 + 110 * number}" y="244" fill="{colour}" font-weight="600">{name}</text>')
-    return "\n".join([*parts, "</svg>"])
-
-
-def _smooth(values: Sequence[float], width: int = 5) -> list[float]:
-    return [sum(values[max(0, i - width + 1) : i + 1]) / min(width, i + 1) for i in range(len(values))]
 
 
 if __name__ == "__main__":

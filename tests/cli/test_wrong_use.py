@@ -49,7 +49,7 @@ USES = {
     "serve-policy": ["IN", "IN --env point_mass", "IN --layout IN"],
     "serve": [
         "new --policy IN --port 0 --page-port 0",
-        "new --learn serve.py:residual --policy IN --port 0 --page-port 0",
+        "new --learn fleet.py:learn_residual --policy IN --port 0 --page-port 0",
         "/dev/null/below --port 0 --page-port 0",
         "new --learn IN",
     ],

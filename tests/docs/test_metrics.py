@@ -81,7 +81,7 @@ def explained(page: str) -> frozenset[str]:
 def imitation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of a barely trained policy."""
     folder = tmp_path_factory.mktemp("imitation")
-    recipe, small = shrunk(load_config("compare.py:imitate_lift")), shrunk(load_config("debug.py:small"))
+    recipe, small = shrunk(load_config("compare.py:imitate_lift")), shrunk(load_config("demo.py:small"))
     fit = replace(recipe.imitation.fit, steps=30, batch=8)
     recipe = replace(
         recipe,

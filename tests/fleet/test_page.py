@@ -14,18 +14,20 @@ import pytest
 
 from tests.fleet.test_status import filled
 from tests.patience import PATIENCE
+from vla_rl import pages
 from vla_rl.contract.errors import UserError
 from vla_rl.fleet import page as page_module
 from vla_rl.fleet.identity import Authority
 from vla_rl.fleet.page import PageAddress, PageServer
 from vla_rl.fleet.status import Status
+from vla_rl.pages import PageAddress, PageServer
 
 TOKEN = "a-token-of-this-test"
 
 
 @contextmanager
 def served(**options: object) -> Iterator[PageServer]:
-    with closing(PageServer(filled()[0], PageAddress(**options))) as server:  # type: ignore[arg-type]
+    with closing(serve_page(filled()[0], PageAddress(**options))) as server:  # type: ignore[arg-type]
         yield server
 
 
@@ -69,16 +71,14 @@ def test_the_status_is_the_snapshot():
         assert get(server, "/nothing")[0].status == 404
 
 
-def test_events_are_live(monkeypatch: pytest.MonkeyPatch):
-    with (
-        served() as server,
-        closing(http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=PATIENCE)) as one,
-    ):
+def test_events_are_live():
+    status = filled()[0]
+    with closing(serve_page(status, PageAddress())) as server, connected(server) as one:
         one.request("GET", "/events")
         answer = one.getresponse()
         assert answer.getheader("Content-Type") == "text/event-stream"
         assert _event(answer)["total"]["episodes"] == 4
-        server.status.alarm("the left arm is stopped")
+        status.alarm("the left arm is stopped")
         while not (seen := _event(answer))["alarms"]:
             pass
         assert seen["alarms"][0]["sentence"] == "the left arm is stopped"
@@ -109,12 +109,9 @@ def test_a_token_is_asked_for_everywhere():
 
 
 def test_it_is_read_only():
-    with (
-        served() as server,
-        closing(http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=PATIENCE)) as one,
-    ):
+    with served() as server, connected(server) as one:
         one.request("POST", "/status", body=b"{}")
-        assert one.getresponse().status == 501
+        assert one.getresponse().status == 404
 
 
 @pytest.mark.parametrize(
@@ -129,12 +126,12 @@ def test_another_address_needs_tls_and_a_token(options: dict[str, object]):
 
 
 def test_a_port_that_is_taken_is_named():
-    with served() as server, pytest.raises(UserError, match=f"127.0.0.1:{server.server_port}"):
-        PageServer(Status(), PageAddress(port=server.server_port))
+    with served() as server, pytest.raises(UserError, match=f"port {server.server_port} of 127.0.0.1"):
+        serve_page(Status(), PageAddress(port=server.server_port))
 
 
 def test_a_silent_client_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(page_module, "CONNECTIONS", 3)
+    monkeypatch.setattr(pages, "CONNECTIONS", 3)
     with served() as server:
         silent = [socket.create_connection(server.server_address[:2], PATIENCE) for _ in range(2)]
         for _ in range(4):  # one place is left, and is free again after every answer
@@ -146,7 +143,7 @@ def test_a_silent_client_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_more_than_there_are_places_for_are_let_go(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(page_module, "CONNECTIONS", 1)
+    monkeypatch.setattr(pages, "CONNECTIONS", 1)
     with served() as server, socket.create_connection(server.server_address[:2], PATIENCE):
         while _status(server) is not None:  # until the silent one has its place
             pass

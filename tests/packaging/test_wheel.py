@@ -31,9 +31,8 @@ def test_it_holds_four_packages_the_configs_the_simulators_pins_and_nothing_else
     wanted = {path.relative_to(ROOT).as_posix() for path in names}
     wanted |= {f"vla_rl/_configs/{path.relative_to(ROOT / 'configs')}" for path in (ROOT / "configs").rglob("*.py")}
     wanted |= {f"{package}/py.typed" for package in PACKAGES}
-    wanted |= {"vla_rl/contract/classes.json"} | {
-        f"vla_rl/fleet/{name}" for name in ("fleet.proto", "fleet_pb2.pyi", "page.html")
-    }
+    wanted |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "vla_rl/templates").iterdir()}
+    wanted |= {"vla_rl/contract/classes.json", "vla_rl/fleet/fleet.proto", "vla_rl/fleet/fleet_pb2.pyi"}
     info = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" in name}
     assert set(zipfile.ZipFile(wheel).namelist()) - info == wanted
     files = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "top_level.txt")

@@ -29,7 +29,7 @@ from vla_rl.training.imitation import GroundingConfig
 from vla_rl.training.loop import LoopConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
-SMALL = load_config("debug.py:small")
+SMALL = load_config("demo.py:small")
 # It sees and reads as much from fewer episodes, in one process.
 FEWER = replace(
     SMALL,

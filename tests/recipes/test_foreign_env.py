@@ -37,7 +37,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_a_foreign_environment_is_checked_before_the_run_folder_exists(folder, capsys):
-    command = ["train", "debug.py:small", "--out", str(folder / "run"), "--env.name", "wide_task:make"]
+    command = ["train", "demo.py:small", "--out", str(folder / "run"), "--env.name", "wide_task:make"]
     with pytest.raises(SystemExit) as ended:
         main([*command, "--env.training-options", "{}"])
     assert ended.value.code == 2 and not (folder / "run").exists()

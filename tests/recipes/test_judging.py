@@ -79,7 +79,7 @@ def test_ppo_is_paid_by_it_and_validated_by_the_environments_own_success(kind, r
 
 @pytest.mark.full
 def test_place_is_imagined_and_paid_by_it_through_the_whole_recipe(run, tmp_path):
-    recipe = load_config("rewarded.py:place_imagined")
+    recipe = load_config("rewards.py:place_imagined")
     small = short(replace(recipe, rl=recipe.rl.trainer))
     place_policy().save_pretrained(tmp_path / "start")
     shown = tmp_path / "shown"  # a world model needs successes

@@ -107,7 +107,7 @@ LIKE = {
 
 @pytest.mark.parametrize("name", LIKE)
 def test_its_configs_survive_json_and_can_be_overridden(name):
-    recipe = load_config(f"configs/rewarded.py:{name}")
+    recipe = load_config(f"configs/rewards.py:{name}")
     assert from_json(to_json(recipe)) == recipe and isinstance(recipe.rl, Rewarded)
     plain = load_config(LIKE[name])
     assert recipe.rl.trainer == plain.rl and replace(recipe, rl=plain.rl) == plain

@@ -31,7 +31,7 @@ def test_tabletop_is_among_the_shipped_suites():
 
 @pytest.mark.parametrize(("path", "function"), SHIPPED, ids=str)
 def test_every_shipped_suite_is_found_by_its_short_name_and_plays_test_seeds(path, function):
-    name = path.stem if function == path.stem else f"{path.stem}-{function.replace('_', '-')}"
+    name = function.replace("_", "-")
     suite = find_suite(name)
     assert suite == find_suite(f"{path}:{function}") and suite.name == name
     assert suite.seeds[0] == TEST.start and suite.seeds[-1] in TEST
@@ -70,7 +70,7 @@ def test_a_suite_of_ones_own_is_named_by_file_and_function(monkeypatch, tmp_path
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs" / "suites").mkdir(parents=True)
     (tmp_path / "configs" / "suites" / "mine.py").write_text(Path(file).read_text())
-    assert find_suite("mine-quick") == quick() == find_suite("mine.py:quick")
+    assert find_suite("quick") == quick() == find_suite("mine.py:quick")
 
 
 def test_a_suite_is_found_beside_one_whose_package_is_missing(monkeypatch, tmp_path):

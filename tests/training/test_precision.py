@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vla_rl.recipes.config_files import load_config
-from vla_rl.recipes.imagine import recipe
+from vla_rl.recipes.imagine import calibrated_model
 from vla_rl.training import device
 from vla_rl.training.device import fastest_precision
 from vla_rl.training.tracking import RunFolder
@@ -56,11 +56,11 @@ def test_the_faster_precision_is_chosen_and_the_first_run_does_not_count(monkeyp
 
 def test_a_resumed_run_keeps_the_precision_that_was_measured(monkeypatch, tmp_path):
     plan = load_config("imagine.py:lift").plan
-    assert plan.model.precision == load_config("rewarded.py:imagined").plan.model.precision == "auto"
+    assert plan.model.precision == load_config("rewards.py:imagined").plan.model.precision == "auto"
     folder = RunFolder(tmp_path / "run", {})
     for measured in ("bfloat16", "float32"):
-        monkeypatch.setattr(recipe, "fastest_precision", lambda device, measured=measured: measured)
-        assert recipe._precision(folder, plan, torch.device("cpu")) == "bfloat16"
+        monkeypatch.setattr(calibrated_model, "fastest_precision", lambda device, measured=measured: measured)
+        assert calibrated_model._precision(folder, plan, torch.device("cpu")) == "bfloat16"
     single = replace(plan, model=replace(plan.model, precision="float32"))
-    assert recipe._precision(folder, single, torch.device("cpu")) == "float32"
+    assert calibrated_model._precision(folder, single, torch.device("cpu")) == "float32"
     folder.close()

@@ -28,7 +28,7 @@ DEMO = """vla-rl fleet demo [FILE.py:function] [--out FOLDER] [--FIELD value ...
 
 A whole fleet on this machine: a policy is imitated, --robots simulated arms play --episodes each with a scripted person
 beside them, a server stores what they do and shows it on a page, a learner imitates what people did, and robots take
-its versions between episodes; then a page about it.  FILE.py:function (default: fleet_demo.py:demo) returns it."""
+its versions between episodes; then a page about it.  FILE.py:function (default: fleet.py:demo) returns it."""
 EXPORT = """vla-rl fleet export FOLDER [--out DATASET]
 
 The whole episodes that the fleet of FOLDER has recorded, as a LeRobotDataset v3.0 (default: FOLDER/dataset).  A dataset
@@ -74,6 +74,6 @@ def export(given: list[str]) -> None:
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "simulate": partial(_run, "simulate", USAGE, "fleet.py:hg_dagger"),
-    "demo": partial(_run, "demo", DEMO, "fleet_demo.py:demo"),
+    "demo": partial(_run, "demo", DEMO, "fleet.py:demo"),
     "export": export,
 }

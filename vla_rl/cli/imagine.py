@@ -15,8 +15,8 @@ from vla_rl.recipes.config_files import file_of, keep_file, load_config, load_ke
 from vla_rl.recipes.imagine.comparison import ImagineComparison, compare, evaluate_world_model
 from vla_rl.recipes.imagine.play import Play, serve, steering_of
 from vla_rl.recipes.imagine.rank import Rank, effort, needed, rank_policies
+from vla_rl.recipes.imagine.recipe import SavedRun, find_run
 from vla_rl.recipes.imagine.rollout import Rollout, write_rollout
-from vla_rl.recipes.imagine.saved_run import SavedRun, find_run
 from vla_rl.recipes.imagine.study import ImagineStudy, run_study
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.recipe import require_recipe, run_in

@@ -105,7 +105,7 @@ def usage() -> str:
 
 
 def _cure(module: str) -> str:
-    ours = ("torch", "safetensors", "mujoco", "gymnasium", "av", "PIL", "websockets", "tensorboard", "wandb")
+    ours = ("torch", "safetensors", "mujoco", "gymnasium", "av", "PIL", "jinja2", "websockets", "tensorboard", "wandb")
     known = module.partition(".")[0] in ours
     return "pip install 'vla-rl[all]'." if known else "check its name, or install it where Python finds it."
 

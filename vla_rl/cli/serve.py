@@ -80,6 +80,6 @@ def _beginning(config: Serve, of_learner: list[str]) -> serving.Beginning:
 
     found = override(load_config(config.learn), of_learner, f"vla-rl serve FOLDER --learn {config.learn}")
     if not isinstance(found, Learn):
-        raise UserError(f"{config.learn} returns no Learn, so the server cannot run it; take one of configs/serve.py.")
+        raise UserError(f"{config.learn} returns no Learn, so the server cannot run it; take one of configs/fleet.py.")
     learn = replace(found, policy=config.policy) if config.policy else found
     return serving.Beginning(learn.policy, learn, file_of(config.learn))

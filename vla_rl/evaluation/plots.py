@@ -1,17 +1,16 @@
-"""Figures of a report as HTML with inline SVG, drawn without a plotting library.
+"""Figures of a report: what the template ``report.html`` draws as SVG, in percent of the figure's sides.
 
-The SVG of a curve is scaled to its box and all text is HTML beside it, so the font size is the same on a desktop and on
-a phone.
+No plotting library: those whose figures answer to the pointer embed 1 to 4 MB of JavaScript into every page, where ours
+are a few kilobytes.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
-from typing import TypeAlias, TypeVar
+from itertools import groupby
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -19,8 +18,8 @@ from vla_rl.contract.errors import ContractError
 from vla_rl.evaluation.stats import Rate
 
 Values: TypeAlias = Sequence[float] | np.ndarray
-_Point = TypeVar("_Point")
-_COLOURS = 6  # --c1 ... and --grey in style.py
+Drawing: TypeAlias = tuple[str, dict[str, Any]]  # a macro of report.html and what it draws
+_COLOURS = 6  # --c1 ... and --grey in style.css
 _MOST_MARKERS = 40  # more dots would hide the line
 
 
@@ -69,41 +68,54 @@ class Point:
     y: Rate
 
 
-def curves(title: str, x_label: str, y_label: str, series: Sequence[Series], percent: bool = False) -> str:
+def curves(title: str, x_label: str, y_label: str, series: Sequence[Series], percent: bool = False) -> Drawing:
     """Lines over a common x, with bands, a legend and the values under the pointer."""
     for line in series:
         _check(title, line)
     xs = [float(x) for line in series for x in line.x if math.isfinite(x)]
     if not xs:
-        return _figure(title, f'<p class="empty">No data yet for {escape(y_label)}.</p>')
+        return "nothing", {"title": title, "what": y_label}
     parts = [part for line in series for part in (line.y, line.low, line.high) if part is not None]
     ys = [float(v) for part in parts for v in part if math.isfinite(v)]
     x = axis_of(min(xs), max(xs), 5, widen=False)
     y = axis_of(0.0, 1.0, 4) if percent else axis_of(min(ys, default=0.0), max(ys, default=1.0), 4)
     ranked = _colours([line.reference for line in series])
     colours = [line.colour or colour for line, colour in zip(series, ranked, strict=True)]
-    lines = "".join(_line(line, colour, x, y) for line, colour in zip(series, colours, strict=True))
-    data = {"x": [x.low, x.high], "percent": percent, "series": list(map(_data, series, colours))}
-    plane = Plane(title, x_label, y_label, x, y, percent=percent)
-    return _figure(title, _legend(series, colours) + plane.html(lines, data))
+    return "plane", {
+        "title": title,
+        "x_label": x_label,
+        "y_label": y_label,
+        "x_ticks": x.labels(False),
+        "y_ticks": y.labels(percent),
+        "lines": [_line(line, colour, x, y) for line, colour in zip(series, colours, strict=True)],
+        "crosses": [],
+        "legend": len(series) > 1,
+        "data": {"x": [x.low, x.high], "percent": percent, "series": list(map(_data, series, colours))},
+    }
 
 
-def scatter(title: str, x_label: str, y_label: str, points: Sequence[Point]) -> str:
+def scatter(title: str, x_label: str, y_label: str, points: Sequence[Point]) -> Drawing:
     """One point per item, from two rates with their intervals, and the diagonal of equal rates."""
     if not points:
-        return _figure(title, f'<p class="empty">No data yet for {escape(y_label)}.</p>')
-    axis = axis_of(0.0, 1.0, 4)
-    series = [
-        Series(point.name, [point.x.success], [point.y.success], [point.y.low], [point.y.high]) for point in points
-    ]
+        return "nothing", {"title": title, "what": y_label}
+    ticks = axis_of(0.0, 1.0, 4).labels(True)
+    series = [Series(one.name, [one.x.success], [one.y.success], [one.y.low], [one.y.high]) for one in points]
+    diagonal = {"colour": "var(--grey)", "dashed": True, "band": "", "path": "M0 100L100 0", "dots": ""}
     shown = [_data(item, "var(--c1)") for item in series]
-    data = {"x": [0.0, 1.0], "percent": True, "x_percent": True, "series": shown}
-    diagonal = '<g style="--c:var(--grey)"><path class="line dashed" d="M0 100L100 0"/></g>'
-    plane = Plane(title, x_label, y_label, axis, axis, percent=True, x_percent=True)
-    return _figure(title, plane.html(diagonal + "".join(map(_cross, points)), data))
+    return "plane", {
+        "title": title,
+        "x_label": x_label,
+        "y_label": y_label,
+        "x_ticks": ticks,
+        "y_ticks": ticks,
+        "lines": [diagonal],
+        "crosses": [_cross(point) for point in points],
+        "legend": False,
+        "data": {"x": [0.0, 1.0], "percent": True, "x_percent": True, "series": shown},
+    }
 
 
-def bars(title: str, entries: Sequence[Bar], percent: bool = True) -> str:
+def bars(title: str, entries: Sequence[Bar], percent: bool = True) -> Drawing:
     """Horizontal bars with whiskers, one row each."""
     ends = [v for bar in entries for v in (bar.value, bar.low, bar.high) if v is not None and math.isfinite(v)]
     axis = axis_of(0.0, 1.0, 4) if percent else axis_of(min([0.0, *ends]), max([0.0, *ends]), 4)
@@ -112,18 +124,11 @@ def bars(title: str, entries: Sequence[Bar], percent: bool = True) -> str:
     kinds = [bar.label if grouped else str(bar.reference) for bar in entries]
     references = {kind: bar.reference for kind, bar in zip(kinds, entries, strict=True)}
     colours = dict(zip(references, _colours(list(references.values())), strict=True))
-    rows, group = [], ""
-    for kind, bar in zip(kinds, entries, strict=True):
-        if bar.group != group:
-            group = bar.group
-            rows.append(f'<div class="bar-group">{escape(group)}</div>')
-        rows.append(_bar(bar, axis, percent, colours[kind]))
-    ticks = "".join(f'<span style="left:{axis.at(tick)}%">{tick_text(tick, percent)}</span>' for tick in axis.ticks)
-    return _figure(title, f'<div class="bars">{"".join(rows)}<div class="bar-axis"><div>{ticks}</div></div></div>')
-
-
-def _figure(title: str, body: str) -> str:
-    return f'<figure class="card"><figcaption>{escape(title)}</figcaption>{body}</figure>'
+    rows = [(bar.group, _bar(bar, axis, percent, colours[kind])) for kind, bar in zip(kinds, entries, strict=True)]
+    groups = [
+        {"name": name, "bars": [row for _, row in some]} for name, some in groupby(rows, key=lambda named: named[0])
+    ]
+    return "bars", {"title": title, "groups": groups, "ticks": axis.labels(percent)}
 
 
 def _check(title: str, line: Series) -> None:
@@ -144,57 +149,45 @@ def _colours(references: Sequence[bool]) -> list[str]:
     ]
 
 
-def _cross(point: Point) -> str:
+def _cross(point: Point) -> dict[str, str]:
     """A dot, and a whisker along each axis."""
     x, x_low, x_high = (round(100 * value, 3) for value in (point.x.success, point.x.low, point.x.high))
     y, y_low, y_high = (round(100 - 100 * value, 3) for value in (point.y.success, point.y.low, point.y.high))
-    return (
-        f'<g style="--c:var(--c1)"><path class="cross" d="M{x_low} {y}H{x_high}M{x} {y_low}V{y_high}"/>'
-        f'<path class="dots" d="M{x} {y}h0"/></g>'
-    )
+    return {"whiskers": f"M{x_low} {y}H{x_high}M{x} {y_low}V{y_high}", "dot": f"M{x} {y}h0"}
 
 
-def _line(line: Series, colour: str, x: Axis, y: Axis) -> str:
-    points = [
-        (x.at(a), round(100 - y.at(b), 3)) if math.isfinite(a + b) else None
-        for a, b in zip(line.x, line.y, strict=True)
-    ]
-    runs = _runs(points)
-    d = "".join("M" + "L".join(f"{a} {b}" for a, b in run) for run in runs)
-    marks = [point for run in runs if len(points) <= _MOST_MARKERS or len(run) == 1 for point in run]
-    dots = "" if line.reference else "".join(f"M{a} {b}h0" for a, b in marks)
-    return (
-        f'<g style="--c:{colour}"><path class="band" d="{_band(line, x, y)}"/>'
-        f'<path class="line{" dashed" if line.reference else ""}" d="{d}"/><path class="dots" d="{dots}"/></g>'
-    )
+def _line(line: Series, colour: str, x: Axis, y: Axis) -> dict[str, Any]:
+    runs = _runs(line.x, line.y, x=x, y=y)
+    marks = [point for run in runs if len(line.x) <= _MOST_MARKERS or len(run) == 1 for point in run]
+    band = ""
+    if line.low is not None and line.high is not None:
+        for run in _runs(line.x, line.low, line.high, x=x, y=y):
+            edge = [f"{a} {high}" for a, _, high in run] + [f"{a} {low}" for a, low, _ in reversed(run)]
+            band += "M" + "L".join(edge) + "Z"
+    return {
+        "name": line.name,
+        "colour": colour,
+        "dashed": line.reference,
+        "band": band,
+        "path": "".join("M" + "L".join(f"{a} {b}" for a, b in run) for run in runs),
+        "dots": "" if line.reference else "".join(f"M{a} {b}h0" for a, b in marks),
+    }
 
 
-def _band(line: Series, x: Axis, y: Axis) -> str:
-    if line.low is None or line.high is None:
-        return ""
-    rows = [
-        (x.at(a), round(100 - y.at(low), 3), round(100 - y.at(high), 3)) if math.isfinite(a + low + high) else None
-        for a, low, high in zip(line.x, line.low, line.high, strict=True)
-    ]
-    path = ""
-    for run in _runs(rows):
-        edge = [f"{a} {high}" for a, _, high in run] + [f"{a} {low}" for a, low, _ in reversed(run)]
-        path += "M" + "L".join(edge) + "Z"
-    return path
-
-
-def _runs(points: Sequence[_Point | None]) -> list[list[_Point]]:
-    """Cut at the gaps."""
-    runs: list[list[_Point]] = [[]]
-    for point in points:
-        if point is None:
-            runs.append([])
+def _runs(xs: Values, *heights: Values, x: Axis, y: Axis) -> list[list[tuple[float, ...]]]:
+    """(x, one or two y) of every point as drawn, cut where one is not finite."""
+    runs: list[list[tuple[float, ...]]] = [[]]
+    for at, *values in zip(xs, *heights, strict=True):
+        if math.isfinite(at + sum(values)):
+            runs[-1].append((x.at(at), *(round(100 - y.at(value), 3) for value in values)))
         else:
-            runs[-1].append(point)
+            runs.append([])
     return [run for run in runs if run]
 
 
 def _data(line: Series, colour: str) -> dict[str, object]:
+    """What the pointer is told; None where there is a gap."""
+
     def short(values: Values) -> list[float | None]:
         return [float(f"{v:.8g}") if math.isfinite(v) else None for v in values]
 
@@ -202,31 +195,19 @@ def _data(line: Series, colour: str) -> dict[str, object]:
     return {"name": line.name, "colour": colour, "x": short(line.x), "y": short(line.y), **band}
 
 
-def _legend(series: Sequence[Series], colours: Sequence[str]) -> str:
-    if len(series) == 1:
-        return ""
-    items = "".join(
-        f'<li style="--c:{colour}"><i{" class=dashed" if line.reference else ""}></i>{escape(line.name)}</li>'
-        for line, colour in zip(series, colours, strict=True)
-    )
-    return f'<ul class="legend">{items}</ul>'
-
-
-def _bar(bar: Bar, axis: Axis, percent: bool, colour: str) -> str:
-    text = f"<b>{number(bar.value, percent)}</b> {interval(bar.low, bar.high, percent)}"
+def _bar(bar: Bar, axis: Axis, percent: bool, colour: str) -> dict[str, Any]:
     zero = axis.at(0.0)
-    shape = ""
-    if math.isfinite(bar.value):
-        end = axis.at(bar.value)
-        shape = f'<rect x="{min(zero, end)}%" width="{abs(end - zero)}%" y="0" height="100%" rx="3"/>'
-    if bar.low is not None and bar.high is not None and math.isfinite(bar.low + bar.high):
-        low, high = axis.at(bar.low), axis.at(bar.high)
-        ends = "".join(f'<line x1="{at}%" x2="{at}%" y1="25%" y2="75%"/>' for at in (low, high))
-        shape += f'<g class="whisker"><line x1="{low}%" x2="{high}%" y1="50%" y2="50%"/>{ends}</g>'
-    return (
-        f'<div class="bar" style="--c:{colour}"><span>{escape(bar.label)}</span>'
-        f'<svg role="img" aria-label="{escape(bar.label)}">{shape}</svg><span class="value">{text}</span></div>'
-    )
+    end = axis.at(bar.value) if math.isfinite(bar.value) else None
+    known = bar.low is not None and bar.high is not None and math.isfinite(bar.low + bar.high)
+    return {
+        "label": bar.label,
+        "colour": colour,
+        "left": None if end is None else min(zero, end),
+        "width": None if end is None else abs(end - zero),
+        "whisker": [axis.at(bar.low), axis.at(bar.high)] if known else None,  # type: ignore[arg-type]
+        "value": number(bar.value, percent),
+        "interval": interval(bar.low, bar.high, percent),
+    }
 
 
 @dataclass(frozen=True)
@@ -241,38 +222,9 @@ class Axis:
         """Position on the axis in percent."""
         return round(100.0 * (value - self.low) / (self.high - self.low), 3)
 
-
-@dataclass(frozen=True)
-class Plane:
-    """Two axes with ticks and labels; drawings between them have percent coordinates."""
-
-    title: str
-    x_label: str
-    y_label: str
-    x: Axis
-    y: Axis
-    percent: bool  # of y
-    x_percent: bool = False
-
-    def html(self, drawn: str, data: dict[str, object]) -> str:
-        """``drawn`` is SVG; ``data`` are the values of the tooltip."""
-        grid = "".join(f'<path class="grid" d="M0 {100 - self.y.at(tick)}H100"/>' for tick in self.y.ticks)
-        y_text = [tick_text(tick, self.percent) for tick in self.y.ticks]
-        y_ticks = "".join(
-            f'<span style="bottom:{self.y.at(tick)}%">{text}</span>'
-            for tick, text in zip(self.y.ticks, y_text, strict=True)
-        )
-        x_ticks = "".join(
-            f'<span style="left:{self.x.at(tick)}%">{tick_text(tick, self.x_percent)}</span>' for tick in self.x.ticks
-        )
-        return (
-            f'<div class="y-label">{escape(self.y_label)}</div><div class="plot">'
-            f'<div class="y-ticks" style="width:{max(map(len, y_text))}ch">{y_ticks}</div>'
-            f'<div class="area" data-chart="{escape(json.dumps(data))}"><svg viewBox="0 0 100 100" '
-            f'preserveAspectRatio="none" role="img" aria-label="{escape(self.title)}">{grid}{drawn}</svg>'
-            '<div class="guide"></div><div class="tip"></div></div>'
-            f'<div class="x-ticks">{x_ticks}</div><div class="x-label">{escape(self.x_label)}</div></div>'
-        )
+    def labels(self, percent: bool) -> list[dict[str, Any]]:
+        """Where the ticks are, and their texts."""
+        return [{"at": self.at(tick), "text": tick_text(tick, percent)} for tick in self.ticks]
 
 
 def number(value: float, percent: bool = False) -> str:

@@ -34,6 +34,7 @@ from vla_rl.fleet.registry import Registry
 from vla_rl.fleet.releases import CanaryRule, Outcomes
 from vla_rl.fleet.status import Status
 from vla_rl.fleet.transport import FleetTransport, TransportOptions
+from vla_rl.pages import PageAddress
 
 log = logging.getLogger("vla_rl.fleet")
 LEDGER, REGISTRY = "ledger", "registry"  # in a fleet's folder

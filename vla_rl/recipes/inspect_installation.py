@@ -21,7 +21,7 @@ from vla_rl.recipes.tables import table
 # Distribution -> the extra of vla-rl that brings it; "" for what comes always.
 PACKAGES = dict.fromkeys(("numpy", "msgpack", "tyro", "rich"), "")
 PACKAGES |= {"torch": "train", "safetensors": "train", "mujoco": "mujoco", "gymnasium": "gym", "diffusers": "diffusion"}
-PACKAGES |= {"av": "report", "pillow": "report", "tensorboard": "tracking", "wandb": "tracking"}
+PACKAGES |= {"av": "report", "pillow": "report", "jinja2": "report", "tensorboard": "tracking", "wandb": "tracking"}
 
 
 def show_installation(show: Console) -> None:

@@ -118,10 +118,10 @@ class Suite:
 
 
 def find_suite(name: str) -> Suite:
-    """The suite that ``name`` means: FILE.py:function, or FILE-FUNCTION (FILE for both) of the ``suites`` that exist.
+    """The suite that ``name`` means: FILE.py:function, or a function in the files of ``suites``, with "-" for "_".
 
-    "metaworld-mt10" is the function ``mt10`` of ``configs/suites/metaworld.py``, "tabletop" the function ``tabletop``
-    of ``configs/suites/tabletop.py``.  Raises UserError for an unknown one and for a function that returns no suite.
+    "metaworld-mt10" is the function ``metaworld_mt10`` of ``configs/suites/simulators.py``.  Raises UserError for an
+    unknown one and for a function that returns no suite.
     """
     found = load_config(name if ":" in name else _target(name), FOLDER)
     if not isinstance(found, Suite):
@@ -137,8 +137,7 @@ def _target(name: str) -> str:
     known: dict[str, str] = {}
     for path in config_files(FOLDER):
         for function in re.findall(r"^def ([a-z]\w*)\(\)", path.read_text(encoding="utf-8"), re.M):
-            short = path.stem if function == path.stem else f"{path.stem}-{function.replace('_', '-')}"
-            known[short] = f"{path}:{function}"
+            known.setdefault(function.replace("_", "-"), f"{path}:{function}")
     if name not in known:
         raise UserError(
             f"there is no suite {name!r}, so nothing can be evaluated; {did_you_mean(name, known)}  A suite of your "

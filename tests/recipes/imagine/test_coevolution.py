@@ -22,11 +22,10 @@ from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.imagine import plan
+from vla_rl.recipes.imagine import calibrated_model, plan
 from vla_rl.recipes.imagine import recipe as imagination
 from vla_rl.recipes.imagine.calibrated_model import CalibratedModel, calibrate
-from vla_rl.recipes.imagine.collect import CollectConfig
-from vla_rl.recipes.imagine.plan import Plan
+from vla_rl.recipes.imagine.plan import CollectConfig, Plan
 from vla_rl.recipes.imagine.recipe import Imagine
 from vla_rl.recipes.stages import EvaluationConfig, collect
 from vla_rl.recipes.trainers import RLConfig
@@ -86,7 +85,8 @@ def horizons(monkeypatch):
         use(self, purchases)
 
     monkeypatch.setattr(plan.RunEpisodes, "use", counting)
-    monkeypatch.setattr(imagination, "calibrate", chosen)
+    for module in (imagination, calibrated_model):
+        monkeypatch.setattr(module, "calibrate", chosen)
 
 
 @dataclass(frozen=True)

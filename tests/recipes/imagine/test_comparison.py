@@ -23,7 +23,6 @@ from tests.world_models.small_models import SMALL
 from vla_rl.cli import imagine as commands
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.agreement import TrustConfig
-from vla_rl.evaluation.report import Report
 from vla_rl.evaluation.stats import Rate
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.experience.rollout import WindowConfig
@@ -33,7 +32,6 @@ from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imagine import calibrated_model, comparison
-from vla_rl.recipes.imagine.collect import CollectConfig
 from vla_rl.recipes.imagine.comparison import (
     RANDOM_ACTION_PROBS,
     PolicyRating,
@@ -43,10 +41,9 @@ from vla_rl.recipes.imagine.comparison import (
     rate_policies,
     summarize,
 )
-from vla_rl.recipes.imagine.plan import Plan
-from vla_rl.recipes.imagine.recipe import Imagine
-from vla_rl.recipes.imagine.report import _LOSSES, _decisions, write_report
-from vla_rl.recipes.imagine.saved_run import SavedRun, find_run, load_run
+from vla_rl.recipes.imagine.plan import CollectConfig, Plan
+from vla_rl.recipes.imagine.recipe import Imagine, SavedRun, find_run, load_run
+from vla_rl.recipes.imagine.report import _LOSSES, write_report
 from vla_rl.recipes.metrics import watched
 from vla_rl.recipes.stages import EvaluationConfig, collect
 from vla_rl.recipes.trainers import RLConfig
@@ -134,7 +131,7 @@ def test_an_untrusted_world_model_is_kept_and_can_be_calibrated_again(recipe, tm
     ):
         strict.prepare(folder)
     assert not (folder.checkpoint("world") / "config.json").exists(), "there is nothing to imagine with"
-    monkeypatch.setattr("vla_rl.recipes.imagine.recipe.fit_world_model", None)  # nothing is learnt
+    monkeypatch.setattr("vla_rl.recipes.imagine.calibrated_model.fit_world_model", None)  # nothing is learnt
     milder = replace(recipe, plan=replace(recipe.plan, init_from=str(folder.path)))
     assert milder.prepare(RunFolder(tmp_path / "milder", milder))[1].calibrated.imagination.horizon == 5
 
@@ -166,39 +163,10 @@ def test_a_whole_run_on_another_device_is_that_on_the_host(recipe, run, tmp_path
                 torch.testing.assert_close(weights[key], item, rtol=0.0, atol=1e-3, msg=f"{name}: {key}")
 
 
-def test_the_page_shows_decisions_about_a_policy_that_was_not_played_in_reality_yet(tmp_path):
-    signals = {"imagined": 0.5, "uncertain": 0.1, "inverse_dynamics_error": 0.2}
-    noted = [
-        {"iteration": i, "signals": signals | {"real": real}, "buy": 0, "reasons": []}
-        for i, real in enumerate((None, 0.25))
-    ]
-    (tmp_path / "coevolution.json").write_text(json.dumps(noted))
-    page = Report("title", "subtitle")
-    _decisions(page, tmp_path)
-    page.write(tmp_path / "page.html")
-    text = (tmp_path / "page.html").read_text()
-    assert "not played" in text and "25%" in text and "as last played" in text
-
-
-def test_a_device_that_is_not_there_is_refused_before_anything_is_played(recipe, tmp_path):
-    nowhere = replace(recipe, device="cuda:17")
-    with pytest.raises(UserError, match=r"torch finds no GPU|needs the GPU 17"):
-        nowhere.prepare(RunFolder(tmp_path / "run", nowhere))
-    assert not (tmp_path / "run" / "episodes").exists()
-
-
 def test_init_from_refuses_a_run_without_episodes(recipe, tmp_path):
     lost = replace(recipe, plan=replace(recipe.plan, init_from=str(tmp_path / "nowhere")))
     with pytest.raises(UserError, match="nowhere' holds no collected episodes"):
         lost.prepare(RunFolder(tmp_path / "run", lost))
-
-
-def test_a_loaded_world_model_has_its_trusted_horizon_and_limits(run, recipe):
-    recipe_of_run, trained = load_run(run)
-    kept = json.loads((run / "checkpoints" / "world" / "config.json").read_text())
-    assert recipe_of_run == recipe
-    assert (trained.imagination.success_threshold, trained.imagination.horizon) == (kept["threshold"], kept["horizon"])
-    assert list(trained.limits.values) == kept["limits"]
 
 
 def test_imagined_rollouts_begin_with_the_pictures_of_the_scenes(run):

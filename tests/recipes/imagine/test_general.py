@@ -15,7 +15,6 @@ from tests.world_models.pushing import played
 from tests.world_models.small_models import SMALL
 from vla_rl.cli.main import main
 from vla_rl.contract.batch import OneProcess
-from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.agreement import TrustConfig
 from vla_rl.evaluation.report import Report
 from vla_rl.experience.datasets import save_demonstrations
@@ -26,12 +25,10 @@ from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.context import RunContext
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imagine.calibrated_model import call_ends
-from vla_rl.recipes.imagine.collect import CollectConfig
 from vla_rl.recipes.imagine.comparison import measure_prediction_quality
-from vla_rl.recipes.imagine.plan import Plan
-from vla_rl.recipes.imagine.recipe import Imagine
+from vla_rl.recipes.imagine.plan import CollectConfig, Plan
+from vla_rl.recipes.imagine.recipe import Imagine, SavedRun
 from vla_rl.recipes.imagine.report import _prediction_quality
-from vla_rl.recipes.imagine.saved_run import SavedRun
 from vla_rl.recipes.stages import EvaluationConfig, collect
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import LoopConfig
@@ -40,6 +37,7 @@ from vla_rl.training.world_model import WorldModelFit
 from world_models.config import WorldModelConfig
 from world_models.imagination_config import ImaginationConfig
 from world_models.keyframes import KeyframeConfig
+from world_models.model import WorldModel
 from world_models.payment import PredictedReward
 
 COLLECT = CollectConfig(4, 2, 2, calibration=2, held_out=2, num_envs=4)
@@ -129,11 +127,10 @@ def test_the_critic_of_a_policy_of_pixels_reads_pixels():
 )
 def test_every_recipe_is_ready_for_what_its_task_gives(name):
     """Model, window and deadlines fit the environment that the recipe is for."""
-    from vla_rl.recipes.world_models import new_model
 
     recipe = load_config(f"imagine.py:{name}")
     spec = recipe.env.spec()
-    model = new_model(spec, replace(recipe.plan.model, precision="float32"), (0.0, 1.0))
+    model = WorldModel(spec, replace(recipe.plan.model, precision="float32"), 0.0, 1.0)
     assert model.picture == (3, 64, 64)
     assert recipe.plan.imagination.deadline == recipe.env.training_options.get("deadline")
     assert recipe.plan.imagination.horizon <= spec.time_limit
@@ -164,15 +161,6 @@ def test_what_cannot_be_imagined_is_refused_before_anything_is_played(arguments,
     out = tmp_path / "run"
     assert what in complaint("train", "imagine.py:lift", *arguments, "--policy", "nowhere", "--out", out)
     assert not (out / "episodes").exists()
-
-
-def test_a_reward_that_the_planned_model_does_not_predict_is_refused_before_anything_is_played(tmp_path):
-    recipe = load_config("imagine.py:catch_rewards")
-    plan = replace(recipe.plan, model=replace(recipe.plan.model, reward=None))
-    folder = RunFolder(tmp_path / "run", replace(recipe, plan=plan, policy="nowhere"))
-    with pytest.raises(UserError, match="has no head for rewards"):
-        replace(recipe, plan=plan, policy="nowhere").prepare(folder)
-    assert not (tmp_path / "run" / "episodes").exists()
 
 
 def test_the_last_horizon_may_end_in_the_middle_of_a_call():

@@ -12,12 +12,9 @@ import torch
 from sims.catalog import make
 from tests.commands import save_untrained
 from tests.world_models.small_models import SMALL
-from vla_rl.algorithms.group_relative import Global, PerTrajectory
-from vla_rl.cli.override import override
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.check import random_actions
-from vla_rl.contract.config import from_json, to_json
-from vla_rl.experience.groups import GroupConfig, ZeroValue
+from vla_rl.experience.groups import GroupConfig
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.context import RunContext
@@ -106,16 +103,3 @@ def test_the_recipe_learns_in_imagined_rollouts(policy, env_factory, tmp_path, n
         for line in lines[1:]
     )
     assert any(line["rollout/decisions"] > 0 and line["policy/grad_norm"] > 0 for line in lines[1:])
-
-
-def test_both_recipes_are_that_of_ppo_but_for_the_groups():
-    ppo, grpo, wovr = (load_config(f"configs/imagine.py:{name}") for name in ("lift", "lift_grpo", "lift_wovr"))
-    for recipe in (grpo, wovr):
-        assert replace(recipe, rl=ppo.rl) == ppo
-        assert recipe.rl.sampler == ppo.rl.sampler and from_json(to_json(recipe)) == recipe
-        window = ppo.rl.experience
-        assert recipe.rl.loop.env_steps == ppo.rl.loop.iterations * window.num_envs * window.decisions * 5
-    assert grpo.rl.algorithm.averaging == Global() and wovr.rl.algorithm.averaging == PerTrajectory()
-    assert grpo.rl.experience.truncation_value == ZeroValue()
-    changed = override(grpo, ["--rl.algorithm.clip-high", "0.3", "--rl.experience.size", "4"], "vla-rl")
-    assert changed.rl.algorithm.clip_high == 0.3 and changed.rl.experience.size == 4

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import os
 import re
@@ -26,7 +25,7 @@ from vla_rl.cli.imagine import play
 from vla_rl.cli.main import main
 from vla_rl.contract.errors import UserError
 from vla_rl.recipes.imagine.play import serve
-from vla_rl.recipes.imagine.saved_run import SavedRun
+from vla_rl.recipes.imagine.recipe import SavedRun
 from vla_rl.recipes.imagine.steering import Steering
 
 
@@ -97,10 +96,9 @@ def test_the_page_loads_nothing_and_may_run_its_own_script_alone(hands):
     html, rules = body.decode(), answer.headers["Content-Security-Policy"]
     assert answer.status == 200 and rules.startswith("default-src 'none'; ") and "unsafe" not in rules
     for tag in ("style", "script"):
-        (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.S)
-        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-        assert f"{tag}-src 'sha256-{digest}'" in rules
-    assert not re.search(r"\b(src|href|style|on\w+)=", re.sub(r"<script>.*?</script>", "", html, flags=re.S))
+        (nonce,) = re.findall(rf'<{tag} nonce="(.*?)">', html)
+        assert f"{tag}-src 'nonce-{nonce}'" in rules
+    assert not re.search(r"\b(src|href|style|on\w+)=", re.sub(r"<script.*?</script>", "", html, flags=re.S))
     assert "runs/&lt;a&gt;" in html and "<a>" not in html
     caps = set(re.findall(r'<kbd data-key="([^"]+)">', html))
     assert caps == {name for key in hands.keys for name in key.keys} | {"p", "b", "r"}
@@ -169,7 +167,7 @@ def interruptible() -> Iterator[None]:
 def test_the_command_serves_until_ctrl_c_and_frees_the_port(run, capsys, interruptible):
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=f"port {port} cannot be served on .*in use.*--port {port + 1}"):
+        with pytest.raises(UserError, match=f"port {port} of 127.0.0.1 cannot be served on .*in use.*{port + 1}"):
             play([str(run.folder), "--port", str(port)])
     steps: list[int] = []
     over = threading.Event()
@@ -196,14 +194,3 @@ def test_the_command_serves_until_ctrl_c_and_frees_the_port(run, capsys, interru
     thread.join()
     assert steps == [1]
     socket.create_server(("127.0.0.1", port)).close()
-
-
-def test_what_cannot_be_played_is_refused_in_a_sentence(run, tmp_path):
-    with pytest.raises(UserError, match="imagine play needs a run folder"):
-        play(["--port", "1"])
-    with pytest.raises(UserError, match="holds no run that could be read"):
-        play([str(tmp_path / "none")])
-    with pytest.raises(UserError, match="there is no such port"):
-        play([str(run.folder), "--port", "70000"])
-    with pytest.raises(UserError, match="did you mean '--port'"):
-        play([str(run.folder), "--prot", "1"])

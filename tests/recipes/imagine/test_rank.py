@@ -15,9 +15,9 @@ from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.ranking import Played, expected_searches, rank
 from vla_rl.policies.function import FunctionPolicy
-from vla_rl.recipes.imagine.rank import Rank, rank_policies, short_names, tried
-from vla_rl.recipes.imagine.replays import recorded_initial_states, replay_trajectories
-from vla_rl.recipes.imagine.saved_run import SavedRun
+from vla_rl.recipes.imagine.calibrated_model import recorded_initial_states, replay_trajectories
+from vla_rl.recipes.imagine.rank import Rank, rank_policies, tried
+from vla_rl.recipes.imagine.recipe import SavedRun
 from world_models.env import ImaginedEnv
 from world_models.uncertainty import Limits
 
@@ -138,9 +138,3 @@ def test_less_can_be_asked_for_and_nonsense_is_refused(run, policies, complaint,
     assert "SUCCESSES/EPISODES" in complaint(*command, *policies, "--real", f"{policies[0]}=13/12")
     assert "which is not ranked" in complaint(*command, *policies, "--real", "other=1/12")
     assert "needs a run folder" in complaint("imagine", "rank")
-
-
-def test_policies_are_shown_by_run_and_checkpoint_where_that_tells_them_apart():
-    one, two, other = "runs/a/checkpoints/best", "runs/b/checkpoints/best", "elsewhere/a/checkpoints/best"
-    assert short_names([one, two]) == {one: "a/best", two: "b/best"}
-    assert short_names([one, two, other]) == {name: name for name in (one, two, other)}

@@ -18,10 +18,9 @@ from vla_rl.cli.imagine import rollout
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.video import Media
 from vla_rl.recipes.imagine import rollout as filming
-from vla_rl.recipes.imagine.calibrated_model import CalibratedModel
-from vla_rl.recipes.imagine.replays import recorded_initial_states, replay_trajectories
-from vla_rl.recipes.imagine.rollout import KINDS, clips
-from vla_rl.recipes.imagine.saved_run import SavedRun
+from vla_rl.recipes.imagine.calibrated_model import CalibratedModel, recorded_initial_states, replay_trajectories
+from vla_rl.recipes.imagine.recipe import SavedRun
+from vla_rl.recipes.imagine.rollout import clips
 from world_models.env import ImaginedEnv
 from world_models.uncertainty import Limits
 
@@ -103,37 +102,6 @@ def test_a_clip_shows_what_was_recorded_beside_what_is_imagined_of_it(run, by_ha
             assert colours == (set() if not filled else {(242, 114, 108)} if share > 1 else {(63, 195, 128)})
             rest = {tuple(pixel) for pixel in frame[-1, filled:].tolist()} - {(233, 234, 238)}
             assert rest <= {(62, 67, 76)}
-
-
-def test_a_label_holds_kind_instruction_outcomes_and_uncertainty(run, by_hand):
-    made = clips(run.calibrated, run.held_out, 10)
-    kinds = kinds_by_hand(run, by_hand)
-    for clip, episode in zip(made, sorted(range(10), key=lambda i: (kinds[i], i)), strict=True):
-        (begin, end), (_, done, uncertainty) = run.held_out.spans()[episode], by_hand[episode]
-        length, when = end - begin - 1, first_done(run, done)
-        asked = [t for t in range(1, length + 1) if t % 3 == 0 or t == length]
-        shares = {t: uncertainty[t] / run.calibrated.limits.values[(t - 1) // 3] for t in asked}
-        over = [t for t, share in shares.items() if share > 1]
-        truth = f"success at step {length}" if run.held_out.outcomes[episode] else f"no success in {length} steps"
-        imagination = f"success at step {when}" if np.isfinite(when) else "none"
-        summary = f"beyond its limit at step {over[0]}" if over else f"at most {max(shares.values()):.0%} of its limit"
-        text = run.calibrated.model.spec.tasks[run.held_out.task[begin]]
-        assert (
-            clip.label
-            == f"{KINDS[kinds[episode]]}: {text}; recorded: {truth}, imagined: {imagination}; uncertainty {summary}"
-        )
-        assert clip.success == (kinds[episode] >= 2)
-
-
-def test_without_a_limit_there_is_no_uncertainty_to_show(run):
-    clip = clips(replace(run.calibrated, limits=Limits((np.inf,))), run.held_out, 1)[0]
-    assert clip.label.endswith("uncertainty at most 0% of its limit") and (clip.frames[:, -1, 0] == (62, 67, 76)).all()
-
-
-def test_cameras_are_above_each_other_in_the_order_of_their_names():
-    images = {"wrist": np.ones((1, 2, 3, 3), np.uint8), "front": np.zeros((1, 2, 3, 3), np.uint8)}
-    stacked = filming._stack_cameras(images)
-    assert stacked.shape == (1, 4, 3, 3) and stacked[0, :, 0, 0].tolist() == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from tests.recipes.imagine.runs import CALM, FAR, changed, push, run_folder, steered, world_model
-from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ActionOut
 from vla_rl.contract.spec import ArraySpec
 from vla_rl.policies.function import FunctionPolicy
+from vla_rl.recipes.imagine.calibrated_model import recorded_initial_states
 from vla_rl.recipes.imagine.play import steering_of
-from vla_rl.recipes.imagine.replays import recorded_initial_states
-from vla_rl.recipes.imagine.saved_run import SavedRun
+from vla_rl.recipes.imagine.recipe import SavedRun
 from vla_rl.recipes.imagine.steering import Steering, View, idle_action, keys_of
 from world_models.env import ImaginedEnv
 from world_models.uncertainty import Limits
@@ -138,17 +137,6 @@ def test_each_direction_has_its_own_bound_and_shift_a_share_of_it(tmp_path):
     assert hands.press(" ").remark == "That key does nothing: no action is called grip."
 
 
-def test_a_key_without_an_action_says_so_and_makes_no_step(hands):
-    before = hands.view
-    view = hands.press("w")
-    assert view.remark == "That key does nothing: no action is called y." and view.step == 0
-    assert same(before, hands.press("d") and hands.press("b"))
-    with pytest.raises(UserError, match="the key 'x' means nothing here; known: "):
-        hands.press("x")
-    with pytest.raises(UserError, match="means nothing"):
-        hands.press("shift+r")
-
-
 # -- back, next, the policy --------------------------------------------------------------------------------------------
 
 
@@ -235,12 +223,6 @@ def _overheard(step: Any) -> tuple[Any, list[np.ndarray]]:
     return heard, chunks
 
 
-def test_without_a_policy_nobody_else_acts(tmp_path):
-    found, name = steering_of(SavedRun.load(run_folder(tmp_path / "run", policy=False)))
-    view = found.press("p")
-    assert name == "" and view.step == 0 and view.remark.startswith("There is no policy in this run")
-
-
 # -- ends --------------------------------------------------------------------------------------------------------------
 
 
@@ -269,22 +251,3 @@ def test_an_end_is_reported_in_words(run, numbers, cause, says):
     last = next(view for view in views if view.cause)
     # The deadline that a learner has is not for people: at the end of the first call, or of the time.
     assert (last.cause, last.step) == (cause, 4 if cause == "time_limit" else 3) and says in last.end
-
-
-def test_a_success_that_flips_is_not_blamed_on_the_bar(run, monkeypatch):
-    monkeypatch.setattr(ImaginedEnv, "_succeeds_when_resampled", lambda self, env_ids: np.zeros(len(env_ids), bool))
-    hands = steering_of(changed(run, imagination=replace(CALM, success_threshold=0.0), limits=FAR))[0]
-    view = [hands.press("d") for _ in range(3)][-1]
-    assert view.cause == "uncertainty" and view.uncertainty < view.limit and "With other noise" in view.end
-
-
-def test_an_imagined_rollout_lasts_as_long_as_an_episode_or_as_reported(run):
-    assert steering_of(run)[0].view.steps == run.calibrated.model.spec.time_limit == 12
-    assert steering_of(run, 30)[0].view.steps == 30
-    with pytest.raises(UserError, match="leave nothing to imagine"):
-        steering_of(run, -1)
-
-
-def test_where_there_is_no_limit_none_is_shown(run):
-    view = steering_of(changed(run, limits=limits(np.inf)))[0].press("d")
-    assert view.limit is None and view.uncertainty > 0

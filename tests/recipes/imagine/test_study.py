@@ -64,14 +64,6 @@ def test_methods_that_train_the_same_world_model_share_it(asked, tmp_path):
         assert ("--demonstrations" in given) == (method == "residual_td3")
 
 
-def test_the_device_is_that_of_every_run(asked, tmp_path):
-    study(["--out", str(tmp_path / "study"), "--device", "cuda:1"])
-    cells = [cell for cells in asked for cell in cells]
-    assert len(cells) == 21
-    for cell in cells:
-        assert cell.arguments[cell.arguments.index("--device") + 1] == "cuda:1"
-
-
 def test_every_method_is_tabled_over_its_seeds(asked, tmp_path):
     study(["--out", str(tmp_path)])
     results = json.loads((tmp_path / "results.json").read_text())
@@ -102,8 +94,3 @@ def test_every_method_is_tabled_over_its_seeds(asked, tmp_path):
         "120",
     ]
     assert won["residual td3"] == ["–", "–", "–", "1256", "120"]
-
-
-def test_where_no_imagined_rollout_was_played_imitation_is_reported_by_its_validation(asked, tmp_path):
-    study(["--out", str(tmp_path), "--methods", "residual_td3"])
-    assert "51.0% [41.0,\N{NO-BREAK SPACE}61.0]" in (tmp_path / "report.html").read_text()

@@ -28,10 +28,9 @@ from vla_rl.recipes import metrics, world_models
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.context import generator, placed
 from vla_rl.recipes.env_config import EnvConfig, EnvFactory
-from vla_rl.recipes.imagine.calibrated_model import CalibratedModel, ImaginedEnvFactory
-from vla_rl.recipes.imagine.replays import replay_trajectories
+from vla_rl.recipes.imagine.calibrated_model import CalibratedModel, ImaginedEnvFactory, replay_trajectories
+from vla_rl.recipes.imagine.recipe import SavedRun, load_run
 from vla_rl.recipes.imagine.report import write_report
-from vla_rl.recipes.imagine.saved_run import SavedRun, load_run
 from vla_rl.recipes.progress import bar
 from vla_rl.recipes.sweep import Cell, on_device, run_sweep
 from vla_rl.recipes.workers import EngineOptions
@@ -167,7 +166,7 @@ def rate_policies(
     Imagined rollouts have the trusted horizon and end as in RL; simulated episodes have RL's deadline.
     """
     first = first_observations(env, scenes, calibrated.model)
-    pool = world_models.ordered_pool(first)
+    pool = world_models.OrderedPool(first)
     factory = ImaginedEnvFactory(calibrated.model, pool, calibrated.limits, calibrated.imagination)
     ratings = []
     for name, policy in policies.items():
@@ -218,7 +217,7 @@ def first_observations(
         context = np.repeat(model.canvas.stack(obs.images)[:, None], 1 + model.config.context_frames, 1)
         parts.append((context, at_least_one(np.asarray(obs.state)), np.asarray(obs.task), np.asarray(obs.time)))
     env.close()
-    return world_models.initial_states(*(np.concatenate(items) for items in zip(*parts, strict=True)))
+    return world_models.InitialStates(*(np.concatenate(items) for items in zip(*parts, strict=True)))
 
 
 _PROBE_EPISODES = 400  # that the probe is trained on
@@ -265,7 +264,7 @@ def measure_prediction_quality(
 def _paid(calibrated: CalibratedModel) -> world_models.ImaginationConfig:
     """The calibrated imagination, in which a head for rewards says what calls earn."""
     paid = calibrated.imagination
-    return paid if calibrated.model.reward is None else replace(paid, reward=world_models.predicted_reward())
+    return paid if calibrated.model.reward is None else replace(paid, reward=world_models.PredictedReward())
 
 
 def rewards_of_calls(

@@ -22,9 +22,8 @@ from vla_rl.experience.driver import Decision
 from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes import world_models
-from vla_rl.recipes.imagine.calibrated_model import ImaginedEnvFactory
-from vla_rl.recipes.imagine.replays import recorded_initial_states
-from vla_rl.recipes.imagine.saved_run import SavedRun
+from vla_rl.recipes.imagine.calibrated_model import ImaginedEnvFactory, recorded_initial_states
+from vla_rl.recipes.imagine.recipe import SavedRun
 from vla_rl.recipes.progress import bar
 from vla_rl.training.tracking import write_json
 

@@ -8,37 +8,46 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
-import torch
-
 from vla_rl.contract.batch import ExperienceSource, Resumable, Rollout
 from vla_rl.contract.config import JsonObject
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.contract.trust import read_json
+from vla_rl.contract.trust import check_folder, read_json
 from vla_rl.evaluation import seed_ranges
-from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.stats import mcnemar_exact, paired_bootstrap
 from vla_rl.experience.background import CollectingSource
+from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import save_own
 from vla_rl.recipes import stages, world_models
+from vla_rl.recipes.config_files import read_config
 from vla_rl.recipes.context import RunContext, StartPolicy, Trainable, generator, placed
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.imagine.calibrated_model import CalibratedModel, ImaginedEnvFactory, calibrate, measure_rollouts
+from vla_rl.recipes.imagine.calibrated_model import (
+    CalibratedModel,
+    ImaginedEnvFactory,
+    calibrate,
+    load_or_train,
+    measure_rollouts,
+    mine_initial_states,
+    success_probability,
+    train_model,
+    world_after,
+)
 from vla_rl.recipes.imagine.plan import Plan, RunEpisodes
-from vla_rl.recipes.imagine.replays import first_initial_states, mine_initial_states, success_probability
 from vla_rl.recipes.policies import start_policy
-from vla_rl.recipes.progress import bar, console
+from vla_rl.recipes.progress import console
 from vla_rl.recipes.stages import EvaluationConfig, clock
 from vla_rl.recipes.trainers import TrainerConfig
 from vla_rl.training.coevolve import Coevolution, Decision, Signals
-from vla_rl.training.device import fastest_precision, resolve_device
+from vla_rl.training.device import resolve_device
 from vla_rl.training.distributed import current_reducer
 from vla_rl.training.loop import LoopConfig, LoopLearner
 from vla_rl.training.tracking import RunFolder, write_json
-from vla_rl.training.world_model import WorldModelFit, fit_world_model, load_world_model, save_world_model, statistics
+
+_ROLLOUTS = 128  # imagined for one decision
 
 
 @dataclass(frozen=True)
@@ -73,10 +82,10 @@ class Imagine:
         with clock(seconds, "agreement"):
             tables = world_model.calibrated.agreement(world_model.episodes.held_out)
         with clock(seconds, "test"):
-            imitation, imagined = self._test(before, "imitation"), self._test(trained, "imagined RL")
+            compared = self._test({"imitation": before, "imagined_rl": trained})
         calibrated = world_model.calibrated
         return {
-            **_compare(imitation, imagined, self.seed),
+            **compared,
             "agreement": [asdict(table) for table in tables],
             "horizon": calibrated.imagination.horizon,
             "threshold": calibrated.imagination.success_threshold,
@@ -94,9 +103,7 @@ class Imagine:
         device, spec = resolve_device(self.device), self.env.spec()
         require_imaginable(spec, self.plan)
         policy = placed(self._start(folder), device)
-        episodes = RunEpisodes.load_or_collect(
-            folder.path / "episodes", self.env, policy, spec.tasks, self.plan, self.seed
-        )
+        episodes = RunEpisodes.load_or_collect(folder.path / "episodes", self.env, policy, self.plan, self.seed)
         calibrated = load_or_train(folder, spec, episodes, self.plan, self.seed, device)
         world_model = WorldModelRun(self.plan, self.env, self.seed, folder, episodes, calibrated)
         world_model.measure_baseline(policy)
@@ -115,15 +122,25 @@ class Imagine:
             save_own(policy, kept)
         return policy
 
-    def _test(self, policy: Policy, name: str) -> Outcomes:
-        """``policy`` on the test scenes of the simulator."""
+    def _test(self, policies: dict[str, Policy]) -> JsonObject:
+        """The rates of both ``policies`` on the test scenes of the simulator, and what the second gains."""
         scenes = seed_ranges.held_out(seed_ranges.TEST, self.evaluation.test)
-        return stages.play(self.env, policy, scenes, self.evaluation, self.seed, f"test {name}")
+        before, after = (
+            stages.play(self.env, policy, scenes, self.evaluation, self.seed, f"test {name.replace('_', ' ')}")
+            for name, policy in policies.items()
+        )
+        one, two = before.success, after.success
+        gain = asdict(paired_bootstrap(two, one, self.seed, 10_000))
+        gain["mcnemar_p"] = mcnemar_exact(int((two & ~one).sum()), int((one & ~two).sum()))
+        return {
+            **{name: asdict(found.rate) for name, found in zip(policies, (before, after), strict=True)},
+            "gain": gain,
+        }
 
 
 def require_imaginable(spec: EnvSpec, plan: Plan) -> None:
     """Raise UserError, before anything is played, where a world model of ``spec`` would have nothing to predict."""
-    world_models.canvas(spec, plan.model)
+    world_models.Canvas.of(spec, plan.model.resolution, plan.model.backbone.multiple)
     if not plan.init_from:
         plan.imagination.reward.require(plan.model.reward)
     if spec.success is None:
@@ -131,17 +148,6 @@ def require_imaginable(spec: EnvSpec, plan: Plan) -> None:
             f"{spec.name!r} has no notion of success, which imagined rollouts are rewarded with; an environment of "
             "Gymnasium gets one by the option success_return."
         )
-
-
-def _compare(before: Outcomes, after: Outcomes, seed: int) -> JsonObject:
-    """Both rates and the gain on the same scenes."""
-    one, two = before.success, after.success
-    won, lost = int((two & ~one).sum()), int((one & ~two).sum())
-    gain = asdict(paired_bootstrap(two, one, seed, 10_000)) | {"mcnemar_p": mcnemar_exact(won, lost)}
-    return {"imitation": asdict(before.rate), "imagined_rl": asdict(after.rate), "gain": gain}
-
-
-_ROLLOUTS = 128  # imagined for one decision
 
 
 class WorldModelRun:
@@ -164,10 +170,8 @@ class WorldModelRun:
         self.plan, self.env, self.seed, self.folder = plan, env, seed, folder
         self.episodes, self.calibrated = episodes, calibrated
         episodes.use(0)
-        self._initial_state_pool = self._mine_initial_states()
-        self.env_factory = ImaginedEnvFactory(
-            calibrated.model, self._initial_state_pool, calibrated.limits, calibrated.imagination
-        )
+        self._pool = self._mine_initial_states()
+        self.env_factory = ImaginedEnvFactory(calibrated.model, self._pool, calibrated.limits, calibrated.imagination)
         self._file = folder.path / "coevolution.json"
         written = read_json(self._file) if self._file.exists() else []
         self.decisions: list[JsonObject] = written[:1]
@@ -182,17 +186,14 @@ class WorldModelRun:
             real = self.episodes.policy_success, self.episodes.policy_episodes
             first = self._measure(policy, real, 0)
             self._note(Decision(first, first, 0, ()), 0)
-        self._require_success(Signals(**self.decisions[0]["signals"]))
-
-    def _require_success(self, first: Signals) -> None:
+        first = Signals(**self.decisions[0]["signals"])
         if first.real is None:
             return
-        imagined, real = (
-            (round(rate * count), count)
-            for rate, count in ((first.imagined, first.rollouts), (first.real, first.real_episodes))
-        )
+        imagined = round(first.imagined * first.rollouts), first.rollouts
         try:
-            self.plan.trust.require_closed_loop(imagined, real)
+            self.plan.trust.require_closed_loop(
+                imagined, (round(first.real * first.real_episodes), first.real_episodes)
+            )
         except UserError as error:
             raise UserError(
                 f"{error} This one is kept, and a new run with --plan.init-from {self.folder.path} "
@@ -235,7 +236,7 @@ class WorldModelRun:
     @property
     def keyframes(self) -> int:
         """How many keyframes imagined rollouts may begin at."""
-        return len(self._initial_state_pool.keyframes)
+        return len(self._pool.keyframes)
 
     def _decide(self, policy: Policy, iteration: int) -> Decision:
         """By the present signals, or as before the run was interrupted."""
@@ -251,8 +252,7 @@ class WorldModelRun:
         """The signals of ``policy``, whose ``real`` success was last played, in so many episodes."""
         env, seeds = self.env_factory.make(_ROLLOUTS), seed_ranges.held_out(seed_ranges.VALIDATION, _ROLLOUTS, 10_000)
         noise = generator(self.seed, 1000 + iteration)
-        found = measure_rollouts(env, self.calibrated.model, policy, seeds, noise)
-        return Signals(found.success, real[0], found.uncertain, found.inverse_dynamics_error, _ROLLOUTS, real[1])
+        return measure_rollouts(env, self.calibrated.model, policy, seeds, noise, real)
 
     def _refit(self) -> None:
         """Train on all episodes, calibrate again and renew the imagined environments.
@@ -277,26 +277,22 @@ class WorldModelRun:
     def _renew(self, calibrated: CalibratedModel) -> None:
         """Imagine with ``calibrated``, in all environments that are in use."""
         self.calibrated = calibrated
-        self._initial_state_pool = self._mine_initial_states()
-        self.env_factory.renew(self._initial_state_pool, self.calibrated.limits, self.calibrated.imagination)
+        self._pool = self._mine_initial_states()
+        self.env_factory.renew(self._pool, self.calibrated.limits, self.calibrated.imagination)
 
     def _mine_initial_states(self) -> world_models.InitialStatePool:
         model, latest = self.calibrated.model, self.episodes.latest(self.plan.initial_episodes)
-        if not self.plan.imagination.keyframe_share:
-            return first_initial_states(model, latest)
-        return mine_initial_states(model, latest, success_probability(model, latest), self.plan.keyframes)
+        value = success_probability(model, latest) if self.plan.imagination.keyframe_share else None
+        return mine_initial_states(model, latest, value, self.plan.keyframes)
 
     def _note(self, decision: Decision, iteration: int) -> None:
         self.decisions.append(asdict(decision) | {"iteration": iteration, "bought": self.episodes.bought})
         self._write()
         numbers = {name: math.nan if value is None else value for name, value in asdict(decision.signals).items()}
         self.folder.log("coevolution", iteration, {**numbers, "buy": decision.buy})
-        does = (
-            f"{decision.buy} real episodes are bought"
-            if decision.buy
-            else "plan.coevolution.budget allows no more of them"
-        )
+        bought = f"{decision.buy} real episodes are bought"
         for reason in decision.reasons:
+            does = bought if decision.buy else "plan.coevolution.budget allows no more of them"
             console.print(f"iteration {iteration}: {reason}; {does}.")
 
     def _write(self) -> None:
@@ -374,69 +370,49 @@ class CoevolvingSource:
         cast(Resumable, self.source).load_state_dict(cast(dict[str, object], state["source"]))
 
 
-_SHOWN = ("state_dynamics", "mode_classifier", "pose", "video", "outcome", "reward")  # losses beside the progress bar
+@dataclass(frozen=True)
+class SavedRun:
+    """One run in ``folder``, finished or not."""
+
+    folder: Path
+    calibrated: CalibratedModel
+    held_out: Trajectories
+
+    @classmethod
+    def load(cls, run: str | Path) -> SavedRun:
+        """Read the run folder ``run``, or that of the comparison in ``run``.
+
+        Raises UserError when there is no run, one without a world model, or one without held-out episodes.
+        """
+        folder = find_run(run)
+        episodes = folder / "episodes" / "held_out.npz"
+        for path, what in ((folder / "checkpoints" / "world", "world model"), (episodes, "held-out episodes")):
+            if (folder / "config.json").exists() and not path.exists():
+                raise UserError(
+                    f"the run in {str(folder)!r} has no {what} ({path.relative_to(folder)} is missing), so there is "
+                    "nothing to imagine; name a run of vla-rl imagine whose world model is trained."
+                )
+        check_folder(folder)
+        return cls(folder, load_run(folder)[1], Trajectories.load(episodes))
+
+    def not_learnt_from(self) -> Trajectories:
+        """All episodes that the model was not trained on: held-out ones, then those of calibration."""
+        calibration = Trajectories.load(self.folder / "episodes" / "calibration.npz")
+        return Trajectories.joined([self.held_out, calibration])
 
 
-def load_or_train(
-    folder: RunFolder, spec: EnvSpec, episodes: RunEpisodes, plan: Plan, seed: int, device: torch.device
-) -> CalibratedModel:
-    """The calibrated world model before any purchase, as an earlier part of the run left it or new ("first", "world").
-
-    The weights come from training, or from the run ``plan.init_from``; the calibration is always this run's.  Raises
-    UserError when no horizon is trusted; the weights are kept, for a run that asks for less.
-    """
-    kept = world_after(folder, 0)
-    if (kept / "config.json").exists():
-        return CalibratedModel.load(kept, plan.imagination, device)
-    if plan.init_from:
-        model = load_world_model(Path(plan.init_from) / "checkpoints" / "first", spec)[0].to(device)
-    else:
-        model = _new_model(folder, spec, episodes, plan, seed, device)
-        train_model(model, episodes, plan.fit, seed, folder)
-    save_world_model(model, folder.checkpoint("first"))
-    try:
-        calibrated = calibrate(model, episodes.calibration, plan)
-    except UserError as error:
-        hint = f"The world model is kept: --plan.init-from {folder.path} calibrates it again without training."
-        raise UserError(f"{error} {hint}") from error
-    calibrated.save(kept)
-    return calibrated
+def find_run(run: str | Path) -> Path:
+    """The run with a world model: ``run`` itself, or the one in the comparison ``run``."""
+    inner = Path(run) / "imagination"
+    return inner if (inner / "config.json").exists() else Path(run)
 
 
-def world_after(folder: RunFolder, purchases: int) -> Path:
-    """The checkpoint of the world model after so many purchases: "world", or "world-<n>" where that is a later one."""
-    earlier = folder.checkpoint(f"world-{purchases}")
-    return earlier if (earlier / "config.json").exists() else folder.checkpoint("world")
-
-
-def train_model(
-    model: world_models.WorldModel, episodes: RunEpisodes, fit: WorldModelFit, seed: int, folder: RunFolder
-) -> None:
-    """Train ``model`` in place on all of ``episodes.learnt``."""
-
-    def report(step: int, info: dict[str, float]) -> None:
-        update(step + 1, ", ".join(f"{name} {info[name]:.3f}" for name in _SHOWN if name in info))
-        if (step + 1) % 25 == 0:
-            folder.log(f"world after {episodes.bought} bought", step, info)
-
-    with bar("train the world model", fit.steps) as update:
-        fit_world_model(model.train(), episodes.learnt, fit, generator(seed, 2000 + episodes.bought), report)
-    model.eval()
-
-
-def _new_model(
-    folder: RunFolder, spec: EnvSpec, episodes: RunEpisodes, plan: Plan, seed: int, device: torch.device
-) -> world_models.WorldModel:
-    torch.manual_seed(seed)  # module initialisation has no generator argument
-    config = replace(plan.model, precision=_precision(folder, plan, device))
-    return world_models.new_model(spec, config, statistics(episodes.learnt)).to(device)
-
-
-def _precision(folder: RunFolder, plan: Plan, device: torch.device) -> str:
-    """The plan's precision; "auto" is measured once in a run and kept in ``RUN/precision.json``."""
-    if plan.model.precision != "auto":
-        return str(plan.model.precision)
-    kept = folder.path / "precision.json"
-    if not kept.exists():
-        write_json(kept, fastest_precision(device))
-    return str(read_json(kept))
+def load_run(run: Path) -> tuple[Imagine, CalibratedModel]:
+    """The recipe and the world model of a run, finished or not; raises UserError when there is none."""
+    recipe = read_config(run)
+    if not isinstance(recipe, Imagine):
+        raise UserError(
+            f"{str(run)!r} is a run of {type(recipe).__name__}, which has no world model, so there is none to use; "
+            "name a folder that vla-rl imagine made."
+        )
+    return recipe, CalibratedModel.load(run / "checkpoints" / "world", recipe.plan.imagination)

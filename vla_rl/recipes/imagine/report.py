@@ -9,8 +9,8 @@ from vla_rl.contract.config import JsonMapping
 from vla_rl.contract.trust import read_json
 from vla_rl.evaluation.report import Point, Report, Series, Tile, percent
 from vla_rl.evaluation.stats import Rate
+from vla_rl.recipes.imagine.recipe import SavedRun
 from vla_rl.recipes.imagine.rollout import clips
-from vla_rl.recipes.imagine.saved_run import SavedRun
 from vla_rl.recipes.metrics import rows, validation_curve, watched
 
 _CLIPS = 6

@@ -23,9 +23,8 @@ from vla_rl.experience.driver import Driver
 from vla_rl.experience.expert import ExpertPolicy
 from vla_rl.experience.trajectories import Trajectories
 from vla_rl.recipes import world_models
-from vla_rl.recipes.imagine.calibrated_model import CalibratedModel
-from vla_rl.recipes.imagine.replays import recorded_initial_states, replay_trajectories
-from vla_rl.recipes.imagine.saved_run import SavedRun
+from vla_rl.recipes.imagine.calibrated_model import CalibratedModel, recorded_initial_states, replay_trajectories
+from vla_rl.recipes.imagine.recipe import SavedRun
 from vla_rl.recipes.progress import bar, console
 
 # In the order in which they are shown: first what a learner would exploit.
@@ -168,7 +167,7 @@ def _film(replays: _Replays, chosen: np.ndarray) -> _Film:
     for i, (begin, end) in enumerate(spans):
         actions[i, : end - begin - 1] = trajectories.action[begin : end - 1]
     endless = world_models.endless_rollouts(calibrated.imagination, longest)
-    env = world_models.make_env(model, recorded_initial_states(model, trajectories), len(spans), None, endless)
+    env = world_models.ImaginedEnv(model, recorded_initial_states(model, trajectories), len(spans), None, endless)
     single = (actions[:, t : t + 1] for t in range(longest))
     driver = Driver(env, ExpertPolicy(lambda obs: next(single)), None, observe="all")
     pictures = [_stack_cameras(driver.start(chosen).images)]

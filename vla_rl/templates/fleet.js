@@ -1,72 +1,3 @@
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>vla-rl fleet</title>
-<style nonce="NONCE">
-:root { color-scheme: light dark;
-  --page: #f6f6f3; --card: #fff; --line: #e4e3de; --ink: #1b1d22; --soft: #676a73; --good: #16834f; --bad: #c93a36;
-  --warn: #b26a00; --accent: #2b64d9; --shadow: 0 1px 2px rgb(20 20 30 / 5%), 0 4px 14px rgb(20 20 30 / 4%); }
-@media (prefers-color-scheme: dark) { :root {
-  --page: #121418; --card: #1b1e24; --line: #2e323a; --ink: #e9eaee; --soft: #979ca8; --good: #3fc380; --bad: #f2726c;
-  --warn: #f0ad4e; --accent: #6f9cff; --shadow: none; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 2.2rem clamp(1rem, 4vw, 2.5rem) 3rem; max-width: 76rem; background: var(--page);
-  color: var(--ink); font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif;
-  font-variant-numeric: tabular-nums; }
-header { display: flex; flex-wrap: wrap; align-items: baseline; gap: 0.3rem 1rem; margin-bottom: 1.4rem; }
-h1 { font-size: 1.8rem; letter-spacing: -0.02em; line-height: 1.2; margin: 0; }
-h2 { font-size: 1.15rem; margin: 2rem 0 0.6rem; }
-#live { color: var(--soft); font-size: 0.9rem; }
-#live::before, td.dot::before { content: ""; display: inline-block; width: 0.6rem; height: 0.6rem; border-radius: 50%;
-  margin-right: 0.5rem; background: var(--soft); }
-#live.good::before, td.dot.good::before { background: var(--good); }
-#live.bad::before { background: var(--bad); }
-.tiles { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(45%, 11rem), 1fr)); }
-.card { background: var(--card); border: 1px solid var(--line); border-radius: 12px; box-shadow: var(--shadow);
-  padding: 0.9rem 1.1rem; min-width: 0; }
-.name, .note { color: var(--soft); font-size: 0.85rem; line-height: 1.4; }
-.value { font-size: 1.9rem; font-weight: 650; letter-spacing: -0.03em; line-height: 1.3; }
-.scroll { overflow-x: auto; padding: 0.3rem 0; }
-table { border-collapse: collapse; width: 100%; font-size: 0.93rem; }
-th { font-size: 0.8rem; font-weight: 600; color: var(--soft); text-align: left; border-bottom: 1px solid var(--line); }
-td { border-bottom: 1px solid color-mix(in srgb, var(--line) 60%, transparent); }
-tr:last-child td { border-bottom: 0; }
-th, td { padding: 0.45rem 1.1rem; white-space: nowrap; }
-th.n, td.n { text-align: right; }
-td.task { white-space: normal; min-width: 9rem; }
-td.warn { color: var(--warn); font-weight: 600; }
-.state { border-radius: 99px; padding: 0.1rem 0.6rem; font-size: 0.8rem;
-  background: color-mix(in srgb, var(--soft) 16%, transparent); }
-.state.active { background: color-mix(in srgb, var(--good) 18%, transparent); color: var(--good); }
-.state.canary { background: color-mix(in srgb, var(--warn) 18%, transparent); color: var(--warn); }
-.empty { color: var(--soft); margin: 0; padding: 0.6rem 1.1rem; }
-figure.card { margin: 0; }
-svg { display: block; width: 100%; height: 9rem; overflow: visible; }
-svg .grid { stroke: var(--line); } svg .line { stroke: var(--accent); stroke-width: 2; fill: none;
-  vector-effect: non-scaling-stroke; stroke-linejoin: round; }
-#alarms { list-style: none; margin: 0; padding: 0.3rem 0; }
-#alarms li { padding: 0.35rem 1.1rem; border-bottom: 1px solid color-mix(in srgb, var(--line) 60%, transparent);
-  overflow-wrap: anywhere; }
-#alarms li:last-child { border: 0; }
-#alarms time { color: var(--soft); margin-right: 0.8rem; font-size: 0.85rem; }
-</style>
-</head>
-<body>
-<header><h1>Fleet</h1><span id="live">connecting</span></header>
-<main>
-<section class="tiles" id="tiles" aria-label="Totals"></section>
-<h2>Robots</h2>
-<div class="card scroll"><table id="robots"></table></div>
-<h2>Policies</h2>
-<div class="card scroll"><table id="versions"></table></div>
-<h2>Success, the last 20 episodes</h2>
-<figure class="card"><div id="curve"></div></figure>
-<h2>Alarms</h2>
-<ul class="card" id="alarms"></ul>
-</main>
-<script nonce="NONCE">
 'use strict';
 const token = new URLSearchParams(location.search).get('token');
 const find = id => document.getElementById(id);
@@ -95,7 +26,7 @@ function table(id, heads, rows, empty) {
 function wrap(node, kind) { const cell = make('td', undefined, kind); cell.append(node); return cell; }
 
 function tile(name, value, note) {
-  const card = make('div', undefined, 'card');
+  const card = make('div', undefined, 'card tile');
   card.append(make('div', name, 'name'), make('div', value, 'value'), make('div', note, 'note'));
   return card;
 }
@@ -160,6 +91,3 @@ events.onmessage = event => {
   show(seen);
 };
 events.onerror = () => { live.textContent = `the server does not answer; this is of ${told}; trying again`; live.className = 'bad'; };
-</script>
-</body>
-</html>
