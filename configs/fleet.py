@@ -13,7 +13,7 @@ from vla_rl.algorithms.recap import RecapConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.algorithms.sac import RLPDConfig
 from vla_rl.experience.supervised import DemonstratorConfig
-from vla_rl.fleet.canary import CanaryRule
+from vla_rl.fleet.releases import CanaryRule
 from vla_rl.fleet.sampler import SamplerConfig
 from vla_rl.policies.flow import AllSteps, FlowSampler
 from vla_rl.policies.flow_schedules import Ode
@@ -21,9 +21,10 @@ from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import BlendConfig, ResidualConfig
 from vla_rl.policies.squashed import SquashedConfig
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.fleet.learners import FleetMethod, LearnByAdvantage, LearnByCorrections, LearnByReplay
+from vla_rl.recipes.fleet.demo import FleetDemo
+from vla_rl.recipes.fleet.learners import FleetMethod, Learn, LearnByAdvantage, LearnByCorrections, LearnByReplay
 from vla_rl.recipes.fleet.simulate import Corrects, Demonstrates, FleetTimes, PersonFactory, Simulate
-from vla_rl.recipes.imitate import Imitate
+from vla_rl.recipes.imitate import Imitate, NewTinyOfJoints
 from vla_rl.recipes.off_policy import AdaptiveReplay
 from vla_rl.recipes.policies import SquashedActor, TD3Residual
 from vla_rl.recipes.stages import EvaluationConfig

@@ -26,7 +26,7 @@ from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.fleet.identity import Credentials, Revoked, check_reach
 from vla_rl.fleet.ledger import Ledger
-from vla_rl.fleet.page import PageAddress, PageServer
+from vla_rl.fleet.page import serve_page
 from vla_rl.fleet.payloads import EpisodeEnd, check_step, unpack_introduction
 from vla_rl.fleet.protocol import Backoff, BackoffOptions
 from vla_rl.fleet.record import FleetRecord, Sender, decode
@@ -80,7 +80,7 @@ class FleetServer:
             self.ledger = opening.enter_context(closing(Ledger(folder / LEDGER)))
             self.registry = Registry(folder / REGISTRY, config.canary)
             self.registry.set_back(self.ledger.position)
-            self.page = opening.enter_context(closing(PageServer(self.status, PageAddress(port=config.page_port))))
+            self.page = opening.enter_context(closing(serve_page(self.status, PageAddress(port=config.page_port))))
             transport = FleetTransport(self.ledger, self.registry, config.transport, credentials, revoked)
             self.transport = opening.enter_context(closing(transport))
             self._watcher = Watcher(self.ledger, self.registry, self.status, transport.waiting, transport.alarms)
