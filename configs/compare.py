@@ -10,18 +10,16 @@ from vla_rl.algorithms.dsrl import DSRLConfig, NoiseAliasedConfig
 from vla_rl.algorithms.gorl import GoRLConfig
 from vla_rl.algorithms.group_relative import GRPOConfig
 from vla_rl.algorithms.guard import FallbackConfig
-from vla_rl.algorithms.iql import IQLConfig
+from vla_rl.algorithms.offline import IQLConfig, WSRLConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.algorithms.sac import RLPDConfig
-from vla_rl.algorithms.wsrl import WSRLConfig
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep
-from vla_rl.policies.flow_schedules import FlowNoise, FlowSde
+from vla_rl.policies.feed_forward import SquashedConfig
+from vla_rl.policies.flow import AllSteps, FlowNoise, FlowSampler, FlowSde, LastStep
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import BlendConfig, ResidualConfig
-from vla_rl.policies.squashed import SquashedConfig
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import Imitate
 from vla_rl.recipes.improve import Improve

@@ -10,8 +10,7 @@ from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.experience.curriculum import OutcomeVariance
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, OneRandomStep
-from vla_rl.policies.flow_schedules import FlowDdim, FlowNoise, FlowOu, FlowSde
+from vla_rl.policies.flow import AllSteps, FlowDdim, FlowNoise, FlowOu, FlowSampler, FlowSde, LastStep, OneRandomStep
 from vla_rl.recipes.demo import Demo
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import Imitate, NewTiny

@@ -7,19 +7,18 @@ vla-rl serve FOLDER --learn fleet.py:learn_corrections --policy CHECKPOINT
 
 from dataclasses import replace
 
+from vla_rl.algorithms.chunks import HGDaggerConfig
 from vla_rl.algorithms.guard import FallbackConfig, ReleaseConfig
-from vla_rl.algorithms.hg_dagger import HGDaggerConfig
 from vla_rl.algorithms.recap import RecapConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.algorithms.sac import RLPDConfig
 from vla_rl.experience.supervised import DemonstratorConfig
 from vla_rl.fleet.releases import CanaryRule
 from vla_rl.fleet.sampler import SamplerConfig
-from vla_rl.policies.flow import AllSteps, FlowSampler
-from vla_rl.policies.flow_schedules import Ode
+from vla_rl.policies.feed_forward import SquashedConfig
+from vla_rl.policies.flow import AllSteps, FlowSampler, Ode
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import BlendConfig, ResidualConfig
-from vla_rl.policies.squashed import SquashedConfig
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.fleet.demo import FleetDemo
 from vla_rl.recipes.fleet.learners import FleetMethod, Learn, LearnByAdvantage, LearnByCorrections, LearnByReplay

@@ -11,9 +11,8 @@ from dataclasses import replace
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.sac import SACConfig
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.policies.feed_forward import ActorConfig
+from vla_rl.policies.feed_forward import ActorConfig, SquashedConfig
 from vla_rl.policies.heads import HeadConfig
-from vla_rl.policies.squashed import SquashedConfig
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.off_policy import OffPolicyRL, ReplayConfig

@@ -7,9 +7,8 @@ A folder of the first OpenVLA takes ``decoding=Autoregressive()`` in a config of
 
 from dataclasses import replace
 
-from vla_rl.policies.openvla.decoding import Parallel
-from vla_rl.policies.openvla.options import OpenVLAOptions
-from vla_rl.policies.vla.trainable import TrainLoRA
+from vla_rl.policies.openvla.decoding import OpenVLAOptions, Parallel
+from vla_rl.policies.vla.options import TrainLoRA
 from vla_rl.recipes import vla
 from vla_rl.recipes.imitate_dataset import ImitateDataset
 from vla_rl.recipes.improve import Improve

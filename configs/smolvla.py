@@ -8,8 +8,7 @@ docs/bring/vla.md
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.policies.flow import FlowSampler, LastStep
-from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import ResidualConfig
 from vla_rl.policies.vla.options import VLAOptions

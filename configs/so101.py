@@ -1,7 +1,6 @@
 """The SO-101: policies by imitation of scripted episodes, in chunks of 16 actions (0.64 s at 25 Hz) or 20."""
 
-from vla_rl.policies.flow import AllSteps, FlowSampler
-from vla_rl.policies.flow_schedules import Ode
+from vla_rl.policies.flow import AllSteps, FlowSampler, Ode
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import Imitate, NewTiny, NewTinyOfJoints
 from vla_rl.recipes.imitate_dataset import ImitateDataset

@@ -9,8 +9,7 @@ from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.algorithms.self_imitation import FutureStatesConfig
 from vla_rl.experience.helped import Escalation
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.policies.flow import FlowSampler, LastStep
-from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import BlendConfig, ResidualConfig
 from vla_rl.recipes.env_config import EnvConfig

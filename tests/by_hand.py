@@ -8,6 +8,7 @@ from threading import Lock
 import torch
 from torch import nn
 
+from tests.toys import seeded
 from vla_rl.algorithms.residual_td3 import ResidualTD3, ResidualTD3Config
 from vla_rl.contract.batch import Transitions
 from vla_rl.contract.policy import CriticAction
@@ -17,10 +18,6 @@ from vla_rl.policies.heads import HeadConfig
 CONFIG = ResidualTD3Config(
     batch=32, utd_ratio=0.5, learning_starts=10, critic_warmup=6, policy_delay=2, lr=1e-2, critic_lr=1e-3
 )
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 class Line(nn.Module):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vla_rl.policies.diffusion_steps import Ddim, Ddpm, DiffusionSampler, Network, Process
+from vla_rl.policies.diffusion import Ddim, Ddpm, DiffusionSampler, Network, Process
 
 N, K, HIDDEN = 2, 4, 12
 LEARNT = Process(timesteps=20, clip=1.0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tests.toys import FlowToy, bandit_reward
+from tests.toys import FlowToy, bandit_reward, seeded
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 SPEC = EnvSpec(
@@ -33,10 +33,6 @@ class ToyBase(FlowToy):
 
     def save_pretrained(self, folder: Any) -> None:
         raise NotImplementedError
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def toy_base(std: float = 0.5) -> ToyBase:

@@ -10,14 +10,13 @@ from torch import Tensor, nn
 
 from sims.catalog import make
 from sims.toy.point_mass import optimal_return
-from tests.toys import bandit_reward, rollout
+from tests.toys import bandit_reward, rollout, seeded
 from vla_rl.contract.batch import Rollout, Transitions
 from vla_rl.contract.policy import ActionOut, CriticAction, Features, State
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.policies.critics import QEnsemble
-from vla_rl.policies.feed_forward import GaussianPolicy
+from vla_rl.policies.feed_forward import GaussianPolicy, SquashedConfig, SquashedPolicy
 from vla_rl.policies.heads import HeadConfig
-from vla_rl.policies.squashed import SquashedConfig, SquashedPolicy
 
 SMALL = HeadConfig(width=32)
 
@@ -28,10 +27,6 @@ class StateEncoder(GaussianPolicy):
     @property
     def feature_sizes(self) -> dict[str, int]:
         return {"state": self.spec.state.shape[0]}
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def env_spec(dims: int = 2, low: float = -1.0, high: float = 1.0, chunk: int = 4) -> EnvSpec:

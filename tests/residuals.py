@@ -19,7 +19,7 @@ from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.residual import ResidualConfig
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
-from vla_rl.policies.tokens import Vocabulary
+from vla_rl.policies.vla.tokenizer import Vocabulary
 from vla_rl.pretrained import save_folder
 
 BIAS, HORIZON = 0.05, 4  # the biased base's error on each axis (m), its chunk length

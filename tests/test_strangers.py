@@ -29,12 +29,12 @@ from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.policies.advantage_conditioned import AdvantageConditioned
 from vla_rl.policies.diffusion import DiffusionPolicy
+from vla_rl.policies.feed_forward import SquashedPolicy
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.policies.latent_noise import SquashedLatent
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.real_time_chunking import RealTimeChunking
 from vla_rl.policies.residual import DeterministicResidual
-from vla_rl.policies.squashed import SquashedPolicy
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.policies.vla.checkpoint import FAMILIES
 from vla_rl.policies.vla.options import VLAOptions
@@ -44,9 +44,8 @@ from vla_rl.recipes.config_files import load_config, read_config
 from vla_rl.recipes.fleet import learners
 from vla_rl.recipes.imagine.recipe import load_run
 from vla_rl.rewards.judge import VLMJudge, VLMJudgeConfig
-from vla_rl.rewards.progress import ProgressConfig, ProgressCritic
-from vla_rl.rewards.reward import load_reward
-from vla_rl.rewards.success import SuccessClassifier, SuccessConfig
+from vla_rl.rewards.progress import ProgressConfig, ProgressCritic, SuccessClassifier, SuccessConfig
+from vla_rl.rewards.reward_model import load_reward
 from vla_rl.training.tracking import RunFolder, config_of
 from vla_rl.training.world_model import load_world_model, save_world_model
 

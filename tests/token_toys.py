@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tests.toys import seeded
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.spec import ArraySpec, EnvSpec
-from vla_rl.policies.feed_forward import CategoricalConfig, CategoricalPolicy
-from vla_rl.policies.likelihood_parts import LogprobPer
+from vla_rl.policies.feed_forward import CategoricalConfig, CategoricalPolicy, LogprobPer
 
 from .toys import rollout
 
@@ -24,10 +24,6 @@ SPEC = EnvSpec(
     time_limit=1,
     max_chunk=HORIZON,
 )
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def token_policy(logprob_per: LogprobPer, std: float = 0.0) -> CategoricalPolicy:

@@ -13,17 +13,23 @@ from vla_rl.algorithms.chunks import Chunks, demonstrated
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
 from vla_rl.contract.spec import ArraySpec, EnvSpec
-from vla_rl.policies.diffusion_steps import step_logprob
+from vla_rl.policies.diffusion import step_logprob
 from vla_rl.policies.flow import (
     AllSteps,
     Chain,
+    Field,
     FlowSampler,
+    Ode,
     VelocityField,
     flow_matching_errors,
     gaussian_kl,
     imitation_losses,
 )
-from vla_rl.policies.flow_schedules import Field, Ode
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    """A generator on the host."""
+    return torch.Generator().manual_seed(seed)
 
 
 class FlowToy(nn.Module):

@@ -12,7 +12,7 @@ from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.policies.flow import FlowSampler
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
-from vla_rl.policies.tokens import Vocabulary
+from vla_rl.policies.vla.tokenizer import Vocabulary
 
 SIDE, GOAL = 8, 0.6  # pixels; metres
 

@@ -16,7 +16,7 @@ from sims.mujoco.tasks.lift import make as make_lift
 from vla_rl.contract.env import Array, VecEnv
 from vla_rl.contract.policy import State
 from vla_rl.rewards.env import RewardWeights, rewarded
-from vla_rl.rewards.reward import RewardOutput
+from vla_rl.rewards.reward_model import RewardOutput
 
 CAMERA = "front"
 MIN_COSINE, MIN_SATURATION = 0.97, 25.0  # of a pixel's hue to the colour's; of 255

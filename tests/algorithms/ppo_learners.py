@@ -7,11 +7,10 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from tests.toys import FlowToy
+from tests.toys import FlowToy, seeded
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.policies.critics import ValueCritic
-from vla_rl.policies.flow import AllSteps, FlowSampler
-from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.flow import AllSteps, FlowSampler, FlowSde
 
 SDE = FlowSampler(FlowSde(0.5), AllSteps(), 4)
 CONFIG = PPOConfig(
@@ -23,10 +22,6 @@ CONFIG = PPOConfig(
     critic_warmup=0,
     target_kl=0.1,
 )
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def learner(policy=None, kind=PPO, reducer=None, **changes) -> PPO:

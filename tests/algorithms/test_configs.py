@@ -6,17 +6,16 @@ import math
 
 import pytest
 
+from vla_rl.algorithms.chunks import HGDaggerConfig
 from vla_rl.algorithms.dppo import DPPOConfig
 from vla_rl.algorithms.dsrl import NoiseAliasedConfig
 from vla_rl.algorithms.gorl import GoRLConfig, RefitConfig
 from vla_rl.algorithms.group_relative import Constant, GRPOConfig, RLOOConfig
-from vla_rl.algorithms.hg_dagger import HGDaggerConfig
-from vla_rl.algorithms.iql import IQLConfig
+from vla_rl.algorithms.offline import CalQLConfig, IQLConfig, WSRLConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.recap import RecapConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.algorithms.sac import RLPDConfig, SACConfig
-from vla_rl.algorithms.wsrl import CalQLConfig, WSRLConfig
 from vla_rl.contract.errors import UserError
 
 ON_POLICY = {"epochs": 0, "minibatch": 0, "lr": 0.0, "target_kl": 0.0, "stop_kl": -1.0, "lr_factor": 0.9}

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.latent import deployed, seeded, toy_base
-from tests.toys import bandit
+from tests.latent import deployed, toy_base
+from tests.toys import bandit, seeded
 from vla_rl.algorithms.dsrl import DSRL, DSRLConfig, NoiseAliased, NoiseAliasedConfig
 from vla_rl.contract.batch import Transitions
 from vla_rl.contract.errors import UserError

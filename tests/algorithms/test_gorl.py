@@ -11,14 +11,13 @@ import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 
-from tests.latent import ToyBase, deployed, seeded, toy_base
-from tests.toys import FlowToy, TwoProcesses, bandit
+from tests.latent import ToyBase, deployed, toy_base
+from tests.toys import FlowToy, TwoProcesses, bandit, seeded
 from vla_rl.algorithms.gorl import GoRL, GoRLConfig, RefitConfig, prior_kl
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.critics import ValueCritic
-from vla_rl.policies.flow import AllSteps, FlowSampler
-from vla_rl.policies.flow_schedules import Ode
+from vla_rl.policies.flow import AllSteps, FlowSampler, Ode
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.latent_noise import GaussianLatent, LatentConfig
 

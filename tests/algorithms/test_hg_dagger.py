@@ -11,27 +11,24 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.toys import FlowToy, all_shown, rollout
+from tests.toys import FlowToy, all_shown, rollout, seeded
 from vla_rl.algorithms.chunks import (
     Chunks,
     FamiliesEqually,
+    HGDagger,
+    HGDaggerConfig,
     TasksEqually,
     chunks_of,
     drawn_equally,
     joined,
     mean_loss,
 )
-from vla_rl.algorithms.hg_dagger import HGDagger, HGDaggerConfig
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.contract.policy import ActionOut
 from vla_rl.policies.normalization import Affine
 
 H, D = 3, 1
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 class Table(FlowToy):

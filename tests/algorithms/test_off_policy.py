@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import copy
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, is_dataclass, replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from tests.by_hand import Line, Recorded, batch, build, learnt, seeded
+from tests.algorithms.ppo_learners import learner as ppo_learner
+from tests.algorithms.test_offline import QUICK as IQL
+from tests.algorithms.test_residual_td3 import whole
+from tests.algorithms.test_sac import QUICK as SAC
+from tests.by_hand import Line, Recorded, batch, build, learnt
+from tests.off_policy_toys import critics, env_spec, recorded, squashed
 from tests.residuals import POINT, SMALL, StateEncoder, biased_base
+from tests.toys import TwoProcesses, bandit, seeded
+from vla_rl.algorithms.guard import FallbackConfig, ReleaseConfig
 from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig, swapped
+from vla_rl.algorithms.ppo import PPO
+from vla_rl.algorithms.residual_td3 import ConservativeConfig, ResidualTD3
+from vla_rl.contract.batch import OneProcess, Reducer
 from vla_rl.contract.errors import NonFiniteError, UserError
+from vla_rl.experience.curriculum import SeedStream
+from vla_rl.experience.replay import Replay
+from vla_rl.policies.critics import ValueCritic
 from vla_rl.policies.residual import GaussianResidual
 
 
@@ -186,3 +203,208 @@ def test_a_replay_that_asks_is_told_the_loss_of_every_decision():
     learner.target = lambda batch: target
     learner.critic_step(replay.found)
     torch.testing.assert_close(replay.read, (value - target).square().mean(0).detach())
+
+
+SIZE = 40
+# No random numbers: all target critics are in the minimum, and targets are not smoothed.
+EXACT = {"num_min_q": 4, "target_noise": 0.0, "batch": SIZE, "grad_norm": 0.3}
+
+
+def part(found: Any, rows: slice) -> Any:
+    """The same rows of every tensor, in double precision."""
+    if isinstance(found, dict):
+        return {name: part(item, rows) for name, item in found.items()}
+    if is_dataclass(found):
+        return replace(found, **{f.name: part(getattr(found, f.name), rows) for f in fields(found)})  # type: ignore[type-var]
+    return found[rows].double() if found.is_floating_point() else found[rows]
+
+
+class Batches(Recorded):
+    """Other decisions at every step, of which this process draws ``rows``; asked for the right number of them."""
+
+    def __init__(self, rows: slice) -> None:
+        super().__init__()
+        self.rows, self.drawn = rows, 0
+
+    def sample(self, size, generator):
+        if size > SIZE:  # for the statistics of inputs
+            return part(self.found, self.rows)
+        self.drawn += 1
+        found = part(batch(SIZE, seed=self.drawn), self.rows)
+        assert len(found.reward) == size
+        return found
+
+
+def learner(reducer: Reducer, rows: slice, **changes: Any) -> ResidualTD3:
+    made = build(replay=Batches(rows), reducer=reducer, **(EXACT | changes))
+    for module in (made.policy, made.critic, made.target_critic):
+        module.double()
+    made.target_parameters = {name: item.detach().clone() for name, item in made.learnt.items()}
+    return made
+
+
+def taught(reducer: Reducer, rows: slice, decisions: int) -> tuple[ResidualTD3, dict[str, float]]:
+    one = learner(reducer, rows)
+    return one, one.update(SimpleNamespace(valid=torch.ones(decisions, 1, 1, dtype=torch.bool)))
+
+
+def both(work: Any) -> list[Any]:
+    """What ``work(reducer, rows)`` gives in each of two processes, which have half of the rows each."""
+    with ThreadPoolExecutor(2) as pool:
+        halves = (slice(0, SIZE // 2), slice(SIZE // 2, None))
+        return list(pool.map(work, TwoProcesses.pair(), halves))
+
+
+def test_two_processes_take_the_steps_of_one_with_all_decisions():
+    """Half of the decisions in each: as many steps, and the weights of one, in double precision."""
+    (one, said), (other, _) = both(lambda reducer, rows: taught(reducer, rows, 25))
+    whole, expected = taught(OneProcess(), slice(None), 50)
+    assert one.steps == other.steps == whole.steps == 20 and one.decisions == whole.decisions == 50
+    assert not torch.equal(whole.policy.w, build().policy.w.double())
+    for name in ("policy", "critic", "target_critic"):
+        of = [getattr(found, name).state_dict() for found in (one, other, whole)]
+        for key, value in of[2].items():
+            assert torch.equal(of[0][key], of[1][key]), "the processes have different weights"
+            torch.testing.assert_close(of[0][key], value, rtol=1e-9, atol=1e-12)
+    assert said["rollout/decisions"] == expected["rollout/decisions"] == 50
+    assert said["replay/size"] == 2 * SIZE, "the sum of both replays, which in this test pretend to hold 40 each"
+
+
+def test_nobody_learns_while_a_process_has_nothing_to_draw():
+    def work(reducer: Reducer, rows: slice) -> int:
+        found = Recorded(batch(0)) if reducer.rank else Recorded()
+        made = build(replay=found, reducer=reducer, **EXACT)
+        made.update(SimpleNamespace(valid=torch.ones(30, 1, 1, dtype=torch.bool)))
+        return made.steps
+
+    assert both(work) == [0, 0]
+
+
+def test_processes_may_draw_different_noise():
+    """Smoothed targets, Cal-QL's draws and the critics of the minimum follow each process's own generator."""
+
+    def work(reducer: Reducer, rows: slice) -> torch.Tensor:
+        made = learner(reducer, rows, num_min_q=2, target_noise=0.2, conservative=ConservativeConfig())
+        made.generator = seeded(reducer.rank)
+        for _ in range(12):
+            made.step()
+        return made.policy.w.detach()
+
+    one, other = both(work)
+    assert torch.equal(one, other) and bool(one.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"batch": 33}, "a batch of 33 cannot be drawn equally from the replays of 2 processes"),
+        ({"release": ReleaseConfig()}, "watch the episodes of one process"),
+        ({"fallback": FallbackConfig()}, "watch the episodes of one process"),
+    ],
+)
+def test_what_processes_cannot_share_is_said(changes, said):
+    with pytest.raises(UserError, match=said):
+        build(reducer=TwoProcesses(), **changes)
+
+
+def off_policy(config):
+    policy, replay = squashed(env_spec()), Replay(2000, 0.9)
+    replay.add(recorded(256, seeded(4)))
+    return config.build(policy, policy.trainable(), critics(policy), replay, seeded())
+
+
+def tensors(learner) -> dict[str, torch.Tensor]:
+    """All weights of a learner: the policy's and those of every network and target."""
+    parts = {f"policy.{name}": item for name, item in learner.parameters.items()}
+    for name, item in vars(learner).items():
+        if isinstance(item, torch.nn.Module) and name != "policy":
+            parts |= {f"{name}.{key}": value for key, value in item.state_dict().items()}
+        elif isinstance(item, torch.nn.Parameter):
+            parts[name] = item
+    parts |= {f"target.{name}": item for name, item in getattr(learner, "target_parameters", {}).items()}
+    return {name: item.detach().clone() for name, item in parts.items()}
+
+
+@pytest.mark.parametrize("config", [SAC, IQL], ids=["sac", "iql"])
+def test_critics_and_targets_are_rolled_back_with_the_policy(config):
+    learner = off_policy(replace(config, policy_delay=1))
+    learner.pretrain(3)
+    kept, before, lr = copy.deepcopy(learner.best_state()), tensors(learner), learner.lr
+    learner.pretrain(3)
+    assert all(not torch.equal(before[name], item) for name, item in tensors(learner).items() if "weight" in name)
+    learner.roll_back(kept, 0.5)
+    after = tensors(learner)
+    assert all(torch.equal(item, after[name]) for name, item in before.items())
+    assert learner.lr == lr / 2
+    optimizers = [item for item in vars(learner).values() if isinstance(item, torch.optim.Optimizer)]
+    assert len(optimizers) >= 3 and not any(item.state for item in optimizers)
+    learner.pretrain(1)
+    assert any(not torch.equal(before[name], item) for name, item in tensors(learner).items()), "it learns on"
+
+
+def test_slow_actors_are_rolled_back():
+    source, td3 = whole(1)
+    for _ in range(3):
+        td3.update(source.next())
+    kept, before = td3.best_state(), tensors(td3)
+    for _ in range(2):
+        td3.update(source.next())
+    changed = [name for name, item in tensors(td3).items() if not torch.equal(item, before[name])]
+    assert any(name.startswith("target.") for name in changed)
+    td3.roll_back(kept, 0.5)
+    assert all(torch.equal(item, before[name]) for name, item in tensors(td3).items())
+
+
+def test_a_rollback_to_the_start_keeps_the_input_statistics_of_residual_td3():
+    source, td3 = whole(1)
+    kept = td3.best_state()
+    for _ in range(3):
+        td3.update(source.next())
+    fitted = td3.policy.delta.trunk.inputs.mean.detach().clone()
+    assert td3.steps and fitted.abs().max() > 0
+    td3.roll_back(kept, 0.5)
+    inputs = [td3.policy.delta.trunk.inputs, td3.critic.inputs, td3.target_critic.inputs]
+    assert all(item.mean.abs().max() > 0 and not torch.equal(item.std, torch.ones_like(item.std)) for item in inputs)
+    assert all(torch.equal(td3.parameters[name], kept["parameters"][name]) for name in td3.learnt)
+
+
+def residual_ppo():
+    torch.manual_seed(0)
+    policy = GaussianResidual(biased_base(), StateEncoder(POINT), SMALL)
+    critic = ValueCritic({**policy.feature_sizes, "time": 1}, width=16)
+    config = replace(ppo_learner().config, minibatch=32, epochs=1)
+    return PPO(policy, policy.trainable(), critic, config, seeded())
+
+
+def test_a_rollback_to_the_start_keeps_the_input_statistics_of_residual_ppo():
+    """Also in a run that was resumed in between."""
+    source, _ = whole(1)
+    ppo = residual_ppo()
+    source.policy = ppo.policy
+    source = type(source)(source.env, ppo.policy, 9, SeedStream(1, 10**6), seeded(2))
+    kept = copy.deepcopy(ppo.best_state())
+    ppo.update(source.next())
+    fitted = ppo.policy.delta.trunk.inputs.mean.detach().clone()
+    assert fitted.abs().max() > 0 and ppo.calibration
+    resumed = residual_ppo()
+    resumed.load_state_dict(copy.deepcopy(ppo.state_dict()))
+    for learner in (ppo, resumed):
+        learner.roll_back(kept, 0.5)
+        assert torch.equal(learner.policy.delta.trunk.inputs.mean, fitted)
+        assert all(torch.equal(learner.parameters[name], kept["parameters"][name]) for name in learner.learnt)
+
+
+def test_after_a_rollback_ppo_has_no_moments_and_its_learning_rate_does_not_climb_back():
+    ppo = ppo_learner(target_kl=100.0, lr=1e-3)
+    ppo.update(bandit(ppo.policy, 64, seeded(1)))
+    kept = ppo.best_state()
+    assert ppo.optimizer.state and ppo.critic_optimizer.state
+    lr = ppo.lr
+    ppo.roll_back(kept, 0.5)
+    assert ppo.lr == lr / 2 and not ppo.optimizer.state and not ppo.critic_optimizer.state
+    resumed = ppo_learner(target_kl=100.0, lr=1e-3)
+    resumed.load_state_dict(copy.deepcopy(ppo.state_dict()))
+    for learner in (ppo, resumed):
+        for seed in range(3):
+            learner.update(bandit(learner.policy, 64, seeded(seed)))
+        assert learner.lr == lr / 2, "the KL is far below its target, and still"

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.toys import ToyEncoder, rollout
+from tests.toys import ToyEncoder, rollout, seeded
 from vla_rl.algorithms.chunks import DEMONSTRATED, TasksEqually
 from vla_rl.algorithms.recap import Recap, RecapConfig, outcomes_of, threshold
 from vla_rl.contract.batch import Rollout
@@ -22,13 +22,9 @@ from vla_rl.policies.critics import DistributionalValue, two_hot
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
-from vla_rl.policies.tokens import Vocabulary
+from vla_rl.policies.vla.tokenizer import Vocabulary
 
 LIMIT = 10
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def made(horizon: int = 1) -> AdvantageConditioned:

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from sims.catalog import make
-from tests.by_hand import CONFIG, Line, Recorded, batch, build, drift, learnt, seeded
+from tests.by_hand import CONFIG, Line, Recorded, batch, build, drift, learnt
 from tests.residuals import POINT, SMALL, StateEncoder, biased_base
+from tests.toys import seeded
 from vla_rl.algorithms.residual_td3 import ConservativeConfig, ResidualTD3
 from vla_rl.experience.replay import Replay
 from vla_rl.experience.rollout import RolloutSource, SeedStream

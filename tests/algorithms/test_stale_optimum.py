@@ -8,20 +8,12 @@ from collections import deque
 import pytest
 import torch
 
-from tests.algorithms.test_grpo_optimum import GRPO, grouped
-from tests.algorithms.test_ppo_optimum import CONFIG as PPO
-from tests.algorithms.test_ppo_optimum import deployed, seeded
-from tests.toys import FlowToy, bandit
+from tests.algorithms.test_optimum import CONFIG as PPO
+from tests.algorithms.test_optimum import GRPO, deployed, grouped
+from tests.toys import FlowToy, bandit, seeded
 from vla_rl.contract.batch import OneProcess
 from vla_rl.policies.critics import ValueCritic
-from vla_rl.policies.flow import AllSteps, FlowSampler
-from vla_rl.policies.flow_schedules import FlowSde
-
-
-@pytest.fixture(scope="module")
-def imitated():
-    torch.manual_seed(0)
-    return FlowToy().pretrain().state_dict()
+from vla_rl.policies.flow import AllSteps, FlowSampler, FlowSde
 
 
 @pytest.mark.parametrize("age", [pytest.param(1, marks=pytest.mark.full), 4, pytest.param(16, marks=pytest.mark.full)])

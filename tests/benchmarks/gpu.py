@@ -31,8 +31,7 @@ from tests.benchmarks.vla_learning import learner_of
 from tests.benchmarks.vla_sizes import TINY, Scene, parameters_of, policy_of, rollout_of
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.contract.env import Observation
-from vla_rl.policies.flow import AllSteps, FlowSampler
-from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.flow import AllSteps, FlowSampler, FlowSde
 from vla_rl.policies.pi0.network import Gemma, Pi0Shape, Siglip
 from vla_rl.policies.smolvla.shape import SmolVLAShape
 from vla_rl.policies.vla.flow_vla import FlowVLA

@@ -20,11 +20,10 @@ from vla_rl.contract.env import Observation
 from vla_rl.contract.policy import Features, Likelihood
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.critics import ValueCritic
-from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, NoisePlacement
-from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.flow import AllSteps, FlowSampler, FlowSde, LastStep, NoisePlacement
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
-from vla_rl.policies.tokens import Vocabulary
+from vla_rl.policies.vla.tokenizer import Vocabulary
 
 SAMPLERS: dict[str, NoisePlacement] = {"last_step": LastStep(), "all_steps": AllSteps()}
 # Every epoch in full, from the first iteration on.

@@ -22,14 +22,13 @@ from vla_rl.contract.env import VecEnv
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.evaluation.run import evaluate
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.policies.flow import FlowSampler, LastStep
-from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.smolvla.policy import SmolVLA
 from vla_rl.policies.smolvla.shape import SmolVLAShape
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
-from vla_rl.policies.tokens import Vocabulary
 from vla_rl.policies.vla.options import VLAOptions
+from vla_rl.policies.vla.tokenizer import Vocabulary
 from vla_rl.recipes.context import RunContext
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.memory import estimate

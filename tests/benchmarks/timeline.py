@@ -12,8 +12,7 @@ from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.contract.batch import OneProcess
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.experience.spans import OWN, Spans
-from vla_rl.policies.flow import FlowSampler, LastStep
-from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.recipes.context import RunContext
 from vla_rl.recipes.trainers import RLConfig
 from vla_rl.recipes.training_setup import build

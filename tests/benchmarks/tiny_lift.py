@@ -6,7 +6,7 @@ import torch
 
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
-from vla_rl.policies.tokens import Vocabulary
+from vla_rl.policies.vla.tokenizer import Vocabulary
 from vla_rl.recipes.env_config import EnvConfig
 
 

@@ -11,8 +11,7 @@ from tests.benchmarks.vla_sizes import QUARTER, TINY, Scene, parameters_of, poli
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.contract.batch import Rollout
 from vla_rl.policies.critics import ValueCritic
-from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, NoisePlacement
-from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.flow import AllSteps, FlowSampler, FlowSde, LastStep, NoisePlacement
 from vla_rl.policies.vla.features import KeepPictures, KeepPrefix
 from vla_rl.policies.vla.flow_vla import FlowVLA
 from vla_rl.policies.vla.options import VLAOptions

@@ -16,10 +16,9 @@ from vla_rl.contract.env import Observation
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.smolvla.shape import SmolVLAShape, TextShape, VisionShape
-from vla_rl.policies.tokens import Vocabulary
 from vla_rl.policies.vla.flow_vla import FlowVLA
 from vla_rl.policies.vla.options import VLAOptions
-from vla_rl.policies.vla.tokenizer import WordPrompts
+from vla_rl.policies.vla.tokenizer import Vocabulary, WordPrompts
 
 # The published SmolVLA in layers, heads, patches and chunk, with widths of a quarter: 24M parameters.
 QUARTER = SmolVLAShape(

@@ -14,14 +14,13 @@ from rich.console import Console
 from sims.catalog import CATALOG, make
 from vla_rl.cli.inspect import inspect, main
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.policies.flow import FlowSampler, LastStep
-from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.smolvla.policy import SmolVLA
 from vla_rl.policies.smolvla.shape import SmolVLAShape
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
-from vla_rl.policies.tokens import Vocabulary
 from vla_rl.policies.vla.options import VLAOptions
+from vla_rl.policies.vla.tokenizer import Vocabulary
 
 
 def text(target: str | None, *given: str) -> str:

@@ -20,7 +20,7 @@ from vla_rl.cli.main import COMMANDS, main
 from vla_rl.cli.override import override
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
-from vla_rl.policies.flow_schedules import FlowOu, FlowSde
+from vla_rl.policies.flow import FlowOu, FlowSde
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.config_files import load_config
 from vla_rl.training.tracking import RunFolder

@@ -22,7 +22,7 @@ from vla_rl.experience.collect import collect_demonstrations
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.recipes.imitate_dataset import ImitateDataset
 from vla_rl.recipes.recipe import run
-from vla_rl.rewards.reward import Reward
+from vla_rl.rewards.reward_model import Reward
 from vla_rl.serving import openpi
 from vla_rl.serving.observation import SingleObservation
 from vla_rl.training.fit import FitConfig

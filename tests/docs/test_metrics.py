@@ -16,9 +16,8 @@ from docs.tables.hooks import meanings
 from tests.docs.conftest import PAGES, ROOT
 from tests.fingerprints import imagined, shrunk
 from vla_rl.algorithms.guard import FallbackConfig, ReleaseConfig
-from vla_rl.algorithms.iql import IQLConfig
+from vla_rl.algorithms.offline import CalQLConfig, IQLConfig
 from vla_rl.algorithms.policy_gradient import PolicyGradientConfig
-from vla_rl.algorithms.wsrl import CalQLConfig
 from vla_rl.cli.train import run
 from vla_rl.recipes.config_files import load_config
 

@@ -91,7 +91,7 @@ class AnnealedSource:
 
 
 def annealed(env: str, num_envs: int, decisions: int, horizon: int, seed: int) -> AnnealedSource:
-    """A ``ScheduledPolicy`` in a toy environment."""
+    """A policy with ``set_progress`` in a toy environment."""
     toy = make(env, num_envs=num_envs)
     policy = Annealed(toy.spec, config=GaussianConfig(horizon, width=32))
     source = RolloutSource(toy, policy, decisions, SeedStream(0, 500), torch.Generator().manual_seed(seed))

@@ -29,10 +29,6 @@ def filled(replay: Replay, horizon: int = 4, decisions: int = 9, windows: int = 
     return replay
 
 
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def length_of(seed: int) -> int:
     return int(episode_length(np.array(seed)))
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.experience.replays import seeded
 from tests.experience.test_replay import line, same
+from tests.toys import seeded
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.experience.mixture import Mixture, concatenate
 from vla_rl.experience.replay import Interventions, Replay

@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.algorithms.test_hg_dagger import Table, seeded
+from tests.algorithms.test_hg_dagger import Table
+from tests.toys import seeded
 from vla_rl.algorithms.chunks import demonstrated, mean_loss
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import load_demonstrations, move_aside, recording, repair, save_demonstrations

@@ -11,9 +11,10 @@ import torch
 from sims.catalog import make
 from sims.toy.counting import episode_length
 from tests.auditing import AuditingPolicy
-from tests.experience.replays import GAMMA, audit, seeded
+from tests.experience.replays import GAMMA, audit
 from tests.experience.test_demonstrations import count
 from tests.residuals import COUNTING, SMALL, PacingBase, StateEncoder, stepping_base
+from tests.toys import seeded
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import ContractError
 from vla_rl.experience.collect import collect_demonstrations

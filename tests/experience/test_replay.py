@@ -9,21 +9,9 @@ import pytest
 import torch
 
 from tests.auditing import AuditingPolicy
-from tests.experience.replays import (
-    GAMMA,
-    NUM_ENVS,
-    ROOMY,
-    START,
-    audit,
-    chunk,
-    ended,
-    filled,
-    length_of,
-    seeded,
-    source,
-)
+from tests.experience.replays import GAMMA, NUM_ENVS, ROOMY, START, audit, chunk, ended, filled, length_of, source
 from tests.experience.test_groups import LuckyEnv
-from tests.toys import rollout
+from tests.toys import rollout, seeded
 from vla_rl.contract.batch import Rollout, Transitions
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import ActionOut

@@ -7,8 +7,9 @@ import json
 import pytest
 import torch
 
-from tests.experience.replays import GAMMA, audit, filled, of_ended_episodes, seeded, source
+from tests.experience.replays import GAMMA, audit, filled, of_ended_episodes, source
 from tests.experience.test_replay import line, same
+from tests.toys import seeded
 from vla_rl.contract import CONTRACT_VERSION
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.replay import Replay

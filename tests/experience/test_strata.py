@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.experience.replays import seeded
 from tests.experience.test_replay import line
+from tests.toys import seeded
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.mixture import Strata

@@ -21,8 +21,7 @@ from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies import normalization
 from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
-from vla_rl.policies.flow import FlowSampler, OneRandomStep
-from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.flow import FlowSampler, FlowSde, OneRandomStep
 
 ENVS, DECISIONS = 4, 30
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from tests.faults.known import SPEC, identity, step
-from vla_rl.algorithms.hg_dagger import HGDagger, HGDaggerConfig
+from vla_rl.algorithms.chunks import HGDagger, HGDaggerConfig
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.policy import Policy
 from vla_rl.experience.datasets import save_demonstrations
@@ -21,7 +21,7 @@ from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
-from vla_rl.policies.tokens import Vocabulary
+from vla_rl.policies.vla.tokenizer import Vocabulary
 from vla_rl.recipes.context import Trainable
 from vla_rl.recipes.fleet.learners import Learn, LearnByCorrections
 

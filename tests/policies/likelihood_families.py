@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.distributions import Categorical, Distribution, Normal
 
 from tests.policies import (
-    test_categorical,
     test_diffusion,
+    test_feed_forward,
     test_latent_noise,
     test_tiny,
 )
@@ -29,14 +29,13 @@ from tests.policies.vla import test_flow_vla
 from tests.policies.vla.tiny_vlas import PI0, SMOLVLA, STATE
 from tests.residuals import POINT, SMALL, StateEncoder, biased_base
 from tests.token_toys import PARTS, token_policy
+from tests.toys import seeded
 from vla_rl.contract.env import Observation
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, LikelihoodPolicy, encode_observation
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.advantage_conditioned import AdvantageConditioned, AdvantageConfig
-from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
-from vla_rl.policies.flow import AllSteps, FlowSampler, LastStepFromNoise
-from vla_rl.policies.flow_schedules import FlowNoise, FlowSde
-from vla_rl.policies.likelihood_parts import LogprobPer
+from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy, LogprobPer
+from vla_rl.policies.flow import AllSteps, FlowNoise, FlowSampler, FlowSde, LastStepFromNoise
 from vla_rl.policies.openvla.decoding import Autoregressive, Decoding, Parallel
 from vla_rl.policies.openvla.policy import OpenVLA, OpenVLAOptions
 from vla_rl.policies.pi0.policy import Pi0
@@ -48,20 +47,18 @@ from vla_rl.policies.vla.options import VLAOptions
 BATCH = 16
 
 
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 @dataclass(frozen=True)
 class Family:
     """``make`` gives equal weights at every call; without ``exact`` a part of the chain is kept as it was sampled.
 
-    ``copies``: decisions per observation where means are estimated.
+    ``copies``: decisions per observation where means are estimated; ``full``: only in the full gate, as a combination
+    of a schedule and a placement that are both in other lines.
     """
 
     make: Callable[[], Any]
     exact: bool = True
     copies: int = 64
+    full: bool = False
 
 
 def gaussian(logprob_per: LogprobPer) -> GaussianPolicy:
@@ -118,14 +115,15 @@ VLA_CHOICES = [
 FAMILIES: dict[str, Family] = {
     **{f"gaussian per {per}": Family(partial(gaussian, per)) for per in PARTS},
     **{f"categorical per {per}": Family(partial(token_policy, per, 0.5)) for per in PARTS},
-    "categorical with unequal counts": Family(test_categorical.made),
+    "categorical with unequal counts": Family(test_feed_forward.made_categorical),
     **{
         f"flow {type(schedule).__name__} {type(placement).__name__}": Family(
             partial(test_tiny.made, FlowSampler(schedule, placement, 4)),
             exact=type(placement) in (AllSteps, LastStepFromNoise),
+            full=(i - j) % len(NOISE_PLACEMENTS) != 0,
         )
-        for schedule in SCHEDULES
-        for placement in NOISE_PLACEMENTS
+        for i, schedule in enumerate(SCHEDULES)
+        for j, placement in enumerate(NOISE_PLACEMENTS)
     },
     **{
         f"diffusion {name}": Family(partial(test_diffusion.made, item))

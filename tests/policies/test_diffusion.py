@@ -15,19 +15,27 @@ from safetensors.torch import load_file
 
 from sims.catalog import make
 from tests.chains import SAMPLERS, compare, draw, network, weights
-from tests.toys import ToyEncoder, all_shown
+from tests.toys import ToyEncoder, all_shown, seeded
 from vla_rl.contract.check import check_policy
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.policy import LikelihoodPolicy, ScheduledPolicy
+from vla_rl.contract.policy import LikelihoodPolicy
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.policies.diffusion import DiffusionConfig, DiffusionPolicy
-from vla_rl.policies.diffusion_steps import Ddim, Ddpm, DiffusionSampler, Process, denoising_errors, step_logprob
+from vla_rl.policies.diffusion import (
+    Ddim,
+    Ddpm,
+    DiffusionConfig,
+    DiffusionPolicy,
+    DiffusionSampler,
+    Process,
+    denoising_errors,
+    step_logprob,
+)
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy, read_config
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
-from vla_rl.policies.tokens import Vocabulary
+from vla_rl.policies.vla.tokenizer import Vocabulary
 from vla_rl.pretrained import WEIGHTS
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.imitation import ImitationConfig, imitate
@@ -42,10 +50,6 @@ POLICIES = {
     "ddpm, last ten": DiffusionSampler(Process(), Ddpm(), 20, 10),
     "epsilon": DiffusionSampler(EPSILON, Ddim(), 5, 5),
 }
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def made(sampler: DiffusionSampler | None = None) -> DiffusionPolicy:
@@ -208,7 +212,7 @@ def test_what_is_deployed_takes_its_first_steps_with_the_network_of_imitation():
 def test_noise_falls_with_the_progress_of_the_run():
     sampler = DiffusionSampler(floor=0.2)
     policy = made(sampler).with_sampler(sampler, final_noise=0.5)
-    assert isinstance(policy, ScheduledPolicy) and policy.sampler == sampler
+    assert policy.sampler == sampler
     policy.set_progress(0.5)
     assert policy.sampler == sampler.scaled(0.75) and policy.config.sampler == sampler
     kept = features(policy)

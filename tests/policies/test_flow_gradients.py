@@ -15,14 +15,20 @@ from torch import Tensor
 from vla_rl.policies.flow import (
     AllSteps,
     Chain,
+    Field,
+    FlowCps,
+    FlowDdim,
+    FlowNoise,
+    FlowOu,
     FlowSampler,
+    FlowSde,
     Gaussians,
     LastStep,
     LastStepFromNoise,
     OneRandomStep,
+    StepTable,
     VelocityField,
 )
-from vla_rl.policies.flow_schedules import Field, FlowCps, FlowDdim, FlowNoise, FlowOu, FlowSde, StepTable
 
 N, K, HIDDEN = 2, 4, 12
 LogProb = Callable[[Chain, Gaussians], Tensor]
@@ -199,7 +205,9 @@ def within(values: Tensor, expected: float, errors: float, spread: float = 0.0) 
 
 
 @pytest.mark.parametrize(
-    "sampler", IMPORTANCE, ids=lambda s: f"{type(s.schedule).__name__}-{type(s.placement).__name__}"
+    "sampler",
+    [IMPORTANCE[0], *(pytest.param(one, marks=pytest.mark.full) for one in IMPORTANCE[1:])],
+    ids=lambda s: f"{type(s.schedule).__name__}-{type(s.placement).__name__}",
 )
 def test_importance_identity(sampler):
     log_ratio, before, after = importance(sampler)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
-from tests.toys import TwoProcesses
+from tests.toys import TwoProcesses, seeded
 from vla_rl.contract.batch import OneProcess
 from vla_rl.policies.heads import (
     DeterministicHead,
@@ -21,10 +21,6 @@ from vla_rl.policies.heads import (
 )
 
 SIZES, CONFIG = {"state": 3, "picture": 4}, HeadConfig(width=16, depth=2)
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def random_features(count: int = 64) -> dict[str, torch.Tensor]:

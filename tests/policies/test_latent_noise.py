@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
-from tests.latent import ToyBase, seeded
+from tests.latent import ToyBase
 from tests.policies.test_tiny import HORIZON, SPEC, made, observations
+from tests.toys import seeded
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import LikelihoodPolicy, ReparametrisedPolicy
 from vla_rl.policies.feed_forward import GaussianPolicy

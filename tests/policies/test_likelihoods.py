@@ -6,33 +6,33 @@ import importlib
 import itertools
 import math
 import pkgutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.distributions import kl_divergence
+from torch.distributions import Categorical, Normal, kl_divergence
 
 import vla_rl.policies
-from tests.policies.likelihood_families import (
-    BATCH,
-    FAMILIES,
-    encoded,
-    law,
-    moved,
-    observed,
-    outcome,
-    recorded,
-    seeded,
-)
-from tests.token_toys import CHOICES, ENTRIES, HORIZON, PARTS, token_policy
-from vla_rl.algorithms.dppo import StepwisePolicy
-from vla_rl.algorithms.policy_gradient import BF16_ERROR, check_density, rounding_terms
-from vla_rl.algorithms.surrogate import joint
+from sims.catalog import make
+from tests.policies.likelihood_families import BATCH, FAMILIES, encoded, law, moved, observed, outcome, recorded
+from tests.token_toys import CHOICES, ENTRIES, HORIZON, PARTS, SPEC, token_policy
+from tests.toys import seeded
+from vla_rl.algorithms.policy_gradient import BF16_ERROR, check_density, joint, rounding_terms
 from vla_rl.contract.batch import OneProcess
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.spec import ArraySpec
+from vla_rl.policies.feed_forward import ActorConfig, CategoricalConfig, GaussianConfig, GaussianPolicy
+from vla_rl.policies.flow import AllSteps, FlowSampler, FlowSde
+from vla_rl.policies.normalization import Affine
+from vla_rl.policies.pretrained import load_policy
+from vla_rl.policies.tiny import TinyConfig, TinyVLA
+from vla_rl.policies.vla.tokenizer import Vocabulary
 
-EVERY = pytest.mark.parametrize("name", FAMILIES)
-EXACT = pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.exact])
+PARAMS = {name: pytest.param(name, marks=[pytest.mark.full] * one.full) for name, one in FAMILIES.items()}
+EVERY = pytest.mark.parametrize("name", PARAMS.values())
+EXACT = pytest.mark.parametrize("name", [PARAMS[name] for name, family in FAMILIES.items() if family.exact])
 LIKELIHOOD = ("act", "log_prob", "kl")
 
 
@@ -92,7 +92,7 @@ def test_densities_entropies_and_kl_are_those_of_torch(name):
     for likelihood, each in zip((old, new), laws, strict=True):
         torch.testing.assert_close(joint(likelihood.logprob), each.log_prob(drawn).flatten(1).sum(1), rtol=0, atol=1e-9)
         torch.testing.assert_close(likelihood.entropy, each.entropy().flatten(1).sum(1), rtol=0, atol=1e-9)
-    if isinstance(found.policy, StepwisePolicy):
+    if hasattr(found.policy, "step_logprob"):
         steps = found.policy.step_logprob(found.out.aux, old.params)
         torch.testing.assert_close(steps, laws[0].log_prob(drawn).sum(2), rtol=0, atol=1e-9)
     divergence = found.policy.kl(old.params, new.params)
@@ -169,3 +169,61 @@ def test_the_score_gradient_of_tokens_is_the_true_one(logprob_per):
     true = torch.autograd.grad((chance * reward).sum(), weights)
     one, other = (torch.cat([item.flatten() for item in part]) for part in (score, true))
     assert one @ other / (one.norm() * other.norm()) >= 0.999 and 0.98 <= one.norm() / other.norm() <= 1.02
+
+
+def test_the_sample_is_the_end_of_the_chain():
+    env = make("counting", num_envs=3)
+    torch.manual_seed(0)
+    config = TinyConfig(horizon=2, width=32, blocks=1, sampler=FlowSampler(FlowSde(0.5), AllSteps(), 4))
+    policy = TinyVLA(env.spec, Vocabulary.from_texts(env.spec.tasks), Affine.from_bounds(env.spec.state), config)
+    features = policy.encode(env.reset([0, 1, 2], [1, 2, 3]))
+    out, _ = policy.act(features, {}, "sample", torch.Generator().manual_seed(0))
+    assert torch.equal(out.sample.flatten(1), out.aux["points"][:, -1])
+    assert not torch.equal(out.aux["points"][:, 0], out.aux["points"][:, -1])
+
+
+REAL = replace(SPEC, action=ArraySpec((ENTRIES,), "float32", -1.0, 1.0))
+FEATURES = {"state": torch.linspace(-1, 1, 8, dtype=torch.float64)[:, None]}
+SHAPES = {"chunk": (), "action": (HORIZON,), "token": (HORIZON * ENTRIES,)}
+EACH = pytest.mark.parametrize("logprob_per", PARTS)
+
+
+def gaussian(logprob_per) -> GaussianPolicy:
+    torch.manual_seed(0)
+    policy = GaussianPolicy(REAL, config=GaussianConfig(HORIZON, 16, 1, logprob_per=logprob_per))
+    torch.nn.init.normal_(policy.last.weight, std=0.5)
+    return policy
+
+
+def terms_likelihood_parts(policy, sample) -> torch.Tensor:
+    """Torch's log-probs of every entry, [B,H*D]."""
+    if isinstance(policy, GaussianPolicy):
+        return Normal(policy.mean(FEATURES), policy.log_std.exp()).log_prob(sample.flatten(1))
+    logits = policy.outputs(FEATURES).unflatten(-1, (-1, CHOICES))
+    return Categorical(logits=logits).log_prob(sample.flatten(1))
+
+
+@EACH
+@pytest.mark.parametrize("made", [gaussian, lambda per: token_policy(per, 0.5)], ids=["gaussian", "categorical"])
+def test_parts_are_those_of_torch_and_sum_to_the_chunk(made, logprob_per):
+    policy = made(logprob_per).double()
+    out, _ = policy.act(FEATURES, {}, "sample", seeded(1))
+    found = policy.log_prob(FEATURES, out.sample, {})
+    assert out.logprob.shape == (8, *SHAPES[logprob_per]) and torch.equal(out.logprob, found.logprob)
+    expected = terms_likelihood_parts(policy, out.sample)
+    per_part = expected.reshape(8, PARTS[logprob_per], -1).sum(-1).reshape(found.logprob.shape)
+    torch.testing.assert_close(found.logprob, per_part, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found.logprob.reshape(8, -1).sum(1), expected.sum(1), rtol=0, atol=1e-12)
+    assert found.entropy.shape == policy.kl(found.params, found.params).shape == (8,)
+    deployed, _ = policy.act(FEATURES, {}, "eval", None)
+    assert deployed.logprob.shape == out.logprob.shape and not deployed.logprob.any()
+
+
+def test_a_checkpoint_keeps_it_and_nonsense_is_refused(tmp_path):
+    token_policy("action").save_pretrained(tmp_path / "saved")
+    assert load_policy(tmp_path / "saved", SPEC).config.logprob_per == "action"
+    for kind in (CategoricalConfig, GaussianConfig):
+        with pytest.raises(UserError, match="logprob_per is 'word', which has no meaning; choose 'chunk' or 'action'"):
+            kind(logprob_per="word")
+    for spec in (SPEC, REAL):
+        assert ActorConfig(logprob_per="token").build(spec, None).config.logprob_per == "token"

@@ -6,12 +6,9 @@ import pytest
 import torch
 
 from tests.elsewhere import elsewhere
+from tests.toys import seeded
 from vla_rl.contract.errors import ContractError
 from vla_rl.policies.noise import generators_of, integers, normal, uniform
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def test_one_generator_draws_as_torch_does():

@@ -13,6 +13,7 @@ import torch
 from sims.catalog import make
 from tests.residuals import (
     COUNTING,
+    HORIZON,
     POINT,
     SMALL,
     PacingBase,
@@ -22,22 +23,24 @@ from tests.residuals import (
     stepping_base,
     tiny_base,
 )
+from tests.toys import seeded
 from vla_rl.algorithms.ppo import PPO, PPOConfig
+from vla_rl.algorithms.residual_td3 import ResidualTD3, ResidualTD3Config
 from vla_rl.contract.check import check_policy
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
-from vla_rl.contract.policy import ContextPolicy, LikelihoodPolicy, ReparametrisedPolicy, encode_observation
+from vla_rl.contract.policy import LikelihoodPolicy, ReparametrisedPolicy, encode_observation
+from vla_rl.experience.replay import Replay
 from vla_rl.experience.rollout import RolloutSource, SeedStream
-from vla_rl.policies.critics import ValueCritic
+from vla_rl.policies.critics import QEnsemble, ValueCritic
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.policies.pretrained import load_policy
-from vla_rl.policies.residual import DeterministicResidual, GaussianResidual
+from vla_rl.policies.residual import BlendConfig, DeterministicResidual, GaussianResidual, ResidualConfig
+from vla_rl.training.policy_store import InProcessPolicyStore
 
 KINDS = [DeterministicResidual, GaussianResidual]
+# What both have from their base class is seen in one; the other is in the full gate.
+ONE_KIND = pytest.mark.parametrize("kind", [KINDS[0], pytest.param(KINDS[1], marks=pytest.mark.full)])
 BASES = {"function": (stepping_base, 4), "own state": (lambda: PacingBase(COUNTING), 3), "vla": (tiny_base, 3)}
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def made(kind=DeterministicResidual, base=None, config=SMALL, spec=COUNTING, std: float = 0.0):
@@ -75,7 +78,7 @@ def equal(one: list, two: list) -> None:
 # -- the base ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@ONE_KIND
 @pytest.mark.parametrize("name", BASES)
 def test_at_first_it_is_the_base_chunk_by_chunk_after_every_kind_of_end(name, kind):
     """Odd seeds are truncated, even ones terminated, mostly inside a chunk; the base's own noise is the same."""
@@ -181,7 +184,6 @@ def test_a_base_that_fails_is_named():
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_keeps_the_contract(kind):
     policy = made(kind)
-    assert isinstance(policy, ContextPolicy)
     assert isinstance(policy, ReparametrisedPolicy) == (kind is DeterministicResidual)
     assert isinstance(policy, LikelihoodPolicy) == (kind is GaussianResidual)
     assert check_policy(policy, make("counting", num_envs=3), seeded())
@@ -238,3 +240,236 @@ def test_learning_sees_the_density_of_acting(dtype, bound):
         rollout = source.next()
         assert rollout.sample.dtype == dtype and rollout.logprob.dtype == torch.float64
         assert ppo.update(rollout)["policy/logprob_gap"] <= bound * (1 if dtype == torch.float64 else 2**0.5)
+
+
+def made_blend(noise: float = 0.2, **blend) -> DeterministicResidual:
+    torch.manual_seed(1)
+    config = replace(SMALL, noise=noise, blend=BlendConfig(**blend))
+    policy = DeterministicResidual(biased_base(), StateEncoder(POINT), config)
+    torch.nn.init.normal_(policy.delta.last.weight, std=0.5)
+    return policy
+
+
+def features(num_envs: int) -> dict[str, torch.Tensor]:
+    state = torch.randn(num_envs, POINT.state.shape[0], generator=seeded(2))
+    base = 0.4 * torch.rand(num_envs, 2, generator=seeded(3))
+    return {"state": state, "base_action": base, "base_plan": torch.zeros(num_envs, 4)}
+
+
+def acting(policy: DeterministicResidual, num_envs: int, steps: int) -> tuple[np.ndarray, list]:
+    """Where the correction acts, bool [T,E], and the outputs; all episodes begin at the first step."""
+    state, generator, found = policy.initial_state(num_envs), seeded(4), []
+    state = policy.reset_state(state, np.arange(num_envs))
+    for _ in range(steps):
+        out, state = policy.act(features(num_envs), state, "sample", generator)
+        found.append(out)
+    return np.stack([out.aux["corrected"].numpy() for out in found]), found
+
+
+@pytest.mark.parametrize(("released", "probability"), [(0, 0.2), (500, 0.6), (1000, 1.0), (5000, 1.0)])
+def test_the_probability_grows_with_the_decisions(released, probability):
+    policy = made_blend(decisions=1000, start=0.2)
+    policy.set_released(released)
+    acts, _ = acting(policy, 400, 10)
+    assert acts.mean() == pytest.approx(probability, abs=0.03)  # four standard errors
+    if probability < 1:
+        assert acts.mean(0).min() > 0 or acts.mean(0).max() < 1, "every step draws anew"
+        assert (acts.any(0) & ~acts.all(0)).mean() > 0.8
+
+
+def test_a_probability_of_episodes_is_drawn_once_in_each():
+    policy = made_blend(start=0.3, per="episode")
+    acts, _ = acting(policy, 1000, 6)
+    assert (acts == acts[0]).all() and acts[0].mean() == pytest.approx(0.3, abs=0.06)
+    state = policy.reset_state(policy.initial_state(1000), np.arange(1000))
+    one, state = policy.act(features(1000), state, "sample", seeded(4))
+    again = policy.reset_state(state, np.arange(500))
+    two, _ = policy.act(features(1000), again, "sample", seeded(5))
+    same = (one.aux["corrected"] == two.aux["corrected"]).numpy()
+    assert same[500:].all() and 0.4 < same[:500].mean() < 0.8
+
+
+def test_the_base_plays_a_random_number_of_steps_first():
+    """Up to half of the point mass's time limit, uniformly; then the correction acts to the end."""
+    policy, limit = made_blend(start=1.0, delay=0.5), POINT.time_limit
+    acts, _ = acting(policy, 2000, limit)
+    begin = acts.argmax(0)
+    assert (np.diff(acts.astype(int), axis=0) >= 0).all() and acts[-1].all()
+    counts = np.bincount(begin, minlength=limit)
+    half = limit // 2
+    assert counts[half:].sum() == 0 and (counts[:half] > 0.6 * 2000 / half).all()
+
+
+def test_where_the_correction_does_not_act_it_is_the_base_without_noise():
+    policy, given = made_blend(start=0.5), features(200)
+    acts, outs = acting(policy, 200, 1)
+    base = policy.action_scale.unnormalize(given["base_action"])
+    unchanged = (outs[0].action[:, 0] - base).abs().amax(1) < 1e-6
+    assert (unchanged.numpy() == ~acts[0]).all() and 50 < acts.sum() < 150
+    explained = policy.critic_action(given, outs[0].sample, outs[0].action)
+    assert float(explained[~torch.from_numpy(acts[0])].abs().max()) < 1e-5
+
+
+def test_the_size_caps_the_correction_for_critics_and_when_deployed():
+    policy, given = made_blend(noise=0.0, decisions=1000, size=0.1, start=1.0), features(300)
+    u = policy.delta(given)
+    for released, size in ((0, 0.1), (500, 0.55), (1000, 1.0)):
+        policy.set_released(released)
+        torch.testing.assert_close(policy.rsample(given, seeded()).action, size * u, atol=2e-5, rtol=1e-4)
+        for mode in ("eval", "sample"):
+            state = policy.reset_state(policy.initial_state(300), np.arange(300))
+            out, _ = policy.act(given, state, mode, seeded())
+            moved = policy.action_scale.normalize(out.action[:, 0]) - given["base_action"]
+            torch.testing.assert_close(moved, 0.5 * size * u, atol=2e-5, rtol=1e-4)
+
+
+def test_a_deployed_policy_is_never_blended():
+    policy, given = made_blend(start=0.0, delay=1.0), features(50)
+    state = policy.reset_state(policy.initial_state(50), np.arange(50))
+    out, after = policy.act(given, state, "eval", seeded())
+    torch.testing.assert_close(policy.critic_action(given, out.sample, out.action), policy.delta(given))
+    assert not out.aux and (after["blend_steps"] == 0).all()
+
+
+def test_what_is_released_is_published_and_saved_with_the_weights(tmp_path):
+    policy = made_blend(decisions=1000, start=0.2, size=0.4)
+    assert not policy.released.requires_grad
+    policy.set_released(500)
+    _, weights = InProcessPolicyStore(policy).latest()
+    assert weights["released"].tolist() == pytest.approx([0.6, 0.7])
+    policy.save_pretrained(tmp_path / "policy")
+    loaded = DeterministicResidual.from_pretrained(tmp_path / "policy", POINT)
+    assert loaded.released.tolist() == pytest.approx([0.6, 0.7]) and loaded.config == policy.config
+    assert "released" not in DeterministicResidual(biased_base(), StateEncoder(POINT), SMALL).trainable()
+
+
+def test_a_learner_moves_the_schedule_with_its_decisions():
+    policy = made_blend(decisions=1000, start=0.2)
+    critic = QEnsemble(policy.feature_sizes, 2, 2, SMALL.head)
+    td3 = ResidualTD3(policy, policy.trainable(), critic, Replay(100, 0.9), ResidualTD3Config(), seeded())
+    td3.guard.released = 250
+    nothing = torch.zeros(1, 3, 1, dtype=torch.bool)
+    idle = type("Idle", (), {"valid": nothing})()
+    td3.replay.add = lambda rollout: 0
+    td3.update(idle)
+    assert float(policy.released[0]) == pytest.approx(0.4)
+
+
+def test_a_gaussian_residual_and_shares_above_one_are_refused():
+    with pytest.raises(UserError, match=r"cannot be blended with the base; leave ResidualConfig.blend out"):
+        GaussianResidual(biased_base(), StateEncoder(POINT), replace(SMALL, blend=BlendConfig()))
+    for wrong in ({"start": 1.5}, {"size": -0.1}, {"delay": 2.0}, {"decisions": 0}):
+        with pytest.raises(UserError):
+            BlendConfig(**wrong)
+
+
+@ONE_KIND
+@pytest.mark.parametrize(("name", "horizon"), [("function", 2), ("function", 4), ("own state", 3), ("vla", 3)])
+def test_at_first_it_is_the_base_after_every_kind_of_end(name, horizon, kind):
+    base, _ = BASES[name]
+    seeds = range(300, 312)
+    corrected = made(kind, base(), replace(SMALL, horizon=horizon))
+    alone, together = (played(policy, seeds, seeded(3)) for policy in (base(), corrected))
+    assert sum(len(episode) % horizon > 0 for episode in alone) > 4
+    for one, two in zip(alone, together, strict=True):
+        equal(two, one)
+
+
+def test_it_reads_the_actions_that_it_corrects_and_those_after_them():
+    policy = made(config=replace(SMALL, horizon=2, plan=3))
+    obs, state = make("counting", num_envs=2).reset([0, 1], [300, 301]), policy.initial_state(2)
+    state = policy.reset_state(state, np.arange(2))
+    for step in range(0, 16, 2):
+        features, state = policy.context(policy.encode(replace(obs, time=obs.time + step)), state, seeded())
+        at_call = replace(obs, time=obs.time + step - step % 4)
+        chunk = policy.action_scale.normalize(torch.as_tensor(stepping(at_call)))
+        behind = torch.cat([chunk[:, step % 4 + 2 :], torch.zeros(2, 3, 2)], 1)[:, :3]
+        assert torch.equal(features["base_action"], chunk[:, step % 4 : step % 4 + 2].flatten(1))
+        assert torch.equal(features["base_plan"], behind.flatten(1))
+        assert {name: item.shape[1] for name, item in features.items() if name != "time"} == policy.feature_sizes
+
+
+def test_every_action_has_a_correction_of_its_own():
+    policy = made(base=biased_base(), config=replace(SMALL, horizon=HORIZON, plan=0), spec=POINT, std=5.0)
+    base = torch.linspace(-0.9, 0.9, 32).view(4, 8)
+    features = {"state": torch.ones(4, 2), "base_action": base, "base_plan": torch.zeros(4, 0)}
+    u = policy.delta(features)
+    out, _ = policy.act(features, policy.initial_state(4), "eval", seeded())
+    assert out.action.shape == out.sample.shape == (4, HORIZON, 2) and u.std(1).min() > 0.1
+    torch.testing.assert_close(out.action, 0.2 * (base + 0.5 * u).clamp(-1, 1).view(4, HORIZON, 2))
+    found = policy.rsample(features, seeded()).action
+    torch.testing.assert_close(policy.critic_action(features, out.sample, out.action), found)
+    torch.testing.assert_close(base + 0.5 * found, (base + 0.5 * u).clamp(-1, 1))
+
+
+def test_the_noise_of_an_action_is_that_of_the_decision_before_at_the_same_place():
+    config = replace(SMALL, horizon=HORIZON, plan=0, noise=0.1, correlation=0.8)
+    policy, batch = made(base=biased_base(), config=config, spec=POINT), 5_000
+    zeros = torch.zeros(batch, 2 * HORIZON)
+    features = {"state": zeros[:, :2], "base_action": zeros, "base_plan": zeros[:, :0]}
+    state, noises, generator = policy.reset_state(policy.initial_state(batch), np.arange(batch)), [], seeded()
+    for _ in range(12):
+        out, state = policy.act(features, state, "sample", generator)
+        noises.append(state["noise"])
+    torch.testing.assert_close(out.action.flatten(1), 0.2 * noises[-1].clamp(-1, 1))
+    assert float((noises[-1] * noises[-2]).mean() / 0.01) == pytest.approx(0.8, abs=0.03)
+    assert abs(float((noises[-1][:, :2] * noises[-1][:, 2:4]).mean() / 0.01)) < 0.05  # within a chunk there is none
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_keeps_the_contract_and_learning_sees_the_density_of_acting(kind):
+    policy = made(kind, config=replace(SMALL, horizon=2))
+    assert check_policy(policy, make("counting", num_envs=3), seeded())
+    if kind is DeterministicResidual:
+        return
+    policy = made(GaussianResidual, biased_base(), replace(SMALL, horizon=2), POINT).to(torch.float64)
+    critic = ValueCritic({**policy.feature_sizes, "time": 1}, width=16)
+    ppo = PPO(policy, policy.trainable(), critic, PPOConfig(critic_warmup=0, minibatch=7, lr=1e-3), seeded())
+    rollout = RolloutSource(make("point_mass", num_envs=6), policy, 10, SeedStream(300, 10**9), seeded()).next()
+    assert rollout.sample.shape[2:] == (2, 2)
+    density = torch.distributions.Normal(*policy.delta(policy_inputs(rollout)))
+    expected = density.log_prob(rollout.sample.flatten(2)).sum(-1)
+    torch.testing.assert_close(rollout.logprob, expected, atol=1e-9, rtol=0)
+    assert ppo.update(rollout)["policy/logprob_gap"] <= 1e-9
+
+
+def policy_inputs(rollout) -> dict[str, torch.Tensor]:
+    return {name: item[:-1] for name, item in rollout.features.items()}
+
+
+def test_the_base_alone_plays_its_share_in_control_steps():
+    """Up to half of a time limit in steps, whatever a decision takes of it."""
+    longest = {}
+    for horizon in (1, HORIZON):
+        config = replace(SMALL, horizon=horizon, plan=0, blend=BlendConfig(start=1.0, per="episode", delay=0.5))
+        policy = made(base=biased_base(), config=config, spec=POINT)
+        zeros = torch.zeros(400, 2 * horizon)
+        features = {"state": zeros[:, :2], "base_action": zeros, "base_plan": zeros[:, :0]}
+        state, generator, acts = policy.reset_state(policy.initial_state(400), np.arange(400)), seeded(), []
+        for _ in range(0, POINT.time_limit, horizon):
+            out, state = policy.act(features, state, "sample", generator)
+            acts.append(out.aux["corrected"].numpy())
+        longest[horizon] = int((~np.stack(acts)).sum(0).max()) * horizon
+    assert longest[1] <= 0.5 * POINT.time_limit < longest[1] + 2
+    assert 0 <= longest[HORIZON] - longest[1] < HORIZON
+
+
+def test_a_horizon_that_does_not_fit_is_refused():
+    with pytest.raises(UserError, match=r"ResidualConfig.horizon"):
+        ResidualConfig(horizon=-1)
+    beyond = COUNTING.max_chunk + 1
+    with pytest.raises(UserError, match=rf"corrects {beyond} actions at once .* at most {COUNTING.max_chunk}"):
+        made(config=replace(SMALL, horizon=beyond))
+    policy = made(config=replace(SMALL, horizon=3))
+    with pytest.raises(UserError, match=r"FunctionPolicy chose 4 actions, .* correct 3 at a time.* divides 4"):
+        played(policy, [300], seeded())
+
+
+def test_a_horizon_of_0_is_the_base_s_whole_chunk():
+    from tests.residuals import POINT, StateEncoder, biased_base
+
+    base = biased_base()
+    for horizon in (1, 2):
+        base.horizon = horizon
+        config = replace(SMALL, horizon=0, plan=0)
+        assert DeterministicResidual(base, StateEncoder(POINT), config).horizon == horizon

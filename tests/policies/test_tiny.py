@@ -10,16 +10,26 @@ import numpy as np
 import pytest
 import torch
 
+from tests.toys import seeded
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.policy import ScheduledPolicy
 from vla_rl.contract.spec import ArraySpec, EnvSpec
-from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, LastStepFromNoise, OneRandomStep
-from vla_rl.policies.flow_schedules import FlowCps, FlowDdim, FlowNoise, FlowOu, FlowSde
+from vla_rl.policies.flow import (
+    AllSteps,
+    FlowCps,
+    FlowDdim,
+    FlowNoise,
+    FlowOu,
+    FlowSampler,
+    FlowSde,
+    LastStep,
+    LastStepFromNoise,
+    OneRandomStep,
+)
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
-from vla_rl.policies.tokens import Vocabulary
+from vla_rl.policies.vla.tokenizer import Vocabulary
 from vla_rl.pretrained import CONFIG, WEIGHTS, save_folder
 
 BATCH, HORIZON = 16, 3
@@ -37,10 +47,6 @@ SPEC = EnvSpec(
 SCHEDULES = [FlowSde(0.5), FlowOu(0.5, 0.05), FlowDdim(0.5, 0.05), FlowCps(0.5, 0.05), FlowNoise()]
 NOISE_PLACEMENTS = [AllSteps(), OneRandomStep(), LastStep(), LastStepFromNoise()]
 name = lambda value: type(value).__name__  # noqa: E731
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def made(sampler: FlowSampler | None = None, spec: EnvSpec = SPEC) -> TinyVLA:
@@ -284,7 +290,6 @@ def test_noise_falls_with_the_progress_of_the_run_and_stays_in_the_checkpoint_as
         out, _ = policy.act(features, {}, "sample", seeded())
         return policy.log_prob(features, out.sample, out.aux).params["std"][0, :, 0]
 
-    assert isinstance(policy, ScheduledPolicy)
     constant = stds()
     policy.set_progress(0.5)
     assert torch.equal(stds(), constant)  # without a final noise nothing falls

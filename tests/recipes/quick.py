@@ -2,20 +2,18 @@
 
 from dataclasses import replace
 
-from vla_rl.algorithms.hg_dagger import HGDaggerConfig
-from vla_rl.algorithms.iql import IQLConfig
+from vla_rl.algorithms.chunks import HGDaggerConfig
+from vla_rl.algorithms.offline import IQLConfig, WSRLConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.algorithms.self_imitation import FutureStatesConfig, SelfImitationConfig
-from vla_rl.algorithms.wsrl import WSRLConfig
 from vla_rl.experience.curriculum import LearningProgress
 from vla_rl.experience.helped import Escalation
 from vla_rl.experience.person import PersonConfig
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.policies.flow import FlowSampler, LastStep
-from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.feed_forward import SquashedConfig
+from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import ResidualConfig
-from vla_rl.policies.squashed import SquashedConfig
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import Imitate, NewTiny
 from vla_rl.recipes.imitating import Corrected, SelfImitated

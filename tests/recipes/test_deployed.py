@@ -12,10 +12,10 @@ from tests.elsewhere import ELSEWHERE, elsewhere
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.expert import ExpertPolicy
 from vla_rl.policies.feed_forward import GaussianPolicy
+from vla_rl.policies.function import Renumbered
 from vla_rl.policies.normalization import Affine
-from vla_rl.policies.renumbered import Renumbered
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
-from vla_rl.policies.tokens import Vocabulary
+from vla_rl.policies.vla.tokenizer import Vocabulary
 from vla_rl.recipes.deployed import deployed_policy, fingerprint
 from vla_rl.recipes.env_config import EnvConfig
 

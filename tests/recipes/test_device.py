@@ -24,9 +24,8 @@ from vla_rl.recipes.metrics import rows
 from vla_rl.recipes.stages import collect
 from vla_rl.recipes.suite_run import SuiteRun
 from vla_rl.recipes.train_rewards import TrainProgress, TrainReward, TrainSuccess
-from vla_rl.rewards.progress import ProgressConfig
+from vla_rl.rewards.progress import ProgressConfig, SuccessConfig
 from vla_rl.rewards.reward_model import RewardModel
-from vla_rl.rewards.success import SuccessConfig
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.tracking import RunFolder
 

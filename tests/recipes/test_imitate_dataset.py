@@ -139,4 +139,4 @@ def test_what_cannot_be_accepted_is_said(dataset):
 
 def test_a_policy_that_cannot_imitate_is_named(dataset, tmp_path, complaint):
     given = ("--dataset", dataset, "--env", "lift", "--policy", "vla_rl.policies.feed_forward:GaussianPolicy")
-    assert "GaussianPolicy in" in complaint("train", CONFIG, "--out", tmp_path / "run", *given)
+    assert "GaussianPolicy lacks it" in complaint("train", CONFIG, "--out", tmp_path / "run", *given)

@@ -18,11 +18,10 @@ from tests.rewards.test_judge import PROMPT, llava
 from vla_rl.cli.main import main
 from vla_rl.contract.batch import OneProcess
 from vla_rl.experience.datasets import save_demonstrations
-from vla_rl.policies.flow import FlowSampler, LastStep
-from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
-from vla_rl.policies.tokens import Vocabulary
+from vla_rl.policies.vla.tokenizer import Vocabulary
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.context import RunContext
 from vla_rl.recipes.env_config import EnvConfig, EnvFactory
@@ -31,7 +30,7 @@ from vla_rl.recipes.trainers import Rewarded
 from vla_rl.recipes.training_setup import build
 from vla_rl.rewards.env import RewardWeights
 from vla_rl.rewards.judge import VLMJudge
-from vla_rl.rewards.reward import load_reward
+from vla_rl.rewards.reward_model import load_reward
 from vla_rl.training.tracking import RunFolder
 
 

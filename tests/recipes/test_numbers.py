@@ -11,8 +11,7 @@ from vla_rl.cli.override import override
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.diffusion import DiffusionConfig
 from vla_rl.policies.feed_forward import ActorConfig, CategoricalConfig, GaussianConfig
-from vla_rl.policies.flow import FlowSampler, LastStep
-from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.latent_noise import SquashedLatentConfig
 from vla_rl.policies.residual import ResidualConfig

@@ -13,10 +13,9 @@ from vla_rl.algorithms.group_relative import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.policies.openvla.decoding import Autoregressive, Parallel
-from vla_rl.policies.openvla.options import OpenVLAOptions
+from vla_rl.policies.openvla.decoding import Autoregressive, OpenVLAOptions, Parallel
 from vla_rl.policies.pretrained import load_policy
-from vla_rl.policies.vla.trainable import TrainLoRA
+from vla_rl.policies.vla.options import TrainLoRA
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.policies import StartFrom

@@ -14,11 +14,10 @@ from vla_rl.cli.main import main
 from vla_rl.cli.override import _fields
 from vla_rl.experience.collect import collect_demonstrations
 from vla_rl.experience.datasets import save_demonstrations
-from vla_rl.policies.flow import FlowSampler, LastStep
-from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
-from vla_rl.policies.tokens import Vocabulary
+from vla_rl.policies.vla.tokenizer import Vocabulary
 from vla_rl.recipes.config_files import config_files, functions_of
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.improve import Improve

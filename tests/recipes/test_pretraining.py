@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from tests.commands import save_untrained
 from tests.recipes import quick
-from vla_rl.algorithms.wsrl import WSRL
+from vla_rl.algorithms.offline import WSRL
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.recipes import evaluators, stages
 from vla_rl.recipes.env_config import EnvConfig

@@ -20,7 +20,7 @@ from vla_rl.cli.override import override
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import load_demonstrations
-from vla_rl.policies.openvla.options import OpenVLAOptions
+from vla_rl.policies.openvla.decoding import OpenVLAOptions
 from vla_rl.policies.pretrained import default_options, load_policy
 from vla_rl.policies.vla.checkpoint import FAMILIES
 from vla_rl.policies.vla.options import VLAOptions

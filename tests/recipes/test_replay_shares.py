@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.experience.replays import seeded
 from tests.experience.test_strata import Learner, episode
+from tests.toys import seeded
 from vla_rl.experience.mixture import Strata
 from vla_rl.experience.replay import Replay
 from vla_rl.recipes.off_policy import AdaptiveReplay, ReplayConfig

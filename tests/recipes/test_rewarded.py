@@ -18,8 +18,7 @@ from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.policies.flow import FlowSampler, LastStep
-from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.context import RunContext

@@ -14,7 +14,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.policies.pretrained import load_policy, read_config
 from vla_rl.pretrained import checkpoint_of, is_run
 from vla_rl.recipes.config_files import env_config_of, load_config
-from vla_rl.rewards.reward import load_reward
+from vla_rl.rewards.reward_model import load_reward
 
 
 @pytest.fixture

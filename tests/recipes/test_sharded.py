@@ -12,8 +12,7 @@ from sims.catalog import make
 from tests.recipes import quick
 from tests.training.test_distributed import torchrun
 from vla_rl.contract.errors import UserError
-from vla_rl.policies.flow import FlowSampler, LastStep
-from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.smolvla.policy import SmolVLA
 from vla_rl.policies.vla.options import VLAOptions

@@ -19,7 +19,7 @@ from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.train_rewards import TrainSuccess, balanced, evaluate_model, evaluate_progress, label_frames, share
 from vla_rl.rewards.frames import LabelledFrames
 from vla_rl.rewards.progress import ProgressCritic
-from vla_rl.rewards.reward import load_reward
+from vla_rl.rewards.reward_model import load_reward
 from vla_rl.training.fit import FitConfig
 
 LITTLE = EnvConfig("lift", options={"image_size": 24})

@@ -24,9 +24,8 @@ from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.experience.process import ProcessSource
 from vla_rl.experience.rollout import RolloutSource, WindowConfig
 from vla_rl.policies.feed_forward import GaussianPolicy
-from vla_rl.policies.flow import FlowSampler, LastStep
+from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.flow_policy import at_temperature
-from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.tiny import TinyVLA

@@ -17,10 +17,8 @@ from vla_rl.contract.check import check_env, random_actions
 from vla_rl.contract.env import Snapshots, VecEnv
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.rewards.env import RewardedEnv, RewardWeights, rewarded
-from vla_rl.rewards.progress import ProgressConfig, ProgressCritic
-from vla_rl.rewards.reward import Reward, RewardOutput
-from vla_rl.rewards.reward_model import reset_rows
-from vla_rl.rewards.success import SuccessClassifier, SuccessConfig
+from vla_rl.rewards.progress import ProgressConfig, ProgressCritic, SuccessClassifier, SuccessConfig
+from vla_rl.rewards.reward_model import Reward, RewardOutput, reset_rows
 
 # Progress by actions since the reset: half-way, back, waiting, all of the way; 1 from then on.
 COURSE = np.array([0.1, 0.3, 0.6, 0.4, 0.4, 0.9, 1.0], np.float32)

@@ -12,7 +12,7 @@ import torch
 
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.rewards.judge import BASELINE_PROMPT, VLMConfig, VLMJudge, VLMJudgeConfig, YesNo
-from vla_rl.rewards.reward import Reward, load_reward
+from vla_rl.rewards.reward_model import Reward, load_reward
 
 WORDS = [*("yes", "Yes", "no", "maybe", "user", "assistant", "lift", "push", "the", "red", "blue", "cube"), *"?:"]
 WORDS += ["is", "it", "done"]

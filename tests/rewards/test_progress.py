@@ -12,7 +12,7 @@ import torch
 from vla_rl.contract.errors import ContractError
 from vla_rl.rewards.frames import FramePairs, LabelledFrames, PairSampler
 from vla_rl.rewards.progress import ProgressConfig, ProgressCritic
-from vla_rl.rewards.reward import Reward, load_reward
+from vla_rl.rewards.reward_model import Reward, load_reward
 from vla_rl.training.fit import FitConfig, fit
 
 COLOURS = {"red": (220, 30, 30), "blue": (30, 60, 230)}

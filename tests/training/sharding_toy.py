@@ -14,16 +14,14 @@ from torch.distributed.tensor import DTensor
 
 from tests.policies.test_tiny import observations
 from tests.policies.vla.tiny_vlas import tiny_vla
-from tests.toys import rollout
-from tests.training.sharing import cut, seeded
+from tests.toys import rollout, seeded
+from tests.training.sharing import cut
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.contract.batch import Reducer
 from vla_rl.policies.critics import ValueCritic
-from vla_rl.policies.flow import FlowSampler, LastStep
-from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.smolvla.policy import SmolVLA
-from vla_rl.policies.vla.options import VLAOptions
-from vla_rl.policies.vla.trainable import TrainAll, TrainExpert, TrainLoRA, Trains
+from vla_rl.policies.vla.options import TrainAll, TrainExpert, TrainLoRA, Trains, VLAOptions
 from vla_rl.training.checkpoint import read_state, save_state
 from vla_rl.training.distributed import HOST, torchrun_processes
 from vla_rl.training.sharding import ShardedGroup

@@ -16,8 +16,7 @@ from tests.toys import FlowToy, bandit
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.contract.batch import Reducer, Rollout
 from vla_rl.policies.critics import ValueCritic
-from vla_rl.policies.flow import AllSteps, FlowSampler
-from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.flow import AllSteps, FlowSampler, FlowSde
 from vla_rl.training.distributed import current_reducer, torchrun_processes
 
 DECISIONS, UPDATES = 90, 3

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sims.catalog import make
-from tests.algorithms.ppo_learners import seeded
+from tests.toys import seeded
 from vla_rl.algorithms.decisions import Gathered, flatten
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.experience.rollout import RolloutSource, SeedStream

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 
 from tests.commands import save_untrained
 from tests.patience import PATIENCE
-from tests.toys import FlowToy, bandit
-from tests.training.sharing import learn, seeded
+from tests.toys import FlowToy, bandit, seeded
+from tests.training.sharing import learn
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.groups import GroupConfig

@@ -8,14 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from tests.toys import seeded
 from vla_rl.contract.errors import NonFiniteError
 from vla_rl.training.fit import FitConfig, fit, lr_factor, shuffled, weighted
 
 TARGET = torch.tensor([[2.0, -1.0, 0.5]])
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def linear():

@@ -6,16 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vla_rl.policies.backbone import BackboneOutput, PointingBackbone, cell_centres
-from vla_rl.policies.tokens import Vocabulary
+from tests.toys import seeded
+from vla_rl.policies.image_encoder import BackboneOutput, PointingBackbone, cell_centres
+from vla_rl.policies.vla.tokenizer import Vocabulary
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.imitation import GroundingConfig, cell_weights, ground, pointing_loss
 
 COLOURS = {"red": (220, 30, 30), "blue": (30, 60, 230)}
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.parametrize("side", [4, 8, 16])

@@ -5,15 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.toys import FlowToy, all_shown
-from vla_rl.policies.flow import AllSteps, FlowSampler
-from vla_rl.policies.flow_schedules import Ode
+from tests.toys import FlowToy, all_shown, seeded
+from vla_rl.policies.flow import AllSteps, FlowSampler, Ode
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.imitation import ImitationConfig, imitate
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def demonstrations(count: int) -> tuple[torch.Tensor, torch.Tensor]:

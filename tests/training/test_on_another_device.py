@@ -22,11 +22,10 @@ from vla_rl.algorithms.dppo import DPPOConfig
 from vla_rl.algorithms.dsrl import DSRLConfig, NoiseAliasedConfig
 from vla_rl.algorithms.gorl import GoRLConfig, RefitConfig
 from vla_rl.algorithms.group_relative import GRPOConfig, RLOOConfig
-from vla_rl.algorithms.iql import IQLConfig
+from vla_rl.algorithms.offline import CalQLConfig, IQLConfig, WSRLConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.algorithms.sac import RLPDConfig, SACConfig
-from vla_rl.algorithms.wsrl import CalQLConfig, WSRLConfig
 from vla_rl.contract.batch import OneProcess, ReplayBuffer
 from vla_rl.evaluation.run import evaluate
 from vla_rl.experience.groups import GroupConfig
@@ -35,25 +34,19 @@ from vla_rl.experience.replay import Replay
 from vla_rl.experience.rollout import SeedStream, WindowConfig
 from vla_rl.experience.storage import InMemory
 from vla_rl.policies.critics import QEnsemble, ValueCritic
-from vla_rl.policies.diffusion import DiffusionConfig, DiffusionPolicy
-from vla_rl.policies.diffusion_steps import DiffusionSampler
-from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
-from vla_rl.policies.flow import AllSteps, FlowSampler, LastStepFromNoise, OneRandomStep
-from vla_rl.policies.flow_schedules import FlowNoise, FlowSde
+from vla_rl.policies.diffusion import DiffusionConfig, DiffusionPolicy, DiffusionSampler
+from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy, SquashedConfig, SquashedPolicy
+from vla_rl.policies.flow import AllSteps, FlowNoise, FlowSampler, FlowSde, LastStepFromNoise, OneRandomStep
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.latent_noise import GaussianLatent, LatentConfig, SquashedLatent, SquashedLatentConfig
-from vla_rl.policies.normalization import Affine
-from vla_rl.policies.openvla.network import OpenVLAShape
-from vla_rl.policies.openvla.options import OpenVLAOptions
+from vla_rl.policies.normalization import Affine, RunningStatistics
+from vla_rl.policies.openvla.decoding import OpenVLAOptions
+from vla_rl.policies.openvla.network import OpenVLAShape, ViTShape
 from vla_rl.policies.openvla.policy import OpenVLA
-from vla_rl.policies.openvla.vision import ViTShape
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.residual import DeterministicResidual, GaussianResidual, ResidualConfig
 from vla_rl.policies.smolvla.policy import SmolVLA
-from vla_rl.policies.squashed import SquashedConfig, SquashedPolicy
-from vla_rl.policies.statistics import RunningStatistics
-from vla_rl.policies.vla.options import VLAOptions
-from vla_rl.policies.vla.trainable import TrainAll
+from vla_rl.policies.vla.options import TrainAll, VLAOptions
 from vla_rl.training.checkpoint import latest_state, save_state
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.imitation import ImitationConfig, imitate

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sims.catalog import make
+from tests.toys import seeded
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.policy import Features
@@ -17,10 +18,6 @@ from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 ENVS, DECISIONS = 6, 8
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def policy_on(device: str) -> GaussianPolicy:

@@ -10,11 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.policies.test_tiny import observations, seeded
+from tests.policies.test_tiny import observations
 from tests.policies.vla.tiny_vlas import tiny_vla
+from tests.toys import seeded
 from tests.training.sharding_toy import Learning, learn
 from tests.training.test_distributed import torchrun
-from vla_rl.algorithms.gradients import clip_gradients
+from vla_rl.algorithms.decisions import clip_gradients
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.smolvla.policy import SmolVLA

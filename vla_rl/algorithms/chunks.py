@@ -6,28 +6,65 @@ lies past an episode's end as well (``action_is_pad``) but divides by all action
 counts less.  What does not count is still an input of a flow or a diffusion, with noise, as the places of a chunk are
 when the policy acts: past an episode's end its last action, repeated; after an end inside an executed chunk what the
 policy chose.
+
+HG-DAgger (Kelly et al. 2019, arXiv 1810.02890): a person takes over when needed, and the policy imitates that.
+
+The robot acts by itself; a person takes over where it goes wrong and hands back when all is well again.  What the
+person did is aggregated, ``D <- D + {(o, a_human)}``, and the policy imitates
+
+    L = sum_D m_h l_h / sum_D m_h + alpha mean_demonstrations l_h
+
+where ``l_h`` is the policy's own imitation loss of action ``h`` of a chunk (flow matching for a flow policy) and
+``m_h`` is 1 where the person chose it: a person who takes over in the middle of a chunk is imitated from there on.  The
+chunk's other actions are an input of a flow, as executed and with noise, but no target.  Tasks are equally likely.
+
+Versions do not matter: the target is what a person did in a state, whoever led there.  So there is neither a bound of
+staleness nor an importance weight; the oldest corrections leave when there are more than ``capacity``.
+
+Deviations: demonstrations enter by a weight of their own and not by their number (theirs would outweigh the first
+corrections); the paper's risk estimate, an ensemble's doubt above which a person should watch, is not part of this.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from vla_rl.algorithms.decisions import flatten, select_each
+from vla_rl.algorithms.decisions import ages, flatten, mean, select_each
 from vla_rl.contract.batch import Rollout
-from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.policy import Features, Policy, public
+from vla_rl.contract.errors import ContractError, NonFiniteError
+from vla_rl.contract.limits import check_limits, check_positive
+from vla_rl.contract.policy import Features, Policy, public, require
+from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.normalization import Affine
 
 DEMONSTRATED = -1  # in place of a policy's version
 
 
-class Imitation(Protocol):
-    """A policy with an imitation loss of its own, such as flow matching or denoising, known for every action."""
+class ImitationPolicy(Policy, Protocol):
+    """A policy that learns chunks of actions by a loss of its own, such as flow matching or denoising.
+
+    Besides, it may have
+
+    encode_with_grad(obs)       the features with gradient, for a vision backbone that learns too
+    imitation_features(obs)     {name: [N,...]} on the host, where its loss reads other features than its decisions;
+                                with ``chunk_length``, the actions of a chunk to imitate, of which it executes the first
+    with_trained_backbone()     itself, keeping pictures in its features so that RL can train the backbone, and
+    encode_again(features)      the features, with gradient, as today's backbone makes them of those pictures
+    """
+
+    spec: EnvSpec
+    action_scale: Affine
+
+    @property
+    def horizon(self) -> int:
+        """``H``: actions in a chunk."""
 
     def imitation_losses(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
         """The loss [B,H] of every action of normalised ``chunks`` [B,H,D], each with ``draws`` random draws.
@@ -35,23 +72,17 @@ class Imitation(Protocol):
         ``features`` {name: [B,...]} are those of the observations before the chunks.
         """
 
+    def trainable(self) -> dict[str, nn.Parameter]: ...
 
-@runtime_checkable
-class ActionwiseImitation(Imitation, Policy, Protocol):
-    """One that imitates chunks of a rollout, whose actions it normalises."""
-
-    action_scale: Affine
+    def save_pretrained(self, folder: str | Path) -> None: ...
 
 
-def require_actionwise(policy: object, needed_by: str) -> ActionwiseImitation:
+def require_imitation(policy: Any, needed_by: str) -> ImitationPolicy:
     """``policy``; raises UserError when it has no loss for every action."""
-    if not isinstance(policy, ActionwiseImitation):
-        raise UserError(
-            f"{needed_by} imitates the actions of a chunk that a person chose, and {type(policy).__name__} has no "
-            "imitation_losses and action_scale, so those cannot be told from the others; use a flow policy, or add "
-            "them."
-        )
-    return policy
+    cure = "so a person's actions cannot be told from the others in a chunk; use a flow policy, or add them."
+    require(policy, needed_by, ("imitation_losses", "action_scale"), cure)
+    found: ImitationPolicy = policy
+    return found
 
 
 @dataclass(frozen=True)
@@ -84,7 +115,7 @@ class Chunks:
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
-def chunks_of(rollout: Rollout, counts: Tensor, policy: ActionwiseImitation) -> Chunks:
+def chunks_of(rollout: Rollout, counts: Tensor, policy: ImitationPolicy) -> Chunks:
     """The decisions of ``rollout`` with an action that ``counts`` bool [T,E,H]."""
     used, task = counts.any(-1), torch.zeros_like(rollout.seeds) if rollout.task is None else rollout.task
     features = {name: flatten(item[:-1], used) for name, item in public(dict(rollout.features)).items()}
@@ -162,7 +193,177 @@ class FamiliesEqually(TasksEqually):
         return drawn_equally(self._family.to(chunks.task.device)[chunks.task], size, generator)
 
 
-def mean_loss(policy: Imitation, chunks: Chunks, draws: int, generator: torch.Generator) -> Tensor:
+def mean_loss(policy: ImitationPolicy, chunks: Chunks, draws: int, generator: torch.Generator) -> Tensor:
     """The mean of the policy's imitation loss over the actions that count; the others have no gradient."""
     losses = policy.imitation_losses(chunks.features, chunks.actions, draws, generator)
     return losses[chunks.counts].mean()
+
+
+@dataclass(frozen=True)
+class GradientConfig:
+    """What a gradient step is made of, and the weight of demonstrations."""
+
+    batch: int = 64  # decisions to imitate in a step, and as many demonstrations
+    draws: int = 2  # random draws, of noise and time for instance, per decision and step
+    alpha: float = 1.0  # weight of the demonstrations
+    capacity: int = 50_000  # decisions that are kept
+    lr: float = 3e-4
+    weight_decay: float = 1e-4
+    grad_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        count = (1, math.inf)
+        check_limits(self, batch=count, draws=count, capacity=count)
+        check_limits(self, alpha=(0, math.inf), weight_decay=(0, math.inf))
+        check_positive(self, "lr", "grad_norm")
+
+
+Config = TypeVar("Config", bound=GradientConfig)
+
+
+class ChunkLearner(Generic[Config]):
+    """Imitates the decisions that it keeps, and demonstrations: what HG-DAgger and self-imitation share."""
+
+    name, imitated = "", ""  # of the algorithm; of what is kept, in metrics
+
+    def __init__(
+        self,
+        policy: object,
+        parameters: Mapping[str, nn.Parameter],
+        demonstrations: Chunks | None,
+        config: Config,
+        generator: torch.Generator,
+        sampler: ChunkSampler | None = None,
+    ) -> None:
+        """``demonstrations`` None: what is kept alone; ``sampler`` chooses of both, None: ``TasksEqually``.
+
+        Raises UserError for a policy without a loss for every action (``ImitationPolicy``).
+        """
+        self._sampler = sampler or TasksEqually()
+        self.policy, self.config = require_imitation(policy, self.name), config
+        self.parameters, self.generator = dict(parameters), generator
+        self.demonstrations = demonstrations if config.alpha and demonstrations else None
+        self.kept: Chunks | None = None
+        self.steps = 0
+        trained = [parameter for parameter in self.parameters.values() if parameter.requires_grad]
+        self.optimizer = torch.optim.AdamW(trained, lr=config.lr, weight_decay=config.weight_decay, fused=True)
+
+    def loss(self, kept: Chunks) -> tuple[Tensor, dict[str, float]]:
+        """The imitation loss of drawn decisions, and metrics."""
+        loss = mean_loss(self.policy, kept, self.config.draws, self.generator)
+        return loss, {f"policy/{self.imitated}_loss": float(loss.detach())}
+
+    @property
+    def lr(self) -> float:
+        """The learning rate."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        self.optimizer.param_groups[0]["lr"] = value
+
+    def keep(self, new: Chunks) -> int:
+        """Keep ``new`` decisions to imitate; returns how many they are."""
+        if len(new):
+            self.kept = self._newest(joined([self.kept, new]) if self.kept else new)
+        return len(new)
+
+    def step(self, kept: Chunks) -> dict[str, float]:
+        """One gradient step."""
+        config = self.config
+        loss, metrics = self.loss(self._drawn(kept))
+        if self.demonstrations is not None:
+            recorded = mean_loss(self.policy, self._drawn(self.demonstrations), config.draws, self.generator)
+            metrics["policy/demonstration_loss"] = float(recorded.detach())
+            loss = loss + config.alpha * recorded
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        norm = float(nn.utils.clip_grad_norm_(trained, config.grad_norm))
+        if not math.isfinite(norm):
+            raise NonFiniteError(
+                f"the gradient of {self.name}'s step {self.steps} is not finite, so the step was not taken; lower the "
+                "learning rate or look for NaN in what was recorded."
+            )
+        self.optimizer.step()
+        self.steps += 1
+        return {**metrics, "policy/loss": float(loss.detach()), "policy/grad_norm": norm}
+
+    def _drawn(self, chunks: Chunks) -> Chunks:
+        human = torch.ones_like(chunks.task, dtype=torch.bool)
+        return chunks.select(self._sampler.draw(chunks, human, self.config.batch, self.generator))
+
+    def _newest(self, kept: Chunks) -> Chunks:
+        return kept.select(torch.arange(len(kept))[-self.config.capacity :])
+
+    # -- state ------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, optimizer, what is kept, generator and counter (see ``Resumable``); demonstrations are the run's."""
+        return {
+            "parameters": {name: parameter.detach() for name, parameter in self.parameters.items()},
+            "optimizer": self.optimizer.state_dict(),
+            "kept": self.kept.to_state() if self.kept else {},
+            "generator": self.generator.get_state(),
+            "steps": self.steps,
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, parameter in self.parameters.items():
+            parameter.copy_(state["parameters"][name])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.kept = Chunks(**state["kept"]) if state["kept"] else None
+        self.generator.set_state(state["generator"])
+        self.steps = state["steps"]
+
+
+@dataclass(frozen=True)
+class HGDaggerConfig(GradientConfig):
+    """And the schedule."""
+
+    steps: int = 50  # gradient steps per rollout, once there are corrections
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_limits(self, steps=(1, math.inf))
+
+
+class HGDagger(ChunkLearner[HGDaggerConfig]):
+    """A ``LoopLearner`` of a policy with a loss for every action (``ImitationPolicy``)."""
+
+    name, imitated = "HG-DAgger", "correction"
+
+    @property
+    def corrections(self) -> Chunks | None:
+        """What a person did."""
+        return self.kept
+
+    def update(self, rollout: Rollout) -> dict[str, float]:
+        """Add what a person did in ``rollout``, then take the gradient steps; none while nobody has intervened.
+
+        Raises NonFiniteError before a NaN could enter the weights, and ContractError for a decision of a version that
+        the learner has not reached.
+        """
+        acted, all_steps = float((rollout.intervened & rollout.valid).sum()), float(rollout.valid.sum())
+        metrics = {
+            "rollout/intervened": acted / max(1.0, all_steps),
+            "rollout/decisions": float(self.add(rollout)),
+            "replay/corrections": float(len(self.kept) if self.kept else 0),
+        }
+        return {**metrics, **self.learn(self.config.steps)}
+
+    def add(self, rollout: Rollout) -> int:
+        """Keep the decisions of ``rollout`` in which a person acted; returns how many.
+
+        Raises ContractError for a decision of a version that the learner has not reached.
+        """
+        human = rollout.intervened & rollout.valid
+        ages(rollout, self.policy.version)
+        return self.keep(chunks_of(rollout, human, self.policy))
+
+    def learn(self, steps: int) -> dict[str, float]:
+        """Take so many gradient steps; none, and no metrics, while nobody has intervened."""
+        if self.kept is None:
+            return {}
+        return mean([self.step(self.kept) for _ in range(steps)])

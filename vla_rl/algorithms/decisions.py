@@ -1,15 +1,16 @@
-"""The usable decisions of a rollout as one flat batch, and how it is cut into minibatches and micro-batches."""
+"""The usable decisions of a rollout as one flat batch, its minibatches and micro-batches; gradients of processes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from vla_rl.contract.batch import Rollout
+from vla_rl.contract.batch import Reducer, Rollout
+from vla_rl.contract.device import is_shard
 from vla_rl.contract.errors import ContractError
 
 
@@ -19,7 +20,7 @@ class Decisions:
 
     ``age`` int [B] counts the updates between the policy that acted and the learner's; ``valid`` bool [B,H] says which
     actions were executed.  ``logprob`` is [B] or [B,G], the log-probs of G parts; the policy's loss is the mean over
-    decisions of ``weight * l``, summed over parts, with ``weight`` float [B] or [B,G] (``surrogate.py``).
+    decisions of ``weight * l``, summed over parts, with ``weight`` float [B] or [B,G] (``policy_gradient.py``).
     """
 
     features: Mapping[str, Tensor]
@@ -123,3 +124,62 @@ def micro_batches(size: int, micro_batch: int) -> Iterator[tuple[Tensor | None, 
         return
     for part in torch.arange(size).split(micro_batch):
         yield part, len(part) / size
+
+
+def mean_gradients(reducer: Reducer, parameters: Iterable[nn.Parameter]) -> None:
+    """Replace every gradient by its mean over all processes; a missing gradient counts as zero."""
+    if reducer.size == 1:
+        return
+    trained = list(parameters)
+    reducer.sum_gradients(trained)
+    for parameter in trained:
+        assert parameter.grad is not None  # the sum gives one to all
+        parameter.grad /= reducer.size
+
+
+def fused_on_gpu(parameters: Iterable[nn.Parameter]) -> bool | None:
+    """torch.optim's ``fused`` for ``parameters``: one kernel for all of them on a GPU, elsewhere torch's own choice."""
+    return True if all(parameter.is_cuda for parameter in parameters) else None
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], bound: float) -> float:
+    """Scale all gradients so that their joint 2-norm is at most ``bound``; returns the norm before.
+
+    A gradient that is a DTensor counts as the whole of its shards, with every process's.
+    """
+    trained = [parameter for parameter in parameters if parameter.grad is not None]
+    shards = [parameter for parameter in trained if is_shard(parameter.grad)]
+    if not shards:
+        return float(nn.utils.clip_grad_norm_(trained, bound))
+    whole = [parameter for parameter in trained if not is_shard(parameter.grad)]
+    parts = [nn.utils.get_total_norm([p.grad for p in part if p.grad is not None]) for part in (shards, whole) if part]
+    norm = torch.linalg.vector_norm(torch.stack([full(part) for part in parts]))
+    for part in (shards, whole):
+        nn.utils.clip_grads_with_norm_(part, bound, norm)
+    return float(norm)
+
+
+def full(tensor: Tensor) -> Tensor:
+    """The tensor itself, or the whole of which it is a shard; then all processes have to ask."""
+    whole: Tensor = tensor.full_tensor() if is_shard(tensor) else tensor
+    return whole
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether all of ``tensor`` is finite, or of this process's shard of it."""
+    own = tensor.to_local() if is_shard(tensor) else tensor
+    return bool(own.isfinite().all())
+
+
+def forget_moments(learner: Any) -> None:
+    """Clear the state of every optimizer that is an attribute of ``learner``."""
+    for item in vars(learner).values():
+        if isinstance(item, torch.optim.Optimizer):
+            item.state.clear()
+
+
+def mean(metrics: list[dict[str, float]]) -> dict[str, float]:
+    """The mean of every metric over the items that have it."""
+    names = sorted({name for item in metrics for name in item})
+    values = {name: [item[name] for item in metrics if name in item] for name in names}
+    return {name: sum(items) / len(items) for name, items in values.items()}

@@ -19,30 +19,16 @@ epochs and learning rates are those of ``policy_gradient.py``; rewards are not s
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vla_rl.algorithms.policy_gradient import clipped_objective
 from vla_rl.algorithms.ppo import PPO, PPOConfig, _Batch
-from vla_rl.contract.batch import Reducer
-from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits, check_positive
-from vla_rl.contract.policy import Likelihood, LikelihoodPolicy
-
-
-@runtime_checkable
-class StepwisePolicy(LikelihoodPolicy, Protocol):
-    """A policy whose samples end chains with a density for every step."""
-
-    def step_logprob(self, aux: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> Tensor:
-        """Log-density [B,K'] of the recorded steps, noisiest first, given the ``params`` of ``log_prob``.
-
-        Their sum is its ``logprob``.
-        """
+from vla_rl.contract.policy import Likelihood
 
 
 @dataclass(frozen=True)
@@ -65,16 +51,9 @@ class DPPOConfig(PPOConfig):
         check_limits(self, clip_first=(0, 1))
         check_positive(self, "clip_rate")
 
-    def build(
-        self,
-        policy: LikelihoodPolicy,
-        parameters: Mapping[str, nn.Parameter],
-        critic: nn.Module,
-        generator: torch.Generator,
-        reducer: Reducer,
-    ) -> DPPO:
-        """The learner with this config."""
-        return DPPO(policy, parameters, critic, self, generator, reducer)
+    @property
+    def learner(self) -> type[DPPO]:
+        return DPPO
 
 
 class DPPO(PPO):
@@ -84,23 +63,9 @@ class DPPO(PPO):
     """
 
     config: DPPOConfig
-    policy: StepwisePolicy
-
-    def __init__(
-        self,
-        policy: LikelihoodPolicy,
-        parameters: Mapping[str, nn.Parameter],
-        critic: nn.Module,
-        config: DPPOConfig,
-        generator: torch.Generator,
-        reducer: Reducer | None = None,
-    ) -> None:
-        super().__init__(policy, parameters, critic, config, generator, reducer)
-        if not isinstance(policy, StepwisePolicy):
-            raise UserError(
-                f"DPPO needs a policy with step_logprob (StepwisePolicy) but {type(policy).__name__} lacks it, so its "
-                "denoising steps have no ratios; choose a diffusion policy, or PPO, which needs only the joint density."
-            )
+    policy: Any  # a LikelihoodPolicy with step_logprob
+    needs = ("log_prob", "kl", "step_logprob")
+    otherwise = "so its steps have no ratios; choose a diffusion policy, or PPO, which needs only the joint density."
 
     def _with_proximal(self, batch: _Batch, old: Likelihood, metrics: dict[str, float]) -> _Batch:
         """``batch`` with the log-probs [B,K'] of its steps before the first epoch; recorded is only their sum."""

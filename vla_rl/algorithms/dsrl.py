@@ -27,15 +27,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from vla_rl.algorithms.off_policy import mean
+from vla_rl.algorithms.decisions import mean
 from vla_rl.algorithms.sac import SAC, SACConfig
-from vla_rl.contract.batch import Reducer, ReplayBuffer, Transitions
+from vla_rl.contract.batch import Transitions
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
-from vla_rl.contract.policy import ReparametrisedPolicy
-from vla_rl.policies.critics import QEnsemble
 from vla_rl.policies.latent_noise import SquashedLatent
 from vla_rl.policies.noise import normal
 
@@ -90,17 +88,12 @@ class NoiseAliased(DSRL):
 
     config: NoiseAliasedConfig
     policy: SquashedLatent
+    resumed = (*DSRL.resumed, "noise_critic", "noise_optimizer")
+    rolled_back = (*DSRL.rolled_back, "noise_critic")
 
-    def __init__(
-        self,
-        policy: ReparametrisedPolicy,
-        parameters: Mapping[str, nn.Parameter],
-        critic: QEnsemble,
-        replay: ReplayBuffer,
-        config: NoiseAliasedConfig,
-        generator: torch.Generator,
-        reducer: Reducer | None = None,
-    ) -> None:
+    def prepare(self) -> None:
+        super().prepare()
+        policy: object = self.policy
         if not isinstance(policy, SquashedLatent):
             raise UserError(
                 f"{type(self).__name__} needs a policy that decodes noise (SquashedLatent) but {type(policy).__name__} "
@@ -112,12 +105,11 @@ class NoiseAliased(DSRL):
                 f"of {policy.horizon} x {policy.spec.action_dim}, so critics of actions and of noise cannot share "
                 "their form; choose DSRLConfig."
             )
-        super().__init__(policy, parameters, critic, replay, config, generator, reducer)
-        self.noise_critic = copy.deepcopy(critic)
+        self.noise_critic = copy.deepcopy(self.critic)
         self._noise_critic_parameters = {
             name: item for name, item in self.noise_critic.named_parameters() if item.requires_grad
         }
-        rate = config.critic_lr
+        rate = self.config.critic_lr
         self.noise_optimizer = torch.optim.Adam(self._noise_critic_parameters.values(), lr=rate, fused=True)
 
     def critic_action(self, batch: Transitions) -> Tensor:
@@ -159,15 +151,3 @@ class NoiseAliased(DSRL):
 
     def input_normalizers(self) -> list[Any]:
         return [*super().input_normalizers(), self.noise_critic]
-
-    def _networks(self) -> dict[str, nn.Module]:
-        return {**super()._networks(), "noise_critic": self.noise_critic}
-
-    def state_dict(self) -> dict[str, Any]:
-        own = {"noise_critic": self.noise_critic.state_dict(), "noise_optimizer": self.noise_optimizer.state_dict()}
-        return {**super().state_dict(), **own}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        for name in ("noise_critic", "noise_optimizer"):
-            getattr(self, name).load_state_dict(state[name])

@@ -35,7 +35,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, public
 from vla_rl.policies.flow import flow_matching_errors
-from vla_rl.policies.latent_noise import GaussianLatent, PaddedFlow
+from vla_rl.policies.latent_noise import GaussianLatent, is_padded
 from vla_rl.policies.noise import normal, uniform
 
 _RefitData: TypeAlias = tuple[dict[str, Tensor], Tensor, Tensor, Tensor, Tensor]  # features to time
@@ -67,16 +67,9 @@ class GoRLConfig(PPOConfig):
         super().__post_init__()
         check_limits(self, prior=(0, math.inf))
 
-    def build(
-        self,
-        policy: LikelihoodPolicy,
-        parameters: Mapping[str, nn.Parameter],
-        critic: nn.Module,
-        generator: torch.Generator,
-        reducer: Reducer,
-    ) -> GoRL:
-        """The learner with this config."""
-        return GoRL(policy, parameters, critic, self, generator, reducer)
+    @property
+    def learner(self) -> type[GoRL]:
+        return GoRL
 
 
 @dataclass(frozen=True)
@@ -112,7 +105,7 @@ class GoRL(PPO):
                 f"{type(self).__name__} needs a Gaussian policy over the noise of a flow (GaussianLatent) but "
                 f"{type(policy).__name__} is not, so there is no decoder to refit; choose PPO, or wrap the flow."
             )
-        if isinstance(policy.base, PaddedFlow):
+        if is_padded(policy.base):
             raise UserError(
                 f"{type(policy.base).__name__} generates longer chunks than are executed, so its flow cannot be "
                 "refitted to executed actions; choose PPO over its noise, or DSRL."

@@ -15,8 +15,8 @@ GRPO (Shao et al. 2024, arXiv 2402.03300): PPO's clipped objective on advantages
 
     L = - sum_i w_i sum_t min(rho_it A_i, clip(rho_it, 1-eps_low, 1+eps_high) A_i),   rho = exp(log pi - log pi_old)
 
-``i`` counts episodes and ``t`` their decisions (chunks, or their actions or tokens, see ``surrogate.py``); ``A_i`` is
-the advantage within the group and ``w_i`` the weight of the episode.
+``i`` counts episodes and ``t`` their decisions (chunks, or their actions or tokens, see ``policy_gradient.py``);
+``A_i`` is the advantage within the group and ``w_i`` the weight of the episode.
 
 Deviations from the paper: the baseline excludes the episode itself, and advantages are not divided by the std; all
 decisions have equal weight, except those after a success, which have none; the upper clip bound is wider, so that rare
@@ -36,14 +36,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from vla_rl.algorithms.decisions import Decisions, Gathered, flatten, own_columns
-from vla_rl.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig, clipped_objective
-from vla_rl.algorithms.surrogate import surrogate
+from vla_rl.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig, clipped_objective, surrogate
 from vla_rl.contract.batch import TRUNCATION_RETURN, Reducer, Rollout
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.limits import check_limits, check_positive
@@ -52,14 +50,15 @@ from vla_rl.contract.policy import Likelihood, LikelihoodPolicy
 # -- the advantage of an episode --------------------------------------------------------------------------------------
 
 
-class Baseline(Protocol):
+class Baseline:
     """Turns the returns of one group, which are not all equal, into advantages, both float64 [n]."""
 
-    def advantages(self, returns: Tensor) -> Tensor: ...
+    def advantages(self, returns: Tensor) -> Tensor:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class LeaveOneOut:
+class LeaveOneOut(Baseline):
     """Relative to the mean of the *other* episodes, hence unbiased (Kool et al. 2019)."""
 
     def advantages(self, returns: Tensor) -> Tensor:
@@ -68,7 +67,7 @@ class LeaveOneOut:
 
 
 @dataclass(frozen=True)
-class Mean:
+class Mean(Baseline):
     """Relative to the mean of all: GRPO without its std (Dr. GRPO, arXiv 2503.20783), scaled by ``1 - 1/n``."""
 
     def advantages(self, returns: Tensor) -> Tensor:
@@ -77,7 +76,7 @@ class Mean:
 
 
 @dataclass(frozen=True)
-class Standardised:
+class Standardised(Baseline):
     """GRPO as published (Shao et al. 2024, arXiv 2402.03300): divided by the group's std (over ``n - 1``).
 
     Biased: a task that succeeds with probability p gets weight 2.41 (p = .02), 2.18 (.1), 1.74 (.5) at n = 8, and
@@ -111,15 +110,16 @@ def group_advantages(returns: Tensor, seeds: Tensor, baseline: Baseline) -> Tens
 # -- how decisions are averaged ----------------------------------------------------------------------------------------
 
 
-class Averaging(Protocol):
+class Averaging:
     """The weights of episodes in the loss: ``L = sum_i w_i sum_t l_it``."""
 
     def weights(self, decisions: Tensor, reducer: Reducer) -> Tensor:
         """``w`` float64 [C] of episodes with ``decisions`` int [C] usable ones; ``reducer`` sums over processes."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Global:
+class Global(Averaging):
     """One over the number of all decisions: equal weights, so the direction is that of the policy gradient."""
 
     def weights(self, decisions: Tensor, reducer: Reducer) -> Tensor:
@@ -129,7 +129,7 @@ class Global:
 
 
 @dataclass(frozen=True)
-class Constant:
+class Constant(Averaging):
     """One over (episodes times ``max_decisions`` of an episode), a constant (Dr. GRPO)."""
 
     max_decisions: int
@@ -143,7 +143,7 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class PerTrajectory:
+class PerTrajectory(Averaging):
     """One over (episodes times the episode's own length) (WoVR, arXiv 2602.13977; also the published GRPO).
 
     **Not a policy gradient of success**: lengths that depend on the outcome can flip its sign.  An action with 50 %
@@ -169,6 +169,22 @@ class GroupRelativeConfig(PolicyGradientConfig):
 
     averaging: Averaging = Global()
 
+    @property
+    def learner(self) -> type[GroupRelative]:
+        """The class of the learner."""
+        raise NotImplementedError
+
+    def build(
+        self,
+        policy: LikelihoodPolicy,
+        parameters: Mapping[str, nn.Parameter],
+        critic: nn.Module,
+        generator: torch.Generator,
+        reducer: Reducer,
+    ) -> GroupRelative:
+        """The learner with this config; ``critic`` is ignored."""
+        return self.learner(policy, parameters, self, generator, reducer)
+
 
 class GroupRelative(PolicyGradient[Decisions]):
     """A ``Learner`` from whole episodes in groups, one episode per column (collected by ``experience/groups.py``).
@@ -182,7 +198,11 @@ class GroupRelative(PolicyGradient[Decisions]):
     """
 
     config: GroupRelativeConfig
-    baseline: Baseline
+
+    @property
+    def baseline(self) -> Baseline:
+        """What the return of an episode is compared with."""
+        return LeaveOneOut()
 
     def objective(self, ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
         """The objective to maximise, and where it was clipped, in the shape of ``ratio``."""
@@ -270,16 +290,9 @@ class GRPOConfig(GroupRelativeConfig):
         check_limits(self, clip_low=(0, 1))
         check_positive(self, "clip_high")
 
-    def build(
-        self,
-        policy: LikelihoodPolicy,
-        parameters: Mapping[str, nn.Parameter],
-        critic: nn.Module,
-        generator: torch.Generator,
-        reducer: Reducer,
-    ) -> GRPO:
-        """The learner with this config; ``critic`` is ignored."""
-        return GRPO(policy, parameters, self, generator, reducer)
+    @property
+    def learner(self) -> type[GRPO]:
+        return GRPO
 
 
 class GRPO(GroupRelative):
@@ -287,16 +300,9 @@ class GRPO(GroupRelative):
 
     config: GRPOConfig
 
-    def __init__(
-        self,
-        policy: LikelihoodPolicy,
-        parameters: Mapping[str, nn.Parameter],
-        config: GRPOConfig,
-        generator: torch.Generator,
-        reducer: Reducer | None = None,
-    ) -> None:
-        super().__init__(policy, parameters, config, generator, reducer)
-        self.baseline = config.baseline
+    @property
+    def baseline(self) -> Baseline:
+        return self.config.baseline
 
     def objective(self, ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
         """The clipped surrogate and where it was clipped, in the shape of ``ratio``."""
@@ -316,23 +322,15 @@ class RLOOConfig(GroupRelativeConfig):
     minibatch: int = 128  # decisions
     target_kl: float = 0.003
 
-    def build(
-        self,
-        policy: LikelihoodPolicy,
-        parameters: Mapping[str, nn.Parameter],
-        critic: nn.Module,
-        generator: torch.Generator,
-        reducer: Reducer,
-    ) -> RLOO:
-        """The learner with this config; ``critic`` is ignored."""
-        return RLOO(policy, parameters, self, generator, reducer)
+    @property
+    def learner(self) -> type[RLOO]:
+        return RLOO
 
 
 class RLOO(GroupRelative):
     """A ``Learner``: ``update(rollout)`` improves ``policy`` in place and returns metrics."""
 
     config: RLOOConfig
-    baseline = LeaveOneOut()
 
     def objective(self, ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
         """``rho A``; without clipping."""

@@ -16,18 +16,17 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from vla_rl.algorithms.gradients import mean_gradients
+from vla_rl.algorithms.decisions import forget_moments, mean, mean_gradients
 from vla_rl.algorithms.guard import FallbackConfig, Guard, ReleaseConfig
-from vla_rl.algorithms.policy_gradient import forget_moments
 from vla_rl.contract.batch import LossReader, OneProcess, Reducer, ReplayBuffer, Rollout, Transitions
 from vla_rl.contract.errors import NonFiniteError, UserError
 from vla_rl.contract.limits import check_limits, check_ordered, check_positive
-from vla_rl.contract.policy import GradualPolicy, ReparametrisedPolicy, public
+from vla_rl.contract.policy import ReparametrisedPolicy, public, require, set_released
 from vla_rl.policies.critics import QEnsemble
 from vla_rl.policies.heads import HeadConfig
 
@@ -90,6 +89,11 @@ class OffPolicy:
     not finite; the weights are then those of the last finite step.
     """
 
+    needs: ClassVar[tuple[str, ...]] = ("rsample", "critic_action")  # methods of its policy, and what lacks without
+    otherwise = "so no gradient could reach it; add them or choose an algorithm that needs likelihoods only."
+    resumed: ClassVar[tuple[str, ...]] = ("critic", "target_critic", "optimizer", "critic_optimizer", "replay", "guard")
+    rolled_back: ClassVar[tuple[str, ...]] = ("critic", "target_critic")  # with the policy
+
     def __init__(
         self,
         policy: ReparametrisedPolicy,
@@ -101,12 +105,7 @@ class OffPolicy:
         reducer: Reducer | None = None,
     ) -> None:
         """Raises UserError for a config that the processes of ``reducer`` cannot share, too."""
-        if not isinstance(policy, ReparametrisedPolicy):
-            raise UserError(
-                f"{type(self).__name__} needs a policy with rsample and critic_action (ReparametrisedPolicy) but "
-                f"{type(policy).__name__} lacks them, so no gradient could reach it; add them or choose an algorithm "
-                "that needs likelihoods only."
-            )
+        require(policy, type(self).__name__, self.needs, self.otherwise)
         if not 1 <= config.num_min_q <= critic.num_critics:
             raise UserError(
                 f"num_min_q {config.num_min_q} exceeds the {critic.num_critics} critics or is below 1, so no target "
@@ -124,6 +123,10 @@ class OffPolicy:
         self.critic_optimizer = torch.optim.Adam(self._critic_parameters.values(), lr=config.critic_lr, fused=True)
         self.decisions, self.steps, self.update_debt = 0, 0, 0.0
         self.guard = Guard(config.release, config.fallback)
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Make what a subclass has besides: the last step of ``__init__``."""
 
     @property
     def lr(self) -> float:
@@ -212,8 +215,7 @@ class OffPolicy:
         returned = self.guard.add(rollout, self._scores(rollout), self.learnt)
         if returned is not None:
             self._return(returned)
-        if isinstance(self.policy, GradualPolicy):
-            self.policy.set_released(self.guard.released)
+        set_released(self.policy, self.guard.released)
         return self.guard.metrics()
 
     def _scores(self, rollout: Rollout) -> Tensor:
@@ -302,26 +304,17 @@ class OffPolicy:
         """Weights, optimizers, replay buffer, generator and counters (see ``Resumable``)."""
         return {
             "parameters": {name: parameter.detach() for name, parameter in self.parameters.items()},
-            "critic": self.critic.state_dict(),
-            "target_critic": self.target_critic.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "critic_optimizer": self.critic_optimizer.state_dict(),
-            "replay": self.replay.state_dict(),
+            **{name: getattr(self, name).state_dict() for name in self.resumed},
             "generator": self.generator.get_state(),
             "counters": [self.decisions, self.steps, self.update_debt],
-            "guard": self.guard.state_dict(),
         }
-
-    def _networks(self) -> dict[str, nn.Module]:
-        """The networks besides the policy that a rollback restores, by attribute."""
-        return {"critic": self.critic, "target_critic": self.target_critic}
 
     def best_state(self) -> dict[str, Any]:
         """A copy of all that :meth:`roll_back` restores: the policy, the critics and their targets."""
         state: dict[str, Any] = {"calibrated": self.steps > 0}
         state["parameters"] = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
-        for key, network in self._networks().items():
-            state[key] = {name: value.clone() for name, value in network.state_dict().items()}
+        for key in self.rolled_back:
+            state[key] = {name: value.clone() for name, value in getattr(self, key).state_dict().items()}
         return state
 
     @torch.no_grad()
@@ -332,8 +325,8 @@ class OffPolicy:
         """
         for name, parameter in self.parameters.items():
             parameter.copy_(state["parameters"][name])
-        for key, network in self._networks().items():
-            network.load_state_dict(state[key])
+        for key in self.rolled_back:
+            getattr(self, key).load_state_dict(state[key])
         self.lr *= lr_factor
         forget_moments(self)
         if self.steps and not state["calibrated"]:
@@ -343,11 +336,10 @@ class OffPolicy:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, parameter in self.parameters.items():
             parameter.copy_(state["parameters"][name])
-        for name in ("critic", "target_critic", "optimizer", "critic_optimizer", "replay"):
+        for name in self.resumed:
             getattr(self, name).load_state_dict(state[name])
         self.generator.set_state(state["generator"])
         self.decisions, self.steps, self.update_debt = state["counters"]
-        self.guard.load_state_dict(state["guard"])
 
 
 def _require_shared(config: OffPolicyConfig, processes: int) -> None:
@@ -375,10 +367,3 @@ def swapped(parameters: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]
     finally:
         for name, parameter in parameters.items():
             parameter.data = original[name]
-
-
-def mean(metrics: list[dict[str, float]]) -> dict[str, float]:
-    """The mean of every metric over the items that have it."""
-    names = sorted({name for item in metrics for name in item})
-    values = {name: [item[name] for item in metrics if name in item] for name in names}
-    return {name: sum(items) / len(items) for name, items in values.items()}

@@ -1,7 +1,7 @@
 """The base of PPO, GRPO and RLOO: epochs of minibatches, bounded by a KL stop and an adaptive learning rate.
 
 The log-probability is that of a whole denoising chain (equal to that of the action or a surrogate for it, see
-``policies/flow.py``), or of every action or token (``surrogate.py``).  The KL is the *exact* one of the whole chains or
+``policies/flow.py``), or of every action or token (see below).  The KL is the *exact* one of the whole chains or
 chunks, without sampling noise.
 
 Recorded log-probs against the learner's own: stale decisions are weighted, numerics corrected, errors refused.
@@ -15,26 +15,52 @@ density, and gets the decoupled objective (Hilton et al., arXiv 2110.00641; ARea
 
 ``pi_behaviour`` is the recorded density and ``pi_prox`` that of the policy at the start of the update, computed once.
 Deviation from AReaL: weights above ``w_max`` are truncated, not dropped.
+
+The surrogate loss of a minibatch: every part of a likelihood has an importance ratio of its own.
+
+A policy gives the log-prob of its chunk, [B], or those of G parts, [B,G], whose sum is that of the chunk: G = H for
+actions, G = H*D for tokens (RLinf-VLA, arXiv 2510.06710; SimpleVLA-RL, arXiv 2509.09674).  Each part has the advantage
+of its decision, and is clipped by itself:
+
+    L = -mean_b sum_g m_bg w_bg l(rho_bg, A_b),    rho_bg = exp(log pi_bg - log pi_old,bg)
+
+``m`` is 0 for the parts of actions that were not executed because the episode had ended inside the chunk.  They do not
+influence the reward, so the gradient stays that of the return where parts are independent or each depends on earlier
+ones only.  At ``rho = 1`` the gradient of a chunk that was executed whole is ``A grad log pi`` for every G, so clip
+bounds change with G, but learning rate, gradient norm and entropy weight keep their meaning.
+
+Deviation: both papers divide by the number of valid parts in a minibatch (token-mean), which is this loss times a
+constant.  Dividing by each decision's own number would weight its parts by how early the episode ended.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol
+from typing import Any, ClassVar, Generic, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from vla_rl.algorithms.decisions import B, ages, micro_batches, select, select_each
-from vla_rl.algorithms.gradients import clip_gradients, fused_on_gpu, is_finite
-from vla_rl.algorithms.surrogate import for_parts, joint
+from vla_rl.algorithms.decisions import (
+    B,
+    Decisions,
+    ages,
+    clip_gradients,
+    forget_moments,
+    fused_on_gpu,
+    is_finite,
+    mean,
+    micro_batches,
+    select,
+    select_each,
+)
 from vla_rl.contract.batch import OneProcess, Reducer, Rollout
-from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
+from vla_rl.contract.errors import ContractError, NonFiniteError
 from vla_rl.contract.limits import check_limits, check_ordered, check_positive
-from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, Observer, public
+from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, Observer, public, require
 
 
 @dataclass(frozen=True)
@@ -71,6 +97,9 @@ class PolicyGradient(Generic[B]):
     weights are then those of the last finite step.
     """
 
+    needs: ClassVar[tuple[str, ...]] = ("log_prob", "kl")  # methods of its policy, and what lacks without
+    otherwise = "so no ratio can be formed; add them or choose an algorithm for black-box policies."
+
     def __init__(
         self,
         policy: LikelihoodPolicy,
@@ -79,12 +108,7 @@ class PolicyGradient(Generic[B]):
         generator: torch.Generator,
         reducer: Reducer | None = None,
     ) -> None:
-        if not isinstance(policy, LikelihoodPolicy):
-            raise UserError(
-                f"{type(self).__name__} needs a policy with log_prob and kl (LikelihoodPolicy) but "
-                f"{type(policy).__name__} lacks them, so no ratio can be formed; add them or choose an algorithm for "
-                "black-box policies."
-            )
+        require(policy, type(self).__name__, self.needs, self.otherwise)
         self.policy, self.config = policy, config
         self.parameters, self.generator = dict(parameters), generator
         # The rest are statistics: published and saved like weights, but not optimized.
@@ -177,7 +201,7 @@ class PolicyGradient(Generic[B]):
         for observer in self._observers():
             observer.observe(batch.features, self.reducer)
         state = {"policy/kl_last": kl, "policy/stopped": float(stopped), "policy/lr": self.lr}
-        return {**metrics, **_mean(losses), **state}
+        return {**metrics, **mean(losses), **state}
 
     # -- implemented by subclasses-----------------------------------------------------------------------------------
 
@@ -326,13 +350,6 @@ class PolicyGradient(Generic[B]):
             self.lr *= self.config.lr_factor
 
 
-def forget_moments(learner: Any) -> None:
-    """Clear the state of every optimizer that is an attribute of ``learner``."""
-    for item in vars(learner).values():
-        if isinstance(item, torch.optim.Optimizer):
-            item.state.clear()
-
-
 def clipped_objective(ratio: Tensor, advantage: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
     """``min(rho A, clip(rho, 1-low, 1+high) A)`` and where ``rho`` was clipped (arXiv 1707.06347, eq. 7).
 
@@ -348,28 +365,14 @@ def _joined(parts: list[Likelihood]) -> Likelihood:
     return Likelihood(torch.cat([p.logprob for p in parts]), torch.cat([p.entropy for p in parts]), params)
 
 
-def _mean(metrics: list[dict[str, float]]) -> dict[str, float]:
-    names = {name for item in metrics for name in item}
-    values = {name: [item[name] for item in metrics if name in item] for name in sorted(names)}
-    return {name: sum(items) / len(items) for name, items in values.items()}
-
-
 BF16_ERROR = 0.011  # std of a log-ratio per sqrt(term), bfloat16 acting against float32 learning
 NOISY = 0.2  # std of a Gaussian term with a mean within [-1, 1] down to which that holds
 SYSTEMATIC = 0.1  # nats of mean gap that rounding, which has no preferred sign, does not reach
 
 
-class Limits(Protocol):
-    """The fields of a config that this module reads."""
-
-    @property
-    def max_logprob_gap(self) -> float: ...
-
-    @property
-    def max_importance_weight(self) -> float: ...
-
-
-def use_proximal(batch: B, old: Likelihood, limits: Limits, reducer: Reducer) -> tuple[B, dict[str, float]]:
+def use_proximal(
+    batch: B, old: Likelihood, limits: PolicyGradientConfig, reducer: Reducer
+) -> tuple[B, dict[str, float]]:
     """``batch`` with the log-probs of the ratios' denominators and the weights of stale decisions, and metrics.
 
     ``old`` is the likelihood of ``batch`` under the policy at the start of the update.  Log-probs of parts are compared
@@ -451,3 +454,52 @@ def rounding_terms(likelihood: Likelihood, sample: Tensor) -> Tensor:
         return torch.ones_like(sample, dtype=torch.float64).flatten(1).sum(1)
     mean, std = (likelihood.params[name].detach().double() for name in ("mean", "std"))
     return (NOISY * mean.abs().clamp(min=1.0) / std).square().clamp(min=1.0).flatten(1).sum(1)
+
+
+Objective: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def surrogate(minibatch: Decisions, logprob: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
+    """The loss, and the clipped share of every decision's parts [B].
+
+    ``logprob`` [B] or [B,G] is that of the present policy.  ``objective`` gives from ratios [B,G] and advantages [B,1]
+    the value to maximise and where it was clipped, both [B,G].
+
+    Raises ContractError when the parts cannot be assigned to actions.
+    """
+    executed = executed_parts(minibatch.valid, minibatch.logprob)
+    log_ratio = torch.where(executed, _columns(logprob) - _columns(minibatch.logprob), 0.0)
+    value, clipped = objective(log_ratio.exp(), minibatch.advantage[:, None])
+    value = torch.where(executed, _columns(minibatch.weight) * value, 0.0)
+    return -value.sum(1).mean(), torch.where(executed, clipped, 0.0).sum(1) / executed.sum(1)
+
+
+def executed_parts(valid: Tensor, logprob: Tensor) -> Tensor:
+    """bool [B,G]: which parts of ``logprob`` [B] (then G = 1) or [B,G] belong to executed actions, ``valid`` [B,H].
+
+    Raises ContractError unless every action has equally many parts.
+    """
+    if logprob.ndim == 1:
+        return torch.ones_like(logprob, dtype=torch.bool)[:, None]
+    parts, horizon = logprob.shape[1], valid.shape[1]
+    if parts % horizon:
+        raise ContractError(
+            f"a likelihood has {parts} parts but a chunk {horizon} actions, so it is unknown which parts belong to "
+            "actions that were not executed; give one number for the chunk, or equally many for every action."
+        )
+    return valid.repeat_interleave(parts // horizon, 1)
+
+
+def joint(logprob: Tensor) -> Tensor:
+    """The log-prob [B] of the chunk from ``logprob`` [B] or from its parts [B,G]."""
+    return logprob if logprob.ndim == 1 else logprob.sum(1)
+
+
+def for_parts(values: Tensor, logprob: Tensor) -> Tensor:
+    """``values`` [B] in a shape that broadcasts with ``logprob`` [B] or [B,G]."""
+    return values if logprob.ndim == 1 else values[:, None]
+
+
+def _columns(values: Tensor) -> Tensor:
+    """``values`` [B] as [B,1]; [B,G] as it is."""
+    return values[:, None] if values.ndim == 1 else values

@@ -28,8 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.algorithms.decisions import Decisions, Gathered, flatten, micro_batches, select, select_each
-from vla_rl.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig, clipped_objective
-from vla_rl.algorithms.surrogate import surrogate
+from vla_rl.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig, clipped_objective, surrogate
 from vla_rl.contract.batch import Reducer, Rollout
 from vla_rl.contract.limits import check_choice, check_limits, check_positive
 from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, Observer, public
@@ -56,6 +55,11 @@ class PPOConfig(PolicyGradientConfig):
         check_limits(self, critic_warmup=(0, math.inf))
         check_choice(self, "lambda_per", "decision", "action")
 
+    @property
+    def learner(self) -> type[PPO]:
+        """The class of the learner."""
+        return PPO
+
     def build(
         self,
         policy: LikelihoodPolicy,
@@ -65,7 +69,7 @@ class PPOConfig(PolicyGradientConfig):
         reducer: Reducer,
     ) -> PPO:
         """The learner with this config."""
-        return PPO(policy, parameters, critic, self, generator, reducer)
+        return self.learner(policy, parameters, critic, self, generator, reducer)
 
 
 @dataclass(frozen=True)

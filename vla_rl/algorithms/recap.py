@@ -43,10 +43,9 @@ from vla_rl.algorithms.chunks import (
     TasksEqually,
     chunks_of,
     joined,
-    require_actionwise,
+    require_imitation,
 )
-from vla_rl.algorithms.decisions import ages, flatten
-from vla_rl.algorithms.off_policy import mean
+from vla_rl.algorithms.decisions import ages, flatten, mean
 from vla_rl.contract.batch import OneProcess, Rollout
 from vla_rl.contract.errors import NonFiniteError
 from vla_rl.contract.limits import check_limits, check_positive
@@ -163,7 +162,7 @@ class Recap:
         Raises UserError for a policy without a loss for every action.
         """
         self.sampler = sampler or TasksEqually()
-        self.policy, self.value, self.time_limit = require_actionwise(policy, "RECAP"), value, time_limit
+        self.policy, self.value, self.time_limit = require_imitation(policy, "RECAP"), value, time_limit
         self.parameters, self.config, self.generator = dict(parameters), config, generator
         self.chunks: Chunks | None = None
         self.outcomes: Outcomes | None = None

@@ -9,9 +9,10 @@ last observation of a truncated episode.  u is the correction, a = b + s u.  The
 Gu 2021, arXiv 2106.06860): the actor stays near what was tried, and moves on with it.  Deviations: critics evaluate u
 and not a (see ``policies/residual.py``); every critic has its own regression loss (``off_policy.py``).
 
-With ``conservative``, L_Q has Cal-QL's penalty as well (``cal_ql.py``), as in PLD (Xiao et al. 2025, arXiv 2511.00091):
-corrections that nobody tried are worth less than those that were, those of the actor never less than the episode's
-return.  The actor is deterministic, so its corrections are those of the target smoothing, all with uniform density.
+With ``conservative``, L_Q has Cal-QL's penalty as well (``offline.py``), as in PLD (Xiao et al. 2025, arXiv
+2511.00091): corrections that nobody tried are worth less than those that were, those of the actor never less than the
+episode's return.  The actor is deterministic, so its corrections are those of the target smoothing, all with uniform
+density.
 """
 
 from __future__ import annotations
@@ -22,14 +23,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig, swapped
-from vla_rl.algorithms.wsrl import conservative_penalty, repeated
-from vla_rl.contract.batch import Reducer, ReplayBuffer, Transitions
+from vla_rl.algorithms.offline import conservative_penalty, repeated
+from vla_rl.contract.batch import Transitions
 from vla_rl.contract.limits import check_limits
-from vla_rl.contract.policy import ReparametrisedPolicy
-from vla_rl.policies.critics import QEnsemble
 from vla_rl.policies.noise import normal, uniform
 
 
@@ -69,17 +68,8 @@ class ResidualTD3(OffPolicy):
 
     config: ResidualTD3Config
 
-    def __init__(
-        self,
-        policy: ReparametrisedPolicy,
-        parameters: Mapping[str, nn.Parameter],
-        critic: QEnsemble,
-        replay: ReplayBuffer,
-        config: ResidualTD3Config,
-        generator: torch.Generator,
-        reducer: Reducer | None = None,
-    ) -> None:
-        super().__init__(policy, parameters, critic, replay, config, generator, reducer)
+    def prepare(self) -> None:
+        super().prepare()
         self.target_parameters = {name: parameter.detach().clone() for name, parameter in self.learnt.items()}
 
     @torch.no_grad()

@@ -31,10 +31,8 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig
-from vla_rl.contract.batch import Reducer, ReplayBuffer, Transitions
+from vla_rl.contract.batch import Transitions
 from vla_rl.contract.limits import check_limits, check_positive
-from vla_rl.contract.policy import ReparametrisedPolicy
-from vla_rl.policies.critics import QEnsemble
 
 
 @dataclass(frozen=True)
@@ -63,20 +61,12 @@ class SAC(OffPolicy):
     """Trains any policy with differentiable decisions that have a density, and the temperature alpha."""
 
     config: SACConfig
+    resumed = (*OffPolicy.resumed, "temperature_optimizer")
 
-    def __init__(
-        self,
-        policy: ReparametrisedPolicy,
-        parameters: Mapping[str, nn.Parameter],
-        critic: QEnsemble,
-        replay: ReplayBuffer,
-        config: SACConfig,
-        generator: torch.Generator,
-        reducer: Reducer | None = None,
-    ) -> None:
-        super().__init__(policy, parameters, critic, replay, config, generator, reducer)
-        self.log_temperature = nn.Parameter(torch.tensor(math.log(config.temperature)))
-        self.temperature_optimizer = torch.optim.Adam([self.log_temperature], lr=config.temperature_lr)
+    def prepare(self) -> None:
+        super().prepare()
+        self.log_temperature = nn.Parameter(torch.tensor(math.log(self.config.temperature)))
+        self.temperature_optimizer = torch.optim.Adam([self.log_temperature], lr=self.config.temperature_lr)
 
     @property
     def temperature(self) -> Tensor:
@@ -108,8 +98,7 @@ class SAC(OffPolicy):
         return {**info, "policy/temperature": float(self.temperature)}
 
     def state_dict(self) -> dict[str, Any]:
-        own = {"log_temperature": self.log_temperature.detach()}
-        return {**super().state_dict(), **own, "temperature_optimizer": self.temperature_optimizer.state_dict()}
+        return {**super().state_dict(), "log_temperature": self.log_temperature.detach()}
 
     def best_state(self) -> dict[str, Any]:
         return {**super().best_state(), "log_temperature": self.log_temperature.detach().clone()}
@@ -122,7 +111,6 @@ class SAC(OffPolicy):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.log_temperature.copy_(state["log_temperature"])
-        self.temperature_optimizer.load_state_dict(state["temperature_optimizer"])
 
 
 @dataclass(frozen=True)

@@ -36,19 +36,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vla_rl.algorithms.chunk_learner import ChunkLearner, GradientConfig
-from vla_rl.algorithms.chunks import ActionwiseImitation, Chunks, ChunkSampler, chunks_of
-from vla_rl.algorithms.decisions import ages
-from vla_rl.algorithms.off_policy import mean
+from vla_rl.algorithms.chunks import ChunkLearner, Chunks, ChunkSampler, GradientConfig, chunks_of
+from vla_rl.algorithms.decisions import ages, mean
 from vla_rl.contract.batch import Rollout
-from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
-from vla_rl.contract.policy import Features
+from vla_rl.contract.policy import require
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ class SelfImitationConfig(GradientConfig):
 
 
 class SelfImitation(ChunkLearner[SelfImitationConfig]):
-    """A ``LoopLearner`` of a policy with a loss for every action (``ActionwiseImitation``)."""
+    """A ``LoopLearner`` of a policy with a loss for every action (``ImitationPolicy``)."""
 
     name, imitated = "self-imitation", "success"
 
@@ -89,7 +86,7 @@ class SelfImitation(ChunkLearner[SelfImitationConfig]):
         self.rollouts, self.future = 0, future
         self.report: Callable[[float], None] = lambda share: None  # called with the share of it that is done
         if future is not None:
-            require_learning_backbone(policy, self.name)
+            require_learning_backbone(policy)
             self.optimizer.param_groups[0]["params"].extend(future.parameters())
         self._first = {name: item.detach().clone() for name, item in self._learnt().items()}
 
@@ -119,7 +116,7 @@ class SelfImitation(ChunkLearner[SelfImitationConfig]):
         """And that of the states to come, in which the backbone learns."""
         if self.future is None:
             return super().loss(kept)
-        policy = require_learning_backbone(self.policy, self.name)
+        policy: Any = self.policy
         kept = replace(kept, features=policy.encode_again(kept.features))
         imitation, metrics = super().loss(kept)
         missed = self.future.loss(kept.features)
@@ -174,21 +171,6 @@ def of_successes(rollout: Rollout) -> Tensor:
 FUTURE = "future_states"  # the feature [N,K*S] that is to be predicted
 
 
-@runtime_checkable
-class LearningBackbone(ActionwiseImitation, Protocol):
-    """A policy whose backbone can learn as well, from pictures that its features keep."""
-
-    def with_trained_backbone(self) -> Self:
-        """Keep pictures in features from now on and let the backbone be trained; returns ``self``."""
-
-    @property
-    def feature_sizes(self) -> Mapping[str, int]:
-        """Sizes of the features that heads read, by name; ``state`` is the robot's."""
-
-    def encode_again(self, features: Features) -> Features:
-        """``features`` as today's backbone makes them of their pictures, with gradient."""
-
-
 @dataclass(frozen=True)
 class FutureStatesConfig:
     """How far ahead, and how much it weighs beside imitation."""
@@ -220,14 +202,10 @@ class FutureStates(nn.Module):
         return missed.sum() / known.sum().clamp_min(1)
 
 
-def require_learning_backbone(policy: object, needed_by: str) -> LearningBackbone:
-    """``policy``; raises UserError when its backbone cannot learn."""
-    if not isinstance(policy, LearningBackbone):
-        raise UserError(
-            f"{needed_by} teaches a backbone to foresee states, and {type(policy).__name__} has none that learns "
-            "(encode_again), so nothing would come of it; use a TinyVLA, or leave the backbone frozen (rl.future:none)."
-        )
-    return policy
+def require_learning_backbone(policy: Any) -> None:
+    """Raise UserError when the backbone of ``policy`` cannot learn (see ``ImitationPolicy``)."""
+    cure = "so no backbone would foresee states; use a TinyVLA, or leave the backbone frozen (rl.future:none)."
+    require(policy, "self-imitation", ("with_trained_backbone", "encode_again"), cure)
 
 
 def following(state: Tensor, ends: Tensor, decisions: int) -> Tensor:

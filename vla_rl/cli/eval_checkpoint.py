@@ -20,8 +20,8 @@ from vla_rl.evaluation.run import Outcomes, evaluate
 from vla_rl.evaluation.stats import MeanReturn
 from vla_rl.evaluation.trace import TraceRecorder
 from vla_rl.policies.flow_policy import at_temperature
+from vla_rl.policies.function import Renumbered
 from vla_rl.policies.pretrained import default_options
-from vla_rl.policies.renumbered import Renumbered
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import checkpoint_of
 from vla_rl.recipes.config_files import env_config_of

@@ -139,7 +139,7 @@ class PolicyStore(Protocol):
     def publish(self, weights: Mapping[str, Array], progress: float = 0.0) -> int:
         """Store ``weights`` as the newest; returns their version.
 
-        ``progress``, the share of the run that is done, is for a ``ScheduledPolicy``.
+        ``progress``, the share of the run that is done, is for a policy with ``set_progress``.
         """
 
     def latest(self) -> tuple[int, Mapping[str, Array]]:

@@ -205,7 +205,7 @@ def _check_features(policy: Policy, features: Features, num_envs: int) -> None:
         if entry not in features:
             raise ContractError(
                 f"encode of policy {name!r} gives {sorted(features)} but no {entry!r}, which critics read, so learning "
-                f"would stop at the first update; add it, float [E,{size}] (see vla_rl.policies.encoder)."
+                f"would stop at the first update; add it, float [E,{size}] (see vla_rl.policies.heads)."
             )
         shape = list(features[entry].shape)
         if shape[:1] != [num_envs] or math.prod(shape[1:]) != size:

@@ -1,13 +1,14 @@
-"""The policy protocols.  An algorithm names the one it needs; how a policy makes its actions is up to the policy."""
+"""What a policy is.  An algorithm asks it for what it needs; how a policy makes its actions is up to the policy."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from vla_rl.contract.batch import Reducer
 from vla_rl.contract.env import PRIVILEGED, Array, Observation
+from vla_rl.contract.errors import UserError
 
 Mode: TypeAlias = Literal["sample", "eval"]
 State: TypeAlias = dict[str, Array]
@@ -48,7 +49,11 @@ class Likelihood:
 
 @runtime_checkable
 class Policy(Protocol):
-    """Maps observations to action chunks.  A store raises ``version`` whenever it publishes new weights."""
+    """Maps observations to action chunks.  A store raises ``version`` whenever it publishes new weights.
+
+    It need not inherit from this class.  Besides, it may have methods of some of these names: ``context``,
+    ``recorded``, ``set_progress``, ``set_released``, ``continue_chunk``; see the functions below.
+    """
 
     version: int
 
@@ -70,63 +75,12 @@ class Policy(Protocol):
 
 
 @runtime_checkable
-class ScheduledPolicy(Policy, Protocol):
-    """A policy of which more than the weights changes during a run, such as its exploration noise."""
-
-    def set_progress(self, progress: float) -> None:
-        """Adopt the settings for a run of which the share ``progress`` is done; called whenever weights arrive."""
-
-
-@runtime_checkable
-class GradualPolicy(Policy, Protocol):
-    """A policy that hands over to what is learnt little by little, as a residual does from its base."""
-
-    def set_released(self, decisions: int) -> None:
-        """Adopt the settings for an actor that its learner released ``decisions`` decisions ago (0: not, or no more).
-
-        They are among the learner's parameters, so that they are published and restored with the weights.
-        """
-
-
-@runtime_checkable
-class ContextPolicy(Policy, Protocol):
-    """A policy whose decision and critic also depend on its own state, such as the plan that it follows."""
-
-    def context(self, features: Features, state: State, generator: Any) -> tuple[Features, State]:
-        """``features`` with the entries that depend on ``state`` (``base_action``); the input of ``act``.
-
-        Called once for every observation before ``act``, and for an episode's last observation as well.
-        """
-
-
-@runtime_checkable
-class RealTimePolicy(Policy, Protocol):
-    """A policy whose next chunk continues the one that is still executed while it computes (real-time chunking)."""
-
-    def continue_chunk(self, state: State, env_ids: Array, consumed: Array, delay: Array) -> State:
-        """``state`` for the next ``act`` in environments ``env_ids`` [R]; the first chunk of an episode needs no call.
-
-        consumed  int [R]  control steps from the last chunk's observation to the next one's: what the last chunk has
-                           for the moment of the new observation is its action number ``consumed``
-        delay     int [R]  control steps from that observation until the new chunk is used; its first ``delay`` actions
-                           are not executed, for the last chunk's are
-
-        Without a call a chunk counts as executed to its end, as environments do.  Raises ContractError unless
-        ``delay <= consumed <= H - delay`` for chunks of ``H`` actions; a caller that is late lowers ``delay``.
-        """
-
-
-@runtime_checkable
-class SelectivePolicy(Policy, Protocol):
-    """A policy that acts on more than its learner and critics read, such as the pictures that a frozen base sees."""
-
-    def recorded(self, features: Features) -> Features:
-        """The entries of ``features`` that rollouts and replay buffers keep."""
-
-
-@runtime_checkable
 class LikelihoodPolicy(Policy, Protocol):
-    """A policy whose samples have a density, as PPO and GRPO need."""
+    """A policy whose samples have a density, as PPO and GRPO need.
+
+    For DPPO ``step_logprob(aux, params)`` besides: the log-density [B,K'] of the recorded steps of a chain, noisiest
+    first, given the ``params`` of ``log_prob``; their sum is its ``logprob``.
+    """
 
     def log_prob(self, features: Features, sample: Array, aux: Mapping[str, Array]) -> Likelihood:
         """Log-density of recorded samples under the current weights, with gradient."""
@@ -145,7 +99,11 @@ class CriticAction:
 
 @runtime_checkable
 class ReparametrisedPolicy(Policy, Protocol):
-    """A policy whose decision is differentiable, as SAC and TD3 need."""
+    """A policy whose decision is differentiable, as SAC and TD3 need.
+
+    For IQL ``log_prob_of(features, action)`` besides: log-densities [B,A] of the entries of decisions in the space of
+    ``critic_action``, with gradient.
+    """
 
     def rsample(self, features: Features, generator: Any) -> CriticAction:
         """A decision with gradient, without the exploration noise that ``act`` adds to it."""
@@ -166,18 +124,84 @@ class Observer(Protocol):
         """Update the statistics by {name: [B,...]} of all processes that ``reducer`` sums over."""
 
 
-def encode_observation(policy: Policy, obs: Observation, state: State, generator: Any) -> tuple[Features, State]:
-    """The features of ``obs`` that ``policy`` decides on, with its context if it has one; never ``privileged/*``."""
-    shown = obs if getattr(policy, "reads_privileged", False) else obs.public()
-    features = policy.encode(shown)
-    context = getattr(policy, "context", None)  # an isinstance of a protocol takes 20 us, and this is every decision
-    return (features, state) if context is None else context(features, state, generator)
+# -- what a policy may do besides -------------------------------------------------------------------------------------
+#
+# A policy that has the method is asked; for any other the default holds that is written here.
+
+
+def with_context(policy: Policy, features: Features, state: State, generator: Any) -> tuple[Features, State]:
+    """``policy.context(features, state, generator)``: for decisions that also depend on the policy's own state.
+
+    Such as the plan that it follows.  It adds the entries that depend on ``state`` (``base_action``) to the input of
+    ``act`` and of critics, once for every observation before ``act``, and for an episode's last observation as well.
+    By default the features stay as they are.
+    """
+    found: tuple[Features, State] = (features, state)
+    return policy.context(features, state, generator) if hasattr(policy, "context") else found
 
 
 def recorded(policy: Policy, features: Features) -> Features:
-    """What is kept of the features of a decision: all of them, unless ``policy`` is a ``SelectivePolicy``."""
-    select = getattr(policy, "recorded", None)
-    return features if select is None else select(features)
+    """``policy.recorded(features)``: the entries that rollouts and replay buffers keep; by default all of them.
+
+    For a policy that acts on more than its learner and critics read, such as the pictures that a frozen base sees.
+    """
+    kept: Features = policy.recorded(features) if hasattr(policy, "recorded") else features
+    return kept
+
+
+def set_progress(policy: object, progress: float) -> None:
+    """``policy.set_progress(progress)``: adopt the settings for a run of which the share ``progress`` is done.
+
+    Called whenever weights arrive, for what changes besides them, such as exploration noise; by default nothing does.
+    """
+    if hasattr(policy, "set_progress"):
+        policy.set_progress(progress)
+
+
+def set_released(policy: object, decisions: int) -> None:
+    """``policy.set_released(decisions)``: adopt the settings for an actor that was released so many decisions ago.
+
+    0: not, or no more.  For a policy that hands over to what is learnt little by little, as a residual does from its
+    base.  The settings are among its parameters, so that they are published and restored with the weights.
+    """
+    if hasattr(policy, "set_released"):
+        policy.set_released(decisions)
+
+
+def continue_chunk(policy: Policy, state: State, env_ids: Array, consumed: Array, delay: Array) -> State:
+    """``policy.continue_chunk(...)``: the next ``act`` continues the chunk that is executed while it computes.
+
+    ``state`` for environments ``env_ids`` [R]; the first chunk of an episode needs no call.
+
+    consumed  int [R]  control steps from the last chunk's observation to the next one's: what the last chunk has
+                       for the moment of the new observation is its action number ``consumed``
+    delay     int [R]  control steps from that observation until the new chunk is used; its first ``delay`` actions
+                       are not executed, for the last chunk's are
+
+    Without a call, and by default, a chunk counts as executed to its end, as environments do.  Raises ContractError
+    unless ``delay <= consumed <= H - delay`` for chunks of ``H`` actions; a caller that is late lowers ``delay``.
+    """
+    found: State = state
+    return policy.continue_chunk(state, env_ids, consumed, delay) if hasattr(policy, "continue_chunk") else found
+
+
+def require(policy: object, needed_by: str, methods: Sequence[str], otherwise: str) -> None:
+    """Raise UserError unless ``policy`` has ``methods``; ``otherwise`` says the consequence and the cure."""
+    lacking = [method for method in methods if not hasattr(policy, method)]
+    if lacking:
+        raise UserError(
+            f"{needed_by} needs a policy with {' and '.join(lacking)} but {type(policy).__name__} lacks "
+            f"{'them' if len(lacking) > 1 else 'it'}, {otherwise}"
+        )
+
+
+# -- features ---------------------------------------------------------------------------------------------------------
+
+
+def encode_observation(policy: Policy, obs: Observation, state: State, generator: Any) -> tuple[Features, State]:
+    """The features of ``obs`` that ``policy`` decides on, with its context if it has one; never ``privileged/*``."""
+    shown = obs if getattr(policy, "reads_privileged", False) else obs.public()
+    return with_context(policy, policy.encode(shown), state, generator)
 
 
 def public(features: Features) -> Features:

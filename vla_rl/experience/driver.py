@@ -36,7 +36,7 @@ class Decision:
     """One decision of all ``E`` environments and what came of it.
 
     obs       the observation before it
-    features  {name: [E,...]}  what the policy decided on, as far as it is kept (see ``SelectivePolicy``)
+    features  {name: [E,...]}  what the policy decided on, as far as it is kept (see ``recorded``)
     out       what it chose
     step      what the environments returned
     seeds     int64 [E]        seeds of the episodes that the decision belongs to

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.load import load
-from vla_rl.contract.policy import Policy, ScheduledPolicy
+from vla_rl.contract.policy import Policy, set_progress
 from vla_rl.experience.columns import to_state
 from vla_rl.experience.worker import Worker
 
@@ -147,8 +147,7 @@ class Actor:
                 )
         for name, item in weights.items():
             own[name].copy_(item)
-        if isinstance(policy, ScheduledPolicy):
-            policy.set_progress(progress)
+        set_progress(policy, progress)
         policy.version = policy.version + 1 if version is None else version
         return int(policy.version)
 

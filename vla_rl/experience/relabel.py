@@ -14,7 +14,7 @@ import torch
 
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.policy import ContextPolicy, Features, Policy, recorded
+from vla_rl.contract.policy import Features, Policy, recorded
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.demonstrations import Demonstrations
 
@@ -88,7 +88,7 @@ def _encode(episodes: Demonstrations, steps: list[int], policy: Policy, generato
     """The policy's features at ``steps`` of one episode, in their order, each with a leading axis 1."""
     batch = policy.encode(episodes.observation().select(np.array(steps)))
     found = [{name: item[i : i + 1] for name, item in batch.items()} for i in range(len(steps))]
-    if isinstance(policy, ContextPolicy):
+    if hasattr(policy, "context"):
         state = policy.reset_state(policy.initial_state(1), np.zeros(1, np.intp))
         for i, features in enumerate(found):
             found[i], state = policy.context(features, state, generator)

@@ -5,50 +5,24 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import Observation
-from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.load import name_of
-from vla_rl.contract.policy import Features, Policy
+from vla_rl.contract.policy import Features, require
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.policies.flow import FlowSampler, VelocityField, imitation_losses
+from vla_rl.policies.flow import Field, FlowSampler, VelocityField, imitation_losses
 from vla_rl.policies.flow_policy import FlowPolicy
-from vla_rl.policies.flow_schedules import Field
-from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy, read_config
-from vla_rl.pretrained import Saveable, load_weights, save_folder
+from vla_rl.pretrained import load_weights, save_folder
 
 INDICATOR = "indicator"  # among the features that are imitated, int [B]
 NEGATIVE, POSITIVE, UNKNOWN = range(3)
-
-
-@runtime_checkable
-class ConditionedFlow(Policy, Saveable, Protocol):
-    """A flow policy whose field depends on the observation through one vector, such as ``TinyVLA``."""
-
-    spec: EnvSpec
-    action_scale: Affine
-    config: Any  # with horizon and sampler
-
-    @property
-    def condition_size(self) -> int: ...
-
-    @property
-    def feature_sizes(self) -> dict[str, int]: ...
-
-    def condition(self, features: Features) -> Tensor:
-        """[B,C]."""
-
-    def conditioned_field(self, condition: Tensor) -> VelocityField:
-        """The velocity field given ``condition`` [B,C]."""
-
-    def trainable(self) -> dict[str, nn.Parameter]: ...
 
 
 @dataclass(frozen=True)
@@ -85,16 +59,16 @@ class AdvantageConditioned(FlowPolicy):
 
     config: AdvantageConfig
 
-    def __init__(self, base: ConditionedFlow, config: AdvantageConfig | None = None) -> None:
+    def __init__(self, base: Any, config: AdvantageConfig | None = None) -> None:
         """``config`` None: the base's chunks and sampler, guidance 1.
+
+        ``base``: a flow policy such as ``TinyVLA`` whose field depends on the observation through one vector,
+        ``condition(features)`` [B,condition_size], as ``conditioned_field(condition)`` says.
 
         Raises UserError for a policy without one vector that conditions its field.
         """
-        if not isinstance(base, ConditionedFlow):
-            raise UserError(
-                f"{type(base).__name__} has no condition and conditioned_field, so it cannot be conditioned on an "
-                "advantage; use a TinyVLA, or add them."
-            )
+        cure = "so it cannot be told how good a decision was; use a TinyVLA, or add them."
+        require(base, "RECAP", ("condition", "conditioned_field", "condition_size"), cure)
         config = config or AdvantageConfig(base.config.horizon, base.config.sampler)
         super().__init__(base.spec, base.action_scale, config)
         self.base = base

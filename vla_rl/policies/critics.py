@@ -11,9 +11,8 @@ from torch.nn import functional
 
 from vla_rl.contract.batch import Reducer
 from vla_rl.policies.heads import HeadConfig, Inputs, Trunk, zero_init
-from vla_rl.policies.image_encoder import ImageEncoder
-from vla_rl.policies.observations import Activation, hidden_layers
-from vla_rl.policies.statistics import RunningStandardizer
+from vla_rl.policies.image_encoder import Activation, ImageEncoder, hidden_layers
+from vla_rl.policies.normalization import RunningStandardizer
 
 
 class ValueCritic(nn.Module):

@@ -1,60 +1,85 @@
-"""Feed-forward policies that are trained from nothing: Gaussian for bounded actions, categorical for choices."""
+"""Feed-forward policies: from nothing a Gaussian for bounded actions and a categorical one for choices (PPO, GRPO).
+
+On a frozen observation encoder a squashed Gaussian, which SAC, RLPD, IQL, Cal-QL and WSRL train:
+
+    a = tanh(u),    u ~ N(mean(o), std(o)^2),    log pi(a|o) = sum [log N(u) - log(1 - tanh(u)^2)]
+
+``a`` is a whole chunk in units of the bounds, its ``A = H D`` entries side by side (Haarnoja et al. 2018, arXiv
+1801.01290, app. C).  A chunk is one decision, so critics learn one value for the whole chunk.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Protocol, Self, cast
+from typing import Any, Literal, Self, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 
 from vla_rl.contract.batch import Reducer
 from vla_rl.contract.config import from_json, to_json
-from vla_rl.contract.env import Array, Observation
-from vla_rl.contract.errors import ContractError
-from vla_rl.contract.limits import check_positive, check_sizes
+from vla_rl.contract.env import Observation
+from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.limits import check_choice, check_positive, check_sizes
 from vla_rl.contract.load import name_of
-from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
+from vla_rl.contract.policy import ActionOut, CriticAction, Features, Likelihood, Mode, State
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.flow import gaussian_kl
-from vla_rl.policies.image_encoder import ImageEncoder
-from vla_rl.policies.likelihood_parts import LogprobPer, check_logprob_per, sum_per
+from vla_rl.policies.heads import HeadConfig, HoldsFrozen, ObservationEncoder, SquashedHead
+from vla_rl.policies.image_encoder import Activation, ImageEncoder, check_activation, encode_inputs, hidden_layers
 from vla_rl.policies.noise import Generators, normal, uniform
-from vla_rl.policies.normalization import Affine, action_limits, check_same_env
-from vla_rl.policies.observations import Activation, check_activation, encode_inputs, hidden_layers
+from vla_rl.policies.normalization import (
+    Affine,
+    RunningStatistics,
+    StatelessPolicy,
+    build_standardizer,
+    check_same_env,
+)
 from vla_rl.policies.pretrained import read_config
-from vla_rl.policies.statistics import RunningStatistics, build_standardizer
 from vla_rl.pretrained import load_weights, save_folder
 
+LogprobPer: TypeAlias = Literal["chunk", "action", "token"]
 
-class FeedForwardConfig(Protocol):
+
+def check_logprob_per(config: Any) -> None:
+    """Raise UserError unless ``config.logprob_per`` is one of :data:`LogprobPer`."""
+    check_choice(config, "logprob_per", "chunk", "action", "token")
+
+
+def sum_per(terms: Tensor, horizon: int, logprob_per: LogprobPer) -> Tensor:
+    """The log-prob of every part from those of all entries, ``terms`` [B,H*D].
+
+    float64 [B] per chunk, [B,H] per action and [B,H*D] per token (an entry of the chunk); float64 so that ratios keep
+    their precision.
+    """
+    if logprob_per == "token":
+        return terms.double()
+    if logprob_per == "action":
+        return terms.unflatten(-1, (horizon, -1)).sum(-1, dtype=torch.float64)
+    return terms.sum(-1, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class FeedForwardConfig:
     """Sizes of the network, and the cameras that it reads."""
 
-    @property
-    def horizon(self) -> int:
-        """``H``: actions in a chunk."""
+    horizon: int = 1  # H: actions in a chunk
+    width: int = 64
+    depth: int = 2
+    cameras: tuple[str, ...] = ()
+    logprob_per: LogprobPer = "chunk"  # or "action", "token" (an entry): what has a ratio of its own in PPO and GRPO
+    activation: Activation = "tanh"  # or "elu", of the hidden layers
 
-    @property
-    def width(self) -> int: ...
-
-    @property
-    def depth(self) -> int: ...
-
-    @property
-    def cameras(self) -> tuple[str, ...]: ...
-
-    @property
-    def activation(self) -> Activation: ...
-
-    @property
-    def logprob_per(self) -> LogprobPer:
-        """Whether the likelihood is given per chunk, action or token (an entry of the chunk)."""
+    def __post_init__(self) -> None:
+        check_sizes(self, "horizon", "width", "depth")
+        check_logprob_per(self)
+        check_activation(self)
 
 
-class FeedForwardPolicy(nn.Module):
+class FeedForwardPolicy(StatelessPolicy):
     """One network from proprioception and images to the parameters of a distribution over action chunks.
 
     Proprioception is standardised by ``proprioception``: the bounds of ``spec.state`` by default, or
@@ -106,12 +131,6 @@ class FeedForwardPolicy(nn.Module):
         """``{"state": [E,S] physical, "time": [E,1], "image/NAME": uint8 [E,h,w,c]}``; see ``encode_inputs``."""
         return encode_inputs(obs, self.spec, self.config.cameras, self.last.weight.device)
 
-    def initial_state(self, num_envs: int) -> State:
-        return {}
-
-    def reset_state(self, state: State, env_ids: Array) -> State:
-        return state
-
     def outputs(self, features: Features) -> Tensor:
         """What the network chooses, [B,N]: the parameters of the distribution."""
         state = self.standardize(features["state"].to(self.last.weight))
@@ -152,22 +171,14 @@ class FeedForwardPolicy(nn.Module):
 
 
 @dataclass(frozen=True)
-class GaussianConfig:
-    """Sizes of the network, how much it explores at first, and the cameras that it reads."""
+class GaussianConfig(FeedForwardConfig):
+    """And how much it explores at first."""
 
-    horizon: int = 1  # H: actions in a chunk
-    width: int = 64
-    depth: int = 2
     std: float = 0.5  # initial, of normalised actions
-    cameras: tuple[str, ...] = ()
-    logprob_per: LogprobPer = "chunk"  # or "action", "token" (an entry): what has a ratio of its own in PPO and GRPO
-    activation: Activation = "tanh"  # or "elu", of the hidden layers
 
     def __post_init__(self) -> None:
-        check_sizes(self, "horizon", "width", "depth")
+        super().__post_init__()
         check_positive(self, "std")
-        check_logprob_per(self)
-        check_activation(self)
 
 
 class GaussianPolicy(FeedForwardPolicy):
@@ -179,8 +190,6 @@ class GaussianPolicy(FeedForwardPolicy):
     """
 
     config: GaussianConfig
-    action_low: Tensor
-    action_high: Tensor
 
     def __init__(
         self,
@@ -193,9 +202,7 @@ class GaussianPolicy(FeedForwardPolicy):
         nn.init.orthogonal_(self.last.weight, 0.01)  # the initial mean is near the middle of the bounds in every state
         nn.init.zeros_(self.last.bias)
         self.log_std = nn.Parameter(torch.full_like(self.last.bias, math.log(self.config.std)))
-        low, high = action_limits(spec)
-        self.register_buffer("action_low", low, persistent=False)
-        self.register_buffer("action_high", high, persistent=False)
+        self.set_limits(spec)
 
     def _num_outputs(self) -> int:
         return self.entries
@@ -237,21 +244,8 @@ class GaussianPolicy(FeedForwardPolicy):
 _IMPOSSIBLE = -1e9  # logit of an index that an entry does not have; finite, as 0 * -inf would be NaN
 
 
-@dataclass(frozen=True)
-class CategoricalConfig:
-    """Sizes of the network, and the cameras that it reads."""
-
-    horizon: int = 1  # H: actions in a chunk
-    width: int = 64
-    depth: int = 2
-    cameras: tuple[str, ...] = ()
-    logprob_per: LogprobPer = "chunk"  # or "action", "token": what has a ratio of its own in PPO and GRPO
-    activation: Activation = "tanh"  # or "elu", of the hidden layers
-
-    def __post_init__(self) -> None:
-        check_sizes(self, "horizon", "width", "depth")
-        check_logprob_per(self)
-        check_activation(self)
+class CategoricalConfig(FeedForwardConfig):
+    """There is no more to choose."""
 
 
 class CategoricalPolicy(FeedForwardPolicy):
@@ -333,25 +327,108 @@ def _log_density(log_probs: Tensor, index: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class ActorConfig:
-    """A Gaussian policy where actions are continuous, a categorical one where they are discrete."""
-
-    horizon: int = 1  # H: actions in a chunk
-    width: int = 64
-    depth: int = 2
-    std: float = 0.5  # initial, of normalised continuous actions
-    cameras: tuple[str, ...] = ()  # whose pixels the policy and its critic read
-    logprob_per: LogprobPer = "chunk"  # or "action", "token" (an entry): what has a ratio of its own in PPO and GRPO
-    activation: Activation = "tanh"  # or "elu", of the hidden layers
-
-    def __post_init__(self) -> None:
-        check_sizes(self, "horizon", "width", "depth")
-        check_positive(self, "std")
+class ActorConfig(GaussianConfig):
+    """A Gaussian policy where actions are continuous, a categorical one, without ``std``, where they are discrete."""
 
     def build(self, spec: EnvSpec, proprioception: Affine | RunningStatistics) -> GaussianPolicy | CategoricalPolicy:
         """A new policy for ``spec``."""
+        shared = {item.name: getattr(self, item.name) for item in fields(FeedForwardConfig)}
         if spec.discrete:
-            parts = self.horizon, self.width, self.depth, self.cameras, self.logprob_per, self.activation
-            return CategoricalPolicy(spec, proprioception, CategoricalConfig(*parts))
-        sizes = self.horizon, self.width, self.depth, self.std, self.cameras, self.logprob_per, self.activation
-        return GaussianPolicy(spec, proprioception, GaussianConfig(*sizes))
+            return CategoricalPolicy(spec, proprioception, CategoricalConfig(**shared))
+        return GaussianPolicy(spec, proprioception, GaussianConfig(**shared, std=self.std))
+
+
+@dataclass(frozen=True)
+class SquashedConfig:
+    """Length of a decision, width of exploration, and the network."""
+
+    horizon: int = 1  # H: actions in a chunk
+    std: float = 1.0  # initial, of ``u``
+    # Maximum likelihood on few demonstrations overfits with a std near 0; the lower bound prevents that.
+    std_bounds: tuple[float, float] = (math.exp(-5.0), math.exp(2.0))
+    head: HeadConfig = HeadConfig()
+
+
+class SquashedPolicy(HoldsFrozen):
+    """``tanh(u)`` over normalised chunks [E,H,D]; mode "eval" is ``tanh(mean)`` (``ReparametrisedPolicy``).
+
+    ``encoder`` is frozen: not trained, not in :meth:`trainable`, but part of the checkpoint.  Raises UserError for a
+    horizon that the environment cannot execute, and for a std outside its bounds.
+    """
+
+    parts = ("encoder",)
+
+    def __init__(self, encoder: ObservationEncoder, config: SquashedConfig | None = None) -> None:
+        super().__init__()
+        self.config, self.version, self.spec = config or SquashedConfig(), 0, encoder.spec
+        if not 1 <= self.horizon <= self.spec.max_chunk:
+            raise UserError(
+                f"{self.spec.name!r} executes chunks of 1 to {self.spec.max_chunk} actions, so it cannot execute "
+                f"{self.horizon}; choose another horizon."
+            )
+        self._frozen = (encoder,)
+        self.action_scale = Affine.from_bounds(self.spec.action)
+        if not self.config.std_bounds[0] < self.config.std < self.config.std_bounds[1]:
+            raise UserError(
+                f"the initial std {self.config.std:g} is not between its bounds {self.config.std_bounds}, so the "
+                "network cannot be initialised with it; change one of them."
+            )
+        outputs, bounds = self.horizon * self.spec.action_dim, self.config.std_bounds
+        self.head = SquashedHead(self.feature_sizes, outputs, self.config.head, self.config.std, bounds)
+        self.set_limits(self.spec)
+
+    @property
+    def encoder(self) -> ObservationEncoder:
+        encoder: ObservationEncoder = self._frozen[0]
+        return encoder
+
+    @property
+    def feature_sizes(self) -> dict[str, int]:
+        """Sizes of the encoder's features, by name."""
+        return dict(self.encoder.feature_sizes)
+
+    @property
+    def horizon(self) -> int:
+        """``H``: actions in a chunk."""
+        return self.config.horizon
+
+    # -- acting -----------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def encode(self, obs: Observation) -> Features:
+        """The encoder's features: those of :attr:`feature_sizes`, and others for critics."""
+        return self.encoder.encode(obs)
+
+    @torch.no_grad()
+    def act(self, features: Features, state: State, mode: Mode, generator: Generators) -> tuple[ActionOut, State]:
+        if mode == "eval":
+            flat = self.head.mode(features)
+            logprob = flat.new_zeros(len(flat))
+        else:
+            flat, logprob = self.head(features, generator)
+        sample = flat.unflatten(-1, (self.horizon, self.spec.action_dim))
+        action = self.action_scale.unnormalize(sample).clamp(self.action_low, self.action_high)
+        return ActionOut(action, sample, logprob, {}, self.version), state
+
+    # -- learning ---------------------------------------------------------------------------------------------------
+
+    def rsample(self, features: Features, generator: torch.Generator) -> CriticAction:
+        """A reparameterised chunk [B,A] within [-1, 1] and its log-density [B]."""
+        return CriticAction(*self.head(features, generator))
+
+    def critic_action(self, features: Features, sample: Tensor, executed: Tensor) -> Tensor:
+        """The executed chunk [B,A], normalised: after changes by a person or a safety supervisor."""
+        return self.action_scale.normalize(executed).flatten(1)
+
+    def log_prob_of(self, features: Features, action: Tensor) -> Tensor:
+        """Log-densities [B,A] of the entries of recorded decisions [B,A] (see :meth:`critic_action`), with gradient."""
+        return self.head.log_prob(features, action)
+
+    @torch.no_grad()
+    def calibrate(self, features: Mapping[str, Tensor], reducer: Reducer) -> None:
+        """Standardise the features; the initial distribution does not depend on them, so it does not change."""
+        self.head.trunk.inputs.calibrate(features, reducer)
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """The head's weights, and the statistics of its inputs (without gradient)."""
+        return dict(self.head.named_parameters())

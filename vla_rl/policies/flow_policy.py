@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import UserError
@@ -17,12 +17,12 @@ from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.flow import Chain, FlowSampler, VelocityField, gaussian_kl
 from vla_rl.policies.noise import Generators, normal
-from vla_rl.policies.normalization import Affine, action_limits
+from vla_rl.policies.normalization import Affine, StatelessPolicy
 
 Compute = Callable[[VelocityField, Features], Features]
 
 
-class FlowPolicy(nn.Module):
+class FlowPolicy(StatelessPolicy):
     """A policy whose subclasses have a velocity field; it implements ``LikelihoodPolicy``.
 
     Its density is that of ``config.sampler``'s chain (Flow-SDE, Flow-Noise, ...; see ``policies/flow.py``).  The first
@@ -31,16 +31,12 @@ class FlowPolicy(nn.Module):
     """
 
     config: Any  # a frozen dataclass with horizon and sampler
-    action_low: Tensor
-    action_high: Tensor
 
     def __init__(self, spec: EnvSpec, action_scale: Affine, config: Any) -> None:
         super().__init__()
         self.spec, self.action_scale, self.config = spec, action_scale, config
         self.version, self.sampler, self.final_noise = 0, config.sampler, 1.0
-        low, high = action_limits(spec)
-        self.register_buffer("action_low", low, persistent=False)
-        self.register_buffer("action_high", high, persistent=False)
+        self.set_limits(spec)
 
     def field(self, features: Features) -> VelocityField:
         """The velocity field given features, differentiable in what is trained."""
@@ -70,12 +66,6 @@ class FlowPolicy(nn.Module):
         return self.horizon, self.spec.action_dim
 
     # -- acting -----------------------------------------------------------------------------------------------------
-
-    def initial_state(self, num_envs: int) -> State:
-        return {}
-
-    def reset_state(self, state: State, env_ids: Array) -> State:
-        return state
 
     @torch.no_grad()
     def act(self, features: Features, state: State, mode: Mode, generator: Generators) -> tuple[ActionOut, State]:

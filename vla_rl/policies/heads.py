@@ -1,19 +1,29 @@
-"""Small networks on the features of a policy: deterministic, squashed Gaussian (SAC) and Gaussian (PPO) heads."""
+"""Heads on frozen policies: deterministic, squashed Gaussian (SAC) and Gaussian (PPO) networks; what they read."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, Self, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from vla_rl.contract.batch import Reducer
+from vla_rl.contract.config import from_json, to_json
+from vla_rl.contract.env import Observation
 from vla_rl.contract.limits import check_sizes
+from vla_rl.contract.load import name_of
+from vla_rl.contract.policy import Features
+from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.noise import Generators, normal
+from vla_rl.policies.normalization import StatelessPolicy
+from vla_rl.policies.pretrained import load_policy, read_config
+from vla_rl.pretrained import Saveable, load_weights, save_folder
 
 _LOG_2PI = math.log(2.0 * math.pi)
 
@@ -165,3 +175,58 @@ def zero_init(layer: nn.Linear) -> nn.Linear:
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer
+
+
+class HoldsFrozen(StatelessPolicy):
+    """A policy on top of others in ``_frozen``, its constructor's first arguments, which are no submodules of it.
+
+    So they are neither trained nor saved with its weights nor cast to its dtype, and they may be black boxes without
+    tensors.  ``to(device)`` moves those that are modules.  A checkpoint has a folder for each, called as in ``parts``.
+    """
+
+    parts: ClassVar[tuple[str, ...]] = ("base",)
+    spec: EnvSpec
+    config: Any
+    _frozen: tuple[Any, ...]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """What ``to``, ``cuda`` and ``cpu`` call."""
+        super()._apply(fn, recurse)
+        for part in self._frozen:
+            if isinstance(part, nn.Module):
+                part.to(self.action_low.device)
+        return self
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write ``config.json``, ``model.safetensors`` and the frozen policies, with their present weights."""
+        inside = {name: part for name, part in zip(self.parts, self._frozen, strict=True) if part is not None}
+        config = {"policy": name_of(type(self)), "config": to_json(self.config), "spec": self.spec.to_json()}
+        save_folder(Path(folder), {**config, "inside": sorted(inside)}, self.state_dict(), inside)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, spec: EnvSpec | None = None) -> Self:
+        """Load a checkpoint; with ``spec``, what is frozen checks that it was trained for such an environment."""
+        saved, build = read_config(Path(folder)), cast(Any, cls)  # the subclasses' constructors
+        frozen = [load_policy(Path(folder) / name, spec) if name in saved["inside"] else None for name in cls.parts]
+        policy: Self = build(*frozen, from_json(saved["config"]))
+        load_weights(policy, Path(folder))
+        return policy.eval()
+
+
+class ObservationEncoder(Saveable, Protocol):
+    """A frozen policy, of which a head (residual, latent noise, squashed Gaussian, diffusion) uses the encoder only.
+
+    spec           the environment that the policy was trained for
+    feature_sizes  {name: size} of the entries of ``encode`` that a head may act on, flattened; critics add ``time``
+    encode         {name: [E,...]}: the entries of ``feature_sizes``, ``time`` [E,1] as a share of the time limit, and
+                   whatever else the policy itself needs.  They are normalised by the policy's own statistics as far as
+                   it normalises anything; a head standardises them again (``calibrate``), so no scale is assumed.
+    """
+
+    @property
+    def spec(self) -> EnvSpec: ...
+
+    @property
+    def feature_sizes(self) -> Mapping[str, int]: ...
+
+    def encode(self, obs: Observation) -> Features: ...

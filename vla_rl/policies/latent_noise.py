@@ -12,46 +12,37 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from vla_rl.contract.batch import Reducer
-from vla_rl.contract.config import from_json, to_json
-from vla_rl.contract.env import Array, Observation
+from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits, check_positive
-from vla_rl.contract.load import name_of
 from vla_rl.contract.policy import ActionOut, CriticAction, Features, Likelihood, Mode, Policy, State
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.policies.flow import FlowSampler, VelocityField, gaussian_kl
-from vla_rl.policies.frozen import HoldsFrozen
-from vla_rl.policies.heads import GaussianHead, Head, HeadConfig, SquashedHead
+from vla_rl.policies.flow import VelocityField, gaussian_kl
+from vla_rl.policies.heads import GaussianHead, Head, HeadConfig, HoldsFrozen, SquashedHead
 from vla_rl.policies.noise import Generators, normal
-from vla_rl.policies.normalization import Affine, action_limits
-from vla_rl.policies.pretrained import load_policy, read_config
-from vla_rl.pretrained import Saveable, load_weights, save_folder
-
-
-class FlowPolicyConfig(Protocol):
-    """The config of a flow policy: actions in a chunk, and the sampler whose ODE decodes."""
-
-    @property
-    def horizon(self) -> int: ...
-
-    @property
-    def sampler(self) -> FlowSampler: ...
+from vla_rl.policies.normalization import Affine
+from vla_rl.pretrained import Saveable
 
 
 class FlowBase(Policy, Saveable, Protocol):
-    """A flow policy without state of its own over chunks [B,H,D], normalised by the bounds of the action."""
+    """A flow policy without state of its own over chunks [B,H,D], normalised by the bounds of the action.
+
+    One over longer chunks and larger actions than are executed, as those of pi0 and SmolVLA, has ``latent_shape``, rows
+    and columns ``(C, A)`` of the noise that a chain starts from, and ``bounded(end)``: the executed part of a chain's
+    end [B,CA], normalised by the bounds of the action, [B,HD] in [-1, 1].
+    """
 
     spec: EnvSpec
 
     @property
-    def config(self) -> FlowPolicyConfig: ...
+    def config(self) -> Any:
+        """With ``horizon``, actions in a chunk, and ``sampler``, whose ODE decodes."""
 
     @property
     def feature_sizes(self) -> dict[str, int]: ...
@@ -61,16 +52,9 @@ class FlowBase(Policy, Saveable, Protocol):
     def trainable(self) -> dict[str, nn.Parameter]: ...
 
 
-@runtime_checkable
-class PaddedFlow(Protocol):
-    """A flow over longer chunks and larger actions than are executed, as those of pi0 and SmolVLA."""
-
-    @property
-    def latent_shape(self) -> tuple[int, int]:
-        """Rows and columns ``(C, A)`` of the noise that a chain starts from."""
-
-    def bounded(self, end: Tensor) -> Tensor:
-        """The executed part of a chain's end [B,CA], normalised by the bounds of the action, [B,HD] in [-1, 1]."""
+def is_padded(base: FlowBase) -> bool:
+    """Whether ``base`` makes longer chunks or larger actions than are executed."""
+    return hasattr(base, "bounded")
 
 
 @dataclass(frozen=True)
@@ -109,8 +93,6 @@ class LatentPolicy(HoldsFrozen):
     """
 
     actor: Head
-    action_low: Tensor
-    action_high: Tensor
 
     def __init__(self, base: FlowBase, config: LatentConfig) -> None:
         super().__init__()
@@ -122,14 +104,12 @@ class LatentPolicy(HoldsFrozen):
         self.config, self.version, self.spec = config, 0, base.spec
         self._frozen = (base,)
         self.action_scale = Affine.from_bounds(self.spec.action)
-        low, high = action_limits(self.spec)
-        self.register_buffer("action_low", low, persistent=False)
-        self.register_buffer("action_high", high, persistent=False)
+        self.set_limits(self.spec)
 
     @property
-    def base(self) -> FlowBase:
-        base: FlowBase = self._frozen[0]
-        return base
+    def base(self) -> Any:
+        """A ``FlowBase``."""
+        return self._frozen[0]
 
     @property
     def horizon(self) -> int:
@@ -139,7 +119,7 @@ class LatentPolicy(HoldsFrozen):
     @property
     def latent_shape(self) -> tuple[int, int]:
         """Rows and columns of the noise that is chosen: ``(H, D)``, or the first rows of a padded flow's."""
-        if not isinstance(self.base, PaddedFlow):
+        if not is_padded(self.base):
             return self.horizon, self.spec.action_dim
         rows, columns = self.base.latent_shape
         return min(self.config.rows or rows, rows), columns
@@ -162,20 +142,14 @@ class LatentPolicy(HoldsFrozen):
 
     def recorded(self, features: Features) -> Features:
         """Without what only the decoder of a padded flow reads; others are refitted or decode while learning."""
-        read = (*self.feature_sizes, "time") if isinstance(self.base, PaddedFlow) else tuple(features)
+        read = (*self.feature_sizes, "time") if is_padded(self.base) else tuple(features)
         return {name: features[name] for name in read}
-
-    def initial_state(self, num_envs: int) -> State:
-        return {}
-
-    def reset_state(self, state: State, env_ids: Array) -> State:
-        return state
 
     @torch.no_grad()
     def decode(self, features: Features, w: Tensor) -> Tensor:
         """``clip(g(o, w), -1, 1)`` [B,HD]: the normalised chunk, flattened, for noise ``w`` [B,N]."""
         field, sampler = self.base.field(features), self.base.config.sampler
-        if not isinstance(self.base, PaddedFlow):
+        if not is_padded(self.base):
             return sampler.deterministic(field, w).clamp(-1.0, 1.0)
         rows = w.unflatten(-1, self.latent_shape)
         last = rows[:, -1:].expand(-1, self.base.latent_shape[0] - rows.shape[1], -1)
@@ -199,22 +173,6 @@ class LatentPolicy(HoldsFrozen):
     def trainable(self) -> dict[str, nn.Parameter]:
         """The weights of the network that outputs the noise."""
         return dict(self.actor.named_parameters())
-
-    # -- checkpoints ------------------------------------------------------------------------------------------------
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write ``config.json``, ``model.safetensors`` and the base with its present weights in ``base``."""
-        kind = name_of(type(self))
-        config = {"policy": kind, "config": to_json(self.config), "spec": self.spec.to_json()}
-        save_folder(Path(folder), config, self.state_dict(), {"base": self.base})
-
-    @classmethod
-    def from_pretrained(cls, folder: str | Path, spec: EnvSpec | None = None) -> LatentPolicy:
-        """Load a checkpoint; with ``spec``, the base checks that it was trained for such an environment."""
-        saved: dict[str, Any] = read_config(Path(folder))
-        policy = cls(load_policy(Path(folder) / "base", spec), from_json(saved["config"]))
-        load_weights(policy, Path(folder))
-        return policy.eval()
 
 
 class SquashedLatent(LatentPolicy):

@@ -22,26 +22,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.limits import check_choice, check_limits
-from vla_rl.contract.load import name_of
 from vla_rl.contract.policy import ActionOut, Features, Mode, State
-from vla_rl.contract.spec import EnvSpec
-from vla_rl.policies.flow import VelocityField
+from vla_rl.policies.flow import Field, VelocityField
 from vla_rl.policies.flow_policy import FlowPolicy
-from vla_rl.policies.flow_schedules import Field
-from vla_rl.policies.frozen import HoldsFrozen
+from vla_rl.policies.heads import HoldsFrozen
 from vla_rl.policies.noise import Generators
-from vla_rl.policies.pretrained import load_policy, read_config
-from vla_rl.pretrained import load_weights, save_folder
 
 
 @dataclass(frozen=True)
@@ -110,7 +103,7 @@ class Guided:
 
 
 class RealTimeChunking(HoldsFrozen):
-    """A flow policy for robots that move while it computes (``RealTimePolicy``).
+    """A flow policy for robots that move while it computes (``continue_chunk``).
 
     Its state holds the last chunk [E,H,D] and what :meth:`continue_chunk` said.  It decides exactly as ``base`` where
     there is nothing to continue: after a reset, and where the last chunk was executed to its end.  It acts in mode
@@ -158,7 +151,7 @@ class RealTimeChunking(HoldsFrozen):
         return self._with(state, env_ids, left=0, length=0, delay=0)
 
     def continue_chunk(self, state: State, env_ids: Array, consumed: Array, delay: Array) -> State:
-        """See ``RealTimePolicy``."""
+        """See ``vla_rl/contract/policy.py``."""
         rows, steps, late = (
             torch.as_tensor(item, dtype=torch.long, device=self.action_low.device)
             for item in (env_ids, consumed, delay)
@@ -220,22 +213,6 @@ class RealTimeChunking(HoldsFrozen):
         padding = (0, columns - rest.shape[2], 0, rows - horizon)
         target, guided = (nn.functional.pad(item, padding).flatten(1).to(rest) for item in (rest, weights))
         return Guided(target, guided, self.config.beta)
-
-    # -- checkpoints ------------------------------------------------------------------------------------------------
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write ``config.json`` and the flow policy in ``base``."""
-        kind = name_of(type(self))
-        config = {"policy": kind, "config": to_json(self.config), "spec": self.spec.to_json()}
-        save_folder(Path(folder), config, self.state_dict(), {"base": self.base})
-
-    @classmethod
-    def from_pretrained(cls, folder: str | Path, spec: EnvSpec | None = None) -> RealTimeChunking:
-        """Load a checkpoint; with ``spec``, the base checks that it was trained for such an environment."""
-        saved = read_config(Path(folder))
-        policy = cls(load_policy(Path(folder) / "base", spec), from_json(saved["config"]))
-        load_weights(policy, Path(folder))
-        return policy.eval()
 
 
 def _no_likelihood() -> UserError:

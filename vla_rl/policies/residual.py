@@ -24,28 +24,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from vla_rl.contract.batch import Reducer
-from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import NonFiniteError, UserError
 from vla_rl.contract.limits import check_limits, check_positive
-from vla_rl.contract.load import name_of
-from vla_rl.contract.policy import ActionOut, ContextPolicy, CriticAction, Features, Likelihood, Mode, Policy, State
+from vla_rl.contract.policy import ActionOut, CriticAction, Features, Likelihood, Mode, Policy, State, with_context
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.policies.encoder import ObservationEncoder
 from vla_rl.policies.flow import gaussian_kl
-from vla_rl.policies.frozen import HoldsFrozen
-from vla_rl.policies.heads import DeterministicHead, GaussianHead, Head, HeadConfig
+from vla_rl.policies.heads import DeterministicHead, GaussianHead, Head, HeadConfig, HoldsFrozen, ObservationEncoder
 from vla_rl.policies.noise import Generators, generators_of, normal, uniform
-from vla_rl.policies.normalization import Affine, action_limits
-from vla_rl.policies.pretrained import load_policy, read_config
-from vla_rl.pretrained import Saveable, load_weights, save_folder
+from vla_rl.policies.normalization import Affine
+from vla_rl.pretrained import Saveable
 
 _BASE = "base/"
 
@@ -84,15 +78,14 @@ class ResidualPolicy(HoldsFrozen):
     ``encoder`` defaults to the base.  Neither is trained, and neither is in :meth:`trainable`.
     """
 
+    parts = ("base", "encoder")
     delta: Head
-    action_low: Tensor
-    action_high: Tensor
 
     def __init__(
         self, base: Base, encoder: ObservationEncoder | None = None, config: ResidualConfig | None = None
     ) -> None:
         super().__init__()
-        if encoder is None and (not hasattr(base, "feature_sizes") or isinstance(base, ContextPolicy)):
+        if encoder is None and (not hasattr(base, "feature_sizes") or hasattr(base, "context")):
             raise UserError(
                 f"{type(base).__name__} has no feature_sizes, or its features depend on its state, so the residual "
                 "would have no input; give an encoder: a policy with feature_sizes, such as an imitation checkpoint."
@@ -108,9 +101,7 @@ class ResidualPolicy(HoldsFrozen):
             )
         self._frozen = (base, encoder)
         self.action_scale = Affine.from_bounds(self.spec.action)
-        low, high = action_limits(self.spec)
-        self.register_buffer("action_low", low, persistent=False)
-        self.register_buffer("action_high", high, persistent=False)
+        self.set_limits(self.spec)
 
     @property
     def base(self) -> Base:
@@ -179,8 +170,7 @@ class ResidualPolicy(HoldsFrozen):
         own, base_state = generators_of(generator, env_ids), _base_entries(state)
         inputs = {name: item[env_ids.to(item.device)] for name, item in _base_entries(features).items()}
         before = {name: item[env_ids.to(item.device)] for name, item in base_state.items()}
-        if isinstance(self.base, ContextPolicy):
-            inputs, before = self.base.context(inputs, before, own)
+        inputs, before = with_context(self.base, inputs, before, own)
         out, after = self.base.act(inputs, before, "eval", own)
         chunk = torch.as_tensor(out.action, device=env_ids.device)
         bad = ~chunk.isfinite().flatten(1).all(1)
@@ -223,25 +213,6 @@ class ResidualPolicy(HoldsFrozen):
         """The residual's weights."""
         return dict(self.delta.named_parameters())
 
-    # -- checkpoints ------------------------------------------------------------------------------------------------
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write ``config.json``, ``model.safetensors`` and the frozen policies in ``base`` and ``encoder``."""
-        base, encoder = self._frozen
-        inside: dict[str, Saveable] = {"base": base, "encoder": encoder} if encoder else {"base": base}
-        kind = name_of(type(self))
-        config = {"policy": kind, "config": to_json(self.config), "spec": self.spec.to_json(), "inside": sorted(inside)}
-        save_folder(Path(folder), config, self.state_dict(), inside)
-
-    @classmethod
-    def from_pretrained(cls, folder: str | Path, spec: EnvSpec | None = None) -> ResidualPolicy:
-        """Load a checkpoint; with ``spec``, base and encoder check that they were trained for such an environment."""
-        saved = read_config(Path(folder))
-        parts = {name: load_policy(Path(folder) / name, spec) for name in saved["inside"]}
-        policy = cls(parts["base"], parts.get("encoder"), from_json(saved["config"]))
-        load_weights(policy, Path(folder))
-        return policy.eval()
-
 
 class DeterministicResidual(ResidualPolicy):
     """``u = tanh(f(o, b))``, plus Gaussian noise in mode "sample"; trained by TD3 (``ReparametrisedPolicy``).
@@ -263,7 +234,7 @@ class DeterministicResidual(ResidualPolicy):
 
     @torch.no_grad()
     def set_released(self, decisions: int) -> None:
-        """Adopt the schedule's settings, see ``GradualPolicy``."""
+        """Adopt the schedule's settings, see ``vla_rl/contract/policy.py``."""
         if self.blend:
             config = self.blend.config
             self.released.copy_(torch.tensor([config.grown(first, decisions) for first in (config.start, config.size)]))

@@ -16,14 +16,13 @@ from vla_rl.contract.limits import check_sizes
 from vla_rl.contract.load import name_of
 from vla_rl.contract.policy import Features
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.policies.backbone import BackboneOutput, FlowExpert, PointingBackbone
-from vla_rl.policies.flow import AllSteps, FlowSampler, VelocityField, imitation_losses
+from vla_rl.policies.flow import AllSteps, Field, FlowSampler, Ode, VelocityField, imitation_losses
 from vla_rl.policies.flow_policy import FlowPolicy
-from vla_rl.policies.flow_schedules import Field, Ode
+from vla_rl.policies.image_encoder import BackboneOutput, FlowExpert, PointingBackbone
 from vla_rl.policies.normalization import Affine, check_same_env
 from vla_rl.policies.pretrained import read_config
-from vla_rl.policies.tokens import Vocabulary
 from vla_rl.policies.vla.features import PICTURE
+from vla_rl.policies.vla.tokenizer import Vocabulary
 from vla_rl.pretrained import load_weights, save_folder
 
 

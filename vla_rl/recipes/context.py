@@ -30,7 +30,9 @@ def generator(seed: int, stream: int) -> torch.Generator:
 
 
 class Trainable(Policy, Protocol):
-    """A policy that learns and can be saved."""
+    """A policy that learns and can be saved, and on which heads can be built (``vla_rl/policies/heads.py``)."""
+
+    spec: EnvSpec
 
     @property
     def feature_sizes(self) -> dict[str, int]:
@@ -41,15 +43,6 @@ class Trainable(Policy, Protocol):
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write a checkpoint that names the class, see ``vla_rl/pretrained.py``."""
-
-
-class StartPolicy(Trainable, Protocol):
-    """What a run may start from: it acts, it can be trained, and heads on top of it read its features.
-
-    It is an ``ObservationEncoder``, see ``vla_rl/policies/encoder.py``.
-    """
-
-    spec: EnvSpec
 
 
 T = TypeVar("T")
@@ -75,7 +68,7 @@ class RunContext:
     """
 
     env: EnvFactory
-    base: StartPolicy | None
+    base: Trainable | None
     seed: int
     group: Reducer
     demonstrations: str = ""
@@ -117,7 +110,7 @@ class RunContext:
             raise UserError(f"{collectors} collectors collect nothing; set loop.collectors to at least 1.")
         return [replace(self, collector=i, collectors=collectors) for i in range(collectors)]
 
-    def start(self, needed_by: str) -> StartPolicy:
+    def start(self, needed_by: str) -> Trainable:
         """``base``; raises UserError when there is none or when it lacks what heads and critics read."""
         if self.base is None:
             raise UserError(
@@ -128,7 +121,7 @@ class RunContext:
         if lacking:
             raise UserError(
                 f"{type(self.base).__name__} has no {lacking[0]}, so {needed_by} cannot be built on it; see "
-                "vla_rl.policies.encoder.ObservationEncoder."
+                "vla_rl.policies.heads.ObservationEncoder."
             )
         return self.base
 

@@ -14,8 +14,8 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.expert import ExpertPolicy
+from vla_rl.policies.function import Renumbered
 from vla_rl.policies.pretrained import load_policy, read_config
-from vla_rl.policies.renumbered import Renumbered
 from vla_rl.policies.vla.checkpoint import is_public
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.saving import fingerprint as base_fingerprint

@@ -5,17 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from vla_rl.algorithms.chunks import Chunks, demonstrated
+from vla_rl.algorithms.chunks import Chunks, ImitationPolicy, demonstrated
 from vla_rl.contract.config import JsonObject
-from vla_rl.contract.env import Observation
 from vla_rl.contract.limits import check_positive
-from vla_rl.contract.policy import Features, Policy
+from vla_rl.contract.policy import Policy
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.datasets import load_demonstrations, save_demonstrations
@@ -26,8 +24,8 @@ from vla_rl.policies.smolvla.network import PointingVLM, scale_to_inputs
 from vla_rl.policies.smolvla.policy import SmolVLA
 from vla_rl.policies.smolvla.shape import SmolVLAShape
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
-from vla_rl.policies.tokens import Vocabulary
 from vla_rl.policies.vla.options import VLAOptions
+from vla_rl.policies.vla.tokenizer import Vocabulary
 from vla_rl.pretrained import save_own
 from vla_rl.recipes import stages
 from vla_rl.recipes.context import CPU, generator, placed
@@ -38,8 +36,6 @@ from vla_rl.training.device import alone, resolve_device
 from vla_rl.training.imitation import (
     GroundingConfig,
     ImitationConfig,
-    ImitationPolicy,
-    PixelImitationPolicy,
     ground,
     imitate,
 )
@@ -113,7 +109,7 @@ class Imitate:
         families = {name: asdict(rate) for name, rate in outcomes.families.items()}
         return {"validation": asdict(outcomes.rate), "families": families, "seconds": seconds, "seed": self.seed}
 
-    def ground(self, folder: RunFolder, seconds: dict[str, float]) -> tuple[ImitatingPolicy, Demonstrations]:
+    def ground(self, folder: RunFolder, seconds: dict[str, float]) -> tuple[ImitationPolicy, Demonstrations]:
         """A policy that points at objects, and the demonstrations to imitate; a resumed run takes its own."""
         device = resolve_device(self.device)
         kept, grounded_at = folder.path / "demonstrations", folder.checkpoint("grounded")
@@ -128,12 +124,12 @@ class Imitate:
         return grounded, episodes
 
     def imitate(
-        self, grounded: ImitatingPolicy, episodes: Demonstrations, folder: RunFolder, seconds: dict[str, float]
-    ) -> ImitatingPolicy:
+        self, grounded: ImitationPolicy, episodes: Demonstrations, folder: RunFolder, seconds: dict[str, float]
+    ) -> ImitationPolicy:
         """The policy that imitates; a resumed run takes its own."""
         imitation_at = folder.checkpoint("imitation")
         if folder.resumed and imitation_at.exists():
-            imitating: ImitatingPolicy = placed(load_policy(imitation_at), resolve_device(self.device))
+            imitating: ImitationPolicy = placed(load_policy(imitation_at), resolve_device(self.device))
             return imitating
         with clock(seconds, "imitation"):
             policy = copy.deepcopy(grounded)
@@ -162,7 +158,7 @@ class Scenes:
 class GroundedPolicyConfig(Protocol):
     """The frozen dataclass of an untrained policy whose perception is trained to point, before it imitates."""
 
-    def build(self, spec: EnvSpec, episodes: Demonstrations, seed: int) -> ImitatingPolicy:
+    def build(self, spec: EnvSpec, episodes: Demonstrations, seed: int) -> ImitationPolicy:
         """The policy for ``spec``, on the host; ``episodes`` give statistics of its inputs."""
 
     def ground(
@@ -178,7 +174,7 @@ def grounded_policy(
     config: GroundingConfig,
     seed: int,
     device: torch.device = CPU,
-) -> ImitatingPolicy:
+) -> ImitationPolicy:
     """The policy that ``new`` builds, grounded on scenes of ``env``."""
     policy = new.build(env.spec(), episodes, seed)
     policy = policy.to(device)  # type: ignore[attr-defined]  # a network
@@ -224,37 +220,8 @@ class NewSmolVLA:
 _LOG_EVERY = 25  # steps
 
 
-class ImitatingPolicy(Policy, ImitationPolicy, Protocol):
-    """A policy that learns chunks of recorded actions, normalised by ``action_scale``."""
-
-    spec: EnvSpec
-    action_scale: Affine
-
-    @property
-    def horizon(self) -> int:
-        """``H``: actions in a chunk."""
-
-    def save_pretrained(self, folder: str | Path) -> None: ...
-
-
-@runtime_checkable
-class OwnImitationFeatures(Protocol):
-    """A policy whose imitation loss reads other features than its decisions."""
-
-    def imitation_features(self, obs: Observation) -> Features:
-        """{name: [N,...]} of all recorded observations, on the host."""
-
-    @property
-    def chunk_length(self) -> int:
-        """Actions of a chunk to imitate, of which the first ``horizon`` are executed."""
-
-
-class PixelPolicy(ImitatingPolicy, PixelImitationPolicy, Protocol):
-    """A policy whose perception learns as well."""
-
-
 def imitate_policy(
-    policy: ImitatingPolicy,
+    policy: ImitationPolicy,
     episodes: Demonstrations,
     config: ImitationConfig,
     seed: int,
@@ -264,11 +231,11 @@ def imitate_policy(
 
     A policy whose features are too large for that, or are learnt themselves, names others: ``imitation_features``.
     """
-    if isinstance(policy, OwnImitationFeatures):
+    if hasattr(policy, "imitation_features"):
         features = policy.imitation_features(episodes.observation())
     else:
         features = encode_episodes(policy, episodes)
-    length = policy.chunk_length if isinstance(policy, OwnImitationFeatures) else policy.horizon
+    length = getattr(policy, "chunk_length", policy.horizon)
     chunks = demonstrated_chunks(policy, episodes, features, length)
     chunks = chunks.select(torch.as_tensor(episodes.time % config.stride == 0))
     with bar("imitate", config.fit.steps) as update:
@@ -278,7 +245,7 @@ def imitate_policy(
 
 
 def imitate_from_pixels(
-    policy: PixelPolicy, episodes: Demonstrations, config: ImitationConfig, seed: int, folder: RunFolder
+    policy: ImitationPolicy, episodes: Demonstrations, config: ImitationConfig, seed: int, folder: RunFolder
 ) -> None:
     """Train all of ``policy`` on the demonstrations, perception included, in place."""
     chunks = demonstrated_chunks(policy, episodes, {}, policy.horizon)
@@ -302,7 +269,7 @@ def every(
 
 
 def demonstrated_chunks(
-    policy: ImitatingPolicy, episodes: Demonstrations, features: Mapping[str, Tensor], length: int
+    policy: ImitationPolicy, episodes: Demonstrations, features: Mapping[str, Tensor], length: int
 ) -> Chunks:
     """The ``length`` recorded actions from every step on, with the policy's ``features`` {name: [N,...]} before them.
 

@@ -6,15 +6,17 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from vla_rl.algorithms.chunks import ImitationPolicy
 from vla_rl.contract.config import JsonObject
 from vla_rl.contract.errors import ContractError, UserError, did_you_mean
 from vla_rl.contract.foreign import check_policy_methods, is_foreign
 from vla_rl.contract.limits import check_limits
+from vla_rl.contract.policy import require
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.datasets import load_demonstrations, save_demonstrations
@@ -26,7 +28,7 @@ from vla_rl.pretrained import save_own
 from vla_rl.recipes import stages
 from vla_rl.recipes.context import placed
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
-from vla_rl.recipes.imitate import ImitatingPolicy, NewTiny, PixelPolicy, imitate_from_pixels, imitate_policy
+from vla_rl.recipes.imitate import NewTiny, imitate_from_pixels, imitate_policy
 from vla_rl.recipes.policies import check_if_foreign, names_class, new_policy
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.stages import EvaluationConfig, clock
@@ -39,7 +41,7 @@ from vla_rl.training.tracking import RunFolder
 class NewPolicyConfig(Protocol):
     """The frozen dataclass of an untrained policy that imitates a dataset."""
 
-    def build(self, spec: EnvSpec, episodes: Demonstrations, seed: int) -> ImitatingPolicy:
+    def build(self, spec: EnvSpec, episodes: Demonstrations, seed: int) -> ImitationPolicy:
         """The policy for ``spec``; ``episodes`` give statistics of its inputs."""
 
 
@@ -98,7 +100,7 @@ class ImitateDataset:
         images = {name: shrink(image, self.image_size) for name, image in episodes.images.items()}
         return replace(episodes, images=images)
 
-    def _train(self, episodes: Demonstrations, folder: RunFolder) -> ImitatingPolicy:
+    def _train(self, episodes: Demonstrations, folder: RunFolder) -> ImitationPolicy:
         name, device = Path(self.dataset).name, resolve_device(self.device)
         spec = self.env.spec() if self.env.name else None
         if spec is None and (not self.policy or names_class(self.policy) or is_public(Path(self.policy))):
@@ -109,7 +111,7 @@ class ImitateDataset:
             assert spec is not None
             policy = placed(self.new.build(spec, episodes, self.seed), device)
             if hasattr(policy, "encode_with_grad"):
-                imitate_from_pixels(cast(PixelPolicy, policy), episodes, self.imitation, self.seed, folder)
+                imitate_from_pixels(policy, episodes, self.imitation, self.seed, folder)
                 return policy
         else:
             made = new_policy(self.policy, spec, {}, self.seed) if spec and names_class(self.policy) else None
@@ -119,7 +121,7 @@ class ImitateDataset:
         imitate_policy(policy, episodes, self.imitation, self.seed, folder)
         return policy
 
-    def _check(self, policy: ImitatingPolicy) -> None:
+    def _check(self, policy: ImitationPolicy) -> None:
         """Raise ContractError when ``policy`` is somebody else's and breaks the contract; it acts in ``env``."""
         if self.env.name:
             check_if_foreign(policy, self.env, self.seed, ("save_pretrained",))
@@ -127,15 +129,12 @@ class ImitateDataset:
             check_policy_methods(policy, ("save_pretrained",))
 
 
-def _require_imitating(policy: object, name: str) -> ImitatingPolicy:
+def _require_imitating(policy: Any, name: str) -> ImitationPolicy:
     """``policy``; raises UserError when it lacks something that imitation needs."""
-    for part in ("imitation_losses", "action_scale", "horizon", "trainable"):
-        if not hasattr(policy, part):
-            raise UserError(
-                f"{type(policy).__name__} in {name!r} has no {part}, so it cannot imitate; see ImitatingPolicy in "
-                "vla_rl.recipes.imitate."
-            )
-    return cast(ImitatingPolicy, policy)
+    for method in ("imitation_losses", "action_scale", "horizon", "trainable"):
+        require(policy, f"imitation by {name!r}", (method,), "so it cannot imitate; see docs/bring/policy.md.")
+    found: ImitationPolicy = policy
+    return found
 
 
 _MARGIN = 0.05  # of an action's recorded range, added to both ends of what the policy may do

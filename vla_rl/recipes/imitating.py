@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 
-from vla_rl.algorithms.chunks import Chunks
-from vla_rl.algorithms.hg_dagger import HGDagger, HGDaggerConfig
+from vla_rl.algorithms.chunks import Chunks, HGDagger, HGDaggerConfig, ImitationPolicy
 from vla_rl.algorithms.self_imitation import (
     FutureStates,
     FutureStatesConfig,
@@ -29,11 +28,10 @@ from vla_rl.experience.helped import Escalation, HelpedEnv
 from vla_rl.experience.person import PersonConfig
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.experience.supervised import SupervisedEnv
-from vla_rl.policies.flow import FlowSampler, LastStep
-from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.recipes.context import RunContext, Trainable, generator
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.imitate import ImitatingPolicy, demonstrated_chunks, encode_episodes
+from vla_rl.recipes.imitate import demonstrated_chunks, encode_episodes
 from vla_rl.recipes.trainers import FlowSampled, SourceConfig
 from vla_rl.training.loop import LoopConfig, LoopLearner
 
@@ -66,7 +64,7 @@ class ImitatingTrainer:
         """The demonstrations of ``context``, to imitate."""
         episodes: Demonstrations = context.episodes(needed_by).with_tasks(context.env.spec().tasks)
         features = {name: item.to(context.device) for name, item in encode_episodes(policy, episodes).items()}
-        flow = cast(ImitatingPolicy, policy)
+        flow = cast(ImitationPolicy, policy)
         return demonstrated_chunks(flow, episodes, features, flow.horizon)
 
     def build_source(self, context: RunContext, env: VecEnv, policy: Trainable) -> CollectingSource:
@@ -149,7 +147,8 @@ class SelfImitated(ImitatingTrainer):
         """``context.base`` itself; raises UserError unless it is a flow policy, whose backbone can learn if asked."""
         policy = super().build_policy(context)
         if self.future is not None:
-            require_learning_backbone(policy, "self-imitation").with_trained_backbone()
+            require_learning_backbone(policy)
+            cast(Any, policy).with_trained_backbone()
         return policy
 
     def build_learner(self, context: RunContext, env: VecEnv, policy: Trainable) -> LoopLearner:

@@ -11,7 +11,7 @@ from vla_rl.evaluation.run import Outcomes
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import save_own
 from vla_rl.recipes import stages
-from vla_rl.recipes.context import RunContext, StartPolicy, placed
+from vla_rl.recipes.context import RunContext, Trainable, placed
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.policies import start_policy
 from vla_rl.recipes.stages import EvaluationConfig, clock
@@ -47,7 +47,7 @@ class Improve:
         return self.improve(policy, folder, {})[1]
 
     def improve(
-        self, policy: StartPolicy | None, folder: RunFolder, seconds: dict[str, float]
+        self, policy: Trainable | None, folder: RunFolder, seconds: dict[str, float]
     ) -> tuple[Outcomes, JsonObject]:
         """Train from ``policy``, in place or on top of it, and play the test seeds; returns outcomes and summary."""
         with clock(seconds, "rl"):

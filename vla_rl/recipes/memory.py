@@ -25,7 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from vla_rl.contract.batch import OneProcess, Rollout
 from vla_rl.contract.env import Array, Observation, Observe, Step, VecEnv
 from vla_rl.contract.spec import ArraySpec, EnvSpec
-from vla_rl.recipes.context import RunContext, StartPolicy
+from vla_rl.recipes.context import RunContext, Trainable
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.recipes.trainers import TrainerConfig
@@ -94,7 +94,7 @@ def estimate(
     trainer: TrainerConfig,
     env: EnvConfig,
     evaluation: EvaluationConfig,
-    start: Callable[[EnvSpec], StartPolicy | None],
+    start: Callable[[EnvSpec], Trainable | None],
     demonstrations: str = "",
     seed: int = 1,
     device: str = "cpu",

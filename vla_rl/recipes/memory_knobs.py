@@ -10,8 +10,7 @@ from torch import nn
 
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.vla.features import KeepPrefix
-from vla_rl.policies.vla.options import VLAOptions
-from vla_rl.policies.vla.trainable import TrainAll
+from vla_rl.policies.vla.options import TrainAll, VLAOptions
 from vla_rl.training.out_of_memory import BUILD, COLLECT, LEARN, VALIDATE, OutOfMemoryError
 
 _ALL = (BUILD, COLLECT, LEARN, VALIDATE)

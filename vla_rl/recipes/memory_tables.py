@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from vla_rl.algorithms.chunks import ImitationPolicy
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.pretrained import load_policy
-from vla_rl.recipes.context import StartPolicy
+from vla_rl.recipes.context import Trainable
 from vla_rl.recipes.demo import Demo
-from vla_rl.recipes.imitate import ImitatingPolicy
 from vla_rl.recipes.imitate_dataset import NewPolicyConfig
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.memory import MemoryEstimate, estimate
@@ -121,8 +121,8 @@ def memory_of(config: object) -> MemoryEstimate:
         )
     improve = config if isinstance(config, Improve) else Improve(config.rl, "", env=config.env)
 
-    def start(spec: EnvSpec) -> StartPolicy | None:
-        return cast(StartPolicy, untrained(config.new, spec)) if isinstance(config, Demo) else _start(improve, spec)
+    def start(spec: EnvSpec) -> Trainable | None:
+        return cast(Trainable, untrained(config.new, spec)) if isinstance(config, Demo) else _start(improve, spec)
 
     try:
         return estimate(
@@ -135,16 +135,16 @@ def memory_of(config: object) -> MemoryEstimate:
         ) from error
 
 
-def _start(config: Improve, spec: EnvSpec) -> StartPolicy | None:
+def _start(config: Improve, spec: EnvSpec) -> Trainable | None:
     """The starting policy, of whose weights the headers are read."""
     if not config.policy:
         return None
     if names_class(config.policy):
         return new_policy(config.policy, spec, {}, config.seed)
-    return cast(StartPolicy, load_policy(config.policy, spec))
+    return cast(Trainable, load_policy(config.policy, spec))
 
 
-def untrained(new: NewPolicyConfig, spec: EnvSpec) -> ImitatingPolicy:
+def untrained(new: NewPolicyConfig, spec: EnvSpec) -> ImitationPolicy:
     """The policy that ``new`` makes, for its sizes."""
     state, action = (np.zeros((2, size), np.float32) for size in (spec.state.shape[0], spec.action_dim))
     none = np.zeros(2, np.int64)

@@ -17,16 +17,15 @@ from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.diffusion import DiffusionConfig, DiffusionPolicy
-from vla_rl.policies.feed_forward import GaussianPolicy
+from vla_rl.policies.feed_forward import GaussianPolicy, SquashedConfig, SquashedPolicy
 from vla_rl.policies.flow_policy import at_temperature
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.policies.latent_noise import GaussianLatent, LatentConfig, SquashedLatent, SquashedLatentConfig
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.residual import DeterministicResidual, GaussianResidual, ResidualConfig
-from vla_rl.policies.squashed import SquashedConfig, SquashedPolicy
 from vla_rl.policies.vla.options import VLAOptions
-from vla_rl.recipes.context import RunContext, StartPolicy, Trainable, generator
+from vla_rl.recipes.context import RunContext, Trainable, generator
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import imitate_policy
 from vla_rl.serving.access import names_server
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
 def start_policy(
     name: str | Path, env_config: EnvConfig, seed: int, options: VLAOptions | None = None
-) -> StartPolicy | None:
+) -> Trainable | None:
     """The policy that a run in ``env_config`` starts from; None for "".
 
     ``name`` is a checkpoint folder, of whichever class; a run folder (its best checkpoint); a public folder, opened by
@@ -54,7 +53,7 @@ def start_policy(
             f"the policy behind {str(name)!r} has no weights here, so it cannot be trained; evaluate it, or let a "
             "residual of your own config correct it (vla_rl/serving/remote.py)."
         )
-    policy: StartPolicy
+    policy: Trainable
     policy = new_policy(str(name), spec, {}, seed) if names_class(name) else load_policy(name, spec, options)
     check_if_foreign(policy, env_config, seed, ("save_pretrained",))
     return policy
@@ -79,10 +78,10 @@ def names_class(name: str | Path) -> bool:
     return ":" in str(name) and not Path(name).is_dir()
 
 
-def new_policy(target: str, spec: EnvSpec, options: Mapping[str, object], seed: int) -> StartPolicy:
+def new_policy(target: str, spec: EnvSpec, options: Mapping[str, object], seed: int) -> Trainable:
     """The untrained policy that ``target``, "module:Class", makes for ``spec``."""
     torch.manual_seed(seed)  # module initialisation has no generator argument
-    policy: StartPolicy = call(target, spec, **options)
+    policy: Trainable = call(target, spec, **options)
     return policy
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Protocol
 
 import torch
-from torch import nn
 
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.contract.batch import Reducer
@@ -17,7 +15,6 @@ from vla_rl.contract.config import JsonObject
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.limits import check_sizes
-from vla_rl.contract.policy import LikelihoodPolicy
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.run import evaluate as play_seeds
@@ -26,9 +23,8 @@ from vla_rl.experience.curriculum import SeedStream
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.critics import RunningCritic
 from vla_rl.policies.feed_forward import ActorConfig
-from vla_rl.policies.image_encoder import ImageEncoder
-from vla_rl.policies.observations import Activation, check_activation
-from vla_rl.policies.statistics import RunningStatistics
+from vla_rl.policies.image_encoder import Activation, ImageEncoder, check_activation
+from vla_rl.policies.normalization import RunningStatistics
 from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import lending, require_same
@@ -59,16 +55,6 @@ class CriticConfig:
         check_activation(self)
 
 
-class TrainedPolicy(LikelihoodPolicy, Protocol):
-    """What the recipe trains."""
-
-    def trainable(self) -> dict[str, nn.Parameter]: ...
-
-    def save_pretrained(self, folder: str | Path) -> None: ...
-
-    def to(self, device: torch.device) -> Self: ...
-
-
 class NewPolicyConfig(Protocol):
     """The config of a new policy, such as ``ActorConfig``."""
 
@@ -76,7 +62,8 @@ class NewPolicyConfig(Protocol):
     def cameras(self) -> tuple[str, ...]:
         """The cameras whose pixels the policy reads, and so does its critic."""
 
-    def build(self, spec: EnvSpec, proprioception: RunningStatistics) -> TrainedPolicy: ...
+    def build(self, spec: EnvSpec, proprioception: RunningStatistics) -> Any:
+        """A ``LikelihoodPolicy`` with ``trainable``, ``save_pretrained`` and ``to``."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +141,7 @@ class StateBased:
         require_same(self.env)
         return env
 
-    def learner(self, env: VecEnv, group: Reducer) -> tuple[TrainedPolicy, LoopLearner]:
+    def learner(self, env: VecEnv, group: Reducer) -> tuple[Any, LoopLearner]:
         """A new policy for ``env`` and what improves it."""
         torch.manual_seed(self.seed)  # module initialisation has no generator argument
         sizes = {"state": env.spec.state.shape[0]}
@@ -170,7 +157,7 @@ class StateBased:
         critic = RunningCritic(sizes, self.critic.width, self.critic.depth, vision, self.critic.activation).to(device)
         return policy, self.algorithm.build(policy, policy.trainable(), critic, generator(self.seed, 4), group)
 
-    def evaluate(self, env: VecEnv, policy: TrainedPolicy, seeds: range, count: int) -> MeanReturn:
+    def evaluate(self, env: VecEnv, policy: Any, seeds: range, count: int) -> MeanReturn:
         """The mean return of what would be deployed, on ``count`` held-out seeds."""
         outcomes = play_seeds(env, policy, seed_ranges.held_out(seeds, count), noise_seed=self.seed)
         return MeanReturn.of(outcomes.returns)

@@ -27,10 +27,8 @@ from vla_rl.recipes.progress import bar, console
 from vla_rl.recipes.stages import clock
 from vla_rl.rewards.frames import LabelledFrames, PairSampler
 from vla_rl.rewards.judge import VLMJudge, VLMJudgeConfig
-from vla_rl.rewards.progress import ProgressConfig, ProgressCritic
-from vla_rl.rewards.reward import RewardOutput
-from vla_rl.rewards.reward_model import Counts, RewardModel, value_order_correlation
-from vla_rl.rewards.success import SuccessClassifier, SuccessConfig
+from vla_rl.rewards.progress import ProgressConfig, ProgressCritic, SuccessClassifier, SuccessConfig
+from vla_rl.rewards.reward_model import Counts, RewardModel, RewardOutput, value_order_correlation
 from vla_rl.training.device import resolve_device
 from vla_rl.training.fit import FitConfig, fit, shuffled
 from vla_rl.training.tracking import RunFolder

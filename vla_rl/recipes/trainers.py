@@ -23,12 +23,12 @@ from vla_rl.experience.curriculum import SeedStream
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.critics import ValueCritic
 from vla_rl.policies.flow import FlowSampler
-from vla_rl.policies.frozen import HoldsFrozen
+from vla_rl.policies.heads import HoldsFrozen
 from vla_rl.policies.image_encoder import ImageEncoder
 from vla_rl.policies.normalization import Affine
 from vla_rl.recipes.context import RunContext, Trainable, generator, placed
 from vla_rl.rewards.env import RewardWeights, rewarded
-from vla_rl.rewards.reward import Reward, load_reward
+from vla_rl.rewards.reward_model import Reward, load_reward
 from vla_rl.training.loop import AlgorithmConfig, LoopConfig, LoopLearner
 
 _ENTRIES = 4096  # of a frozen tensor that are compared

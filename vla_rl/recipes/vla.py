@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from vla_rl.algorithms.chunks import ImitationPolicy
 from vla_rl.algorithms.dsrl import DSRLConfig
 from vla_rl.algorithms.group_relative import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
@@ -17,14 +18,12 @@ from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.policies.flow import FlowSampler, OneRandomStep
-from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.flow import FlowSampler, FlowSde, OneRandomStep
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.latent_noise import SquashedLatentConfig
 from vla_rl.policies.residual import ResidualConfig
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.imitate import ImitatingPolicy
 from vla_rl.recipes.imitate_dataset import ImitateDataset
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.off_policy import OffPolicyRL, ReplayConfig
@@ -49,7 +48,7 @@ class Downloaded:
 
     family: str
 
-    def build(self, spec: EnvSpec, episodes: Demonstrations, seed: int) -> ImitatingPolicy:
+    def build(self, spec: EnvSpec, episodes: Demonstrations, seed: int) -> ImitationPolicy:
         """Raises UserError: there is nothing that could be built."""
         raise UserError(
             f"no {self.family} was named, so there are no weights to start from; add --policy FOLDER with a downloaded "

@@ -17,8 +17,7 @@ from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.load import name_of
 from vla_rl.contract.policy import State
 from vla_rl.pretrained import read_config, save_folder
-from vla_rl.rewards.reward import RewardOutput
-from vla_rl.rewards.reward_model import reset_rows, to_bool
+from vla_rl.rewards.reward_model import RewardOutput, reset_rows, to_bool
 
 _YES, _NO = ("yes", "Yes", "YES"), ("no", "No", "NO")
 

@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vla_rl import pretrained
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import Array
 from vla_rl.contract.errors import ContractError, UserError
@@ -19,7 +20,6 @@ from vla_rl.contract.load import name_of
 from vla_rl.contract.policy import State
 from vla_rl.pretrained import load_weights, read_config, save_folder
 from vla_rl.rewards.frames import LabelledFrames
-from vla_rl.rewards.reward import RewardOutput
 
 
 @dataclass(frozen=True)
@@ -291,3 +291,45 @@ def value_order_correlation(value: np.ndarray) -> float:
     rank, time = below - below.mean(), np.arange(len(value)) - (len(value) - 1) / 2
     size = float(np.sqrt((rank**2).sum() * (time**2).sum()))
     return float(rank @ time) / size if size else 0.0
+
+
+@dataclass(frozen=True)
+class RewardOutput:
+    """The output of a reward model for ``T`` frames of each of ``E`` environments.
+
+    progress  float32 [E,T]  0 (nothing is done) to 1 (the task is done)
+    done      bool [E,T]     the task is done; not latched, so an episode ends at the first True
+    """
+
+    progress: np.ndarray
+    done: np.ndarray
+
+
+@runtime_checkable
+class Reward(Protocol):
+    """Evaluates images and instructions only, so that it works in simulators, world models and on robots.
+
+    What it remembers between calls (earlier frames, durations) is its ``state``, with one entry per environment; the
+    caller resets it with the environment.
+    """
+
+    def initial_state(self, num_envs: int) -> State:
+        """The state of ``num_envs`` environments before their first frame, {name: [E,...]}."""
+
+    def reset_state(self, state: State, env_ids: Array) -> State:
+        """``state`` with the initial one in ``env_ids`` (int [R]): their next frame is the first of an episode."""
+
+    def evaluate(
+        self, frames: Mapping[str, Array], text: Sequence[str], valid: Array, state: State
+    ) -> tuple[RewardOutput, State]:
+        """Evaluate the next ``T`` frames of every environment, in order.
+
+        ``frames`` {camera: uint8 [E,T,h,w,c]}, ``text`` [E] instructions, ``valid`` bool [E,T]: False where a frame
+        repeats the one before it because the episode has ended.  Raises ContractError for cameras or image sizes that
+        do not fit the model, and for unknown words.
+        """
+
+
+def load_reward(folder: str | Path) -> Any:
+    """The reward model in a checkpoint folder, by the class that wrote it."""
+    return pretrained.load_module(folder, "reward")

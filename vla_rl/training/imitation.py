@@ -8,17 +8,16 @@ labels that only a simulator has: the image position of the named object.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vla_rl.algorithms.chunks import Chunks, Imitation, mean_loss
+from vla_rl.algorithms.chunks import Chunks, ImitationPolicy, mean_loss
 from vla_rl.contract.env import Observation
-from vla_rl.contract.policy import Features
-from vla_rl.policies.backbone import BackboneOutput
+from vla_rl.policies.image_encoder import BackboneOutput
 from vla_rl.training.fit import FitConfig, fit, shuffled
 
 
@@ -30,12 +29,6 @@ class ImitationConfig:
     stride: int = 5  # control steps between the starts of training chunks; 5: one per decision of the policy
     draws: int = 2  # random draws, of noise and time for instance, per chunk and step
     fit: FitConfig = field(default_factory=lambda: FitConfig(steps=800, batch=64, lr=1e-3))
-
-
-class ImitationPolicy(Imitation, Protocol):
-    """A policy whose imitation loss trains some of its weights."""
-
-    def trainable(self) -> dict[str, nn.Parameter]: ...
 
 
 def imitate(
@@ -53,23 +46,18 @@ def imitate(
     fit(policy.trainable(), loss, shuffled(len(chunks), config.fit.batch, generator), config.fit, report)
 
 
-class PixelImitationPolicy(ImitationPolicy, Protocol):
-    """A policy whose vision backbone can be trained as well."""
-
-    def encode_with_grad(self, obs: Observation) -> Features: ...
-
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
-
-
 def imitate_from_pixels(
-    policy: PixelImitationPolicy,
+    policy: Any,
     obs: Observation,
     chunks: Chunks,
     config: ImitationConfig,
     generator: torch.Generator,
     report: Callable[[int, dict[str, float]], None] = lambda step, info: None,
 ) -> None:
-    """As :func:`imitate`, backbone included: ``obs`` holds the ``N`` observations before the chunks."""
+    """As :func:`imitate`, backbone included: ``obs`` holds the ``N`` observations before the chunks.
+
+    ``policy`` is an ``ImitationPolicy`` with ``encode_with_grad``.
+    """
 
     def loss(index: Tensor) -> tuple[Tensor, dict[str, float]]:
         given = policy.encode_with_grad(obs.select(index.numpy()))

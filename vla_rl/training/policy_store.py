@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vla_rl.contract.policy import ScheduledPolicy
+from vla_rl.contract.policy import set_progress
 
 
 class InProcessPolicyStore:
@@ -38,5 +38,4 @@ class InProcessPolicyStore:
         return int(self.policy.version), self.policy.trainable()
 
     def _apply(self) -> None:
-        if isinstance(self.policy, ScheduledPolicy):
-            self.policy.set_progress(self.progress)
+        set_progress(self.policy, self.progress)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -31,16 +31,6 @@ from vla_rl.training.distributed import ProcessGroup
 
 SMALLEST = 2**14  # numbers of a part that is shared
 _PARTS = (nn.Linear, nn.Embedding, nn.Conv2d)
-
-
-@runtime_checkable
-class Shardable(LikelihoodPolicy, Protocol):
-    """A policy whose network encodes, conditions and gives velocities (``FlowNetwork``)."""
-
-    network: Any
-
-    def act_through(self, wrap: Callable[[Any], Any]) -> None:
-        """Act through ``wrap(acting)`` from now on.  Raises UserError when it does not act operation by operation."""
 
 
 class ShardedGroup(ProcessGroup):
@@ -74,7 +64,7 @@ class ShardedGroup(ProcessGroup):
 
         Call it once, before an optimizer is made.  Raises UserError for a policy that cannot be shared.
         """
-        if not isinstance(policy, Shardable) or not isinstance(policy.network, nn.Module):
+        if not hasattr(policy, "act_through") or not isinstance(getattr(policy, "network", None), nn.Module):
             raise UserError(
                 f"{type(policy).__name__} has no network of which a process could hold a share, so it cannot be "
                 "trained with sharded; leave it out, or train a flow policy that itself is a vision-language-action "
@@ -96,7 +86,7 @@ class ShardedGroup(ProcessGroup):
         lockstep = Lockstep(root, units, super().sum)
         policy.act_through(lambda acting: LockstepActing(acting, lockstep))
         stand_in = _StandIn(policy)
-        policy.act, policy.log_prob = stand_in.act, stand_in.log_prob  # type: ignore[method-assign]
+        policy.act, policy.log_prob = stand_in.act, stand_in.log_prob
         if isinstance(policy, nn.Module):
             policy.to(device)
         self._lockstep = lockstep

@@ -8,8 +8,9 @@ import torch
 from PIL import Image
 
 from tests.policies.openvla.tiny import GOLDEN, golden_outputs, pictures, prompts, tiny, tiny_network, tiny_shape
-from vla_rl.policies.openvla.network import OpenVLAShape, openvla_pictures
-from vla_rl.policies.openvla.vision import DINOV2, SIGLIP, ViTShape
+from vla_rl.contract.errors import UserError
+from vla_rl.policies.openvla.decoding import Autoregressive, Parallel
+from vla_rl.policies.openvla.network import DINOV2, SIGLIP, OpenVLAShape, ViTShape, openvla_pictures
 
 
 def published() -> dict[str, tuple[int, ...]]:
@@ -72,3 +73,53 @@ def test_pictures_are_resized_as_pil_does():
         dino * torch.tensor([0.229, 0.224, 0.225])[:, None, None] + torch.tensor([0.485, 0.456, 0.406])[:, None, None]
     )
     torch.testing.assert_close(again[0].permute(1, 2, 0) * 255, found)
+
+
+ROWS, D = len(tiny.PROMPTS), tiny.ENTRIES
+
+
+def greedy(logits, index):
+    return logits.argmax(-1)
+
+
+def prefixes(network, cameras, rows):
+    tokens, mask = (item[rows] for item in prompts())
+    return network.prefix(network.patches([item[rows] for item in pictures()[:cameras]]), tokens, mask)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rows", [[0, 1, 2], [2, 0], [1]])
+def test_token_after_token_gives_what_transformers_gives_without_padding(rows):
+    network, expected = tiny_network(), golden_outputs()
+    bins, logits = Autoregressive().decode(network, prefixes(network, 1, rows), (D, D), greedy)
+    assert torch.equal(bins, expected["greedy"][rows])
+    torch.testing.assert_close(logits, expected["autoregressive"][rows], rtol=0, atol=1e-5)
+    again = Autoregressive().logits(network, prefixes(network, 1, rows), bins, D)
+    torch.testing.assert_close(again, expected["autoregressive"][rows], rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rows", [[0, 1, 2], [2, 0], [1]])
+def test_all_at_once_gives_what_transformers_gives_without_padding(rows):
+    network, expected = tiny_network(), golden_outputs()["parallel"][rows]
+    decoding = Parallel(tiny.ACTIONS)
+    bins, logits = decoding.decode(network, prefixes(network, 2, rows), (D * tiny.ACTIONS, D), greedy)
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+    assert torch.equal(bins, expected.argmax(-1))
+    executed = decoding.logits(network, prefixes(network, 2, rows), bins[:, :D], D)
+    torch.testing.assert_close(executed, expected[:, :D], rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_later_tokens_depend_on_earlier_ones_only_where_they_should():
+    network = tiny_network()
+    one, other = torch.tensor([[3, 4, 5]] * ROWS), torch.tensor([[3, 200, 5]] * ROWS)
+    for decoding, changes in ((Autoregressive(), [False, False, True]), (Parallel(1), [False] * 3)):
+        pair = [decoding.logits(network, prefixes(network, 1, [0, 1, 2]), bins, D) for bins in (one, other)]
+        assert [bool((pair[0][:, k] != pair[1][:, k]).any()) for k in range(3)] == changes
+
+
+def test_a_decoding_has_actions():
+    for kind in (Autoregressive, Parallel):
+        with pytest.raises(UserError, match="actions is 0"):
+            kind(0)

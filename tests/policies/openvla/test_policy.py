@@ -13,26 +13,21 @@ from torch.distributions import Categorical, kl_divergence
 from tests.algorithms.ppo_learners import CONFIG
 from tests.elsewhere import elsewhere
 from tests.policies.openvla.tiny import SPEC, observed, tiny, tiny_policy
-from tests.toys import rollout
+from tests.toys import rollout, seeded
 from vla_rl.algorithms.group_relative import GRPOConfig, Standardised
 from vla_rl.algorithms.ppo import PPO
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import LikelihoodPolicy
 from vla_rl.policies.critics import ValueCritic
-from vla_rl.policies.openvla.decoding import Autoregressive, Parallel
-from vla_rl.policies.openvla.options import OpenVLAOptions
+from vla_rl.policies.openvla.decoding import Autoregressive, OpenVLAOptions, Parallel
 from vla_rl.policies.openvla.policy import OpenVLA
 from vla_rl.policies.pretrained import load_policy
-from vla_rl.policies.vla.trainable import TrainAll, TrainExpert
+from vla_rl.policies.vla.options import TrainAll, TrainExpert
 
 ROWS, D = 6, tiny.ENTRIES
 IN_TURN, AT_ONCE = OpenVLAOptions(decoding=Autoregressive(2)), OpenVLAOptions(decoding=Parallel(3), horizon=2)
 BOTH = pytest.mark.parametrize("options", [IN_TURN, AT_ONCE], ids=["autoregressive", "parallel"])
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def rows(features, index):
@@ -309,7 +304,9 @@ def preferred(bins: torch.Tensor) -> torch.Tensor:
 
 
 @BOTH
-@pytest.mark.parametrize("per", ["chunk", "action", "token"])
+@pytest.mark.parametrize(
+    "per", [pytest.param("chunk", marks=pytest.mark.full), "action", pytest.param("token", marks=pytest.mark.full)]
+)
 def test_an_iteration_of_ppo_and_of_grpo_goes_towards_reward(options, per):
     for grouped in (False, True):
         policy = tiny_policy(replace(options, logprob_per=per))

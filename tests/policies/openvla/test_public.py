@@ -15,13 +15,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tests.policies.openvla.tiny import SPEC, golden_outputs, observed, tiny, tiny_shape
 from vla_rl.contract.errors import UserError
-from vla_rl.policies.openvla.decoding import Autoregressive, Parallel
-from vla_rl.policies.openvla.options import OpenVLAOptions
+from vla_rl.policies.openvla.decoding import Autoregressive, OpenVLAOptions, Parallel
 from vla_rl.policies.openvla.policy import OpenVLA, OpenVLAPrompts, critics_scale
 from vla_rl.policies.pretrained import load_policy
-from vla_rl.policies.vla.options import VLAOptions
+from vla_rl.policies.vla.options import TrainExpert, TrainLoRA, VLAOptions
 from vla_rl.policies.vla.tokenizer import open_tokenizer
-from vla_rl.policies.vla.trainable import TrainExpert, TrainLoRA
 
 EMPTY = 29871
 WORDS = [

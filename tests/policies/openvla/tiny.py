@@ -14,10 +14,9 @@ from safetensors.torch import load_file
 from vla_rl.contract.env import Observation
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.policies.normalization import Affine
-from vla_rl.policies.openvla.network import OpenVLANetwork, OpenVLAShape
-from vla_rl.policies.openvla.options import OpenVLAOptions
+from vla_rl.policies.openvla.decoding import OpenVLAOptions
+from vla_rl.policies.openvla.network import OpenVLANetwork, OpenVLAShape, ViTShape
 from vla_rl.policies.openvla.policy import OpenVLA
-from vla_rl.policies.openvla.vision import ViTShape
 from vla_rl.pretrained import save_folder
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "vla" / "openvla"

@@ -13,8 +13,7 @@ from torch.nn import functional as F
 from tests.golden.vla.pi0.cases import ACTION, CASES, CHUNK, PATCHES, SIDE, STATE, STEPS, TIMES, VOCABULARY, inputs
 from tests.golden.vla.weights import weight
 from vla_rl.contract.errors import UserError
-from vla_rl.policies.flow import AllSteps, FlowSampler, flow_matching_errors
-from vla_rl.policies.flow_schedules import Field, Ode
+from vla_rl.policies.flow import AllSteps, Field, FlowSampler, Ode, flow_matching_errors
 from vla_rl.policies.pi0.network import Gemma, Pi0Network, Pi0Shape, Siglip
 
 pytest.importorskip("transformers")

@@ -12,7 +12,7 @@ from tests.policies.vla.tiny_vlas import SMOLVLA
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.smolvla.network import SmolVLANetwork
 from vla_rl.policies.smolvla.shape import SmolVLAShape
-from vla_rl.policies.vla.letterbox import padded_picture
+from vla_rl.policies.vla.network import padded_picture
 
 SHAPE = replace(SMOLVLA, text=replace(SMOLVLA.text, vocabulary=20, layers=4), expert_layers=4, chunk=5)
 VLM = "model.vlm_with_expert.vlm."

@@ -11,8 +11,7 @@ import torch
 
 from tests.golden.vla.smolvla.cases import CAMERAS, CASES, FENCE, TIMES, VLM, inputs
 from tests.golden.vla.weights import generator, weight
-from vla_rl.policies.flow import AllSteps, FlowSampler
-from vla_rl.policies.flow_schedules import Field, Ode
+from vla_rl.policies.flow import AllSteps, Field, FlowSampler, Ode
 from vla_rl.policies.smolvla.network import UNUSED, SmolVLANetwork
 from vla_rl.policies.smolvla.shape import SmolVLAShape
 

@@ -12,30 +12,37 @@ import pytest
 import torch
 
 from sims.catalog import make
-from tests.policies.test_tiny import SPEC, observations, seeded
+from tests.policies.test_tiny import SPEC, observations
 from tests.policies.vla.toy_network import WIDTH, ToyNetwork, ToyShape
+from tests.toys import seeded
 from vla_rl.algorithms.dsrl import NoiseAliased, NoiseAliasedConfig
 from vla_rl.algorithms.gorl import GoRL, GoRLConfig
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.policy import LikelihoodPolicy, ScheduledPolicy
+from vla_rl.contract.policy import LikelihoodPolicy
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.rollout import RolloutSource, SeedStream
-from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, LastStepFromNoise, OneRandomStep
-from vla_rl.policies.flow_schedules import FlowNoise, FlowSde, Ode
+from vla_rl.policies.flow import (
+    AllSteps,
+    FlowNoise,
+    FlowSampler,
+    FlowSde,
+    LastStep,
+    LastStepFromNoise,
+    Ode,
+    OneRandomStep,
+)
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.latent_noise import GaussianLatent, LatentConfig, SquashedLatent, SquashedLatentConfig
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.residual import DeterministicResidual, ResidualConfig
-from vla_rl.policies.tokens import Vocabulary
 from vla_rl.policies.vla import flow_vla
 from vla_rl.policies.vla.features import KeepPictures
 from vla_rl.policies.vla.flow_vla import FlowVLA
-from vla_rl.policies.vla.options import VLAOptions
-from vla_rl.policies.vla.tokenizer import WordPrompts
-from vla_rl.policies.vla.trainable import TrainAll, TrainExpert
+from vla_rl.policies.vla.options import TrainAll, TrainExpert, VLAOptions
+from vla_rl.policies.vla.tokenizer import Vocabulary, WordPrompts
 from vla_rl.recipes.imitate import imitate_policy
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.imitation import ImitationConfig
@@ -56,7 +63,7 @@ def made(options: VLAOptions | None = None, **changes: object) -> FlowVLA:
 
 
 def test_it_implements_the_protocols():
-    assert isinstance(made(), LikelihoodPolicy) and isinstance(made(), ScheduledPolicy)
+    assert isinstance(made(), LikelihoodPolicy)
 
 
 @pytest.mark.parametrize("kept", ["prefix", "pictures"])

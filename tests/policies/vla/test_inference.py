@@ -14,11 +14,10 @@ from torch.utils._pytree import tree_leaves
 
 from tests.benchmarks.gpu import TINY_PI0
 from tests.benchmarks.vla_sizes import TINY, Scene, policy_of
-from tests.policies.test_tiny import seeded
+from tests.toys import seeded
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import UserError
-from vla_rl.policies.flow import AllSteps, FlowSampler
-from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.flow import AllSteps, FlowSampler, FlowSde
 from vla_rl.policies.vla.flow_vla import FlowVLA
 from vla_rl.policies.vla.inference import Compiled, CudaGraph, Fused, Graphs, Inference
 from vla_rl.policies.vla.options import VLAOptions

@@ -8,16 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.policies.test_tiny import SPEC, observations, seeded
+from tests.policies.test_tiny import SPEC, observations
 from tests.policies.vla.tiny_vlas import PI0, SMOLVLA, STATE
+from tests.toys import seeded
 from vla_rl.contract.errors import UserError
-from vla_rl.policies.flow import AllSteps, FlowSampler, OneRandomStep
-from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.flow import AllSteps, FlowSampler, FlowSde, OneRandomStep
 from vla_rl.policies.pi0.policy import Pi0
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.smolvla.policy import SmolVLA
-from vla_rl.policies.vla.options import VLAOptions
-from vla_rl.policies.vla.trainable import TrainLoRA
+from vla_rl.policies.vla.options import TrainLoRA, VLAOptions
 
 pytest.importorskip("transformers")
 pytest.importorskip("peft")

@@ -5,14 +5,11 @@ OpenVLA's is in ``openvla/tiny.py``, and a network that is no public family's in
 
 from __future__ import annotations
 
-import math
 from typing import TypeVar
 
 import torch
 
-from tests.policies.test_tiny import SPEC, observations, seeded
-from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, LastStepFromNoise, OneRandomStep
-from vla_rl.policies.flow_schedules import FlowNoise, FlowSde
+from tests.policies.test_tiny import SPEC
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pi0.network import Gemma, Pi0Shape, Siglip
 from vla_rl.policies.pi0.policy import Pi0
@@ -43,13 +40,6 @@ PI0 = Pi0Shape(
     state_size=4,
 )
 SHAPES = {SmolVLA: SMOLVLA, Pi0: PI0}
-# A public family must know the density of its chains under all of them, whatever it keeps and computes in.
-SAMPLERS = [
-    FlowSampler(schedule, placement, 4)
-    for schedule in (FlowSde(0.5), FlowNoise())
-    for placement in (AllSteps(), OneRandomStep(), LastStep(), LastStepFromNoise())
-]
-
 V = TypeVar("V", bound=FlowVLA)
 
 
@@ -60,22 +50,3 @@ def tiny_vla(family: type[V], options: VLAOptions | None = None) -> V:
     for parameter in [*policy.network.parameters(), *policy.noise_head.parameters()]:
         torch.nn.init.normal_(parameter, std=0.3)
     return policy
-
-
-def learning_sees_the_density_of_acting(policy: FlowVLA, dtype: torch.dtype) -> None:
-    """That of the whole padded chain, whichever rows are asked together: within 1e-5 a root of terms, 1e-9 in fp64."""
-    policy = policy.to(dtype)
-    found = policy.encode(observations())
-    features = {name: item.to(dtype) if item.is_floating_point() else item for name, item in found.items()}
-    out, _ = policy.act(features, {}, "sample", seeded(1))
-    numbers = math.prod(policy.latent_shape)
-    terms = out.aux["noisy_steps"].shape[1] * numbers
-    assert out.aux["points"].shape == (16, 5, numbers)
-    limit = 1e-5 * math.sqrt(terms) if dtype == torch.float32 else 1e-9
-    for rows in (slice(0, 1), slice(2, 9), slice(None)):
-        again = policy.log_prob(
-            {name: item[rows] for name, item in features.items()},
-            out.sample[rows],
-            {name: item[rows] for name, item in out.aux.items()},
-        )
-        assert (again.logprob - out.logprob[rows]).abs().max().item() <= limit

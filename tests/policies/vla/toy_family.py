@@ -13,9 +13,8 @@ from tests.policies.vla.public_folders import write
 from tests.policies.vla.toy_network import ToyNetwork, ToyShape
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.vla.checkpoint import PublicCheckpoint
-from vla_rl.policies.vla.flow_vla import FlowVLA
+from vla_rl.policies.vla.flow_vla import FlowVLA, flow_from_public
 from vla_rl.policies.vla.options import VLAOptions
-from vla_rl.policies.vla.public import flow_from_public
 from vla_rl.policies.vla.tokenizer import TokenizerPrompts
 
 TARGET = "tests.policies.vla.toy_family:ToyVLA"

@@ -2,15 +2,15 @@
 
 from dataclasses import replace
 
-from vla_rl.algorithms.hg_dagger import HGDaggerConfig
+from vla_rl.algorithms.chunks import HGDaggerConfig
 from vla_rl.algorithms.recap import RecapConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.algorithms.sac import RLPDConfig
 from vla_rl.experience.person import PersonConfig
 from vla_rl.experience.supervised import DemonstratorConfig
+from vla_rl.policies.feed_forward import SquashedConfig
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import ResidualConfig
-from vla_rl.policies.squashed import SquashedConfig
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.fleet.learners import LearnByAdvantage, LearnByCorrections, LearnByReplay
 from vla_rl.recipes.fleet.simulate import Corrects, Demonstrates, FleetTimes, Simulate

@@ -13,7 +13,7 @@ import torch
 from tests.commands import save_untrained
 from tests.recipes.fleet import quick_fleet
 from vla_rl.algorithms.guard import ReleaseConfig
-from vla_rl.algorithms.wsrl import WSRLConfig
+from vla_rl.algorithms.offline import WSRLConfig
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.env import Observation, VecEnv
 from vla_rl.contract.errors import ContractError, UserError

@@ -19,8 +19,7 @@ from vla_rl.evaluation.agreement import TrustConfig
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.experience.trajectories import Trajectories
-from vla_rl.policies.flow import FlowSampler, LastStep
-from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imagine import calibrated_model, plan
 from vla_rl.recipes.imagine import recipe as imagination

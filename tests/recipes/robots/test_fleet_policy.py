@@ -28,7 +28,7 @@ from vla_rl.policies.flow_schedules import Ode
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
-from vla_rl.policies.tokens import Vocabulary
+from vla_rl.policies.vla.tokenizer import Vocabulary
 from vla_rl.recipes.fleet import publishing
 from vla_rl.recipes.fleet.publishing import publish
 from vla_rl.recipes.fleet.serving import signing_key

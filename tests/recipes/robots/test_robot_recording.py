@@ -21,8 +21,7 @@ from robot_drivers.simulated import SimulatedRobot
 from robot_drivers.simulated_client import SimulatedProcess
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import load_demonstrations
-from vla_rl.policies.flow import AllSteps, FlowSampler
-from vla_rl.policies.flow_schedules import Ode
+from vla_rl.policies.flow import AllSteps, FlowSampler, Ode
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.policies.real_time_chunking import RealTimeChunking
 from vla_rl.recipes.imitate import NewTinyOfJoints

@@ -7,14 +7,16 @@ Shape letters: ``B`` batch, ``P`` positions of the prefix, ``n`` tokens that are
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from vla_rl.contract.limits import check_limits
+from vla_rl.contract.limits import check_limits, check_positive
+from vla_rl.policies.feed_forward import LogprobPer, check_logprob_per
 from vla_rl.policies.openvla.network import OpenVLANetwork, Prefix
+from vla_rl.policies.vla.options import VLAOptions
 
 Choose: TypeAlias = Callable[[Tensor, int], Tensor]
 """Bins [B,m] by logits [B,m,K] of the tokens from a given index on."""
@@ -115,3 +117,31 @@ def _causal(mask: Tensor) -> Tensor:
     """bool [B,S,S]: what precedes and is no padding; the first token, which every row has, always counts."""
     length = mask.shape[1]
     return mask[:, None] & torch.ones(length, length, dtype=torch.bool, device=mask.device).tril()
+
+
+@dataclass(frozen=True)
+class OpenVLAOptions(VLAOptions):
+    """Choices that an OpenVLA checkpoint leaves to whoever opens it; ``sampler`` is not read.
+
+    Raises UserError for a choice that does not exist.
+    """
+
+    decoding: Decoding = Autoregressive()  # or Parallel(): OpenVLA-OFT
+    temperature: float = 1.0  # of exploration and of its likelihood alike; SimpleVLA-RL: 1.6
+    logprob_per: LogprobPer = "chunk"  # or "action", "token": what has a ratio of its own in PPO and GRPO
+    crop: float = 1.0  # the share of a picture's area that is seen; .9 for checkpoints fine-tuned with random crops
+    # The environment's last entry where the gripper is closed and open; 0 and 1 in OpenVLA's data.
+    gripper: tuple[float, float] = (0.0, 1.0)  # LIBERO: (1, -1), ManiSkill: (-1, 1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "temperature", "crop")
+        check_logprob_per(self)
+
+
+def own_options(options: VLAOptions | None) -> OpenVLAOptions:
+    """``options`` with the defaults of what only an OpenVLA has."""
+    if isinstance(options, OpenVLAOptions):
+        return options
+    shared = {} if options is None else {item.name: getattr(options, item.name) for item in fields(options)}
+    return OpenVLAOptions(**shared)

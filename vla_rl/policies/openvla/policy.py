@@ -15,23 +15,18 @@ from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.policies.likelihood_parts import sum_per
+from vla_rl.policies.feed_forward import sum_per
 from vla_rl.policies.noise import Generators, uniform
 from vla_rl.policies.normalization import Affine, action_limits
-from vla_rl.policies.openvla.decoding import STOP
-from vla_rl.policies.openvla.network import VISION, OpenVLANetwork, OpenVLAShape, Prefix
-from vla_rl.policies.openvla.options import OpenVLAOptions, own_options
-from vla_rl.policies.openvla.vision import ViTShape
-from vla_rl.policies.tokens import Vocabulary
+from vla_rl.policies.openvla.decoding import STOP, OpenVLAOptions, own_options
+from vla_rl.policies.openvla.network import VISION, OpenVLANetwork, OpenVLAShape, Prefix, ViTShape
 from vla_rl.policies.vla.checkpoint import match_cameras, read_public
 from vla_rl.policies.vla.dataset_statistics import read_statistics
-from vla_rl.policies.vla.features import PICTURE, KeepPictures, KeepPrefix, Kept, Views, picture_bytes
-from vla_rl.policies.vla.files import open_tensors
-from vla_rl.policies.vla.options import VLAOptions
+from vla_rl.policies.vla.features import PICTURE, KeepPictures, KeepPrefix, Views, picture_bytes
+from vla_rl.policies.vla.options import VLAOptions, cast_frozen, checkpoint_gradients
 from vla_rl.policies.vla.saving import Base, SavedVLA
-from vla_rl.policies.vla.tokenizer import Prompts, TokenizerPrompts, WordPrompts
-from vla_rl.policies.vla.trainable import cast_frozen, checkpoint_gradients
-from vla_rl.policies.vla.weights import load_public_weights, weight_files, without_weights
+from vla_rl.policies.vla.tokenizer import Prompts, TokenizerPrompts, Vocabulary, WordPrompts
+from vla_rl.policies.vla.weights import load_public_weights, open_tensors, weight_files, without_weights
 
 _PICTURES = KeepPictures()  # of imitation, which encodes nothing beforehand
 
@@ -269,7 +264,7 @@ def _density(log_probs: Tensor, bins: Tensor) -> Tensor:
     return log_probs.gather(-1, bins[..., None]).squeeze(-1)
 
 
-def _choose_kept(policy: OpenVLA) -> Kept:
+def _choose_kept(policy: OpenVLA) -> KeepPrefix | KeepPictures:
     """What ``options.kept`` says; "auto" keeps the patches where they are smaller than the pictures and do not change.
 
     Raises UserError for patches that are to be kept although training changes them.

@@ -26,8 +26,10 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from vla_rl.contract.errors import UserError
-from vla_rl.policies.vla.layers import (
+from vla_rl.policies.vla.network import (
+    DecoderNetwork,
     Layer,
+    Letterbox,
     ModuleLayer,
     Run,
     bias_of,
@@ -40,9 +42,8 @@ from vla_rl.policies.vla.layers import (
     rotations,
     rounding,
     self_attended,
+    transformers,
 )
-from vla_rl.policies.vla.letterbox import Letterbox
-from vla_rl.policies.vla.network import DecoderNetwork, transformers
 from vla_rl.policies.vla.weights import load_public_weights
 
 Pair = tuple[Tensor, Tensor]

@@ -10,11 +10,9 @@ from typing import Any, Self
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.pi0.network import Gemma, Pi0Shape, Siglip
-from vla_rl.policies.vla.flow_vla import FlowVLA
-from vla_rl.policies.vla.letterbox import Letterbox, TransformersLetterbox
-from vla_rl.policies.vla.network import transformers
+from vla_rl.policies.vla.flow_vla import FlowVLA, flow_from_public
+from vla_rl.policies.vla.network import Letterbox, TransformersLetterbox, transformers
 from vla_rl.policies.vla.options import VLAOptions
-from vla_rl.policies.vla.public import flow_from_public
 from vla_rl.policies.vla.tokenizer import TokenizerPrompts
 
 

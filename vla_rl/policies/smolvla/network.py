@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vla_rl.contract.errors import UserError
-from vla_rl.policies.backbone import BackboneOutput, cell_centres
+from vla_rl.policies.image_encoder import BackboneOutput, cell_centres
 from vla_rl.policies.smolvla.shape import SmolVLAShape
-from vla_rl.policies.vla.layers import (
+from vla_rl.policies.vla.network import (
+    DecoderNetwork,
     Layer,
     ModuleLayer,
     Run,
@@ -33,14 +34,14 @@ from vla_rl.policies.vla.layers import (
     mean_where,
     normalized,
     padded,
+    padded_picture,
     plainly,
     points_behind,
     rotations,
     rounding,
     self_attended,
+    transformers,
 )
-from vla_rl.policies.vla.letterbox import padded_picture
-from vla_rl.policies.vla.network import DecoderNetwork, transformers
 from vla_rl.policies.vla.weights import load_public_weights
 
 _VLM = "model.vlm_with_expert.vlm."
@@ -316,7 +317,7 @@ def _build_vlm(shape: SmolVLAShape) -> dict[str, nn.Module]:
     }
     config = package.SmolVLMConfig(vision_config=vision, text_config=_text(shape), scale_factor=shape.pixel_shuffle)
     text = package.LlamaModel(config.text_config)
-    del text.rotary_emb  # vla/layers.py does it
+    del text.rotary_emb  # vla/network.py does it
     return {
         "vision_model": SmolVLMVisionTransformer(config.vision_config),
         "connector": SmolVLMConnector(config),

@@ -10,11 +10,10 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.smolvla.shape import SmolVLAShape
 from vla_rl.policies.vla.checkpoint import PublicCheckpoint
-from vla_rl.policies.vla.files import read_json
-from vla_rl.policies.vla.flow_vla import FlowVLA
+from vla_rl.policies.vla.flow_vla import FlowVLA, flow_from_public
 from vla_rl.policies.vla.options import VLAOptions
-from vla_rl.policies.vla.public import flow_from_public
 from vla_rl.policies.vla.tokenizer import FILE, TokenizerPrompts, open_tokenizer
+from vla_rl.policies.vla.weights import read_json
 
 
 class SmolVLA(FlowVLA):

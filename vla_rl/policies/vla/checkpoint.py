@@ -16,8 +16,8 @@ from vla_rl.contract import trust
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.vla.dataset_statistics import ACTION, STATE
-from vla_rl.policies.vla.files import read_json
 from vla_rl.policies.vla.normalization_formulas import Modes
+from vla_rl.policies.vla.weights import read_json
 
 CONFIG = "config.json"
 # The class of a family, by what config.json says.  It has ``from_public(folder, spec, options)``.

@@ -13,8 +13,8 @@ from typing import Any
 
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.vla import normalization_formulas as formulas
-from vla_rl.policies.vla.files import open_tensors, read_json
 from vla_rl.policies.vla.normalization_formulas import Formula, Modes, Numbers, Statistics, identity
+from vla_rl.policies.vla.weights import open_tensors, read_json
 
 STATE, ACTION = "observation.state", "action"  # LeRobot's names
 _PREPROCESSOR, _POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.json"

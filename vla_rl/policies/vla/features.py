@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from vla_rl.contract.device import is_shard
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Features
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.policies.vla.network import Encoder
 from vla_rl.policies.vla.options import VLAOptions
 
 PREFIX, PICTURE = "prefix/", "picture/"  # before the names of features
@@ -37,7 +36,7 @@ class Views:
     ) -> None:
         self.cameras, self.tokens, self.mask, self.learnt = tuple(cameras), tokens, mask, tuple(learnt)
 
-    def prefix(self, network: Encoder, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def prefix(self, network: Any, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The prefix of pictures uint8 ``picture/NAME`` [B,h,w,3] under the instructions ``task`` int64 [B]."""
         pictures = [None if name is None else features[PICTURE + name] for name in self.cameras]
         task = features["task"]
@@ -49,26 +48,18 @@ class Views:
         return tuple((item.data_ptr(), item._version) for item in own)
 
 
-class Kept(Protocol):
-    """What is kept."""
-
-    def features(self, network: Encoder, views: Views, seen: Features) -> Features:
-        """What is kept of ``seen``: ``picture/NAME`` and ``task``; ``pooled`` [B,W] is there in any case."""
-
-    def prefix(self, network: Encoder, views: Views, features: Features) -> Mapping[str, Tensor]:
-        """The prefix of what was kept."""
-
-
 class KeepPrefix:
     """The prefix: a learner never runs the vision-language model."""
 
     @torch.no_grad()
-    def features(self, network: Encoder, views: Views, seen: Features) -> Features:
+    def features(self, network: Any, views: Views, seen: Features) -> Features:
+        """What is kept of ``seen``: ``picture/NAME`` and ``task``; ``pooled`` [B,W] is there in any case."""
         found = views.prefix(network, seen)
         pooled = found.pop("pooled")
         return {"pooled": pooled, **{PREFIX + name: item for name, item in found.items()}}
 
-    def prefix(self, network: Encoder, views: Views, features: Features) -> Mapping[str, Tensor]:
+    def prefix(self, network: Any, views: Views, features: Features) -> Mapping[str, Tensor]:
+        """The prefix of what was kept."""
         return {name.removeprefix(PREFIX): item for name, item in features.items() if name.startswith(PREFIX)}
 
 
@@ -100,13 +91,13 @@ class KeepPictures:
         return KeepPictures()  # the copy will see other observations
 
     @torch.no_grad()
-    def features(self, network: Encoder, views: Views, seen: Features) -> Features:
+    def features(self, network: Any, views: Views, seen: Features) -> Features:
         prefix = views.prefix(network, seen)
         features = {"pooled": prefix["pooled"], **seen}
         self._last = _Encoded(features, prefix, views.stamp())
         return dict(features)
 
-    def prefix(self, network: Encoder, views: Views, features: Features) -> Mapping[str, Tensor]:
+    def prefix(self, network: Any, views: Views, features: Features) -> Mapping[str, Tensor]:
         last, self._last = self._last, None
         if last is not None and not torch.is_grad_enabled() and last.serves(views, features):
             return last.prefix
@@ -118,7 +109,7 @@ def picture_bytes(spec: EnvSpec, cameras: Sequence[str | None]) -> int:
     return sum(torch.Size(spec.images[name].shape).numel() for name in cameras if name is not None)
 
 
-def choose(options: VLAOptions, prefix_bytes: int) -> Kept:
+def choose(options: VLAOptions, prefix_bytes: int) -> KeepPrefix | KeepPictures:
     """What ``options.kept`` says; "auto" keeps a prefix of at most 8 MB that training does not change.
 
     Raises UserError for a prefix that is to be kept although training changes it.

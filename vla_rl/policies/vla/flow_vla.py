@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import replace
-from typing import ClassVar, Self
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,20 +14,19 @@ from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import Features
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.policies.flow import VelocityField
+from vla_rl.policies.flow import Field, VelocityField
 from vla_rl.policies.flow_policy import Compute, FlowPolicy
-from vla_rl.policies.flow_schedules import Field
 from vla_rl.policies.heads import zero_init
 from vla_rl.policies.noise import normal, uniform
 from vla_rl.policies.normalization import Affine
-from vla_rl.policies.tokens import Vocabulary
+from vla_rl.policies.vla.checkpoint import PublicCheckpoint, match_cameras, read_public
+from vla_rl.policies.vla.dataset_statistics import read_statistics
 from vla_rl.policies.vla.features import PICTURE, PREFIX, KeepPictures, KeepPrefix, Views, choose
-from vla_rl.policies.vla.inference import Eager
-from vla_rl.policies.vla.network import Acting, Deciding, FlowNetwork, NewShape
-from vla_rl.policies.vla.options import VLAOptions
-from vla_rl.policies.vla.saving import Base, SavedVLA
-from vla_rl.policies.vla.tokenizer import Prompts, WordPrompts
-from vla_rl.policies.vla.trainable import cast_frozen, checkpoint_gradients
+from vla_rl.policies.vla.inference import Eager, Operations
+from vla_rl.policies.vla.network import FlowNetwork, NetworkShape
+from vla_rl.policies.vla.options import VLAOptions, cast_frozen, checkpoint_gradients
+from vla_rl.policies.vla.saving import Base, SavedVLA, filled
+from vla_rl.policies.vla.tokenizer import Prompts, TokenizerPrompts, Vocabulary, WordPrompts
 
 _PICTURES = KeepPictures()  # of imitation, which encodes nothing beforehand
 _DATASET_LIMIT = 2_000_000_000  # bytes of the prefixes of a dataset up to which imitation keeps them
@@ -46,7 +46,7 @@ class FlowVLA(SavedVLA, FlowPolicy):
     token_mask: Tensor
     network: FlowNetwork
     options_class = VLAOptions
-    shape_class: ClassVar[type[NewShape]]  # of a family
+    shape_class: ClassVar[Any]  # of a family
 
     def __init__(
         self,
@@ -80,15 +80,13 @@ class FlowVLA(SavedVLA, FlowPolicy):
         self.register_buffer("tokens", tokens, persistent=False)
         self.register_buffer("token_mask", mask, persistent=False)
         self._checked = mask, bool(mask.all())
-        self._acting: Deciding = options.inference.prepare(network)
-        self._learning: Acting = options.inference.learning(network)
+        self._acting: Operations = options.inference.prepare(network)
+        self._learning: Operations = options.inference.learning(network)
         self._prefix_bytes = network.prefix_bytes(self.cameras, tokens.shape[1])
         self.kept = choose(options, self._prefix_bytes)
 
     @classmethod
-    def new(
-        cls, spec: EnvSpec, state_scale: Affine, shape: NewShape | None = None, options: VLAOptions | None = None
-    ) -> Self:
+    def new(cls, spec: EnvSpec, state_scale: Affine, shape: Any = None, options: VLAOptions | None = None) -> Self:
         """Random weights, drawn from torch's global generator; every word of the tasks is a token.
 
         ``shape`` None: a small one that predicts the chunks it executes.  Its vocabulary becomes that of the tasks; 1
@@ -147,7 +145,7 @@ class FlowVLA(SavedVLA, FlowPolicy):
             self._checked = self.token_mask, not self.token_mask.is_meta and bool(self.token_mask.all())
         return Views(self.cameras, self.tokens, None if self._checked[1] else self.token_mask, learnt)
 
-    def act_through(self, wrap: Callable[[Deciding], Deciding]) -> None:
+    def act_through(self, wrap: Callable[[Operations], Operations]) -> None:
         """Act through ``wrap`` of the network.  Raises UserError unless it acts operation by operation."""
         if not isinstance(self.config.inference, Eager):
             raise UserError(
@@ -160,7 +158,7 @@ class FlowVLA(SavedVLA, FlowPolicy):
 
     @property
     def latent_shape(self) -> tuple[int, int]:
-        """``(R, A)``: rows and columns of the noise that a chain starts from, see ``PaddedFlow``."""
+        """``(R, A)``: rows and columns of the noise that a chain starts from, see ``LatentPolicy``."""
         return self.network.denoised(self.horizon), self.network.action_size
 
     def bounded(self, end: Tensor) -> Tensor:
@@ -182,20 +180,20 @@ class FlowVLA(SavedVLA, FlowPolicy):
         prefix = self._prefix(features, self._acting)
         given = {**{PREFIX + name: item for name, item in prefix.items()}, "state": features["state"], **drawn}
 
-        def call(network: Acting, given: Features) -> Features:
+        def call(network: Operations, given: Features) -> Features:
             seen = {name.removeprefix(PREFIX): item for name, item in given.items() if name.startswith(PREFIX)}
             return compute(self._field_behind(seen, given["state"], network), given)
 
         return self._acting.decide(key, call, given)
 
-    def _field(self, features: Features, network: Acting) -> VelocityField:
+    def _field(self, features: Features, network: Operations) -> VelocityField:
         return self._field_behind(self._prefix(features, network), features["state"], network)
 
-    def _prefix(self, features: Features, network: Acting) -> Mapping[str, Tensor]:
+    def _prefix(self, features: Features, network: Operations) -> Mapping[str, Tensor]:
         seen = self.kept if "pooled" in features else _PICTURES
         return seen.prefix(network, self._views(), features)
 
-    def _field_behind(self, prefix: Mapping[str, Tensor], state: Tensor, network: Acting) -> VelocityField:
+    def _field_behind(self, prefix: Mapping[str, Tensor], state: Tensor, network: Operations) -> VelocityField:
         state = nn.functional.pad(state, (0, self.network.state_size - state.shape[-1]))
         condition = network.condition(prefix, state)
 
@@ -246,3 +244,64 @@ def _check_sizes(spec: EnvSpec, network: FlowNetwork, state: Affine, action: Aff
             f"horizon is {horizon}, but the model's chunk has {network.chunk} actions and {spec.name!r} takes at most "
             f"{spec.max_chunk} at once, so it cannot be executed; set horizon from 1 to {longest}."
         )
+
+
+F = TypeVar("F", bound=FlowVLA)
+
+
+@dataclass(frozen=True)
+class OpenedFolder:
+    """A public folder for one environment; its weights are not read yet.
+
+    state    None where the statistics have none
+    cameras  the environment's for each of the checkpoint's, None where one is missing
+    options  with the horizon that is executed
+    """
+
+    checkpoint: PublicCheckpoint
+    state: Affine | None
+    action: Affine
+    cameras: tuple[str | None, ...]
+    options: VLAOptions
+
+
+def open_public(folder: Path, spec: EnvSpec, options: VLAOptions) -> OpenedFolder:
+    """Read all of ``folder`` but weights and tokenizer; raises UserError where it does not fit ``spec``."""
+    checkpoint = read_public(folder)
+    cameras = match_cameras(checkpoint, spec, options.cameras)
+    place = Path(options.statistics) if options.statistics else folder
+    statistics = read_statistics(place, checkpoint.modes, options.statistics_key)
+    cut = statistics.cut(spec.state.shape[-1], spec.action_dim)
+    horizon = options.horizon or min(checkpoint.executed, spec.max_chunk)
+    sampler = options.sampler
+    if checkpoint.steps and sampler == VLAOptions().sampler:
+        sampler = replace(sampler, steps=checkpoint.steps)
+    return OpenedFolder(checkpoint, cut.state, cut.action, cameras, replace(options, horizon=horizon, sampler=sampler))
+
+
+def flow_from_public(
+    kind: Callable[..., F],
+    folder: str | Path,
+    spec: EnvSpec,
+    options: VLAOptions,
+    shape: Callable[[PublicCheckpoint], NetworkShape],
+    prompts: Callable[[PublicCheckpoint], TokenizerPrompts],
+) -> F:
+    """The policy of class ``kind`` in a public folder, for ``spec``.
+
+    ``shape`` and ``prompts`` say what a family's folder describes.  Raises UserError for what is missing, damaged or
+    does not fit the environment; the tokenizer is read before the weights, which take longest.
+    """
+    opened = open_public(Path(folder), spec, options)
+    sizes = shape(opened.checkpoint)
+    if opened.state is None:
+        raise UserError(
+            f"the statistics for {str(folder)!r} have none of a state, which the model reads, so it would be misread; "
+            "name others with --vla.statistics FOLDER."
+        )
+    known = prompts(opened.checkpoint).learn(spec.tasks)
+    network = filled(sizes, Path(folder))
+    base = Base.of(Path(folder))
+    made = kind(spec, network, known, opened.state, opened.action, opened.cameras, opened.options, base)
+    made.eval()
+    return made

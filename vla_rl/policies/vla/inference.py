@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from vla_rl.contract.errors import UserError
-from vla_rl.policies.vla.layers import Layer, Run, plainly
-from vla_rl.policies.vla.network import Acting, Deciding, DecoderNetwork, FlowNetwork
+from vla_rl.policies.vla.network import DecoderNetwork, FlowNetwork, Layer, Run, plainly
 
 Tensors = dict[str, Tensor]
-Call = Callable[[Acting, Tensors], Tensors]
+Call = Callable[["Operations", Tensors], Tensors]
 _SHAPES = 8  # of inputs, of which a call keeps its graphs
 _COMPILED = 64  # shapes and kinds of a layer's inputs: a few for each of those
 _WARM_UP = 3  # calls before recording, in which libraries choose kernels and reserve memory
@@ -28,10 +27,10 @@ _WARM_UP = 3  # calls before recording, in which libraries choose kernels and re
 class Inference(Protocol):
     """The frozen dataclass that chooses how a network runs when it acts."""
 
-    def prepare(self, network: FlowNetwork) -> Deciding:
+    def prepare(self, network: FlowNetwork) -> Operations:
         """``network`` as it acts.  A deep copy of the two together belongs together."""
 
-    def learning(self, network: FlowNetwork) -> Acting:
+    def learning(self, network: FlowNetwork) -> Operations:
         """``network`` as it learns."""
 
 
@@ -39,10 +38,10 @@ class Inference(Protocol):
 class Eager:
     """Operation by operation."""
 
-    def prepare(self, network: FlowNetwork) -> Deciding:
+    def prepare(self, network: FlowNetwork) -> Operations:
         return Operations(network)
 
-    def learning(self, network: FlowNetwork) -> Acting:
+    def learning(self, network: FlowNetwork) -> Operations:
         return Operations(network)
 
 
@@ -59,7 +58,7 @@ class Compiled:
     def prepare(self, network: FlowNetwork) -> Fused:
         return Fused(_decoder(network, self), CompiledLayers(self.backend))
 
-    def learning(self, network: FlowNetwork) -> Acting:
+    def learning(self, network: FlowNetwork) -> Operations:
         return Layers(_decoder(network, self), CompiledLayers(self.backend))
 
 
@@ -77,7 +76,7 @@ class CudaGraph:
         inner = Fused(_decoder(network, self)) if isinstance(self.of, Eager) else self.of.prepare(network)
         return Graphs(inner, cuda_graph)
 
-    def learning(self, network: FlowNetwork) -> Acting:
+    def learning(self, network: FlowNetwork) -> Operations:
         return self.of.learning(network)
 
 
@@ -91,9 +90,11 @@ def _decoder(network: FlowNetwork, way: Inference) -> DecoderNetwork:
 
 
 class Operations:
-    """The network itself, in a box: a module in a module's attribute would count twice."""
+    """A network as it acts: itself, in a box, for a module in a module's attribute would count twice."""
 
-    def __init__(self, network: Acting) -> None:
+    network: Any
+
+    def __init__(self, network: Any) -> None:
         self.network = network
 
     def encode(self, pictures: Sequence[Tensor | None], tokens: Tensor, token_mask: Tensor | None) -> Tensors:
@@ -106,6 +107,7 @@ class Operations:
         return self.network.velocity(condition, x, t)
 
     def decide(self, key: Hashable, call: Call, given: Tensors) -> Tensors:
+        """``call(network, given)``, which at the same ``key`` does the same with other ``given`` {name: [...]}."""
         return call(self, given)
 
 

@@ -1,24 +1,267 @@
-"""What a flow-matching vision-language-action model is to a policy: a prefix, a condition, a velocity.
+"""What the networks of vision-language-action models share: what a policy asks of them, decoder layers, pictures.
 
 Shape letters: ``B`` batch, ``C`` actions in the model's chunk (50), ``A`` the padded size of an action (32), ``L``
-tokens of the prompt, ``W`` numbers that sum the prefix up for critics.
+tokens of the prompt, ``W`` numbers that sum the prefix up for critics; in layers ``L`` tokens, ``h`` heads, ``g`` heads
+of keys and values, ``d`` size of a head, ``M`` tokens seen.
+
+The arithmetic of a layer of Gemma or Llama runs on two kinds of weights: those of transformers' modules
+(:class:`ModuleLayer`), where they are learnt, and copies that lie together (:class:`FusedLayer`), where they act and
+every kernel costs a launch.  Pictures are fitted into a square with bars beside them as the libraries around pi0 do,
+each one differently; a square picture of the right size is the same in all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from vla_rl.contract.errors import UserError
-from vla_rl.policies.vla.layers import Layer, ModuleLayer, Run, plainly
+
+WAVELENGTH = 10_000.0  # of RoPE: LeRobot's and transformers', whatever SmolVLM's own configuration says
+Pair = tuple[Tensor, Tensor]
+Run = Callable[..., Any]  # (function, *inputs) -> what the function returns
 
 
-class Encoder(Protocol):
-    """What reads pictures and a prompt."""
+def plainly(function: Callable[..., Any], *inputs: Any) -> Any:
+    """The function itself."""
+    return function(*inputs)
+
+
+@dataclass(frozen=True)
+class ModuleLayer:
+    """A decoder layer of transformers.
+
+    dtype   what it computes in
+    offset  what a norm adds to its weights: 1 in Gemma, 0 in Llama
+    cross   whether it has queries of its own alone
+    """
+
+    layer: Any
+    dtype: torch.dtype
+    offset: float = 0.0
+    cross: bool = False
+
+    @property
+    def shared(self) -> int:
+        """``g``."""
+        return int(self.layer.self_attn.config.num_key_value_heads)
+
+    def projected(self, hidden: Tensor) -> Tensor:
+        """Queries, keys and values [B,L,h+2g,d] of ``hidden`` [B,L,width], normalised before; not rotated."""
+        attention, inputs = self.layer.self_attn, self._normed(self.layer.input_layernorm, hidden)
+        parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+        return torch.cat([linear(part, inputs) for part in parts], -1).unflatten(-1, (-1, attention.head_dim))
+
+    def queried(self, hidden: Tensor) -> Tensor:
+        """The queries alone, [B,L,h,d]."""
+        attention, inputs = self.layer.self_attn, self._normed(self.layer.input_layernorm, hidden)
+        return linear(attention.q_proj, inputs).unflatten(-1, (-1, attention.head_dim))
+
+    def finished(self, hidden: Tensor, seen: Tensor) -> Tensor:
+        """The rest of the layer after its attention [B,L,h*d]: both residual connections and the feed-forward part."""
+        hidden, mlp = hidden + linear(self.layer.self_attn.o_proj, seen), self.layer.mlp
+        inputs = self._normed(self.layer.post_attention_layernorm, hidden)
+        wide = mlp.act_fn(linear(mlp.gate_proj, inputs)) * linear(mlp.up_proj, inputs)
+        return hidden + linear(mlp.down_proj, wide)
+
+    def fused(self) -> FusedLayer:
+        """The same with weights that lie together, in ``dtype``."""
+        attention, mlp = self.layer.self_attn, self.layer.mlp
+        inputs = (attention.q_proj,) if self.cross else (attention.q_proj, attention.k_proj, attention.v_proj)
+        before, after = self.layer.input_layernorm, self.layer.post_attention_layernorm
+        return FusedLayer(
+            before=(before.weight + self.offset).to(self.dtype),
+            after=(after.weight + self.offset).to(self.dtype),
+            inputs=self._together(*inputs),
+            out=self._together(attention.o_proj),
+            wide=self._together(mlp.gate_proj, mlp.up_proj),
+            down=self._together(mlp.down_proj),
+            activation=mlp.act_fn,
+            epsilon=_epsilon(before),
+            head_size=attention.head_dim,
+            shared=self.shared,
+        )
+
+    def _together(self, *parts: Any) -> Tensor:
+        return torch.cat([_weight(part).to(self.dtype) for part in parts])
+
+    def _normed(self, norm: Any, hidden: Tensor) -> Tensor:
+        return normalized(hidden, norm.weight + self.offset if self.offset else norm.weight, _epsilon(norm))
+
+
+@dataclass(frozen=True)
+class FusedLayer:
+    """The same as six tensors: one product makes queries, keys and values, another both halves of the MLP."""
+
+    before: Tensor
+    after: Tensor
+    inputs: Tensor
+    out: Tensor
+    wide: Tensor
+    down: Tensor
+    activation: Callable[[Tensor], Tensor]
+    epsilon: float
+    head_size: int
+    shared: int
+
+    def projected(self, hidden: Tensor) -> Tensor:
+        normed = normalized(hidden, self.before, self.epsilon)
+        return functional.linear(normed, self.inputs).unflatten(-1, (-1, self.head_size))
+
+    queried = projected  # where a layer has only queries, ``inputs`` are theirs
+
+    def finished(self, hidden: Tensor, seen: Tensor) -> Tensor:
+        hidden = _added(hidden, seen, self.out)
+        wide = functional.linear(normalized(hidden, self.after, self.epsilon), self.wide)
+        gate, up = wide.chunk(2, -1)
+        return _added(hidden, self.activation(gate) * up, self.down)
+
+
+Layer = ModuleLayer | FusedLayer
+
+
+def _added(hidden: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """``hidden + x @ weight.T`` in one kernel."""
+    return torch.addmm(hidden.flatten(0, 1), x.flatten(0, 1), weight.t()).view_as(hidden)
+
+
+def linear(part: Any, x: Tensor) -> Tensor:
+    """``x`` through a linear part, computed in the dtype of ``x``: of float32 weights, which learn, a copy is rounded.
+
+    An adapter's part and one of which every process holds a shard round by themselves.
+    """
+    if type(part) is not nn.Linear:
+        return part(x).to(x.dtype)
+    return functional.linear(x, part.weight.to(x.dtype), None if part.bias is None else part.bias.to(x.dtype))
+
+
+def _weight(part: Any) -> Tensor:
+    """The weight of a linear part, with that of its adapter, if it has one."""
+    weight: Tensor = part.weight
+    for adapter in getattr(part, "active_adapters", ()):
+        weight = weight + part.get_delta_weight(adapter)
+    return weight
+
+
+def _epsilon(norm: Any) -> float:
+    return float(norm.eps if hasattr(norm, "eps") else norm.variance_epsilon)
+
+
+def normalized(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """RMSNorm of ``hidden`` [B,L,width] (arXiv 1910.07467); transformers' own would round float64 to float32."""
+    return functional.rms_norm(hidden, weight.shape, weight.to(hidden.dtype), epsilon)
+
+
+def rotations(positions: Tensor, head_size: int, dtype: torch.dtype = torch.float32) -> Pair:
+    """Cosines and signed sines [B,L,1,d] of RoPE (arXiv 2104.09864) at ``positions`` [B,L], computed in float32."""
+    half = torch.arange(head_size // 2, dtype=torch.float32, device=positions.device)
+    radians = (positions[..., None].float() / WAVELENGTH ** (half * (2.0 / head_size))).unsqueeze(-2)
+    cos, sin = radians.cos(), radians.sin()
+    return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
+
+
+def rotated(x: Tensor, rotation: Pair) -> Tensor:
+    """Queries or keys ``x`` [B,L,h,d] turned by :func:`rotations`: entry ``i`` pairs with entry ``i + d/2``."""
+    cos, sin = rotation
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)
+
+
+def attended(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+    """Attention of ``query`` [B,h,L,d] to ``key`` and ``value`` [B,g,M,d], [B,L,h*d].
+
+    ``bias`` is that of :func:`bias_of`, None where everything is seen.  Consecutive ``h/g`` heads share their keys,
+    which no kernel copies: those that take a bias do not know shared keys, so there they become queries of one head.
+    """
+    (_, heads, length, _), groups = query.shape, key.shape[1]
+    if bias is None:
+        out = functional.scaled_dot_product_attention(query, key, value, enable_gqa=heads != groups)
+        return out.transpose(1, 2).flatten(2)
+    shared = heads // groups
+    folded = query.unflatten(1, (groups, shared)).flatten(2, 3)
+    out = functional.scaled_dot_product_attention(folded, key, value, attn_mask=bias)
+    return out.unflatten(2, (shared, length)).permute(0, 3, 1, 2, 4).flatten(2)
+
+
+def bias_of(seen: Tensor, dtype: torch.dtype, shared: int = 1) -> Tensor:
+    """What :func:`attended` adds to logits: 0 where ``seen`` bool [B or 1,1,L,M] is true, elsewhere -inf.
+
+    [B or 1,1,L,M] if ``L`` is 1, for all queries; else [B or 1,1,shared*L,M] for ``shared = h/g`` heads.  Rows are
+    eight numbers apart or a multiple, since a kernel would copy others in every layer.
+    """
+    seen = seen.repeat(1, 1, shared if seen.shape[2] > 1 else 1, 1)
+    room = 8 * math.ceil(seen.shape[-1] / 8)
+    bias = torch.zeros((*seen.shape[:-1], room), dtype=dtype, device=seen.device)[..., : seen.shape[-1]]
+    return bias.masked_fill_(~seen, -math.inf)
+
+
+def padded(mask: Tensor) -> Tensor:
+    """``mask`` bool [B,M] with a token more, which counts."""
+    return functional.pad(mask, (0, 1), value=True)
+
+
+def mean_where(hidden: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean [B,width] of ``hidden`` [B,M,width] over the tokens that count, ``mask`` bool [B,M]; None: all."""
+    if mask is None:
+        return hidden.mean(1)
+    return (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+
+
+def rounding(dtype: torch.dtype, module: nn.Module) -> AbstractContextManager[Any]:
+    """In it, a ``module`` of transformers computes in ``dtype`` although its weights, which learn, are float32."""
+    weight = next(module.parameters())
+    if weight.dtype == dtype:
+        return nullcontext()
+    return torch.autocast(weight.device.type, dtype, cache_enabled=False)
+
+
+def self_attended(layer: Layer, hidden: Tensor, rotation: Pair, bias: Tensor | None, past: Pair | None = None) -> Any:
+    """``hidden`` [B,L,width] after a layer, behind the keys and values ``past`` [B,g,P,d], and its own [B,g,L,d]."""
+    heads, shared = layer.projected(hidden), layer.shared
+    turned = rotated(heads[:, :, :-shared], rotation).transpose(1, 2)
+    query, own_key = turned[:, :-shared], turned[:, -shared:]
+    own_value = heads[:, :, -shared:].transpose(1, 2)
+    key, value = own_key, own_value
+    if past is not None:
+        key, value = torch.cat((past[0], own_key), 2), torch.cat((past[1], own_value), 2)
+    return layer.finished(hidden, attended(query, key, value, bias)), own_key, own_value
+
+
+def cross_attended(layer: Layer, hidden: Tensor, rotation: Pair, bias: Tensor | None, past: Pair) -> Tensor:
+    """``hidden`` [B,L,width] after a layer that sees nothing but the keys and values ``past`` [B,g,P,d]."""
+    query = rotated(layer.queried(hidden), rotation).transpose(1, 2)
+    return layer.finished(hidden, attended(query, *past, bias))
+
+
+def points_behind(
+    mask: Tensor | None, count: int, points: int, length: int, causal: bool, device: torch.device
+) -> Tensor | None:
+    """What ``points`` times ``length`` tokens behind ``count`` others see, bool [B or 1,1,kL,M+kL], None: everything.
+
+    ``mask`` bool [B,M]: which of the others they see, None: all.  They see no token of another point and, if
+    ``causal``, none after themselves.
+    """
+    if mask is None and points == 1 and not causal:
+        return None
+    token = torch.arange(length, device=device).repeat(points)
+    point = torch.arange(points, device=device).repeat_interleave(length)
+    among = point == point[:, None]
+    if causal:
+        among = among & (token <= token[:, None])
+    before = mask[:, None] if mask is not None else torch.ones(1, 1, count, dtype=torch.bool, device=device)
+    before = before.expand(-1, len(token), -1)
+    return torch.cat((before, among.expand(len(before), -1, -1)), 2)[:, None]
+
+
+class VisionLanguage(Protocol):
+    """A model that reads pictures and a prompt once per observation; an ``nn.Module`` with public tensor names."""
 
     def encode(self, pictures: Sequence[Tensor | None], tokens: Tensor, token_mask: Tensor | None) -> dict[str, Tensor]:
         """The prefix {name: [B,...]}, computed once per observation: in a flow network ``keys`` and ``values`` of every
@@ -28,10 +271,6 @@ class Encoder(Protocol):
         bool, both [B,L], None where all tokens count: faster kernels can then be used.  The prefix does not depend on
         the robot's state.
         """
-
-
-class VisionLanguage(Encoder, Protocol):
-    """A model that reads pictures and a prompt once per observation; an ``nn.Module`` with public tensor names."""
 
     def expert_parameters(self) -> dict[str, nn.Parameter]:
         """What is trained when the vision-language model is not, by public name."""
@@ -44,31 +283,8 @@ class VisionLanguage(Encoder, Protocol):
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
 
 
-class Acting(Encoder, Protocol):
-    """What a decision runs; see ``inference.py``."""
-
-    def condition(self, prefix: Mapping[str, Tensor], state: Tensor) -> dict[str, Tensor]:
-        """All that a denoising step needs of the observation, {name: [B,...]}; ``state`` is padded, normalised."""
-
-    def velocity(self, condition: Mapping[str, Tensor], x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """The velocity [Bk,R,A] at ``x`` [Bk,R,A] and ``t`` [Bk] (1: noise, 0: action) and the expert's last hidden
-        states [Bk,R,hidden_size], both float32; ``R`` is :meth:`denoised` or ``C``.
-
-        ``k`` is 1 or more points for each of the ``B`` samples of ``condition``, those of a sample in a row.
-        """
-
-
-class Deciding(Acting, Protocol):
-    """The same with whole decisions, which may be recorded."""
-
-    def decide(
-        self, key: Hashable, call: Callable[[Acting, dict[str, Tensor]], dict[str, Tensor]], given: dict[str, Tensor]
-    ) -> dict[str, Tensor]:
-        """``call(network, given)``, which at the same ``key`` does the same with other ``given`` {name: [...]}."""
-
-
 class DecoderNetwork(nn.Module):
-    """A flow network whose expert is a decoder (``layers.py``), so that its layers can be fused, compiled and recorded.
+    """A flow network whose expert is a decoder, so that its layers can be fused, compiled and recorded.
 
     compute_dtype  what layers compute in, whatever their weights are stored in; None: the dtype of the weights.  What
                    goes in and comes out (states, actions, velocities, ``pooled``) is float32
@@ -90,19 +306,19 @@ class DecoderNetwork(nn.Module):
     def encode(
         self, pictures: Sequence[Tensor | None], tokens: Tensor, token_mask: Tensor | None, run: Run = plainly
     ) -> dict[str, Tensor]:
-        """See ``Encoder``; layers run by ``run``."""
+        """See ``VisionLanguage``; layers run by ``run``."""
         raise NotImplementedError
 
     def condition(
         self, prefix: Mapping[str, Tensor], state: Tensor, layers: Sequence[Layer] = (), run: Run = plainly
     ) -> dict[str, Tensor]:
-        """See ``Acting``; ``layers`` of the expert, () for those that learn."""
+        """See ``FlowNetwork``; ``layers`` of the expert, () for those that learn."""
         raise NotImplementedError
 
     def velocity(
         self, condition: Mapping[str, Tensor], x: Tensor, t: Tensor, layers: Sequence[Layer] = (), run: Run = plainly
     ) -> tuple[Tensor, Tensor]:
-        """See ``Acting``; ``layers`` as for :meth:`condition`."""
+        """See ``FlowNetwork``; ``layers`` as for :meth:`condition`."""
         raise NotImplementedError
 
     def computes_in(self, module: nn.Module) -> torch.dtype:
@@ -110,7 +326,7 @@ class DecoderNetwork(nn.Module):
         return self.compute_dtype or next(module.parameters()).dtype
 
 
-class FlowNetwork(VisionLanguage, Acting, Protocol):
+class FlowNetwork(VisionLanguage, Protocol):
     """A vision-language model and its action expert; an ``nn.Module`` whose tensors have their public names.
 
     chunk, action_size, state_size   C, A, and the padded size of a state
@@ -123,6 +339,16 @@ class FlowNetwork(VisionLanguage, Acting, Protocol):
     state_size: int
     pooled_size: int
     hidden_size: int
+
+    def condition(self, prefix: Mapping[str, Tensor], state: Tensor) -> dict[str, Tensor]:
+        """All that a denoising step needs of the observation, {name: [B,...]}; ``state`` is padded, normalised."""
+
+    def velocity(self, condition: Mapping[str, Tensor], x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """The velocity [Bk,R,A] at ``x`` [Bk,R,A] and ``t`` [Bk] (1: noise, 0: action) and the expert's last hidden
+        states [Bk,R,hidden_size], both float32; ``R`` is :meth:`denoised` or ``C``.
+
+        ``k`` is 1 or more points for each of the ``B`` samples of ``condition``, those of a sample in a row.
+        """
 
     def denoised(self, horizon: int) -> int:
         """How many actions of the chunk a chain has to hold so that its first ``horizon`` are the whole chunk's.
@@ -145,17 +371,6 @@ class NetworkShape(Protocol):
         """The untrained network."""
 
 
-class NewShape(NetworkShape, Protocol):
-    """The same of a family of which there are small ones, to be trained from nothing."""
-
-    @classmethod
-    def small(cls, state: int, action: int, chunk: int = 10) -> Self:
-        """For states and actions of these sizes, and chunks of so many actions."""
-
-    def with_words(self, count: int) -> Self:
-        """The same with ``count`` tokens in the vocabulary."""
-
-
 def transformers() -> Any:
     """The package; raises UserError, naming the extra, when it is not installed."""
     try:
@@ -165,3 +380,88 @@ def transformers() -> Any:
             f"{error.name} is not installed, so no vision-language-action model can be used; pip install 'vla-rl[vla]'."
         ) from error
     return package
+
+
+_HALF = 127.5  # 0..255 to [-1, 1]
+
+
+@dataclass(frozen=True)
+class Letterbox:
+    """LeRobot's (since 0.5) and openpi's in torch: bilinear without antialiasing, black bars around the picture.
+
+    LeRobot 0.4's bars were -3: it filled them before it mapped [0, 1] to [-1, 1].  A folder does not say which version
+    wrote it, and openpi, where the published weights come from, has always had black ones.
+    """
+
+    resample: str = "bilinear"
+    antialias: bool = False
+    before: float = 0.5  # share of the bars that is left of the picture, or above it
+    bar: float = -1.0  # value of the bars, where black is -1 and white 1
+
+    def __call__(self, picture: Tensor, side: int) -> Tensor:
+        """uint8 [B,h,w,3] -> float32 [B,3,side,side], black -1 and white 1."""
+        image = picture.permute(0, 3, 1, 2).float()
+        if image.shape[2:] != (side, side):
+            height, width = self.fitted(image.shape[2], image.shape[3], side)
+            top, left = int(self.before * (side - height)), int(self.before * (side - width))
+            bars = (left, side - width - left, top, side - height - top)
+            image = functional.pad(self.resized(image, height, width), bars, value=(self.bar + 1.0) * _HALF)
+        return image / _HALF - 1.0
+
+    def fitted(self, height: int, width: int, side: int) -> tuple[int, int]:
+        """Height and width within the square."""
+        ratio = max(width / side, height / side)
+        return int(height / ratio), int(width / ratio)
+
+    def resized(self, image: Tensor, height: int, width: int) -> Tensor:
+        """[B,3,h,w] -> [B,3,height,width], both within 0..255."""
+        options: dict[str, Any] = {"mode": self.resample, "antialias": self.antialias, "align_corners": False}
+        return functional.interpolate(image, size=(height, width), **options)
+
+
+@dataclass(frozen=True)
+class OpenpiLetterbox(Letterbox):
+    """openpi's resize_with_pad (its client's, by Pillow): bilinear with antialiasing.
+
+    Rows are rounded to 8 bits before columns are resized; Pillow's own weights have 8 bits too, which makes a
+    difference of one level in some pixels.
+    """
+
+    antialias: bool = True
+
+    def resized(self, image: Tensor, height: int, width: int) -> Tensor:
+        wide = super().resized(image, image.shape[2], width).clamp(0.0, 255.0).round()
+        return super().resized(wide, height, width).clamp(0.0, 255.0).round()
+
+
+@dataclass(frozen=True)
+class TransformersLetterbox(OpenpiLetterbox):
+    """transformers' PI0ImageProcessor (5.23, by torchvision): bicubic, grey bars on the right and below.
+
+    Its bars are zeros that are added after normalisation.  Its sizes are products, which rounding sometimes leaves one
+    pixel shorter than the others' quotients (1280 x 720 becomes 224 x 125, not 224 x 126).
+    """
+
+    resample: str = "bicubic"
+    before: float = 0.0
+    bar: float = 0.0
+
+    def fitted(self, height: int, width: int, side: int) -> tuple[int, int]:
+        scale = min(side / height, side / width)
+        return int(height * scale), int(width * scale)
+
+
+def padded_picture(images: Tensor, size: tuple[int, int] | None) -> Tensor:
+    """uint8 [B,h,w,3] as float32 [B,3,height,width] in [-1, 1], with ``size`` (width, height).
+
+    As LeRobot prepares them for SmolVLA: scaled to fit without antialiasing, black added on the left and on top.
+    None leaves the size as it is.
+    """
+    pictures = images.permute(0, 3, 1, 2).float() / 255.0
+    if size is not None:
+        width, height = size
+        ratio = max(pictures.shape[3] / width, pictures.shape[2] / height)
+        fitted = (int(pictures.shape[2] / ratio), int(pictures.shape[3] / ratio))
+        pictures = functional.interpolate(pictures, size=fitted, mode="bilinear", align_corners=False)
+        pictures = functional.pad(pictures, (width - fitted[1], 0, height - fitted[0], 0))
+    return pictures * 2.0 - 1.0

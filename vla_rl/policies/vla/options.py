@@ -5,14 +5,165 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
 
 import torch
+from torch import nn
 
+from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_choice, check_limits
-from vla_rl.policies.flow import AllSteps, FlowSampler
-from vla_rl.policies.flow_schedules import Ode
+from vla_rl.policies.flow import AllSteps, FlowSampler, Ode
 from vla_rl.policies.vla.inference import Eager, Inference
-from vla_rl.policies.vla.trainable import TrainExpert, Trains
+from vla_rl.policies.vla.network import DecoderNetwork, VisionLanguage
+
+
+class Trains(Protocol):
+    """The frozen dataclass that chooses the trained parameters of a network."""
+
+    @property
+    def reaches_prefix(self) -> bool:
+        """Whether the prefix of an observation changes while these are trained, so that none can be kept."""
+
+    def prepare(self, network: VisionLanguage) -> dict[str, nn.Parameter]:
+        """Freeze ``network`` but for these parameters; returns them by name.  Adapters are added here."""
+
+
+@dataclass(frozen=True)
+class TrainExpert:
+    """The action expert and its projections; the vision-language model is frozen (LeRobot's train_expert_only)."""
+
+    reaches_prefix = False
+
+    def prepare(self, network: VisionLanguage) -> dict[str, nn.Parameter]:
+        chosen = network.expert_parameters()
+        freeze_others(network, chosen)
+        return chosen
+
+
+@dataclass(frozen=True)
+class TrainAll:
+    """Everything, the vision-language model included."""
+
+    reaches_prefix = True
+
+    def prepare(self, network: VisionLanguage) -> dict[str, nn.Parameter]:
+        chosen = dict(network.named_parameters())
+        freeze_others(network, chosen)
+        return chosen
+
+
+def freeze_others(network: VisionLanguage, chosen: dict[str, nn.Parameter]) -> None:
+    """Let only ``chosen`` require gradients."""
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(name in chosen)
+
+
+def cast_frozen(network: VisionLanguage, trained: Mapping[str, nn.Parameter], dtype: torch.dtype) -> None:
+    """Store what is not trained in ``dtype``: half of its memory in bfloat16, where a step of an optimizer is lost.
+
+    All of a ``DecoderNetwork`` computes in bfloat16 then, the trained part too, by copies of its float32 weights.
+    """
+    for name, parameter in network.named_parameters():
+        parameter.data = parameter.data.to(torch.float32 if name in trained else dtype)
+    if isinstance(network, DecoderNetwork):
+        network.compute_dtype = None if dtype == torch.float32 else dtype
+
+
+def checkpoint_gradients(network: VisionLanguage, wanted: bool) -> None:
+    """Let ``network`` compute activations again in the backward pass; raises UserError for one that does not know how.
+
+    Networks that do have the attribute ``gradient_checkpointing``.
+    """
+    if hasattr(network, "gradient_checkpointing"):
+        network.gradient_checkpointing = wanted
+    elif wanted:
+        raise UserError(
+            f"{type(network).__name__} cannot compute activations again in the backward pass, so gradient "
+            "checkpointing would save nothing; set gradient_checkpointing to False and lower micro_batch instead."
+        )
+
+
+_LAYERS, _ADAPTER = ".layers.", ".lora_"  # in names of parameters
+_VOCABULARY = ("embed_tokens", "lm_head")
+
+
+@dataclass(frozen=True)
+class TrainLoRA:
+    """Adapters ``W + alpha / rank * B A`` on the linear parts of layers; B starts at 0, so at first nothing changes.
+
+    rank, alpha  as in peft
+    parts        last names of the linear parts that get one; the defaults are those of Gemma and Llama
+    within       "expert", or "all": the layers of the vision-language model as well, so that no prefix can be kept
+
+    What the expert has beside its layers (projections of state, action and time, the last norm) is small and trained as
+    it is, but for a vocabulary (OpenVLA's has 260 million numbers), which stays.  There is no dropout: with it, the
+    density of an action would not be the one that it was drawn from.
+    Raises UserError for a number without a meaning.
+    """
+
+    rank: int = 16
+    alpha: float = 16.0
+    parts: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    within: str = "expert"
+
+    def __post_init__(self) -> None:
+        check_limits(self, rank=(1, math.inf), alpha=(0.0, math.inf))
+        check_choice(self, "within", "expert", "all")
+
+    @property
+    def reaches_prefix(self) -> bool:
+        """Whether the vision-language model gets adapters."""
+        return self.within == "all"
+
+    def prepare(self, network: VisionLanguage) -> dict[str, nn.Parameter]:
+        """Add the adapters; only they and what the expert has beside its layers are trained afterwards.
+
+        The tensor of an adapted part is called ``PART.base_layer.weight`` from then on, and the adapter's
+        ``PART.lora_A.default.weight`` and ``PART.lora_B.default.weight``.  Raises UserError without peft, and when no
+        part has one of the names.
+        """
+        package, module = _peft(), cast(nn.Module, network)
+        config = package.LoraConfig(
+            r=self.rank, lora_alpha=self.alpha, lora_dropout=0.0, target_modules=self._targets(network, module)
+        )
+        package.inject_adapter_in_model(config, module)
+        expert = network.expert_parameters()
+        chosen = {
+            name: item
+            for name, item in network.named_parameters()
+            if _ADAPTER in name or (name in expert and not any(part in name for part in (_LAYERS, *_VOCABULARY)))
+        }
+        freeze_others(network, chosen)
+        return chosen
+
+    def _targets(self, network: VisionLanguage, module: nn.Module) -> list[str]:
+        """The full names of the parts that get an adapter."""
+        expert = network.expert_parameters()
+        found = [
+            name
+            for name, item in module.named_modules()
+            if isinstance(item, nn.Linear)
+            and name.rpartition(".")[2] in self.parts
+            and _LAYERS in name
+            and (self.within == "all" or f"{name}.weight" in expert)
+        ]
+        if not found:
+            raise UserError(
+                f"no layer of {type(network).__name__} has a linear part called {', '.join(self.parts)}, so LoRA would "
+                "train nothing; name parts that it has."
+            )
+        return found
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError as error:
+        raise UserError(
+            f"{error.name} is not installed, so no adapters can be trained; pip install 'vla-rl[vla]'."
+        ) from error
+    return peft
+
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -155,7 +155,7 @@ class LearnByCorrections(FleetMethod):
 
     def build(self, base: Trainable, episodes: Demonstrations, seed: int) -> HGDagger:
         """Raises UserError for a policy without a loss for every action."""
-        flow = cast(ImitatingPolicy, base)
+        flow = cast(ImitationPolicy, base)
         recorded = demonstrated_chunks(flow, episodes, encode_episodes(base, episodes), flow.horizon)
         spec = flow.spec
         equally = FamiliesEqually([spec.family(task) for task in range(len(spec.tasks))])
@@ -172,11 +172,6 @@ class LearnByAdvantage(FleetMethod):
 
     def build(self, base: Trainable, episodes: Demonstrations, seed: int) -> Recap:
         """Raises UserError for a policy without one vector that conditions its field."""
-        if not isinstance(base, ConditionedFlow):
-            raise UserError(
-                f"{type(base).__name__} has no condition and conditioned_field, so RECAP cannot tell it how good a "
-                "decision was; use a TinyVLA, or add them."
-            )
         policy = AdvantageConditioned(base)
         policy.config = replace(policy.config, guidance=self.guidance)
         with torch.random.fork_rng(devices=[]):

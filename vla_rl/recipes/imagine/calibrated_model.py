@@ -13,7 +13,7 @@ from weakref import WeakSet
 import numpy as np
 import torch
 
-from vla_rl.algorithms.ranking import Attempt, auroc
+from vla_rl.algorithms.guard import Attempt, auroc
 from vla_rl.contract.env import VecEnv, on_host
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy

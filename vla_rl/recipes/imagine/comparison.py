@@ -22,7 +22,7 @@ from vla_rl.evaluation.reward_metrics import RewardAgreement, reward_agreement
 from vla_rl.evaluation.run import Outcomes, evaluate
 from vla_rl.evaluation.stats import Rate
 from vla_rl.experience.trajectories import Trajectories
-from vla_rl.policies.epsilon_random import EpsilonRandomPolicy
+from vla_rl.policies.function import EpsilonRandomPolicy
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes import metrics, world_models
 from vla_rl.recipes.config_files import load_config

@@ -27,7 +27,7 @@ from vla_rl.evaluation.agreement import TrustConfig
 from vla_rl.experience.collect import collect_trajectories
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.trajectories import Trajectories
-from vla_rl.policies.epsilon_random import EpsilonRandomPolicy
+from vla_rl.policies.function import EpsilonRandomPolicy
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import EnvConfig

@@ -23,7 +23,7 @@ from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import save_own
 from vla_rl.recipes import stages, world_models
 from vla_rl.recipes.config_files import read_config
-from vla_rl.recipes.context import RunContext, StartPolicy, Trainable, generator, placed
+from vla_rl.recipes.context import RunContext, Trainable, generator, placed
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imagine.calibrated_model import (
     CalibratedModel,
@@ -98,7 +98,7 @@ class Imagine:
             "seed": self.seed,
         }
 
-    def prepare(self, folder: RunFolder) -> tuple[StartPolicy, WorldModelRun]:
+    def prepare(self, folder: RunFolder) -> tuple[Trainable, WorldModelRun]:
         """The starting policy and a calibrated world model, as far as an earlier part of the run has not made them."""
         device, spec = resolve_device(self.device), self.env.spec()
         require_imaginable(spec, self.plan)
@@ -109,7 +109,7 @@ class Imagine:
         world_model.measure_baseline(policy)
         return policy, world_model
 
-    def _start(self, folder: RunFolder) -> StartPolicy:
+    def _start(self, folder: RunFolder) -> Trainable:
         """The policy that the run starts from, kept as the checkpoint "start"; raises UserError without one."""
         kept = folder.checkpoint("start")
         policy = start_policy(kept if kept.exists() else self.policy, self.env, self.seed, self.vla)

@@ -9,7 +9,7 @@ import numpy as np
 
 from robot_drivers.decisions import Decision, Query
 from vla_rl.contract.env import on_host
-from vla_rl.contract.policy import Policy, RealTimePolicy, encode_observation
+from vla_rl.contract.policy import Policy, continue_chunk, encode_observation
 from vla_rl.contract.spec import EnvSpec
 
 
@@ -44,11 +44,9 @@ class PolicyDecider:
         """The state with what became of the last chunk."""
         if query.consumed is None:
             return self.policy.reset_state(self._state, np.zeros(1, np.int64))
-        if not isinstance(self.policy, RealTimePolicy):
-            return self._state
         steps = query.consumed  # a late query has less of a delay to bridge
         delay = max(0, min(query.delay, steps, self._horizon - steps))
-        return self.policy.continue_chunk(self._state, np.zeros(1, np.int64), np.array([steps]), np.array([delay]))
+        return continue_chunk(self.policy, self._state, np.zeros(1, np.int64), np.array([steps]), np.array([delay]))
 
 
 def open_policy(name: str, spec: EnvSpec) -> Policy:

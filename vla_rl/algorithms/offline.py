@@ -1,4 +1,6 @@
-"""WSRL, warm-start RL (Zhou et al. 2024, arXiv 2412.07762): offline pre-training, then SAC without the offline data.
+"""Algorithms that begin with, or need no more than, recorded data: Cal-QL, IQL, WSRL.
+
+WSRL, warm-start RL (Zhou et al. 2024, arXiv 2412.07762): offline pre-training, then SAC without the offline data.
 
 1. Cal-QL, CQL or IQL on recorded data.
 2. Drop the recorded data.
@@ -17,6 +19,16 @@ The ``a_i`` are n uniform actions, n of pi(.|o) and n of pi(.|o'), and ``mu`` is
 sum estimates the integral of exp Q over all actions.  G is the return of the recorded episode from o on, a lower bound
 of the optimal value: the penalty does not push values below it, so online learning does not start with values that
 are too low.  Where the return is unknown (-inf, a truncated episode) there is no bound, as in CQL.
+
+IQL, implicit Q-learning (Kostrikov, Nair & Levine 2021, arXiv 2110.06169), offline and online.
+
+    L_V  = E |tau - 1(u < 0)| u^2,  u = min_{k in M} Q'_k(o, a) - V(o)
+    L_Q  = sum_k E (Q_k(o, a) - R - gamma^m (1 - terminated) V(o'))^2
+    L_pi = -E [min(exp(beta A), limit) log pi(a|o)],  A = min_{k in M} Q'_k(o, a) - V(o)
+
+All three losses use recorded actions only, so critics are never evaluated at untried actions.  Of a chunk that its
+episode's end cut short, ``log pi`` is the sum over the actions that were executed; critics read the rest as well, which
+changes no target.  Deviation: any number of critics, with the minimum over a random subset (two of two in the paper).
 """
 
 from __future__ import annotations
@@ -24,18 +36,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from vla_rl.algorithms.off_policy import OffPolicy
+from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig
 from vla_rl.algorithms.sac import SAC, SACConfig
-from vla_rl.contract.batch import Reducer, ReplayBuffer, Transitions
+from vla_rl.contract.batch import Transitions
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_limits
-from vla_rl.contract.policy import CriticAction, ReparametrisedPolicy
-from vla_rl.policies.critics import QEnsemble
+from vla_rl.contract.limits import check_limits, check_positive
+from vla_rl.contract.policy import CriticAction
+from vla_rl.policies.critics import ValueCritic
 from vla_rl.policies.noise import uniform
 
 
@@ -108,27 +120,6 @@ def repeated(features: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
     return {name: item.repeat_interleave(count, 0) for name, item in features.items()}
 
 
-class OfflineConfig(Protocol):
-    """The config of an algorithm that learns from recorded data alone: ``CalQLConfig``, ``IQLConfig``."""
-
-    def build(
-        self,
-        policy: ReparametrisedPolicy,
-        parameters: Mapping[str, nn.Parameter],
-        critic: QEnsemble,
-        replay: ReplayBuffer,
-        generator: torch.Generator,
-        reducer: Reducer | None = None,
-    ) -> OffPolicy: ...
-
-
-@runtime_checkable
-class MixedReplay(ReplayBuffer, Protocol):
-    """A replay buffer of named parts that can drop all but one: a ``Mixture``."""
-
-    def keep_only(self, name: str) -> None: ...
-
-
 @dataclass(frozen=True)
 class WSRLConfig(SACConfig):
     """SAC's fields apply online; ``offline`` is the config of the ``offline_steps`` before.
@@ -144,7 +135,7 @@ class WSRLConfig(SACConfig):
     num_critics: int = 10
     lr: float = 1e-4
     offline_steps: int = 1_000_000
-    offline: OfflineConfig = field(default_factory=CalQLConfig)
+    offline: OffPolicyConfig = field(default_factory=CalQLConfig)
 
     @property
     def learner(self) -> type[WSRL]:
@@ -158,7 +149,7 @@ class WSRL(SAC):
 
     def pretrain(self, steps: int, report: Callable[[int, dict[str, float]], None] = lambda step, info: None) -> None:
         """Learn offline, then drop the recorded data; raises UserError when they have no part of their own."""
-        if not isinstance(self.replay, MixedReplay):
+        if not hasattr(self.replay, "keep_only"):
             raise UserError(
                 f"WSRL learns from recorded data and then drops them, but {type(self.replay).__name__} does not keep "
                 "them apart; give it a Mixture, for example by a share of demonstrations above 0."
@@ -172,3 +163,80 @@ class WSRL(SAC):
         if isinstance(offline, SAC):
             self.log_temperature.data.copy_(offline.log_temperature.data)
         self.steps = offline.steps
+
+
+@dataclass(frozen=True)
+class IQLConfig(OffPolicyConfig):
+    """IQL's defaults; ``offline_steps`` learn from a dataset alone."""
+
+    utd_ratio: float = 1.0
+    critic_warmup: int = 0
+    policy_delay: int = 1
+    num_critics: int = 2
+    expectile: float = 0.9  # tau
+    beta: float = 10.0  # inverse temperature of the advantage weights
+    weight_limit: float = 100.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "expectile")
+        check_limits(self, expectile=(0, 1))
+        check_limits(self, beta=(0, math.inf))
+        check_positive(self, "weight_limit")
+
+    @property
+    def learner(self) -> type[IQL]:
+        return IQL
+
+
+class IQL(OffPolicy):
+    """Trains a policy on recorded decisions; raises UserError when it has no density of them."""
+
+    config: IQLConfig
+    policy: Any  # a ReparametrisedPolicy with log_prob_of
+    needs = ("rsample", "critic_action", "log_prob_of")
+    otherwise = (
+        "so no recorded action could be imitated; add it or choose an algorithm that uses the critics' gradient."
+    )
+    resumed = (*OffPolicy.resumed, "value", "value_optimizer")
+    rolled_back = (*OffPolicy.rolled_back, "value")
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.value = ValueCritic(self.critic.inputs.sizes, self.config.critic.width, self.config.critic.depth)
+        self.value.to(next(self.critic.parameters()).device)
+        self._value_parameters = {name: item for name, item in self.value.named_parameters() if item.requires_grad}
+        self.value_optimizer = torch.optim.Adam(self._value_parameters.values(), lr=self.config.critic_lr, fused=True)
+
+    def critic_step(self, batch: Transitions) -> dict[str, float]:
+        """A step of V, then one of the critics."""
+        with torch.no_grad():
+            min_q = self.min_target_q(
+                batch.features, self.policy.critic_action(batch.features, batch.sample, batch.executed)
+            )
+        loss = expectile_loss(min_q - self.value(batch.features), self.config.expectile).mean()
+        self.optimizer_step(self.value_optimizer, loss, self._value_parameters, "value")
+        return {"critic/value_loss": float(loss.detach()), **super().critic_step(batch)}
+
+    @torch.no_grad()
+    def target(self, batch: Transitions) -> Tensor:
+        next_value: Tensor = self.value(batch.next_features)
+        return batch.reward + batch.discount * next_value
+
+    def actor_loss(self, batch: Transitions) -> tuple[Tensor, dict[str, float]]:
+        action = self.policy.critic_action(batch.features, batch.sample, batch.executed)
+        with torch.no_grad():
+            advantage = self.min_target_q(batch.features, action) - self.value(batch.features)
+            weight = (self.config.beta * advantage).exp().clamp_max(self.config.weight_limit)
+        executed = torch.arange(batch.executed.shape[1], device=batch.count.device) < batch.count[:, None]
+        density = self.policy.log_prob_of(batch.features, action).unflatten(-1, (executed.shape[1], -1)).sum(-1)
+        loss = -(weight * torch.where(executed, density, 0.0).sum(-1)).mean()
+        return loss, {"policy/advantage_weight": float(weight.mean()), "policy/advantage": float(advantage.mean())}
+
+    def input_normalizers(self) -> list[Any]:
+        return [*super().input_normalizers(), self.value]
+
+
+def expectile_loss(error: Tensor, expectile: float) -> Tensor:
+    """``|tau - 1(u < 0)| u^2`` of errors ``u``, minimal at the tau-expectile (the mean for tau = 1/2)."""
+    return torch.where(error < 0, 1.0 - expectile, expectile) * error.square()
