@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
-from vla_rl.algorithms.hg_dagger import HGDaggerConfig
+from vla_rl.algorithms.chunks import HGDaggerConfig
 from vla_rl.fleet.releases import CanaryRule
-from vla_rl.policies.flow import AllSteps, FlowSampler
-from vla_rl.policies.flow_schedules import Ode
+from vla_rl.policies.flow import AllSteps, FlowSampler, Ode
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.fleet.demo import FleetDemo
 from vla_rl.recipes.fleet.learners import Learn, LearnByCorrections

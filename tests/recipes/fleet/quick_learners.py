@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from tests.recipes.fleet.quick_fleet import REPLAY
-from vla_rl.algorithms.hg_dagger import HGDaggerConfig
+from vla_rl.algorithms.chunks import HGDaggerConfig
 from vla_rl.fleet.releases import CanaryRule
 from vla_rl.recipes.fleet.learners import Learn, LearnByCorrections
 

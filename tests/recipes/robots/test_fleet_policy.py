@@ -23,8 +23,7 @@ from vla_rl.fleet.link import LinkState
 from vla_rl.fleet.manifest import SigningKey, TrustedKeys
 from vla_rl.fleet.policy_cache import PolicyCache
 from vla_rl.fleet.protocol import BackoffOptions
-from vla_rl.policies.flow import AllSteps, FlowSampler
-from vla_rl.policies.flow_schedules import Ode
+from vla_rl.policies.flow import AllSteps, FlowSampler, Ode
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.tiny import TinyConfig, TinyVLA

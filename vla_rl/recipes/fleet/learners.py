@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla_rl.algorithms.chunks import DEMONSTRATED, Chunks, FamiliesEqually
+from vla_rl.algorithms.chunks import DEMONSTRATED, Chunks, FamiliesEqually, HGDagger, HGDaggerConfig, ImitationPolicy
 from vla_rl.algorithms.decisions import ages
-from vla_rl.algorithms.hg_dagger import HGDagger, HGDaggerConfig
 from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig, mean
 from vla_rl.algorithms.recap import Recap, RecapConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
@@ -26,7 +25,7 @@ from vla_rl.contract.config import to_json
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits, check_positive
-from vla_rl.contract.policy import ActionOut, ContextPolicy, Features, Mode, Policy, State, recorded
+from vla_rl.contract.policy import ActionOut, Features, Mode, Policy, State, recorded
 from vla_rl.experience.columns import side_by_side
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.mixture import choose, key_of
@@ -35,14 +34,14 @@ from vla_rl.experience.replay import Replay
 from vla_rl.fleet.episodes import FleetEpisode
 from vla_rl.fleet.releases import CanaryRule
 from vla_rl.fleet.sampler import CORRECTIONS, OFFLINE, ONLINE, STRATA, AdaptiveSampler, SamplerConfig
-from vla_rl.policies.advantage_conditioned import AdvantageConditioned, ConditionedFlow
+from vla_rl.policies.advantage_conditioned import AdvantageConditioned
 from vla_rl.policies.critics import DistributionalValue, QEnsemble
 from vla_rl.policies.flow_policy import FlowPolicy
 from vla_rl.recipes.config_files import keep_file, read_config
 from vla_rl.recipes.context import RunContext, Trainable, generator
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.fleet.export import demonstrations_of
-from vla_rl.recipes.imitate import ImitatingPolicy, demonstrated_chunks, encode_episodes
+from vla_rl.recipes.imitate import demonstrated_chunks, encode_episodes
 from vla_rl.recipes.off_policy import AdaptiveReplay, ReplayConfig
 from vla_rl.recipes.policies import TD3Residual
 from vla_rl.recipes.trainers import PolicyConfig
@@ -319,7 +318,7 @@ class LearnByReplay(FleetMethod):
             )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # module initialisation has no generator argument
-            policy: Any = self.policy.build(RunContext(EnvConfig(""), base, seed, OneProcess()))  # type: ignore[arg-type]
+            policy: Any = self.policy.build(RunContext(EnvConfig(""), base, seed, OneProcess()))
             horizon, dims = getattr(policy, "horizon", 1), policy.spec.action_dim
             if hasattr(policy, "latent"):
                 raise UserError(
@@ -425,7 +424,7 @@ def relabelled_episode(policy: Any, episode: FleetEpisode, known: Collection[int
     else:
         extras["next.done"] = np.zeros(len(person), bool)
     shown = replace(steps, extras=extras, robot=episode.sender.robot)
-    actor = _BegunAnew(policy, np.append(False, person)) if isinstance(policy, ContextPolicy) else policy
+    actor = _BegunAnew(policy, np.append(False, person)) if hasattr(policy, "context") else policy
     noise = [torch.Generator().manual_seed(_number(episode))]
     columns = list(relabelled(shown, actor, policy.spec, horizon, noise, horizon))
     version = torch.as_tensor(_versions(episode, known))
@@ -444,9 +443,9 @@ def _number(episode: FleetEpisode) -> int:
 
 @dataclass
 class _BegunAnew:
-    """A ``ContextPolicy`` that decides at every step of one episode and begins anew ``after`` [N+1] some of them."""
+    """A policy with ``context`` for every step of one episode; it begins anew ``after`` [N+1] some of them."""
 
-    policy: ContextPolicy
+    policy: Any  # with context
     after: np.ndarray  # bool: whether a person acted in the step before
     version: int = 0
     _step: int = 0
@@ -471,5 +470,5 @@ class _BegunAnew:
         return self.policy.act(features, state, mode, generator)
 
     def recorded(self, features: Features) -> Features:
-        """See ``SelectivePolicy``."""
+        """See ``vla_rl/contract/policy.py``."""
         return recorded(self.policy, features)
