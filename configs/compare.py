@@ -26,8 +26,7 @@ from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.off_policy import OffPolicyRL, ReplayConfig
 from vla_rl.recipes.policies import Diffusion, PPOLatent, PPOResidual, SACLatent, SquashedActor, TD3Residual
 from vla_rl.recipes.trainers import OnPolicyRL, RLConfig, TrainerConfig
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.imitation import GroundingConfig, ImitationConfig
+from vla_rl.training.fit import FitConfig, GroundingConfig, ImitationConfig
 from vla_rl.training.loop import LoopConfig
 
 # As in the demo and in tabletop.py.

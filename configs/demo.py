@@ -13,12 +13,11 @@ from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import AllSteps, FlowDdim, FlowNoise, FlowOu, FlowSampler, FlowSde, LastStep, OneRandomStep
 from vla_rl.recipes.demo import Demo
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imitate import Imitate, NewTiny
 from vla_rl.recipes.improve import Improve
-from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.recipes.trainers import RLConfig
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.imitation import GroundingConfig, ImitationConfig
+from vla_rl.training.fit import FitConfig, GroundingConfig, ImitationConfig
 from vla_rl.training.loop import LoopConfig
 
 # While learning, an episode that takes longer than 25 control steps (the expert needs about 17) has failed.

@@ -20,15 +20,14 @@ from vla_rl.policies.flow import AllSteps, FlowSampler, Ode
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import BlendConfig, ResidualConfig
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.fleet.demo import FleetDemo
 from vla_rl.recipes.fleet.learners import FleetMethod, Learn, LearnByAdvantage, LearnByCorrections, LearnByReplay
 from vla_rl.recipes.fleet.simulate import Corrects, Demonstrates, FleetTimes, PersonFactory, Simulate
 from vla_rl.recipes.imitate import Imitate, NewTinyOfJoints
 from vla_rl.recipes.off_policy import AdaptiveReplay
 from vla_rl.recipes.policies import SquashedActor, TD3Residual
-from vla_rl.recipes.stages import EvaluationConfig
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.imitation import GroundingConfig, ImitationConfig
+from vla_rl.training.fit import FitConfig, GroundingConfig, ImitationConfig
 
 MIXED = EnvConfig("mixed", training_options={"deadlines": {"lift": 25, "place": 50, "push": 50}})
 _CORRECTIONS = LearnByCorrections(HGDaggerConfig(lr=2e-4))

@@ -14,11 +14,10 @@ from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.feed_forward import ActorConfig, SquashedConfig
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.improve import Improve
+from vla_rl.recipes.evaluators import EvaluationConfig
+from vla_rl.recipes.improve import CriticConfig, Improve, StateBased
 from vla_rl.recipes.off_policy import OffPolicyRL, ReplayConfig
 from vla_rl.recipes.policies import SquashedActor
-from vla_rl.recipes.stages import EvaluationConfig
-from vla_rl.recipes.state_ppo import CriticConfig, StateBased
 from vla_rl.training.loop import LoopConfig
 
 PPO = PPOConfig(

@@ -5,25 +5,22 @@ from dataclasses import replace
 
 from vla_rl.algorithms.group_relative import GRPOConfig, Mean, PerTrajectory
 from vla_rl.algorithms.ppo import PPOConfig
-from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.evaluation.agreement import TrustConfig
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
-from vla_rl.policies.heads import HeadConfig
-from vla_rl.policies.residual import ResidualConfig
+from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imagine.plan import CollectConfig, Plan
 from vla_rl.recipes.imagine.recipe import Imagine
 from vla_rl.recipes.improve import Improve
-from vla_rl.recipes.off_policy import OffPolicyRL, ReplayConfig
-from vla_rl.recipes.policies import StartFrom, TD3Residual
-from vla_rl.recipes.stages import EvaluationConfig
+from vla_rl.recipes.off_policy import ReplayConfig
+from vla_rl.recipes.policies import StartFrom
 from vla_rl.recipes.trainers import OnPolicyRL, RLConfig
-from vla_rl.training.coevolve import CoevolutionConfig
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import LoopConfig
-from vla_rl.training.world_model import WorldModelFit
+from vla_rl.training.world_model import CoevolutionConfig, WorldModelFit
 from world_models.backbones.dit import DiTConfig
 from world_models.backbones.wan import WanConfig
 from world_models.backbones.wan_weights import WanFolder
@@ -90,20 +87,10 @@ def with_coevolution() -> Imagine:
 
 def residual_td3() -> Improve:
     """No imagination: the comparison's best way in the simulator, with as many episodes, validation included."""
-    small = HeadConfig(width=128)
-    algorithm = ResidualTD3Config(
-        learning_starts=6000,
-        critic_warmup=1500,
-        num_critics=4,
-        critic=small,
-        lr=1e-4,
-        tau=0.01,
-        value_bounds=(0.0, 1.0),
-    )
+    made = load_config("compare.py:residual_step")
     # 1275 episodes: some 1210 of 21 or 22 control steps, and 32 to validate before and after, lest ruins are kept.
     loop = LoopConfig(100_000, 100_000, save_every=50, collapse=1.0, env_steps=26_050)
-    policy = TD3Residual(ResidualConfig(head=small))
-    trainer = OffPolicyRL(policy, replay=ReplayConfig(gamma=0.98, n_step=5), loop=loop, algorithm=algorithm)
+    trainer = replace(made.rl, replay=ReplayConfig(gamma=0.98, n_step=5), loop=loop)
     return Improve(trainer, env=ENV, evaluation=EvaluationConfig(validation=32))
 
 

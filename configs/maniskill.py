@@ -12,8 +12,8 @@ from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.feed_forward import ActorConfig
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.stages import EvaluationConfig
-from vla_rl.recipes.state_ppo import CriticConfig, StateBased
+from vla_rl.recipes.evaluators import EvaluationConfig
+from vla_rl.recipes.improve import CriticConfig, StateBased
 from vla_rl.training.loop import LoopConfig
 
 

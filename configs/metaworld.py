@@ -8,13 +8,12 @@ from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import ResidualConfig
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imitate_dataset import ImitateExpert
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.off_policy import OffPolicyRL, ReplayConfig
 from vla_rl.recipes.policies import TD3Residual
-from vla_rl.recipes.stages import EvaluationConfig
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.imitation import ImitationConfig
+from vla_rl.training.fit import FitConfig, ImitationConfig
 from vla_rl.training.loop import LoopConfig
 
 # Four of Meta-World's steps are one control step (50 ms): each costs a picture, ten times as much as a step.

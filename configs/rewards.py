@@ -1,7 +1,7 @@
 """Reward models, and policies that are paid by what a progress critic sees.
 
-Train the critic first (``progress``, ``place_progress``); ``--rl.reward FOLDER`` is for another reward model, such as a
-vision-language model (``judge``).  Neither simulator nor world model says anything about the reward then.
+Train the critic first (``progress``, ``place_progress``); ``--reward.folder FOLDER`` is for another reward model, such
+as a vision-language model (``judge``).  Neither simulator nor world model says anything about the reward then.
 """
 
 from dataclasses import replace
@@ -11,7 +11,7 @@ from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imagine.recipe import Imagine
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.train_rewards import MakeJudge, TrainProgress, TrainSuccess
-from vla_rl.recipes.trainers import Rewarded
+from vla_rl.recipes.trainers import LearnedReward
 from vla_rl.rewards.env import RewardWeights
 from vla_rl.training.fit import FitConfig
 
@@ -45,28 +45,29 @@ def judge() -> MakeJudge:
 
 
 WEIGHTS = RewardWeights(progress=1.0, done=1.0)  # the way there, and as much again for having arrived
+CRITIC = "runs/progress/checkpoints/progress"
 PLACE_CRITIC = "runs/place_progress/checkpoints/progress"
 
 
 def lift() -> Improve:
     """The demo's PPO in the simulator, from the checkpoint ``--policy``."""
     made: Improve = load_config("demo.py:last_step")
-    return replace(made, rl=Rewarded(made.rl, weights=WEIGHTS))
+    return replace(made, reward=LearnedReward(CRITIC, WEIGHTS))
 
 
 def imagined() -> Imagine:
     """The same in imagination, otherwise as ``imagine.py:lift``."""
     made: Imagine = load_config("imagine.py:lift")
-    return replace(made, rl=Rewarded(made.rl, weights=WEIGHTS))
+    return replace(made, reward=LearnedReward(CRITIC, WEIGHTS))
 
 
 def place() -> Improve:
     """Place by PPO in the simulator, from the checkpoint ``--policy``, otherwise as ``tabletop.py:place``."""
     made: Improve = load_config("tabletop.py:place")
-    return replace(made, rl=Rewarded(made.rl, PLACE_CRITIC, WEIGHTS))
+    return replace(made, reward=LearnedReward(PLACE_CRITIC, WEIGHTS))
 
 
 def place_imagined() -> Imagine:
     """The same in imagination, otherwise as ``imagine.py:place``."""
     made: Imagine = load_config("imagine.py:place")
-    return replace(made, rl=Rewarded(made.rl, PLACE_CRITIC, WEIGHTS))
+    return replace(made, reward=LearnedReward(PLACE_CRITIC, WEIGHTS))

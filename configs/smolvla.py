@@ -5,24 +5,21 @@ numbers are those of pi_RL, ResFiT and DSRL (``vla_rl/recipes/vla.py``), with fi
 docs/bring/vla.md
 """
 
+from dataclasses import replace
+
 from vla_rl.algorithms.ppo import PPOConfig
-from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
-from vla_rl.policies.heads import HeadConfig
-from vla_rl.policies.residual import ResidualConfig
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes import vla
+from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imitate import Imitate, NewSmolVLA
 from vla_rl.recipes.imitate_dataset import ImitateDataset
 from vla_rl.recipes.improve import Improve
-from vla_rl.recipes.off_policy import OffPolicyRL, ReplayConfig
-from vla_rl.recipes.policies import TD3Residual
-from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.recipes.trainers import RLConfig
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.imitation import GroundingConfig, ImitationConfig
+from vla_rl.training.fit import FitConfig, GroundingConfig, ImitationConfig
 from vla_rl.training.loop import LoopConfig
 
 OPTIONS = VLAOptions(horizon=5)
@@ -59,7 +56,6 @@ def dsrl() -> Improve:
 ENV = EnvConfig("lift", training_options={"deadline": 25})  # as in the demo
 SAMPLER = FlowSampler(FlowSde(0.6), LastStep(), 4)
 EVALUATION = EvaluationConfig(validation=256, test=512)
-SMALL = HeadConfig(width=128)
 
 
 def small_imitate() -> Imitate:
@@ -90,20 +86,7 @@ def small_ppo() -> Improve:
 
 def small_residual_td3() -> Improve:
     """A small correction at every control step, over the checkpoint ``--policy`` and its ``--demonstrations``."""
-    algorithm = ResidualTD3Config(
-        learning_starts=6000,
-        critic_warmup=1500,
-        num_critics=4,
-        critic=SMALL,
-        lr=1e-4,
-        tau=0.01,
-        value_bounds=(0.0, 1.0),
-    )
-    trainer = OffPolicyRL(
-        TD3Residual(ResidualConfig(head=SMALL)),
-        replay=ReplayConfig(gamma=0.98, n_step=5, share=0.25),
-        loop=LoopConfig(100_000, 0, save_every=50, collapse=1.0, env_steps=50_000, validate_steps=10_000),
-        algorithm=algorithm,
-    )
+    loop = LoopConfig(100_000, 0, save_every=50, collapse=1.0, env_steps=50_000, validate_steps=10_000)
+    trainer = replace(load_config("compare.py:residual_step").rl, loop=loop)
     run = "runs/small_imitate"
     return Improve(trainer, f"{run}/checkpoints/imitation", f"{run}/demonstrations", env=ENV, evaluation=EVALUATION)

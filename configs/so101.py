@@ -4,8 +4,7 @@ from vla_rl.policies.flow import AllSteps, FlowSampler, Ode
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import Imitate, NewTiny, NewTinyOfJoints
 from vla_rl.recipes.imitate_dataset import ImitateDataset
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.imitation import GroundingConfig, ImitationConfig
+from vla_rl.training.fit import FitConfig, GroundingConfig, ImitationConfig
 
 ENV = EnvConfig("so101")
 

@@ -37,11 +37,11 @@ from vla_rl.contract.env import to_env
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.feed_forward import ActorConfig
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig
+from vla_rl.recipes.improve import StateBased
 from vla_rl.recipes.metrics import rows
-from vla_rl.recipes.progress import Clock, steps_per_second
 from vla_rl.recipes.recipe import run
-from vla_rl.recipes.stages import EvaluationConfig
-from vla_rl.recipes.state_ppo import StateBased
+from vla_rl.recipes.terminal import Clock, steps_per_second
 from vla_rl.training.loop import LoopConfig
 from vla_rl.training.tracking import write_json
 
@@ -296,7 +296,7 @@ def train(simulator: Simulator, plan: Plan) -> list[Line]:
         algorithm=PPOConfig(minibatch=num_envs * plan.decisions // 4),
         experience=WindowConfig(num_envs, plan.decisions),
         loop=LoopConfig(plan.iterations, validate_every=0, save_every=plan.iterations, collapse=float("inf")),
-        evaluation=EvaluationConfig(validation=num_envs, test=num_envs, num_envs=num_envs, share_env=True),
+        evaluation=EvaluationConfig(validation=num_envs, test=num_envs, num_envs=num_envs),
         device=plan.device,
     )
     spent = Clock()

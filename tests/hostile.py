@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,202 +52,157 @@ def code(path: Path, canary: Path) -> Path:
     return path
 
 
-def _named(field: str, name: str) -> Make:
-    def make(folder: Path, canary: Path) -> None:
-        checkpoint(folder)
-        code(Path.cwd() / "theirs_beside.py", canary)
-        changed(folder, **{field: name})
-
-    return make
+Change = Callable[[Path, Path], object]  # of an honest folder, and the canary's path
 
 
-def _config_class(name: str) -> Make:
-    def make(folder: Path, canary: Path) -> None:
-        checkpoint(folder)
-        code(Path.cwd() / "theirs_beside.py", canary)
-        changed(folder, config={"class": name, "command": f"touch {canary}"})
+def of(honest: Callable[[Path], None], changes: dict[str, Change]) -> dict[str, Make]:
+    """What each of ``changes`` makes of an honest folder, beside which a module of theirs lies."""
 
-    return make
+    def making(change: Change) -> Make:
+        def make(folder: Path, canary: Path) -> None:
+            honest(folder)
+            code(Path.cwd() / "theirs_beside.py", canary)
+            change(folder, canary)
 
+        return make
 
-def _function(folder: Path, canary: Path) -> None:
-    checkpoint(folder)
-    code(Path.cwd() / "theirs_beside.py", canary)
-    changed(folder, policy="FunctionPolicy", function="theirs_beside:make", config=None)
-
-
-def _remote(folder: Path, canary: Path) -> None:
-    checkpoint(folder)
-    changed(folder, policy="RemotePolicy", address="ws://127.0.0.1:9", config=None)
+    return {name: making(change) for name, change in changes.items()}
 
 
-def _kept_file(folder: Path, canary: Path) -> None:
-    run(folder, env={"class": "vla_rl_config_evil:X"})
-    code(folder / "config_files" / "evil.py", canary)
+def entries(**fields: Any) -> Change:
+    """Other entries of the config.json."""
+    return lambda folder, canary: changed(folder, **fields)
 
 
-def _kept_recipe(folder: Path, canary: Path) -> None:
-    run(folder, **{"class": "vla_rl_config_evil:X"})
-    code(folder / "config_files" / "evil.py", canary)
+def environment(name: str, **options: Any) -> Change:
+    """Another environment of a run; "CANARY" in its options is the canary's path, "FOLDER" the run's."""
+
+    def change(folder: Path, canary: Path) -> None:
+        text = json.dumps(env(name, **options)).replace("CANARY", str(canary)).replace("FOLDER", str(folder))
+        changed(folder, env=json.loads(text))
+
+    return change
 
 
-def _kept_note(folder: Path, canary: Path) -> None:
-    run(folder, note={"class": "vla_rl_config_evil:X"})
-    code(folder / "config_files" / "evil.py", canary)
+def kept(**fields: Any) -> Change:
+    """A config file of theirs in a run that names it."""
+
+    def change(folder: Path, canary: Path) -> None:
+        changed(folder, **fields)
+        code(folder / "config_files" / "evil.py", canary)
+
+    return change
 
 
-def _environment(make: Callable[[Path, Path], Mapping[str, Any]]) -> Make:
+def _python(folder: Path, canary: Path) -> None:
+    program = folder / "py"
+    program.write_text(f"#!/bin/sh\ntouch {canary}\n")
+    program.chmod(0o755)
+    environment("isolated", env="point_mass", python="FOLDER/py")(folder, canary)
+
+
+def _variables(folder: Path, canary: Path) -> None:
+    code(folder / "x" / "sitecustomize.py", canary)
+    environment("isolated", env="point_mass", variables={"PYTHONPATH": "FOLDER/x"})(folder, canary)
+
+
+def _weights(change: Callable[[bytes], bytes]) -> Change:
     def made(folder: Path, canary: Path) -> None:
-        run(folder)
-        changed(folder, env=make(folder, canary))
+        path = folder / "model.safetensors"
+        path.write_bytes(change(path.read_bytes()))
 
     return made
 
 
-def _python(folder: Path, canary: Path) -> Mapping[str, Any]:
-    program = folder / "py"
-    program.write_text(f"#!/bin/sh\ntouch {canary}\n")
-    program.chmod(0o755)
-    return env("isolated", env="point_mass", python=str(program))
+def _header(**fields: Any) -> Change:
+    """Other ``fields`` of the first tensor."""
 
-
-def _variables(folder: Path, canary: Path) -> Mapping[str, Any]:
-    code(folder / "x" / "sitecustomize.py", canary)
-    return env("isolated", env="point_mass", variables={"PYTHONPATH": str(folder / "x")})
-
-
-def _beside(folder: Path, canary: Path) -> Mapping[str, Any]:
-    code(Path.cwd() / "theirs_beside.py", canary)
-    return env("theirs_beside:make")
-
-
-def _inside(folder: Path, canary: Path) -> Mapping[str, Any]:
-    code(Path.cwd() / "theirs_beside.py", canary)
-    return env("warp", env="theirs_beside:make")
-
-
-def _gym(folder: Path, canary: Path) -> Mapping[str, Any]:
-    code(Path.cwd() / "theirs_beside.py", canary)
-    return env("gym", id="theirs_beside:X-v0")
-
-
-def _wrapped(folder: Path, canary: Path) -> Mapping[str, Any]:
-    code(Path.cwd() / "theirs_beside.py", canary)
-    return env("gym", id="CartPole-v1", wrappers={"theirs_beside:make": {}})
-
-
-def _weights(change: Callable[[bytes], bytes]) -> Make:
-    def make(folder: Path, canary: Path) -> None:
-        checkpoint(folder)
-        path = folder / "model.safetensors"
-        path.write_bytes(change(path.read_bytes()))
-
-    return make
-
-
-def _header(change: Callable[[dict[str, Any]], None]) -> Make:
     def changed_bytes(good: bytes) -> bytes:
         size = struct.unpack("<Q", good[:8])[0]
         header = json.loads(good[8 : 8 + size])
-        change(header)
+        next(value for name, value in header.items() if name != "__metadata__").update(fields)
         text = json.dumps(header).encode()
         return struct.pack("<Q", len(text)) + text + good[8 + size :]
 
     return _weights(changed_bytes)
 
 
-def _first(header: dict[str, Any]) -> dict[str, Any]:
-    entry: dict[str, Any] = next(value for name, value in header.items() if name != "__metadata__")
-    return entry
+def _config(text: str) -> Change:
+    return lambda folder, canary: (folder / "config.json").write_text(text)
 
 
-def _config(text: str) -> Make:
-    def make(folder: Path, canary: Path) -> None:
-        checkpoint(folder)
-        (folder / "config.json").write_text(text)
+def _spec(**parts: Any) -> Change:
+    def made(folder: Path, canary: Path) -> None:
+        changed(folder, spec={**json.loads((folder / "config.json").read_text())["spec"], **parts})
 
-    return make
-
-
-def _spec(**parts: Any) -> Make:
-    def make(folder: Path, canary: Path) -> None:
-        checkpoint(folder)
-        spec = json.loads((folder / "config.json").read_text())["spec"]
-        changed(folder, spec={**spec, **parts})
-
-    return make
+    return made
 
 
 def _link(folder: Path, canary: Path) -> None:
-    checkpoint(folder)
     (folder / "config.json").unlink()
     (folder / "config.json").symlink_to("/dev/zero")
 
 
-def _old_run(folder: Path, canary: Path) -> None:
-    run(folder)
-    shutil.rmtree(folder / "checkpoints")
-
-
 _HUGE = {"shape": [100_000, 100_000, 3], "dtype": "uint8", "low": 0, "high": 255, "unit": "", "frame": "", "names": []}
+_NAMES = (
+    "theirs_beside:X",
+    "os:system",
+    "subprocess:Popen",
+    "builtins:exec",
+    "antigravity:x",
+    "",
+    "vla_rl.contract.load:load",
+)
+_NAMES += ("vla_rl.cli.__main__:main", "vla_rl.experience.worker:Pipes")
+_CLASSES = ("theirs_beside:X", "os:system", "vla_rl.contract.child:Child")
+_EVIL = {"class": "vla_rl_config_evil:X"}
 
-CHECKPOINTS: dict[str, Make] = {
-    **{
-        f"policy {name}": _named("policy", name)
-        for name in (
-            "theirs_beside:X",
-            "os:system",
-            "subprocess:Popen",
-            "builtins:exec",
-            "antigravity:x",
-            "vla_rl.contract.load:load",
-            "vla_rl.cli.__main__:main",
-            "vla_rl.experience.worker:Pipes",
-            "",
-        )
+CHECKPOINTS: dict[str, Make] = of(
+    checkpoint,
+    {
+        **{f"policy {name}": entries(policy=name) for name in _NAMES},
+        "policy is a list": entries(policy=["os", "system"]),
+        **{f"config class {name}": entries(config={"class": name, "command": "touch x"}) for name in _CLASSES},
+        "function": entries(policy="FunctionPolicy", function="theirs_beside:make", config=None),
+        "remote": entries(policy="RemotePolicy", address="ws://127.0.0.1:9", config=None),
+        "huge pictures": _spec(images={"front": _HUGE}),
+        "huge state": _spec(state={**_HUGE, "shape": [10**12]}),
+        "state of text": _spec(state={**_HUGE, "shape": ["x"]}),
+        "no spec": _spec(state=None, action=7),
+        "no time limit": _spec(time_limit=10**18, max_chunk=10**18, control_dt="slow"),
+        "tasks are a number": _spec(tasks=5),
+        "deep config": _config("[" * 100_000),
+        "deep object": _config('{"policy":' * 5000 + "1" + "}" * 5000),
+        "config is null": _config("null"),
+        "config is cut off": _config('{"policy"'),
+        "config is a device": _link,
+        "header of 2^62": _weights(lambda good: struct.pack("<Q", 1 << 62) + good[8:]),
+        "header of 100 MB": _weights(lambda good: struct.pack("<Q", 100_000_000) + b"{" + b" " * 1000),
+        "cut off": _weights(lambda good: good[: len(good) // 2]),
+        "offsets": _header(data_offsets=[0, 1 << 60]),
+        "shape": _header(shape=[1 << 40, 1 << 40]),
     },
-    "policy is a list": lambda folder, canary: (checkpoint(folder), changed(folder, policy=["os", "system"]))[-1],
-    **{
-        f"config class {name}": _config_class(name)
-        for name in ("theirs_beside:X", "os:system", "vla_rl.contract.child:Child")
+)
+_RUNS_CODE = {"args": ["touch", "CANARY"], "setup": "open('CANARY', 'w')"}
+RUNS: dict[str, Make] = of(
+    run,
+    {
+        "kept file as environment": kept(env=_EVIL),
+        "kept file as recipe": kept(**_EVIL),
+        "kept file in a note": kept(note=_EVIL),
+        "python": _python,
+        "variables": _variables,
+        "environment beside": environment("theirs_beside:make"),
+        "environment in an environment": environment("warp", env="theirs_beside:make"),
+        "gym id": environment("gym", id="theirs_beside:X-v0"),
+        "gym wrapper": environment("gym", id="CartPole-v1", wrappers={"theirs_beside:make": {}}),
+        **{
+            f"environment {name}": environment(name, **_RUNS_CODE)
+            for name in ("os:system", "subprocess:run", "timeit:timeit")
+        },
+        "environment in processes": environment("isolated", env="point_mass"),
+        "remote environment": environment("remote", address="127.0.0.1:9"),
+        "environment of 100 million pixels": environment("lift", image_size=10_000),
+        "no checkpoint": lambda folder, canary: shutil.rmtree(folder / "checkpoints"),
     },
-    "function": _function,
-    "remote": _remote,
-    "huge pictures": _spec(images={"front": _HUGE}),
-    "huge state": _spec(state={**_HUGE, "shape": [10**12]}),
-    "state of text": _spec(state={**_HUGE, "shape": ["x"]}),
-    "no spec": _spec(state=None, action=7),
-    "no time limit": _spec(time_limit=10**18, max_chunk=10**18, control_dt="slow"),
-    "tasks are a number": _spec(tasks=5),
-    "deep config": _config("[" * 100_000),
-    "deep object": _config('{"policy":' * 5000 + "1" + "}" * 5000),
-    "config is null": _config("null"),
-    "config is cut off": _config('{"policy"'),
-    "config is a device": _link,
-    "header of 2^62": _weights(lambda good: struct.pack("<Q", 1 << 62) + good[8:]),
-    "header of 100 MB": _weights(lambda good: struct.pack("<Q", 100_000_000) + b"{" + b" " * 1000),
-    "cut off": _weights(lambda good: good[: len(good) // 2]),
-    "offsets": _header(lambda header: _first(header).update(data_offsets=[0, 1 << 60])),
-    "shape": _header(lambda header: _first(header).update(shape=[1 << 40, 1 << 40])),
-}
-RUNS: dict[str, Make] = {
-    "kept file as environment": _kept_file,
-    "kept file as recipe": _kept_recipe,
-    "kept file in a note": _kept_note,
-    "python": _environment(_python),
-    "variables": _environment(_variables),
-    "environment beside": _environment(_beside),
-    "environment in an environment": _environment(_inside),
-    "gym id": _environment(_gym),
-    "gym wrapper": _environment(_wrapped),
-    **{
-        f"environment {name}": _environment(
-            lambda _, canary, name=name: env(name, args=["touch", str(canary)], setup=f"open({str(canary)!r}, 'w')")
-        )
-        for name in ("os:system", "subprocess:run", "timeit:timeit")
-    },
-    "environment in processes": _environment(lambda *_: env("isolated", env="point_mass")),
-    "remote environment": _environment(lambda *_: env("remote", address="127.0.0.1:9")),
-    "environment of 100 million pixels": _environment(lambda *_: env("lift", image_size=10_000)),
-    "no checkpoint": _old_run,
-}
+)

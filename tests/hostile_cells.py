@@ -56,7 +56,7 @@ _MODULES = (  # imported before the first fork
         f"vla_rl.recipes.{name}"
         for name in ["imitate_dataset", "state_ppo", "robots.drive", "fleet.publishing", "fleet.export"]
     ),
-    "vla_rl.experience.lerobot.translate",
+    "vla_rl.experience.lerobot.reader",
     "vla_rl.policies.smolvla.policy",
     "robot_drivers.setup",
     "robot_drivers.check",

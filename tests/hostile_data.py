@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sims.toy import point_mass
-from tests.hostile import Make, changed, checkpoint, code, run
+from tests.hostile import Change, Make, changed, checkpoint, code, of, run
 from vla_rl.contract.config import to_json
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
@@ -69,34 +69,32 @@ def episodes() -> Demonstrations:
     )
 
 
-def _info(**entries: Any) -> Make:
+def _edited(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """``meta/info.json`` after ``change``."""
+    path = folder / "meta" / "info.json"
+    info = json.loads(path.read_text())
+    change(info)
+    path.write_text(json.dumps(info))
+
+
+def _info(**entries: Any) -> Change:
     """Of entries that are functions, what they make of the canary."""
 
     def make(folder: Path, canary: Path) -> None:
-        dataset(folder)
-        path = folder / "meta" / "info.json"
         new = {name: value(canary) if callable(value) else value for name, value in entries.items()}
-        path.write_text(json.dumps({**json.loads(path.read_text()), **new}))
+        _edited(folder, lambda info: info.update(new))
 
     return make
 
 
-def _features(change: Callable[[dict[str, Any]], None]) -> Make:
-    def make(folder: Path, canary: Path) -> None:
-        dataset(folder)
-        path = folder / "meta" / "info.json"
-        info = json.loads(path.read_text())
-        change(info["features"])
-        path.write_text(json.dumps(info))
-
-    return make
+def _features(change: Callable[[dict[str, Any]], None]) -> Change:
+    return lambda folder, canary: _edited(folder, lambda info: change(info["features"]))
 
 
-def _link(name: str, target: str) -> Make:
+def _link(name: str, target: str) -> Change:
     """``name`` in the dataset leads to ``target`` beside the canary."""
 
     def make(folder: Path, canary: Path) -> None:
-        dataset(folder)
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
@@ -110,26 +108,24 @@ def _outside(canary: Path) -> str:
     return "../outside/secret.parquet"
 
 
-def _rewritten(name: str, change: Callable[[pa.Table], pa.Table], **options: Any) -> Make:
+def _rewritten(name: str, change: Callable[[pa.Table], pa.Table], **options: Any) -> Change:
     def make(folder: Path, canary: Path) -> None:
-        dataset(folder)
         table = pq.read_table(folder / name)
         pq.write_table(change(table), folder / name, **options)
 
     return make
 
 
-def _rows(name: str, count: int) -> Make:
+def _rows(name: str, count: int) -> Change:
     """``count`` equal rows: some hundred bytes on the disk."""
     numbers = pa.array(np.zeros(count, np.int64))
     return _rewritten(name, lambda table: pa.table({"episode_index": numbers}), row_group_size=count)
 
 
-def _denied(column: str, value: Callable[[], Any]) -> Make:
+def _denied(column: str, value: Callable[[], Any]) -> Change:
     """The first frame's entry is large, and the footer says that it is not: only its page's own header does."""
 
     def make(folder: Path, canary: Path) -> None:
-        dataset(folder)
         table = pq.read_table(folder / DATA)
         at = table.schema.get_field_index(column)
         field = table.schema.field(at)
@@ -154,7 +150,7 @@ def _varint(number: int, length: int = 1) -> bytes:
     return bytes([*(group | 128 for group in groups[:-1]), groups[-1]])
 
 
-def _pictures(data: Callable[[], bytes]) -> Make:
+def _pictures(data: Callable[[], bytes]) -> Change:
     def changed_table(table: pa.Table) -> pa.Table:
         at = table.schema.get_field_index(FRONT)
         field = table.schema.field(at)
@@ -164,7 +160,7 @@ def _pictures(data: Callable[[], bytes]) -> Make:
     return _rewritten(DATA, changed_table, compression="zstd")
 
 
-def _picture_path(name: str) -> Make:
+def _picture_path(name: str) -> Change:
     def changed_table(table: pa.Table) -> pa.Table:
         at = table.schema.get_field_index(FRONT)
         field = table.schema.field(at)
@@ -186,15 +182,12 @@ def png(side: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
 
 
-def _list(name: str, text: str) -> Make:
+def _list(name: str, text: str) -> Change:
     """A video that is a list of other files, as ffmpeg knows several; ``text`` of one outside."""
 
     def make(folder: Path, canary: Path) -> None:
-        dataset(folder)
-        path = folder / "meta" / "info.json"
-        info = json.loads(path.read_text())
-        info["features"][FRONT]["dtype"], info["video_path"] = "video", f"videos/{name}"
-        path.write_text(json.dumps(info))
+        _info(video_path=f"videos/{name}")(folder, canary)
+        _features(lambda all: all[FRONT].update(dtype="video"))(folder, canary)
         for file in (DATA, EPISODES):
             table = pq.read_table(folder / file)
             table = table.drop_columns([FRONT]) if file == DATA else _of_video(table)
@@ -222,14 +215,12 @@ _HLS = "#EXTM3U\n#EXT-X-MEDIA-SEQUENCE:0\n#EXTINF:1.0,\n{0}\n#EXT-X-ENDLIST\n"
 
 
 def _pipe(folder: Path, canary: Path) -> None:
-    dataset(folder)
     (folder / "meta" / "stats.json").unlink()
     os.mkfifo(folder / "meta" / "stats.json")
 
 
-def _committing(**entries: Any) -> Make:
+def _committing(**entries: Any) -> Change:
     def make(folder: Path, canary: Path) -> None:
-        dataset(folder)
         (folder / "recording").mkdir()
         text = json.dumps({"total_episodes": 99, "stats": {}, "files": [], "folders": [], **entries})
         (folder / "recording" / "committing.json").write_text(text)
@@ -238,7 +229,6 @@ def _committing(**entries: Any) -> Make:
 
 
 def _live(folder: Path, canary: Path) -> None:
-    dataset(folder)
     info = json.loads((folder / "meta" / "info.json").read_text())
     episode = folder / "recording" / "episode-000002"
     episode.mkdir(parents=True)
@@ -253,54 +243,57 @@ def _live(folder: Path, canary: Path) -> None:
     (episode / "episode.json").write_text(json.dumps(manifest))
 
 
-DATASETS: dict[str, Make] = {
-    "data path out of the dataset": _info(data_path=_outside),
-    "video path out of the dataset": _info(video_path="../outside/secret.mp4"),
-    "absolute data path": _info(data_path=lambda canary: f"{canary}.secret"),
-    "format string that looks inside": _info(data_path="{chunk_index.__class__.__mro__}"),
-    "format string of a gigabyte": _info(data_path="data/{chunk_index:>999999999}"),
-    "format string of many zeros": _info(data_path="data/{chunk_index:0999999999d}"),
-    "data path is a number": _info(data_path=7),
-    "data linked": _link(DATA, "secret.parquet"),
-    "data folder linked": _link("data", "secret"),
-    "info linked": _link("meta/info.json", "secret.json"),
-    "statistics linked": _link("meta/stats.json", "secret.json"),
-    "lock linked": _link("recording/lock", "secret.lock"),
-    "pipe": _pipe,
-    "34 million frames": lambda *given: _rows(DATA, 34_000_000)(*given),
-    "rows of 300,000 episodes": lambda *given: _rows(EPISODES, 300_000)(*given),
-    "picture of 280 MB that the footer denies": _denied(FRONT, lambda: {"bytes": bytes(280_000_000), "path": "x"}),
-    "34 million numbers that the footer denies": _denied("action", lambda: np.zeros(34_000_000, np.float32)),
-    "large pictures": _pictures(lambda: png(2000)),
-    "long pictures": _pictures(lambda: bytes(2_000_000)),
-    "pictures larger than declared": _pictures(lambda: png(1000)),
-    "video is a list of addresses": _list("a.m3u8", _HLS.replace("{0}", "http://203.0.113.9/a.ts")),
-    "video is a list of files": _list("a.m3u8", _HLS),
-    "picture is a list of files": _listed_picture,
-    "pictures outside": _picture_path("../outside/canary.secret"),
-    "absolute pictures": _picture_path("/etc/hostname"),
-    "huge shape": _features(lambda all: all["action"].update(shape=[1 << 40])),
-    "negative shape": _features(lambda all: all["action"].update(shape=[-2])),
-    "shape of text": _features(lambda all: all["action"].update(shape="two")),
-    "huge pictures declared": _features(lambda all: all[FRONT].update(shape=[4000, 4000, 3])),
-    "type of a gigabyte": _features(lambda all: all["action"].update(dtype="U999999999")),
-    "column out of the dataset": _features(lambda all: all.update({"../x": all["action"]})),
-    "features are a list": _info(features=[1]),
-    "no time": _info(fps=0),
-    "negative time": _info(fps=-3),
-    "time of text": _info(fps="fast"),
-    "a billion frames a second": _info(fps=1e9),
-    "nested time": _info(fps=[[1]]),
-    "no end of episodes": _info(total_episodes=10**13),
-    "negative episodes": _info(total_episodes=-1),
-    "no end of a split": _info(splits={"train": f"0:{10**15}"}),
-    "splits are text": _info(splits="all"),
-    "chunks of nothing": _info(chunks_size=0),
-    "commit removes a file outside": _committing(files=["../outside/canary.secret"]),
-    "commit removes a folder outside": _committing(folders=["../../outside"], total_episodes=1),
-    "commit of numbers": _committing(folders=[1], files={"a": 2}),
-    "recorded file outside": _live,
-}
+DATASETS: dict[str, Make] = of(
+    dataset,
+    {
+        "data path out of the dataset": _info(data_path=_outside),
+        "video path out of the dataset": _info(video_path="../outside/secret.mp4"),
+        "absolute data path": _info(data_path=lambda canary: f"{canary}.secret"),
+        "format string that looks inside": _info(data_path="{chunk_index.__class__.__mro__}"),
+        "format string of a gigabyte": _info(data_path="data/{chunk_index:>999999999}"),
+        "format string of many zeros": _info(data_path="data/{chunk_index:0999999999d}"),
+        "data path is a number": _info(data_path=7),
+        "data linked": _link(DATA, "secret.parquet"),
+        "data folder linked": _link("data", "secret"),
+        "info linked": _link("meta/info.json", "secret.json"),
+        "statistics linked": _link("meta/stats.json", "secret.json"),
+        "lock linked": _link("recording/lock", "secret.lock"),
+        "pipe": _pipe,
+        "34 million frames": lambda *given: _rows(DATA, 34_000_000)(*given),
+        "rows of 300,000 episodes": lambda *given: _rows(EPISODES, 300_000)(*given),
+        "picture of 280 MB that the footer denies": _denied(FRONT, lambda: {"bytes": bytes(280_000_000), "path": "x"}),
+        "34 million numbers that the footer denies": _denied("action", lambda: np.zeros(34_000_000, np.float32)),
+        "large pictures": _pictures(lambda: png(2000)),
+        "long pictures": _pictures(lambda: bytes(2_000_000)),
+        "pictures larger than declared": _pictures(lambda: png(1000)),
+        "video is a list of addresses": _list("a.m3u8", _HLS.replace("{0}", "http://203.0.113.9/a.ts")),
+        "video is a list of files": _list("a.m3u8", _HLS),
+        "picture is a list of files": _listed_picture,
+        "pictures outside": _picture_path("../outside/canary.secret"),
+        "absolute pictures": _picture_path("/etc/hostname"),
+        "huge shape": _features(lambda all: all["action"].update(shape=[1 << 40])),
+        "negative shape": _features(lambda all: all["action"].update(shape=[-2])),
+        "shape of text": _features(lambda all: all["action"].update(shape="two")),
+        "huge pictures declared": _features(lambda all: all[FRONT].update(shape=[4000, 4000, 3])),
+        "type of a gigabyte": _features(lambda all: all["action"].update(dtype="U999999999")),
+        "column out of the dataset": _features(lambda all: all.update({"../x": all["action"]})),
+        "features are a list": _info(features=[1]),
+        "no time": _info(fps=0),
+        "negative time": _info(fps=-3),
+        "time of text": _info(fps="fast"),
+        "a billion frames a second": _info(fps=1e9),
+        "nested time": _info(fps=[[1]]),
+        "no end of episodes": _info(total_episodes=10**13),
+        "negative episodes": _info(total_episodes=-1),
+        "no end of a split": _info(splits={"train": f"0:{10**15}"}),
+        "splits are text": _info(splits="all"),
+        "chunks of nothing": _info(chunks_size=0),
+        "commit removes a file outside": _committing(files=["../outside/canary.secret"]),
+        "commit removes a folder outside": _committing(folders=["../../outside"], total_episodes=1),
+        "commit of numbers": _committing(folders=[1], files={"a": 2}),
+        "recorded file outside": _live,
+    },
+)
 
 ARM = {"name": "robot_drivers.so101:SO101", "options": {"port": "/dev/ttyNONE", "id": "arm"}}
 
@@ -362,7 +355,15 @@ def fleet(folder: Path, history: list[Any]) -> None:
 
 
 def _history(*history: Any) -> Make:
-    return lambda folder, canary: fleet(folder, list(history))
+    def make(folder: Path, canary: Path) -> None:
+        (folder / "registry" / "manifests").mkdir(parents=True)
+        (folder / "ledger").mkdir()
+        log = History(folder / "registry" / "history", RealDisk())
+        log.new()
+        for entry in history:
+            log.append(entry)
+
+    return make
 
 
 def _change(**fields: Any) -> dict[str, Any]:
@@ -371,7 +372,7 @@ def _change(**fields: Any) -> dict[str, Any]:
 
 def _fleet_link(name: str) -> Make:
     def make(folder: Path, canary: Path) -> None:
-        fleet(folder, [_change()])
+        _history(_change())(folder, canary)
         (folder / name).symlink_to(canary.with_suffix(".secret"))
 
     return make
@@ -397,29 +398,26 @@ def _honest_certificates() -> dict[str, bytes]:
         return {str(path.relative_to(place)): path.read_bytes() for path in Path(place).rglob("*") if path.is_file()}
 
 
-def _certificates(change: Callable[[Path, Path], object]) -> Make:
-    def make(folder: Path, canary: Path) -> None:
-        for name, data in _honest_certificates().items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(data)
-            (folder / name).chmod(0o600)
-        change(folder, canary)
-
-    return make
+def certificates(folder: Path) -> None:
+    """Honest ones."""
+    for name, data in _honest_certificates().items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+        (folder / name).chmod(0o600)
 
 
-def _led_out(name: str) -> Make:
+def _led_out(name: str) -> Change:
     """``name`` of the certificates lies outside, and a link leads there."""
 
     def lead(folder: Path, canary: Path) -> None:
         (folder / name).rename(canary.with_name("theirs"))
         (folder / name).symlink_to(canary.with_name("theirs"))
 
-    return _certificates(lead)
+    return lead
 
 
-def _listed(text: bytes) -> Make:
-    return _certificates(lambda folder, canary: (folder / "authority/issued.txt").write_bytes(text))
+def _listed(text: bytes) -> Change:
+    return lambda folder, canary: (folder / "authority/issued.txt").write_bytes(text)
 
 
 def _other_key(folder: Path, canary: Path) -> None:
@@ -427,20 +425,25 @@ def _other_key(folder: Path, canary: Path) -> None:
 
 
 _NAMES = ("authority", "authority/ca.pem", "authority/ca.key", "authority/issued.txt", "authority/signing.key")
-CERTIFICATES: dict[str, Make] = {
-    **{f"{name} linked": _led_out(name) for name in (*_NAMES, "server", "server/revoked.txt", "robots", "robots/arm")},
-    "key of another kind": _certificates(_other_key),
-    "no text": _listed(b"\xff" * 100),
-    "a name that steers a terminal": _listed(b"1 robot \x1b[2J\x07 2030-01-01T00:00:00+00:00\n"),
-    "no time zone": _listed(b"1 robot arm 2030-01-01T00:00:00\n"),
-    "a serial without end": _listed(b"9" * 10_000 + b" robot arm 2030-01-01T00:00:00+00:00\n"),
-    "a list that is a pipe": _certificates(
-        lambda folder, canary: ((folder / "authority/issued.txt").unlink(), os.mkfifo(folder / "authority/issued.txt"))
-    ),
-    "revoked is no text": _certificates(
-        lambda folder, canary: (folder / "server/revoked.txt").write_bytes(b"\xff\x00zz\n")
-    ),
-}
+CERTIFICATES: dict[str, Make] = of(
+    certificates,
+    {
+        **{
+            f"{name} linked": _led_out(name)
+            for name in (*_NAMES, "server", "server/revoked.txt", "robots", "robots/arm")
+        },
+        "key of another kind": _other_key,
+        "no text": _listed(b"\xff" * 100),
+        "a name that steers a terminal": _listed(b"1 robot \x1b[2J\x07 2030-01-01T00:00:00+00:00\n"),
+        "no time zone": _listed(b"1 robot arm 2030-01-01T00:00:00\n"),
+        "a serial without end": _listed(b"9" * 10_000 + b" robot arm 2030-01-01T00:00:00+00:00\n"),
+        "a list that is a pipe": lambda folder, canary: (
+            (folder / "authority/issued.txt").unlink(),
+            os.mkfifo(folder / "authority/issued.txt"),
+        ),
+        "revoked is no text": lambda folder, canary: (folder / "server/revoked.txt").write_bytes(b"\xff\x00zz\n"),
+    },
+)
 
 
 def _filled(name: str) -> Make:
@@ -458,9 +461,8 @@ _WRITTEN += ("summary.json", "lift/imitate-1.log", "imitate-1.asked.json", "epis
 FILLED: dict[str, Make] = {name: _filled(name) for name in _WRITTEN}
 
 
-def _public(config: Mapping[str, Any], **files: str) -> Make:
+def _public(config: Mapping[str, Any], **files: str) -> Change:
     def make(folder: Path, canary: Path) -> None:
-        checkpoint(folder)
         (folder / "config.json").write_text(json.dumps(config))
         for name, text in files.items():
             (folder / name).write_text(text)
@@ -479,18 +481,23 @@ _SMOLVLA = {
     "n_action_steps": 5,
 }
 
-PUBLIC: dict[str, Make] = {
-    "shards outside": _public(
-        _SMOLVLA, **{"model.safetensors.index.json": json.dumps({"weight_map": {"a": "../outside/canary.secret"}})}
-    ),
-    "shards are numbers": _public(_SMOLVLA, **{"model.safetensors.index.json": json.dumps({"weight_map": {"a": 1}})}),
-    "layers without end": _public({**_SMOLVLA, "num_vlm_layers": 10**9, "num_expert_layers": 10**9}),
-    "actions without end": _public({**_SMOLVLA, "max_action_dim": 10**9, "chunk_size": 10**9}),
-    "sizes are text": _public({**_SMOLVLA, "chunk_size": "many"}),
-    "features are a number": _public({**_SMOLVLA, "input_features": 7}),
-    "pickled weights": _public({"type": "pi0"}, **{"pytorch_model.bin": "cos\nsystem\n(S'x'\ntR."}),
-    "another model": _public({"model_type": "os:system", "auto_map": {"AutoModel": "theirs_beside.X"}}),
-}
+PUBLIC: dict[str, Make] = of(
+    checkpoint,
+    {
+        "shards outside": _public(
+            _SMOLVLA, **{"model.safetensors.index.json": json.dumps({"weight_map": {"a": "../outside/canary.secret"}})}
+        ),
+        "shards are numbers": _public(
+            _SMOLVLA, **{"model.safetensors.index.json": json.dumps({"weight_map": {"a": 1}})}
+        ),
+        "layers without end": _public({**_SMOLVLA, "num_vlm_layers": 10**9, "num_expert_layers": 10**9}),
+        "actions without end": _public({**_SMOLVLA, "max_action_dim": 10**9, "chunk_size": 10**9}),
+        "sizes are text": _public({**_SMOLVLA, "chunk_size": "many"}),
+        "features are a number": _public({**_SMOLVLA, "input_features": 7}),
+        "pickled weights": _public({"type": "pi0"}, **{"pytorch_model.bin": "cos\nsystem\n(S'x'\ntR."}),
+        "another model": _public({"model_type": "os:system", "auto_map": {"AutoModel": "theirs_beside.X"}}),
+    },
+)
 
 
 def _npz(shape: tuple[int, ...], data: bytes = b"", dtype: str = "<f8") -> bytes:
@@ -502,25 +509,23 @@ def _npz(shape: tuple[int, ...], data: bytes = b"", dtype: str = "<f8") -> bytes
     return file.getvalue()
 
 
-def _trace(data: Callable[[], bytes]) -> Make:
-    def make(folder: Path, canary: Path) -> None:
-        checkpoint(folder)
-        (folder / "episode-1.npz").write_bytes(data())
-
-    return make
+def _trace(data: Callable[[], bytes]) -> Change:
+    return lambda folder, canary: (folder / "episode-1.npz").write_bytes(data())
 
 
-TRACES: dict[str, Make] = {
-    "array of 10^14": _trace(lambda: _npz((10**14,))),
-    "array of zeros": _trace(lambda: _npz((4 * 10**7,), bytes(8 * 4 * 10**7))),
-    "array of objects": _trace(lambda: _npz((1,), b"\x80\x04cos\nsystem\n.", "|O")),
-    "no archive": _trace(lambda: b"PK\x03\x04" + bytes(100)),
-}
+TRACES: dict[str, Make] = of(
+    checkpoint,
+    {
+        "array of 10^14": _trace(lambda: _npz((10**14,))),
+        "array of zeros": _trace(lambda: _npz((4 * 10**7,), bytes(8 * 4 * 10**7))),
+        "array of objects": _trace(lambda: _npz((1,), b"\x80\x04cos\nsystem\n.", "|O")),
+        "no archive": _trace(lambda: b"PK\x03\x04" + bytes(100)),
+    },
+)
 
 
-def _wide(folder: Path, canary: Path, **sizes: int) -> None:
-    checkpoint(folder)
-    changed(folder, config={**to_json(GaussianConfig()), **sizes})
+def _sizes(**sizes: int) -> Change:
+    return lambda folder, canary: changed(folder, config={**to_json(GaussianConfig()), **sizes})
 
 
 _WIDEST = 10_000  # that a config may have
@@ -546,39 +551,47 @@ def _sparse(folder: Path, canary: Path) -> None:
 
 def _steering(folder: Path, canary: Path) -> None:
     """Texts that a terminal obeys."""
-    checkpoint(folder)
     spec = json.loads((folder / "config.json").read_text())["spec"]
     text = "\x1b]0;x\x07\x1b[2J[/red]"
     spec["state"]["names"], spec["tasks"] = [text, text], [text]
     changed(folder, spec=spec, vocabulary={"words": [text]})
 
 
+def _linked(name: str) -> Change:
+    def make(folder: Path, canary: Path) -> None:
+        outside = canary.with_name(name)
+        (folder / name).rename(outside) if (folder / name).exists() else outside.write_text("")
+        (folder / name).symlink_to(outside)
+
+    return make
+
+
 SIZES: dict[str, Make] = {
-    "texts that steer a terminal": _steering,
-    "layer as wide as may be": lambda folder, canary: _wide(folder, canary, width=_WIDEST, depth=2),
-    "layers as many as may be": lambda folder, canary: _wide(folder, canary, width=_WIDEST, depth=100),
-    "wide layer": lambda folder, canary: _wide(folder, canary, width=900_000, depth=2),
-    "wider layer": lambda folder, canary: _wide(folder, canary, width=10**13, depth=1),
-    "layers": lambda folder, canary: _wide(folder, canary, width=8, depth=10**9),
-    "many layers": lambda folder, canary: _wide(folder, canary, width=8, depth=900_000),
-    "weights of holes": _sparse,
-    "weights linked": lambda folder, canary: _linked(folder, "model.safetensors", canary),
-    "config linked": lambda folder, canary: _linked(folder, "config.json", canary),
-    "run's metrics linked": lambda folder, canary: _run_linked(folder, "metrics.jsonl", canary),
-    "run's lock linked": lambda folder, canary: _run_linked(folder, "lock", canary),
-    "run's state linked": lambda folder, canary: _run_linked(folder, "state", canary),
-    "run's config linked": lambda folder, canary: _run_linked(folder, "config.json", canary),
+    **of(
+        checkpoint,
+        {
+            "texts that steer a terminal": _steering,
+            "layer as wide as may be": _sizes(width=_WIDEST, depth=2),
+            "layers as many as may be": _sizes(width=_WIDEST, depth=100),
+            "wide layer": _sizes(width=900_000, depth=2),
+            "wider layer": _sizes(width=10**13, depth=1),
+            "layers": _sizes(width=8, depth=10**9),
+            "many layers": _sizes(width=8, depth=900_000),
+            "weights of holes": _sparse,
+            "weights linked": _linked("model.safetensors"),
+            "config linked": _linked("config.json"),
+        },
+    ),
+    **of(
+        run,
+        {
+            f"run's {what} linked": _linked(name)
+            for what, name in {
+                "metrics": "metrics.jsonl",
+                "lock": "lock",
+                "state": "state",
+                "config": "config.json",
+            }.items()
+        },
+    ),
 }
-
-
-def _linked(folder: Path, name: str, canary: Path) -> None:
-    checkpoint(folder)
-    (folder / name).rename(canary.with_name(name))
-    (folder / name).symlink_to(canary.with_name(name))
-
-
-def _run_linked(folder: Path, name: str, canary: Path) -> None:
-    run(folder)
-    outside = canary.with_name(name)
-    (folder / name).rename(outside) if (folder / name).exists() else outside.write_text("")
-    (folder / name).symlink_to(outside)

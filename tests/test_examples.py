@@ -21,10 +21,9 @@ from vla_rl.contract.policy import LikelihoodPolicy
 from vla_rl.evaluation.run import evaluate
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.critics import ValueCritic
-from vla_rl.recipes import stages
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.training.loop import Loop, LoopConfig
-from vla_rl.training.policy_store import InProcessPolicyStore
+from vla_rl.recipes.imitate import collect
+from vla_rl.training.loop import InProcessPolicyStore, Loop, LoopConfig
 
 DOCS = Path(__file__).parents[1] / "docs"
 EXAMPLES = sorted((DOCS / "examples").glob("[!_]*.py"))
@@ -53,12 +52,19 @@ def test_the_task_keeps_the_contract(reach):
 
 
 def test_its_expert_succeeds_and_standing_still_does_not(reach):
-    episodes = stages.collect(REACH, 16, seed=0)
+    episodes = collect(REACH, 16, seed=0)
     assert episodes.count == 16
     with closing(REACH.make(16)) as env:
         env.reset(np.arange(16), np.arange(16))
         step = env.step(np.zeros((16, env.spec.time_limit, 4)))
         assert step.success.mean() < 0.2 and set(step.cause) <= {"success", "time_limit"}
+
+
+def test_a_swapped_instruction_names_another_cube(reach):
+    with closing(REACH.make(8)) as plain, closing(REACH.make_swapped(8)) as swapped:
+        named = [env.reset(np.arange(8), np.arange(8)).task for env in (plain, swapped)]
+    assert (named[0] != named[1]).all()
+    assert collect(REACH.with_options(instruct="distractor"), 8, seed=0).count == 8
 
 
 # -- the policy and the algorithm --------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_rl.experience.datasets import recording
+from vla_rl.experience.datasets import Recording
 from vla_rl.experience.demonstrations import Demonstrations
 
 FPS = 20
@@ -41,7 +41,7 @@ def my_episodes(count: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray
 
 def main(folder: Path, count: int = 20) -> None:
     """Write ``count`` episodes into ``folder``."""
-    with recording(folder) as dataset:
+    with Recording(folder) as dataset:
         for images, state, action, task in my_episodes(count):
             steps = len(state)
             dataset.add(

@@ -160,7 +160,7 @@ def test_swapped_weights_are_restored_after_the_block():
 
 def test_a_policy_without_gradient_or_too_large_a_num_min_q_is_refused():
     with pytest.raises(
-        UserError, match=r"needs a policy with rsample and critic_action .* but GaussianResidual lacks them"
+        UserError, match=r"needs a policy with rsample and critic_action but GaussianResidual lacks them"
     ):
         build(GaussianResidual(biased_base(), StateEncoder(POINT), SMALL))
     with pytest.raises(UserError, match=r"num_min_q 5 exceeds the 4 critics.*choose 1 to 4"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections import deque
 from dataclasses import replace
 
 import numpy as np
@@ -39,10 +41,8 @@ from vla_rl.policies.flow import (
 )
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import DeterministicResidual, GaussianResidual, ResidualConfig
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.imitation import ImitationConfig, imitate
-from vla_rl.training.loop import Loop, LoopConfig
-from vla_rl.training.policy_store import InProcessPolicyStore
+from vla_rl.training.fit import FitConfig, ImitationConfig, imitate
+from vla_rl.training.loop import InProcessPolicyStore, Loop, LoopConfig
 
 SCHEDULES = [FlowSde(0.5), FlowOu(0.5, 0.05), FlowDdim(0.5, 0.05), FlowCps(0.5, 0.05), FlowNoise(0.08, 0.3)]
 NOISE_PLACEMENTS = [AllSteps(), OneRandomStep(), LastStep(), LastStepFromNoise()]
@@ -318,3 +318,26 @@ def test_ppo_reaches_the_optimum_of_the_point_mass():
         ppo.update(source.next())
     missing, success = residual_regret(policy)
     assert missing < 0.25 and success > 0.95
+
+
+# -- older rollouts ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("age", [pytest.param(1, marks=pytest.mark.full), 4, pytest.param(16, marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", ["ppo", "grpo"])
+def test_stale_rollouts_lead_to_the_optimum(imitated, name, age):
+    """The actor has the weights of ``age`` updates ago, as in a pipeline of that depth."""
+    policy = FlowToy(sampler=FlowSampler(FlowSde(0.5), AllSteps(), 4))
+    policy.load_state_dict(imitated)
+    torch.manual_seed(0)
+    config, actor, generator = CONFIG if name == "ppo" else GRPO, copy.deepcopy(policy), seeded(1)
+    learner = config.build(policy, policy.trainable(), ValueCritic({"state": 1}, width=16), seeded(), OneProcess())
+    published, ages = deque([copy.deepcopy(policy.state_dict())], maxlen=age + 1), []
+    for update in range(20 + 2 * age):
+        actor.load_state_dict(published[0])
+        actor.version = max(0, update - age)
+        rollout = bandit(actor, 512, generator) if name == "ppo" else grouped(actor, 64, 8, generator)
+        ages.append(learner.update(rollout)["rollout/age"])
+        policy.version += 1
+        published.append(copy.deepcopy(policy.state_dict()))
+    assert ages[-1] == age and deployed(policy) > -0.025

@@ -273,5 +273,5 @@ def test_a_policy_without_a_backbone_that_learns_is_refused() -> None:
             raise AssertionError
 
     policy, head = Sightless(), FutureStates({"state": 1}, FutureStatesConfig())
-    with pytest.raises(UserError, match="none that learns"):
+    with pytest.raises(UserError, match="no backbone would foresee states"):
         SelfImitation(policy, policy.trainable(), None, SelfImitationConfig(), seeded(), future=head)

@@ -10,12 +10,11 @@ from tests.benchmarks.measure import COMMAND, Contender, Row, interleave, time_r
 from tests.benchmarks.tiny_lift import tiny_on_lift
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.contract.batch import OneProcess
+from vla_rl.experience.driver import OWN, Spans
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.experience.spans import OWN, Spans
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
-from vla_rl.recipes.context import RunContext
-from vla_rl.recipes.trainers import RLConfig
-from vla_rl.recipes.training_setup import build
+from vla_rl.recipes.building import build
+from vla_rl.recipes.trainers import RLConfig, RunContext
 from vla_rl.training.loop import Loop, LoopConfig
 from vla_rl.training.timeline import Timeline
 

@@ -16,7 +16,7 @@ from vla_rl.cli.main import main
 from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
-from vla_rl.experience.lerobot.translate import DatasetReader
+from vla_rl.experience.lerobot.reader import DatasetReader
 
 LIFT = ("--env", "lift")
 TOY = ("--env.name", "counting", "--expert", "tests.cli.test_collect:Echo")

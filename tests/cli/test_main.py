@@ -15,6 +15,7 @@ from dataclasses import replace
 import pytest
 
 from tests.patience import PATIENCE
+from vla_rl.algorithms.group_relative import Constant, GRPOConfig
 from vla_rl.cli.collect import Collect
 from vla_rl.cli.main import COMMANDS, main
 from vla_rl.cli.override import override
@@ -190,6 +191,11 @@ def test_protocol_typed_fields_have_the_fields_of_their_present_value():
         override(load_config("demo.py:demo"), ["--rl.sampler.schedule.b", "1"], "test")
 
 
+def test_fields_typed_by_a_base_class_have_the_fields_of_their_present_value():
+    before = GRPOConfig(averaging=Constant(5))
+    assert override(before, ["--averaging.max-decisions", "9"], "test").averaging == Constant(9)
+
+
 def test_sources_and_staleness_are_short_for_fields_of_the_loop():
     given, before = ["--sources", "2", "--staleness=3"], load_config("demo.py:flow_ou")
     loop = override(before, given, "test").rl.loop
@@ -239,7 +245,7 @@ def test_ctrl_c_before_the_first_iteration_can_be_gone_on_from(complaint, untrai
 
     arguments = ["train", quick, "--policy", untrained(), "--out", tmp_path / "run"]
     with monkeypatch.context() as patched:
-        patched.setattr("vla_rl.recipes.stages.improve", stop)
+        patched.setattr("vla_rl.recipes.improve.improve", stop)
         complaint(*arguments, status=130)
     main(["train", "--resume", str(tmp_path / "run")])
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["rl"]["episodes"] == 4

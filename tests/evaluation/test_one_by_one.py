@@ -12,7 +12,7 @@ from vla_rl.contract.errors import ContractError
 from vla_rl.contract.policy import ActionOut
 from vla_rl.evaluation.one_by_one import OneByOne
 from vla_rl.evaluation.run import play
-from vla_rl.experience.expert import ExpertPolicy, features_of, observation_of
+from vla_rl.experience.collect import ExpertPolicy, features_of, observation_of
 
 
 class Stateful:

@@ -13,8 +13,7 @@ from sims.mujoco.tasks.lift_expert import LiftExpert
 from vla_rl.contract.errors import ContractError
 from vla_rl.evaluation.object_positions import collect_located_frames
 from vla_rl.evaluation.probe import ObjectProbe, ProbeConfig
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.probe import fit_probe
+from vla_rl.training.fit import FitConfig, fit_probe
 
 SIDE, MIDDLE, METRES = 24, np.array([0.3, -0.2, 0.05]), 0.12
 SMALL = ProbeConfig(width=16, stem=8, keypoints=2, hidden=32)

@@ -22,8 +22,7 @@ from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import ActionOut
 from vla_rl.evaluation.run import ATTEMPTS, Outcomes, evaluate
 from vla_rl.evaluation.stats import MeanReturn
-from vla_rl.experience.collect import collect_demonstrations
-from vla_rl.experience.expert import ExpertPolicy
+from vla_rl.experience.collect import ExpertPolicy, collect_demonstrations
 from vla_rl.policies.feed_forward import GaussianPolicy
 
 SEEDS = [*range(100, 111), 7]

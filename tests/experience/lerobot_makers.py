@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
+from vla_rl.experience.lerobot.disk import DamagedError, Problem
 from vla_rl.experience.lerobot.features import Feature, Schema
-from vla_rl.experience.lerobot.live import Limits
-from vla_rl.experience.lerobot.translate import DatasetReader, RecordedEpisode
+from vla_rl.experience.lerobot.layout import Limits
+from vla_rl.experience.lerobot.reader import DatasetReader, RecordedEpisode
 from vla_rl.experience.lerobot.video import camera
 from vla_rl.experience.lerobot.writer import DatasetWriter
 
@@ -102,3 +104,22 @@ def assert_holds(root: Path, indices: list[int]) -> None:
     assert reader.problems == ()
     for found, index in zip(reader.episodes(), indices, strict=True):
         assert_is(found, index)
+
+
+def check(reader: DatasetReader) -> list[Problem]:
+    """All that is damaged, everything read: one entry per file and column, with the affected episodes."""
+    found = [problem for problem in reader.problems if not problem.episodes]
+    for episode in range(len(reader)):
+        try:
+            reader.read(episode)
+        except DamagedError as error:
+            found.append(error.problem)
+    return merged(found)
+
+
+def merged(problems: Iterable[Problem]) -> list[Problem]:
+    """One entry per file, column and damage, with all the episodes that cannot be read."""
+    found: dict[tuple[str, str, str], list[int]] = {}
+    for problem in problems:
+        found.setdefault((problem.file, problem.column, problem.what), []).extend(problem.episodes)
+    return [Problem(file, what, tuple(sorted(set(lost))), column) for (file, column, what), lost in found.items()]

@@ -12,9 +12,8 @@ from tests.breaking import BreakingEnv
 from tests.experience.test_groups import luck
 from tests.experience.test_replay import line
 from vla_rl.contract.batch import Rollout
-from vla_rl.experience.collect import collect_demonstrations, collect_trajectories
+from vla_rl.experience.collect import ExpertPolicy, collect_demonstrations, collect_trajectories
 from vla_rl.experience.driver import ATTEMPTS
-from vla_rl.experience.expert import ExpertPolicy
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.replay import Replay
 from vla_rl.experience.rollout import RolloutSource, SeedStream

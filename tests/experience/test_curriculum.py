@@ -199,14 +199,7 @@ def test_what_was_saved_stays_as_it_was():
         assert np.array_equal(known.scores(), before)
 
 
-def test_a_plain_stream_reads_states_that_are_a_number():
-    plain = SeedStream(3, 9)
-    plain.load_state_dict(4)
-    assert next(plain) == 7 and plain.state_dict() == {"drawn": 5} and plain.counters() == {}
-    assert InOrder().stream(plain, SPEC) is plain
-
-
-@pytest.mark.parametrize("state", [4, {"drawn": 4}, stream(OutcomeVariance(scenes=5)).state_dict()])
+@pytest.mark.parametrize("state", [{"drawn": 4}, stream(OutcomeVariance(scenes=5)).state_dict()])
 def test_the_state_of_another_curriculum_is_refused(state):
     with pytest.raises(UserError, match="that of another curriculum"):
         stream().load_state_dict(state)

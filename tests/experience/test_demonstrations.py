@@ -13,7 +13,7 @@ from sims.catalog import make
 from sims.toy.counting import episode_length, expected_reward
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.experience.collect import collect_demonstrations, iter_demonstrations
-from vla_rl.experience.datasets import load_demonstrations, recording, save_demonstrations, stream_demonstrations
+from vla_rl.experience.datasets import Recording, load_demonstrations, save_demonstrations, stream_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
 
 
@@ -137,12 +137,12 @@ def test_a_write_that_fails_changes_nothing(episodes, tmp_path, monkeypatch):
 
 def test_a_recording_that_stops_keeps_what_was_added(episodes, tmp_path):
     parts = list_of_episodes(episodes)
-    with pytest.raises(ZeroDivisionError), recording(tmp_path / "demos") as kept:
+    with pytest.raises(ZeroDivisionError), Recording(tmp_path / "demos") as kept:
         kept.add(parts[0])
         kept.add(parts[1])
         raise ZeroDivisionError
     assert same(load_demonstrations(tmp_path / "demos"), Demonstrations.joined(parts[:2]))
-    with recording(tmp_path / "demos") as kept:
+    with Recording(tmp_path / "demos") as kept:
         kept.add(parts[2])
     assert same(load_demonstrations(tmp_path / "demos"), Demonstrations.joined(parts[:3]))
     assert not (tmp_path / "demos" / "recording").exists()

@@ -14,8 +14,8 @@ from tests.auditing import AuditingPolicy
 from vla_rl.contract.env import Observation, on_host
 from vla_rl.contract.errors import NonFiniteError
 from vla_rl.contract.policy import ActionOut
+from vla_rl.experience.collect import ExpertPolicy
 from vla_rl.experience.driver import Driver
-from vla_rl.experience.expert import ExpertPolicy
 
 SEEDS = [300, 303, 305]
 

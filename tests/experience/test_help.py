@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -10,8 +11,8 @@ import pytest
 from sims.toy.point_mass import PointMassEnv
 from tests.experience.test_person import expert, progress, still
 from vla_rl.contract.errors import UserError
-from vla_rl.experience.helped import Episode, Escalation, Help, HelpDesk, HelpedEnv, Situation
-from vla_rl.experience.person import People, PersonConfig
+from vla_rl.experience.intervention import Escalation, Help, HelpDesk, HelpedEnv, People, PersonConfig
+from vla_rl.experience.intervention import HelpedEpisode as Episode
 
 NONE, REPLAY, RETURN, GUIDED = Help
 FRESH, SHOWN, AGAIN = Episode(), Episode(REPLAY, shown=True), Episode(REPLAY)
@@ -30,14 +31,14 @@ PERSON = PersonConfig(patience=2, delay=0, hold=3, noise=0.0, max_share=1.0)
 )
 def test_help_grows_with_failures_and_is_given_up_after_the_last_degree(attempts: int, expected: list[Help]) -> None:
     rule = Escalation(attempts=attempts)
-    assert [rule.due(Situation((0.3,) * failures)) for failures in range(len(expected))] == expected
+    assert [rule.due((0.3,) * failures) for failures in range(len(expected))] == expected
 
 
 def test_who_comes_further_is_not_helped_more() -> None:
     rule = Escalation(gain=0.1)
-    assert rule.due(Situation((0.3, 0.5))) == REPLAY and rule.due(Situation((0.3, 0.39))) == RETURN
-    assert rule.due(Situation((0.3, 0.5, 0.5))) == RETURN, "not further than before"
-    assert rule.due(Situation((0.5, 0.3, 0.45))) == GUIDED, "further than the last, but not than the best"
+    assert rule.due((0.3, 0.5)) == REPLAY and rule.due((0.3, 0.39)) == RETURN
+    assert rule.due((0.3, 0.5, 0.5)) == RETURN, "not further than before"
+    assert rule.due((0.5, 0.3, 0.45)) == GUIDED, "further than the last, but not than the best"
 
 
 # -- a desk, by hand --------------------------------------------------------------------------------------------------
@@ -57,7 +58,7 @@ def test_a_robot_that_keeps_failing_gets_every_degree_and_then_another_scene() -
     desk = HelpDesk(Escalation(), 1)
     failed = [False, True, False, False, False]  # the second is the person's demonstration, which succeeds
     assert played(desk, failed) == [FRESH, SHOWN, AGAIN, Episode(RETURN), Episode(GUIDED), FRESH]
-    assert desk.situation(0) == Situation() and desk.demonstrations == 1 and desk.returns == 3
+    assert desk.reached(0) == () and desk.demonstrations == 1 and desk.returns == 3
     assert desk.given == {NONE: 2, REPLAY: 1, RETURN: 1, GUIDED: 1}
 
 
@@ -68,7 +69,7 @@ def test_a_success_ends_all_help(fails: int) -> None:
     outcomes = [*[False, True, False, False, False][:fails], True, False]
     episodes = played(desk, outcomes)
     assert episodes[fails] != FRESH and episodes[fails + 1 :] == [FRESH, SHOWN]
-    assert desk.situation(0) == Situation((0.3,))
+    assert desk.reached(0) == (0.3,)
 
 
 def test_a_demonstration_is_no_attempt_whatever_comes_of_it() -> None:
@@ -84,8 +85,8 @@ def test_robots_do_not_touch_each_other() -> None:
         assert desk.next([robot], 9) == alone[robot].next([0], 9)
         desk.ended(robot, success, 0.2)
         alone[robot].ended(0, success, 0.2)
-        assert desk.situation(robot) == alone[robot].situation(0)
-    assert len({desk.situation(robot) for robot in range(3)}) > 1
+        assert desk.reached(robot) == alone[robot].reached(0)
+    assert len({desk.reached(robot) for robot in range(3)}) > 1
 
 
 def test_what_is_forgotten_needs_no_help() -> None:
@@ -111,12 +112,12 @@ def test_the_budget_is_never_exceeded_and_less_help_is_given_instead() -> None:
     assert played(short, [False, True, False]) == [FRESH, SHOWN, AGAIN, FRESH], "nobody puts the robot back again"
 
 
-def test_another_protocol_may_say_what_is_due() -> None:
-    class Guides:
-        def due(self, situation: Situation) -> Help:
-            return GUIDED if situation.reached else NONE
+def test_a_subclass_may_say_what_is_due() -> None:
+    class Guides(Escalation):
+        def due(self, reached: Sequence[float]) -> Help:
+            return GUIDED if reached else NONE
 
-    desk = HelpDesk(Escalation(), 1, Guides())
+    desk = HelpDesk(Guides(), 1)
     assert played(desk, [False, False, True]) == [FRESH, Episode(GUIDED), Episode(GUIDED), FRESH]
 
 

@@ -11,10 +11,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from tests.experience.lerobot_makers import check
 from vla_rl.experience.datasets import load_demonstrations
-from vla_rl.experience.lerobot import statistics, video
-from vla_rl.experience.lerobot.features import Feature, Schema
-from vla_rl.experience.lerobot.translate import DatasetReader
+from vla_rl.experience.lerobot import video
+from vla_rl.experience.lerobot.features import NAMES, Feature, Schema, combined, episode_statistics
+from vla_rl.experience.lerobot.reader import DatasetReader
 from vla_rl.experience.lerobot.writer import DatasetWriter
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "lerobot"
@@ -52,7 +53,7 @@ def columns(episode: int) -> dict[str, np.ndarray]:
 
 def test_every_episode_is_read_from_its_files():
     reader = DatasetReader(DATASET)
-    assert len(reader) == 5 and reader.fps == 10 and reader.splits == {"train": range(5)}
+    assert len(reader) == 5 and reader.schema.fps == 10
     assert set(reader.tasks) == set(VALUES.TASKS) and reader.schema.robot == "toy"
     assert len(list(DATASET.rglob("data/*/*.parquet"))) == 3 and len(list(DATASET.rglob("*.mp4"))) == 4
     for found in reader.episodes():
@@ -68,7 +69,7 @@ def test_every_episode_is_read_from_its_files():
                 assert np.array_equal(read, values), name
         assert {found.tasks[i] for i in found.task} == {VALUES.TASKS[found.index]}
         assert np.array_equal(found.time, np.arange(VALUES.LENGTHS[found.index]))
-    assert reader.check() == []
+    assert check(reader) == []
 
 
 def test_the_golden_dataset_is_loaded_as_demonstrations():
@@ -85,9 +86,9 @@ def test_the_golden_dataset_is_loaded_as_demonstrations():
 def test_our_statistics_are_lerobots():
     """Its means are float32, its quantiles come from 5000 bins; everything else is equal."""
     table = pq.read_table(next(DATASET.rglob("meta/episodes/*/*.parquet"))).to_pylist()
-    features = DatasetReader(DATASET).schema.features
+    declared = DatasetReader(DATASET).schema.features
     for episode, row in enumerate(table):
-        ours = statistics.episode_statistics(columns(episode), features)
+        ours = episode_statistics(columns(episode), declared)
         assert {name.split("/")[1] for name in row if name.startswith("stats/")} - ours.keys() == {
             "timestamp",
             "frame_index",
@@ -96,7 +97,7 @@ def test_our_statistics_are_lerobots():
             "task_index",
         }
         for name, item in ours.items():
-            theirs = {key: np.asarray(row[f"stats/{name}/{key}"]) for key in statistics.NAMES}
+            theirs = {key: np.asarray(row[f"stats/{name}/{key}"]) for key in NAMES}
             span = float(np.max(theirs["max"].astype(float) - theirs["min"].astype(float))) + 1e-9
             most = np.abs(theirs["max"].astype(float)).max()
             bounds = {"min": 0.0, "max": 0.0, "count": 0.0, "std": 2e-3 * span} | {"mean": 1e-6 * most}
@@ -111,13 +112,10 @@ def test_our_statistics_are_lerobots():
 def test_statistics_of_all_are_lerobots():
     parts = pq.read_table(next(DATASET.rglob("meta/episodes/*/*.parquet"))).to_pylist()
     names = ("observation.state", "action", "next.reward", FRONT, WRIST)
-    split = [
-        {name: {key: np.asarray(row[f"stats/{name}/{key}"]) for key in statistics.NAMES} for name in names}
-        for row in parts
-    ]
-    whole, theirs = statistics.combined(split), json.loads((DATASET / "meta" / "stats.json").read_text())
+    split = [{name: {key: np.asarray(row[f"stats/{name}/{key}"]) for key in NAMES} for name in names} for row in parts]
+    whole, theirs = combined(split), json.loads((DATASET / "meta" / "stats.json").read_text())
     for name in names:
-        for key in statistics.NAMES:
+        for key in NAMES:
             np.testing.assert_allclose(
                 whole[name][key], theirs[name][key], rtol=1e-6, atol=1e-9, err_msg=f"{name} {key}"
             )
@@ -159,7 +157,7 @@ def test_a_grown_golden_dataset_keeps_its_episodes(tmp_path):
         writer.add(columns(2), "a new task")
         writer.add(columns(0), VALUES.TASKS[0])
     reader = DatasetReader(root)
-    assert len(reader) == 7 and reader.check() == [] and reader.tasks[-1] == "a new task"
+    assert len(reader) == 7 and check(reader) == [] and reader.tasks[-1] == "a new task"
     for number, source in {0: 0, 4: 4, 5: 2, 6: 0}.items():
         read = reader.read(number)
         assert np.array_equal(read.columns["ticks"], columns(source)["ticks"])

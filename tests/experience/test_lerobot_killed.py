@@ -19,7 +19,7 @@ from tests.fleet.fleets import wait_until
 from tests.patience import PATIENCE
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.lerobot import disk
-from vla_rl.experience.lerobot.translate import DatasetReader
+from vla_rl.experience.lerobot.reader import DatasetReader
 from vla_rl.experience.lerobot.writer import repair
 
 ROOT = Path(__file__).parents[2]

@@ -16,8 +16,8 @@ from tests.experience import lerobot_makers as makers
 from tests.experience.lerobot_makers import FRONT, WRIST, episode, length, schema, task, write
 from tests.experience.test_lerobot_golden import DATASET, GOLDEN, VALUES, columns
 from vla_rl.experience.lerobot.disk import digest
-from vla_rl.experience.lerobot.live import Limits
-from vla_rl.experience.lerobot.translate import DatasetReader
+from vla_rl.experience.lerobot.layout import Limits
+from vla_rl.experience.lerobot.reader import DatasetReader
 from vla_rl.experience.lerobot.writer import DatasetWriter, repair
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]

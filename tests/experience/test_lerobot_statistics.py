@@ -5,9 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vla_rl.experience.lerobot import statistics
-from vla_rl.experience.lerobot.features import Feature
-from vla_rl.experience.lerobot.statistics import QUANTILES, combined, episode_statistics, sampled_frames
+from vla_rl.experience.lerobot.features import (
+    QUANTILES,
+    Feature,
+    combined,
+    episode_statistics,
+    sampled_frames,
+    stats_from_json,
+    stats_to_json,
+)
 
 PICTURE = Feature("image", (4, 5, 3))
 
@@ -96,5 +102,5 @@ def test_a_column_that_only_some_parts_have_is_combined_from_those():
 
 def test_they_survive_json_exactly():
     found = episode_statistics({"x": np.random.default_rng(0).normal(size=(4, 2))}, {"x": Feature("float64", (2,))})
-    restored = statistics.from_json(statistics.to_json(found))
+    restored = stats_from_json(stats_to_json(found))
     assert all(np.array_equal(found["x"][name], restored["x"][name]) for name in found["x"])

@@ -14,12 +14,12 @@ import pytest
 
 from tests.experience.lerobot_makers import FPS, FRONT, TASKS, WRIST, assert_holds, episode, length, schema, task, write
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
-from vla_rl.experience.lerobot import compact, disk, live
-from vla_rl.experience.lerobot.compact import _new_splits
+from vla_rl.experience.lerobot import disk, layout
+from vla_rl.experience.lerobot import writer as writing
 from vla_rl.experience.lerobot.disk import DamagedError
 from vla_rl.experience.lerobot.features import Feature
-from vla_rl.experience.lerobot.live import Limits
-from vla_rl.experience.lerobot.translate import DatasetReader
+from vla_rl.experience.lerobot.layout import Limits
+from vla_rl.experience.lerobot.reader import DatasetReader
 from vla_rl.experience.lerobot.writer import DatasetWriter, repair
 
 
@@ -110,30 +110,7 @@ def test_splits_are_kept_and_the_last_one_grows(tmp_path):
     written = info(root) | {"splits": {"train": "0:2", "validation": "2:3"}}
     disk.write_json(root / "meta" / "info.json", written)
     write(root, 1, first=3)
-    assert DatasetReader(root).splits == {"train": range(0, 2), "validation": range(2, 4)}
-
-
-def test_splits_are_shares_of_all_episodes(tmp_path):
-    root, writer = tmp_path / "set", DatasetWriter(tmp_path / "set", schema())
-    for index in range(5):
-        writer.add(episode(index), task(index))
-    for wrong in ({}, {"train": 0.5}, {"train": 1.2, "validation": -0.2}):
-        with pytest.raises(ContractError, match="do not share all episodes, so nothing was finished"):
-            writer.finalise(wrong)
-    writer.finalise({"train": 0.6, "validation": 0.2, "test": 0.2})
-    assert DatasetReader(root).splits == {"train": range(0, 3), "validation": range(3, 4), "test": range(4, 5)}
-    write(root, 1, first=5)
-    assert info(root)["splits"] == {"train": "0:3", "validation": "3:4", "test": "4:6"}
-    assert_holds(root, list(range(6)))
-
-
-def test_shares_that_round_badly_still_hold_every_episode(tmp_path):
-    root, writer = tmp_path / "set", DatasetWriter(tmp_path / "set", schema(video="never"))
-    for index in range(5):
-        writer.add(episode(index), task(index))
-    writer.finalise({"train": 0.5, "validation": 0.25, "test": 0.25})
-    assert DatasetReader(root).splits == {"train": range(0, 2), "validation": range(2, 4), "test": range(4, 5)}
-    assert list(_new_splits({name: 1 / 3 for name in "abc"}, 10).values()) == ["0:3", "3:7", "7:10"]
+    assert info(root)["splits"] == {"train": "0:2", "validation": "2:4"}
 
 
 def test_every_episode_has_its_seconds_of_its_video(tmp_path):
@@ -340,7 +317,7 @@ def test_an_older_info_file_undoes_nothing(tmp_path, monkeypatch):
     write(root, 1)
     older = (root / "meta" / "info.json").read_bytes()
     monkeypatch.setattr(
-        compact, "_complete", lambda root, commit: shutil.rmtree(root / "recording" / commit["folders"][0]) or 1 / 0
+        writing, "_complete", lambda root, commit: shutil.rmtree(root / "recording" / commit["folders"][0]) or 1 / 0
     )
     with pytest.raises(ZeroDivisionError):
         write(root, 2, first=1)
@@ -349,13 +326,13 @@ def test_an_older_info_file_undoes_nothing(tmp_path, monkeypatch):
     (root / "meta" / "info.json").write_bytes(older)
     with pytest.raises(UserError, match="is not the one that was last written and nothing was touched"):
         repair(root)
-    assert files(root, "data/*/*.parquet") == data and live.read_committing(root / "recording")
+    assert files(root, "data/*/*.parquet") == data and layout.read_committing(root / "recording")
 
 
 def test_what_lerobot_added_after_a_kill_is_not_undone(tmp_path, monkeypatch):
     """Killed right after ``info.json``; then somebody else's writer adds an episode and its statistics."""
     root = tmp_path / "set"
-    monkeypatch.setattr(compact, "_complete", lambda root, commit: 1 / 0)
+    monkeypatch.setattr(writing, "_complete", lambda root, commit: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write(root, 2)
     monkeypatch.undo()

@@ -18,9 +18,15 @@ from tests.algorithms.test_hg_dagger import Table
 from tests.toys import seeded
 from vla_rl.algorithms.chunks import demonstrated, mean_loss
 from vla_rl.contract.errors import UserError
-from vla_rl.experience.datasets import load_demonstrations, move_aside, recording, repair, save_demonstrations
+from vla_rl.experience.datasets import (
+    Recording,
+    load_demonstrations,
+    move_aside,
+    repair,
+    save_demonstrations,
+    schema_of,
+)
 from vla_rl.experience.demonstrations import Demonstrations
-from vla_rl.experience.lerobot.translate import schema_of
 from vla_rl.experience.lerobot.writer import DatasetWriter
 from vla_rl.recipes.imitate_dataset import spec_of
 from vla_rl.recipes.robots.recording import Recorder
@@ -64,11 +70,11 @@ def test_the_repeated_last_action_has_no_weight() -> None:
 
 
 def test_a_dataset_that_is_being_recorded_is_not_taken_away(tmp_path: Path) -> None:
-    with recording(tmp_path / "d", "never") as first:
+    with Recording(tmp_path / "d", "never") as first:
         first.add(episode())
         with pytest.raises(UserError, match="is writing to"):
             move_aside(tmp_path / "d")
-        with pytest.raises(UserError, match="is writing to"), recording(tmp_path / "d", "never") as second:
+        with pytest.raises(UserError, match="is writing to"), Recording(tmp_path / "d", "never") as second:
             second.add(episode())
         with pytest.raises(UserError, match="is writing to"), DatasetWriter(tmp_path / "d", schema_of(episode())):
             pass  # at its end it would finish what is there
@@ -77,11 +83,11 @@ def test_a_dataset_that_is_being_recorded_is_not_taken_away(tmp_path: Path) -> N
 
 
 def test_a_recorder_has_its_folder_before_the_first_episode_and_leaves_none_without_one(tmp_path: Path) -> None:
-    with recording(tmp_path / "d"), pytest.raises(UserError, match="is writing to"), Recorder(tmp_path / "d"):
+    with Recording(tmp_path / "d"), pytest.raises(UserError, match="is writing to"), Recorder(tmp_path / "d"):
         pass
     assert not (tmp_path / "d").exists()
     save_demonstrations(episode(), tmp_path / "d", "never")
-    with recording(tmp_path / "d"):
+    with Recording(tmp_path / "d"):
         assert (tmp_path / "d/recording").exists()
     assert load_demonstrations(tmp_path / "d").count == 1 and not (tmp_path / "d/recording").exists()
 
@@ -89,10 +95,10 @@ def test_a_recorder_has_its_folder_before_the_first_episode_and_leaves_none_with
 def test_a_recorder_whose_folder_went_does_not_finish_another_ones(tmp_path: Path) -> None:
     here, gone = tmp_path / "d", tmp_path / "d.1"
     with ExitStack() as opened:
-        with pytest.raises(UserError, match="was moved or removed"), recording(here, "never") as first:
+        with pytest.raises(UserError, match="was moved or removed"), Recording(here, "never") as first:
             first.add(episode())
             here.rename(gone)
-            second = opened.enter_context(recording(here, "never"))
+            second = opened.enter_context(Recording(here, "never"))
             second.add(episode())
         second.add(episode())
     repair(gone)
@@ -100,7 +106,7 @@ def test_a_recorder_whose_folder_went_does_not_finish_another_ones(tmp_path: Pat
 
 
 def test_episodes_whose_numbers_have_a_gap_are_read(tmp_path: Path) -> None:
-    with recording(tmp_path / "d", "never") as kept:
+    with Recording(tmp_path / "d", "never") as kept:
         for i in range(4):
             kept.add(replace(episode(), state=np.full((4, 2), i, np.float32)))
     for part in ("data", "meta/episodes"):
@@ -111,12 +117,12 @@ def test_episodes_whose_numbers_have_a_gap_are_read(tmp_path: Path) -> None:
     info.write_text(info.read_text().replace('"total_episodes": 4', '"total_episodes": 3'))
     found = load_demonstrations(tmp_path / "d")
     assert found.count == 3 and found.state[:, 0].tolist() == [0] * 4 + [2] * 4 + [3] * 4
-    with pytest.raises(UserError, match="numbers up to 3 but are 3"), recording(tmp_path / "d", "never") as more:
+    with pytest.raises(UserError, match="numbers up to 3 but are 3"), Recording(tmp_path / "d", "never") as more:
         more.add(episode())
 
 
 def test_an_episode_of_another_rate_is_named(tmp_path: Path) -> None:
-    with recording(tmp_path / "d", "never") as kept:
+    with Recording(tmp_path / "d", "never") as kept:
         for _ in range(3):
             kept.add(episode())
     times = torch.tensor([0.0, 0.1, 0.2, 0.3] * 2 + [0.0, 0.2, 0.4, 0.6])
@@ -127,7 +133,7 @@ def test_an_episode_of_another_rate_is_named(tmp_path: Path) -> None:
 
 
 def test_a_number_that_is_not_finite_is_named(tmp_path: Path) -> None:
-    with recording(tmp_path / "d", "never") as kept:
+    with Recording(tmp_path / "d", "never") as kept:
         for _ in range(2):
             kept.add(episode())
     actions = torch.arange(8.0)

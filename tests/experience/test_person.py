@@ -11,8 +11,7 @@ import pytest
 from sims.toy.point_mass import PointMassEnv, optimal_action
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
-from vla_rl.experience.person import People, PersonConfig
-from vla_rl.experience.supervised import SupervisedEnv
+from vla_rl.experience.intervention import People, PersonConfig, SupervisedEnv
 
 LIMIT = 16  # of an episode
 EVERYTHING = PersonConfig(patience=3, delay=2, hold=4, noise=0.0, max_share=1.0)

@@ -18,7 +18,7 @@ from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.experience.process import ProcessSource, changing
 from vla_rl.experience.worker import COMMAND, Pipes, Worker
 from vla_rl.policies.critics import ValueCritic
-from vla_rl.training.policy_store import InProcessPolicyStore
+from vla_rl.training.loop import InProcessPolicyStore
 
 ROOT = str(Path(__file__).resolve().parents[2])
 MAKE = "tests.experience.makers:{}"
@@ -43,54 +43,46 @@ def children_import_this_copy(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", ROOT)
 
 
-def remote(maker, worker=None, **arguments):
-    """A source in a process of its own, or in ``worker``."""
-    return ProcessSource(MAKE.format(maker), arguments, worker)
+def remote(maker, worker, progress=lambda: 0.0, **arguments):
+    """A source in ``worker``."""
+    return ProcessSource(MAKE.format(maker), arguments, worker, progress)
 
 
 def same(one: Rollout, other: Rollout) -> bool:
     pairs = [
         (getattr(one, f.name), getattr(other, f.name))
         for f in fields(Rollout)
-        if f.name not in ("info", "robot", "stream", "others", "spans")
+        if f.name not in ("info", "robot", "stream", "spans")
     ]
     flat = [pair for a, b in pairs for pair in ([(a, b)] if torch.is_tensor(a) else [(a[n], b[n]) for n in {**a, **b}])]
     same_stream = (one.robot, one.stream) == (other.robot, other.stream)
     return same_stream and all(a.dtype == b.dtype and torch.equal(a, b) for a, b in flat)
 
 
-def test_the_same_rollouts_bit_for_bit_before_and_after_publishing(shared):
-    local = gaussian(**COUNTING)
-    store = InProcessPolicyStore(local.policy)
-    with remote("gaussian", shared, **COUNTING) as process:
-        source: ExperienceSource = process
-        for version in range(3):
-            rollout = source.next()
-            assert same(rollout, local.next()) and (rollout.version == version).all()
-            assert rollout.valid.any() and rollout.info["env/steps"] == rollout.valid.sum()
-            with torch.no_grad():
-                for p in local.policy.parameters():
-                    p.mul_(0.9).add_(0.01)
-            assert process.publish(local.policy.trainable()) == store.publish({}) == version + 1
-        version, weights = process.latest()
-        ours = local.policy.state_dict()
-        assert version == 3 and weights.keys() == ours.keys()
-        assert all(torch.equal(weights[name], ours[name]) for name in ours)
+def test_the_same_rollouts_bit_for_bit_with_new_weights(shared):
+    """With their version and the progress of the run, too."""
+    local, progress = gaussian(**COUNTING), iter([0.25, 0.5])
+    source: ExperienceSource = remote("gaussian", shared, lambda: next(progress), **COUNTING)
+    for version in (0, 4, 9):
+        rollout = source.next()
+        assert same(rollout, local.next()) and (rollout.version == version).all()
+        assert rollout.valid.any() and rollout.info["env/steps"] == rollout.valid.sum()
+        with torch.no_grad():
+            for p in local.policy.parameters():
+                p.mul_(0.9).add_(0.01)
+        local.policy.version = {0: 4, 4: 9, 9: 10}[version]
+        if version < 9:
+            source.policy = local.policy
+            assert source.policy is local.policy
 
 
-def test_a_policy_is_published_with_its_version_and_the_progress(shared):
-    here = gaussian(**POINT_MASS)
-    progress = iter([0.0, 0.5])
-    with ProcessSource(MAKE.format("annealed"), POINT_MASS, shared, progress=lambda: next(progress)) as source:
-        for version in (4, 9):
-            with torch.no_grad():
-                here.policy.log_std.fill_(-3.0 - version)
-            here.policy.version = version
-            source.policy = here.policy
-            assert source.policy is here.policy
-            rollout = source.next()
-            assert (rollout.version == version).all() and rollout.info["progress"] == (0.0 if version == 4 else 0.5)
-            assert source.latest()[1]["log_std"].tolist() == [-3.0 - version] * 2
+def test_the_progress_of_the_run_is_sent_with_the_weights(shared):
+    here, progress = gaussian(**POINT_MASS), iter([0.25, 0.5])
+    source = remote("annealed", shared, lambda: next(progress), **POINT_MASS)
+    assert source.next().info["progress"] == 0.0
+    for expected in (0.25, 0.5):
+        source.policy = here.policy
+        assert source.next().info["progress"] == expected
 
 
 def test_frozen_weights_are_not_sent():
@@ -105,13 +97,12 @@ def test_frozen_weights_are_not_sent():
 def test_a_saved_source_continues_with_the_same_rollouts(shared):
     whole = gaussian(**COUNTING)
     expected = [whole.next() for _ in range(4)]
-    with remote("gaussian", shared, **COUNTING) as source:
-        assert all(same(source.next(), rollout) for rollout in expected[:2])
-        state = source.state_dict()
-        source.next()
-    with remote("gaussian", shared, **COUNTING) as resumed:
-        resumed.load_state_dict(state)
-        assert all(same(resumed.next(), rollout) for rollout in expected[2:])
+    source, resumed = (remote("gaussian", shared, **COUNTING) for _ in range(2))
+    assert all(same(source.next(), rollout) for rollout in expected[:2])
+    state = source.state_dict()
+    source.next()
+    resumed.load_state_dict(state)
+    assert all(same(resumed.next(), rollout) for rollout in expected[2:])
 
 
 def test_several_sources_share_a_process_that_outlives_them(shared):
@@ -123,59 +114,44 @@ def test_several_sources_share_a_process_that_outlives_them(shared):
     assert shared.alive and same(second.next(), here[1].next())
 
 
-def test_part_of_the_weights_may_be_published_but_none_that_does_not_fit():
-    with remote("gaussian", **POINT_MASS) as source:
-        _, before = source.latest()
-        for wrong in ({"log_std": torch.zeros(3)}, {"log_std": torch.ones(2), "nothing": torch.zeros(1)}):
-            with pytest.raises(ContractError, match="nothing was published"):
-                source.publish(wrong)
-        version, after = source.latest()
-        assert version == 0 and all(torch.equal(before[name], after[name]) for name in before)
-        assert source.publish({"log_std": torch.full((2,), -3.0)}) == 1
-        assert source.latest()[1]["log_std"].tolist() == [-3.0, -3.0]
-        rollout = source.next()
-        assert rollout.sample.flatten().std() < 0.1 and (rollout.version == 1).all()
-        os.kill(source.pid, 0)
-    with pytest.raises(ProcessLookupError):  # closing ends the process
-        os.kill(source.pid, 0)
+def test_weights_that_do_not_fit_are_refused(shared):
+    source, other = remote("gaussian", shared, **POINT_MASS), gaussian(**COUNTING)
+    before = source.next()
+    source.policy = other.policy
+    with pytest.raises(ContractError, match="nothing was published"):
+        source.next()
+    assert same(before, gaussian(**POINT_MASS).next()) and (source.next().version == 0).all()
 
 
-def test_the_progress_of_the_run_is_published_with_the_weights(shared):
-    with remote("annealed", shared, **POINT_MASS) as source:
-        assert source.next().info["progress"] == 0.0
-        source.publish({}, 0.25)
-        assert source.next().info["progress"] == 0.25
-
-
-def learn(source, store, policy, iterations):
+def learn(source, policy, iterations):
     """Mean reward of every rollout while PPO learns from ``source``."""
     torch.manual_seed(0)
-    critic = ValueCritic({"state": 2, "time": 1}, width=32)
+    critic, store = ValueCritic({"state": 2, "time": 1}, width=32), InProcessPolicyStore(policy)
     config = PPOConfig(epochs=4, minibatch=64, lr=3e-3, lr_bounds=(1e-4, 1e-2), critic_warmup=1)
     ppo = PPO(policy, policy.trainable(), critic, config, torch.Generator().manual_seed(0))
     rewards = []
     for i in range(iterations):
+        source.policy = policy
         rollout = source.next()
         assert (rollout.version == i).all()
         rewards.append(float(rollout.reward.mean()))
         ppo.update(rollout)
-        ppo.policy.version = store.publish(ppo.parameters)
-        assert ppo.policy.version == i + 1
+        assert store.publish(ppo.parameters) == i + 1
     return rewards, policy.state_dict()
 
 
 def test_a_learner_improves_and_ends_with_the_weights_of_one_process(shared):
     local = gaussian(**POINT_MASS)
-    expected, weights = learn(local, InProcessPolicyStore(local.policy), local.policy, 12)
-    with remote("gaussian", shared, **POINT_MASS) as process:
-        rewards, same_weights = learn(process, process, gaussian(**POINT_MASS).policy, 12)
+    expected, weights = learn(local, local.policy, 12)
+    rewards, same_weights = learn(remote("gaussian", shared, **POINT_MASS), gaussian(**POINT_MASS).policy, 12)
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.15
     assert rewards == expected and all(torch.equal(weights[name], same_weights[name]) for name in weights)
 
 
 def test_errors_of_the_acting_process_are_raised_in_the_learner(capfd):
     """Prints do no harm, an exception does not end the process, its death does."""
-    with remote("failing") as source:
+    with started() as worker:
+        source = remote("failing", worker)
         assert source.next().reward.shape == (2, 2, 1)
         with pytest.raises(UserError, match="ZeroDivisionError: the wheel came off; the whole traceback is above"):
             source.next()
@@ -183,20 +159,21 @@ def test_errors_of_the_acting_process_are_raised_in_the_learner(capfd):
             source.next()
         with pytest.raises(UserError, match=r"makers:failing' was killed by SIGABRT during 'next'.*start it again"):
             source.next()
-        with pytest.raises(UserError, match="was killed by SIGABRT during 'publish'"):
-            source.publish({})
+        with pytest.raises(UserError, match="was killed by SIGABRT during 'next'"):
+            source.next()
     printed = capfd.readouterr()
     assert "Traceback" in printed.err and "a library that talks" in printed.err and "below Python" in printed.err
     assert printed.out == ""
 
 
 def test_a_killed_process_is_reported_and_a_closed_one_too():
-    source = remote("gaussian", **POINT_MASS)
-    os.kill(source.pid, signal.SIGKILL)
-    with pytest.raises(UserError, match=rf"process {source.pid} .* was killed by SIGKILL during 'next'"):
+    worker = started()
+    source = remote("gaussian", worker, **POINT_MASS)
+    os.kill(worker.pid, signal.SIGKILL)
+    with pytest.raises(UserError, match=rf"process {worker.pid} .* was killed by SIGKILL during 'next'"):
         source.next()
     source.close()
-    source.close()
+    worker.close()
     with pytest.raises(UserError, match="was closed"):
         source.next()
 

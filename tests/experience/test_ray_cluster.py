@@ -10,16 +10,15 @@ from pathlib import Path
 import pytest
 import ray
 from ray.cluster_utils import Cluster
+from tests.experience.test_asynchronous import require_whole, train
 
 from tests.auditing import AuditingPolicy
 from tests.experience.makers import gaussian
-from tests.experience.test_asynchronous import require_whole, train
 from tests.experience.test_process import COUNTING, MAKE, same
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.experience.asynchronous import AsyncSource
-from vla_rl.experience.background import BackgroundSource
 from vla_rl.experience.process import ProcessSource
 from vla_rl.experience.ray_cluster import RayCluster
+from vla_rl.experience.sources import Collectors
 from vla_rl.experience.worker import LostWorkerError, Worker
 from vla_rl.recipes.workers import Folder, RayEngine, read_folder
 
@@ -79,8 +78,8 @@ def counting(cluster, staleness):
 
     sources, policy = [made(i) for i in range(2)], AuditingPolicy(4)
     if not staleness:
-        return BackgroundSource(sources, policy), workers
-    return AsyncSource(sources, policy, staleness, remake=made), workers
+        return Collectors(sources, policy), workers
+    return Collectors(sources, policy, staleness, remake=made), workers
 
 
 def close(source, workers):

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from tests.experience.test_rollout import source
-from vla_rl.experience import spans
-from vla_rl.experience.background import BackgroundSource, saved_rollout
-from vla_rl.experience.spans import KINDS, LIMIT, OWN, Spans, beside, joined, now, thinned
+from vla_rl.experience import driver
+from vla_rl.experience.driver import KINDS, LIMIT, OWN, Spans, joined, now, thinned
+from vla_rl.experience.sources import Collectors, saved_rollout
 
 
 def seconds(found) -> dict[str, float]:
@@ -27,7 +27,7 @@ def test_spans_of_one_kind_that_touch_are_one_and_taking_them_begins_anew():
     recorder.add("simulating", 4.5, 5.0)
     taken = recorder.take()[OWN]
     assert [KINDS[int(kind)] for kind in taken[:, 0]] == ["inferring", "simulating", "simulating"]
-    assert np.allclose(taken[:, 1:] - spans._ZERO, [[1, 3], [3, 4], [4.5, 5]])
+    assert np.allclose(taken[:, 1:] - driver._ZERO, [[1, 3], [3, 4], [4.5, 5]])
     assert recorder.take()[OWN].shape == (0, 3)
 
 
@@ -42,7 +42,7 @@ def test_too_many_spans_become_fewer_with_the_same_seconds_in_order():
     taken = recorder.take()[OWN]
     assert len(taken) <= LIMIT
     assert seconds(taken) == pytest.approx(wanted, rel=1e-5)
-    assert (taken[1:, 1] >= taken[:-1, 2] - 1e-6).all() and taken[-1, 2] - spans._ZERO <= at
+    assert (taken[1:, 1] >= taken[:-1, 2] - 1e-6).all() and taken[-1, 2] - driver._ZERO <= at
 
 
 def test_thinning_by_hand():
@@ -64,7 +64,7 @@ def test_a_rollout_brings_the_spans_of_its_collection_and_no_metric_more():
 
 
 def test_collectors_beside_have_lanes_of_their_own_and_the_learner_waits():
-    background = BackgroundSource([source(4, 6), source(4, 6)], source(4, 6).policy)
+    background = Collectors([source(4, 6), source(4, 6)], source(4, 6).policy)
     asked = now()
     rollout = background.next()
     background.close()
@@ -81,12 +81,6 @@ def test_a_saved_rollout_has_no_spans():
 def test_drivers_that_take_turns_share_a_lane_in_order_of_time():
     one, other = np.array([[1, 0.0, 1.0], [2, 3.0, 4.0]]), np.array([[2, 1.0, 3.0]])
     assert joined([{OWN: one}, {OWN: torch.from_numpy(other)}])[OWN][:, 1].tolist() == [0.0, 1.0, 3.0]
-
-
-def test_sources_may_be_named_and_bring_lanes_of_their_own():
-    rollout = source(4, 6).next()
-    nested = type(rollout)(**{**vars(rollout), "spans": {OWN: rollout.spans[OWN], "renderer": np.zeros((1, 3))}})
-    assert list(beside([nested], {}, ["peer 3"])) == ["peer 3", "peer 3 renderer"]
 
 
 def test_the_clock_of_spans_is_the_wall_clock():

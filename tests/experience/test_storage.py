@@ -12,8 +12,7 @@ from tests.experience.test_replay import line, same
 from tests.toys import seeded
 from vla_rl.contract import CONTRACT_VERSION
 from vla_rl.contract.errors import UserError
-from vla_rl.experience.replay import Replay
-from vla_rl.experience.storage import InMemory, OnDisk
+from vla_rl.experience.replay import InMemory, OnDisk, Replay
 from vla_rl.training.checkpoint import latest_state, save_state
 
 
@@ -65,7 +64,7 @@ def test_other_numbers_are_refused(tmp_path, monkeypatch):
         on_disk(tmp_path, gamma=0.5)
     with pytest.raises(UserError, match="made with capacity 60 but this is 61"):
         on_disk(tmp_path, 61)
-    monkeypatch.setattr("vla_rl.experience.storage.CONTRACT_VERSION", CONTRACT_VERSION + 1)
+    monkeypatch.setattr("vla_rl.experience.replay.CONTRACT_VERSION", CONTRACT_VERSION + 1)
     with pytest.raises(UserError, match=f"made with contract_version {CONTRACT_VERSION} but this is"):
         on_disk(tmp_path)
 

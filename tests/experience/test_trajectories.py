@@ -13,9 +13,14 @@ from tests.auditing import AuditingPolicy
 from tests.world_models.pushing import played
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.experience.collect import collect_trajectories
-from vla_rl.experience.demonstrations import Demonstrations
-from vla_rl.experience.trajectories import Trajectories
-from vla_rl.experience.windows import call_batch, context_at, make_windows, window_batch
+from vla_rl.experience.demonstrations import (
+    Demonstrations,
+    Trajectories,
+    call_batch,
+    context_at,
+    make_sequences,
+    sequence_batch,
+)
 
 
 class Walker:
@@ -69,7 +74,7 @@ def test_an_episode_has_every_time_step_and_the_actions_between():
 
 def test_windows_stay_inside_their_episode():
     trajectories = played(3, seed=0, length=7)
-    table = make_windows(trajectories, frames=2, context=2)
+    table = make_sequences(trajectories, frames=2, context=2)
     assert len(table["count"]) == trajectories.steps
     for past, ahead, count in zip(table["past"], table["future"], table["count"], strict=True):
         ((begin, end),) = [span for span in trajectories.spans() if span[0] <= past[-1] < span[1]]
@@ -81,9 +86,9 @@ def test_windows_stay_inside_their_episode():
 
 def test_a_window_holds_context_actions_and_outcomes():
     trajectories = played(4, seed=2, length=7)
-    table = make_windows(trajectories, frames=2, context=2)
+    table = make_sequences(trajectories, frames=2, context=2)
     chosen = np.arange(len(table["count"]))[::-1]
-    batch = window_batch(trajectories, table, chosen)
+    batch = sequence_batch(trajectories, table, chosen)
     assert batch["pictures"].shape[1:] == (7, 3, 16, 16) and batch["state"].shape[1:] == (5, 3)
     assert 0 < trajectories.outcomes.sum() < 4
     for row, index in enumerate(chosen):
@@ -107,17 +112,17 @@ def test_the_outcome_of_a_window_is_that_of_its_own_episode():
     trajectories = played(4, seed=2, length=7)
     wins = trajectories.outcomes
     assert (wins[1:] != wins[:-1]).any()
-    table = make_windows(trajectories, frames=2, context=2)
-    batch = window_batch(trajectories, table, np.arange(len(table["count"])))
+    table = make_sequences(trajectories, frames=2, context=2)
+    batch = sequence_batch(trajectories, table, np.arange(len(table["count"])))
     own = wins[trajectories.episode[table["past"][:, -1]]]
     assert (batch["outcome"][..., 2] == own[:, None]).all()
 
 
 def test_a_call_is_the_first_half_of_its_window():
     trajectories = played(3, seed=0, length=7)
-    table = make_windows(trajectories, frames=2, context=2)
+    table = make_sequences(trajectories, frames=2, context=2)
     index = np.arange(len(table["count"]))
-    call, window = call_batch(trajectories, table, index), window_batch(trajectories, table, index)
+    call, window = call_batch(trajectories, table, index), sequence_batch(trajectories, table, index)
     assert np.array_equal(call["count"], np.minimum(window["count"], 2)) and call["count"].max() == 2
     assert np.array_equal(call["state"], window["state"][:, :3])
     assert np.array_equal(call["actions"], window["actions"][:, :2])
@@ -145,9 +150,9 @@ def test_progress_counts_all_successes():
 
 def test_context_at_equals_the_context_of_a_window():
     trajectories = played(3, seed=0, length=7)
-    table = make_windows(trajectories, frames=2, context=2)
+    table = make_sequences(trajectories, frames=2, context=2)
     batch, start = (
-        window_batch(trajectories, table, np.arange(8)),
+        sequence_batch(trajectories, table, np.arange(8)),
         context_at(trajectories, table["past"][:8, -1], 2, 2),
     )
     np.testing.assert_array_equal(start["pictures"], batch["pictures"][:, :3])
@@ -218,20 +223,12 @@ def test_the_last_reward_of_a_recorded_episode_is_paid_with_the_last_action_that
         Trajectories.from_demonstrations(logged(False)).recorded_rewards()
 
 
-def test_rewards_are_saved_and_files_without_them_are_read(tmp_path):
-    """They were written before rewards were recorded; who asks for rewards is told."""
+def test_rewards_are_saved(tmp_path):
     episodes = played(3, seed=0)
     episodes.save(tmp_path / "new.npz")
     again = Trajectories.load(tmp_path / "new.npz")
     np.testing.assert_array_equal(again.reward, episodes.reward)
-    ends = episodes.ends - 1
-    np.testing.assert_array_equal(again.recorded_rewards(), np.delete(episodes.reward, ends))
-    with np.load(tmp_path / "new.npz") as file:
-        np.savez(tmp_path / "old.npz", **{name: file[name] for name in file if name != "reward"})
-    old = Trajectories.load(tmp_path / "old.npz")
-    np.testing.assert_array_equal(old.state, episodes.state)
-    with pytest.raises(UserError, match=r"3 of 3 episodes have no rewards.*collect them again in a new run"):
-        old.recorded_rewards()
+    np.testing.assert_array_equal(again.recorded_rewards(), np.delete(episodes.reward, episodes.ends - 1))
 
 
 def test_recorded_episodes_without_outcomes_are_refused():

@@ -18,7 +18,7 @@ from tests.fleet.proxy import Proxy
 from vla_rl.fleet.identity import Authority
 
 # Before processes are forked: what they run, and what an optimizer and a dataset import when they are made.
-_IMPORTED = ["tests.faults.sides", "torch._dynamo", "vla_rl.experience.lerobot.translate"]
+_IMPORTED = ["tests.faults.sides", "torch._dynamo", "vla_rl.experience.lerobot.reader"]
 START_S = 30.0  # for a process to begin or end, on a busy machine
 
 

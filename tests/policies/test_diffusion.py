@@ -37,8 +37,7 @@ from vla_rl.policies.pretrained import load_policy, read_config
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.vla.tokenizer import Vocabulary
 from vla_rl.pretrained import WEIGHTS
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.imitation import ImitationConfig, imitate
+from vla_rl.training.fit import FitConfig, ImitationConfig, imitate
 
 BATCH, HORIZON = 16, 3
 ENV = make("counting", num_envs=BATCH)

@@ -35,7 +35,7 @@ from vla_rl.policies.critics import QEnsemble, ValueCritic
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.residual import BlendConfig, DeterministicResidual, GaussianResidual, ResidualConfig
-from vla_rl.training.policy_store import InProcessPolicyStore
+from vla_rl.training.loop import InProcessPolicyStore
 
 KINDS = [DeterministicResidual, GaussianResidual]
 # What both have from their base class is seen in one; the other is in the full gate.

@@ -7,23 +7,21 @@ from vla_rl.algorithms.offline import IQLConfig, WSRLConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.algorithms.self_imitation import FutureStatesConfig, SelfImitationConfig
 from vla_rl.experience.curriculum import LearningProgress
-from vla_rl.experience.helped import Escalation
-from vla_rl.experience.person import PersonConfig
+from vla_rl.experience.intervention import Escalation, PersonConfig
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.feed_forward import SquashedConfig
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import ResidualConfig
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imitate import Imitate, NewTiny
 from vla_rl.recipes.imitating import Corrected, SelfImitated
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.off_policy import OffPolicyRL, ReplayConfig
 from vla_rl.recipes.policies import SquashedActor, TD3Residual
-from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.recipes.trainers import RLConfig
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.imitation import GroundingConfig, ImitationConfig
+from vla_rl.training.fit import FitConfig, GroundingConfig, ImitationConfig
 from vla_rl.training.loop import LoopConfig
 
 VARIED = EnvConfig(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,15 +16,14 @@ from vla_rl.cli.main import main
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import save_demonstrations
-from vla_rl.experience.helped import Escalation
+from vla_rl.experience.intervention import Escalation
 from vla_rl.policies.pretrained import load_policy
+from vla_rl.recipes.building import build
 from vla_rl.recipes.config_files import load_config
-from vla_rl.recipes.context import RunContext
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.imitate import collect
 from vla_rl.recipes.imitating import Corrected
-from vla_rl.recipes.stages import collect
-from vla_rl.recipes.training_setup import build
-from vla_rl.training.loop import LoopConfig
+from vla_rl.recipes.trainers import RunContext
 
 
 def test_a_person_corrects_and_the_weights_follow(untrained, quick, tmp_path) -> None:
@@ -69,13 +69,12 @@ def test_demonstrations_are_imitated_beside_corrections(tmp_path: Path) -> None:
 def test_what_nobody_can_correct_is_refused_in_one_sentence(tmp_path: Path) -> None:
     policy = load_policy(save_untrained(tmp_path / "policy"))
     context = RunContext(EnvConfig("lift"), policy, 1, OneProcess())
-    two = replace(trainer(), loop=LoopConfig(1, collectors=2))
     with pytest.raises(UserError, match="one process"):
-        build(two, context)
+        build(trainer(), replace(context, group=SimpleNamespace(rank=0, size=2)))  # type: ignore[arg-type]
     with pytest.raises(UserError, match="no scripted expert"):
         trainer().build_env(replace(context, env=Bare()))  # type: ignore[arg-type]
     with pytest.raises(UserError, match="no flow policy"):
-        trainer().build_policy(replace(context, base=Bare()))  # type: ignore[arg-type]
+        trainer().build_policy(replace(context, base=Bare()), None)  # type: ignore[arg-type]
 
 
 class Bare:

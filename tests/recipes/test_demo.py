@@ -21,11 +21,10 @@ from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.demo import Demo
+from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imitate import NewTiny
 from vla_rl.recipes.recipe import run
-from vla_rl.recipes.stages import EvaluationConfig
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.imitation import GroundingConfig
+from vla_rl.training.fit import FitConfig, GroundingConfig
 from vla_rl.training.loop import LoopConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

@@ -10,14 +10,14 @@ import torch
 
 from tests.elsewhere import ELSEWHERE, elsewhere
 from vla_rl.contract.errors import UserError
-from vla_rl.experience.expert import ExpertPolicy
+from vla_rl.experience.collect import ExpertPolicy
 from vla_rl.policies.feed_forward import GaussianPolicy
 from vla_rl.policies.function import Renumbered
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.vla.tokenizer import Vocabulary
-from vla_rl.recipes.deployed import deployed_policy, fingerprint
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.policies import deployed_policy, fingerprint
 
 SMALL = TinyConfig(2, queries=1, condition=8, width=16, blocks=1)
 

@@ -20,8 +20,8 @@ from vla_rl.evaluation.results import read_episodes
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.recipes import imitate
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.imitate import collect
 from vla_rl.recipes.metrics import rows
-from vla_rl.recipes.stages import collect
 from vla_rl.recipes.suite_run import SuiteRun
 from vla_rl.recipes.train_rewards import TrainProgress, TrainReward, TrainSuccess
 from vla_rl.rewards.progress import ProgressConfig, SuccessConfig

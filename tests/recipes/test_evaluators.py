@@ -15,7 +15,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.run import evaluate
 from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.evaluators import LocalEvaluator, ProcessEvaluator, new_evaluator
+from vla_rl.recipes.evaluators import Evaluator
 from vla_rl.recipes.workers import worker_processes, workers
 
 SEEDS = [*range(100, 111), 7]
@@ -39,8 +39,8 @@ def straggler() -> GaussianPolicy:
 def test_outcomes_do_not_depend_on_the_number_of_processes(count):
     env, policy, reports = EnvConfig("point_mass"), straggler(), []
     whole = evaluate(env.make(4), policy, SEEDS, 5)
-    evaluator = new_evaluator(env, 4, count)
-    assert isinstance(evaluator, ProcessEvaluator)
+    evaluator = Evaluator(env, 4, count)
+    assert evaluator.env is None
     found = evaluator.evaluate(policy, SEEDS, 5, lambda *counts: reports.append(counts))
     for item in fields(whole):
         one, other = getattr(found, item.name), getattr(whole, item.name)
@@ -52,8 +52,8 @@ def test_outcomes_do_not_depend_on_the_number_of_processes(count):
 
 
 def test_one_process_is_this_one():
-    evaluator = new_evaluator(EnvConfig("point_mass"), 4, 1)
-    assert isinstance(evaluator, LocalEvaluator) and evaluator.env.num_envs == 4
+    evaluator = Evaluator(EnvConfig("point_mass"), 4, 1)
+    assert evaluator.env.num_envs == 4
     assert len(evaluator.evaluate(straggler(), SEEDS, 5).success) == len(SEEDS)
     evaluator.close()
 
@@ -63,13 +63,13 @@ def test_what_other_processes_cannot_have_is_refused_with_the_cure():
         """Makes environments that exist here alone."""
 
     with pytest.raises(UserError, match="Here exists in this process alone"):
-        new_evaluator(Here(), 4, 2)
+        Evaluator(Here(), 4, 2)
     with pytest.raises(UserError, match=r"AuditingPolicy has no save_pretrained.*evaluation.processes to 1"):
-        ProcessEvaluator(EnvConfig("counting"), 4, 2).evaluate(AuditingPolicy(4), SEEDS, 5)
+        Evaluator(EnvConfig("counting"), 4, 2).evaluate(AuditingPolicy(4), SEEDS, 5)
 
 
 def test_an_error_in_a_process_is_raised_here():
-    evaluator = ProcessEvaluator(EnvConfig("point_mass"), 4, 2)
+    evaluator = Evaluator(EnvConfig("point_mass"), 4, 2)
     policy = straggler()
     with torch.no_grad():
         for parameter in policy.parameters():

@@ -18,7 +18,7 @@ from vla_rl.contract.errors import ContractError, NonFiniteError
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.recipe import run
-from vla_rl.training.policy_store import InProcessPolicyStore
+from vla_rl.training.loop import InProcessPolicyStore
 
 # Imitates a full disk: a write fails with EFBIG instead of ENOSPC.
 FULL_DISK = """

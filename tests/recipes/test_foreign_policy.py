@@ -13,7 +13,7 @@ from vla_rl.contract.trust import mark_file
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.stages import collect
+from vla_rl.recipes.imitate import collect
 
 OUTSIDE = Path(__file__).parent / "outside"
 IMITATE = Path(__file__).parents[2] / "configs" / "imitate.py"

@@ -12,15 +12,14 @@ from vla_rl.contract.errors import UserError
 from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.policies.tiny import TinyVLA
-from vla_rl.recipes import stages
+from vla_rl.recipes import imitate_dataset
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imitate import NewTiny
 from vla_rl.recipes.imitate_dataset import ImitateExpert
 from vla_rl.recipes.recipe import run
-from vla_rl.recipes.stages import EvaluationConfig
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.imitation import ImitationConfig
+from vla_rl.training.fit import FitConfig, ImitationConfig
 
 
 def recipe(count: int = 2, **options: int) -> ImitateExpert:
@@ -34,8 +33,8 @@ def recipe(count: int = 2, **options: int) -> ImitateExpert:
 
 
 def test_the_expert_is_recorded_imitated_and_the_policy_validated(tmp_path, monkeypatch):
-    played, play = [], stages.play
-    monkeypatch.setattr(stages, "play", lambda *given: played.extend(given[2]) or play(*given))
+    played, play = [], imitate_dataset.play
+    monkeypatch.setattr(imitate_dataset, "play", lambda *given: played.extend(given[2]) or play(*given))
     run(recipe(), str(tmp_path / "run"))
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["episodes"] == 2 and summary["validation"]["episodes"] == 4
@@ -71,7 +70,7 @@ def test_what_improves_metaworlds_policy_starts_where_imitation_ends(name):
 def test_a_joint_at_rest_in_the_demonstrations_is_not_blown_up():
     """so101's wrist does not roll in them: one that rolls by a tenth of a radian later is no huge input."""
     env = EnvConfig("so101")
-    episodes = stages.collect(env, 2, seed=1)
+    episodes = imitate_dataset.collect(env, 2, seed=1)
     roll = env.spec().state.names.index("wrist_roll.pos")
     assert episodes.state[:, roll].std() < 1e-2
     state = torch.as_tensor(episodes.state[:1])

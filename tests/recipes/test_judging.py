@@ -22,12 +22,13 @@ from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.vla.tokenizer import Vocabulary
+from vla_rl.recipes.building import build
 from vla_rl.recipes.config_files import load_config
-from vla_rl.recipes.context import RunContext
 from vla_rl.recipes.env_config import EnvConfig, EnvFactory
-from vla_rl.recipes.stages import EvaluationConfig, collect, improve
-from vla_rl.recipes.trainers import Rewarded
-from vla_rl.recipes.training_setup import build
+from vla_rl.recipes.evaluators import EvaluationConfig
+from vla_rl.recipes.imitate import collect
+from vla_rl.recipes.improve import improve
+from vla_rl.recipes.trainers import LearnedReward, RunContext
 from vla_rl.rewards.env import RewardWeights
 from vla_rl.rewards.judge import VLMJudge
 from vla_rl.rewards.reward_model import load_reward
@@ -63,14 +64,14 @@ def test_ppo_is_paid_by_it_and_validated_by_the_environments_own_success(kind, r
     real = kind == "simulator"
     env: EnvFactory = EnvConfig("place", options={"deadline": 10}) if real else imagined_lift()
     policy = place_policy() if real else TinyVLA.from_pretrained(save_untrained(tmp_path / "policy"))
-    recipe = Rewarded(PPO, str(run / "checkpoints/judge"), RewardWeights(progress=3.0))
-    context = RunContext(env, policy, 1, OneProcess())
-    setup = build(recipe, context)
+    reward = LearnedReward(str(run / "checkpoints/judge"), RewardWeights(progress=3.0))
+    context = RunContext(env, policy, 1, OneProcess(), reward=reward)
+    setup = build(PPO, context)
     paid = setup.source.next().reward.numpy()
     setup.env.close()
     assert (paid != 0).any() and (np.abs(paid) <= 3).all(), "differences of the model's answers"
     folder = RunFolder(tmp_path / "run", {})
-    improve(recipe, context, EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4), folder)
+    improve(PPO, context, EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4), folder)
     lines = folder.metrics("rl")
     assert len(lines) == 3 and max(line.get("policy/grad_norm", 0.0) for line in lines) > 0
     assert lines[0]["eval/score"] in (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -79,12 +80,12 @@ def test_ppo_is_paid_by_it_and_validated_by_the_environments_own_success(kind, r
 @pytest.mark.full
 def test_place_is_imagined_and_paid_by_it_through_the_whole_recipe(run, tmp_path):
     recipe = load_config("rewards.py:place_imagined")
-    small = short(replace(recipe, rl=recipe.rl.trainer))
+    small = short(recipe)
     place_policy().save_pretrained(tmp_path / "start")
     shown = tmp_path / "shown"  # a world model needs successes
     save_demonstrations(collect(EnvConfig("place"), 2, seed=1), shown, video="never")
-    paid = replace(recipe.rl, trainer=small.rl, reward=str(run / "checkpoints/judge"))
+    paid = replace(recipe.reward, folder=str(run / "checkpoints/judge"))
     plan = replace(small.plan, demonstrations=str(shown))
-    recipe = replace(small, rl=paid, plan=plan, policy=str(tmp_path / "start"))
+    recipe = replace(small, reward=paid, plan=plan, policy=str(tmp_path / "start"))
     found = recipe.run(RunFolder(tmp_path / "run", recipe))
     assert found["imagined_rl"]["episodes"] == 4

@@ -17,8 +17,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.improve import Improve
-from vla_rl.recipes.memory import MemoryEstimate, estimate
-from vla_rl.recipes.memory_tables import memory_of
+from vla_rl.recipes.memory import MemoryEstimate, estimate, memory_of
 from vla_rl.recipes.policies import StartFrom
 from vla_rl.recipes.trainers import OnPolicyRL
 from vla_rl.training.out_of_memory import COLLECT, LEARN, VALIDATE

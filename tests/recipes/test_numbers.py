@@ -17,10 +17,10 @@ from vla_rl.policies.latent_noise import SquashedLatentConfig
 from vla_rl.policies.residual import ResidualConfig
 from vla_rl.policies.tiny import TinyConfig
 from vla_rl.recipes.config_files import load_config
+from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imitate_dataset import ImitateDataset
+from vla_rl.recipes.improve import CriticConfig
 from vla_rl.recipes.off_policy import AdaptiveReplay, ReplayConfig
-from vla_rl.recipes.stages import EvaluationConfig
-from vla_rl.recipes.state_ppo import CriticConfig
 from vla_rl.recipes.train_rewards import TrainSuccess
 from vla_rl.recipes.trainers import RLConfig
 

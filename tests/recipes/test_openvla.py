@@ -17,9 +17,9 @@ from vla_rl.policies.openvla.decoding import Autoregressive, OpenVLAOptions, Par
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.vla.options import TrainLoRA
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.policies import StartFrom
-from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.recipes.trainers import OnPolicyRL
 from vla_rl.training.loop import LoopConfig
 from vla_rl.training.tracking import RunFolder

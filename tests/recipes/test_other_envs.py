@@ -20,8 +20,7 @@ from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.vla.tokenizer import Vocabulary
 from vla_rl.recipes.config_files import config_files, functions_of
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.improve import Improve
-from vla_rl.recipes.state_ppo import StateBased
+from vla_rl.recipes.improve import Improve, StateBased
 
 SMALL = {
     "loop.iterations": "1",

@@ -14,9 +14,9 @@ from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.report import Report
 from vla_rl.evaluation.results import EpisodeResult
 from vla_rl.evaluation.stats import Rate
-from vla_rl.recipes.deployed import deployed_policy
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.perturbation import PerturbationSuite, perturbation_grid, perturbation_sweep
+from vla_rl.recipes.policies import deployed_policy
 from vla_rl.recipes.sims import parameters_of
 from vla_rl.recipes.suite import Suite, find_suite
 from vla_rl.recipes.suite_run import RESULTS, SuiteRun

@@ -13,8 +13,9 @@ from tests.commands import save_untrained
 from tests.recipes import quick
 from vla_rl.algorithms.offline import WSRL
 from vla_rl.experience.datasets import save_demonstrations
-from vla_rl.recipes import evaluators, stages
+from vla_rl.recipes import evaluators
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.imitate import collect
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.metrics import rows
 from vla_rl.training.tracking import RunFolder
@@ -23,7 +24,7 @@ from vla_rl.training.tracking import RunFolder
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory) -> Improve:
     folder = tmp_path_factory.mktemp("before")
-    save_demonstrations(stages.collect(EnvConfig("lift"), 2, seed=1), folder / "recorded", video="never")
+    save_demonstrations(collect(EnvConfig("lift"), 2, seed=1), folder / "recorded", video="never")
     policy = save_untrained(folder / "policy")
     return replace(quick.warm_start(), policy=str(policy), demonstrations=str(folder / "recorded"))
 

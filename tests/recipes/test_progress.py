@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vla_rl.recipes.progress import Clock, mostly, steps_per_second
+from vla_rl.recipes.terminal import Clock, mostly, steps_per_second
 
 ITERATION = {
     "time/iteration_s": 10.0,

@@ -20,12 +20,12 @@ from vla_rl.contract.errors import UserError
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.tiny import TinyVLA
+from vla_rl.recipes.building import build
 from vla_rl.recipes.config_files import load_config
-from vla_rl.recipes.context import RunContext
 from vla_rl.recipes.env_config import EnvConfig, EnvFactory
-from vla_rl.recipes.stages import EvaluationConfig, improve
-from vla_rl.recipes.trainers import Rewarded, RLConfig
-from vla_rl.recipes.training_setup import build
+from vla_rl.recipes.evaluators import EvaluationConfig
+from vla_rl.recipes.improve import improve
+from vla_rl.recipes.trainers import LearnedReward, RLConfig, RunContext
 from vla_rl.rewards.env import RewardedEnv, RewardWeights
 from vla_rl.rewards.progress import ProgressConfig, ProgressCritic
 from vla_rl.rewards.reward_model import words_of
@@ -66,24 +66,24 @@ def env_factory(request) -> EnvFactory:
 def test_every_method_learns_from_it_and_is_evaluated_by_the_environments_own_success(
     env_factory, policy, critic, tmp_path, method
 ):
-    recipe = Rewarded(method, critic, RewardWeights(progress=3.0))
-    assert recipe.loop == method.loop
-    context = RunContext(env_factory, deepcopy(policy), 1, OneProcess())
-    setup = build(recipe, context)
+    reward = LearnedReward(critic, RewardWeights(progress=3.0))
+    context = RunContext(env_factory, deepcopy(policy), 1, OneProcess(), reward=reward)
+    setup = build(method, context)
     assert isinstance(setup.env, RewardedEnv) and not isinstance(context.env.make(2), RewardedEnv)
     paid = setup.source.next().reward
     assert (paid < 0).any() and (paid > 0).any()  # forwards and back, which neither environment pays itself
     setup.env.close()
     folder = RunFolder(tmp_path / "run", {})
-    improve(recipe, context, EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4), folder)
+    improve(method, context, EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4), folder)
     lines = folder.metrics("rl")
     learnt = [line["policy/grad_norm"] for line in lines if "policy/grad_norm" in line]
     assert len(lines) == 3 and max(learnt) > 0 and {0.0, 0.25, 0.5, 0.75, 1.0} >= {lines[0]["eval/score"]}
 
 
 def test_only_the_environment_for_learning_is_rewarded(critic):
-    context = RunContext(EnvConfig("lift", training_options={"deadline": 3}), None, 1, OneProcess())
-    with closing(context.env.make(1)) as plain, closing(Rewarded(PPO, critic).build_env(context)) as learnt:
+    env, reward = EnvConfig("lift", training_options={"deadline": 3}), LearnedReward(critic)
+    context = RunContext(env, None, 1, OneProcess(), reward=reward)
+    with closing(context.env.make(1)) as plain, closing(PPO.build_env(context)) as learnt:
         assert plain.spec.name == "lift" and learnt.spec.name == "rewarded lift"
         env_ids = np.arange(learnt.num_envs)
         learnt.reset(env_ids, env_ids)
@@ -93,7 +93,8 @@ def test_only_the_environment_for_learning_is_rewarded(critic):
 
 def test_a_folder_without_a_reward_model_is_named(policy, tmp_path):
     with pytest.raises(UserError, match="nowhere"):
-        build(Rewarded(PPO, str(tmp_path / "nowhere")), RunContext(EnvConfig("lift"), policy, 1, OneProcess()))
+        reward = LearnedReward(str(tmp_path / "nowhere"))
+        build(PPO, RunContext(EnvConfig("lift"), policy, 1, OneProcess(), reward=reward))
 
 
 LIKE = {
@@ -107,6 +108,5 @@ LIKE = {
 @pytest.mark.parametrize("name", LIKE)
 def test_its_configs_survive_json_and_can_be_overridden(name):
     recipe = load_config(f"configs/rewards.py:{name}")
-    assert from_json(to_json(recipe)) == recipe and isinstance(recipe.rl, Rewarded)
-    plain = load_config(LIKE[name])
-    assert recipe.rl.trainer == plain.rl and replace(recipe, rl=plain.rl) == plain
+    assert from_json(to_json(recipe)) == recipe and recipe.reward.folder
+    assert replace(recipe, reward=LearnedReward()) == load_config(LIKE[name])

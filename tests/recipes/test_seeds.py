@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vla_rl.cli.main import main
-from vla_rl.recipes.launchers import LocalLauncher
+from vla_rl.recipes.workers import LocalLauncher
 
 
 @pytest.mark.full

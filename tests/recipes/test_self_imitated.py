@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import vla_rl.recipes.improve
 from tests.commands import save_untrained
 from tests.recipes import quick as configs
 from vla_rl.cli.main import main
@@ -17,12 +19,10 @@ from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.smolvla.policy import SmolVLA
-from vla_rl.recipes import stages
-from vla_rl.recipes.context import RunContext
+from vla_rl.recipes.building import build
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitating import SelfImitated
-from vla_rl.recipes.training_setup import build
-from vla_rl.training.loop import LoopConfig
+from vla_rl.recipes.trainers import RunContext
 
 
 def test_its_successes_are_gathered_and_imitated_after_every_second_rollout(untrained, quick, tmp_path) -> None:
@@ -52,7 +52,7 @@ def test_an_improvement_that_takes_long_says_how_far_it_is(untrained, quick, tmp
     def listening(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
         yield lambda done, remark="": remarks.append((done, remark))
 
-    monkeypatch.setattr(stages, "bar", listening)
+    monkeypatch.setattr(vla_rl.recipes.improve, "bar", listening)
     config = quick.replace(":improve", ":self_imitated")
     main(["train", config, "--policy", str(untrained()), "--out", str(tmp_path / "run")])
     steps = [(done, remark) for done, remark in remarks if remark.startswith("learning")]
@@ -70,14 +70,14 @@ def test_what_cannot_imitate_itself_is_refused_in_one_sentence(tmp_path: Path) -
     policy = load_policy(save_untrained(tmp_path / "policy"))
     context = RunContext(EnvConfig("lift"), policy, 1, OneProcess())
     with pytest.raises(UserError, match="one process"):
-        build(replace(trainer(), loop=LoopConfig(1, collectors=2)), context)
+        build(trainer(), replace(context, group=SimpleNamespace(rank=0, size=2)))  # type: ignore[arg-type]
     foreseeing = configs.self_imitated_foreseeing().rl
     assert isinstance(foreseeing, SelfImitated)
-    assert foreseeing.build_policy(context).trainable().keys() == dict(policy.named_parameters()).keys()
-    with pytest.raises(UserError, match="none that learns"):
-        foreseeing.build_policy(replace(context, base=SmolVLA.new(policy.spec, policy.proprioception)))
+    assert foreseeing.build_policy(context, None).trainable().keys() == dict(policy.named_parameters()).keys()
+    with pytest.raises(UserError, match="no backbone would foresee"):
+        foreseeing.build_policy(replace(context, base=SmolVLA.new(policy.spec, policy.proprioception)), None)
     with pytest.raises(UserError, match="no flow policy"):
-        trainer().build_policy(replace(context, base=Bare()))  # type: ignore[arg-type]
+        trainer().build_policy(replace(context, base=Bare()), None)  # type: ignore[arg-type]
 
 
 class Bare:

@@ -11,8 +11,7 @@ from vla_rl.policies.smolvla.shape import SmolVLAShape, TextShape, VisionShape
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import NewSmolVLA, grounded_policy
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.imitation import GroundingConfig
+from vla_rl.training.fit import FitConfig, GroundingConfig
 
 LIFT = EnvConfig("lift")
 TINY = SmolVLAShape(

@@ -15,8 +15,8 @@ from vla_rl.cli.main import main
 from vla_rl.policies.feed_forward import CategoricalPolicy
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.config_files import load_config
+from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.recipe import run
-from vla_rl.recipes.stages import EvaluationConfig
 
 SMALL = {
     "loop.iterations": 4,

@@ -19,10 +19,17 @@ from vla_rl.contract.child import ChildError
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.worker import LostWorkerError, Server
 from vla_rl.recipes import sweep
-from vla_rl.recipes.launchers import ClusterLauncher, LocalLauncher, Machine
 from vla_rl.recipes.sweep import Cell, run_cells, run_sweep
-from vla_rl.recipes.workers import EngineOptions, LocalEngine, chosen_engine, on_engine
-from vla_rl.training.run_lock import await_unlocked, lock_run, unlock_run
+from vla_rl.recipes.workers import (
+    ClusterLauncher,
+    EngineOptions,
+    LocalEngine,
+    LocalLauncher,
+    Machine,
+    chosen_engine,
+    on_engine,
+)
+from vla_rl.training.tracking import await_unlocked, lock_run, unlock_run
 
 SLEEPS = ("train", f"{Path(__file__).parent / 'sleeper.py'}:sleeps")
 
@@ -82,7 +89,7 @@ def test_a_cell_is_not_started_for_ever_and_a_failure_not_again(cell):
 
 def test_before_it_goes_on_what_has_locked_its_folder_has_ended(cell, monkeypatch):
     """A process that ends is seen; one that never does is waited for so long and no longer."""
-    lock = "import sys; from pathlib import Path; from vla_rl.training.run_lock import lock_run; lock_run(Path({!r}))"
+    lock = "import sys; from pathlib import Path; from vla_rl.training.tracking import lock_run; lock_run(Path({!r}))"
     code = f"{lock.format(str(cell.out))}; print('locked', flush=True); sys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"locked\n"
@@ -163,7 +170,7 @@ def sleeper(tmp_path, monkeypatch):
 
 
 def test_a_command_ends_with_the_process_that_it_belongs_to(tmp_path, sleeper):
-    code = "from pathlib import Path; from vla_rl.recipes.launchers import run_command as run; run({}, {})"
+    code = "from pathlib import Path; from vla_rl.recipes.workers import run_command as run; run({}, {})"
     log = f"Path({str(tmp_path / 'log')!r})"
     with subprocess.Popen([sys.executable, "-c", code.format(SLEEPS, log)]) as owner:
         pid = _pid(sleeper)

@@ -73,7 +73,7 @@ def test_supervised_stages_are_alone(stage, environment, monkeypatch, untrained)
     from vla_rl.policies.tiny import TinyVLA
     from vla_rl.recipes.env_config import EnvConfig
     from vla_rl.recipes.imitate import NewTiny, grounded_policy
-    from vla_rl.training.imitation import GroundingConfig, ImitationConfig
+    from vla_rl.training.fit import GroundingConfig, ImitationConfig
 
     env, threads = EnvConfig("lift"), []
     sim = env.make(2)

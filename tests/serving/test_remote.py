@@ -24,9 +24,8 @@ from vla_rl.experience.driver import Driver
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.residual import GaussianResidual
-from vla_rl.recipes.deployed import deployed_policy
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.policies import start_policy
+from vla_rl.recipes.policies import deployed_policy, start_policy
 from vla_rl.serving import openpi, vla_eval
 from vla_rl.serving.access import Address, names_server
 from vla_rl.serving.observation import SingleObservation

@@ -26,7 +26,7 @@ from tests.franka_hand import hand_at
 from tests.sims import test_conformance
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.run import evaluate
-from vla_rl.experience.expert import ExpertPolicy
+from vla_rl.experience.collect import ExpertPolicy
 
 CHECKS = [item for name, item in vars(test_conformance).items() if name.startswith("test_")]
 HALF = CUBE_EDGE / 2

@@ -19,10 +19,10 @@ import torch
 
 from vla_rl.contract.intervals import wilson
 from vla_rl.evaluation.seed_ranges import TEST, held_out
-from vla_rl.recipes.progress import console
 from vla_rl.recipes.robots import drive
 from vla_rl.recipes.robots.person import waiting
 from vla_rl.recipes.robots.session import ControlStep, open_session
+from vla_rl.recipes.terminal import console
 
 STEPS = 8  # actions of a chunk before the next is asked for, with a receding horizon
 SEED = 1  # of the policy's noise: that of ``vla-rl robot run`` unless it is told another

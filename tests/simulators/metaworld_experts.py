@@ -18,7 +18,7 @@ from sims.metaworld import MT10
 from tests.simulators import own_metaworld
 from vla_rl.evaluation.run import evaluate
 from vla_rl.evaluation.seed_ranges import TEST, held_out
-from vla_rl.experience.expert import ExpertPolicy
+from vla_rl.experience.collect import ExpertPolicy
 
 
 def main(count: int, show: Console) -> int:

@@ -25,7 +25,7 @@ from vla_rl.cli.main import main as vla_rl
 from vla_rl.contract.check import check_env
 from vla_rl.contract.env import VecEnv
 from vla_rl.evaluation.run import evaluate
-from vla_rl.experience.expert import ExpertPolicy
+from vla_rl.experience.collect import ExpertPolicy
 
 SMALL: dict[str, dict[str, Any]] = {
     "genesis": {"workers": 1, "image_size": 32},

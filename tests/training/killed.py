@@ -8,19 +8,19 @@ import sys
 from typing import Any
 
 from vla_rl.cli.main import main
-from vla_rl.training import shared_state
+from vla_rl.training import checkpoint
 
 
 def kill_after(step: int) -> None:
     """The process that writes its part of the state of ``step`` does nothing after it; process 0 writes last."""
-    write = shared_state.write_state
+    write = checkpoint.write_state
 
     def written(folder: Any, at: int, *given: Any) -> None:
         write(folder, at, *given)
         if at == step:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    shared_state.write_state = written
+    checkpoint.write_state = written
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vla_rl.contract.errors import UserError
-from vla_rl.training.coevolve import Coevolution, CoevolutionConfig, Signals
+from vla_rl.training.world_model import Coevolution, CoevolutionConfig, Signals
 
 CALM = Signals(
     imagined=0.6, real=0.55, uncertain=0.1, inverse_dynamics_error=0.2, rollouts=10_000, real_episodes=10_000

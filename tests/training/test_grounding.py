@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from tests.toys import seeded
 from vla_rl.policies.image_encoder import BackboneOutput, PointingBackbone, cell_centres
 from vla_rl.policies.vla.tokenizer import Vocabulary
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.imitation import GroundingConfig, cell_weights, ground, pointing_loss
+from vla_rl.training.fit import FitConfig, GroundingConfig, cell_weights, ground, pointing_loss
 
 COLOURS = {"red": (220, 30, 30), "blue": (30, 60, 230)}
 

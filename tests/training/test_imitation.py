@@ -7,8 +7,7 @@ import torch
 
 from tests.toys import FlowToy, all_shown, seeded
 from vla_rl.policies.flow import AllSteps, FlowSampler, Ode
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.imitation import ImitationConfig, imitate
+from vla_rl.training.fit import FitConfig, ImitationConfig, imitate
 
 
 def demonstrations(count: int) -> tuple[torch.Tensor, torch.Tensor]:

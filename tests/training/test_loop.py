@@ -14,8 +14,7 @@ from torch import nn
 
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.stats import Rate
-from vla_rl.training.loop import BestWeights, Loop, LoopConfig
-from vla_rl.training.policy_store import InProcessPolicyStore
+from vla_rl.training.loop import BestWeights, Hook, InProcessPolicyStore, Loop, LoopConfig
 
 
 class Fake:
@@ -102,24 +101,24 @@ def test_collect_learn_publish_in_turn_and_validate_first_in_between_and_last():
     assert [("eval/score" in found.reports[i]) for i in range(6)] == [True, False, True, False, True, True]
 
 
-class Renewing(Fake):
-    """Its environment changes before the third of four iterations."""
+class Renewing(Hook):
+    """The environment changes before the third of four iterations."""
 
-    def __init__(self, rates):
-        super().__init__(rates)
-        self.asked_at = []
+    def __init__(self, fake):
+        self.fake, self.asked_at = fake, []
 
-    def renew(self, progress: float) -> bool:
-        self.asked_at.append((progress, self.parameters["w"][0].item()))
-        return progress == 0.5
+    def before_iteration(self, iteration: int) -> bool:
+        self.asked_at.append((iteration, self.fake.parameters["w"][0].item()))
+        return iteration == 2
 
 
-def test_the_best_weights_are_validated_again_when_the_environment_was_renewed():
+def test_the_best_weights_are_validated_again_in_a_changed_world():
     """Before the third iteration; the weights that were best in the old environment score 0.1 in the new one."""
-    fake = Renewing([0.2, 0.8, 0.5, 0.1, 0.3, 0.2])
-    best = Loop(fake, fake, InProcessPolicyStore(fake), fake.validate, LoopConfig(4, 1, collapse=1.0)).run()
+    fake = Fake([0.2, 0.8, 0.5, 0.1, 0.3, 0.2])
+    hook, config = Renewing(fake), LoopConfig(4, 1, collapse=1.0)
+    best = Loop(fake, fake, InProcessPolicyStore(fake), fake.validate, config, hook=hook).run()
     assert fake.weights_at == [0.0, 1.0, 2.0, 1.0, 3.0, 4.0]
-    assert fake.asked_at == [(0.0, 0.0), (0.25, 1.0), (0.5, 2.0), (0.75, 3.0)]
+    assert hook.asked_at == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0)]
     assert (best.score, best.iteration) == (0.3, 3) and fake.parameters["w"].tolist() == [3.0, 3.0]
 
 

@@ -30,9 +30,8 @@ from vla_rl.contract.batch import OneProcess, ReplayBuffer
 from vla_rl.evaluation.run import evaluate
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.mixture import Mixture
-from vla_rl.experience.replay import Replay
+from vla_rl.experience.replay import InMemory, Replay
 from vla_rl.experience.rollout import SeedStream, WindowConfig
-from vla_rl.experience.storage import InMemory
 from vla_rl.policies.critics import QEnsemble, ValueCritic
 from vla_rl.policies.diffusion import DiffusionConfig, DiffusionPolicy, DiffusionSampler
 from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy, SquashedConfig, SquashedPolicy
@@ -48,10 +47,8 @@ from vla_rl.policies.residual import DeterministicResidual, GaussianResidual, Re
 from vla_rl.policies.smolvla.policy import SmolVLA
 from vla_rl.policies.vla.options import TrainAll, VLAOptions
 from vla_rl.training.checkpoint import latest_state, save_state
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.imitation import ImitationConfig, imitate
-from vla_rl.training.loop import Loop, LoopConfig
-from vla_rl.training.policy_store import InProcessPolicyStore
+from vla_rl.training.fit import FitConfig, ImitationConfig, imitate
+from vla_rl.training.loop import InProcessPolicyStore, Loop, LoopConfig
 
 pytestmark = pytest.mark.slow  # all of them together
 ENVS = 4

@@ -16,10 +16,8 @@ from tests.patience import PATIENCE
 from tests.training.test_loop import Fake
 from vla_rl.contract.errors import NonFiniteError, UserError
 from vla_rl.policies.vla.options import VLAOptions
-from vla_rl.recipes.memory_knobs import naming_knobs
-from vla_rl.training.loop import Loop, LoopConfig
-from vla_rl.training.out_of_memory import COLLECT, LEARN, VALIDATE, OutOfMemoryError, phase_of_memory
-from vla_rl.training.policy_store import InProcessPolicyStore
+from vla_rl.training.loop import InProcessPolicyStore, Loop, LoopConfig
+from vla_rl.training.out_of_memory import COLLECT, LEARN, VALIDATE, OutOfMemoryError, naming_knobs, phase_of_memory
 
 CUDA = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 23.6 GiB"
 ALL = 2**55  # bytes, more than any process can address
@@ -92,12 +90,9 @@ def test_the_knobs_are_those_of_the_run_and_of_the_phase():
     said = knobs(td3, VALIDATE)
     names = (
         "evaluation.num_envs (now 4; the same episodes",
-        "evaluation.share_env (one set",
         "replay.capacity (now 2,000",
     )
     assert in_order(said, *names)
-    shared = replace(td3, evaluation=replace(td3.evaluation, share_env=True))
-    assert "share_env" not in knobs(shared, VALIDATE)
     assert "experience" not in said
     on_disk = replace(td3.trainer, replay=replace(td3.trainer.replay, folder="somewhere"))
     assert "replay.folder" not in knobs(td3, LEARN, trainer=on_disk)
@@ -123,16 +118,16 @@ from pathlib import Path
 from dataclasses import replace
 from vla_rl.contract.errors import UserError
 from tests.benchmarks.memory import ENV, cases, _status
-from vla_rl.recipes import stages, training_setup
-from vla_rl.recipes.context import RunContext
+from vla_rl.recipes import building, improve
+from vla_rl.recipes.trainers import RunContext
 from vla_rl.contract.batch import OneProcess
 torch.set_num_threads(1)
 hard = resource.getrlimit(resource.RLIMIT_AS)[1]
 case = cases(True)["tiny_ppo"]
 wide = replace(case.trainer, experience=replace(case.trainer.experience, num_envs=128))
 wide = replace(wide, algorithm=replace(wide.algorithm, minibatch=10**6))
-def limited(trainer, context, check):
-    setup = training_setup.build(trainer, context, check)
+def limited(trainer, context):
+    setup = building.build(trainer, context)
     learn = setup.learner.update
     def update(rollout):
         most = _status("VmSize") + 5_000_000
@@ -140,7 +135,7 @@ def limited(trainer, context, check):
         return learn(rollout)
     setup.learner.update = update
     return setup
-stages.build = limited
+improve.build = limited
 class Folder:
     resumed, path, elapsed = False, Path("{folder}"), 0.0
     def checkpoint(self, name): return "{folder}/" + name
@@ -148,7 +143,7 @@ class Folder:
     def save_state(self, *given): pass
 policy = cases(False)["tiny_ppo"].start(ENV.spec())
 try:
-    stages.improve(wide, RunContext(ENV, policy, 1, OneProcess()), replace(case.evaluation, validation=4), Folder())
+    improve.improve(wide, RunContext(ENV, policy, 1, OneProcess()), replace(case.evaluation, validation=4), Folder())
 except UserError as error:
     resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
     print("said:", error)

@@ -14,9 +14,8 @@ from safetensors import safe_open
 
 from tests.toys import TwoProcesses
 from vla_rl.contract.errors import UserError
-from vla_rl.training import shared_state
-from vla_rl.training.checkpoint import read_state
-from vla_rl.training.shared_state import latest_shared, save_shared
+from vla_rl.training import checkpoint
+from vla_rl.training.checkpoint import latest_shared, read_state, save_shared
 from vla_rl.training.tracking import RunFolder
 
 
@@ -52,7 +51,7 @@ def test_killed_before_the_last_file_both_go_on_from_the_step_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second process has written the new step, the first has not; two more times, so that none is cleared away."""
-    real = shared_state.write_state
+    real = checkpoint.write_state
 
     def killed(folder: Path, *given: Any) -> None:
         if folder == tmp_path / "state":
@@ -63,8 +62,8 @@ def test_killed_before_the_last_file_both_go_on_from_the_step_before(
         in_both(lambda group, step=step: save_shared(tmp_path, step, state(step, group.rank), group))
     for _ in range(3):
         with monkeypatch.context() as patch:
-            patch.setattr(shared_state, "write_state", killed)
-            patch.setattr(shared_state, "_wait", lambda group: None)
+            patch.setattr(checkpoint, "write_state", killed)
+            patch.setattr(checkpoint, "_wait", lambda group: None)
             with pytest.raises(KeyboardInterrupt):
                 in_both(lambda group: save_shared(tmp_path, 3, state(3, group.rank), group))
         assert (tmp_path / "process-1" / "state" / "00000003").exists()

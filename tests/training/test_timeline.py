@@ -9,10 +9,9 @@ import pytest
 
 from tests.training.test_loop import Fake
 from vla_rl.contract.errors import UserError
-from vla_rl.experience.spans import KINDS, LIMIT, OWN
+from vla_rl.experience.driver import KINDS, LIMIT, OWN
 from vla_rl.training import timeline as module
-from vla_rl.training.loop import Loop, LoopConfig
-from vla_rl.training.policy_store import InProcessPolicyStore
+from vla_rl.training.loop import InProcessPolicyStore, Loop, LoopConfig
 from vla_rl.training.timeline import RECENT, TRACE, Timeline
 from vla_rl.training.tracking import RunFolder
 

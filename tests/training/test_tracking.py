@@ -12,8 +12,7 @@ import pytest
 from tests.patience import PATIENCE
 from vla_rl.contract.errors import UserError
 from vla_rl.training.fit import FitConfig
-from vla_rl.training.run_lock import LOCK
-from vla_rl.training.tracking import RunFolder
+from vla_rl.training.tracking import LOCK, RunFolder
 
 HOLD = (
     "import sys, time; from vla_rl.training.fit import FitConfig; from vla_rl.training.tracking import RunFolder; "

@@ -12,7 +12,7 @@ import torch
 from tests.world_models.pushing import played
 from tests.world_models.small_models import SIDE, SMALL, model, spec
 from vla_rl.contract.errors import UserError
-from vla_rl.experience.trajectories import Trajectories
+from vla_rl.experience.demonstrations import Trajectories
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.world_model import (
     WorldModelFit,

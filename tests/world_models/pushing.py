@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.world_models.small_models import SIDE, spec
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.experience.trajectories import Trajectories
+from vla_rl.experience.demonstrations import Trajectories
 
 GOAL = 0.25  # the square's x from which on task 0 is done; task 1 asks for the other side
 

@@ -11,7 +11,7 @@ import torch
 from tests.world_models import pushing
 from tests.world_models.test_backbones import ACTION_WIDTH, CONTEXT, DIT, FRAMES, MAPS, call, numbers, random_pictures
 from vla_rl.contract.errors import UserError
-from vla_rl.experience.windows import make_windows, window_batch
+from vla_rl.experience.demonstrations import make_sequences, sequence_batch
 from world_models.backbones.dit import DiT, preconditioned
 from world_models.backbones.video_model import ActionInput, ContextLatents
 from world_models.config import WorldModelConfig
@@ -81,9 +81,9 @@ def world() -> WorldModel:
 
 def held_out(made: WorldModel, count: int) -> dict[str, torch.Tensor]:
     trajectories = pushing.played(count, seed=2)
-    table = make_windows(trajectories, STEPS, made.config.context_frames)
+    table = make_sequences(trajectories, STEPS, made.config.context_frames)
     whole = np.flatnonzero(table["count"] >= STEPS)
-    return {name: torch.from_numpy(item) for name, item in window_batch(trajectories, table, whole).items()}
+    return {name: torch.from_numpy(item) for name, item in sequence_batch(trajectories, table, whole).items()}
 
 
 def test_latents_learn_from_reconstruction_alone(world, monkeypatch):
@@ -103,10 +103,10 @@ def test_latents_learn_from_reconstruction_alone(world, monkeypatch):
 def windows_of(count: int, seed: int) -> dict[str, torch.Tensor]:
     """Whole calls: pictures float [R,1+M+F,C,h,w], and the ``ActionInput`` of actions and the square's positions."""
     trajectories = pushing.played(count, seed)
-    table = make_windows(trajectories, STEPS, CONTEXT - 1)
+    table = make_sequences(trajectories, STEPS, CONTEXT - 1)
     table = {
         name: torch.from_numpy(item)
-        for name, item in window_batch(trajectories, table, np.flatnonzero(table["count"] >= STEPS)).items()
+        for name, item in sequence_batch(trajectories, table, np.flatnonzero(table["count"] >= STEPS)).items()
     }
     positions = table["state"][:, 1 : 1 + STEPS]
     y, x = torch.meshgrid(*(torch.linspace(-1, 1, 4) for _ in range(2)), indexing="ij")

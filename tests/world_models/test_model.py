@@ -11,7 +11,7 @@ import torch
 from tests.world_models.pushing import played, world
 from tests.world_models.small_models import model as small_model
 from vla_rl.contract.errors import UserError
-from vla_rl.experience.windows import make_windows, window_batch
+from vla_rl.experience.demonstrations import make_sequences, sequence_batch
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.world_model import WorldModelFit, fit_world_model, statistics
 from world_models.backbones.unet import UNetConfig
@@ -52,9 +52,9 @@ def fitted(fit: WorldModelFit) -> WorldModel:
 @pytest.fixture(scope="module")
 def held_out(learnt) -> dict[str, torch.Tensor]:
     trajectories = played(150, seed=2)
-    table = make_windows(trajectories, FRAMES, learnt.config.context_frames)
+    table = make_sequences(trajectories, FRAMES, learnt.config.context_frames)
     whole = np.flatnonzero(table["count"] >= FRAMES)
-    return {name: torch.from_numpy(item) for name, item in window_batch(trajectories, table, whole).items()}
+    return {name: torch.from_numpy(item) for name, item in sequence_batch(trajectories, table, whole).items()}
 
 
 def present(model: WorldModel, batch: dict[str, torch.Tensor]) -> Context:

@@ -15,8 +15,7 @@ from tests.world_models.test_model import FIT, FRAMES, present
 from vla_rl.contract.check import check_env
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import ArraySpec
-from vla_rl.experience.trajectories import Trajectories
-from vla_rl.experience.windows import make_windows, window_batch
+from vla_rl.experience.demonstrations import Trajectories, make_sequences, sequence_batch
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.world_model import (
     WorldModelFit,
@@ -46,9 +45,9 @@ def seen_alone(trajectories: Trajectories) -> Trajectories:
 def windows(made: WorldModel, trajectories: Trajectories) -> dict[str, torch.Tensor]:
     """Those whose first call is whole."""
     trajectories = as_predicted(made, trajectories)
-    table = make_windows(trajectories, made.config.frames, made.config.context_frames)
+    table = make_sequences(trajectories, made.config.frames, made.config.context_frames)
     whole = np.flatnonzero(table["count"] >= made.config.frames)
-    return {name: torch.from_numpy(item) for name, item in window_batch(trajectories, table, whole).items()}
+    return {name: torch.from_numpy(item) for name, item in sequence_batch(trajectories, table, whole).items()}
 
 
 def predicted(made: WorldModel, batch: dict[str, torch.Tensor], known: int = FRAMES) -> torch.Tensor:

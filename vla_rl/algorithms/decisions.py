@@ -81,14 +81,6 @@ def ages(rollout: Rollout, version: int) -> Tensor:
     return age
 
 
-def own_columns(rollout: Rollout) -> Tensor:
-    """bool [E]: the columns that this learner's own source collected."""
-    if rollout.others is None:
-        return torch.ones(rollout.reward.shape[1], dtype=torch.bool, device=rollout.reward.device)
-    own: Tensor = ~rollout.others
-    return own
-
-
 def flatten(item: Tensor, mask: Tensor) -> Tensor:
     """The entries of ``item`` [T,E,...] where ``mask`` [T,E], as [B,...], one environment after the other.
 

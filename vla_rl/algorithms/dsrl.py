@@ -91,9 +91,7 @@ class NoiseAliased(DSRL):
     resumed = (*DSRL.resumed, "noise_critic", "noise_optimizer")
     rolled_back = (*DSRL.rolled_back, "noise_critic")
 
-    def prepare(self) -> None:
-        super().prepare()
-        policy: object = self.policy
+    def require_policy(self, policy: object) -> None:
         if not isinstance(policy, SquashedLatent):
             raise UserError(
                 f"{type(self).__name__} needs a policy that decodes noise (SquashedLatent) but {type(policy).__name__} "
@@ -105,6 +103,9 @@ class NoiseAliased(DSRL):
                 f"of {policy.horizon} x {policy.spec.action_dim}, so critics of actions and of noise cannot share "
                 "their form; choose DSRLConfig."
             )
+
+    def prepare(self) -> None:
+        super().prepare()
         self.noise_critic = copy.deepcopy(self.critic)
         self._noise_critic_parameters = {
             name: item for name, item in self.noise_critic.named_parameters() if item.requires_grad

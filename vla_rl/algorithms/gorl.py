@@ -122,15 +122,7 @@ class GoRL(PPO):
         self.window: list[_Window] = []
 
     def update(self, rollout: Rollout) -> dict[str, float]:
-        """One iteration of PPO, and the refit at the end of a stage.
-
-        Raises UserError for decisions of another learner.
-        """
-        if rollout.others is not None:
-            raise UserError(
-                "GoRL's noise goes through a decoder that every learner refits for itself, so another learner's noise "
-                "means other actions; leave shared.folder empty, or choose PPO."
-            )
+        """One iteration of PPO, and the refit at the end of a stage."""
         metrics = super().update(rollout)
         if metrics["rollout/decisions"] and self.stage + 1 < self.config.stages:
             self.window = [*self.window, self._refit_data(rollout)][-self.config.window :]

@@ -40,7 +40,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vla_rl.algorithms.decisions import Decisions, Gathered, flatten, own_columns
+from vla_rl.algorithms.decisions import Decisions, Gathered, flatten
 from vla_rl.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig, clipped_objective, surrogate
 from vla_rl.contract.batch import TRUNCATION_RETURN, Reducer, Rollout
 from vla_rl.contract.errors import ContractError
@@ -234,9 +234,8 @@ class GroupRelative(PolicyGradient[Decisions]):
             flatten(age, used),
             flatten(rollout.valid, used),
         )
-        mine = own_columns(rollout)
-        metrics["rollout/return"] = float(returns[mine].mean())
-        metrics["rollout/truncated"] = float(rollout.truncated.any(0)[mine].double().mean())
+        metrics["rollout/return"] = float(returns.mean())
+        metrics["rollout/truncated"] = float(rollout.truncated.any(0).double().mean())
         return batch, {"rollout/decisions": float(used.sum()), **metrics}
 
 

@@ -105,7 +105,7 @@ class OffPolicy:
         reducer: Reducer | None = None,
     ) -> None:
         """Raises UserError for a config that the processes of ``reducer`` cannot share, too."""
-        require(policy, type(self).__name__, self.needs, self.otherwise)
+        self.require_policy(policy)
         if not 1 <= config.num_min_q <= critic.num_critics:
             raise UserError(
                 f"num_min_q {config.num_min_q} exceeds the {critic.num_critics} critics or is below 1, so no target "
@@ -124,6 +124,10 @@ class OffPolicy:
         self.decisions, self.steps, self.update_debt = 0, 0, 0.0
         self.guard = Guard(config.release, config.fallback)
         self.prepare()
+
+    def require_policy(self, policy: object) -> None:
+        """Raise UserError for a policy that cannot be trained: the first step of ``__init__``."""
+        require(policy, type(self).__name__, self.needs, self.otherwise)
 
     def prepare(self) -> None:
         """Make what a subclass has besides: the last step of ``__init__``."""

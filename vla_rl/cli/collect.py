@@ -14,16 +14,16 @@ from vla_rl.contract.limits import check_limits
 from vla_rl.contract.load import load
 from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.collect import iter_demonstrations
-from vla_rl.experience.datasets import move_aside, recording, repair
+from vla_rl.experience.datasets import Recording, move_aside, repair
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
-from vla_rl.recipes.progress import bar, console
+from vla_rl.recipes.terminal import bar, console
 
 
 @dataclass(frozen=True)
 class Collect:
     """Record demonstrations of the scripted expert as a LeRobotDataset v3.0; failures are left out.
 
-    Every episode is on the disk when the next ones begin: ``--repair FOLDER`` finishes a recording that was killed.
+    Every episode is on the disk when the next ones begin: ``--repair FOLDER`` finishes a Recording that was killed.
     """
 
     env: EnvConfig = NO_ENV
@@ -56,7 +56,7 @@ def collect(arguments: Sequence[str]) -> None:
     seeds = list(seed_ranges.training_seeds(config.seed, "demonstrations")[: config.count])
     episodes = steps = 0
     try:
-        with recording(out, config.video) as kept, bar("collect", config.count) as update:
+        with Recording(out, config.video) as kept, bar("collect", config.count) as update:
             for episode in iter_demonstrations(env, expert.act, seeds, lambda done: update(done, "demonstrations")):
                 kept.add(episode)
                 episodes, steps = episodes + 1, steps + len(episode.state)

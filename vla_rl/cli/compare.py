@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vla_rl.cli.override import override
 from vla_rl.recipes.compare import Comparison, Task
-from vla_rl.recipes.progress import console
+from vla_rl.recipes.terminal import console
 from vla_rl.recipes.workers import EngineOptions
 
 

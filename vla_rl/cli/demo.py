@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from vla_rl.cli.override import override, take_option
 from vla_rl.recipes.config_files import file_of, load_config
-from vla_rl.recipes.progress import console
 from vla_rl.recipes.recipe import run
+from vla_rl.recipes.terminal import console
 
 CONFIG = "demo.py:demo"
 

@@ -22,9 +22,9 @@ from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import checkpoint_of
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
 from vla_rl.recipes.parity import replay_checkpoint, replay_simulator
-from vla_rl.recipes.progress import console
 from vla_rl.recipes.suite import find_suite
 from vla_rl.recipes.suite_run import COMPARISON, SuiteRun, compare, needed_between, power_table, read_results, row
+from vla_rl.recipes.terminal import console
 from vla_rl.recipes.workers import EngineOptions
 
 

@@ -10,8 +10,8 @@ from vla_rl.cli.override import override, take_option
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.load import load
 from vla_rl.recipes.config_files import file_of, load_config
-from vla_rl.recipes.progress import console
 from vla_rl.recipes.recipe import run
+from vla_rl.recipes.terminal import console
 
 USAGE = """vla-rl fleet simulate [FILE.py:function] [--out FOLDER] [--FIELD value ...]
 

@@ -12,15 +12,13 @@ from typing import TypeVar
 from vla_rl.cli.override import override, take_option
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.recipes.config_files import file_of, keep_file, load_config, load_kept_files
-from vla_rl.recipes.imagine.comparison import ImagineComparison, compare, evaluate_world_model
+from vla_rl.recipes.imagine.agreement import Rank, effort, evaluate_world_model, needed, rank_policies
+from vla_rl.recipes.imagine.comparison import ImagineComparison, ImagineStudy, compare, run_study
 from vla_rl.recipes.imagine.play import Play, serve, steering_of
-from vla_rl.recipes.imagine.rank import Rank, effort, needed, rank_policies
 from vla_rl.recipes.imagine.recipe import SavedRun, find_run
 from vla_rl.recipes.imagine.rollout import Rollout, write_rollout
-from vla_rl.recipes.imagine.study import ImagineStudy, run_study
-from vla_rl.recipes.progress import console
 from vla_rl.recipes.recipe import require_recipe, run_in
-from vla_rl.recipes.signals import sigterm_like_ctrl_c
+from vla_rl.recipes.terminal import console, sigterm_like_ctrl_c
 from vla_rl.training.tracking import RunFolder, config_of, write_json
 
 Options = TypeVar("Options")

@@ -80,7 +80,7 @@ def _config(show: Console, target: str, given: Sequence[str]) -> None:
     if hasattr(config, "rl"):
         _run_of(show, config)
     elif hasattr(config, "env") and hasattr(config, "new"):
-        from vla_rl.recipes.memory_tables import untrained
+        from vla_rl.recipes.memory import untrained
 
         show.print(sizes(untrained(config.new, config.env.spec())))
 
@@ -93,6 +93,6 @@ def _run_of(show: Console, config: Any) -> None:
         ("whole run", f"{rl.loop.iterations} iterations"),
     ]
     show.print(table("sizes", ("", ""), facts))
-    from vla_rl.recipes.memory_tables import show_memory
+    from vla_rl.recipes.memory import show_memory
 
     show_memory(show, config)

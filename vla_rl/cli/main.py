@@ -11,7 +11,7 @@ from vla_rl.contract.errors import UserError, cause_of, did_you_mean, printable
 from vla_rl.contract.load import load
 from vla_rl.contract.packages import check_packages
 from vla_rl.contract.trust import OPTION, trust_all
-from vla_rl.recipes.signals import Terminated
+from vla_rl.recipes.terminal import Terminated
 
 _TRACEBACK = "VLA_RL_TRACEBACK"  # in the environment: an error that nobody has foreseen shows all of its traceback
 COMMANDS = {

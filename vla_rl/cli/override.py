@@ -12,9 +12,9 @@ from tyro import constructors
 
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.progress import console
+from vla_rl.recipes.terminal import console
 
-_SHORT = {"sources": "loop.collectors", "staleness": "loop.staleness", "shared": "shared.folder"}
+_SHORT = {"sources": "loop.collectors", "staleness": "loop.staleness"}
 
 
 def override(config: Any, arguments: Sequence[str], command: str) -> Any:
@@ -80,7 +80,7 @@ def _name_of(argument: str, known: set[str]) -> str:
 
 
 def _registry() -> constructors.ConstructorRegistry:
-    """Fields typed by a protocol are overridden like their present value's own class, dicts as JSON."""
+    """Fields typed by a protocol or a base class are overridden like their present value's own class, dicts as JSON."""
     registry = constructors.ConstructorRegistry()
 
     @registry.primitive_rule
@@ -91,8 +91,9 @@ def _registry() -> constructors.ConstructorRegistry:
 
     @registry.struct_rule
     def of_value(info: constructors.StructTypeInfo) -> constructors.StructConstructorSpec | None:
-        value = info.default
-        if not getattr(info.type, "_is_protocol", False) or not dataclasses.is_dataclass(value):
+        kind, value = info.type, info.default
+        general = getattr(kind, "_is_protocol", False) or kind in type(value).__mro__[1:]
+        if not general or not dataclasses.is_dataclass(value):
             return None
         kinds = get_type_hints(type(value))
         fields = [

@@ -14,8 +14,8 @@ from rich.text import Text
 from vla_rl.cli.override import override
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.limits import check_limits
-from vla_rl.recipes.progress import console
 from vla_rl.recipes.robots import desk
+from vla_rl.recipes.terminal import console
 
 if TYPE_CHECKING:
     from vla_rl.recipes.robots.drive import EpisodesConfig, Scenes

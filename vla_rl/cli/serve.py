@@ -13,8 +13,7 @@ from vla_rl.fleet.server import FleetServerConfig
 from vla_rl.fleet.transport import TransportOptions
 from vla_rl.recipes.config_files import file_of, load_config
 from vla_rl.recipes.fleet import serving
-from vla_rl.recipes.progress import console
-from vla_rl.recipes.signals import sigterm_like_ctrl_c
+from vla_rl.recipes.terminal import console, sigterm_like_ctrl_c
 
 OF_LEARNER = "--learner."  # before the fields of --learn
 

@@ -16,7 +16,6 @@ from vla_rl.contract.streams import is_loopback
 from vla_rl.policies.pretrained import default_options, load_policy
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import checkpoint_of
-from vla_rl.recipes.context import placed
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.signals import sigterm_like_ctrl_c

@@ -15,7 +15,7 @@ from rich.table import Column, Table
 from vla_rl.cli.override import override
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.recipes import sims as simulators
-from vla_rl.recipes.progress import console
+from vla_rl.recipes.terminal import console
 
 _TO_DO = {"missing": "install", "unfinished": "finish", "outdated": "renew"}
 

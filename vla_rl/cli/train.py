@@ -24,7 +24,6 @@ Run the config that the function returns.  FILE.py is a path, or the name of a c
                      a larger --rl.loop.iterations or --rl.loop.env-steps
   --sources N        collect in N processes (short for --rl.loop.collectors)
   --staleness K      which play on while the policy learns, at most K updates ahead (--rl.loop.staleness)
-  --shared FOLDER    read the rollouts of other runs that were given this folder (--rl.shared.folder)
   --engine ray       start those processes, and those that evaluate, in a Ray cluster (default: local);
                      with --seeds: the runs themselves, on machines that share the disk
   --address ADDRESS  HOST:PORT of its head node (default: RAY_ADDRESS, or a new one on this machine)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -33,8 +32,7 @@ class Rollout:
     robot         the robot or environment that acted (``EnvSpec.name``)
     stream        who collected it: consecutive rollouts of one stream continue its episodes, others never do
     info          counters and seconds of the collection, with prefixes (``rollout/``, ``env/``, ``time/``)
-    others        bool [E]: columns that another learner collected (``experience/board.py``); None where there are none
-    spans         {lane: float64 [S,3]}  what each process did from when to when (``experience/spans.py``); the lane ""
+    spans         {lane: float64 [S,3]}  what each process did from when to when (``experience/driver.py``); the lane ""
                                        is that of the process that asked; {} where nobody recorded it
     """
 
@@ -57,7 +55,6 @@ class Rollout:
     task: Array | None = None
     robot: str = ""
     stream: str = ""
-    others: Array | None = None
     spans: Mapping[str, Array] = field(default_factory=dict)
 
 
@@ -144,32 +141,6 @@ class PolicyStore(Protocol):
 
     def latest(self) -> tuple[int, Mapping[str, Array]]:
         """The newest version and its weights."""
-
-
-@runtime_checkable
-class RenewableSource(Protocol):
-    """A source whose environment may change during the run, such as imagination whose world model keeps learning."""
-
-    def next(self) -> Rollout:
-        """The next rollout."""
-
-    def renew(self, progress: float) -> bool:
-        """Called before every iteration with the share of the run that is done; returns whether anything changed."""
-
-
-@runtime_checkable
-class LendingSource(Protocol):
-    """A source whose environments others may play in between two rollouts, for instance to validate."""
-
-    def next(self) -> Rollout:
-        """The next rollout."""
-
-    def lent(self) -> AbstractContextManager[None]:
-        """Somebody else resets and steps the environments meanwhile, with seeds of his own.
-
-        Afterwards episodes go on where they were, bit for bit.  Those of environments without snapshots are broken off:
-        the next rollout begins new ones, with the next seeds.
-        """
 
 
 @runtime_checkable

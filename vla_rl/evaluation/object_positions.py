@@ -9,8 +9,8 @@ import numpy as np
 
 from vla_rl.contract.env import Observation, VecEnv
 from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.experience.collect import ExpertPolicy
 from vla_rl.experience.driver import Driver
-from vla_rl.experience.expert import ExpertPolicy
 
 TARGET = "privileged/target"  # extra: centre of the object that the instruction names
 

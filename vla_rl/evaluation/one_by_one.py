@@ -11,7 +11,7 @@ import numpy as np
 from vla_rl.contract.env import Array, Observation, on_host
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.policy import ActionOut, Features, Mode, Policy, State, encode_observation
-from vla_rl.experience.expert import features_of, observation_of
+from vla_rl.experience.collect import features_of, observation_of
 
 
 class OneByOne:

@@ -19,7 +19,7 @@ from vla_rl.contract.errors import ContractError
 from vla_rl.contract.policy import Policy, encode_observation
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.evaluation.trace import FEATURES, OBSERVATION, Trace
-from vla_rl.experience.expert import features_of
+from vla_rl.experience.collect import features_of
 
 _PIXEL_TOLERANCE = 8.0  # mean absolute difference of pictures, of 255: renderers round differently
 

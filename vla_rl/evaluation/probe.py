@@ -36,7 +36,7 @@ class ObjectProbe(nn.Module):
 
     A small convolutional network.  The task scales and shifts its first layer, where colours are still separate (FiLM,
     Perez et al. 2017, arXiv 1709.07871).  The position follows from the features at a few keypoints and from the
-    keypoints' coordinates (spatial softmax, Levine et al. 2016, arXiv 1504.00702).  ``training/probe.py`` trains it.
+    keypoints' coordinates (spatial softmax, Levine et al. 2016, arXiv 1504.00702).  ``training/fit.py`` trains it.
     """
 
     position_mean: Tensor

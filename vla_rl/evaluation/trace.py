@@ -27,8 +27,8 @@ import numpy as np
 from vla_rl.contract.env import Observation, on_host
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.trust import check_folder, read_arrays
+from vla_rl.experience.collect import features_of
 from vla_rl.experience.driver import Decision
-from vla_rl.experience.expert import features_of
 
 OBSERVATION, FEATURES, INSTRUCTION = "observation/", "features/", "instruction"
 _SCALARS = ("seed", "noise_seed")

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -68,38 +68,29 @@ class SeedStream(Iterator[int]):
         """How far the stream is."""
         return {"drawn": self.drawn}
 
-    def load_state_dict(self, state: Mapping[str, Any] | int) -> None:
-        """Continue from what :meth:`state_dict` returned; a number is that of seeds drawn, as it was saved before."""
-        self.drawn = state if isinstance(state, int) else state["drawn"]
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what :meth:`state_dict` returned."""
+        self.drawn = state["drawn"]
 
 
 _TIME_LIMIT = "time_limit"  # the one cause of a truncation that is an outcome: the policy was too slow
 
 
-class Curriculum(Protocol):
-    """A frozen dataclass that says in which order scenes are played."""
+@dataclass(frozen=True)
+class InOrder:
+    """No curriculum: one seed after the other, each a new scene.  Base class of the others."""
 
     def stream(self, seeds: SeedStream, spec: EnvSpec, distinct: int = 1) -> SeedStream:
         """The stream of a source that has ``seeds`` and keeps ``distinct`` of them apart at a time."""
-
-    def split(self, parts: int) -> Curriculum:
-        """The share of one of ``parts`` processes."""
-
-
-@dataclass(frozen=True)
-class InOrder:
-    """No curriculum: one seed after the other, each a new scene."""
-
-    def stream(self, seeds: SeedStream, spec: EnvSpec, distinct: int = 1) -> SeedStream:
-        """``seeds``."""
         return seeds
 
     def split(self, parts: int) -> InOrder:
+        """The share of one of ``parts`` processes."""
         return self
 
 
 @dataclass(frozen=True)
-class ScoredScenes:
+class ScoredScenes(InOrder):
     """What curricula share; a subclass says what a scene's score is."""
 
     scenes: int = 512  # the first so many seeds are played, all sources together, again and again
@@ -153,7 +144,6 @@ class OutcomeVariance(ScoredScenes):
     """
 
     def score(self, chance: np.ndarray) -> np.ndarray:
-        """p (1 - p)."""
         p: np.ndarray = chance[0]
         return p * (1 - p)
 
@@ -182,7 +172,6 @@ class LearningProgress(ScoredScenes):
         return (self.fast, self.half_life)
 
     def score(self, chance: np.ndarray) -> np.ndarray:
-        """|p_fast - p_slow|."""
         return np.abs(chance[0] - chance[1])
 
 
@@ -277,9 +266,9 @@ class CurriculumStream(SeedStream):
         known = {"counts": self._counts.copy(), "family": self._family.copy()}
         return {"drawn": self.drawn, "turn": self._turn, **known}
 
-    def load_state_dict(self, state: Mapping[str, Any] | int) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue; raises UserError for a state that was saved without this curriculum."""
-        if isinstance(state, int) or "counts" not in state or state["counts"].shape != self._counts.shape:
+        if "counts" not in state or state["counts"].shape != self._counts.shape:
             raise UserError(
                 "the saved state is that of another curriculum, so its scenes are unknown here; continue the run with "
                 "the config that it was started with."

@@ -1,20 +1,93 @@
-"""Demonstrations as LeRobotDataset v3.0 folders: saving, loading, recording episode by episode."""
+"""Demonstrations as LeRobotDataset v3.0 folders: saving, loading, recording episode by episode.
+
+pyarrow and PyAV are optional dependencies, so what needs them is imported when it is used.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING
 
-from vla_rl.contract.errors import UserError
+import numpy as np
+
+from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.experience.demonstrations import Demonstrations
-from vla_rl.experience.lerobot.disk import require_unlocked
+from vla_rl.experience.lerobot.disk import DamagedError, Problem, drop_lock, require_unlocked, take_lock
 
 if TYPE_CHECKING:
-    from vla_rl.experience.lerobot.disk import Problem
-    from vla_rl.experience.lerobot.translate import Recording
+    from vla_rl.experience.lerobot.features import Schema
+    from vla_rl.experience.lerobot.reader import DatasetReader, RecordedEpisode
+    from vla_rl.experience.lerobot.writer import DatasetWriter
+
+STATE, ACTION, SEED = "observation.state", "action", "complementary_info.seed"
+_CAMERA, _RECORDING = "observation.images.", "recording"
+
+
+@contextmanager
+def _needing_lerobot() -> Iterator[None]:
+    """Raises UserError where pyarrow or PyAV are missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in ("pyarrow", "av"):
+            raise
+        raise UserError(
+            f"{error.name} is not installed, so datasets can be neither written nor read; pip install 'vla-rl[data]'."
+        ) from error
+
+
+class Recording:
+    """A dataset at ``root`` that grows by episodes, with the columns of the first ones; see ``DatasetWriter``.
+
+    ``video`` as in :func:`save_demonstrations`.  As a context manager it is the folder's one writer from its beginning:
+    before the first episode is played.  Leaving it finishes the dataset; :func:`repair` does so after the process was
+    killed.
+    """
+
+    def __init__(self, root: Path, video: str = "auto") -> None:
+        """Raises UserError where pyarrow or PyAV are missing."""
+        with _needing_lerobot():
+            from vla_rl.experience.lerobot import writer
+        self._new_writer = writer.DatasetWriter
+        self.root, self._video = root, video
+        self._writer: DatasetWriter | None = None
+        self._lock: int | None = None  # until there is a writer
+
+    def add(self, episodes: Demonstrations) -> None:
+        """Add all ``episodes``; each is synced to the disk before the next is written."""
+        if self._writer is None:
+            schema = schema_of(episodes, self._video)
+            self._writer = self._new_writer(self.root, schema, episodes.tasks, lock=self._lock)
+            self._lock = None
+        columns = {_CAMERA + name: frames for name, frames in episodes.images.items()}
+        columns |= {STATE: episodes.state, ACTION: episodes.action, SEED: episodes.seed, **episodes.extras}
+        texts = np.array(episodes.tasks, dtype=np.str_)[episodes.task]
+        if len(set(episodes.tasks)) < len(episodes.tasks):
+            raise ContractError("two tasks have the same text, so they would become one; give each its own text.")
+        if any((episodes.time[begin:end] != np.arange(end - begin)).any() for begin, end in episodes.spans()):
+            raise ContractError(
+                "an episode's time does not count 0, 1, 2, ... as a dataset's frame index does; record it from its "
+                "start."
+            )
+        for begin, end in episodes.spans():
+            self._writer.add({name: values[begin:end] for name, values in columns.items()}, texts[begin:end].tolist())
+
+    def __enter__(self) -> Recording:
+        self._lock = take_lock(self.root / _RECORDING)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._writer is not None:
+            self._writer.__exit__(kind, error, trace)
+        elif self._lock is not None:
+            drop_lock(self.root / _RECORDING, self._lock)
 
 
 def save_demonstrations(episodes: Demonstrations, path: Path, video: str = "auto") -> None:
@@ -28,7 +101,7 @@ def save_demonstrations(episodes: Demonstrations, path: Path, video: str = "auto
     require_unlocked(writing)
     shutil.rmtree(writing, ignore_errors=True)
     try:
-        with recording(writing, video) as dataset:
+        with Recording(writing, video) as dataset:
             dataset.add(episodes)
         move_aside(path)
         os.replace(writing, path)
@@ -61,28 +134,34 @@ def load_demonstrations(
 def stream_demonstrations(
     path: Path, episodes: Iterable[int] | None = None, on_damage: Callable[[Problem], None] | None = None
 ) -> Iterator[Demonstrations]:
-    """Like :func:`load_demonstrations`, but one episode at a time, with the dataset's episode numbers.
+    """Like :func:`load_demonstrations`, but one episode at a time, numbered as in the dataset.
 
-    For datasets that do not fit into memory.
+    ``observation.state`` and ``action`` are the state (without entries where there is none) and the action; every
+    camera and every other column comes along.  Raises UserError when there is no ``action``.
     """
-    stream: Iterator[Demonstrations] = _lerobot().read(Path(path), episodes, on_damage)
-    return stream
-
-
-def recording(path: Path, video: str = "auto") -> Recording:
-    """A dataset that grows by episodes; each is on the disk when ``add`` returns.
-
-    ``video`` as in :func:`save_demonstrations`.  Leaving the ``with`` block finishes the dataset; :func:`repair` does
-    so after the process was killed.
-    """
-    dataset: Recording = _lerobot().Recording(path, video)
-    return dataset
+    with _needing_lerobot():
+        from vla_rl.experience.lerobot.reader import DatasetReader
+    reader = DatasetReader(path)
+    if ACTION not in reader.names:
+        raise UserError(
+            f"{str(path)!r} has no column {ACTION!r}, so there is nothing to imitate; its columns are "
+            f"{', '.join(reader.names)}."
+        )
+    for episode in reader.episodes(episodes, on_damage=on_damage):
+        problem = _not_finite(episode)
+        if problem is None:
+            yield _demonstrations(reader, episode)
+        elif on_damage is None:
+            raise DamagedError(reader.root, problem)
+        else:
+            on_damage(problem)
 
 
 def repair(path: Path) -> list[Problem]:
     """Finish the recording of a killed process; returns the damaged episodes, which are moved aside."""
-    problems: list[Problem] = _lerobot().repair(path)
-    return problems
+    with _needing_lerobot():
+        from vla_rl.experience.lerobot import writer
+    return writer.repair(path)
 
 
 def move_aside(path: Path) -> Path | None:
@@ -93,7 +172,7 @@ def move_aside(path: Path) -> Path | None:
     require_unlocked(path)
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return None
-    if not ((path / "meta").is_dir() or (path / "recording").is_dir()):
+    if not ((path / "meta").is_dir() or (path / _RECORDING).is_dir()):
         raise UserError(
             f"{str(path)!r} exists and is no dataset, so it was left alone and nothing written; choose another folder."
         )
@@ -104,14 +183,61 @@ def move_aside(path: Path) -> Path | None:
     return aside
 
 
-def _lerobot() -> Any:
-    """The package ``lerobot``, imported late because pyarrow and PyAV are optional dependencies."""
-    try:
-        from vla_rl.experience.lerobot import translate
-    except ModuleNotFoundError as error:
-        if error.name not in ("pyarrow", "av"):
-            raise
-        raise UserError(
-            f"{error.name} is not installed, so datasets can be neither written nor read; pip install 'vla-rl[data]'."
-        ) from error
-    return translate
+def schema_of(episodes: Demonstrations, video: str = "auto") -> Schema:
+    """The columns that ``episodes`` need; ``video`` says which cameras become video, see ``lerobot.video.camera``."""
+    from vla_rl.experience.lerobot.features import Feature, Schema
+    from vla_rl.experience.lerobot.video import camera
+
+    features = {
+        _CAMERA + name: camera(frames.shape[1:], episodes.fps, video) for name, frames in episodes.images.items()
+    }
+    features[STATE] = Feature("float32", episodes.state.shape[1:], list(episodes.state_names) or None)
+    features[ACTION] = Feature("float32", episodes.action.shape[1:], list(episodes.action_names) or None)
+    for name, values in episodes.extras.items():
+        if values.dtype.kind not in "fiubU":
+            raise ContractError(
+                f"a column of type {values.dtype} cannot be kept in a dataset; give numbers, truth values or text."
+            )
+        text = values.dtype.kind == "U"
+        features[name] = Feature("string") if text else Feature(str(values.dtype), values.shape[1:] or (1,))
+    features[SEED] = Feature("int64")
+    return Schema(episodes.fps, features, episodes.robot)
+
+
+def _not_finite(episode: RecordedEpisode) -> Problem | None:
+    """The first number of state or action that is NaN or infinite."""
+    for name in (STATE, ACTION):
+        values = episode.columns.get(name, np.zeros(0))
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            frame = int((~np.isfinite(values)).reshape(len(values), -1).any(axis=1).argmax())
+            return Problem("data", f"is not finite in frame {frame}", (episode.index,), name)
+    return None
+
+
+def _demonstrations(reader: DatasetReader, episode: RecordedEpisode) -> Demonstrations:
+    columns, features, count = dict(episode.columns), reader.schema.features, len(episode.time)
+    images = {_camera_name(name, features): columns.pop(name) for name in reader.schema.cameras}
+    state = columns.pop(STATE, np.zeros((count, 0))).astype(np.float32).reshape(count, -1)
+    action = columns.pop(ACTION).astype(np.float32).reshape(count, -1)
+    seed = columns.pop(SEED, np.full(count, -1)).astype(np.int64)
+    return Demonstrations(
+        images=images,
+        state=state,
+        task=episode.task.astype(np.int64),
+        time=episode.time.astype(np.int64),
+        action=action,
+        episode=np.full(count, episode.index, np.int64),
+        seed=seed,
+        tasks=episode.tasks,
+        fps=reader.schema.fps,
+        state_names=features[STATE].labels() if STATE in features else (),
+        action_names=features[ACTION].labels(),
+        extras=columns,
+        robot=reader.schema.robot,
+    )
+
+
+def _camera_name(name: str, features: Iterable[str]) -> str:
+    """``observation.images.front`` -> ``front``, ``observation.image`` -> ``image``, others as they are."""
+    short = name.removeprefix(_CAMERA) if name.startswith(_CAMERA) else name.removeprefix("observation.")
+    return name if short != name and _CAMERA + short in features and _CAMERA + short != name else short

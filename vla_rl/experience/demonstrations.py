@@ -1,18 +1,54 @@
-"""Demonstrations: recorded episodes as arrays with one entry per control step (on disk: ``datasets.py``)."""
+"""Recorded episodes as arrays with one entry per control step, to imitate and to learn world models from.
+
+On disk: ``datasets.py``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from vla_rl.contract.env import Observation
-from vla_rl.contract.errors import ContractError, did_you_mean
+from vla_rl.contract.errors import ContractError, UserError, did_you_mean
+from vla_rl.contract.trust import read_arrays
+
+
+class _Episodes:
+    """Whole episodes, one after the other, each number of ``episode`` [N] once and in order."""
+
+    images: Mapping[str, np.ndarray]
+    episode: np.ndarray
+
+    @property
+    def count(self) -> int:
+        """Number of episodes."""
+        return len(self.spans())
+
+    def spans(self) -> list[tuple[int, int]]:
+        """First entry and the one after the last, of every episode."""
+        begins = np.flatnonzero(np.diff(self.episode, prepend=-1))
+        return list(zip(begins.tolist(), [*begins[1:].tolist(), len(self.episode)], strict=True))
+
+
+def _concatenated(parts: Sequence[Any]) -> dict[str, Any]:
+    """The arrays of ``parts``, also those in mappings, end to end; their episodes are renumbered from 0."""
+    found: dict[str, Any] = {}
+    for name in (item.name for item in fields(parts[0])):
+        values = [getattr(part, name) for part in parts]
+        if isinstance(values[0], Mapping):
+            found[name] = {key: np.concatenate([value[key] for value in values]) for key in values[0]}
+        elif isinstance(values[0], np.ndarray):
+            found[name] = np.concatenate(values)
+    lengths = [end - begin for part in parts for begin, end in part.spans()]
+    return found | {"episode": np.repeat(np.arange(len(lengths)), lengths)}
 
 
 @dataclass(frozen=True)
-class Demonstrations:
+class Demonstrations(_Episodes):
     """``N`` control steps of whole episodes, in order, with the names and units of their numbers.
 
     images  {camera: uint8 [N,h,w,c]}
@@ -40,16 +76,6 @@ class Demonstrations:
     action_names: tuple[str, ...] = ()
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)
     robot: str = ""
-
-    @property
-    def count(self) -> int:
-        """Number of episodes."""
-        return len(np.unique(self.episode))
-
-    def spans(self) -> list[tuple[int, int]]:
-        """First step and the one after the last, of every episode."""
-        begins = np.flatnonzero(np.diff(self.episode, prepend=-1))
-        return list(zip(begins.tolist(), [*begins[1:].tolist(), len(self.episode)], strict=True))
 
     def observation(self) -> Observation:
         """All steps as one batch of observations."""
@@ -91,16 +117,217 @@ class Demonstrations:
                     f"episodes with {sorted({*part.images, *part.extras})} cannot be joined to episodes with "
                     f"{sorted({*first.images, *first.extras})}; leave out the columns that they do not share."
                 )
-        lengths = [end - begin for part in parts for begin, end in part.spans()]
-        return replace(
-            first,
-            images={name: np.concatenate([part.images[name] for part in parts]) for name in first.images},
-            extras={name: np.concatenate([part.extras[name] for part in parts]) for name in first.extras},
-            task=np.concatenate([part.task for part in parts]),
-            episode=np.repeat(np.arange(len(lengths)), lengths),
-            tasks=tasks,
-            state=np.concatenate([part.state for part in parts]),
-            time=np.concatenate([part.time for part in parts]),
-            action=np.concatenate([part.action for part in parts]),
-            seed=np.concatenate([part.seed for part in parts]),
-        )
+        return replace(first, tasks=tasks, **_concatenated(parts))
+
+
+@dataclass(frozen=True)
+class Trajectories(_Episodes):
+    """``M`` time steps of whole episodes, in order; an episode of ``T`` actions has ``T + 1`` of them.
+
+    images   {camera: uint8 [M,h,w,c]}
+    state    float32 [M,S]
+    action   float32 [M,D]   action executed at this time step; 0 at an episode's last
+    task     int64 [M]       index into the environment's texts
+    success  bool [M]        whether the episode has succeeded by this time step
+    failed   bool [M]        whether the episode has ended in failure by this time step
+    episode  int64 [M]       0, 1, ...
+    seed     int64 [M]       of the episode, -1 when unknown
+    reward   float32 [M]     of the action; 0 at an episode's last time step, NaN in episodes that have none recorded
+    """
+
+    images: Mapping[str, np.ndarray]
+    state: np.ndarray
+    action: np.ndarray
+    task: np.ndarray
+    success: np.ndarray
+    failed: np.ndarray
+    episode: np.ndarray
+    seed: np.ndarray
+    reward: np.ndarray
+
+    @property
+    def steps(self) -> int:
+        """Actions in all episodes."""
+        return len(self.state) - self.count
+
+    @property
+    def outcomes(self) -> np.ndarray:
+        """bool [count]: which episodes succeeded."""
+        outcomes: np.ndarray = self.success[self.ends - 1]
+        return outcomes
+
+    @property
+    def ends(self) -> np.ndarray:
+        """int64 [count]: one after the last time step of every episode."""
+        return np.append(np.flatnonzero(np.diff(self.episode)) + 1, len(self.episode))
+
+    def recorded_rewards(self) -> np.ndarray:
+        """float32 [steps]: the reward of every action; raises UserError where an episode has none recorded."""
+        actions = np.ones(len(self.state), bool)
+        actions[self.ends - 1] = False
+        rewards: np.ndarray = self.reward[actions]
+        if (unknown := np.isnan(rewards)).any():
+            missing = len(np.unique(self.episode[actions][unknown]))
+            raise UserError(
+                f"{missing} of {self.count} episodes have no rewards recorded, as those of datasets without "
+                "'next.reward', so a world model cannot learn what they were rewarded with; collect them again in a "
+                "new run, or leave the head out (plan.model.reward)."
+            )
+        return rewards
+
+    def select(self, episodes: Sequence[int] | np.ndarray) -> Trajectories:
+        """Those ``episodes`` alone, renumbered from 0 in the order given."""
+        spans = self.spans()
+        steps = [np.arange(*spans[i]) for i in episodes]
+        index = np.concatenate([*steps, np.zeros(0, int)])
+        parts = {name: getattr(self, name)[index] for name in _NAMES}
+        images = {name: image[index] for name, image in self.images.items()}
+        return Trajectories(images, **parts | {"episode": np.repeat(np.arange(len(steps)), [len(it) for it in steps])})
+
+    @classmethod
+    def joined(cls, parts: Sequence[Trajectories]) -> Trajectories:
+        """``parts`` concatenated; raises ContractError when their cameras differ."""
+        for part in parts:
+            if part.images.keys() != parts[0].images.keys():
+                raise ContractError(
+                    f"trajectories with the cameras {sorted(part.images)} cannot be joined to some with "
+                    f"{sorted(parts[0].images)}; record the same ones."
+                )
+        return cls(**_concatenated(parts))
+
+    def save(self, path: Path) -> None:
+        """Write every pixel and number to one ``.npz``; :meth:`load` reads it."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        images = {f"images/{name}": image for name, image in self.images.items()}
+        unfinished = path.with_suffix(".part.npz")
+        arrays = images | {name: getattr(self, name) for name in _NAMES}
+        np.savez_compressed(unfinished, allow_pickle=False, **arrays)
+        unfinished.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Trajectories:
+        """Read a file of :meth:`save`; raises UserError for a missing, damaged or other file."""
+        try:
+            file = read_arrays(path)
+            images = {name.removeprefix("images/"): file[name] for name in file if name.startswith("images/")}
+            return cls(images, **{name: file[name] for name in _NAMES})
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(
+                f"no episodes could be read from {str(path)!r} ({error}), so there is nothing to learn from; record "
+                "them again."
+            ) from error
+
+    @classmethod
+    def from_demonstrations(cls, episodes: Demonstrations) -> Trajectories:
+        """From recorded episodes, for instance of a LeRobot folder.
+
+        They lack the picture after the last action.  Their last picture stands for it and the last action is left out,
+        so an outcome appears one control step early, and the last reward beside the one before it.  Raises UserError
+        when success was not recorded.
+        """
+        if "next.success" not in episodes.extras:
+            raise UserError(
+                "the episodes have no 'next.success', so nothing could be learnt about outcomes; record them with "
+                "'vla-rl collect', or add the column."
+            )
+        last = np.array([end - 1 for _, end in episodes.spans()])
+        success, failed = np.zeros(len(episodes.state), bool), np.zeros(len(episodes.state), bool)
+        success[last] = np.asarray(episodes.extras["next.success"]).reshape(-1)[last]
+        terminated = np.asarray(episodes.extras.get("next.terminated", np.zeros(len(success), bool))).reshape(-1)
+        failed[last] = terminated[last] & ~success[last]
+        action = episodes.action.copy()
+        action[last] = 0
+        unknown = np.full(len(action), np.nan)
+        reward = np.array(episodes.extras.get("next.reward", unknown), np.float32).reshape(-1)
+        reward[last - 1] += reward[last]
+        reward[last] = 0.0  # also what an episode of one action added to its neighbour's end
+        kept = {name: getattr(episodes, name) for name in ("state", "task", "episode", "seed")}
+        return cls(episodes.images, action=action, success=success, failed=failed, reward=reward, **kept)
+
+
+_NAMES = ("state", "action", "task", "success", "failed", "episode", "seed", "reward")
+
+
+def make_sequences(trajectories: Trajectories, frames: int, context: int) -> dict[str, np.ndarray]:
+    """A table with one sequence per time step that has a successor: its context frames and the next two calls' frames.
+
+    One call of the model predicts ``frames`` control steps.  The table holds indices and small arrays only;
+    :func:`sequence_batch` loads the pictures.
+
+    past    int64 [N,1+context]  time steps: the episode's first, then ``context`` steps ``frames`` apart up to the
+                                 present one
+    future  int64 [N,2*frames]   the time steps that follow; an episode's last is repeated past its end
+    count   int64 [N]            how many of ``future`` lie inside the episode
+    """
+    past, future, count = [], [], []
+    back = np.arange(context - 1, -1, -1) * frames
+    for begin, end in trajectories.spans():
+        present = np.arange(begin, end - 1)
+        recent = np.maximum(present[:, None] - back, begin)
+        past.append(np.concatenate([np.full((len(present), 1), begin), recent], 1))
+        future.append(np.minimum(present[:, None] + 1 + np.arange(2 * frames), end - 1))
+        count.append(np.minimum(end - 1 - present, 2 * frames))
+    return {"past": np.concatenate(past), "future": np.concatenate(future), "count": np.concatenate(count)}
+
+
+def context_at(trajectories: Trajectories, steps: np.ndarray, frames: int, context: int) -> dict[str, np.ndarray]:
+    """Context frames, state, task and clock at the time steps ``steps`` [N], as ``InitialStates`` has them."""
+    begins = np.array([begin for begin, _ in trajectories.spans()])
+    first = begins[np.searchsorted(begins, steps, side="right") - 1][:, None]
+    recent = np.maximum(steps[:, None] - np.arange(context - 1, -1, -1) * frames, first)
+    return {
+        "pictures": _pictures(trajectories, np.concatenate([first, recent], 1)),
+        "state": trajectories.state[steps],
+        "task": trajectories.task[steps],
+        "time": steps - first[:, 0],
+    }
+
+
+def call_batch(trajectories: Trajectories, table: Mapping[str, np.ndarray], index: np.ndarray) -> dict[str, np.ndarray]:
+    """The first call of the sequences ``index`` [B] of ``table``, with the picture before it.
+
+    pictures uint8 [B,C,h,w], state [B,1+F,S], actions [B,F,D], count [B]
+    """
+    frames = table["future"].shape[1] // 2
+    steps = np.concatenate([table["past"][index, -1:], table["future"][index, :frames]], 1)
+    return {
+        "state": trajectories.state[steps],
+        "actions": trajectories.action[steps[:, :-1]],
+        "pictures": _pictures(trajectories, steps[:, 0]),
+        "count": np.minimum(table["count"][index], frames),
+    }
+
+
+def frames_at(trajectories: Trajectories, steps: np.ndarray) -> dict[str, np.ndarray]:
+    """State [N,S] and pictures uint8 [N,C,h,w] at the time steps ``steps`` [N]."""
+    return {"state": trajectories.state[steps], "pictures": _pictures(trajectories, steps)}
+
+
+def sequence_batch(
+    trajectories: Trajectories, table: Mapping[str, np.ndarray], index: np.ndarray
+) -> dict[str, np.ndarray]:
+    """The sequences ``index`` [B] of ``table``, as ``WorldModel.loss`` takes them.
+
+    pictures uint8 [B,1+context+2*frames,C,h,w], cameras side by side in ``C``; state [B,1+2*frames,S], actions
+    [B,2*frames,D] and their reward float32 [B,2*frames], task [B], count [B]; outcome float32 [B,2*frames,3]: success
+    so far, failure so far, and whether the episode succeeds in the end
+    """
+    past, future = table["past"][index], table["future"][index]
+    present = past[:, -1:]
+    succeeds = trajectories.outcomes[np.searchsorted(trajectories.ends, future, side="right")]
+    outcome = np.stack([trajectories.success[future], trajectories.failed[future], succeeds], -1).astype(np.float32)
+    return {
+        "pictures": _pictures(trajectories, np.concatenate([past, future], 1)),
+        "state": trajectories.state[np.concatenate([present, future], 1)],
+        "actions": trajectories.action[np.concatenate([present, future[:, :-1]], 1)],
+        "task": trajectories.task[present[:, 0]],
+        "count": table["count"][index],
+        "outcome": outcome,
+        "reward": trajectories.reward[np.concatenate([present, future[:, :-1]], 1)],
+    }
+
+
+def _pictures(trajectories: Trajectories, steps: np.ndarray) -> np.ndarray:
+    """uint8 [...,C,h,w] at the time steps ``steps`` [...], cameras in the order of their names."""
+    pictures = np.concatenate([trajectories.images[name][steps] for name in sorted(trajectories.images)], -1)
+    return np.moveaxis(pictures, -1, -3)

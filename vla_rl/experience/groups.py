@@ -9,75 +9,42 @@ curriculum changes which are played: tasks then weigh as often as it draws them)
 - a seed is played once, and not repeated until its group is mixed (that would multiply hard tasks by ``1 / P``);
 - groups are delivered in the order of their launch and not of their end (which would favour short episodes), and the
   groups that one rollout does not need open the next one;
-- a truncated member is a member, with its reward so far and ``GroupConfig.truncation_value`` (see there).
+- a truncated member stays in its group, with its reward so far + V.  **Leaving it out is not an option**: that
+  maximises ``E[R | not truncated]``, which rewards actions that lead lost episodes into truncation.  Example: of two
+  equally likely actions, one succeeds or fails and the other succeeds or is truncated, each with probability 1/2.  The
+  gradient towards the second is 1/9 when truncated episodes are dropped, 0 when they earn nothing more, and 1/16 with
+  ``V = .5``, which is too much if none of them would have succeeded.  So ``V`` is 0 unless a calibrated one exists, and
+  a share of truncated episodes that rises during training (``truncated`` among the metrics) is a warning.
 
 All members have one seed, hence one task, scene and initial state.  In an imagined environment a seed determines the
 initial state, the context frames and the model's noise: members differ by the policy's actions and by nothing else.
-
-What a truncated group member would still have earned, after a time limit or too much model uncertainty.
-
-Its return is its reward so far + V, and it stays in its group.  **Leaving it out is not an option**: that maximises
-``E[R | not truncated]``, which rewards actions that lead lost episodes into truncation.  Example: of two equally likely
-actions, one succeeds or fails and the other succeeds or is truncated, each with probability 1/2.  The gradient towards
-the second action is 1/9 when truncated episodes are dropped, 0 when they earn nothing more, and 1/16 with ``V = .5``,
-which is too much if none of them would have succeeded.  So ``V`` is 0 unless a calibrated one exists, and a share of
-truncated episodes that rises during training (``truncated`` among the metrics) is a warning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from vla_rl.contract.batch import TRUNCATION_RETURN, Rollout
 from vla_rl.contract.device import HostStep
 from vla_rl.contract.env import WORKER, VecEnv
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import Features, Policy
-from vla_rl.experience.columns import episode_column, moved, side_by_side, to_state
-from vla_rl.experience.curriculum import Curriculum, InOrder, SeedStream
+from vla_rl.experience.curriculum import InOrder, SeedStream
 from vla_rl.experience.driver import ATTEMPTS, Decision, Driver, no_seconds
-from vla_rl.experience.rollout import device_of, to_policy_device, to_tensor
-
-
-class TruncationValue(Protocol):
-    """``V``: a frozen dataclass that estimates what truncated episodes would still have earned."""
-
-    def value(self, final: Features) -> Tensor:
-        """float64 [F], undiscounted, from the features of their last observations {name: [F,...]}."""
-
-
-@dataclass(frozen=True)
-class ZeroValue:
-    """0: a truncated episode earns nothing more.  Never too high where rewards are not negative."""
-
-    def value(self, final: Features) -> Tensor:
-        """Zeros."""
-        return torch.zeros(_count(final), dtype=torch.float64)
-
-
-@dataclass(frozen=True)
-class ConstantValue:
-    """The same for all: what such episodes earned on average when they were continued, for instance in a simulator.
-
-    It is calibrated only for policies like the one it was measured with; every excess rewards truncation.
-    """
-
-    constant: float
-
-    def value(self, final: Features) -> Tensor:
-        """``constant`` for each."""
-        return torch.full((_count(final),), self.constant, dtype=torch.float64)
-
-
-def _count(final: Features) -> int:
-    return len(next(iter(final.values())))
+from vla_rl.experience.rollout import (
+    device_of,
+    episode_column,
+    moved,
+    side_by_side,
+    to_policy_device,
+    to_state,
+    to_tensor,
+)
 
 
 @dataclass(frozen=True)
@@ -95,8 +62,10 @@ class GroupConfig:
     ahead: int = 4  # less than ``groups``
     limit: int = 64  # groups played for one rollout at most; with ``limit = groups`` uniform groups are not replaced
     num_envs: int = 64  # with more environments, more of them idle while the last groups end
-    truncation_value: TruncationValue = ZeroValue()  # what truncated members would still have earned
-    curriculum: Curriculum = InOrder()  # which scenes are played next
+    # V: what truncated members would still have earned, undiscounted, for instance on average when they were continued
+    # in a simulator; it is calibrated for such policies only, and every excess rewards truncation.
+    truncation_value: float = 0.0
+    curriculum: InOrder = InOrder()  # which scenes are played next
 
     def build(self, env: VecEnv, policy: Policy, seeds: SeedStream, generator: torch.Generator) -> GroupSource:
         """The source with these numbers."""
@@ -207,8 +176,6 @@ class GroupSource:
         self.generator.set_state(state["generator"])
         self._carried = [moved(Rollout(**group), device_of(self.policy)) for group in state["carried"]]
 
-    # -- launching --------------------------------------------------------------------------------------------------
-
     def _fill(self) -> None:
         """Launch the next members in free environments, as long as more are wanted."""
         launched: dict[int, int] = {}
@@ -233,10 +200,6 @@ class GroupSource:
         missing = self.config.groups - mixed
         if missing <= 0 or running >= missing + self.config.ahead or len(self._groups) == self.config.limit:
             return None
-        self._groups.append(Group(self._new_seed(), self.config.size))
-        return self._groups[-1]
-
-    def _new_seed(self) -> int:
         taken = [group.seed for group in self._groups] + [int(part.seeds[0, 0]) for part in self._carried]
         seed = self.seeds.draw(taken)
         if seed in taken:
@@ -244,19 +207,14 @@ class GroupSource:
                 f"seed {seed} came twice within one rollout, so two groups could not be distinguished; give the source "
                 "a longer range of seeds."
             )
-        return seed
+        self._groups.append(Group(seed, self.config.size))
+        return self._groups[-1]
 
     def _reset(self, env_ids: np.ndarray, seeds: np.ndarray) -> None:
         if self.driver.obs is None:  # every environment must be reset once before a step; the spare ones are ignored
             spare = np.setdiff1d(np.arange(self.env.num_envs), env_ids)
             env_ids, seeds = np.append(env_ids, spare), np.append(seeds, np.full(len(spare), seeds[0]))
         self.driver.reset(env_ids, seeds)
-
-    @contextmanager
-    def lent(self) -> Iterator[None]:
-        """Somebody else plays in the environments meanwhile; see ``LendingSource``.  No episode is running here."""
-        yield
-        self.driver.forget()
 
     # -- playing ----------------------------------------------------------------------------------------------------
 
@@ -298,11 +256,9 @@ class GroupSource:
         """Give ``truncated`` members the features of their last observation and its value."""
         if truncated:
             final = self.driver.final_features(np.array(list(truncated)))
-            values = self.config.truncation_value.value(final).tolist()
             for i, member in enumerate(truncated.values()):
-                member.final, member.truncation_return = {name: item[i] for name, item in final.items()}, values[i]
-
-    # -- delivering -------------------------------------------------------------------------------------------------
+                member.final = {name: item[i] for name, item in final.items()}
+                member.truncation_return = float(self.config.truncation_value)
 
     def deliver(self) -> Rollout:
         """The first ``groups`` mixed groups in the order of their launch; the others stay for the next rollout."""

@@ -98,7 +98,6 @@ def concatenate(batches: list[Transitions]) -> Transitions:
 
 
 _AUTONOMOUS, _CORRECTED, _RECORDED = range(3)  # columns of counts
-_KINDS = 3
 
 
 class StratumSampler(Protocol):
@@ -123,12 +122,7 @@ class Strata:
     """
 
     def __init__(
-        self,
-        online: Replay,
-        recorded: Replay,
-        sampler: StratumSampler,
-        version: Callable[[], int],
-        max_age: int,
+        self, online: Replay, recorded: Replay, sampler: StratumSampler, version: Callable[[], int], max_age: int
     ) -> None:
         self.online, self.recorded, self.sampler = online, recorded, sampler
         self.version, self.max_age = version, max_age
@@ -148,13 +142,11 @@ class Strata:
         """
         seed = int(torch.randint(2**62, (1,), generator=generator))
         strata = [self._online(), self._recorded()]
-        counts = self._counts(strata)
-        drawn = self.sampler.draw(counts, size, np.random.default_rng(seed))
+        drawn = self.sampler.draw(_counts(strata), size, np.random.default_rng(seed))
         drawn = drawn[np.lexsort((drawn[:, 0], drawn[:, 1] == _RECORDED))]  # by replay buffer
         parts = []
-        for replay, (slots, keys), mask in zip(
-            (self.online, self.recorded), strata, (drawn[:, 1] != _RECORDED, drawn[:, 1] == _RECORDED), strict=True
-        ):
+        masks = (drawn[:, 1] != _RECORDED, drawn[:, 1] == _RECORDED)
+        for replay, (slots, keys), mask in zip((self.online, self.recorded), strata, masks, strict=True):
             if mask.any():
                 parts.append(replay.transitions(choose(slots, keys, key_of(drawn[mask]), generator)))
         self._drawn[size] = drawn
@@ -167,12 +159,7 @@ class Strata:
 
     def counts(self) -> np.ndarray:
         """int [M,3]: the decisions of each task that can be drawn: autonomous, corrected, recorded."""
-        return self._counts([self._online(), self._recorded()])
-
-    def _counts(self, strata: list[tuple[Tensor, np.ndarray]]) -> np.ndarray:
-        keys = np.concatenate([keys for _, keys in strata])
-        tasks = int(keys.max(initial=-1)) // _KINDS + 1
-        return np.bincount(keys, minlength=_KINDS * tasks).reshape(tasks, _KINDS)
+        return _counts([self._online(), self._recorded()])
 
     def _online(self) -> tuple[Tensor, np.ndarray]:
         """Slots and their keys."""
@@ -187,9 +174,7 @@ class Strata:
 
     def _recorded(self) -> tuple[Tensor, np.ndarray]:
         slots = self.recorded.decisions()
-        if not len(slots):
-            return slots, np.zeros(0, np.int64)
-        task = on_host(self.recorded.columns["task"][slots])
+        task = on_host(self.recorded.columns["task"][slots]) if len(slots) else np.zeros(0, np.int64)
         return slots, key_of(np.stack([task, np.full_like(task, _RECORDED)], 1))
 
     def state_dict(self) -> dict[str, Any]:
@@ -203,9 +188,15 @@ class Strata:
         self.sampler.load_state_dict(state["sampler"])
 
 
+def _counts(strata: list[tuple[Tensor, np.ndarray]]) -> np.ndarray:
+    keys = np.concatenate([keys for _, keys in strata])
+    tasks = int(keys.max(initial=-1)) // 3 + 1
+    return np.bincount(keys, minlength=3 * tasks).reshape(tasks, 3)
+
+
 def key_of(pairs: np.ndarray) -> np.ndarray:
     """One number [B] for (task, stratum) ``pairs`` [B,2]."""
-    found: np.ndarray = pairs[:, 0] * _KINDS + pairs[:, 1]
+    found: np.ndarray = pairs[:, 0] * 3 + pairs[:, 1]
     return found
 
 

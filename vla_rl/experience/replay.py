@@ -8,18 +8,29 @@ alone would hold too many short ones at first.  Discounts count low-level action
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from vla_rl.contract import CONTRACT_VERSION
 from vla_rl.contract.batch import Rollout, Transitions
 from vla_rl.contract.env import on_host
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.experience.storage import Filled, InMemory, Storage
+from vla_rl.contract.trust import read_json
+
+FEATURES = "features/"
+Columns: TypeAlias = dict[str, Tensor]
+Shapes: TypeAlias = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+Numbers: TypeAlias = Mapping[str, float]
+Filled: TypeAlias = tuple[int, int, int]  # next slot, slots of ended episodes, slots of running ones behind them
+_META = "replay.json"
 
 
 class Replay:
@@ -30,8 +41,8 @@ class Replay:
     Episodes are continued within a stream (``Rollout.stream``) only, so several robots can fill one buffer.
     """
 
-    def __init__(self, capacity: int, gamma: float, n_step: int = 1, storage: Storage | None = None) -> None:
-        """``storage`` holds the columns, see ``storage.py``; one that holds decisions already is continued."""
+    def __init__(self, capacity: int, gamma: float, n_step: int = 1, storage: InMemory | None = None) -> None:
+        """``storage`` holds the columns; one that holds decisions already is continued."""
         if capacity < 2 or n_step < 1 or not 0 < gamma <= 1:
             raise UserError(
                 f"a replay buffer of {capacity} slots, gamma {gamma} and {n_step} steps cannot hold or value a "
@@ -89,9 +100,7 @@ class Replay:
         if not columns:
             return
         length = len(columns["count"])
-        if not self.columns:
-            shapes = {name: (tuple(item.shape[1:]), item.dtype) for name, item in columns.items()}
-            self.columns = self.storage.allocate(shapes)
+        self._allocate(columns)
         cursor, size, _ = self._filled
         self._decisions = None
         begin = (cursor + max(0, length - self.capacity)) % self.capacity
@@ -109,6 +118,11 @@ class Replay:
                 column[slots] = values[part].to(column.device)
         self._note(((cursor + length) % self.capacity, min(self.capacity, size + length), 0))
 
+    def _allocate(self, like: Columns) -> None:
+        if not self.columns:
+            shapes = {name: (tuple(item.shape[1:]), item.dtype) for name, item in like.items()}
+            self.columns = self.storage.allocate(shapes)
+
     def _note(self, filled: Filled) -> None:
         self._filled = filled
         self.storage.note(filled, self.robots)
@@ -120,13 +134,12 @@ class Replay:
                 f"an episode of {int(columns['remaining'].max())} decisions does not fit into a replay buffer of "
                 f"{self.capacity} slots, so its rollout was not kept; give the buffer more."
             )
-        for name in sorted(columns.keys() | self.columns.keys()) if columns and self.columns else ():
-            ours = self.columns[name].shape[1:] if name in self.columns else None
-            theirs = columns[name].shape[1:] if name in columns else None
-            if ours != theirs:
+        ours, theirs = ({name: list(item.shape[1:]) for name, item in it.items()} for it in (self.columns, columns))
+        for name in sorted(ours.keys() | theirs.keys()) if ours and theirs else ():
+            if ours.get(name) != theirs.get(name):
                 raise ContractError(
-                    f"a rollout brought {name!r} of shape {theirs and list(theirs)} to a replay buffer that holds "
-                    f"{ours and list(ours)}, so it was not kept; fill one buffer from one policy and environment."
+                    f"a rollout brought {name!r} of shape {theirs.get(name)} to a replay buffer that holds "
+                    f"{ours.get(name)}, so it was not kept; fill one buffer from one policy and environment."
                 )
 
     # -- sampling ---------------------------------------------------------------------------------------------------
@@ -168,9 +181,8 @@ class Replay:
         if self._decisions is None:
             _, size, provisional = self._filled
             filled = min(self.capacity, size + provisional)
-            self._decisions = (
-                (self.columns["remaining"] if self.columns else torch.zeros(0))[:filled].nonzero().flatten()
-            )
+            remaining = self.columns["remaining"] if self.columns else torch.zeros(0)
+            self._decisions = remaining[:filled].nonzero().flatten()
         return self._decisions
 
     # -- state ------------------------------------------------------------------------------------------------------
@@ -196,9 +208,7 @@ class Replay:
         if state["capacity"] != self.capacity:
             saved, size = self._unrolled(saved, state), len(saved["count"]) - provisional
             cursor = size
-        if not self.columns:
-            shapes = {name: (tuple(item.shape[1:]), item.dtype) for name, item in saved.items()}
-            self.columns = self.storage.allocate(shapes)
+        self._allocate(saved)
         for name, item in saved.items():
             self.columns[name][: len(item)] = item
         self._note((cursor, size, provisional))
@@ -217,12 +227,10 @@ class Replay:
 
 def _on_device(decisions: Transitions, device: torch.device) -> Transitions:
     def moved(item: Tensor | Mapping[str, Tensor]) -> Tensor | dict[str, Tensor]:
-        if isinstance(item, Tensor):
-            return item.to(device)
-        return {name: value.to(device) for name, value in item.items()}
+        return item.to(device) if isinstance(item, Tensor) else {name: value.to(device) for name, value in item.items()}
 
     parts: dict[str, Any] = {part.name: moved(getattr(decisions, part.name)) for part in fields(decisions)}
-    return Transitions(**parts)
+    return replace(decisions, **parts)
 
 
 class Interventions:
@@ -256,10 +264,6 @@ def _draw(decisions: Tensor, size: int, generator: torch.Generator) -> Tensor:
     if not len(decisions):
         raise UserError("the replay buffer holds no such decision yet, so none can be drawn; add a rollout first.")
     return decisions[torch.randint(len(decisions), (size,), generator=generator).to(decisions.device)]
-
-
-FEATURES = "features/"
-Columns: TypeAlias = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -318,7 +322,10 @@ def advance(running: Running, rollout: Rollout, gamma: float, robot: int) -> tup
     closed = closed[last[closed] >= first[closed]]
     selected = {name: item[torch.from_numpy(closed)] for name, item in ends.items()}
     slots = _slots(table, steps.source, first[closed], last[closed], selected, gamma) if len(closed) else {}
-    return slots, _rest(rollout, table, steps, np.repeat(waiting, np.diff(first, append=len(steps.env_ids))))
+    going_on = np.repeat(waiting, np.diff(first, append=len(steps.env_ids)))
+    index, env_ids = torch.from_numpy(steps.source[going_on]), steps.env_ids[going_on]
+    latest = {name: item[-1][torch.from_numpy(np.unique(env_ids))] for name, item in rollout.features.items()}
+    return slots, Running({name: item[index] for name, item in table.items()}, env_ids, latest)
 
 
 @dataclass(frozen=True)
@@ -407,13 +414,6 @@ def _end_features(running: Running, rollout: Rollout, table: Columns, steps: _St
     return found
 
 
-def _rest(rollout: Rollout, table: Columns, steps: _Steps, waiting: np.ndarray) -> Running:
-    """The decisions where ``waiting``, whose episodes run on."""
-    index, env_ids = torch.from_numpy(steps.source[waiting]), steps.env_ids[waiting]
-    latest = {name: item[-1][torch.from_numpy(np.unique(env_ids))] for name, item in rollout.features.items()}
-    return Running({name: item[index] for name, item in table.items()}, env_ids, latest)
-
-
 def _slots(
     table: Columns, source: np.ndarray, first: np.ndarray, last: np.ndarray, ends: Columns, gamma: float
 ) -> Columns:
@@ -469,3 +469,114 @@ def _returns(columns: Columns, stop: np.ndarray, length: np.ndarray, gamma: floa
         total = reward[index] + powers[index] * found[index + 1]
         found[index] = torch.where(unknown.to(total.device), -torch.inf, total)
     return found
+
+
+class InMemory:
+    """Columns as tensors on ``device``; all of them belong to the state of a run, which then resumes bit for bit.
+
+    device  where sampled decisions go
+    """
+
+    def __init__(self, device: str | torch.device = "cpu") -> None:
+        self.device = torch.device(device)
+        self._capacity = self._used = 0
+
+    def open(self, numbers: Numbers) -> tuple[Columns, Filled, Sequence[str]]:
+        """Start with the replay buffer's ``numbers``, "capacity" among them, that give its columns their meaning.
+
+        Returns the columns that exist already, which slots are filled, and the names of the robots.
+        """
+        self._capacity = int(numbers["capacity"])
+        return {}, (0, 0, 0), ()
+
+    def allocate(self, shapes: Shapes) -> Columns:
+        """Columns of zeros, by name the shape and dtype of one slot."""
+        return {
+            name: torch.zeros(self._capacity, *shape, dtype=dtype, device=self.device)
+            for name, (shape, dtype) in shapes.items()
+        }
+
+    def note(self, filled: Filled, robots: Sequence[str]) -> None:
+        """Remember which slots are filled, and the names of the robots."""
+        self._used = min(self._capacity, filled[1] + filled[2])
+
+    def state(self, columns: Columns) -> Columns:
+        """The columns that belong to the state of a run; {} when the storage keeps them itself."""
+        return {name: item[: self._used] for name, item in columns.items()}
+
+
+class OnDisk(InMemory):
+    """Columns as memory-mapped files in ``folder``: larger than memory, and available to the next process.
+
+    A resumed run continues with the decisions in the files: none is lost, but the decisions that were added after its
+    last saved state are still there, so the run is not repeated bit for bit.  The columns are on the host; sampled
+    decisions go to ``device``.
+    """
+
+    def __init__(self, folder: str | Path, device: str | torch.device = "cpu") -> None:
+        super().__init__(device)
+        self.folder = Path(folder)
+        self._meta: dict[str, Any] = {}
+
+    def open(self, numbers: Numbers) -> tuple[Columns, Filled, Sequence[str]]:
+        """Raises UserError for a folder of another contract version or other numbers, or one that is damaged."""
+        wanted = {"contract_version": CONTRACT_VERSION, **numbers}
+        path = self.folder / _META
+        if not path.exists():
+            self._meta = wanted
+            return {}, (0, 0, 0), ()
+        try:
+            self._meta = read_json(path)
+            made_with = {name: self._meta[name] for name in wanted}
+            listed = self._meta["columns"].items()
+            shapes = {name: (tuple(shape), getattr(torch, dtype)) for name, (shape, dtype) in listed}
+            cursor, size, running = (int(number) for number in self._meta["filled"])
+            robots = [str(name) for name in self._meta["robots"]]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(
+                f"{str(path)!r} is damaged ({error!r}), so its decisions cannot be read; delete the folder."
+            ) from error
+        for name, value in wanted.items():
+            if made_with[name] != value:
+                raise UserError(
+                    f"the replay buffer in {str(self.folder)!r} was made with {name} {made_with[name]} but this is "
+                    f"{value}, so its decisions would be misread; choose another folder, or use {made_with[name]}."
+                )
+        return self._map(shapes), (cursor, size, running), robots
+
+    def allocate(self, shapes: Shapes) -> Columns:
+        self._meta["columns"] = {
+            name: (list(shape), str(dtype).removeprefix("torch.")) for name, (shape, dtype) in shapes.items()
+        }
+        return self._map(shapes)
+
+    def _map(self, shapes: Shapes) -> Columns:
+        """Raises UserError when a file has another size or cannot be made."""
+        columns, capacity = {}, int(self._meta["capacity"])
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for name, (shape, dtype) in shapes.items():
+                path, slot = self.folder / (name.replace("/", "__") + ".bin"), torch.Size(shape).numel()
+                found, needed = path.stat().st_size if path.exists() else None, capacity * slot * dtype.itemsize
+                if found is not None and found != needed:
+                    raise UserError(
+                        f"{str(path)!r} has {found} bytes where {needed} are needed, so its decisions would be "
+                        "misread; delete the folder."
+                    )
+                flat = torch.from_file(str(path), shared=True, size=capacity * slot, dtype=dtype)
+                columns[name] = flat.view(capacity, *shape)
+        except (OSError, RuntimeError) as error:
+            raise UserError(
+                f"the folder {str(self.folder)!r} cannot be used ({error}), so nothing was kept; free some disk "
+                "space or choose another folder."
+            ) from error
+        return columns
+
+    def note(self, filled: Filled, robots: Sequence[str]) -> None:
+        meta = {**self._meta, "filled": list(filled), "robots": list(robots)}
+        writing = self.folder / (_META + ".writing")
+        writing.write_text(json.dumps(meta), encoding="utf-8")
+        os.replace(writing, self.folder / _META)
+
+    def state(self, columns: Columns) -> Columns:
+        return {}

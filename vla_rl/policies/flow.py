@@ -115,22 +115,19 @@ def repeated(features: Features, times: int) -> Features:
 Integrate = Callable[[Tensor, int], Tensor]
 
 
-class NoisePlacement(Protocol):
+class NoisePlacement:
     """Which steps of a chain get noise; the others follow the ODE."""
 
     def draw(self, table: StepTable, batch: int, generator: Generators) -> Tensor:
         """The noisy steps, int64 [B,m] on the host."""
+        raise NotImplementedError
 
     def starts(self, chain: Chain, integrate: Integrate) -> Tensor:
-        """The points [B,m,N] at which the likelihood evaluates the noisy steps.
+        """The points [B,m,N] at which the likelihood evaluates the noisy steps; by default those that were recorded.
 
         ``integrate(x [B,N], steps)`` follows the ODE for the first ``steps`` steps, with gradient.
         """
-
-
-def _recorded_starts(chain: Chain) -> Tensor:
-    """The recorded starting points [B,m,N] of the noisy steps."""
-    return _gather(chain.points, chain.noisy_steps)
+        return _gather(chain.points, chain.noisy_steps)
 
 
 def _gather(points: Tensor, index: Tensor) -> Tensor:
@@ -139,7 +136,7 @@ def _gather(points: Tensor, index: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class AllSteps:
+class AllSteps(NoisePlacement):
     """Noise in every step whose std is not 0.
 
     The score is exact for the chain and for the action's marginal policy, provided the last step has noise too (see
@@ -150,13 +147,9 @@ class AllSteps:
         """The same steps for every sample."""
         return torch.tensor(table.noisy, dtype=torch.int64).repeat(batch, 1)
 
-    def starts(self, chain: Chain, integrate: Integrate) -> Tensor:
-        """As recorded."""
-        return _recorded_starts(chain)
-
 
 @dataclass(frozen=True)
-class OneRandomStep:
+class OneRandomStep(NoisePlacement):
     """Noise in one step, drawn uniformly **per sample** (pi_RL's mixed ODE-SDE, arXiv 2510.25889, draws per batch).
 
     A surrogate: the gradient passes through the drawn step only; the other steps count as part of the environment.
@@ -171,13 +164,9 @@ class OneRandomStep:
         choice = integers(len(table.noisy), (batch, 1), generator)
         return torch.tensor(table.noisy, dtype=torch.int64)[choice]
 
-    def starts(self, chain: Chain, integrate: Integrate) -> Tensor:
-        """As recorded."""
-        return _recorded_starts(chain)
-
 
 @dataclass(frozen=True)
-class LastStep:
+class LastStep(NoisePlacement):
     """Noise in the last step only, evaluated at the recorded ``x_{K-1}``.
 
     A surrogate: the first steps count as part of the environment (against the executed policy's gradient, six toy
@@ -190,10 +179,6 @@ class LastStep:
         if last not in table.noisy:
             raise UserError("the schedule's last step has std 0, so the action has no density; set last_std above 0.")
         return torch.full((batch, 1), last, dtype=torch.int64)
-
-    def starts(self, chain: Chain, integrate: Integrate) -> Tensor:
-        """As recorded."""
-        return _recorded_starts(chain)
 
 
 @dataclass(frozen=True)
@@ -350,16 +335,21 @@ class StepTable:
         return [list(self.times[:-1]), list(self.w0), list(self.w1), list(self.std)]
 
 
-class Schedule(Protocol):
+class Schedule:
     """What a sampler needs to know about the noise; a frozen dataclass whose float fields are magnitudes of noise."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     def table(self, steps: int) -> StepTable:
         """The coefficients for ``K = steps``."""
+        raise NotImplementedError
 
     def std(self, table_std: Tensor, field: Field) -> Tensor:
-        """Standard deviation, broadcastable to [B,k,N], from the table's [B,k,1] and the network's output."""
+        """Standard deviation, broadcastable to [B,k,N], from the table's [B,k,1] and the network's output.
+
+        By default the table's own.
+        """
+        return table_std
 
 
 def time_grid(steps: int) -> tuple[float, ...]:
@@ -390,16 +380,8 @@ def _check(name: str, value: float, high: float = math.inf) -> None:
         raise UserError(f"{name} is {value}, so the noise schedule is undefined; choose it within [0, {high:g}].")
 
 
-class _FixedStd:
-    """Schedules whose standard deviations are numbers, not learned."""
-
-    def std(self, table_std: Tensor, field: Field) -> Tensor:
-        """The table's own."""
-        return table_std
-
-
 @dataclass(frozen=True)
-class Ode(_FixedStd):
+class Ode(Schedule):
     """``dx = v dt`` by Euler steps, without noise or density; used in evaluation and deployment."""
 
     def table(self, steps: int) -> StepTable:
@@ -409,7 +391,7 @@ class Ode(_FixedStd):
 
 
 @dataclass(frozen=True)
-class FlowSde(_FixedStd):
+class FlowSde(Schedule):
     """Flow-SDE (pi_RL, arXiv 2510.25889; Flow-GRPO, arXiv 2505.05470): Euler-Maruyama on the marginal-preserving SDE
     ``dx = [v + sigma^2/(2t) x1_hat] dt + sigma dW`` with ``sigma = a sqrt(t/(1-t))``.
 
@@ -438,7 +420,7 @@ def _decay(t: float, s: float) -> float:
 
 
 @dataclass(frozen=True)
-class FlowOu(_FixedStd):
+class FlowOu(Schedule):
     """Exact solution of Flow-SDE's equation for a frozen ``x0_hat`` (an Ornstein-Uhlenbeck process in ``x1_hat``).
 
     Ours, not published.  It has no singularity at t=1 (pure noise is replaced by fresh noise) and, at K=4, a=0.5 on a
@@ -463,7 +445,7 @@ class FlowOu(_FixedStd):
 
 
 @dataclass(frozen=True)
-class FlowDdim(_FixedStd):
+class FlowDdim(Schedule):
     """DDIM with noise (Song et al., arXiv 2010.02502, eq. 16) on the flow's path; a = sqrt(2) is ancestral sampling.
 
     ``eta = a/sqrt(2)``, so that ``a`` agrees with Flow-SDE's for many steps.  Distance to the deployed ODE at K=4, a=1
@@ -486,7 +468,7 @@ class FlowDdim(_FixedStd):
 
 
 @dataclass(frozen=True)
-class FlowCps(_FixedStd):
+class FlowCps(Schedule):
     """Coefficients-preserving sampling (Flow-CPS, arXiv 2509.05952): ``x1_hat`` is rotated towards noise by ``pi a/2``.
 
     **Not marginal-preserving**: for many steps the variance falls short by (1-cos(pi a/2))/2, 15 % at a=0.5.  At K=4 it
@@ -508,7 +490,7 @@ class FlowCps(_FixedStd):
 
 
 @dataclass(frozen=True)
-class FlowNoise:
+class FlowNoise(Schedule):
     """Flow-Noise (pi_RL, arXiv 2510.25889; ReinFlow, arXiv 2505.22094): ODE steps plus noise of a learned std.
 
     ``std = exp(bounded_log_std(Field.log_std))`` lies in [std_min, std_max]; the same bound serves sampling and

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -33,21 +33,13 @@ from vla_rl.contract.batch import Reducer
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import NonFiniteError, UserError
 from vla_rl.contract.limits import check_limits, check_positive
-from vla_rl.contract.policy import ActionOut, CriticAction, Features, Likelihood, Mode, Policy, State, with_context
-from vla_rl.contract.spec import EnvSpec
+from vla_rl.contract.policy import ActionOut, CriticAction, Features, Likelihood, Mode, State, with_context
 from vla_rl.policies.flow import gaussian_kl
 from vla_rl.policies.heads import DeterministicHead, GaussianHead, Head, HeadConfig, HoldsFrozen, ObservationEncoder
 from vla_rl.policies.noise import Generators, generators_of, normal, uniform
 from vla_rl.policies.normalization import Affine
-from vla_rl.pretrained import Saveable
 
 _BASE = "base/"
-
-
-class Base(Policy, Saveable, Protocol):
-    """Any policy for ``spec`` that can be saved; the residual only calls it in mode "eval"."""
-
-    spec: EnvSpec
 
 
 @dataclass(frozen=True)
@@ -75,14 +67,15 @@ class ResidualConfig:
 class ResidualPolicy(HoldsFrozen):
     """The common part of residual policies: base with queue, encoder, checkpoints.  Subclasses define ``u``.
 
-    ``encoder`` defaults to the base.  Neither is trained, and neither is in :meth:`trainable`.
+    ``base``: any ``Policy`` for ``base.spec`` that can be saved; it is only asked in mode "eval".  ``encoder`` defaults
+    to it.  Neither is trained, and neither is in :meth:`trainable`.
     """
 
     parts = ("base", "encoder")
     delta: Head
 
     def __init__(
-        self, base: Base, encoder: ObservationEncoder | None = None, config: ResidualConfig | None = None
+        self, base: Any, encoder: ObservationEncoder | None = None, config: ResidualConfig | None = None
     ) -> None:
         super().__init__()
         if encoder is None and (not hasattr(base, "feature_sizes") or hasattr(base, "context")):
@@ -104,9 +97,8 @@ class ResidualPolicy(HoldsFrozen):
         self.set_limits(self.spec)
 
     @property
-    def base(self) -> Base:
-        base: Base = self._frozen[0]
-        return base
+    def base(self) -> Any:
+        return self._frozen[0]
 
     @property
     def encoder(self) -> ObservationEncoder:
@@ -222,7 +214,7 @@ class DeterministicResidual(ResidualPolicy):
     """
 
     def __init__(
-        self, base: Base, encoder: ObservationEncoder | None = None, config: ResidualConfig | None = None
+        self, base: Any, encoder: ObservationEncoder | None = None, config: ResidualConfig | None = None
     ) -> None:
         super().__init__(base, encoder, config)
         self.delta = DeterministicHead(self.feature_sizes, self.corrections, self.config.head)
@@ -297,7 +289,7 @@ class GaussianResidual(ResidualPolicy):
     """``u ~ N(f(o, b), std^2)``, never clipped, with a learned ``std``; trained by PPO (``LikelihoodPolicy``)."""
 
     def __init__(
-        self, base: Base, encoder: ObservationEncoder | None = None, config: ResidualConfig | None = None
+        self, base: Any, encoder: ObservationEncoder | None = None, config: ResidualConfig | None = None
     ) -> None:
         super().__init__(base, encoder, config)
         if self.config.blend:

@@ -14,8 +14,9 @@ from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.report import Bar, Report, Series, across_seeds
 from vla_rl.evaluation.stats import Rate
 from vla_rl.policies.pretrained import load_policy
-from vla_rl.recipes import metrics, stages
+from vla_rl.recipes import metrics
 from vla_rl.recipes.config_files import config_function, load_config
+from vla_rl.recipes.evaluators import play
 from vla_rl.recipes.sweep import Cell, run_sweep
 from vla_rl.training.tracking import write_json
 
@@ -76,7 +77,7 @@ class Comparison:
             recipe = load_config(f"{self.config}:{task.imitate}")
             policy = load_policy(folder / "checkpoints" / "imitation")
             scenes = seed_ranges.held_out(seed_ranges.TEST, recipe.evaluation.test)
-            outcomes = stages.play(recipe.env, policy, scenes, recipe.evaluation, seed, f"test {folder.name}")
+            outcomes = play(recipe.env, policy, scenes, recipe.evaluation, seed, f"test {folder.name}")
             write_json(folder / "test.json", asdict(outcomes.rate))
         rate: JsonObject = read_json(folder / "test.json")
         return rate

@@ -18,19 +18,17 @@ from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.stats import mcnemar_exact, paired_bootstrap
 from vla_rl.experience.driver import Driver
 from vla_rl.policies.tiny import TinyVLA
-from vla_rl.recipes import stages
-from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig, play
 from vla_rl.recipes.imitate import Imitate, NewTiny
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.metrics import validation_curve
 from vla_rl.recipes.perception_ablation import PerceptionAblation, ablate_perception
-from vla_rl.recipes.progress import console
-from vla_rl.recipes.stages import EvaluationConfig, clock
-from vla_rl.recipes.trainers import RLConfig
+from vla_rl.recipes.terminal import clock, console
+from vla_rl.recipes.trainers import RLConfig, generator
 from vla_rl.recipes.workers import workers
 from vla_rl.training.device import shared
-from vla_rl.training.imitation import GroundingConfig, ImitationConfig
+from vla_rl.training.fit import GroundingConfig, ImitationConfig
 from vla_rl.training.tracking import RunFolder
 
 
@@ -63,7 +61,7 @@ class Demo:
             assert isinstance(imitation, TinyVLA)
         with clock(seconds, "evaluation"):
             tests = seed_ranges.held_out(seed_ranges.TEST, self.evaluation.test)
-            first = stages.play(self.env, imitation, tests, self.evaluation, self.seed, "test imitation")
+            first = play(self.env, imitation, tests, self.evaluation, self.seed, "test imitation")
         console.print(f"imitation: {first.rate.success:.1%} of {first.rate.episodes} test episodes")
         policy = copy.deepcopy(imitation)
         improve = Improve(self.rl, "", "", self.seed, self.evaluation, self.device, env=self.env)

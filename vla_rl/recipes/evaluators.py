@@ -1,84 +1,95 @@
-"""Evaluation on held-out seeds, in this process or shared by worker processes."""
+"""Evaluation on held-out seeds, in this process or shared by worker processes, and what else those do."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 
-from vla_rl.contract.batch import ExperienceSource, LendingSource
-from vla_rl.contract.config import JsonObject, to_json
+from vla_rl.contract.config import JsonObject, from_json, to_json
 from vla_rl.contract.env import VecEnv, on_host
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import Policy
-from vla_rl.contract.spec import EnvSpec
+from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.run import Outcomes, evaluate
+from vla_rl.experience.worker import Report as JobReport
+from vla_rl.policies.pretrained import load_policy
 from vla_rl.pretrained import save_own
-from vla_rl.recipes.context import Trainable
+from vla_rl.recipes.config_files import load_kept_files
 from vla_rl.recipes.env_config import EnvConfig, EnvFactory
-from vla_rl.recipes.workers import workers
+from vla_rl.recipes.terminal import bar, console
+from vla_rl.recipes.trainers import Trainable
+from vla_rl.recipes.workers import enter, workers
 
 Report = Callable[[int, int], None]
 
 
-class Evaluator(Protocol):
-    """Plays seeds, see :func:`vla_rl.evaluation.run.evaluate`."""
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """How many held-out episodes, and how many are played side by side."""
 
-    def evaluate(self, policy: Policy, seeds: Sequence[int], noise_seed: int, report: Report = ...) -> Outcomes:
-        """One episode for each seed; ``report(episodes, successes)`` is called whenever some end."""
+    validation: int = 256
+    test: int = 512
+    ablation: int = 256  # validation seeds for each check of what the policy looks at
+    num_envs: int = 64
+    processes: int = 1  # that share the environments; 1: this one
 
-    def close(self) -> None:
-        """Close the environments."""
+    def __post_init__(self) -> None:
+        """Raises UserError for counts with which nothing would be played."""
+        positive, episodes = (1, math.inf), (1, seed_ranges.MOST)
+        check_limits(self, validation=episodes, test=episodes, ablation=episodes)
+        check_limits(self, num_envs=positive, processes=positive)
 
-
-def new_evaluator(env: EnvFactory, num_envs: int, processes: int) -> Evaluator:
-    """An evaluator with ``num_envs`` environments in all, in ``processes`` worker processes; 1: in this one."""
-    return LocalEvaluator(env.make(num_envs)) if processes == 1 else ProcessEvaluator(env, num_envs, processes)
-
-
-class LocalEvaluator:
-    """Evaluates in ``env``, which it closes."""
-
-    def __init__(self, env: VecEnv) -> None:
-        self.env = env
-
-    def evaluate(
-        self, policy: Policy, seeds: Sequence[int], noise_seed: int, report: Report = lambda episodes, successes: None
-    ) -> Outcomes:
-        return evaluate(self.env, policy, seeds, noise_seed, report=report)
-
-    def close(self) -> None:
-        self.env.close()
+    def evaluator(self, env: EnvFactory) -> Evaluator:
+        """Plays seeds in ``env``."""
+        return Evaluator(env, self.num_envs, self.processes)
 
 
-class ProcessEvaluator:
-    """Evaluates in worker processes, each with its share of the environments and of the seeds.
+def play(env: EnvFactory, policy: Policy, seeds: list[int], config: EvaluationConfig, seed: int, what: str) -> Outcomes:
+    """Evaluate on ``seeds`` with a progress bar."""
+    with bar(what, len(seeds)) as update, closing(config.evaluator(env)) as evaluator:
+        return evaluator.evaluate(policy, seeds, seed, lambda done, good: update(done, f"success {good / done:.0%}"))
 
-    Outcomes are those of :func:`vla_rl.evaluation.run.evaluate`, in the order of the seeds; see there what that means.
+
+class Evaluator:
+    """Plays seeds in ``num_envs`` environments in all, in this process or in several worker processes.
+
+    Each of those has its share of the environments and of the seeds.  Outcomes are those of
+    :func:`vla_rl.evaluation.run.evaluate`, in the order of the seeds; see there what that means.
     """
 
     def __init__(self, env: EnvFactory, num_envs: int, processes: int) -> None:
-        """Raises UserError for an environment that another process cannot make."""
-        self.env, self.num_envs, self.processes = remote_env(env), num_envs, processes
+        """``processes`` 1: this one.  Raises UserError for an environment that another process cannot make."""
+        self.num_envs, self.processes = num_envs, processes
+        self.env: VecEnv | None = env.make(num_envs) if processes == 1 else None
+        self._remote = remote_env(env) if processes > 1 else {}
 
     def evaluate(
         self, policy: Policy, seeds: Sequence[int], noise_seed: int, report: Report = lambda episodes, successes: None
     ) -> Outcomes:
+        """One episode for each seed; ``report(episodes, successes)`` is called whenever some end."""
+        if self.env is not None:
+            return evaluate(self.env, policy, seeds, noise_seed, report=report)
         count = max(1, min(self.processes, self.num_envs, len(seeds)))
-        given = {"env": self.env, "num_envs": self.num_envs // count, "noise_seed": noise_seed}
+        given = {"env": self._remote, "num_envs": self.num_envs // count, "noise_seed": noise_seed}
         parts = [[int(seed) for seed in seeds[part::count]] for part in range(count)]
         with saved(policy) as folder:
             jobs = [{**given, "policy": folder, "seeds": part} for part in parts]
-            found = workers(count).map("evaluate", jobs, summed(report, count))
-        return _in_order([outcomes_of(part) for part in found])
+            found = workers(count).map("evaluate", jobs, _summed(report, count))
+        return _in_order([_outcomes_of(part) for part in found])
 
     def close(self) -> None:
-        """The processes are those of the whole run."""
+        """Close the environments of this process; those of others end with the run."""
+        if self.env is not None:
+            self.env.close()
 
 
 def remote_env(env: EnvFactory) -> JsonObject:
@@ -104,7 +115,7 @@ def saved(policy: Policy) -> Iterator[str]:
         yield folder
 
 
-def summed(report: Report, parts: int) -> list[Report]:
+def _summed(report: Report, parts: int) -> list[Report]:
     """A report for each of ``parts``; what all of them have counted reaches ``report``."""
     ended, lock = [(0, 0)] * parts, Lock()
 
@@ -119,7 +130,7 @@ def summed(report: Report, parts: int) -> list[Report]:
     return [part_report(part) for part in range(parts)]
 
 
-def outcomes_of(fields: JsonObject) -> Outcomes:
+def _outcomes_of(fields: JsonObject) -> Outcomes:
     """What a process returned, as arrays."""
     seeds, success, length, returns = (on_host(fields[name]) for name in ("seeds", "success", "length", "returns"))
     cause, family = (tuple(fields[name]) for name in ("cause", "family"))
@@ -142,59 +153,37 @@ def _in_order(parts: Sequence[Outcomes]) -> Outcomes:
     return Outcomes(merge("seeds"), *ends, has_success=parts[0].has_success)
 
 
-class SharedEnvs:
-    """Makes the environments of a run (``EnvFactory``) and validates in those that it trains in (``Evaluator``).
+class Jobs:
+    """What worker processes do besides collecting, by name, with policies that lie in folders; configs come as JSON."""
 
-    Validation has its own seeds and begins its own episodes; those of training are put aside meanwhile (see
-    ``LendingSource``).  Where the environments have snapshots, results are the same, bit for bit, as with two sets.
-    """
-
-    def __init__(self, env: EnvFactory) -> None:
-        """Raises UserError where training needs other environments than validation."""
-        require_same(env)
-        self.env = env
-        self._made: list[VecEnv] = []
-        self._source: LendingSource
-
-    def make(self, num_envs: int) -> VecEnv:
-        return self.env.make(num_envs)
-
-    def make_training(self, num_envs: int) -> VecEnv:
-        self._made.append(self.env.make_training(num_envs))
-        return self._made[-1]
-
-    def spec(self) -> EnvSpec:
-        return self.env.spec()
-
-    def lend(self, source: ExperienceSource) -> None:
-        """Validate in the environments of ``source`` from now on; raises UserError unless it can lend them."""
-        self._source = lending(source)
+    def __init__(self, run: str) -> None:
+        console.quiet = True  # progress bars are those of the process that asks
+        if run:
+            load_kept_files(Path(run))
 
     def evaluate(
-        self, policy: Policy, seeds: Sequence[int], noise_seed: int, report: Report = lambda episodes, successes: None
-    ) -> Outcomes:
-        (env,) = self._made
-        with self._source.lent():
-            return evaluate(env, policy, seeds, noise_seed, report=report)
+        self, env: JsonObject, policy: str, seeds: list[int], num_envs: int, noise_seed: int, report: JobReport
+    ) -> JsonObject:
+        """The fields of the ``Outcomes`` of ``seeds``."""
+        config: EnvConfig = from_json(env)
+        with closing(config.make(num_envs)) as made:
+            return vars(evaluate(made, load_policy(policy, config.spec()), seeds, noise_seed, report=report))
 
-    def close(self) -> None:
-        """The environments are those of training, which closes them."""
+    def play_block(self, block: JsonObject, disk: JsonObject, report: JobReport) -> None:
+        """Play a ``Block`` of a suite; ``report`` gets the fields of every episode's result.
 
+        Raises UserError on a machine that does not see the ``disk`` (see ``SharedDisk``) on which its files are.
+        """
+        enter(**disk)
+        from_json(block).play(lambda result: report(asdict(result)))
 
-def require_same(env: EnvFactory) -> None:
-    """Raise UserError for ``env`` whose environments to train in are others than those to validate in."""
-    if not isinstance(env, EnvConfig) or env.training_options:
-        raise UserError(
-            f"{type(env).__name__} trains in other environments than it validates in, so they cannot be shared; set "
-            "evaluation.share_env to False."
-        )
+    def check_perception(
+        self, env: JsonObject, policy: str, check: str, seeds: list[int], num_envs: int, noise_seed: int
+    ) -> JsonObject:
+        """``rates``: the fields of the rates that ``check`` finds, see there."""
+        from vla_rl.recipes.perception_ablation import check_perception  # which asks for these jobs
 
-
-def lending(source: ExperienceSource) -> LendingSource:
-    """``source``; raises UserError unless it can lend its environments."""
-    if not isinstance(source, LendingSource):
-        raise UserError(
-            f"{type(source).__name__} cannot lend its environments between two rollouts, so validation cannot share "
-            "them; leave collectors at 1 and staleness at 0 in one process, or set evaluation.share_env to False."
-        )
-    return source
+        config: EnvConfig = from_json(env)
+        loaded = load_policy(policy, config.spec())
+        rates = check_perception(config, loaded, check, seeds, num_envs, noise_seed)
+        return {"rates": [asdict(rate) for rate in rates]}

@@ -16,6 +16,7 @@ from vla_rl.contract.limits import check_positive
 from vla_rl.contract.policy import Policy
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.evaluation import seed_ranges
+from vla_rl.experience.collect import collect_demonstrations
 from vla_rl.experience.datasets import load_demonstrations, save_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.normalization import Affine
@@ -27,19 +28,18 @@ from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.tokenizer import Vocabulary
 from vla_rl.pretrained import save_own
-from vla_rl.recipes import stages
-from vla_rl.recipes.context import CPU, generator, placed
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.progress import bar
-from vla_rl.recipes.stages import EvaluationConfig, clock
+from vla_rl.recipes.evaluators import EvaluationConfig, play
+from vla_rl.recipes.terminal import bar, clock
+from vla_rl.recipes.trainers import CPU, generator, placed
 from vla_rl.training.device import alone, resolve_device
-from vla_rl.training.imitation import (
+from vla_rl.training.fit import (
     GroundingConfig,
     ImitationConfig,
     ground,
     imitate,
 )
-from vla_rl.training.imitation import imitate_from_pixels as fit_from_pixels
+from vla_rl.training.fit import imitate_from_pixels as fit_from_pixels
 from vla_rl.training.tracking import RunFolder
 
 
@@ -105,7 +105,7 @@ class Imitate:
         seconds: dict[str, float] = {}
         policy = self.imitate(*self.ground(folder, seconds), folder, seconds)
         validation = seed_ranges.held_out(seed_ranges.VALIDATION, self.evaluation.validation)
-        outcomes = stages.play(self.env, policy, validation, self.evaluation, self.seed, "validate")
+        outcomes = play(self.env, policy, validation, self.evaluation, self.seed, "validate")
         families = {name: asdict(rate) for name, rate in outcomes.families.items()}
         return {"validation": asdict(outcomes.rate), "families": families, "seconds": seconds, "seed": self.seed}
 
@@ -116,7 +116,7 @@ class Imitate:
         if folder.resumed and folder.checkpoint("imitation").exists():
             return placed(load_policy(grounded_at), device), load_demonstrations(kept)
         with clock(seconds, "collect"):
-            episodes = stages.collect(self.env, self.imitation.demonstrations, self.seed)
+            episodes = collect(self.env, self.imitation.demonstrations, self.seed)
             save_demonstrations(episodes, kept, video="never")  # every pixel, for an exact repetition
         with clock(seconds, "grounding"):
             grounded = grounded_policy(self.env, episodes, self.new, self.grounding, self.seed, device)
@@ -136,6 +136,16 @@ class Imitate:
             imitate_policy(policy, episodes, self.imitation, self.seed, folder)
             save_own(policy, imitation_at)
         return policy
+
+
+def collect(env_config: EnvConfig, count: int, seed: int, num_envs: int = 64) -> Demonstrations:
+    """``count`` successful demonstrations of the scripted expert."""
+    env, expert = env_config.make(min(num_envs, count)), env_config.make_expert()
+    seeds = list(seed_ranges.training_seeds(seed, "demonstrations")[:count])
+    with bar("collect", count) as update:
+        episodes = collect_demonstrations(env, expert.act, seeds, lambda done: update(done, "demonstrations"))
+    env.close()
+    return episodes
 
 
 Report: TypeAlias = Callable[[int, dict[str, float]], None]

@@ -25,16 +25,14 @@ from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.vla.checkpoint import is_public
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import save_own
-from vla_rl.recipes import stages
-from vla_rl.recipes.context import placed
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
-from vla_rl.recipes.imitate import NewTiny, imitate_from_pixels, imitate_policy
+from vla_rl.recipes.evaluators import EvaluationConfig, play
+from vla_rl.recipes.imitate import NewTiny, collect, imitate_from_pixels, imitate_policy
 from vla_rl.recipes.policies import check_if_foreign, names_class, new_policy
-from vla_rl.recipes.progress import console
-from vla_rl.recipes.stages import EvaluationConfig, clock
+from vla_rl.recipes.terminal import clock, console
+from vla_rl.recipes.trainers import placed
 from vla_rl.training.device import resolve_device
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.imitation import ImitationConfig
+from vla_rl.training.fit import FitConfig, ImitationConfig
 from vla_rl.training.tracking import RunFolder
 
 
@@ -258,7 +256,7 @@ class ImitateExpert:
         seconds: dict[str, float] = {}
         kept = folder.path / "demonstrations"
         with clock(seconds, "collect"):
-            episodes = stages.collect(self.env, self.imitation.demonstrations, self.seed, self.evaluation.num_envs)
+            episodes = collect(self.env, self.imitation.demonstrations, self.seed, self.evaluation.num_envs)
             save_demonstrations(episodes, kept, video="never")  # every pixel, for an exact repetition
         found = replace(self.imitation, demonstrations=0)  # all of them: an expert may have failed
         learning = ImitateDataset(
@@ -268,7 +266,7 @@ class ImitateExpert:
         policy = placed(load_policy(folder.checkpoint("imitation"), self.env.spec()), resolve_device(self.device))
         with clock(seconds, "evaluation"):
             validation = seed_ranges.held_out(seed_ranges.VALIDATION, self.evaluation.validation)
-            outcomes = stages.play(self.env, policy, validation, self.evaluation, self.seed, "validate")
+            outcomes = play(self.env, policy, validation, self.evaluation, self.seed, "validate")
         families = {name: asdict(rate) for name, rate in outcomes.families.items()}
         took = {**seconds, **learned["seconds"]}
         return {**learned, "validation": asdict(outcomes.rate), "families": families, "seconds": took}

@@ -18,47 +18,36 @@ from vla_rl.algorithms.self_imitation import (
     SelfImitationConfig,
     require_learning_backbone,
 )
-from vla_rl.contract.batch import ExperienceSource
 from vla_rl.contract.env import Observation, VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
-from vla_rl.experience.background import CollectingSource
 from vla_rl.experience.demonstrations import Demonstrations
-from vla_rl.experience.helped import Escalation, HelpedEnv
-from vla_rl.experience.person import PersonConfig
+from vla_rl.experience.intervention import Escalation, HelpedEnv, PersonConfig, SupervisedEnv
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.experience.supervised import SupervisedEnv
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
-from vla_rl.recipes.context import RunContext, Trainable, generator
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import demonstrated_chunks, encode_episodes
-from vla_rl.recipes.trainers import FlowSampled, SourceConfig
+from vla_rl.recipes.trainers import RunContext, SourceConfig, Trainable, TrainerConfig, generator
 from vla_rl.training.loop import LoopConfig, LoopLearner
 
 
-class ImitatingTrainer:
-    """The parts of a ``TrainerConfig`` that do not depend on what is imitated; it runs in one process."""
+class ImitatingTrainer(TrainerConfig):
+    """A trainer whose learner keeps what it imitates, so it learns in one process."""
 
-    experience: SourceConfig
     sampler: FlowSampler
 
-    def require_one_process(self, context: RunContext, needed_by: str) -> None:
-        """Raise UserError for several processes."""
-        if context.group.size > 1 or context.collectors > 1:
+    def build_env(self, context: RunContext) -> VecEnv:
+        """Raises UserError for several processes that learn."""
+        if context.group.size > 1:
             raise UserError(
-                f"{needed_by} keeps what is imitated in one process, so several would learn different things; start "
-                "one process with one collector."
+                f"{type(self).__name__} keeps what is imitated in the process that learns, so several would learn "
+                "different things; start one process, with collectors beside it."
             )
+        return super().build_env(context)
 
-    def build_policy(self, context: RunContext) -> Trainable:
+    def build_policy(self, context: RunContext, env: VecEnv) -> Trainable:
         """``context.base`` itself; raises UserError unless it is a flow policy."""
-        base = context.start("improvement by imitation")
-        if not isinstance(base, FlowSampled):
-            raise UserError(
-                f"{type(base).__name__} has no with_sampler, so it is no flow policy and cannot be trained here; "
-                "choose a flow policy such as an imitation checkpoint."
-            )
-        return base.with_sampler(self.sampler, 1.0)
+        return context.start_flow("improvement by imitation", self.sampler, 1.0)
 
     def recorded(self, context: RunContext, policy: Trainable, needed_by: str) -> Chunks:
         """The demonstrations of ``context``, to imitate."""
@@ -67,24 +56,10 @@ class ImitatingTrainer:
         flow = cast(ImitationPolicy, policy)
         return demonstrated_chunks(flow, episodes, features, flow.horizon)
 
-    def build_source(self, context: RunContext, env: VecEnv, policy: Trainable) -> CollectingSource:
-        return self.experience.build(env, policy, context.seeds(), context.exploration())
-
-    def windows(self, sources: int) -> int:
-        """All of them; there is one, see :meth:`require_one_process`."""
-        return sources
-
-    def whole_source(self, source: ExperienceSource, policy: Trainable) -> ExperienceSource:
-        return source
-
-    def pretrain(self, learner: LoopLearner) -> bool:
-        """Nothing: the policy that the run starts from has imitated already."""
-        return False
-
 
 @dataclass(frozen=True)
 class Corrected(ImitatingTrainer):
-    """HG-DAgger of a flow policy (a ``TrainerConfig``); it runs in one process.
+    """HG-DAgger of a flow policy ; it learns in one process.
 
     A resumed run keeps weights and corrections and begins new episodes: those that a person watches have no snapshots.
 
@@ -102,16 +77,14 @@ class Corrected(ImitatingTrainer):
     help: Escalation | None = None
 
     def build_env(self, context: RunContext) -> VecEnv:
-        """Raises UserError for an environment without a scripted expert, and for several processes."""
-        self.require_one_process(context, "HG-DAgger")
+        """Raises UserError for an environment without a scripted expert, and for several processes that learn."""
         if not isinstance(context.env, EnvConfig):
             raise UserError(
                 f"{type(context.env).__name__} has no scripted expert, so nobody can correct the policy; train in an "
-                "environment of the catalogue with share_env off."
+                "environment of the catalogue."
             )
         progress: Callable[[Observation], np.ndarray] = load(self.progress)
-        env = context.env.make_training(self.experience.num_envs)
-        expert = context.env.make_expert().act
+        env, expert = super().build_env(context), context.env.make_expert().act
         if self.help is not None:
             return HelpedEnv(env, expert, progress, self.person, self.help)
         return SupervisedEnv(env, expert, progress, self.person)
@@ -125,7 +98,7 @@ class Corrected(ImitatingTrainer):
 
 @dataclass(frozen=True)
 class SelfImitated(ImitatingTrainer):
-    """Self-imitation of a flow policy (a ``TrainerConfig``); it runs in one process.
+    """Self-imitation of a flow policy ; it learns in one process.
 
     experience  long windows: only episodes that begin and end within one count
     sampler     of the policy while it collects; deployed it follows the ODE, and a little noise hardly differs
@@ -138,14 +111,9 @@ class SelfImitated(ImitatingTrainer):
     algorithm: SelfImitationConfig = field(default_factory=SelfImitationConfig)
     future: FutureStatesConfig | None = None
 
-    def build_env(self, context: RunContext) -> VecEnv:
-        """Raises UserError for several processes."""
-        self.require_one_process(context, "self-imitation")
-        return context.env.make_training(self.experience.num_envs)
-
-    def build_policy(self, context: RunContext) -> Trainable:
+    def build_policy(self, context: RunContext, env: VecEnv) -> Trainable:
         """``context.base`` itself; raises UserError unless it is a flow policy, whose backbone can learn if asked."""
-        policy = super().build_policy(context)
+        policy = super().build_policy(context, env)
         if self.future is not None:
             require_learning_backbone(policy)
             cast(Any, policy).with_trained_backbone()

@@ -1,25 +1,152 @@
-"""Reinforcement learning from a checkpoint."""
+"""Reinforcement learning: of a policy from a checkpoint, and of a new one from nothing; then the test seeds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
+import torch
+
+from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.contract.config import JsonMapping, JsonObject
+from vla_rl.contract.env import VecEnv
+from vla_rl.contract.errors import NonFiniteError, UserError, did_you_mean
+from vla_rl.contract.limits import check_sizes
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.run import Outcomes
+from vla_rl.evaluation.stats import MeanReturn, Rate
+from vla_rl.experience.rollout import WindowConfig
+from vla_rl.policies.critics import RunningCritic
+from vla_rl.policies.feed_forward import ActorConfig
+from vla_rl.policies.image_encoder import Activation, ImageEncoder, check_activation
+from vla_rl.policies.normalization import RunningStatistics
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import save_own
-from vla_rl.recipes import stages
-from vla_rl.recipes.context import RunContext, Trainable, placed
+from vla_rl.recipes.building import build
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig, play
 from vla_rl.recipes.policies import start_policy
-from vla_rl.recipes.stages import EvaluationConfig, clock
-from vla_rl.recipes.trainers import TrainerConfig
+from vla_rl.recipes.terminal import Clock, Terminated, bar, clock, console, mostly, patient_sigterm, steps_per_second
+from vla_rl.recipes.trainers import LearnedReward, RunContext, Trainable, TrainerConfig, generator, placed
 from vla_rl.training.device import resolve_device
-from vla_rl.training.distributed import barrier, current_reducer
+from vla_rl.training.distributed import anyone, barrier, current_reducer
+from vla_rl.training.loop import BestWeights, Hook, Loop, LoopConfig, LoopLearner
+from vla_rl.training.out_of_memory import LEARN, naming_knobs, phase_of_memory
 from vla_rl.training.sharding import sharing
+from vla_rl.training.timeline import Timeline
 from vla_rl.training.tracking import RunFolder
+
+
+def improve(
+    trainer: TrainerConfig,
+    context: RunContext,
+    evaluation: EvaluationConfig,
+    folder: RunFolder,
+    hook: Callable[[Trainable], Hook] = lambda policy: Hook(),
+) -> tuple[Trainable, BestWeights]:
+    """Reinforcement learning by ``trainer``; the policy ends with its best validated weights.
+
+    Those are saved as the checkpoint "best" whenever they improve.  The state of the run is saved after every
+    ``save_every`` iterations and when the process is asked to terminate; a resumed run goes on from it.  What a run
+    needs besides, ``hook(policy)`` does before every iteration.
+    Raises UserError when memory runs out, with what to change.
+    """
+    with (
+        naming_knobs(trainer, evaluation, context.base),
+        closing(evaluation.evaluator(context.env)) as evaluator,
+        closing(build(trainer, context)) as setup,
+    ):
+        policy, group = setup.policy, context.group
+        saved = folder.load_state("rl") if folder.resumed else None
+        with phase_of_memory(LEARN):
+            pretrained = saved is None and trainer.pretrain(setup.learner)
+        with bar("improve", trainer.loop.iterations) as update, patient_sigterm() as asked_to_stop:
+            diary = _Diary(folder, update)
+
+            def validate() -> Rate | MeanReturn:
+                seeds = seed_ranges.held_out(seed_ranges.VALIDATION, evaluation.validation)
+                outcomes = evaluator.evaluate(policy, seeds, context.seed)
+                barrier(group)  # a checkpoint may follow, which gathers weights that processes share
+                diary.validated(outcomes)
+                return trainer.score(outcomes)
+
+            def save(iteration: int) -> None:
+                stopping = anyone(asked_to_stop, group)
+                if not unsaved and (stopping or iteration % trainer.loop.save_every == 0):
+                    folder.save_state(iteration, loop.state_dict())
+                if stopping:
+                    raise Terminated
+
+            loop = Loop(
+                setup.source,
+                setup.learner,
+                setup.store,
+                validate,
+                trainer.loop,
+                on_best=lambda iteration: save_own(policy, folder.checkpoint("best")),
+                report=diary.report,
+                save=save,
+                timeline=diary.timeline,
+                hook=hook(policy),
+            )
+            if hasattr(setup.learner, "report"):  # of a single update, which may take minutes
+                setup.learner.report = lambda share: update(loop.iteration, f"learning from successes, {share:.0%}")
+            if unsaved := loop.not_resumable():
+                console.print(unsaved)
+            if saved is not None:
+                loop.load_state_dict(saved)
+            elif pretrained and not unsaved:
+                folder.save_state(-1, loop.state_dict())  # before iteration 0, which validates for the first time
+            best = diary.all_of(loop)
+        diary.spent.tell()
+        return policy, best
+
+
+class _Diary:
+    """What a run tells: metrics and timeline in its folder, and remarks at the progress bar."""
+
+    def __init__(self, folder: RunFolder, update: Callable[[int, str], None]) -> None:
+        self.folder, self.update = folder, update
+        self.spent, self.timeline = Clock(), Timeline.of(folder)
+        self._by_family: dict[str, float] = {}
+        self._score = 0.0
+
+    def validated(self, outcomes: Outcomes) -> None:
+        """Note the rates of several families of tasks, which are logged with the validation's score."""
+        if len(outcomes.families) > 1:
+            self._by_family = {f"eval/{name}": rate.success for name, rate in outcomes.families.items()}
+
+    def report(self, iteration: int, metrics: dict[str, float]) -> None:
+        """Log the metrics of ``iteration``; after a validation the timeline is written anew."""
+        metrics |= self._by_family if "eval/score" in metrics else {}
+        self.folder.log("rl", iteration, metrics)
+        if "eval/score" in metrics:
+            self.timeline.write(self.folder)
+        self._score = metrics.get("eval/score", self._score)
+        self.spent.add(metrics)
+        trying = metrics.get("rollout/successes", 0.0) / max(1.0, metrics.get("rollout/episodes", 0.0))
+        # A rate of success, or a mean return, which is hardly ever within 0 and 1.
+        score = f"{self._score:.0%}" if 0 <= self._score <= 1 else f"{self._score:.4g}"
+        speed = f"{steps_per_second(metrics):.0f} steps/s, {mostly(metrics)}"
+        self.update(iteration, f"exploring {trying:.0%}, validated {score}, {speed}")
+        if metrics.get("eval/collapsed"):
+            console.print(f"iteration {iteration}: validation collapsed, went back to the best weights.")
+        if metrics.get("policy/returned"):
+            base = metrics["rollout/base_success"]
+            console.print(f"iteration {iteration}: exploring succeeds less often than the base ({base:.0%}), returned.")
+
+    def all_of(self, loop: Loop) -> BestWeights:
+        """Run ``loop`` to its end."""
+        try:
+            return loop.run()
+        except NonFiniteError as error:
+            best = str(self.folder.checkpoint("best"))
+            raise NonFiniteError(f"{error} The last good weights are in {best!r}.") from error
+        finally:
+            self.timeline.write(self.folder)
 
 
 @dataclass(frozen=True)
@@ -36,6 +163,7 @@ class Improve:
     sharded: bool = False  # each of torchrun's processes holds a share of the weights and of the optimizer (FSDP2)
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
     vla: VLAOptions = VLAOptions()  # how ``policy`` is opened if it is a public folder; ours have their own
+    reward: LearnedReward = LearnedReward()
 
     def run(self, folder: RunFolder) -> JsonObject:
         """Train and evaluate.  The starting policy is kept in the run folder, so that the run can be resumed."""
@@ -54,12 +182,12 @@ class Improve:
             device = resolve_device(self.device)
             group = sharing(self.evaluation.processes) if self.sharded else current_reducer()
             base = policy if policy is None or self.sharded else placed(policy, device)
-            context = RunContext(self.env, base, self.seed, group, self.demonstrations, device)
-            trained, best = stages.improve(self.rl, context, self.evaluation, folder)
+            context = RunContext(self.env, base, self.seed, group, self.demonstrations, device, self.reward)
+            trained, best = improve(self.rl, context, self.evaluation, folder)
         rows = folder.metrics("rl")
         with clock(seconds, "evaluation"):
             tests = seed_ranges.held_out(seed_ranges.TEST, self.evaluation.test)
-            outcomes = stages.play(self.env, trained, tests, self.evaluation, self.seed, "test RL")
+            outcomes = play(self.env, trained, tests, self.evaluation, self.seed, "test RL")
             barrier(group)
         summary = {
             **({"rl": asdict(outcomes.rate)} if outcomes.has_success else {"return": asdict(outcomes.score)}),
@@ -74,6 +202,83 @@ class Improve:
             "seed": self.seed,
         }
         return outcomes, summary
+
+
+@dataclass(frozen=True)
+class CriticConfig:
+    """Sizes of the value network."""
+
+    width: int = 64
+    depth: int = 2
+    activation: Activation = "tanh"  # or "elu", of the hidden layers
+
+    def __post_init__(self) -> None:
+        """Raises UserError for sizes of no network."""
+        check_sizes(self, "width", "depth")
+        check_activation(self)
+
+
+@dataclass(frozen=True)
+class StateBased(TrainerConfig):
+    """A policy from nothing by PPO, then the test seeds: the checkpoint "best", chosen by validation return.
+
+    Policy and critic read proprioception and the pixels of ``policy.cameras``; they standardise proprioception by the
+    statistics of all training data so far.  The critic also reads the ``privileged/*`` entries that
+    ``experience.privileged`` names; the policy never does.
+    """
+
+    env: EnvConfig
+    seed: int = 1
+    policy: ActorConfig = field(default_factory=ActorConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    algorithm: PPOConfig = field(default_factory=PPOConfig)
+    experience: WindowConfig = field(default_factory=WindowConfig)
+    # Returns have no scale of their own.
+    loop: LoopConfig = field(default_factory=lambda: LoopConfig(collapse=math.inf))
+    evaluation: EvaluationConfig = field(default_factory=lambda: EvaluationConfig(validation=16, test=64, num_envs=16))
+    device: str = "cpu"  # where policy, critic and learner compute: "cpu", "cuda", "cuda:1", "auto"
+    tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
+
+    def run(self, folder: RunFolder) -> JsonObject:
+        """Train and evaluate."""
+        seconds: dict[str, float] = {}
+        with clock(seconds, "rl"):
+            context = RunContext(self.env, None, self.seed, current_reducer(), device=resolve_device(self.device))
+            trained, best = improve(self, context, self.evaluation, folder)
+        with clock(seconds, "evaluation"):
+            tests = seed_ranges.held_out(seed_ranges.TEST, self.evaluation.test)
+            outcomes = play(self.env, trained, tests, self.evaluation, self.seed, "test")
+        return {
+            "return": asdict(self.score(outcomes)),
+            "best_iteration": best.iteration,
+            "env_steps": int(folder.metrics("rl")[-1]["env/steps_total"]),
+            "seconds": seconds,
+            "seed": self.seed,
+        }
+
+    def build_policy(self, context: RunContext, env: VecEnv) -> Trainable:
+        """A new one; raises UserError for privileged entries that ``env`` does not deliver."""
+        if unknown := sorted(set(self.experience.privileged) - set(env.spec.extras)):
+            raise UserError(
+                f"{env.spec.name!r} delivers no {unknown[0]!r} (--experience.privileged), so the critic cannot read "
+                f"it; {did_you_mean(unknown[0], env.spec.extras)}"
+            )
+        torch.manual_seed(context.seed)  # module initialisation has no generator argument
+        return placed(self.policy.build(env.spec, RunningStatistics(env.spec.state.shape[0])), context.device)
+
+    def build_learner(self, context: RunContext, env: VecEnv, policy: Trainable) -> LoopLearner:
+        """PPO, whose critic is drawn from the numbers that follow those of the policy."""
+        sizes = {"state": env.spec.state.shape[0]}
+        sizes |= {name: math.prod(env.spec.extras[name].shape) for name in self.experience.privileged}
+        vision = ImageEncoder.of(env.spec, self.policy.cameras)
+        critic = RunningCritic(sizes, self.critic.width, self.critic.depth, vision, self.critic.activation)
+        noise = generator(context.seed, 4)
+        ours: Any = policy  # whose samples have a density
+        return self.algorithm.build(ours, policy.trainable(), critic.to(context.device), noise, context.group)
+
+    def score(self, outcomes: Outcomes) -> MeanReturn:
+        """The mean return, also where the environment knows success."""
+        return MeanReturn.of(outcomes.returns)
 
 
 def _steps_at(rows: list[JsonObject], iteration: int) -> int:

@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
-from vla_rl.contract.batch import ExperienceSource, Reducer, ReplayBuffer
+from vla_rl.contract.batch import Reducer, ReplayBuffer
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import Policy
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.experience.background import CollectingSource
 from vla_rl.experience.mixture import Mixture, Strata
 from vla_rl.experience.relabel import relabelled
-from vla_rl.experience.replay import Interventions, Replay
+from vla_rl.experience.replay import InMemory, Interventions, OnDisk, Replay
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.experience.storage import InMemory, OnDisk
 from vla_rl.fleet.sampler import AdaptiveSampler, SamplerConfig
 from vla_rl.policies.critics import QEnsemble
 from vla_rl.policies.heads import HeadConfig
-from vla_rl.recipes.context import RunContext, Trainable, generator, placed
-from vla_rl.recipes.progress import bar
-from vla_rl.recipes.trainers import PolicyConfig, SourceConfig
+from vla_rl.recipes.terminal import bar
+from vla_rl.recipes.trainers import PolicyConfig, RunContext, SourceConfig, Trainable, TrainerConfig, generator, placed
+from vla_rl.training.checkpoint import process_folder
 from vla_rl.training.loop import LoopConfig, LoopLearner
-from vla_rl.training.sharding import ShardedGroup
-from vla_rl.training.shared_state import process_folder
 
 
 @dataclass(frozen=True)
@@ -102,14 +98,6 @@ class AdaptiveReplay(ReplayConfig):
         return Strata(online, offline, AdaptiveSampler(self.sampler), lambda: policy.version, self.max_age)
 
 
-@runtime_checkable
-class OffPolicyLearner(LoopLearner, Protocol):
-    """A learner that can begin with recorded data."""
-
-    def pretrain(self, steps: int, report: Callable[[int, dict[str, float]], None]) -> None:
-        """Take ``steps`` steps from the replay buffer; ``report(step, metrics)`` after each."""
-
-
 class OffPolicyAlgorithm(Protocol):
     """The frozen dataclass of one off-policy algorithm's numbers, which builds its learner."""
 
@@ -131,12 +119,12 @@ class OffPolicyAlgorithm(Protocol):
         replay: ReplayBuffer,
         generator: torch.Generator,
         reducer: Reducer,
-    ) -> OffPolicyLearner:
+    ) -> LoopLearner:
         """A learner that improves ``policy`` (through ``parameters``) and ``critic`` in place from ``replay``."""
 
 
 @dataclass(frozen=True)
-class OffPolicyRL:
+class OffPolicyRL(TrainerConfig):
     """Off-policy RL of the policy that ``policy`` builds; each of several processes has a share of the replay."""
 
     policy: PolicyConfig
@@ -145,12 +133,11 @@ class OffPolicyRL:
     loop: LoopConfig = field(default_factory=LoopConfig)
     algorithm: OffPolicyAlgorithm = field(default_factory=ResidualTD3Config)
 
-    def build_env(self, context: RunContext) -> VecEnv:
-        return context.env.make_training(self.experience.split(context.parts).num_envs)
+    joins_episodes = True  # in the replay buffer
 
-    def build_policy(self, context: RunContext) -> Trainable:
+    def build_policy(self, context: RunContext, env: VecEnv) -> Trainable:
         """Raises UserError where processes share the weights: batches are drawn by each, whenever it likes."""
-        if isinstance(context.group, ShardedGroup):
+        if context.sharded:
             raise UserError(
                 f"{type(self.algorithm).__name__} has target networks, which cannot be cut into shards, so nothing was "
                 "started; leave sharded out, or choose an on-policy algorithm."
@@ -158,7 +145,7 @@ class OffPolicyRL:
         torch.manual_seed(context.seed)  # module initialisation has no generator argument
         return placed(self.policy.build(context), context.device)
 
-    def build_learner(self, context: RunContext, env: VecEnv, policy: Trainable) -> OffPolicyLearner:
+    def build_learner(self, context: RunContext, env: VecEnv, policy: Trainable) -> LoopLearner:
         horizon = getattr(policy, "horizon", 1)
         replay = self.replay.build(policy, context, env.spec, horizon)
         # Critics of latent noise evaluate the noise that is chosen, which may be larger than a chunk.
@@ -168,21 +155,10 @@ class OffPolicyRL:
         draws = generator(context.seed, 4 + 100 * context.group.rank)  # of each process's own
         return self.algorithm.build(policy, policy.trainable(), critic, replay, draws, context.group)
 
-    def build_source(self, context: RunContext, env: VecEnv, policy: Trainable) -> CollectingSource:
-        part = self.experience.split(context.parts)
-        return part.build(env, policy, context.seeds(), context.exploration())
-
-    def windows(self, sources: int) -> int:
-        """One: the replay buffer keeps the episodes of every source apart."""
-        return 1
-
-    def whole_source(self, source: ExperienceSource, policy: Trainable) -> ExperienceSource:
-        return source
-
     def pretrain(self, learner: LoopLearner) -> bool:
         """Learn from the recorded data before anything is collected."""
         if steps := self.algorithm.offline_steps:
-            assert isinstance(learner, OffPolicyLearner)
+            recorded: Any = learner  # its algorithm's, which can begin with recorded data
             with bar("offline", steps) as update:
-                learner.pretrain(steps, lambda step, info: update(step + 1, f"value {info['critic/value']:.3f}"))
+                recorded.pretrain(steps, lambda step, info: update(step + 1, f"value {info['critic/value']:.3f}"))
         return steps > 0

@@ -16,9 +16,8 @@ from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.run import evaluate
 from vla_rl.evaluation.stats import Rate
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.evaluators import remote_env, saved
-from vla_rl.recipes.progress import bar
-from vla_rl.recipes.stages import EvaluationConfig
+from vla_rl.recipes.evaluators import EvaluationConfig, remote_env, saved
+from vla_rl.recipes.terminal import bar
 from vla_rl.recipes.workers import workers
 
 

@@ -15,12 +15,11 @@ from vla_rl.evaluation.report import Report, Series, Tile
 from vla_rl.recipes import metrics
 from vla_rl.recipes.config_files import keep_file, load_kept_files
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.progress import console
-from vla_rl.recipes.signals import sigterm_like_ctrl_c
+from vla_rl.recipes.terminal import console, sigterm_like_ctrl_c
 from vla_rl.recipes.workers import worker_processes
+from vla_rl.training.checkpoint import resuming
 from vla_rl.training.device import resolve_device
 from vla_rl.training.distributed import barrier, torchrun_processes
-from vla_rl.training.shared_state import resuming
 from vla_rl.training.tracking import RunFolder, config_of, prolong
 
 _LENGTHS = (".loop.iterations", ".loop.env-steps", "--loop.iterations", "--loop.env-steps")

@@ -18,7 +18,7 @@ from vla_rl.evaluation.run import Episode, play
 from vla_rl.evaluation.video import SUFFIX_OF, Clip
 from vla_rl.experience.driver import Decision
 from vla_rl.policies.vla.options import VLAOptions
-from vla_rl.recipes.deployed import deployed
+from vla_rl.recipes.policies import deployed
 from vla_rl.recipes.suite import SuiteTask
 
 VIDEOS = "videos"

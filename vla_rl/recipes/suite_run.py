@@ -28,22 +28,20 @@ from vla_rl.evaluation.stats import MeanReturn, Rate
 from vla_rl.policies.vla.checkpoint import is_public
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes import sims
-from vla_rl.recipes.deployed import check_instructions, fingerprint
-from vla_rl.recipes.launchers import SharedDisk
-from vla_rl.recipes.progress import bar
+from vla_rl.recipes.policies import check_instructions, fingerprint
 from vla_rl.recipes.suite import Suite, SuiteTask, differing
 from vla_rl.recipes.suite_player import VIDEOS, Block
-from vla_rl.recipes.workers import chosen_engine, worker_processes, workers
+from vla_rl.recipes.terminal import bar
+from vla_rl.recipes.workers import SharedDisk, chosen_engine, worker_processes, workers
 from vla_rl.training.device import resolve_device
-from vla_rl.training.run_lock import lock_run, unlock_run
-from vla_rl.training.tracking import write_json
+from vla_rl.training.tracking import lock_run, unlock_run, write_json
 
 _SUITE = "suite.json"
 
 
 @dataclass(frozen=True)
 class SuiteRun:
-    """``policy`` (a text, see ``recipes/deployed.py``) on ``suite``, with its results in ``out``.
+    """``policy`` (a text, see ``recipes/policies.py``) on ``suite``, with its results in ``out``.
 
     ``num_envs`` environments run side by side in each of ``processes`` worker processes (1: in this one), which the
     chosen engine starts (``on_engine``); on other machines they must share the disk that ``out`` is on.  The first

@@ -16,11 +16,9 @@ from vla_rl.evaluation.report import Report, Series, across_seeds
 from vla_rl.evaluation.stats import Rate
 from vla_rl.experience.worker import LostWorkerError
 from vla_rl.recipes import metrics
-from vla_rl.recipes.launchers import Launcher
-from vla_rl.recipes.progress import bar, console
-from vla_rl.recipes.workers import chosen_engine
-from vla_rl.training.run_lock import await_unlocked
-from vla_rl.training.tracking import write_json
+from vla_rl.recipes.terminal import bar, console
+from vla_rl.recipes.workers import Launcher, chosen_engine
+from vla_rl.training.tracking import await_unlocked, write_json
 
 ATTEMPTS = 5  # at a cell whose machine dies
 _LEASE = 120.0  # seconds after which a network disk has let go of a dead machine's locks; NFS servers take 90

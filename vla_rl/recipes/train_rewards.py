@@ -18,13 +18,12 @@ from vla_rl.contract.intervals import wilson
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.load import load
 from vla_rl.evaluation import seed_ranges
+from vla_rl.experience.collect import ExpertPolicy
 from vla_rl.experience.driver import Driver
-from vla_rl.experience.expert import ExpertPolicy
 from vla_rl.recipes import sims
-from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
-from vla_rl.recipes.progress import bar, console
-from vla_rl.recipes.stages import clock
+from vla_rl.recipes.terminal import bar, clock, console
+from vla_rl.recipes.trainers import generator
 from vla_rl.rewards.frames import LabelledFrames, PairSampler
 from vla_rl.rewards.judge import VLMJudge, VLMJudgeConfig
 from vla_rl.rewards.progress import ProgressConfig, ProgressCritic, SuccessClassifier, SuccessConfig

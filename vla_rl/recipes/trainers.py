@@ -1,98 +1,178 @@
-"""How a policy is trained by RL: trainer configs, on-policy training, with a learned reward, beside other runs."""
+"""How a policy is trained by RL: what surrounds a run, the base class of all trainers, on-policy training."""
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vla_rl.algorithms.ppo import PPOConfig
-from vla_rl.contract.batch import ExperienceSource, Reducer
+from vla_rl.contract.batch import Reducer
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
-from vla_rl.contract.policy import Policy
-from vla_rl.experience.background import CollectingSource
-from vla_rl.experience.board import Board, SharedSource
+from vla_rl.contract.policy import Policy, require
+from vla_rl.contract.spec import EnvSpec
+from vla_rl.evaluation import seed_ranges
+from vla_rl.evaluation.run import Outcomes
+from vla_rl.evaluation.stats import MeanReturn, Rate
 from vla_rl.experience.curriculum import SeedStream
+from vla_rl.experience.datasets import load_demonstrations
+from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.rollout import WindowConfig
+from vla_rl.experience.sources import CollectingSource
 from vla_rl.policies.critics import ValueCritic
 from vla_rl.policies.flow import FlowSampler
-from vla_rl.policies.heads import HoldsFrozen
-from vla_rl.policies.image_encoder import ImageEncoder
-from vla_rl.policies.normalization import Affine
-from vla_rl.recipes.context import RunContext, Trainable, generator, placed
+from vla_rl.recipes.env_config import EnvFactory
 from vla_rl.rewards.env import RewardWeights, rewarded
 from vla_rl.rewards.reward_model import Reward, load_reward
 from vla_rl.training.loop import AlgorithmConfig, LoopConfig, LoopLearner
+from vla_rl.training.sharding import ShardedGroup
 
-_ENTRIES = 4096  # of a frozen tensor that are compared
+CPU = torch.device("cpu")
+T = TypeVar("T")
+
+
+def generator(seed: int, stream: int) -> torch.Generator:
+    """An independent generator per seed and purpose, so that a change in one stage leaves the others alone."""
+    return torch.Generator().manual_seed(1_000_003 * stream + seed)
+
+
+class Trainable(Policy, Protocol):
+    """A policy that learns and can be saved, and on which heads can be built (``vla_rl/policies/heads.py``)."""
+
+    spec: EnvSpec
+
+    @property
+    def feature_sizes(self) -> dict[str, int]:
+        """The entries of ``encode`` that a critic reads, with their flattened sizes; critics add ``time``."""
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """The parameters that an algorithm may change, by name."""
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write a checkpoint that names the class, see ``vla_rl/pretrained.py``."""
+
+
+def placed(policy: T, device: torch.device) -> T:
+    """``policy`` with its weights on ``device``; what is no network has none."""
+    if isinstance(policy, nn.Module):
+        policy.to(device)
+    return policy
 
 
 @dataclass(frozen=True)
-class SharingConfig:
-    """Runs with one ``folder`` read each other's rollouts; they begin from one checkpoint, in one environment."""
+class LearnedReward:
+    """What is paid while learning: what the reward model in ``folder`` sees, or the environment's own reward.
 
-    folder: str = ""  # where runs leave their rollouts for each other; "": nothing is shared
-    rollouts: int = 1  # of other runs, read at most beside each of one's own
-    keep: int = 4  # newest rollouts that a run leaves there; older ones are not read
-
-    def __post_init__(self) -> None:
-        """Raises UserError for numbers without a meaning."""
-        check_limits(self, rollouts=(0, math.inf), keep=(1, math.inf))
-
-    def require_one_process(self, group: Reducer) -> None:
-        """Raise UserError where several processes learn together: each would read the others' as a stranger's."""
-        if self.folder and group.size > 1:
-            raise UserError(
-                f"{group.size} processes learn from one batch already, so they cannot share rollouts as runs of their "
-                "own do; start each run in one process, or leave shared.folder empty."
-            )
-
-    def around(self, source: ExperienceSource, policy: Policy) -> ExperienceSource:
-        """``source`` with the other runs' rollouts beside its own; itself without a folder."""
-        if not self.folder:
-            return source
-        return SharedSource(source, Board(self.folder, common(policy), self.keep), policy, self.rollouts)
-
-
-def common(policy: Policy) -> str:
-    """SHA-256 of what learners must have in common: what makes features, and what samples mean.
-
-    That is the class, the scales and the frozen weights, of which ``_ENTRIES`` of each tensor are compared: others
-    differ everywhere.
+    The environment's own success still ends episodes and still evaluates the policy, so an exploited reward shows: the
+    return rises and validation does not.  Demonstrations in a replay buffer keep the rewards that they were recorded
+    with; mix them in only if those are of the same kind.
     """
-    digest = hashlib.sha256(type(policy).__qualname__.encode())
-    trainable = getattr(policy, "trainable", None)
-    learnt = {id(parameter) for parameter in trainable().values()} if callable(trainable) else set()
-    for part in _parts(policy):
-        for name, module in part.named_modules():
-            scales = {key: value for key, value in vars(module).items() if isinstance(value, Affine)}
-            digest.update(f"{name} {sorted(scales.items())}\n".encode() if scales else b"")
-        for name, parameter in part.named_parameters():
-            if id(parameter) not in learnt:
-                digest.update(f"{name} {parameter.dtype} {list(parameter.shape)}\n".encode() + _some(parameter))
-    return digest.hexdigest()
+
+    folder: str = ""  # a checkpoint folder, such as runs/progress/checkpoints/progress; "": the environment's own
+    weights: RewardWeights = RewardWeights()
+
+    def wrap_env(self, env: VecEnv) -> VecEnv:
+        """``env`` with this reward; raises UserError for a folder without a reward model."""
+        if not self.folder:
+            return env
+        model: Reward = load_reward(self.folder)
+        return rewarded(env, model, self.weights)
 
 
-def _parts(policy: object) -> Iterator[nn.Module]:
-    """``policy`` and the frozen policies in it, as far as they are networks."""
-    if isinstance(policy, nn.Module):
-        yield policy
-    for part in policy._frozen if isinstance(policy, HoldsFrozen) else ():
-        yield from _parts(part)
+@dataclass(frozen=True)
+class RunContext:
+    """The surroundings of one training run.
 
+    env             makes the environments, simulated or imagined
+    base            the policy that the run starts from; None when the config builds one from nothing
+    group           the processes that share the work
+    demonstrations  folder of a dataset; "" for none
+    device          where policy, critic, learner and replay are
+    reward          what the environments pay while learning
+    collector       number of the process that collects, of the ``collectors`` that each learning process has
+    """
 
-def _some(tensor: Tensor) -> bytes:
-    """Bytes of entries spread over ``tensor``."""
-    flat = tensor.detach().reshape(-1)
-    chosen = flat[:: max(1, len(flat) // _ENTRIES)].cpu().contiguous()
-    return chosen.view(torch.uint8).numpy().tobytes()
+    env: EnvFactory
+    base: Trainable | None
+    seed: int
+    group: Reducer
+    demonstrations: str = ""
+    device: torch.device = CPU
+    reward: LearnedReward = LearnedReward()
+    collector: int = 0
+    collectors: int = 1
+
+    @property
+    def part(self) -> int:
+        """The number of this share of the environments, seeds and exploration among ``parts``."""
+        return self.group.rank * self.collectors + self.collector
+
+    @property
+    def parts(self) -> int:
+        """How many processes collect, in all."""
+        return self.group.size * self.collectors
+
+    @property
+    def sharded(self) -> bool:
+        """Whether each process holds a share of the weights only."""
+        return isinstance(self.group, ShardedGroup)
+
+    def split(self, collectors: int) -> list[RunContext]:
+        """A context for each of this process's ``collectors``."""
+        return [replace(self, collector=i, collectors=collectors) for i in range(collectors)]
+
+    def make_training(self, num_envs: int) -> VecEnv:
+        """``num_envs`` environments to learn in."""
+        return self.reward.wrap_env(self.env.make_training(num_envs))
+
+    def start(self, needed_by: str) -> Trainable:
+        """``base``; raises UserError when there is none or when it lacks what heads and critics read."""
+        if self.base is None:
+            raise UserError(
+                f"{needed_by} is built on another policy and none was given, so it cannot be built; add --policy with "
+                "a checkpoint folder or module:Class."
+            )
+        lacking = [name for name in ("spec", "feature_sizes", "encode") if not hasattr(self.base, name)]
+        if lacking:
+            raise UserError(
+                f"{type(self.base).__name__} has no {lacking[0]}, so {needed_by} cannot be built on it; see "
+                "vla_rl.policies.heads.ObservationEncoder."
+            )
+        return self.base
+
+    def start_flow(self, needed_by: str, sampler: FlowSampler, final_noise: float) -> Trainable:
+        """``base`` itself, exploring by ``sampler``, whose noise falls to ``final_noise`` times itself in the run.
+
+        Raises UserError unless it is a flow policy.
+        """
+        base: Any = self.start(needed_by)
+        require(base, needed_by, ("with_sampler",), "so it is no flow policy; train it with OnPolicyRL(StartFrom()).")
+        exploring: Trainable = base.with_sampler(sampler, final_noise)
+        return exploring
+
+    def episodes(self, needed_by: str) -> Demonstrations:
+        """The demonstrations; raises UserError when there are none."""
+        if not self.demonstrations:
+            raise UserError(
+                f"{needed_by} needs demonstrations and none were given, so it cannot learn; add --demonstrations "
+                "FOLDER."
+            )
+        return load_demonstrations(Path(self.demonstrations))
+
+    def seeds(self) -> SeedStream:
+        """The training seeds of this share: every ``parts``-th, from number ``part``."""
+        seeds = seed_ranges.training_seeds(self.seed, "reinforcement")
+        return SeedStream(seeds.start + self.part, seeds.stop, self.parts)
+
+    def exploration(self) -> torch.Generator:
+        """The generator of this share's exploration."""
+        return generator(self.seed, 5 + 100 * self.part)
 
 
 class SourceConfig(Protocol):
@@ -116,99 +196,55 @@ class PolicyConfig(Protocol):
         """The policy to train."""
 
 
-class TrainerConfig(Protocol):
-    """The frozen dataclass of one way to train a policy.
+class TrainerConfig:
+    """One way to train a policy: the base class of frozen dataclasses, with what on-policy training does as default.
 
     Environment, policy, source and learner are each built from the config alone, so that a worker that has its JSON
-    can build the parts that it needs.  A learner is built right after its policy.
+    can build the parts that it needs.  They are built in this order: environment, policy, learner, source.
     """
 
-    @property
-    def loop(self) -> LoopConfig:
-        """How long to train, and how often to validate and save."""
+    experience: SourceConfig
+    loop: LoopConfig  # how long to train, and how often to validate and save
+    algorithm: Any  # the frozen dataclass of its numbers, which builds the learner
+    joins_episodes = False  # over the rollouts of a source, which therefore must not be mixed with those of others
 
     def build_env(self, context: RunContext) -> VecEnv:
         """The environments of this process to learn in."""
+        return context.make_training(self.experience.split(context.parts).num_envs)
 
-    def build_policy(self, context: RunContext) -> Trainable:
-        """The policy to train; it may be ``context.base``, changed in place, or stand on top of it."""
+    def build_policy(self, context: RunContext, env: VecEnv) -> Trainable:
+        """The policy to train in ``env``; it may be ``context.base``, changed in place, or stand on top of it."""
+        raise NotImplementedError
 
     def build_learner(self, context: RunContext, env: VecEnv, policy: Trainable) -> LoopLearner:
-        """What improves ``policy``, with its critic and replay buffer."""
+        """What improves ``policy``: here with a critic of values."""
+        torch.manual_seed(context.seed)  # module initialisation has no generator argument
+        # A policy whose features hold pixels gives its critic an encoder for them.
+        vision = policy.new_vision() if hasattr(policy, "new_vision") else None
+        critic = ValueCritic({**policy.feature_sizes, "time": 1}, vision=vision).to(context.device)
+        noise = generator(context.seed, 4)
+        learner: LoopLearner = self.algorithm.build(policy, policy.trainable(), critic, noise, context.group)
+        return learner
 
     def build_source(self, context: RunContext, env: VecEnv, policy: Trainable) -> CollectingSource:
         """The experience of this process, or of one of its collectors."""
-
-    def windows(self, sources: int) -> int:
-        """How many sources' windows an update learns from, where ``sources`` are asynchronous."""
-
-    def whole_source(self, source: ExperienceSource, policy: Trainable) -> ExperienceSource:
-        """``source``, which joins all processes, or a ``RenewableSource`` around it."""
+        part = self.experience.split(context.parts)
+        return part.build(env, policy, context.seeds(), context.exploration())
 
     def pretrain(self, learner: LoopLearner) -> bool:
         """Learn from recorded data alone, before the first iteration of a run; returns whether anything was learnt.
 
         What was learnt is saved when this returns; a run that is killed before that begins anew.
         """
-
-
-@runtime_checkable
-class ReadsPixels(Protocol):
-    """A policy whose features hold pixels, which its critic has to read through an encoder of its own."""
-
-    def new_vision(self) -> ImageEncoder: ...
-
-
-class OnPolicyTrainer:
-    """What all on-policy trainers share: a value critic, environments that the processes split, others' rollouts."""
-
-    experience: SourceConfig
-    algorithm: AlgorithmConfig
-    shared: SharingConfig = SharingConfig()
-
-    def build_env(self, context: RunContext) -> VecEnv:
-        return context.env.make_training(self.experience.split(context.parts).num_envs)
-
-    def build_learner(self, context: RunContext, env: VecEnv, policy: Trainable) -> LoopLearner:
-        self.shared.require_one_process(context.group)
-        torch.manual_seed(context.seed)  # module initialisation has no generator argument
-        vision = policy.new_vision() if isinstance(policy, ReadsPixels) else None
-        critic = ValueCritic({**policy.feature_sizes, "time": 1}, vision=vision).to(context.device)
-        return self.algorithm.build(
-            policy,  # type: ignore[arg-type]  # the algorithm says which protocol it needs
-            policy.trainable(),
-            critic,
-            generator(context.seed, 4),
-            context.group,
-        )
-
-    def build_source(self, context: RunContext, env: VecEnv, policy: Trainable) -> CollectingSource:
-        part = self.experience.split(context.parts)
-        return part.build(env, policy, context.seeds(), context.exploration())
-
-    def windows(self, sources: int) -> int:
-        """As many as there are sources, so that a batch has the size that it has without them."""
-        return sources
-
-    def pretrain(self, learner: LoopLearner) -> bool:
-        """Nothing: on-policy algorithms learn from their own experience only."""
         return False
 
-    def whole_source(self, source: ExperienceSource, policy: Trainable) -> ExperienceSource:
-        """With the rollouts of other runs, if ``shared`` names a folder."""
-        return self.shared.around(source, policy)
-
-
-@runtime_checkable
-class FlowSampled(Protocol):
-    """A flow policy whose exploration noise a trainer chooses."""
-
-    def with_sampler(self, sampler: FlowSampler, final_noise: float) -> Trainable:
-        """The same policy with ``sampler``, whose noise falls to ``final_noise`` times itself in the run."""
+    def score(self, outcomes: Outcomes) -> Rate | MeanReturn:
+        """By what the best weights are chosen."""
+        return outcomes.score
 
 
 @dataclass(frozen=True)
-class RLConfig(OnPolicyTrainer):
+class RLConfig(TrainerConfig):
     """On-policy RL of a flow policy itself: its sampler, its experience, the algorithm and the loop."""
 
     sampler: FlowSampler
@@ -216,7 +252,6 @@ class RLConfig(OnPolicyTrainer):
     final_noise: float = 0.4  # the sampler's noise falls linearly to this share of itself
     loop: LoopConfig = field(default_factory=LoopConfig)
     algorithm: AlgorithmConfig = field(default_factory=PPOConfig)
-    shared: SharingConfig = SharingConfig()
 
     def __post_init__(self) -> None:
         """Raises UserError for a negative share of the noise."""
@@ -229,73 +264,20 @@ class RLConfig(OnPolicyTrainer):
             f"{sampler.schedule}, {sampler.placement}, K={sampler.steps}, noise falling to {self.final_noise:.0%} of it"
         )
 
-    def build_policy(self, context: RunContext) -> Trainable:
+    def build_policy(self, context: RunContext, env: VecEnv) -> Trainable:
         """``context.base`` itself; raises UserError unless it is a flow policy."""
-        base = context.start("RL of a flow policy")
-        if not isinstance(base, FlowSampled):
-            raise UserError(
-                f"{type(base).__name__} has no with_sampler, so RLConfig cannot choose its exploration noise; train it "
-                "with OnPolicyRL(StartFrom())."
-            )
-        return base.with_sampler(self.sampler, self.final_noise)
+        return context.start_flow("RL of a flow policy", self.sampler, self.final_noise)
 
 
 @dataclass(frozen=True)
-class OnPolicyRL(OnPolicyTrainer):
+class OnPolicyRL(TrainerConfig):
     """On-policy RL of the policy that ``policy`` builds."""
 
     policy: PolicyConfig
     experience: SourceConfig = field(default_factory=WindowConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
     algorithm: AlgorithmConfig = field(default_factory=PPOConfig)
-    shared: SharingConfig = SharingConfig()
 
-    def build_policy(self, context: RunContext) -> Trainable:
+    def build_policy(self, context: RunContext, env: VecEnv) -> Trainable:
         torch.manual_seed(context.seed)  # module initialisation has no generator argument
         return placed(self.policy.build(context), context.device)
-
-
-@dataclass(frozen=True)
-class Rewarded:
-    """``trainer``, paid for what the reward model in the folder ``reward`` sees (a ``TrainerConfig``).
-
-    The environment's own success still ends episodes and still evaluates the policy, so an exploited reward shows: the
-    return rises and validation does not.  Demonstrations in a replay buffer keep the rewards that they were recorded
-    with; mix them in only if those are of the same kind.
-    """
-
-    trainer: TrainerConfig
-    reward: str = "runs/progress/checkpoints/progress"  # a checkpoint folder
-    weights: RewardWeights = field(default_factory=RewardWeights)
-
-    @property
-    def loop(self) -> LoopConfig:
-        return self.trainer.loop
-
-    def build_env(self, context: RunContext) -> VecEnv:
-        """The trainer's environments with the model's reward; raises UserError for a folder without a reward model."""
-        model = self.model()
-        return rewarded(self.trainer.build_env(context), model, self.weights)
-
-    def build_policy(self, context: RunContext) -> Trainable:
-        return self.trainer.build_policy(context)
-
-    def build_learner(self, context: RunContext, env: VecEnv, policy: Trainable) -> LoopLearner:
-        return self.trainer.build_learner(context, env, policy)
-
-    def build_source(self, context: RunContext, env: VecEnv, policy: Trainable) -> CollectingSource:
-        return self.trainer.build_source(context, env, policy)
-
-    def windows(self, sources: int) -> int:
-        return self.trainer.windows(sources)
-
-    def whole_source(self, source: ExperienceSource, policy: Trainable) -> ExperienceSource:
-        return self.trainer.whole_source(source, policy)
-
-    def pretrain(self, learner: LoopLearner) -> bool:
-        return self.trainer.pretrain(learner)
-
-    def model(self) -> Reward:
-        """The reward model; raises UserError for a folder without one."""
-        model: Reward = load_reward(self.reward)
-        return model

@@ -24,14 +24,13 @@ from vla_rl.policies.latent_noise import SquashedLatentConfig
 from vla_rl.policies.residual import ResidualConfig
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imitate_dataset import ImitateDataset
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.off_policy import OffPolicyRL, ReplayConfig
 from vla_rl.recipes.policies import SACLatent, StartFrom, TD3Residual
-from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.recipes.trainers import OnPolicyRL, RLConfig, TrainerConfig
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.imitation import ImitationConfig
+from vla_rl.training.fit import FitConfig, ImitationConfig
 from vla_rl.training.loop import LoopConfig
 
 LIFT = EnvConfig("lift")  # --env names another one

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -124,13 +124,6 @@ BASELINE_PROMPT = (
 )
 
 
-class YesNoModel(Protocol):
-    """Answers questions about images; :class:`YesNo` does so with models of transformers."""
-
-    def probability(self, images: Mapping[str, Array], question: Sequence[str]) -> np.ndarray:
-        """P(yes) float32 [N] of ``question`` [N] about ``images`` {camera: uint8 [N,h,w,3]}."""
-
-
 @dataclass(frozen=True)
 class VLMJudgeConfig:
     """The question, how often it is asked, and the threshold."""
@@ -150,8 +143,8 @@ class VLMJudge:
     precision see :func:`vla_rl.rewards.reward_model.choose_threshold`.
     """
 
-    def __init__(self, config: VLMJudgeConfig, model: YesNoModel) -> None:
-        """Raises UserError for a prompt without {task}."""
+    def __init__(self, config: VLMJudgeConfig, model: Any) -> None:
+        """``model`` answers as :class:`YesNo` does.  Raises UserError for a prompt without {task}."""
         if "{task}" not in config.prompt:
             raise UserError(
                 f"the prompt {config.prompt!r} does not contain {{task}}, so the instruction would be ignored; put "

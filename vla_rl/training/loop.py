@@ -15,11 +15,11 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from vla_rl.contract.batch import ExperienceSource, Learner, PolicyStore, Reducer, RenewableSource, Resumable
+from vla_rl.contract.batch import ExperienceSource, Learner, PolicyStore, Reducer, Resumable
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
-from vla_rl.contract.policy import LikelihoodPolicy
-from vla_rl.experience.spans import now
+from vla_rl.contract.policy import LikelihoodPolicy, set_progress
+from vla_rl.experience.driver import now
 from vla_rl.training.out_of_memory import COLLECT, LEARN, VALIDATE, phase_of_memory
 from vla_rl.training.timeline import Timeline
 
@@ -34,7 +34,7 @@ class LoopConfig:
     collapse: float = 0.15  # a validation score this far below the best one restores the best weights
     collapse_lr_factor: float = 0.5  # and multiplies the learning rate
     collectors: int = 1  # processes that collect (1: this one), each with its share of the environments
-    staleness: int = 0  # collectors play on, at most this many updates ahead (experience/asynchronous.py); 0: in step
+    staleness: int = 0  # collectors play on, at most this many updates ahead (experience/sources.py); 0: in step
     env_steps: int = 0  # stop after this many low-level actions in all; 0: no limit
     validate_steps: int = 0  # also validate after this many low-level actions since the last validation; 0: never
 
@@ -96,6 +96,20 @@ class AlgorithmConfig(Protocol):
         """
 
 
+class Hook:
+    """What a run does besides, such as training the world model in which it learns; this one does nothing."""
+
+    def before_iteration(self, iteration: int) -> bool:
+        """Called when so many iterations are complete; returns whether the environment has changed."""
+        return False
+
+    def state_dict(self) -> dict[str, Any]:
+        """See ``Resumable``; it is restored before the source is."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
 @dataclass
 class BestWeights:
     """The weights with the highest validation score so far (the later ones of equal scores)."""
@@ -130,7 +144,7 @@ class Loop:
 
     Out of memory is an OutOfMemoryError that names the phase (``out_of_memory.py``).
     The share of the run that is done is published with the weights, for policies whose exploration changes with it.
-    When a ``RenewableSource`` has renewed its environment, the best weights are validated in it again.
+    When ``hook`` has changed the environment, the best weights are validated in it again.
     """
 
     def __init__(
@@ -144,10 +158,11 @@ class Loop:
         report: Callable[[int, dict[str, float]], None] = lambda iteration, metrics: None,
         save: Callable[[int], None] = lambda iteration: None,
         timeline: Timeline | None = None,
+        hook: Hook | None = None,
     ) -> None:
         self.source, self.learner, self.store, self.config = source, learner, store, config
         self.validate, self.on_best, self.report, self.save = validate, on_best, report, save
-        self.timeline = timeline or Timeline()
+        self.timeline, self.hook = timeline or Timeline(), hook or Hook()
         self.best = BestWeights()
         self.iteration = 0  # completed iterations
         self.env_steps = 0.0
@@ -158,10 +173,10 @@ class Loop:
         if self.iteration == 0 and not self.best.weights:
             self.timeline.begin(0)
             self._record({**self._validate(), "env/steps_total": 0.0})
-        while (progress := self.progress()) < 1:
+        while self.progress() < 1:
             start = time.perf_counter()
             self.timeline.begin(self.iteration + 1)
-            if isinstance(self.source, RenewableSource) and self.source.renew(progress):
+            if self.hook.before_iteration(self.iteration):
                 self._revalidate_best()
             metrics = self._iterate()
             if self._should_validate():
@@ -223,7 +238,7 @@ class Loop:
             part.load_state_dict(state[name])
 
     def _parts(self) -> dict[str, Any]:
-        return {"learner": self.learner, "source": self.source, "store": self.store}
+        return {"learner": self.learner, "hook": self.hook, "source": self.source, "store": self.store}
 
     def _iterate(self) -> dict[str, float]:
         asked = now()
@@ -290,3 +305,34 @@ class Loop:
             "eval/collapsed": float(collapsed),
             "time/validate_s": seconds,
         }
+
+
+class InProcessPolicyStore:
+    """A ``PolicyStore`` for the synchronous loop.
+
+    Actor and learner hold the same module, so :meth:`publish` changes only its version and its progress.
+    """
+
+    def __init__(self, policy: Any) -> None:
+        self.policy, self.progress = policy, 0.0
+        self._apply()
+
+    def publish(self, weights: Mapping[str, Tensor], progress: float = 0.0) -> int:
+        self.policy.version += 1
+        self.progress = progress
+        self._apply()
+        return int(self.policy.version)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Version and progress; the weights are the learner's."""
+        return {"version": int(self.policy.version), "progress": self.progress}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.policy.version, self.progress = state["version"], state["progress"]
+        self._apply()
+
+    def latest(self) -> tuple[int, Mapping[str, Tensor]]:
+        return int(self.policy.version), self.policy.trainable()
+
+    def _apply(self) -> None:
+        set_progress(self.policy, self.progress)

@@ -23,6 +23,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 from vla_rl.contract.device import is_shard
 from vla_rl.contract.errors import UserError
@@ -71,8 +73,6 @@ class ShardedGroup(ProcessGroup):
                 "model."
             )
         from torch.distributed.fsdp import fully_shard  # see is_shard
-
-        from vla_rl.training.mesh import mesh_on
 
         network, mesh = policy.network, mesh_on(device.type)
         units = [fully_shard(unit, mesh=mesh, reshard_after_forward=True) for unit in _units(network, self.smallest)]
@@ -227,3 +227,15 @@ class LockstepActing:
 
     def decide(self, key: Any, call: Callable[[Any, Any], T], given: Any) -> T:
         return call(self, given)
+
+
+@functools.cache
+def mesh_on(kind: str) -> DeviceMesh:
+    """All processes in a row, which compute on devices of this ``kind`` ("cpu", "cuda")."""
+    return init_device_mesh(kind, (dist.get_world_size(),))
+
+
+def shard_of(own: Tensor, shape: torch.Size, kind: str) -> DTensor:
+    """The tensor of ``shape`` that is cut along its first dimension and of which this process has ``own``."""
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(own, mesh_on(kind), [Shard(0)], run_check=False, shape=shape, stride=stride)

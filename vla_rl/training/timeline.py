@@ -18,7 +18,7 @@ import numpy as np
 from vla_rl.contract.env import Array, on_host
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.trust import parse_json, read_bytes
-from vla_rl.experience.spans import KINDS, LIMIT, OWN, Span, now, thinned
+from vla_rl.experience.driver import KINDS, LIMIT, OWN, Span, now, thinned
 from vla_rl.training.tracking import RunFolder, write_text
 
 RECENT = 10  # iterations whose spans are kept

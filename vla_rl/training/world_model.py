@@ -1,4 +1,17 @@
-"""Training, saving and loading of world models; any class with the methods of ``TrainableWorldModel`` will do."""
+"""Training, saving and loading of world models; any class with the methods of ``TrainableWorldModel`` will do.
+
+When a world model needs real episodes again: the policy leaves its training data, and exploits its errors.
+
+A policy that is improved in imagination learns to exploit what only the world model allows.  Three signals show it: the
+policy succeeds more often in imagination than it did in reality; more rollouts are truncated by uncertainty than at
+first; and the inverse dynamics estimate other actions from imagined pictures than were made.  Any of them buys a batch
+of real episodes, played by the present policy, from a fixed budget.  Every decision is kept with its reasons.
+
+Shares are of few episodes, so that equal ones differ by chance.  A share counts as higher when an interval of the
+difference lies above what is allowed; with equal shares that happens in at most two of a hundred decisions.
+
+(WoVR's PACE refines once, by hand; Yang et al. 2026, arXiv 2602.13977.)
+"""
 
 from __future__ import annotations
 
@@ -13,11 +26,18 @@ from torch import Tensor, nn
 
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.intervals import difference
 from vla_rl.contract.load import name_of
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.contract.trust import named_class
-from vla_rl.experience.trajectories import Trajectories
-from vla_rl.experience.windows import call_batch, context_at, frames_at, make_windows, window_batch
+from vla_rl.experience.demonstrations import (
+    Trajectories,
+    call_batch,
+    context_at,
+    frames_at,
+    make_sequences,
+    sequence_batch,
+)
 from vla_rl.pretrained import bounded, load_weights, read_config, save_folder
 from vla_rl.training.fit import FitConfig, fit, shuffled, weighted
 
@@ -108,7 +128,7 @@ def fit_world_model(
     if model.reward is not None:
         model.reward.fit(torch.from_numpy(trajectories.recorded_rewards()).to(model.device))
     trajectories = as_predicted(model, trajectories)
-    device, table = model.device, make_windows(trajectories, model.config.frames, model.config.context_frames)
+    device, table = model.device, make_sequences(trajectories, model.config.frames, model.config.context_frames)
     chosen = torch.randperm(len(trajectories.state), generator=generator)[:_REGISTRATION_FRAMES]
     model.fit_registration(_tensors(frames_at(trajectories, chosen.numpy()), device))
     count, steps = len(table["count"]), _Offset(report)
@@ -122,7 +142,7 @@ def fit_world_model(
     fit(model.pose_parameters(), model.pose_loss, batches, config.pose, steps)
     steps.offset += config.pose.steps
     index = _minibatches(count, config.video, generator)
-    batches = (_tensors(window_batch(trajectories, table, part), device) for part in index)
+    batches = (_tensors(sequence_batch(trajectories, table, part), device) for part in index)
     fit(model.video_parameters(), lambda batch: model.loss(batch, generator), batches, config.video, steps)
     steps.offset += config.video.steps
     _fit_mode_classifier(model, trajectories, table, config.mode_classifier, generator, steps)
@@ -294,3 +314,92 @@ def statistics(trajectories: Trajectories) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation [S] of the recorded states; the latter at least 1e-3."""
     state = at_least_one(trajectories.state)
     return state.mean(0), np.maximum(state.std(0), 1e-3)
+
+
+@dataclass(frozen=True)
+class CoevolutionConfig:
+    """How many real episodes may be bought, and for which signals."""
+
+    budget: int = 0  # real episodes in all; three seeds show no gain from buying some (docs/results/imagination.md)
+    batch: int = 50  # per purchase
+    every: int = 12  # iterations of RL from one decision to the next
+    success_gap: float = 0.0  # by which imagined success may exceed real success, as last played
+    uncertainty_rise: float = 0.0  # of the share of rollouts truncated by uncertainty, above the baseline
+    z: float = 2.576  # half-width of the intervals of both differences, in standard errors
+    inverse_dynamics_ratio: float = 1.15  # of the inverse-dynamics error to the baseline
+
+    def __post_init__(self) -> None:
+        """Raise UserError for numbers that buy nothing sensible."""
+        if self.z <= 0.0:
+            raise UserError(
+                f"an interval of {self.z:g} standard errors on either side lets chance buy real episodes; give "
+                "coevolution.z above 0."
+            )
+        if self.budget < 0 or self.batch < 1 or self.every < 1:
+            raise UserError(
+                f"a budget of {self.budget} real episodes in batches of {self.batch} every {self.every} iterations "
+                "cannot be spent; give a budget of at least 0 and at least 1 for the others."
+            )
+
+
+@dataclass(frozen=True)
+class Signals:
+    """What a decision depends on; shares are in [0, 1]."""
+
+    imagined: float  # success in imagination
+    real: float | None  # success in the real episodes that the policy played last, None if there are none
+    uncertain: float  # share of imagined rollouts truncated by uncertainty
+    inverse_dynamics_error: float  # see ``WorldModel.inverse_dynamics_error``
+    rollouts: int  # imagined for these signals
+    real_episodes: int
+
+
+@dataclass(frozen=True)
+class Decision:
+    """``buy`` real episodes, for ``reasons``; 0 without any."""
+
+    signals: Signals
+    baseline: Signals  # after the world model was last trained
+    buy: int
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Coevolution:
+    """What was spent, and the signals when the world model was last trained."""
+
+    config: CoevolutionConfig
+    baseline: Signals
+    spent: int = 0
+
+    def decide(self, signals: Signals) -> Decision:
+        """Whether to buy, given the present ``signals``."""
+        config, baseline = self.config, self.baseline
+        signs = {
+            f"imagined success {signals.imagined:.0%} exceeds real success {signals.real or 0.0:.0%}": (
+                self._exceeds(signals.imagined, signals, signals.real, signals.real_episodes, config.success_gap)
+            ),
+            f"uncertainty truncates {signals.uncertain:.0%} of the rollouts, at first {baseline.uncertain:.0%}": (
+                self._exceeds(
+                    signals.uncertain, signals, baseline.uncertain, baseline.rollouts, config.uncertainty_rise
+                )
+            ),
+            f"inverse-dynamics error {signals.inverse_dynamics_error:.3f}, at first "
+            f"{baseline.inverse_dynamics_error:.3f}": (
+                signals.inverse_dynamics_error > baseline.inverse_dynamics_error * config.inverse_dynamics_ratio
+            ),
+        }
+        reasons = tuple(reason for reason, fired in signs.items() if fired)
+        buy = min(config.batch, config.budget - self.spent) if reasons else 0
+        return Decision(signals, baseline, buy, reasons)
+
+    def _exceeds(self, share: float, signals: Signals, other: float | None, others: int, allowed: float) -> bool:
+        """Whether the interval of ``share`` of the rollouts minus ``other``, of ``others``, lies above ``allowed``."""
+        if other is None:
+            return False
+        counts = (round(share * signals.rollouts), signals.rollouts), (round(other * others), others)
+        return difference(*counts, self.config.z)[0] > allowed
+
+    def renewed(self, signals: Signals, bought: int) -> Coevolution:
+        """After training on ``bought`` real episodes, with the ``signals`` since."""
+        return replace(self, baseline=signals, spent=self.spent + bought)

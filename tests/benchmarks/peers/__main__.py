@@ -25,7 +25,7 @@ from tests.benchmarks.peers.report import HEADS, markdown, table
 from tests.benchmarks.peers.sides import PEERS
 from tests.benchmarks.peers.state_ppo import GOAL, RECIPE
 from vla_rl.contract.errors import UserError
-from vla_rl.recipes.progress import bar
+from vla_rl.recipes.terminal import bar
 from vla_rl.training.tracking import write_json
 
 OUT = Path("runs/peers")

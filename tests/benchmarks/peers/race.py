@@ -19,7 +19,7 @@ from typing import Any
 from sims.catalog import make
 from tests.benchmarks.peers.state_ppo import mean_return
 from vla_rl.contract.errors import UserError
-from vla_rl.recipes.state_ppo import StateBased
+from vla_rl.recipes.improve import StateBased
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import nn
 from sims.catalog import make
 from tests.benchmarks.peers.plain_ppo import PlainPPO, Settings, single
 from tests.benchmarks.peers.state_ppo import Contender, Ours, Theirs
-from vla_rl.recipes.state_ppo import StateBased
+from vla_rl.recipes.improve import StateBased
 
 
 class StableBaselines:

@@ -28,8 +28,8 @@ from torch import Tensor
 from vla_rl.contract.batch import OneProcess
 from vla_rl.experience.rollout import SeedStream
 from vla_rl.recipes.config_files import load_config
-from vla_rl.recipes.stages import generator
-from vla_rl.recipes.state_ppo import StateBased
+from vla_rl.recipes.improve import StateBased
+from vla_rl.recipes.trainers import generator
 
 RECIPE = load_config("configs/gym.py:half_cheetah")
 GOAL = 1000.0  # mean return

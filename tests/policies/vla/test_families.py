@@ -14,8 +14,7 @@ from vla_rl.policies.pi0.policy import Pi0
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.smolvla.policy import SmolVLA
 from vla_rl.policies.vla.flow_vla import FlowVLA
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.imitation import ImitationConfig, imitate
+from vla_rl.training.fit import FitConfig, ImitationConfig, imitate
 
 FAMILIES = pytest.mark.parametrize("kind", [SmolVLA, Pi0])
 

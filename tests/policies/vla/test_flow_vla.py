@@ -44,8 +44,7 @@ from vla_rl.policies.vla.flow_vla import FlowVLA
 from vla_rl.policies.vla.options import TrainAll, TrainExpert, VLAOptions
 from vla_rl.policies.vla.tokenizer import Vocabulary, WordPrompts
 from vla_rl.recipes.imitate import imitate_policy
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.imitation import ImitationConfig
+from vla_rl.training.fit import FitConfig, ImitationConfig
 
 CAMERAS = ("front", None, "wrist")
 STATE, ACTION = Affine((0.1, 0.0, -0.1), (0.5, 1.0, 2.0)), Affine((0.0, 2.0), (0.05, 1.0))

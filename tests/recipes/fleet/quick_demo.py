@@ -9,8 +9,7 @@ from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.fleet.demo import FleetDemo
 from vla_rl.recipes.fleet.learners import Learn, LearnByCorrections
 from vla_rl.recipes.imitate import Imitate, NewTinyOfJoints
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.imitation import GroundingConfig, ImitationConfig
+from vla_rl.training.fit import FitConfig, GroundingConfig, ImitationConfig
 
 
 def demo() -> FleetDemo:

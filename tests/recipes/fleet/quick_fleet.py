@@ -6,8 +6,7 @@ from vla_rl.algorithms.chunks import HGDaggerConfig
 from vla_rl.algorithms.recap import RecapConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.algorithms.sac import RLPDConfig
-from vla_rl.experience.person import PersonConfig
-from vla_rl.experience.supervised import DemonstratorConfig
+from vla_rl.experience.intervention import DemonstratorConfig, PersonConfig
 from vla_rl.policies.feed_forward import SquashedConfig
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import ResidualConfig
@@ -16,7 +15,6 @@ from vla_rl.recipes.fleet.learners import LearnByAdvantage, LearnByCorrections, 
 from vla_rl.recipes.fleet.simulate import Corrects, Demonstrates, FleetTimes, Simulate
 from vla_rl.recipes.off_policy import AdaptiveReplay, ReplayConfig
 from vla_rl.recipes.policies import SquashedActor, TD3Residual
-from vla_rl.recipes.stages import EvaluationConfig
 
 _PERSON = PersonConfig(patience=2, delay=1, hold=3, max_share=0.5)
 _HEAD = HeadConfig(width=16, depth=1)

@@ -36,7 +36,6 @@ from vla_rl.recipes.fleet.publishing import publish_first
 from vla_rl.recipes.fleet.serving import key_file, signing_key
 from vla_rl.recipes.robots.decide import PolicyDecider
 from vla_rl.recipes.robots.streaming import check_golden
-from vla_rl.recipes.stages import collect
 from vla_rl.training import checkpoint, tracking
 from vla_rl.training.checkpoint import latest_state
 from vla_rl.training.tracking import RunFolder

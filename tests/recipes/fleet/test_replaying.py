@@ -17,7 +17,7 @@ from vla_rl.algorithms.offline import WSRLConfig
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.env import Observation, VecEnv
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.experience.person import PersonConfig
+from vla_rl.experience.intervention import PersonConfig
 from vla_rl.experience.replay import Replay
 from vla_rl.fleet.episodes import FleetEpisode
 from vla_rl.fleet.payloads import EpisodeEnd, FleetStep
@@ -31,7 +31,6 @@ from vla_rl.recipes.fleet.learners import LearnByReplay, ReplayLearner, relabell
 from vla_rl.recipes.fleet.simulate import Corrects, FleetTimes, Timeline, VirtualReleases, VirtualRobot, micros
 from vla_rl.recipes.off_policy import AdaptiveReplay
 from vla_rl.recipes.policies import SACLatent
-from vla_rl.recipes.stages import collect
 
 TIMES = FleetTimes(decision=0.02, reset=0.3, upload=0.1)
 METHOD = quick_fleet.REPLAY

@@ -14,9 +14,8 @@ from vla_rl.contract.env import Observation
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.imagine.calibrated_model import CalibratedModel
-from vla_rl.recipes.imagine.play import steering_of
+from vla_rl.recipes.imagine.play import Steering, steering_of
 from vla_rl.recipes.imagine.recipe import SavedRun
-from vla_rl.recipes.imagine.steering import Steering
 from vla_rl.training.tracking import RunFolder
 from world_models.imagination_config import ImaginationConfig
 from world_models.model import WorldModel

@@ -17,22 +17,22 @@ from tests.world_models.small_models import SMALL
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.agreement import TrustConfig
 from vla_rl.experience.datasets import save_demonstrations
+from vla_rl.experience.demonstrations import Trajectories
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imagine import calibrated_model, plan
 from vla_rl.recipes.imagine import recipe as imagination
 from vla_rl.recipes.imagine.calibrated_model import CalibratedModel, calibrate
 from vla_rl.recipes.imagine.plan import CollectConfig, Plan
 from vla_rl.recipes.imagine.recipe import Imagine
-from vla_rl.recipes.stages import EvaluationConfig, collect
+from vla_rl.recipes.imitate import collect
 from vla_rl.recipes.trainers import RLConfig
-from vla_rl.training.coevolve import CoevolutionConfig
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import Loop, LoopConfig
 from vla_rl.training.tracking import RunFolder, read_metrics
-from vla_rl.training.world_model import WorldModelFit
+from vla_rl.training.world_model import CoevolutionConfig, WorldModelFit
 from world_models.config import WorldModelConfig
 from world_models.imagination_config import ImaginationConfig
 from world_models.keyframes import KeyframeConfig

@@ -25,33 +25,30 @@ from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.agreement import TrustConfig
 from vla_rl.evaluation.stats import Rate
 from vla_rl.experience.datasets import save_demonstrations
+from vla_rl.experience.demonstrations import Trajectories
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.imagine import calibrated_model, comparison
-from vla_rl.recipes.imagine.comparison import (
+from vla_rl.recipes.evaluators import EvaluationConfig
+from vla_rl.recipes.imagine import agreement, calibrated_model, comparison
+from vla_rl.recipes.imagine.agreement import (
     RANDOM_ACTION_PROBS,
     PolicyRating,
     evaluate_world_model,
     first_observations,
-    headline_agreement,
     rate_policies,
-    summarize,
 )
+from vla_rl.recipes.imagine.comparison import _LOSSES, headline_agreement, summarize, write_report
 from vla_rl.recipes.imagine.plan import CollectConfig, Plan
 from vla_rl.recipes.imagine.recipe import Imagine, SavedRun, find_run, load_run
-from vla_rl.recipes.imagine.report import _LOSSES, write_report
+from vla_rl.recipes.imitate import collect
 from vla_rl.recipes.metrics import watched
-from vla_rl.recipes.stages import EvaluationConfig, collect
 from vla_rl.recipes.trainers import RLConfig
-from vla_rl.training.coevolve import CoevolutionConfig
-from vla_rl.training.fit import FitConfig
+from vla_rl.training.fit import FitConfig, fit_probe
 from vla_rl.training.loop import LoopConfig
-from vla_rl.training.probe import fit_probe
 from vla_rl.training.tracking import RunFolder
-from vla_rl.training.world_model import WorldModelFit, fit_world_model
+from vla_rl.training.world_model import CoevolutionConfig, WorldModelFit, fit_world_model
 from world_models.config import WorldModelConfig
 from world_models.imagination_config import ImaginationConfig
 from world_models.keyframes import KeyframeConfig
@@ -147,7 +144,7 @@ def test_a_whole_run_on_another_device_is_that_on_the_host(recipe, run, tmp_path
         assert model_run.env_factory.make(2).spec.device == str(ELSEWHERE)
         assert away.prepare(folder)[1].calibrated.model.device == ELSEWHERE, "loaded, this time"
         found, rated = away.run(folder), []
-        monkeypatch.setattr(comparison, "rate_policies", lambda *given: rated.append(given) or ratings())
+        monkeypatch.setattr(agreement, "rate_policies", lambda *given: rated.append(given) or ratings())
         evaluate_world_model(folder.path, scenes=3)
     ((calibrated, _, policies, *_),) = rated
     assert calibrated.model.device == ELSEWHERE
@@ -242,8 +239,8 @@ def ratings() -> list[PolicyRating]:
 
 def test_the_report_is_made_from_the_files_of_the_runs(run, tmp_path, monkeypatch):
     """A policy whose success is never reached in the simulator, and one whose is."""
-    monkeypatch.setattr(comparison, "rate_policies", lambda *given: ratings())
-    monkeypatch.setattr(comparison, "fit_probe", partial(fit_probe, config=FitConfig(steps=2, batch=8)))
+    monkeypatch.setattr(agreement, "rate_policies", lambda *given: ratings())
+    monkeypatch.setattr(agreement, "fit_probe", partial(fit_probe, config=FitConfig(steps=2, batch=8)))
     out = run.parent
     found = evaluate_world_model(run, scenes=3)
     assert found["test_episodes"] == 12 and found["policies"]["policies"] == 4

@@ -18,18 +18,19 @@ from vla_rl.contract.batch import OneProcess
 from vla_rl.evaluation.agreement import TrustConfig
 from vla_rl.evaluation.report import Report
 from vla_rl.experience.datasets import save_demonstrations
+from vla_rl.experience.demonstrations import Trajectories
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.feed_forward import CategoricalConfig, CategoricalPolicy
 from vla_rl.recipes.config_files import load_config
-from vla_rl.recipes.context import RunContext
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig
+from vla_rl.recipes.imagine.agreement import measure_prediction_quality
 from vla_rl.recipes.imagine.calibrated_model import call_ends
-from vla_rl.recipes.imagine.comparison import measure_prediction_quality
+from vla_rl.recipes.imagine.comparison import _prediction_quality
 from vla_rl.recipes.imagine.plan import CollectConfig, Plan
 from vla_rl.recipes.imagine.recipe import Imagine, SavedRun
-from vla_rl.recipes.imagine.report import _prediction_quality
-from vla_rl.recipes.stages import EvaluationConfig, collect
+from vla_rl.recipes.imitate import collect
+from vla_rl.recipes.trainers import RunContext
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import LoopConfig
 from vla_rl.training.tracking import RunFolder

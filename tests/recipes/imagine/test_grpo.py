@@ -16,12 +16,12 @@ from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.check import random_actions
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.policies.tiny import TinyVLA
+from vla_rl.recipes.building import build
 from vla_rl.recipes.config_files import load_config
-from vla_rl.recipes.context import RunContext
+from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imagine.calibrated_model import ImaginedEnvFactory
-from vla_rl.recipes.stages import EvaluationConfig, improve
-from vla_rl.recipes.trainers import RLConfig
-from vla_rl.recipes.training_setup import build
+from vla_rl.recipes.improve import improve
+from vla_rl.recipes.trainers import RLConfig, RunContext
 from vla_rl.training.tracking import RunFolder
 from world_models.config import WorldModelConfig
 from world_models.imagination_config import ImaginationConfig

@@ -17,12 +17,12 @@ from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.agreement import TrustConfig
 from vla_rl.experience.collect import collect_trajectories
 from vla_rl.experience.datasets import save_demonstrations
+from vla_rl.experience.demonstrations import Trajectories
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.tiny import TinyVLA
-from vla_rl.recipes.context import RunContext, generator
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imagine.calibrated_model import (
     ImaginedEnvFactory,
     measure_rollouts,
@@ -32,13 +32,13 @@ from vla_rl.recipes.imagine.calibrated_model import (
 )
 from vla_rl.recipes.imagine.plan import CollectConfig, CollectedEpisodes, Plan, collect_episodes
 from vla_rl.recipes.imagine.recipe import Imagine
-from vla_rl.recipes.stages import EvaluationConfig, collect, improve
-from vla_rl.recipes.trainers import RLConfig
-from vla_rl.training.coevolve import CoevolutionConfig
+from vla_rl.recipes.imitate import collect
+from vla_rl.recipes.improve import improve
+from vla_rl.recipes.trainers import RLConfig, RunContext, generator
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import LoopConfig
 from vla_rl.training.tracking import RunFolder
-from vla_rl.training.world_model import WorldModelFit, load_world_model, save_world_model, statistics
+from vla_rl.training.world_model import CoevolutionConfig, WorldModelFit, load_world_model, save_world_model, statistics
 from world_models.config import WorldModelConfig
 from world_models.env import ImaginedEnv
 from world_models.imagination_config import ImaginationConfig

@@ -24,9 +24,8 @@ from tests.world_models.small_models import SIDE
 from vla_rl.cli.imagine import play
 from vla_rl.cli.main import main
 from vla_rl.contract.errors import UserError
-from vla_rl.recipes.imagine.play import serve
+from vla_rl.recipes.imagine.play import Steering, serve
 from vla_rl.recipes.imagine.recipe import SavedRun
-from vla_rl.recipes.imagine.steering import Steering
 
 
 @pytest.fixture(scope="module")

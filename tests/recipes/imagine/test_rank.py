@@ -15,8 +15,8 @@ from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.ranking import Played, expected_searches, rank
 from vla_rl.policies.function import FunctionPolicy
+from vla_rl.recipes.imagine.agreement import Rank, rank_policies, tried
 from vla_rl.recipes.imagine.calibrated_model import recorded_initial_states, replay_trajectories
-from vla_rl.recipes.imagine.rank import Rank, rank_policies, tried
 from vla_rl.recipes.imagine.recipe import SavedRun
 from world_models.env import ImaginedEnv
 from world_models.uncertainty import Limits
@@ -79,7 +79,7 @@ def by_hand(run: SavedRun, function, steps: int | None = None) -> tuple[np.ndarr
 
 
 def test_it_is_the_ranking_of_what_they_do_in_the_world_model(run, policies, capsys, monkeypatch):
-    monkeypatch.setattr("vla_rl.recipes.imagine.rank.expected_searches", partial(expected_searches, count=3))
+    monkeypatch.setattr("vla_rl.recipes.imagine.agreement.expected_searches", partial(expected_searches, count=3))
     main(["imagine", "rank", str(run.folder), *policies, "--real", f"{policies[0]}=9/12", "--before-deployment"])
     found = json.loads((run.folder / "rank.json").read_text())
     played = {name: by_hand(run, function) for name, function in zip(policies, (push, pull, still), strict=True)}

@@ -14,9 +14,8 @@ from vla_rl.contract.policy import ActionOut
 from vla_rl.contract.spec import ArraySpec
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.recipes.imagine.calibrated_model import recorded_initial_states
-from vla_rl.recipes.imagine.play import steering_of
+from vla_rl.recipes.imagine.play import Steering, View, idle_action, keys_of, steering_of
 from vla_rl.recipes.imagine.recipe import SavedRun
-from vla_rl.recipes.imagine.steering import Steering, View, idle_action, keys_of
 from world_models.env import ImaginedEnv
 from world_models.uncertainty import Limits
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vla_rl.cli.imagine import study
-from vla_rl.recipes.imagine.study import ImagineStudy
+from vla_rl.recipes.imagine.comparison import ImagineStudy
 from vla_rl.recipes.sweep import Cell
 
 SHARING = "no_uncertainty", "with_keyframes", "with_resampling"

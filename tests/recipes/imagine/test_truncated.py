@@ -13,7 +13,7 @@ from tests.world_models.small_models import initial_states, spec
 from vla_rl.algorithms.group_relative import GRPO, GRPOConfig, Mean, Standardised
 from vla_rl.contract.batch import TRUNCATION_RETURN, Rollout
 from vla_rl.contract.policy import ActionOut, Likelihood
-from vla_rl.experience.groups import ConstantValue, GroupConfig, ZeroValue
+from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import SeedStream
 from world_models.canvas import Canvas
 from world_models.config import WorldModelConfig
@@ -108,10 +108,10 @@ def push(policy: Enumerated, rollout: Rollout, **changes) -> float:
 @pytest.mark.parametrize(
     ("truncation_value", "outcomes", "expected"),
     [
-        (ZeroValue(), EVERYTHING, 0.0),
-        (ConstantValue(0.5), EVERYTHING, 1 / 16),
-        (ConstantValue(-1.0), EVERYTHING, -1 / 8),
-        (ZeroValue(), WITHOUT_UNCERTAIN, 1 / 9),  # the wrong treatment: truncated members are dropped and drawn again
+        (0.0, EVERYTHING, 0.0),
+        (0.5, EVERYTHING, 1 / 16),
+        (-1.0, EVERYTHING, -1 / 8),
+        (0.0, WITHOUT_UNCERTAIN, 1 / 9),  # the wrong treatment: truncated members are dropped and drawn again
     ],
     ids=["nothing-more", "half-a-success", "a-punishment", "dropped"],
 )
@@ -123,12 +123,12 @@ def test_the_expected_gradient_towards_the_arm_that_is_cut_off(truncation_value,
 @pytest.mark.parametrize(("baseline", "expected"), [(Mean(), 1 / 32), (Standardised(), 0.5**0.5 / 16)])
 def test_the_same_with_other_baselines(baseline, expected):
     """The group's mean halves it; of two members, the std only leaves which is ahead."""
-    assert push(*played(ConstantValue(0.5)), baseline=baseline) == pytest.approx(expected, rel=1e-5)
-    assert push(*played(ZeroValue()), baseline=baseline) == pytest.approx(0.0, abs=1e-12)
+    assert push(*played(0.5), baseline=baseline) == pytest.approx(expected, rel=1e-5)
+    assert push(*played(0.0), baseline=baseline) == pytest.approx(0.0, abs=1e-12)
 
 
 def test_cut_off_members_stay_in_their_groups_and_are_counted():
-    policy, rollout = played(ConstantValue(0.5))
+    policy, rollout = played(0.5)
     which = torch.tensor(list(product(EVERYTHING, repeat=SIZE))).flatten()
     assert torch.equal(rollout.truncated[0], which == TRUNCATED) and torch.equal(rollout.success[0], which % LUCK == 0)
     assert torch.equal(rollout.final_index[:, 1], (which == TRUNCATED).nonzero()[:, 0])
@@ -146,9 +146,7 @@ def test_cut_off_members_stay_in_their_groups_and_are_counted():
     assert metrics["rollout/truncated"] == 1 / 4 and metrics["rollout/return"] == 1 / 2
 
 
-@pytest.mark.parametrize(
-    ("truncation_value", "uniform"), [(ZeroValue(), 8), (ConstantValue(0.5), 6), (ConstantValue(1.0), 10)]
-)
+@pytest.mark.parametrize(("truncation_value", "uniform"), [(0.0, 8), (0.5, 6), (1.0, 10)])
 def test_truncation_values_decide_whether_a_group_is_mixed(truncation_value, uniform):
     """A truncated member's value is that of a failure, of a success, or between them."""
     _, rollout = played(truncation_value)

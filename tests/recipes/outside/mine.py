@@ -7,9 +7,9 @@ from straight import Straight
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.policies import StartFrom
-from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.recipes.trainers import OnPolicyRL
 from vla_rl.training.loop import LoopConfig
 

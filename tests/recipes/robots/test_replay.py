@@ -15,9 +15,9 @@ from robot_drivers.simulated_client import SimulatedProcess
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import load_demonstrations, save_demonstrations
-from vla_rl.recipes.progress import console
 from vla_rl.recipes.robots import drive, session
 from vla_rl.recipes.robots.replay import Replayer, replay, stretched
+from vla_rl.recipes.terminal import console
 
 OPTIONS = {"image_size": 16, "threads": 1}
 OPEN_LOOP = drive.execution("open_loop", 8, 1.0)

@@ -25,12 +25,12 @@ from vla_rl.policies.flow import AllSteps, FlowSampler, Ode
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.policies.real_time_chunking import RealTimeChunking
 from vla_rl.recipes.imitate import NewTinyOfJoints
-from vla_rl.recipes.progress import console
 from vla_rl.recipes.robots import drive
 from vla_rl.recipes.robots.decide import PolicyDecider, hold_position
 from vla_rl.recipes.robots.recording import Recorder, episode_of
 from vla_rl.recipes.robots.session import ControlStep, LockstepSession, RealTimeSession, open_session
 from vla_rl.recipes.robots.status import EpisodeLines
+from vla_rl.recipes.terminal import console
 
 OPTIONS = {"image_size": 16, "threads": 1}
 OPEN_LOOP = drive.execution("open_loop", 8, 1.0)

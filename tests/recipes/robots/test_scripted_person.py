@@ -10,13 +10,13 @@ import numpy as np
 
 from tests.recipes.robots.test_robot_recording import OPEN_LOOP, OPTIONS, simulated
 from vla_rl.cli import robot
-from vla_rl.experience.person import PersonConfig
+from vla_rl.experience.intervention import PersonConfig
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.progress import console
 from vla_rl.recipes.robots import drive
 from vla_rl.recipes.robots.decide import hold_position
 from vla_rl.recipes.robots.person import ScriptedPerson
 from vla_rl.recipes.robots.session import LockstepSession
+from vla_rl.recipes.terminal import console
 
 ENV = EnvConfig("so101", dict(OPTIONS))
 ALWAYS = PersonConfig(patience=3, delay=2, hold=200, max_share=1.0)

@@ -26,11 +26,11 @@ from vla_rl.fleet.payloads import EpisodeEnd, FleetStep
 from vla_rl.fleet.server import FleetServer, FleetServerConfig
 from vla_rl.fleet.transport import TransportOptions
 from vla_rl.recipes.fleet.export import export
-from vla_rl.recipes.progress import console
 from vla_rl.recipes.robots import drive
 from vla_rl.recipes.robots.person import ScriptedPerson
 from vla_rl.recipes.robots.session import LockstepSession
 from vla_rl.recipes.robots.streaming import ServerConfig, streaming
+from vla_rl.recipes.terminal import console
 
 
 def server_in(folder, port=0):

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,14 +155,6 @@ class DamagedError(UserError):
             "explicitly that damaged episodes are to be left out."
         )
         self.problem = problem
-
-
-def merged(problems: Iterable[Problem]) -> list[Problem]:
-    """One entry per file, column and damage, with all the episodes that cannot be read."""
-    found: dict[tuple[str, str, str], list[int]] = {}
-    for problem in problems:
-        found.setdefault((problem.file, problem.column, problem.what), []).extend(problem.episodes)
-    return [Problem(file, what, tuple(sorted(set(lost))), column) for (file, column, what), lost in found.items()]
 
 
 def numbers(episodes: Sequence[int]) -> str:

@@ -1,26 +1,58 @@
-"""Writing a dataset one episode at a time: a killed process loses at most the episode that it was writing."""
+"""Writing a dataset one episode at a time: a killed process loses at most the episode that it was writing.
+
+Recorded episodes are turned into v3.0 files below ``recording/compacting``, synced and read back.  Then
+``committing.json`` lists the files, they are moved to free names, ``tasks.parquet`` grows, and ``info.json``, which
+counts the episodes, is replaced: before that the dataset is the old one plus recorded episodes, after it the new one.
+The remaining steps (``stats.json``, deleting the recorded folders) follow from ``committing.json``.  :func:`recover`
+undoes or completes the commit of a killed process.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
-from vla_rl.experience.lerobot import live, metadata
-from vla_rl.experience.lerobot.compact import compact, recover
-from vla_rl.experience.lerobot.disk import DamagedError, Problem, move, remove_locked, take_lock
-from vla_rl.experience.lerobot.features import Schema, is_numeric
-from vla_rl.experience.lerobot.live import Header, Limits
-from vla_rl.experience.lerobot.video import FAILURES
+from vla_rl.contract.trust import read_json
+from vla_rl.experience.lerobot import layout, video
+from vla_rl.experience.lerobot.disk import (
+    LOCK,
+    DamagedError,
+    Problem,
+    make_folder,
+    move,
+    remove_locked,
+    sync,
+    take_lock,
+    write_json,
+)
+from vla_rl.experience.lerobot.features import (
+    VERSION,
+    Feature,
+    Schema,
+    Stats,
+    combined,
+    episode_statistics,
+    is_numeric,
+    stats_to_json,
+)
+from vla_rl.experience.lerobot.layout import Header, Limits, LiveEpisode, Metadata, Place
 
-_WRITE_ERRORS = (*FAILURES, pa.ArrowException)
+_COMPACTING = "compacting"
+_MB = 1 << 20
+_WRITE_ERRORS = (*video.FAILURES, pa.ArrowException)
 
 
 class DatasetWriter:
@@ -67,7 +99,7 @@ class DatasetWriter:
                 f"an episode of {length} frames comes with {len(texts)} task texts, so they cannot be matched; give "
                 "one text, or one per frame."
             )
-        table = live.task_table(texts)
+        table = layout.task_table(texts)
         numbers = np.array([table.index(text) for text in texts])
         shaped = {
             name: np.asarray(columns[name]).reshape(length, *([] if item.shape == (1,) else item.shape))
@@ -75,31 +107,25 @@ class DatasetWriter:
         }
         try:
             self._begin()
-            folder = live.next_folder(self.root, self._count)
-            live.write(folder, self.schema, shaped, table, numbers)
+            folder = layout.next_folder(self.root, self._count)
+            layout.write_episode(folder, self.schema, shaped, table, numbers)
         except _WRITE_ERRORS as error:
             self._abandon()
             raise UserError(
                 f"the episode could not be written to {str(self.root)!r} ({_reason(error)}), so it is not in the "
                 "dataset, but those before it are; free some disk space or choose another folder."
             ) from error
-        return self._count + len(live.folders(self.root, self._count)) - 1
+        return self._count + len(layout.folders(self.root, self._count)) - 1
 
-    def finalise(self, splits: Mapping[str, float] | None = None) -> None:
+    def finalise(self) -> None:
         """Turn all added episodes into v3.0 files; raises DamagedError when an episode has changed on the disk.
 
-        Such an episode is moved aside and all others are finished.  ``splits`` {"train": 0.9, "validation": 0.1} are
-        shares of all episodes, in their order; without them, new episodes join the split of the last one.
+        Such an episode is moved aside and all others are finished.  They join the split of the last old one.
         """
-        if splits is not None and (min(splits.values(), default=0) <= 0 or abs(sum(splits.values()) - 1) > 1e-6):
-            raise ContractError(
-                f"the splits {dict(splits)} do not share all episodes, so nothing was finished; give positive shares "
-                "that add up to 1."
-            )
         problems = list[Problem]()
-        if self._lock is not None or (self.root / live.RECORDING).exists():
+        if self._lock is not None or (self.root / layout.RECORDING).exists():
             self._hold()
-            problems = _finish(self.root, splits)
+            problems = _finish(self.root)
         self.close()
         if problems:
             raise DamagedError(self.root, problems[0])
@@ -129,21 +155,21 @@ class DatasetWriter:
             return
         self._begun = True
         recover(self.root)
-        self._count = metadata.read(self.root).total if (self.root / metadata.INFO).exists() else 0
-        self._header.save(self.root / live.RECORDING)
+        self._count = layout.read_metadata(self.root).total if (self.root / layout.INFO).exists() else 0
+        self._header.save(self.root / layout.RECORDING)
 
     def _hold(self) -> None:
         """Take the lock, or see that the folder is still the one that it is of."""
         if self._lock is None:
-            self._lock = take_lock(self.root / live.RECORDING)
-        _require_own(self.root / live.RECORDING, self._lock)
+            self._lock = take_lock(self.root / layout.RECORDING)
+        _require_own(self.root / layout.RECORDING, self._lock)
 
     def _abandon(self) -> None:
         """Remove everything but finished episodes."""
-        recording = self.root / live.RECORDING
+        recording = self.root / layout.RECORDING
         for leftover in recording.glob("episode-*.writing"):
             shutil.rmtree(leftover, ignore_errors=True)
-        if not any(recording.glob("episode-*")) and not (recording / live.DAMAGED).exists():
+        if not any(recording.glob("episode-*")) and not (recording / layout.DAMAGED).exists():
             with suppress(OSError):
                 remove_locked(recording)
             self.close()
@@ -157,41 +183,41 @@ def repair(root: Path) -> list[Problem]:
     All episodes that were added become v3.0 files.  Those whose files no longer match their SHA-256 are moved to
     ``recording/damaged``.  Raises UserError when there is nothing to repair, or while another process writes.
     """
-    if not (root / live.RECORDING).is_dir():
+    if not (root / layout.RECORDING).is_dir():
         raise UserError(
             f"{str(root)!r} holds no unfinished recording, so there is nothing to repair; read it as it is."
         )
-    handle = take_lock(root / live.RECORDING)
+    handle = take_lock(root / layout.RECORDING)
     try:
         return _finish(root)
     finally:
         os.close(handle)
 
 
-def _finish(root: Path, splits: Mapping[str, float] | None = None) -> list[Problem]:
-    recording = root / live.RECORDING
+def _finish(root: Path) -> list[Problem]:
+    recording = root / layout.RECORDING
     try:
         recover(root)
-        if live.is_blank(recording):
+        if layout.is_blank(recording):
             remove_locked(recording)
             return []
-        known, header = metadata.read(root), Header.load(recording)
+        known, header = layout.read_metadata(root), Header.load(recording)
         _require_whole(known)
         episodes, problems = [], []
-        for i, folder in enumerate(live.folders(root, known.total)):
+        for i, folder in enumerate(layout.folders(root, known.total)):
             try:
-                episodes.append(live.load(folder, root, known.total + i))
+                episodes.append(layout.load_episode(folder, root, known.total + i))
             except DamagedError as error:
                 problems.append(error.problem)
-                move(folder, recording / live.DAMAGED / folder.name)
+                move(folder, recording / layout.DAMAGED / folder.name)
         if episodes:
-            compact(root, header, known, episodes, splits or {})
+            _compact(root, header, known, episodes)
     except _WRITE_ERRORS as error:
         raise UserError(
             f"the episodes in {str(recording)!r} could not be made into v3.0 files ({_reason(error)}), so they stay "
             "where they are; free some disk space and repair the dataset."
         ) from error
-    if not (recording / live.DAMAGED).exists():
+    if not (recording / layout.DAMAGED).exists():
         remove_locked(recording)
     return problems
 
@@ -203,29 +229,27 @@ def _header(root: Path, schema: Schema, tasks: Sequence[str], limits: Limits) ->
                 f"column {name!r} has the type {feature.dtype!r}, which vla-rl does not write; use a numpy type, "
                 "'string', 'image' or 'video'."
             )
-    recording = root / live.RECORDING
-    if not root.exists() or (root.is_dir() and set(root.iterdir()) <= {recording} and live.is_blank(recording)):
+    recording = root / layout.RECORDING
+    if not root.exists() or (root.is_dir() and set(root.iterdir()) <= {recording} and layout.is_blank(recording)):
         return Header(schema, tuple(tasks), limits)
-    if not (root / metadata.INFO).exists() and not (recording / live.HEADER).exists():
+    if not (root / layout.INFO).exists() and not (recording / layout.HEADER).exists():
         raise UserError(
             f"{str(root)!r} exists and is no dataset, so nothing is written into it; choose another folder."
         )
-    known = metadata.read(root)
+    known = layout.read_metadata(root)
     _require_whole(known)
-    if not known.schema.same_columns(schema):
-        raise ContractError(
-            f"{str(root)!r} {_difference(known.schema, schema)}, so the episodes cannot be added to it; choose another "
-            "folder."
-        )
-    if (recording / live.HEADER).exists():
+    if different := _difference(known.schema, schema):
+        raise ContractError(f"{str(root)!r} {different}, so the episodes cannot be added to it; choose another folder.")
+    if (recording / layout.HEADER).exists():
         header = Header.load(recording)
-        return Header(header.schema, live.task_table(header.tasks, tasks), header.limits)
+        return Header(header.schema, layout.task_table(header.tasks, tasks), header.limits)
     info = known.info
     kept = Limits(info["data_files_size_in_mb"], info["video_files_size_in_mb"], info["chunks_size"])
-    return Header(known.schema, live.task_table(known.tasks, tasks), kept)
+    return Header(known.schema, layout.task_table(known.tasks, tasks), kept)
 
 
 def _difference(known: Schema, other: Schema) -> str:
+    """What keeps episodes of ``other`` out of a dataset of ``known``; "" where nothing does."""
     if abs(known.fps - other.fps) >= 1e-6:
         return f"has {known.fps:g} frames per second and not {other.fps:g}"
     for name in {**known.features, **other.features}:
@@ -234,10 +258,10 @@ def _difference(known: Schema, other: Schema) -> str:
             return f"{'lacks' if mine is None else 'has'} the column {name!r}, unlike them"
         if (mine.dtype, mine.shape, mine.labels()) != (theirs.dtype, theirs.shape, theirs.labels()):
             return f"has another type, shape or names in its column {name!r}"
-    return "has other columns"
+    return ""
 
 
-def _require_whole(known: metadata.Metadata) -> None:
+def _require_whole(known: Metadata) -> None:
     if known.problems:
         raise DamagedError(known.root, known.problems[0])
     if known.rows and known.rows[-1].index >= known.total:
@@ -281,7 +305,7 @@ def _check(schema: Schema, columns: Mapping[str, np.ndarray]) -> int:
 
 def _require_own(recording: Path, lock: int) -> None:
     """Raise UserError when the folder that this process has locked is no longer at its place."""
-    own = recording / live.LOCK
+    own = recording / LOCK
     if not own.exists() or not os.path.samestat(own.stat(), os.fstat(lock)):
         raise UserError(
             f"{str(recording.parent)!r} was moved or removed while this process recorded into it, so the episode is "
@@ -291,3 +315,280 @@ def _require_own(recording: Path, lock: int) -> None:
 
 def _reason(error: BaseException) -> str:
     return getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0]
+
+
+# -- v3.0 files --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Numbered:
+    """A recorded episode with its place in the dataset."""
+
+    live: LiveEpisode
+    index: int  # of the episode
+    first: int  # of its first frame
+
+
+_Groups: TypeAlias = dict[Place, list[_Numbered]]
+
+
+def _compact(root: Path, header: Header, known: Metadata, episodes: Sequence[LiveEpisode]) -> None:
+    """Add verified ``episodes`` to the dataset ``known``; the caller holds the lock and has called :func:`recover`."""
+    schema, limits = header.schema, header.limits
+    folder = root / layout.RECORDING / _COMPACTING
+    first = int(known.info.get("total_frames", 0)) + np.cumsum([0, *(episode.length for episode in episodes)])
+    new = [_Numbered(item, known.total + i, int(first[i])) for i, item in enumerate(episodes)]
+    tasks = layout.task_table(known.tasks, header.tasks, *(episode.tasks for episode in episodes))
+    numbers = {text: i for i, text in enumerate(tasks)}
+    files = {"": _grouped(new, layout.FRAMES, _next_place(known, ""), limits.data_mb, limits.files_per_folder)}
+    _write_data(folder, schema, numbers, files[""])
+    for name in schema.videos:
+        begin = _next_place(known, name)
+        files[name] = _grouped(new, f"{name}.mp4", begin, limits.video_mb, limits.files_per_folder)
+        _write_videos(folder, schema, name, files[name])
+    stats = [_all_statistics(item, numbers) for item in new]
+    _write_rows(folder, root, _rows_of(schema, new, files, stats), limits)
+    _write_tasks(folder, tasks)
+    info = _info(known, header, len(tasks), known.total + len(new), int(first[-1]))
+    whole = combined([*([known.stats] if known.total else []), *stats])
+    _commit(root, info, whole, [episode.folder.name for episode in episodes])
+
+
+def recover(root: Path) -> None:
+    """Repair a dataset whose writer was killed; no finished episode is lost."""
+    recording = root / layout.RECORDING
+    commit = layout.read_committing(recording)
+    if commit and layout.is_committed(recording, _committed(root)):
+        _complete(root, commit)
+    elif commit:
+        lost = [name for name in commit["folders"] if not (recording / name).is_dir()]
+        if lost:
+            raise UserError(
+                f"{str(root / layout.INFO)!r} does not count the episodes of {str(recording / lost[0])!r}, which is "
+                "gone, so it is not the one that was last written and nothing was touched; copy it again."
+            )
+        for name in commit["files"]:
+            (root / name).unlink(missing_ok=True)
+    (recording / layout.COMMITTING).unlink(missing_ok=True)
+    shutil.rmtree(recording / _COMPACTING, ignore_errors=True)
+    for leftover in recording.glob("episode-*.writing"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _commit(root: Path, info: dict[str, Any], stats: Stats, folders: list[str]) -> None:
+    recording = root / layout.RECORDING
+    ready = recording / _COMPACTING
+    files = sorted(path.relative_to(ready).as_posix() for path in ready.rglob("*") if path.is_file())
+    fresh = [name for name in files if name != layout.TASKS]
+    taken = [name for name in fresh if (root / name).exists()]
+    if taken:
+        raise UserError(
+            f"{str(root / taken[0])!r} exists although {layout.INFO} does not mention it, so the recorded episodes "
+            "stay where they are; move that file away and repair the dataset again."
+        )
+    counted = {"total_episodes": info["total_episodes"], "stats": stats_to_json(stats)}
+    commit = {**counted, "files": fresh, "folders": folders}
+    write_json(recording / layout.COMMITTING, commit)
+    for name in [*fresh, layout.TASKS]:
+        move(ready / name, root / name)
+    write_json(root / layout.INFO, info)
+    _complete(root, commit)
+    (recording / layout.COMMITTING).unlink()
+    shutil.rmtree(ready)
+
+
+def _complete(root: Path, commit: Mapping[str, Any]) -> None:
+    """The remaining steps once ``info.json`` counts the episodes; repeating them changes nothing."""
+    if _committed(root) == commit["total_episodes"]:  # lerobot may have added episodes, with newer statistics
+        write_json(root / layout.STATS, commit["stats"])
+    for name in commit["folders"]:
+        folder = root / layout.RECORDING / name
+        if folder.exists():  # one that cannot be removed must not count as another episode
+            shutil.rmtree(folder)
+
+
+def _committed(root: Path) -> int:
+    path = root / layout.INFO
+    return int(read_json(path)["total_episodes"]) if path.exists() else 0
+
+
+def _next_place(known: Metadata, column: str) -> Place:
+    """The first unused file: adding episodes never changes an existing file."""
+    used = [row.videos[column][0] if column else row.data for row in known.rows]
+    if not used:
+        return Place()
+    last = max(used, key=lambda place: (place.chunk, place.file))
+    return last.next(int(known.info.get("chunks_size", 1000)))
+
+
+def _grouped(
+    episodes: Sequence[_Numbered], file: str, begin: Place, megabytes: float, files_per_folder: int
+) -> _Groups:
+    """Which episodes share a file: it is closed when the next would bring it to ``megabytes``."""
+    groups: _Groups = {begin: []}
+    place, size = begin, 0.0
+    for episode in episodes:
+        more = episode.live.sizes[file] / _MB
+        if groups[place] and size + more >= megabytes:
+            place, size = place.next(files_per_folder), 0.0
+            groups[place] = []
+        groups[place].append(episode)
+        size += more
+    return groups
+
+
+def _write_data(folder: Path, schema: Schema, numbers: Mapping[str, int], groups: _Groups) -> None:
+    for place, episodes in groups.items():
+        path = folder / place.path(layout.DATA)
+        make_folder(path.parent)
+        with pq.ParquetWriter(path, schema.arrow(), compression="snappy", write_page_checksum=True) as file:
+            for episode in episodes:
+                file.write_table(_frames(schema, episode, numbers), row_group_size=max(episode.live.length, 1))
+        sync(path)
+        reread = pq.ParquetFile(path, page_checksum_verification=True)
+        for i, episode in enumerate(episodes):
+            if not reread.read_row_group(i).equals(_frames(schema, episode, numbers)):
+                raise OSError(f"{path.name} does not read as it was written")
+
+
+def _frames(schema: Schema, episode: _Numbered, numbers: Mapping[str, int]) -> pa.Table:
+    """A recorded table with the indices that it has in the dataset."""
+    table = episode.live.table()
+    index = _indices(episode, table["task_index"].to_numpy(), numbers)
+    arrays = [pa.array(index[name]) if name in index else table[name] for name in schema.arrow().names]
+    return pa.table(arrays, schema=schema.arrow())
+
+
+def _indices(episode: _Numbered, task_index: np.ndarray, numbers: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """The index columns that depend on the dataset."""
+    length = episode.live.length
+    return {
+        "episode_index": np.full(length, episode.index),
+        "index": np.arange(episode.first, episode.first + length),
+        "task_index": np.array([numbers[text] for text in episode.live.tasks])[task_index],
+    }
+
+
+def _write_videos(folder: Path, schema: Schema, column: str, groups: _Groups) -> None:
+    for place, episodes in groups.items():
+        path = folder / place.path(layout.VIDEO, column)
+        make_folder(path.parent)
+        video.join([(item.live.video(column), item.live.length) for item in episodes], path, schema.fps)
+        sync(path)
+        times = video.packet_times(path)
+        wanted = np.arange(sum(item.live.length for item in episodes)) / schema.fps
+        if len(times) != len(wanted) or np.abs(times - wanted).max() > 1e-5:
+            raise OSError(f"the joined video of {column!r} has {len(times)} frames where {len(wanted)} were recorded")
+
+
+def _all_statistics(item: _Numbered, numbers: Mapping[str, int]) -> Stats:
+    """The statistics of an episode, those of its index columns included, as lerobot keeps them."""
+    indices = _indices(item, item.live.table()["task_index"].to_numpy(), numbers)
+    return item.live.stats | episode_statistics(indices, {name: Feature("int64") for name in indices})
+
+
+def _info(known: Metadata, header: Header, tasks: int, episodes: int, frames: int) -> dict[str, Any]:
+    info: dict[str, Any] = {
+        "codebase_version": VERSION,
+        "chunks_size": header.limits.files_per_folder,
+        "data_files_size_in_mb": header.limits.data_mb,
+        "video_files_size_in_mb": header.limits.video_mb,
+        "splits": {},
+        "data_path": layout.DATA,
+        "video_path": layout.VIDEO if header.schema.videos else None,
+        **header.schema.to_json(),
+        **known.info,
+    }
+    grown = {"total_episodes": episodes, "total_frames": frames, "total_tasks": tasks}
+    return info | grown | {"splits": _splits(info["splits"], known.total, episodes)}
+
+
+def _splits(splits: dict[str, str], before: int, after: int) -> dict[str, str]:
+    """New episodes extend the split of the last old one; without any, the split is "train"."""
+    last = next((name for name, span in splits.items() if span.endswith(f":{before}")), "train")
+    return splits | {last: f"{splits.get(last, '0:').partition(':')[0]}:{after}"}
+
+
+def _rows_of(
+    schema: Schema, episodes: Sequence[_Numbered], files: Mapping[str, _Groups], stats: Sequence[Stats]
+) -> list[dict[str, Any]]:
+    """The rows of ``meta/episodes``, without the place of the rows themselves."""
+    places = {
+        name: {item.index: place for place, items in groups.items() for item in items} for name, groups in files.items()
+    }
+    starts: dict[str, dict[int, float]] = {name: {} for name in schema.videos}
+    for name in schema.videos:
+        for items in files[name].values():
+            frames = np.cumsum([0, *(item.live.length for item in items)])
+            starts[name] |= {item.index: int(at) / schema.fps for item, at in zip(items, frames, strict=False)}
+    rows = []
+    for item, known in zip(episodes, stats, strict=True):
+        row: dict[str, Any] = {
+            "episode_index": item.index,
+            "tasks": list(item.live.tasks),
+            "length": item.live.length,
+            "data/chunk_index": places[""][item.index].chunk,
+            "data/file_index": places[""][item.index].file,
+            "dataset_from_index": item.first,
+            "dataset_to_index": item.first + item.live.length,
+        }
+        for name in schema.videos:
+            row[f"videos/{name}/chunk_index"] = places[name][item.index].chunk
+            row[f"videos/{name}/file_index"] = places[name][item.index].file
+            row[f"videos/{name}/from_timestamp"] = starts[name][item.index]
+            row[f"videos/{name}/to_timestamp"] = starts[name][item.index] + item.live.length / schema.fps
+        row |= {f"stats/{name}/{key}": value.tolist() for name, part in known.items() for key, value in part.items()}
+        rows.append(row)
+    return rows
+
+
+def _write_rows(folder: Path, root: Path, rows: list[dict[str, Any]], limits: Limits) -> None:
+    """Write ``rows`` of new episodes below ``folder``, in files numbered after those of the dataset ``root``."""
+    existing = sorted((root / "meta" / "episodes").glob("chunk-*/file-*.parquet"))
+    place = Place()
+    if existing:
+        chunk, file = (int(part.partition("-")[2]) for part in (existing[-1].parent.name, existing[-1].stem))
+        place = Place(chunk, file).next(limits.files_per_folder)
+    size = pa.Table.from_pylist(rows).nbytes / _MB
+    per_file = max(1, math.floor(len(rows) * limits.data_mb / size)) if size > limits.data_mb else len(rows)
+    for begin in range(0, len(rows), per_file):
+        part = rows[begin : begin + per_file]
+        own = {"meta/episodes/chunk_index": place.chunk, "meta/episodes/file_index": place.file}
+        table = pa.Table.from_pylist([row | own for row in part])
+        if existing:
+            table = _conformed(table, pq.read_schema(existing[-1]))
+        path = folder / place.path(layout.EPISODES)
+        _write_table(path, table)
+        place = place.next(limits.files_per_folder)
+
+
+def _conformed(table: pa.Table, wanted: pa.Schema) -> pa.Table:
+    """With the columns of the existing files: all files of a dataset must agree."""
+    wanted = wanted.remove_metadata()
+    arrays = [
+        table[item.name].cast(item.type) if item.name in table.column_names else pa.nulls(len(table), item.type)
+        for item in wanted
+    ]
+    return pa.table(arrays, schema=wanted)
+
+
+def _write_tasks(folder: Path, tasks: Sequence[str]) -> None:
+    """Write ``tasks.parquet`` as pandas writes a frame whose index is the text."""
+    kinds = {"task_index": ("int64", "int64"), "task": ("unicode", "object")}
+    columns = [
+        {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": numpy, "metadata": None}
+        for name, (kind, numpy) in kinds.items()
+    ]
+    description = {"index_columns": ["task"], "column_indexes": [], "columns": columns, "pandas_version": "2.0.0"}
+    schema = pa.schema(
+        [("task_index", pa.int64()), ("task", pa.string())], metadata={"pandas": json.dumps(description)}
+    )
+    _write_table(folder / layout.TASKS, pa.table([list(range(len(tasks))), list(tasks)], schema=schema))
+
+
+def _write_table(path: Path, table: pa.Table) -> None:
+    make_folder(path.parent)
+    pq.write_table(table, path, write_page_checksum=True)
+    sync(path)
+    if not pq.ParquetFile(path, page_checksum_verification=True).read().equals(table):
+        raise OSError(f"{path.name} does not read as it was written")

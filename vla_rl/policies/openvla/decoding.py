@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,23 +24,24 @@ Choose: TypeAlias = Callable[[Tensor, int], Tensor]
 STOP = 2  # Llama's end of sequence: it followed the actions in training, and OFT's tokens attend to what follows
 
 
-class Decoding(Protocol):
+class Decoding:
     """``actions``: how many one decision of the model has (C); at most so many are executed."""
 
-    @property
-    def actions(self) -> int: ...
+    actions: int
 
     def decode(
         self, network: OpenVLANetwork, prefix: Prefix, sizes: tuple[int, int], choose: Choose
     ) -> tuple[Tensor, Tensor]:
         """Bins [B,n] of the first ``n`` tokens by ``choose``, and the logits [B,n,K]; ``sizes`` is (n, D)."""
+        raise NotImplementedError
 
     def logits(self, network: OpenVLANetwork, prefix: Prefix, bins: Tensor, entries: int) -> Tensor:
         """The logits [B,n,K] of the first ``n`` tokens where ``bins`` [B,n] were chosen; ``entries`` is D."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Autoregressive:
+class Autoregressive(Decoding):
     """Each token depends on those before it: OpenVLA (arXiv 2406.09246).  ``n`` passes with a key-value cache.
 
     Causal attention.  Tokens of actions that are not executed are never made: those before them do not depend on them.
@@ -74,7 +75,7 @@ class Autoregressive:
 
 
 @dataclass(frozen=True)
-class Parallel:
+class Parallel(Decoding):
     """All tokens in one pass, independent given the observation: OpenVLA-OFT (arXiv 2502.19645).
 
     The action tokens' embeddings are zeros.  Attention is bidirectional everywhere, pictures and prompt included, as in

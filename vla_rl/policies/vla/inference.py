@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -24,18 +24,20 @@ _COMPILED = 64  # shapes and kinds of a layer's inputs: a few for each of those
 _WARM_UP = 3  # calls before recording, in which libraries choose kernels and reserve memory
 
 
-class Inference(Protocol):
+class Inference:
     """The frozen dataclass that chooses how a network runs when it acts."""
 
     def prepare(self, network: FlowNetwork) -> Operations:
         """``network`` as it acts.  A deep copy of the two together belongs together."""
+        raise NotImplementedError
 
     def learning(self, network: FlowNetwork) -> Operations:
         """``network`` as it learns."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Eager:
+class Eager(Inference):
     """Operation by operation."""
 
     def prepare(self, network: FlowNetwork) -> Operations:
@@ -46,7 +48,7 @@ class Eager:
 
 
 @dataclass(frozen=True)
-class Compiled:
+class Compiled(Inference):
     """By ``torch.compile`` in its default mode, for ``reduce-overhead`` regressed in torch 2.10; needs a C++ compiler.
 
     The first decision takes up to minutes, and so does one of another batch size.  Actions differ by rounding, so
@@ -63,7 +65,7 @@ class Compiled:
 
 
 @dataclass(frozen=True)
-class CudaGraph:
+class CudaGraph(Inference):
     """As CUDA graphs of what ``of`` runs, one per call and batch size, recorded at the first decision of that size.
 
     It holds a second copy of a prefix in memory.  Raises UserError at the first decision of a policy that is not on a

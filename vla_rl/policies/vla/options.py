@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -17,22 +17,26 @@ from vla_rl.policies.vla.inference import Eager, Inference
 from vla_rl.policies.vla.network import DecoderNetwork, VisionLanguage
 
 
-class Trains(Protocol):
+class Trains:
     """The frozen dataclass that chooses the trained parameters of a network."""
 
     @property
     def reaches_prefix(self) -> bool:
         """Whether the prefix of an observation changes while these are trained, so that none can be kept."""
+        raise NotImplementedError
 
     def prepare(self, network: VisionLanguage) -> dict[str, nn.Parameter]:
         """Freeze ``network`` but for these parameters; returns them by name.  Adapters are added here."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class TrainExpert:
+class TrainExpert(Trains):
     """The action expert and its projections; the vision-language model is frozen (LeRobot's train_expert_only)."""
 
-    reaches_prefix = False
+    @property
+    def reaches_prefix(self) -> bool:
+        return False
 
     def prepare(self, network: VisionLanguage) -> dict[str, nn.Parameter]:
         chosen = network.expert_parameters()
@@ -41,10 +45,12 @@ class TrainExpert:
 
 
 @dataclass(frozen=True)
-class TrainAll:
+class TrainAll(Trains):
     """Everything, the vision-language model included."""
 
-    reaches_prefix = True
+    @property
+    def reaches_prefix(self) -> bool:
+        return True
 
     def prepare(self, network: VisionLanguage) -> dict[str, nn.Parameter]:
         chosen = dict(network.named_parameters())
@@ -88,7 +94,7 @@ _VOCABULARY = ("embed_tokens", "lm_head")
 
 
 @dataclass(frozen=True)
-class TrainLoRA:
+class TrainLoRA(Trains):
     """Adapters ``W + alpha / rank * B A`` on the linear parts of layers; B starts at 0, so at first nothing changes.
 
     rank, alpha  as in peft

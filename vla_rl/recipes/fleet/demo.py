@@ -38,7 +38,6 @@ from vla_rl.recipes.fleet.export import records
 from vla_rl.recipes.fleet.learners import Learn
 from vla_rl.recipes.fleet.serving import PUBLIC_KEY
 from vla_rl.recipes.imitate import Imitate
-from vla_rl.recipes.progress import bar, console
 from vla_rl.recipes.robots import drive
 from vla_rl.recipes.stages import clock
 from vla_rl.serving.served import servable_spec

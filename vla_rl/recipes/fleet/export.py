@@ -13,14 +13,13 @@ import numpy as np
 
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.trust import check_folder
-from vla_rl.experience.datasets import move_aside
+from vla_rl.experience.datasets import Recording, move_aside
 from vla_rl.experience.demonstrations import Demonstrations
-from vla_rl.experience.lerobot.translate import Recording
 from vla_rl.fleet.episodes import EpisodeReader, FleetEpisode
 from vla_rl.fleet.ledger import Ledger
 from vla_rl.fleet.record import FleetRecord
 from vla_rl.fleet.server import LEDGER
-from vla_rl.recipes.progress import bar
+from vla_rl.recipes.terminal import bar
 
 _BATCH = 256  # records that are read at a time
 _NAMED = 20  # episodes that are named

@@ -33,13 +33,12 @@ from vla_rl.experience.person import People, PersonConfig
 from vla_rl.experience.supervised import DemonstratedEnv, DemonstratorConfig, SupervisedEnv
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import save_own
-from vla_rl.recipes.context import Trainable
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import Evaluator
 from vla_rl.recipes.fleet.learners import FleetLearner, FleetMethod
 from vla_rl.recipes.policies import start_policy
-from vla_rl.recipes.progress import bar, console
-from vla_rl.recipes.stages import EvaluationConfig, clock
+from vla_rl.recipes.terminal import bar, clock, console
+from vla_rl.recipes.trainers import Trainable
 from vla_rl.training.device import alone
 from vla_rl.training.tracking import RunFolder
 

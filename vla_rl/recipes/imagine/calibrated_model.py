@@ -20,17 +20,16 @@ from vla_rl.contract.policy import Policy
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.contract.trust import read_json
 from vla_rl.evaluation.agreement import NEVER, ReplayAgreement, replay_agreement
+from vla_rl.experience.demonstrations import Trajectories, context_at
 from vla_rl.experience.driver import Driver
-from vla_rl.experience.trajectories import Trajectories
-from vla_rl.experience.windows import context_at
 from vla_rl.recipes import world_models
-from vla_rl.recipes.context import CPU, generator
 from vla_rl.recipes.imagine.plan import Plan, RunEpisodes
-from vla_rl.recipes.progress import bar
-from vla_rl.training.coevolve import Signals
+from vla_rl.recipes.terminal import bar
+from vla_rl.recipes.trainers import CPU, generator
 from vla_rl.training.device import fastest_precision
 from vla_rl.training.tracking import RunFolder, write_json
 from vla_rl.training.world_model import (
+    Signals,
     WorldModelFit,
     as_predicted,
     fit_world_model,

@@ -1,43 +1,30 @@
-"""RL in a world model beside the same PPO in the simulator, from one imitation policy, and a page about both."""
+"""``vla-rl imagine``: RL in a world model beside the same PPO in the simulator; and one part more or less at a time.
+
+Both begin with imitation, run every part as a process of its own, and end with a page.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
+from typing import Literal
 
-import numpy as np
-import torch
-
-from vla_rl.contract.config import JsonObject
-from vla_rl.contract.env import VecEnv
-from vla_rl.contract.policy import Policy
-from vla_rl.contract.spec import EnvSpec
-from vla_rl.evaluation import seed_ranges
-from vla_rl.evaluation.agreement import policy_agreement
-from vla_rl.evaluation.frame_metrics import frame_agreement, object_error
-from vla_rl.evaluation.object_positions import TARGET, replayed_positions
-from vla_rl.evaluation.probe import ObjectProbe
-from vla_rl.evaluation.reward_metrics import RewardAgreement, reward_agreement
-from vla_rl.evaluation.run import Outcomes, evaluate
+from vla_rl.contract.config import JsonMapping, JsonObject
+from vla_rl.contract.trust import read_json
+from vla_rl.evaluation.report import Bar, Point, Report, Series, Tile, across_seeds, percent
 from vla_rl.evaluation.stats import Rate
-from vla_rl.experience.trajectories import Trajectories
-from vla_rl.policies.function import EpsilonRandomPolicy
-from vla_rl.policies.pretrained import load_policy
-from vla_rl.recipes import metrics, world_models
+from vla_rl.recipes import metrics
 from vla_rl.recipes.config_files import load_config
-from vla_rl.recipes.context import generator, placed
-from vla_rl.recipes.env_config import EnvConfig, EnvFactory
-from vla_rl.recipes.imagine.calibrated_model import CalibratedModel, ImaginedEnvFactory, replay_trajectories
-from vla_rl.recipes.imagine.recipe import SavedRun, load_run
-from vla_rl.recipes.imagine.report import write_report
-from vla_rl.recipes.progress import bar
+from vla_rl.recipes.imagine.agreement import evaluate_world_model
+from vla_rl.recipes.imagine.recipe import Imagine, SavedRun
+from vla_rl.recipes.imagine.rollout import clips
+from vla_rl.recipes.metrics import rows, validation_curve, watched
 from vla_rl.recipes.sweep import Cell, on_device, run_sweep
+from vla_rl.recipes.terminal import console
 from vla_rl.recipes.workers import EngineOptions
-from vla_rl.training.device import resolve_device
-from vla_rl.training.probe import FIT, fit_probe
 from vla_rl.training.tracking import write_json
-from vla_rl.training.world_model import as_predicted, at_least_one
 
 
 @dataclass(frozen=True)
@@ -77,32 +64,6 @@ def compare(config: ImagineComparison) -> JsonObject:
     return summary | {"report": str(out / "report.html")}
 
 
-def evaluate_world_model(run: Path, scenes: int) -> JsonObject:
-    """Agreement of the world model of ``run``, finished or not, with the simulator: replays, pictures and policies."""
-    recipe, saved = load_run(run)[0], SavedRun.load(run)
-    calibrated = saved.calibrated
-    device = resolve_device(recipe.device)
-    calibrated.model.to(device)
-    names = {"imitation": "start", "imagined RL": "best"}
-    kept = {name: run / "checkpoints" / folder for name, folder in names.items()}
-    policies = {name: placed(load_policy(folder), device) for name, folder in kept.items() if folder.exists()}
-    seeds = seed_ranges.held_out(seed_ranges.TEST, scenes)
-    ratings = rate_policies(calibrated, recipe.env, policies, seeds, recipe.evaluation.num_envs, recipe.seed)
-    rates = [one.imagined.success for one in ratings], [one.true.success for one in ratings]
-    learnt = Trajectories.load(run / "episodes" / "learnt.npz")
-    quality = measure_prediction_quality(calibrated, recipe.env, learnt, saved.held_out, recipe.seed)
-    share, pairs = calibrated.foresight(saved.held_out)
-    return {
-        "replays": [asdict(table) for table in calibrated.agreement(saved.held_out)],
-        "foresight": {"auroc": share, "pairs": pairs},
-        "prediction_quality": quality,
-        "horizon": calibrated.imagination.horizon,
-        "policies": asdict(policy_agreement(*rates)),
-        "ratings": [asdict(one) for one in ratings],
-        "test_episodes": len(ratings) * scenes,
-    }
-
-
 def summarize(out: Path, found: JsonObject) -> JsonObject:
     """The three policies side by side; ``simulator_episodes`` counts all after imitation except the final test's."""
     imagination, simulator = metrics.summary(out / "imagination"), metrics.summary(out / "simulator")
@@ -140,167 +101,372 @@ def headline_agreement(found: JsonObject) -> JsonObject:
     }
 
 
-# Of a decision; chosen beforehand, so that the policies range from good to hopeless.
-RANDOM_ACTION_PROBS = (0.0, 0.1, 0.2, 0.35, 0.5, 0.75)
+# -- its page ----------------------------------------------------------------------------------------------------------
+
+_CLIPS = 6
+_LOSSES = {
+    "state_dynamics": "State dynamics",
+    "mode_classifier": "Mode classifier",
+    "video": "Video",
+    "outcome": "Outcome",
+}
+
+
+def write_report(out: Path, summary: JsonMapping, found: JsonMapping) -> None:
+    """Write ``report.html`` into ``out``, which holds the runs "imagination" and "simulator"."""
+    before, after = summary["imitation"]["success"], summary["imagined_rl"]["success"]
+    report = Report(
+        f"{before:.0%} by imitation, {after:.0%} after reinforcement learning in imagination",
+        "A small vision-language-action policy that gets better in a learned video model, on two CPU cores",
+    )
+    _headline(report, summary)
+    _learning(report, out)
+    _decisions(report, out / "imagination")
+    _replays(report, found)
+    _prediction_quality(report, found)
+    _clips(report, out / "imagination")
+    _policies(report, found)
+    _fine_print(report, summary, found)
+    report.write(out / "report.html")
+
+
+def _headline(report: Report, summary: JsonMapping) -> None:
+    methods = {"Imitation": "imitation", "RL in imagination": "imagined_rl", "RL in the simulator": "simulator_rl"}
+    tiles = []
+    for title, name in methods.items():
+        way = summary[name]
+        note = f"{way['simulator_episodes']:,} simulated episodes after imitation"
+        tone: Literal["", "good"] = "good" if name == "imagined_rl" and summary["gain"]["low"] > 0 else ""
+        tiles.append(Tile(title, way["success"], way["low"], way["high"], note=note, tone=tone))
+    report.tiles(tiles)
+    gain, imagined, simulator = summary["gain"], summary["imagined_rl"], summary["simulator_rl"]
+    needed = simulator["episodes_to_imagined_success"]
+    beside = (
+        f"The same PPO in the simulator was first as good after **{needed:,}** episodes."
+        if needed is not None
+        else f"The same PPO in the simulator was never as good in {simulator['simulator_episodes']:,} episodes."
+    )
+    interval = f"[{100 * gain['low']:.1f}, {100 * gain['high']:.1f}]"
+    report.text(
+        f"Success changed by **{100 * gain['mean']:+.1f} points** {interval} on {imagined['episodes']} test scenes of "
+        f"the simulator (same scenes, Tango's interval; McNemar's exact test: p = {gain['mcnemar_p']:.2g}). For that "
+        f"**{imagined['simulator_episodes']:,}** episodes were simulated in all; everything else was imagined. "
+        f"{beside} All intervals are 95 %."
+    )
+
+
+def _learning(report: Report, out: Path) -> None:
+    report.section(
+        "While it learned",
+        "Success during training is that of imagined rollouts; only the test says what it means in the simulator.",
+    )
+    lines = rows(out / "imagination", "rl")
+    deployed = validation_curve("in imagination", lines, "step")
+    exploring = [row for row in lines if row.get("rollout/episodes")]
+    tried = Series(
+        "exploring",
+        [row["step"] for row in exploring],
+        [row["rollout/successes"] / row["rollout/episodes"] for row in exploring],
+    )
+    report.curves("Success in imagination", "iteration", "success", [deployed, tried], percent=True)
+    curve = watched(out / "simulator")
+    episodes, success, low, high = ([row[name] for row in curve] for name in ("episodes", "success", "low", "high"))
+    simulator = Series("PPO in the simulator", episodes, success, low, high)
+    report.curves("The same PPO in the simulator", "simulated episodes", "success", [simulator], percent=True)
+    stages = sorted({row["stage"] for row in rows(out / "imagination") if row["stage"].startswith("world")})
+    for name, title in _LOSSES.items():
+        losses = [_trained(out / "imagination", stage, name) for stage in stages]
+        report.curves(f"World model: {title.lower()}", "step", "loss", [loss for loss in losses if loss.x])
+
+
+def _trained(run: Path, stage: str, name: str) -> Series:
+    lines = [row for row in rows(run, stage) if name in row]
+    steps = [row["step"] - lines[0]["step"] for row in lines]
+    return Series(stage.removeprefix("world "), steps, [row[name] for row in lines])
+
+
+def _decisions(report: Report, run: Path) -> None:
+    decisions = read_json(run / "coevolution.json")
+    bought = sum(one["buy"] for one in decisions)
+    report.section(
+        "Does the world model still fit the policy?",
+        "Looked at every few iterations.  Where it no longer fits, real episodes of the policy of that moment may be "
+        f"bought, as many as plan.coevolution.budget allows; {bought} were.",
+    )
+    asked = [one["iteration"] for one in decisions]
+    signals = {
+        name: [one["signals"][name] for one in decisions]
+        for name in ("imagined", "uncertain", "inverse_dynamics_error")
+    }
+    played = [one for one in decisions if one["signals"]["real"] is not None]
+    real = [one["iteration"] for one in played], [one["signals"]["real"] for one in played]
+    pair = [
+        Series("in imagination", asked, signals["imagined"]),
+        *([Series("in reality, as last played", *real)] if played else []),
+    ]
+    report.curves("Success of the exploring policy", "iteration", "success", pair, percent=True)
+    truncated = [Series("imagined rollouts", asked, signals["uncertain"])]
+    report.curves("Rollouts truncated by uncertainty", "iteration", "share", truncated, percent=True)
+    report.curves(
+        "Inverse-dynamics error",
+        "iteration",
+        "half ranges",
+        [Series("imagined rollouts", asked, signals["inverse_dynamics_error"])],
+    )
+    table = [
+        [
+            one["iteration"],
+            f"{one['signals']['imagined']:.0%}",
+            "not played" if one["signals"]["real"] is None else f"{one['signals']['real']:.0%}",
+            f"{one['signals']['uncertain']:.0%}",
+            f"{one['signals']['inverse_dynamics_error']:.3f}",
+            one["buy"],
+            "; ".join(one["reasons"]) or "none",
+        ]
+        for one in decisions
+    ]
+    report.table(["iteration", "imagined", "real", "uncertain", "error", "episodes bought", "reasons"], table)
+
+
+def _replays(report: Report, found: JsonMapping) -> None:
+    count = sum(found["replays"][-1][name] for name in ("tp", "fp", "fn", "tn"))
+    report.section(
+        "World-model accuracy on held-out episodes",
+        f"{count} recorded episodes that the world model was not trained on, replayed from their first picture with "
+        f"the recorded actions. RL used rollouts of {found['horizon']} control steps.",
+    )
+    table = [
+        [
+            one["horizon"],
+            one["tp"],
+            one["fp"],
+            one["fn"],
+            one["tn"],
+            percent(Rate(**one["accuracy"])),
+            percent(Rate(**one["hallucinated"])) if one["hallucinated"] else None,
+            f"{one['kappa']:.2f}",
+        ]
+        for one in found["replays"]
+    ]
+    header = ["steps", "both", "imagined only", "true only", "neither", "agreement", "hallucinated", "kappa"]
+    report.table(header, table, "Hallucinated: failures that are imagined as successes.")
+    foresight = found["foresight"]
+    report.text(
+        "Where success is not decided yet, more than a call before an episode's end, the model ranks an episode that "
+        f"will succeed above one that will fail, at the same control step, in **{foresight['auroc']:.0%}** of "
+        f"{foresight['pairs']:,} pairs (AUROC; chance: 50 %)."
+    )
+
+
+def _prediction_quality(report: Report, found: JsonMapping) -> None:
+    report.section(
+        "Quality of predicted pictures",
+        "PSNR is flattered by a still background, so that of a copied first picture stands beside it; what counts is "
+        "where the named object is, found by a probe that was trained on true pictures and has a small error itself.",
+    )
+    rows = []
+    for one in found["prediction_quality"]:
+        shown = [one["horizon"], one["replays"], f"{one['psnr']:.1f} dB", f"{one['copied']:.1f} dB"]
+        errors = one.get("object", {})
+        rows.append([*shown, *(_millimetres(errors.get(name)) for name in ("imagined", "copied", "probe"))])
+    header = ["steps", "replays", "predicted", "copied", "object when predicted", "copied", "probe on true pictures"]
+    if any("reward" in one for one in found["prediction_quality"]):
+        header.append("rewards of the last call, correlation")
+        for row, one in zip(rows, found["prediction_quality"], strict=True):
+            agreement = one.get("reward") or {}
+            row.append(None if agreement.get("correlation") is None else f"{agreement['correlation']:.2f}")
+    report.table(header, rows, "Object: median and 90th percentile of the error.")
+
+
+def _millimetres(error: JsonMapping | None) -> str | None:
+    return None if error is None else f"{error['median']:.0f} / {error['p90']:.0f} mm"
+
+
+def _clips(report: Report, run: Path) -> None:
+    saved = SavedRun.load(run)
+    report.section(
+        "What it looks like",
+        "Held-out episodes, recorded on the left and imagined with the same actions on the right; errors are shown "
+        "more often than they are made. A green line: the task is done; the bar below: uncertainty, its limit in the "
+        "middle.",
+    )
+    report.videos("", clips(saved.calibrated, saved.held_out, _CLIPS))
+
+
+def _policies(report: Report, found: JsonMapping) -> None:
+    agreed = found["policies"]
+    report.section(
+        "Policies rated in imagination and in the simulator",
+        f"{agreed['policies']} policies, fixed beforehand, on the same scenes: r = {agreed['r']:.2f} "
+        f"[{agreed['r_low']:.2f}, {agreed['r_high']:.2f}], Kendall's tau {agreed['tau']:.2f}, MMRV "
+        f"{agreed['mmrv']:.3f} (gaps of the true rates, strict order), slope {agreed['slope']:.2f}; "
+        f"imagined rates are {100 * abs(agreed['optimism']):.1f} points too "
+        f"{'high' if agreed['optimism'] > 0 else 'low'} on average, "
+        f"and leaving out one policy changes r by at most {agreed['leverage']:.2f}.",
+    )
+    points = [Point(one["name"], Rate(**one["true"]), Rate(**one["imagined"])) for one in found["ratings"]]
+    report.scatter("Success", "true", "imagined", points)
+    report.table(["policy", "true", "imagined"], [[one.name, percent(one.x), percent(one.y)] for one in points])
+
+
+def _fine_print(report: Report, summary: JsonMapping, found: JsonMapping) -> None:
+    report.section(
+        "How it was done",
+        "Simulated episodes are all those after the imitation policy exists: to learn the world from, to calibrate, to "
+        "hold out, and bought later. Only the final test is not among them: "
+        f"{summary['imagined_rl']['episodes']} scenes for each policy, and {found['test_episodes']:,} episodes to "
+        "rate policies in the simulator as well, after everything was learnt and chosen.",
+    )
+    methods = ("imitation", "imagined_rl", "simulator_rl")
+    report.table(["what", "seconds"], [[name.replace("_", " "), round(summary[name]["seconds"])] for name in methods])
+    report.command("vla-rl imagine")
+
+
+# -- one part more or less ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class PolicyRating:
-    """A policy's success in the world model and in the simulator."""
+class ImagineStudy(EngineOptions):
+    """The cells are separate processes, one per core; those whose ``summary.json`` exists are not run again."""
 
-    name: str
-    imagined: Rate
-    true: Rate
+    methods: tuple[str, ...] = (
+        "lift",
+        "no_uncertainty",
+        "with_keyframes",
+        "with_resampling",
+        "with_coevolution",
+        "residual_td3",
+    )
+    config: str = "imagine.py"
+    imitation: str = "demo.py:imitate"
+    seeds: tuple[int, ...] = (1, 2, 3)
+    processes: int = 2
+    device: str = "cpu"  # of all runs: "cpu", "cuda", "cuda:1", "auto"
+    out: str = "runs/imagine-study"
 
 
-def rate_policies(
-    calibrated: CalibratedModel,
-    env: EnvConfig,
-    policies: Mapping[str, Policy],
-    scenes: Sequence[int],
-    num_envs: int,
-    seed: int,
-) -> list[PolicyRating]:
-    """Every one of ``policies`` with each of ``RANDOM_ACTION_PROBS``, from the first observations of ``scenes``.
+def run_study(config: ImagineStudy) -> None:
+    """Imitate once per seed, improve by every method, write ``results.json`` and ``report.html``."""
+    for function in (config.imitation, *(f"{config.config}:{method}" for method in config.methods)):
+        load_config(function)  # an unknown name should be known before hours of work
+    out = Path(config.out)
+    first = [Cell(_imitation(out, seed), config.imitation, _given(config, seed)) for seed in config.seeds]
+    second, third = (
+        [_cell(config, method, methods[method], seed) for seed in config.seeds for method in methods]
+        for methods in _in_turn(config)
+    )
+    steps = {"imitate": first, "train and improve": second, "improve": third}
+    run_sweep(out, steps, config.processes)
+    rows = [_row(out, method, seed) for method in config.methods for seed in config.seeds]
+    write_json(out / "results.json", rows)
+    _write_study(out, rows, config)
+    console.print(f"{out}/results.json, {out}/report.html")
 
-    Imagined rollouts have the trusted horizon and end as in RL; simulated episodes have RL's deadline.
+
+def _imitation(out: Path, seed: int) -> Path:
+    return out / f"imitation-{seed}"
+
+
+def _in_turn(config: ImagineStudy) -> tuple[dict[str, str], dict[str, str]]:
+    """Methods that train a world model, and those that are initialised from one: method -> the method that trains it.
+
+    Those that would train the same model on the same episodes differ only in its use.
     """
-    first = first_observations(env, scenes, calibrated.model)
-    pool = world_models.OrderedPool(first)
-    factory = ImaginedEnvFactory(calibrated.model, pool, calibrated.limits, calibrated.imagination)
-    ratings = []
-    for name, policy in policies.items():
-        for share in RANDOM_ACTION_PROBS:
-            player = EpsilonRandomPolicy(policy, calibrated.model.spec, share) if share else policy
-            title = f"{name}, {share:.0%} random" if share else name
-            imagined = _evaluate(factory, player, range(len(scenes)), num_envs, seed, f"imagined: {title}")
-            true = _evaluate(_TrainingEnvs(env), player, scenes, num_envs, seed, f"simulated: {title}")
-            ratings.append(PolicyRating(title, imagined.rate, true.rate))
-    return ratings
+    trained = {method: _training(load_config(f"{config.config}:{method}")) or method for method in config.methods}
+    model_of = {
+        method: next(other for other in config.methods if trained[other] == trained[method])
+        for method in config.methods
+    }
+    own = {method: one for method, one in model_of.items() if method == one}
+    return own, {method: one for method, one in model_of.items() if method != one}
 
 
-@dataclass(frozen=True)
-class _TrainingEnvs:
-    """The environments of RL, to evaluate in."""
-
-    env: EnvConfig
-
-    def make(self, num_envs: int) -> VecEnv:
-        return self.env.make_training(num_envs)
-
-    make_training = make
-
-    def spec(self) -> EnvSpec:
-        return self.env.spec()
+def _training(recipe: object) -> tuple[object, ...] | None:
+    """What a recipe's world model is trained on, and how; None for a recipe without one."""
+    if not isinstance(recipe, Imagine):
+        return None
+    plan = recipe.plan
+    return plan.model, plan.collect, plan.demonstrations, plan.fit
 
 
-def _evaluate(
-    factory: EnvFactory, policy: Policy, seeds: Sequence[int], num_envs: int, seed: int, title: str
-) -> Outcomes:
-    env = factory.make(num_envs)
-    with bar(title, len(seeds)) as update:
-        outcomes = evaluate(
-            env, policy, seeds, noise_seed=seed, report=lambda done, won: update(done, f"success {won / done:.0%}")
-        )
-    env.close()
-    return outcomes
+def _cell(config: ImagineStudy, method: str, trainer: str, seed: int) -> Cell:
+    out = Path(config.out)
+    function, start = f"{config.config}:{method}", _imitation(out, seed)
+    given = [*_given(config, seed), "--policy", str(start / "checkpoints" / "imitation")]
+    if hasattr(load_config(function), "demonstrations"):  # recipes in the simulator may learn from them
+        given += ["--demonstrations", str(start / "demonstrations")]
+    if method != trainer:
+        given += ["--plan.init-from", str(out / f"{trainer}-{seed}")]
+    return Cell(out / f"{method}-{seed}", function, tuple(given))
 
 
-def first_observations(
-    env_config: EnvConfig, scenes: Sequence[int], model: world_models.WorldModel
-) -> world_models.InitialStates:
-    """The first observation of each of ``scenes``, which is all of its context."""
-    env, parts = env_config.make(min(64, len(scenes))), []
-    for first in range(0, len(scenes), env.num_envs):
-        batch = np.array(scenes[first : first + env.num_envs])
-        obs = env.reset(np.arange(len(batch)), batch).select(slice(0, len(batch)))
-        context = np.repeat(model.canvas.stack(obs.images)[:, None], 1 + model.config.context_frames, 1)
-        parts.append((context, at_least_one(np.asarray(obs.state)), np.asarray(obs.task), np.asarray(obs.time)))
-    env.close()
-    return world_models.InitialStates(*(np.concatenate(items) for items in zip(*parts, strict=True)))
+def _given(config: ImagineStudy, seed: int) -> tuple[str, ...]:
+    return ("--seed", str(seed), *on_device(config.device))
 
 
-_PROBE_EPISODES = 400  # that the probe is trained on
+def _row(out: Path, method: str, seed: int) -> JsonObject:
+    """Success and cost; recipes in imagination and in the simulator have other names for them."""
+    found = metrics.summary(out / f"{method}-{seed}")
+    if "imagined_rl" in found:
+        after, episodes = found["imagined_rl"], found["simulator_episodes"]
+    else:
+        validated = sum(row["played"] for row in metrics.watched(out / f"{method}-{seed}"))
+        after, episodes = found["rl"], found["episodes"] + validated
+    seconds = round(sum(found["seconds"].values()), 1)
+    paired = {name: found.get(name) for name in ("imitation", "gain")}  # on the same scenes; imagination only
+    return {"method": method, "seed": seed, **after, **paired, "simulator_episodes": episodes, "seconds": seconds}
 
 
-def measure_prediction_quality(
-    calibrated: CalibratedModel, env_config: EnvConfig, learnt: Trajectories, held_out: Trajectories, seed: int
-) -> list[JsonObject]:
-    """One row per horizon: PSNR in dB and, where the simulator tells object positions, errors in millimetres.
-
-    Of a world model with a head for rewards, also how those of the call that ends there follow the recorded ones.
-
-    The probe that finds the object is trained on ``learnt`` episodes, the predictions are of ``held_out`` ones.
-    """
-    frames = calibrated.model.config.frames
-    found = replay_trajectories(calibrated.model, held_out, _paid(calibrated))
-    spans = held_out.spans()
-    calls = np.array([(end - begin - 1) // frames for begin, end in spans])
-    kept = np.flatnonzero(calls)
-    imagined = np.moveaxis(found.pictures, 2, -1)[kept]
-    pictures = _side_by_side(as_predicted(calibrated.model, held_out))
-    true = np.zeros_like(imagined)
-    for row, i in enumerate(kept):
-        true[row, : calls[i]] = pictures[spans[i][0] + frames * np.arange(1, calls[i] + 1)]
-    first = pictures[[spans[i][0] for i in kept]]
-    depths = range(1, int(calls.max()) + 1)
-    rows = [asdict(one) for one in frame_agreement(imagined, true, first, calls[kept], depths)]
-    if calibrated.model.reward is not None:
-        agreed = {one.horizon: asdict(one) for one in rewards_of_calls(found, held_out, frames, depths)}
-        rows = [row | {"reward": agreed.get(row["horizon"])} for row in rows]
-    if TARGET in env_config.spec().extras:
-        env = env_config.make(32, **{**env_config.training_options, "render": False})
-        probe = _probe(env, as_predicted(calibrated.model, learnt), seed)
-        positions = np.zeros((*true.shape[:2], 3), np.float32)
-        for row, (i, where) in enumerate(zip(kept, _positions(env, held_out.select(kept)), strict=True)):
-            positions[row, : calls[i]] = where[frames : frames * calls[i] + 1 : frames]
-        tasks = held_out.task[[spans[i][0] for i in kept]]
-        errors = object_error(probe, imagined, true, first, tasks, calls[kept], depths, positions)
-        rows = [row | {"object": asdict(error)} for row, error in zip(rows, errors, strict=True)]
-        env.close()
-    return [row | {"horizon": frames * row["horizon"]} for row in rows]
+def _write_study(out: Path, rows: list[JsonObject], config: ImagineStudy) -> None:
+    report = Report(
+        "Reinforcement learning in imagination, with one part more or less at a time",
+        "The same imitation policies; success on test scenes of the simulator",
+    )
+    methods = {_name(method): [row for row in rows if row["method"] == method] for method in config.methods}
+    seeds = [f"seed {seed}" for seed in config.seeds]
+    reached = {"imitation": [_before(out, rows, seed) for seed in config.seeds]} | methods
+    rates = {name: [_rate(one) for one in found] for name, found in reached.items()}
+    header = ["", *seeds, "mean (min to max)"]
+    report.table(header, [[name, *across_seeds(found)] for name, found in rates.items()])
+    report.table(
+        ["points won", *seeds, "episodes", "seconds"],
+        [[name, *_won(mine)] for name, mine in methods.items()],
+        "Points won on imitation are measured on the same scenes, for methods in imagination. Simulated episodes are "
+        "all that were played after imitation, except the test's. Methods that share a world model count its "
+        "episodes, but not the seconds of its training, except for the first.",
+    )
+    for seed in config.seeds:
+        mine = [row for row in rows if row["seed"] == seed]
+        bars = [Bar.of(_name(row["method"]), _rate(row)) for row in mine]
+        report.bars(f"Test success, seed {seed}", bars)
+    report.command("vla-rl imagine study")
+    report.write(out / "report.html")
 
 
-def _paid(calibrated: CalibratedModel) -> world_models.ImaginationConfig:
-    """The calibrated imagination, in which a head for rewards says what calls earn."""
-    paid = calibrated.imagination
-    return paid if calibrated.model.reward is None else replace(paid, reward=world_models.PredictedReward())
+def _before(out: Path, rows: list[JsonObject], seed: int) -> JsonObject:
+    """Imitation on the test scenes, where a method measured it, else on the validation scenes."""
+    tested = [row["imitation"] for row in rows if row["seed"] == seed and row["imitation"]]
+    if tested:
+        return dict(tested[0])
+    return dict(metrics.summary(_imitation(out, seed))["validation"])
 
 
-def rewards_of_calls(
-    found: world_models.ReplayResult, recorded: Trajectories, frames: int, depths: Sequence[int]
-) -> tuple[RewardAgreement, ...]:
-    """Agreement of the rewards of whole calls of ``frames`` control steps, at each of ``depths``."""
-    sums, spans = np.full(found.earned.shape, np.nan, np.float32), recorded.spans()
-    for row, (begin, end) in enumerate(spans):
-        paid = recorded.reward[begin : end - 1]
-        for k in range(len(paid) // frames):
-            sums[row, k] = paid[k * frames : (k + 1) * frames].sum()
-    calls = np.array([(end - begin - 1) // frames for begin, end in spans])
-    return reward_agreement(found.earned, sums, calls, depths)
+def _rate(row: JsonObject) -> Rate:
+    return Rate(row["success"], row["low"], row["high"], row["episodes"])
 
 
-def _probe(env: VecEnv, learnt: Trajectories, seed: int) -> ObjectProbe:
-    chosen = np.random.default_rng([seed, 36]).permutation(learnt.count)[:_PROBE_EPISODES]
-    known = learnt.select([i for i in chosen if learnt.seed[learnt.spans()[i][0]] >= 0])
-    positions = np.concatenate(_positions(env, known))
-    torch.manual_seed(seed)  # module initialisation has no generator argument
-    with bar("train the probe", FIT.steps) as update:
-        return fit_probe(
-            _side_by_side(known),
-            known.task,
-            positions,
-            generator(seed, 37),
-            report=lambda step, info: update(step + 1, "objects"),
-        )
+def _won(mine: Sequence[JsonObject]) -> list[str | int | None]:
+    """Points won on every seed; mean episodes and seconds."""
+    spent = (round(fmean([row[name] for row in mine])) for name in ("simulator_episodes", "seconds"))
+    return [*(_points(row["gain"]) for row in mine), *spent]
 
 
-def _positions(env: VecEnv, trajectories: Trajectories) -> list[np.ndarray]:
-    spans = trajectories.spans()
-    seeds = [int(trajectories.seed[begin]) for begin, _ in spans]
-    return replayed_positions(env, seeds, [trajectories.action[begin : end - 1] for begin, end in spans])
+def _points(gain: dict[str, float] | None) -> str | None:
+    if gain is None:
+        return None
+    mean, low, high = (100 * gain[name] for name in ("mean", "low", "high"))
+    return f"{mean:+.1f} [{low:.1f}, {high:.1f}]"
 
 
-def _side_by_side(trajectories: Trajectories) -> np.ndarray:
-    """uint8 [M,h,w,c], cameras in the order of their names."""
-    return np.concatenate([trajectories.images[name] for name in sorted(trajectories.images)], -1)
+def _name(method: str) -> str:
+    return method.replace("_", " ")

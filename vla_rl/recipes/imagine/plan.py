@@ -26,16 +26,15 @@ from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.agreement import TrustConfig
 from vla_rl.experience.collect import collect_trajectories
 from vla_rl.experience.datasets import load_demonstrations
-from vla_rl.experience.trajectories import Trajectories
+from vla_rl.experience.demonstrations import Trajectories
 from vla_rl.policies.function import EpsilonRandomPolicy
 from vla_rl.policies.pretrained import load_policy
-from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.progress import bar
-from vla_rl.training.coevolve import CoevolutionConfig
+from vla_rl.recipes.terminal import bar
+from vla_rl.recipes.trainers import generator
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.tracking import write_json
-from vla_rl.training.world_model import WorldModelFit
+from vla_rl.training.world_model import CoevolutionConfig, WorldModelFit
 
 
 @dataclass(frozen=True)

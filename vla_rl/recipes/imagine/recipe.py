@@ -8,23 +8,20 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
-from vla_rl.contract.batch import ExperienceSource, Resumable, Rollout
 from vla_rl.contract.config import JsonObject
-from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.contract.trust import check_folder, read_json
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.stats import mcnemar_exact, paired_bootstrap
-from vla_rl.experience.background import CollectingSource
-from vla_rl.experience.trajectories import Trajectories
+from vla_rl.experience.demonstrations import Trajectories
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import save_own
-from vla_rl.recipes import stages, world_models
+from vla_rl.recipes import world_models
 from vla_rl.recipes.config_files import read_config
-from vla_rl.recipes.context import RunContext, Trainable, generator, placed
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig, play
 from vla_rl.recipes.imagine.calibrated_model import (
     CalibratedModel,
     ImaginedEnvFactory,
@@ -37,15 +34,15 @@ from vla_rl.recipes.imagine.calibrated_model import (
     world_after,
 )
 from vla_rl.recipes.imagine.plan import Plan, RunEpisodes
+from vla_rl.recipes.improve import improve
 from vla_rl.recipes.policies import start_policy
-from vla_rl.recipes.progress import console
-from vla_rl.recipes.stages import EvaluationConfig, clock
-from vla_rl.recipes.trainers import TrainerConfig
-from vla_rl.training.coevolve import Coevolution, Decision, Signals
+from vla_rl.recipes.terminal import clock, console
+from vla_rl.recipes.trainers import LearnedReward, RunContext, Trainable, TrainerConfig, generator, placed
 from vla_rl.training.device import resolve_device
 from vla_rl.training.distributed import current_reducer
-from vla_rl.training.loop import LoopConfig, LoopLearner
+from vla_rl.training.loop import Hook
 from vla_rl.training.tracking import RunFolder, write_json
+from vla_rl.training.world_model import Coevolution, Decision, Signals
 
 _ROLLOUTS = 128  # imagined for one decision
 
@@ -67,6 +64,15 @@ class Imagine:
     device: str = "cpu"  # of policy, critic, learner, replay and world model: "cpu", "cuda", "cuda:1", "auto"
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb"
     vla: VLAOptions = VLAOptions()  # how ``policy`` is opened if it is a public folder; ours have their own
+    reward: LearnedReward = LearnedReward()
+
+    def __post_init__(self) -> None:
+        """Raises UserError for a source ahead of the learner: it would play while the world model changes."""
+        if self.rl.loop.staleness:
+            raise UserError(
+                "a world model that is trained beside the policy cannot be played in one rollout ahead, so this run "
+                "could not be repeated; set staleness to 0."
+            )
 
     def run(self, folder: RunFolder) -> JsonObject:
         """Leave the checkpoints "start", "first", "world" and "best"; an interrupted run goes on."""
@@ -76,9 +82,12 @@ class Imagine:
         before = copy.deepcopy(policy)
         with clock(seconds, "rl"):
             device = resolve_device(self.device)
-            context = RunContext(world_model.env_factory, policy, self.seed, current_reducer(), device=device)
-            trainer = CoevolvingTrainer(self.rl, world_model)
-            trained, best = stages.improve(trainer, context, self.evaluation, folder)
+            context = RunContext(
+                world_model.env_factory, policy, self.seed, current_reducer(), device=device, reward=self.reward
+            )
+            trained, best = improve(
+                self.rl, context, self.evaluation, folder, lambda policy: Coevolving(world_model, policy)
+            )
         with clock(seconds, "agreement"):
             tables = world_model.calibrated.agreement(world_model.episodes.held_out)
         with clock(seconds, "test"):
@@ -126,7 +135,7 @@ class Imagine:
         """The rates of both ``policies`` on the test scenes of the simulator, and what the second gains."""
         scenes = seed_ranges.held_out(seed_ranges.TEST, self.evaluation.test)
         before, after = (
-            stages.play(self.env, policy, scenes, self.evaluation, self.seed, f"test {name.replace('_', ' ')}")
+            play(self.env, policy, scenes, self.evaluation, self.seed, f"test {name.replace('_', ' ')}")
             for name, policy in policies.items()
         )
         one, two = before.success, after.success
@@ -305,69 +314,21 @@ def _bought_before(stage: str) -> int:
     return int(words[2]) if words[:2] == ["world", "after"] else -1
 
 
-@dataclass(frozen=True)
-class CoevolvingTrainer:
-    """``trainer``, in imagination, whose world model is trained beside the policy (a ``TrainerConfig``)."""
+class Coevolving(Hook):
+    """Trains the world model in which ``policy`` learns, where it needs real episodes."""
 
-    trainer: TrainerConfig
-    world_model: WorldModelRun
+    def __init__(self, world_model: WorldModelRun, policy: Policy) -> None:
+        self.world_model, self.policy = world_model, policy
 
-    def __post_init__(self) -> None:
-        """Raises UserError for a source ahead of the learner: it would play while the world model changes."""
-        if self.trainer.loop.staleness:
-            raise UserError(
-                "a world model that is trained beside the policy cannot be played in one rollout ahead, so this run "
-                "could not be repeated; set staleness to 0."
-            )
-
-    @property
-    def loop(self) -> LoopConfig:
-        return self.trainer.loop
-
-    def build_env(self, context: RunContext) -> VecEnv:
-        return self.trainer.build_env(context)
-
-    def build_policy(self, context: RunContext) -> Trainable:
-        return self.trainer.build_policy(context)
-
-    def build_learner(self, context: RunContext, env: VecEnv, policy: Trainable) -> LoopLearner:
-        return self.trainer.build_learner(context, env, policy)
-
-    def build_source(self, context: RunContext, env: VecEnv, policy: Trainable) -> CollectingSource:
-        return self.trainer.build_source(context, env, policy)
-
-    def pretrain(self, learner: LoopLearner) -> bool:
-        return self.trainer.pretrain(learner)
-
-    def windows(self, sources: int) -> int:
-        return self.trainer.windows(sources)
-
-    def whole_source(self, source: ExperienceSource, policy: Trainable) -> ExperienceSource:
-        """``source``, whose imagined environments are renewed when the world model was trained."""
-        whole = self.trainer.whole_source(source, policy)
-        return CoevolvingSource(whole, self.world_model, policy, self.loop.iterations)
-
-
-class CoevolvingSource:
-    """``source`` in imagined environments whose world model may need real episodes (``RenewableSource``)."""
-
-    def __init__(self, source: ExperienceSource, world_model: WorldModelRun, policy: Policy, iterations: int) -> None:
-        self.source, self.world_model, self.policy, self.iterations = source, world_model, policy, iterations
-
-    def next(self) -> Rollout:
-        return self.source.next()
-
-    def renew(self, progress: float) -> bool:
-        """Buy real episodes and train the world model if the signals ask for it; whether it has changed."""
-        return self.world_model.coevolve(self.policy, round(progress * self.iterations))
+    def before_iteration(self, iteration: int) -> bool:
+        return self.world_model.coevolve(self.policy, iteration)
 
     def state_dict(self) -> dict[str, object]:
-        return {"world_model": self.world_model.state_dict(), "source": cast(Resumable, self.source).state_dict()}
+        return self.world_model.state_dict()
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """The world model first: the environments of the source are restored under its horizon."""
-        self.world_model.load_state_dict(cast(dict[str, object], state["world_model"]))
-        cast(Resumable, self.source).load_state_dict(cast(dict[str, object], state["source"]))
+        """Before the source: its environments are restored under the horizon of the world model."""
+        self.world_model.load_state_dict(state)
 
 
 @dataclass(frozen=True)

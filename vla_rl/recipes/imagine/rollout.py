@@ -7,7 +7,7 @@ evaluated at the end of every call and of the recording, as in ``world_models/re
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, sqrt
 from pathlib import Path
@@ -17,15 +17,14 @@ import numpy as np
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.agreement import ReplayAgreement
 from vla_rl.evaluation.report import Cell, Report, Tile
-from vla_rl.evaluation.stats import Rate
 from vla_rl.evaluation.video import Clip, encode, mosaic
+from vla_rl.experience.collect import ExpertPolicy
+from vla_rl.experience.demonstrations import Trajectories
 from vla_rl.experience.driver import Driver
-from vla_rl.experience.expert import ExpertPolicy
-from vla_rl.experience.trajectories import Trajectories
 from vla_rl.recipes import world_models
 from vla_rl.recipes.imagine.calibrated_model import CalibratedModel, recorded_initial_states, replay_trajectories
 from vla_rl.recipes.imagine.recipe import SavedRun
-from vla_rl.recipes.progress import bar, console
+from vla_rl.recipes.terminal import bar, console
 
 # In the order in which they are shown: first what a learner would exploit.
 KINDS = ("hallucinated success", "missed success", "success in both", "failure in both")
@@ -125,29 +124,18 @@ def _mixture(kinds: np.ndarray, count: int) -> np.ndarray:
 # -- filming ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Film:
-    """Imagined rollouts of ``N`` episodes at the beginning and after every control step.
-
-    pictures     uint8 [N,1+T,h,w,3]  cameras above each other
-    uncertainty  float [N,1+T]        in units of the limit at its depth; 0 at the beginning and where there is no limit
-    """
-
-    pictures: np.ndarray
-    uncertainty: np.ndarray
-
-
 def _clips(replays: _Replays, chosen: np.ndarray) -> list[Clip]:
     trajectories, spec = replays.trajectories, replays.calibrated.model.spec
-    spans, film, made = trajectories.spans(), _film(replays, chosen), []
+    spans, made = trajectories.spans(), list[Clip]()
+    imagined_pictures, uncertainty = _film(replays, chosen)
     for i, episode in enumerate(chosen):
         begin, end = spans[episode]
         won, length, imagined = bool(trajectories.outcomes[episode]), end - begin - 1, replays.imagined[episode]
         true_step = length if won else np.inf
-        recorded = _stack_cameras({name: image[begin:end] for name, image in trajectories.images.items()})
+        recorded = mosaic({name: image[begin:end] for name, image in trajectories.images.items()}, 1)
         frames = np.stack(
             [
-                _frame(recorded[t], film.pictures[i, t], t >= true_step, t >= imagined, film.uncertainty[i, t])
+                _frame(recorded[t], imagined_pictures[i, t], t >= true_step, t >= imagined, uncertainty[i, t])
                 for t in [*range(length + 1), *[length] * _LINGER]
             ]
         )
@@ -157,8 +145,12 @@ def _clips(replays: _Replays, chosen: np.ndarray) -> list[Clip]:
     return made
 
 
-def _film(replays: _Replays, chosen: np.ndarray) -> _Film:
-    """Imagine the ``chosen`` episodes step by step, as the replay did (a rollout is a function of its seed)."""
+def _film(replays: _Replays, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Imagine the ``chosen`` ``N`` episodes step by step, as the replay did (a rollout is a function of its seed).
+
+    Returns pictures uint8 [N,1+T,h,w,3], cameras above each other in the order of their names, at the beginning and
+    after every control step; and uncertainties [N,1+T] in units of the limit at their depth, 0 where there is none.
+    """
     calibrated, trajectories = replays.calibrated, replays.trajectories
     model, limits = calibrated.model, calibrated.limits
     spans = [trajectories.spans()[i] for i in chosen]
@@ -170,20 +162,15 @@ def _film(replays: _Replays, chosen: np.ndarray) -> _Film:
     env = world_models.ImaginedEnv(model, recorded_initial_states(model, trajectories), len(spans), None, endless)
     single = (actions[:, t : t + 1] for t in range(longest))
     driver = Driver(env, ExpertPolicy(lambda obs: next(single)), None, observe="all")
-    pictures = [_stack_cameras(driver.start(chosen).images)]
+    pictures = [mosaic(driver.start(chosen).images, 1)]
     uncertainty = [np.zeros(len(spans))]
     with bar("film", longest) as update:
         for t in range(longest):
-            pictures.append(_stack_cameras(driver.step().step.obs.images))
+            pictures.append(mosaic(driver.step().step.obs.images, 1))
             limit, present = float(limits.at(np.array([t // model.config.frames]))[0]), env.uncertainty
             uncertainty.append(present / limit if limit > 0 else np.where(present > 0, np.inf, 0.0))
             update(t + 1, "control steps")
-    return _Film(np.stack(pictures, 1), np.stack(uncertainty, 1))
-
-
-def _stack_cameras(images: Mapping[str, np.ndarray]) -> np.ndarray:
-    """uint8 [n,h,w,3]: the cameras in the order of their names, above each other."""
-    return mosaic(images, 1)
+    return np.stack(pictures, 1), np.stack(uncertainty, 1)
 
 
 def _frame(recorded: np.ndarray, imagined: np.ndarray, won: bool, imagined_won: bool, uncertainty: float) -> np.ndarray:
@@ -227,12 +214,12 @@ def _page(run: SavedRun, kinds: np.ndarray, chosen: np.ndarray, shown: Sequence[
     fp, fn, tp, tn = (made[kind] for kind in range(len(KINDS)))
     table = ReplayAgreement.of(int(np.diff(run.held_out.spans()).max()) - 1, tp, fp, fn, tn)
     report = Report("Imagined beside recorded", f"Recorded actions replayed in the world model of `{run.folder}`")
-    tiles = [_tile("Outcomes agree", table.accuracy, "replays")]
-    if table.hallucinated:
-        tiles.append(_tile("Failures imagined as successes", table.hallucinated, "failures"))
-    if table.missed:
-        tiles.append(_tile("Successes not imagined", table.missed, "successes"))
-    report.tiles(tiles)
+    rates = {
+        ("Outcomes agree", "replays"): table.accuracy,
+        ("Failures imagined as successes", "failures"): table.hallucinated,
+        ("Successes not imagined", "successes"): table.missed,
+    }
+    report.tiles([Tile.of(name, rate, f"of {rate.episodes} {of}") for (name, of), rate in rates.items() if rate])
     report.text(
         f"Each of {len(kinds)} episodes that the model was not trained on was replayed from its first picture to its "
         "last action. **Recorded pictures are on the left, imagined ones on the right**, every control step, slowed "
@@ -252,10 +239,6 @@ def _page(run: SavedRun, kinds: np.ndarray, chosen: np.ndarray, shown: Sequence[
     report.videos("Recorded on the left, imagined on the right", shown)
     report.command(f"vla-rl imagine rollout {run.folder}")
     return report
-
-
-def _tile(name: str, rate: Rate, of: str) -> Tile:
-    return Tile.of(name, rate, f"of {rate.episodes} {of}")
 
 
 def _mp4(shown: Sequence[Clip]) -> bytes:

@@ -16,7 +16,7 @@ from robot_drivers.driver import Measurement
 from robot_drivers.human import HumanInput
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
-from vla_rl.experience.person import InterventionRule, PersonConfig
+from vla_rl.experience.intervention import InterventionRule, PersonConfig
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.robots.status import StatusLine
 

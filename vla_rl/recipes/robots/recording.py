@@ -13,8 +13,8 @@ import numpy as np
 from robot_drivers.limiting import REASONS
 from robot_drivers.record import SOURCES, Record
 from vla_rl.contract.spec import EnvSpec
+from vla_rl.experience.datasets import Recording
 from vla_rl.experience.demonstrations import Demonstrations
-from vla_rl.experience.lerobot.translate import Recording
 from vla_rl.recipes.robots.session import ControlStep
 
 _LABEL = "complementary_info."

@@ -37,7 +37,7 @@ from vla_rl.contract.load import load
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.recipes.robots.person import ScriptedPerson, Waits
 from vla_rl.recipes.robots.status import CommandLines, Display, EpisodeBar, EpisodeLines
-from vla_rl.recipes.signals import ignored_ctrl_c
+from vla_rl.recipes.terminal import ignored_ctrl_c
 
 MAX_CHUNK = 64  # actions that a policy may plan at once
 FAULT = "fault"  # outcome of an episode that the robot could not go on with

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from robot_drivers.record import Record
-from vla_rl.recipes.progress import bar
+from vla_rl.recipes.terminal import bar
 
 _RECENT = 50  # control steps that the rate and the share of clipped ones are of
 _COLORS = {"policy": "cyan", "human": "green", "safety": "red", "hold": "dim"}

@@ -1,10 +1,14 @@
-"""Progress on the terminal: what is being done, how far, how fast, how well, and how long it will take."""
+"""A run and the person at its terminal: progress, where the time goes, and being asked to stop."""
 
 from __future__ import annotations
 
+import signal
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import FrameType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -31,6 +35,14 @@ def bar(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
             progress.update(task, completed=done, remark=remark)
 
         yield update
+
+
+@contextmanager
+def clock(seconds: dict[str, float], name: str) -> Iterator[None]:
+    """Add the wall time of a block to ``seconds[name]``."""
+    start = time.perf_counter()
+    yield
+    seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
 
 
 class Clock:
@@ -93,3 +105,55 @@ def steps_per_second(metrics: Mapping[str, float]) -> float:
     """Control steps per second of an iteration, validation left out."""
     seconds = metrics.get("time/iteration_s", 0.0) - metrics.get("time/validate_s", 0.0)
     return metrics.get("env/steps", 0.0) / max(seconds, 1e-9)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM; it differs from Ctrl-C in its exit status only."""
+
+
+@contextmanager
+def sigterm_like_ctrl_c() -> Iterator[None]:
+    """SIGTERM raises :class:`Terminated` meanwhile."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    with _handler(stop):
+        yield
+
+
+@contextmanager
+def patient_sigterm() -> Iterator[Callable[[], bool]]:
+    """SIGTERM only makes the result return True meanwhile; whoever asks it saves and raises :class:`Terminated`."""
+    asked = threading.Event()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        asked.set()
+
+    with _handler(note):
+        yield asked.is_set
+
+
+@contextmanager
+def ignored_ctrl_c() -> Iterator[None]:
+    """Ctrl-C does nothing meanwhile: for what is at its end already and should be whole."""
+
+    def ignore(number: int, frame: FrameType | None) -> None: ...
+
+    with _handler(ignore, signal.SIGINT):
+        yield
+
+
+@contextmanager
+def _handler(
+    handler: Callable[[int, FrameType | None], None], number: signal.Signals = signal.SIGTERM
+) -> Iterator[None]:
+    """Python delivers signals to its main thread only; elsewhere nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
