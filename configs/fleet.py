@@ -12,7 +12,7 @@ from vla_rl.algorithms.guard import FallbackConfig, ReleaseConfig
 from vla_rl.algorithms.recap import RecapConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.algorithms.sac import RLPDConfig
-from vla_rl.experience.supervised import DemonstratorConfig
+from vla_rl.experience.intervention import DemonstratorConfig
 from vla_rl.fleet.releases import CanaryRule
 from vla_rl.fleet.sampler import SamplerConfig
 from vla_rl.policies.feed_forward import SquashedConfig

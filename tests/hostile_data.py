@@ -345,20 +345,11 @@ ROBOTS: dict[str, Make] = {
 }
 
 
-def fleet(folder: Path, history: list[Any]) -> None:
-    (folder / "registry" / "manifests").mkdir(parents=True)
-    (folder / "ledger").mkdir()
-    log = History(folder / "registry" / "history", Disk())
-    log.new()
-    for entry in history:
-        log.append(entry)
-
-
 def _history(*history: Any) -> Make:
     def make(folder: Path, canary: Path) -> None:
         (folder / "registry" / "manifests").mkdir(parents=True)
         (folder / "ledger").mkdir()
-        log = History(folder / "registry" / "history", RealDisk())
+        log = History(folder / "registry" / "history", Disk())
         log.new()
         for entry in history:
             log.append(entry)

@@ -21,8 +21,8 @@ from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.vla.tokenizer import Vocabulary
-from vla_rl.recipes.context import Trainable
 from vla_rl.recipes.fleet.learners import Learn, LearnByCorrections
+from vla_rl.recipes.trainers import Trainable
 
 _SIZES = TinyConfig(
     horizon=2, queries=1, condition=8, width=8, blocks=1, sampler=FlowSampler(FlowSde(0.5), LastStep(), 2)

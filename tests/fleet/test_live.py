@@ -39,7 +39,7 @@ from vla_rl.fleet.record import FleetRecord
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.fleet.learners import LEARNER
-from vla_rl.recipes.stages import collect
+from vla_rl.recipes.imitate import collect
 from vla_rl.training.checkpoint import latest_state
 
 FILES, STRANGERS, DISK_MB = 1024, 2000, 300  # of which a ledger leaves 256 free

@@ -14,7 +14,7 @@ from vla_rl.cli.override import override
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.limits import check_limits
 from vla_rl.fleet.identity import Authority, now
-from vla_rl.recipes.progress import console
+from vla_rl.recipes.terminal import console
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import checkpoint_of
 from vla_rl.recipes.config_files import env_config_of
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
-from vla_rl.recipes.progress import bar, console
+from vla_rl.recipes.policies import deployed
+from vla_rl.recipes.terminal import bar, console
 from vla_rl.serving.access import names_server
 from vla_rl.training.tracking import write_json
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from vla_rl.cli.override import override
 from vla_rl.contract.errors import UserError
 from vla_rl.recipes.fleet.serving import for_each, number, open_registry, signing_key, table, user
-from vla_rl.recipes.progress import console
+from vla_rl.recipes.terminal import console
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from vla_rl.policies.pretrained import default_options, load_policy
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import checkpoint_of
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
-from vla_rl.recipes.progress import console
-from vla_rl.recipes.signals import sigterm_like_ctrl_c
+from vla_rl.recipes.terminal import console, sigterm_like_ctrl_c
+from vla_rl.recipes.trainers import placed
 from vla_rl.serving.access import Access, find_api_key
 from vla_rl.serving.openpi import OpenpiServer
 from vla_rl.serving.served import Batching, ServedPolicy, StatelessPolicy

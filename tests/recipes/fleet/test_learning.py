@@ -34,6 +34,7 @@ from vla_rl.recipes.fleet.learners import LEARNER, Learn, command, prepare
 from vla_rl.recipes.fleet.learning import Learning, Releasing, until_the_server_ends
 from vla_rl.recipes.fleet.publishing import publish_first
 from vla_rl.recipes.fleet.serving import key_file, signing_key
+from vla_rl.recipes.imitate import collect
 from vla_rl.recipes.robots.decide import PolicyDecider
 from vla_rl.recipes.robots.streaming import check_golden
 from vla_rl.training import checkpoint, tracking

@@ -29,6 +29,7 @@ from vla_rl.policies.residual import DeterministicResidual, ResidualConfig
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.fleet.learners import LearnByReplay, ReplayLearner, relabelled_episode
 from vla_rl.recipes.fleet.simulate import Corrects, FleetTimes, Timeline, VirtualReleases, VirtualRobot, micros
+from vla_rl.recipes.imitate import collect
 from vla_rl.recipes.off_policy import AdaptiveReplay
 from vla_rl.recipes.policies import SACLatent
 

@@ -21,7 +21,7 @@ from vla_rl.fleet.sampler import AdaptiveSampler, SamplerConfig
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.fleet.learners import BalancedChunks, recorded_rollout
-from vla_rl.recipes.stages import collect
+from vla_rl.recipes.imitate import collect
 
 CONFIG = str(Path(quick_fleet.__file__).resolve())
 

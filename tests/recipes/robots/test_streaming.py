@@ -21,7 +21,7 @@ from tests.recipes.robots.test_scripted_person import ENV
 from vla_rl.cli import robot
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import load_demonstrations
-from vla_rl.experience.person import PersonConfig
+from vla_rl.experience.intervention import PersonConfig
 from vla_rl.fleet.payloads import EpisodeEnd, FleetStep
 from vla_rl.fleet.server import FleetServer, FleetServerConfig
 from vla_rl.fleet.transport import TransportOptions

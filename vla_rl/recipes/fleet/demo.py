@@ -39,7 +39,7 @@ from vla_rl.recipes.fleet.learners import Learn
 from vla_rl.recipes.fleet.serving import PUBLIC_KEY
 from vla_rl.recipes.imitate import Imitate
 from vla_rl.recipes.robots import drive
-from vla_rl.recipes.stages import clock
+from vla_rl.recipes.terminal import bar, clock, console
 from vla_rl.serving.served import servable_spec
 from vla_rl.training.device import shared
 from vla_rl.training.tracking import RunFolder

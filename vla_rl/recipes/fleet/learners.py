@@ -26,11 +26,11 @@ from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.contract.policy import ActionOut, Features, Mode, Policy, State, recorded
-from vla_rl.experience.columns import side_by_side
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.mixture import choose, key_of
 from vla_rl.experience.relabel import INTERVENTION, relabelled
 from vla_rl.experience.replay import Replay
+from vla_rl.experience.rollout import side_by_side
 from vla_rl.fleet.episodes import FleetEpisode
 from vla_rl.fleet.releases import CanaryRule
 from vla_rl.fleet.sampler import CORRECTIONS, OFFLINE, ONLINE, STRATA, AdaptiveSampler, SamplerConfig
@@ -38,13 +38,12 @@ from vla_rl.policies.advantage_conditioned import AdvantageConditioned
 from vla_rl.policies.critics import DistributionalValue, QEnsemble
 from vla_rl.policies.flow_policy import FlowPolicy
 from vla_rl.recipes.config_files import keep_file, read_config
-from vla_rl.recipes.context import RunContext, Trainable, generator
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.fleet.export import demonstrations_of
 from vla_rl.recipes.imitate import demonstrated_chunks, encode_episodes
 from vla_rl.recipes.off_policy import AdaptiveReplay, ReplayConfig
 from vla_rl.recipes.policies import TD3Residual
-from vla_rl.recipes.trainers import PolicyConfig
+from vla_rl.recipes.trainers import PolicyConfig, RunContext, Trainable, generator
 from vla_rl.training.tracking import RunFolder
 
 _STREAM = 4  # of the learner's generator

@@ -24,17 +24,16 @@ from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.report import Cell, Report, Series, Tile, percent
 from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.stats import Rate
-from vla_rl.experience.background import acting_copy
-from vla_rl.experience.columns import episode_column
 from vla_rl.experience.curriculum import SeedStream
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.driver import Decision, Driver
-from vla_rl.experience.person import People, PersonConfig
-from vla_rl.experience.supervised import DemonstratedEnv, DemonstratorConfig, SupervisedEnv
+from vla_rl.experience.intervention import DemonstratedEnv, DemonstratorConfig, People, PersonConfig, SupervisedEnv
+from vla_rl.experience.rollout import episode_column
+from vla_rl.experience.sources import acting_copy
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import save_own
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.evaluators import Evaluator
+from vla_rl.recipes.evaluators import EvaluationConfig, Evaluator
 from vla_rl.recipes.fleet.learners import FleetLearner, FleetMethod
 from vla_rl.recipes.policies import start_policy
 from vla_rl.recipes.terminal import bar, clock, console
