@@ -103,7 +103,7 @@ def residual_step() -> Improve:
 
 def residual_function() -> Improve:
     """The same over a base that is only a Python function: classical vision with a camera that was pushed."""
-    function = "sims.mujoco.tasks.lift_vision:act_miscalibrated"
+    function = "sims.mujoco.tasks.lift:act_miscalibrated"
     return _lift(_residual_td3(TD3Residual(ResidualConfig(head=SMALL), function)))
 
 

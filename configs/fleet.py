@@ -51,7 +51,7 @@ _RLPD = LearnByReplay(
     RLPDConfig(learning_starts=600, policy_delay=2, num_critics=4, critic=_SMALL, temperature=0.003),
     AdaptiveReplay(gamma=0.98, n_step=1, max_age=20),
 )
-CORRECTS = Corrects("sims.mujoco.tasks.mixed_progress:progress")
+CORRECTS = Corrects("sims.mujoco.tasks.mixed:progress")
 
 
 def base() -> Imitate:

@@ -22,12 +22,9 @@ from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import LoopConfig
 from vla_rl.training.world_model import CoevolutionConfig, WorldModelFit
 from world_models.backbones.dit import DiTConfig
-from world_models.backbones.wan import WanConfig
-from world_models.backbones.wan_weights import WanFolder
-from world_models.config import RewardHeadConfig, WorldModelConfig
-from world_models.imagination_config import ImaginationConfig
-from world_models.keyframes import KeyframeConfig
-from world_models.payment import PredictedReward
+from world_models.backbones.wan import WanConfig, WanFolder
+from world_models.config import ImaginationConfig, PredictedReward, RewardHeadConfig, WorldModelConfig
+from world_models.initial_states import KeyframeConfig
 
 # The demo's environment and PPO, with the batch that it has in the simulator: half of it is too noisy to learn from.
 ENV = EnvConfig("lift", training_options={"deadline": 25})

@@ -130,11 +130,11 @@ def _study(demonstrations: int, steps: int) -> ImitationConfig:
 
 def corrected() -> Improve:
     """Lift by HG-DAgger: a scripted person takes over where the policy, ``--policy``, visibly fails."""
-    trainer = Corrected("sims.mujoco.tasks.lift_potential:potential")
+    trainer = Corrected("sims.mujoco.tasks.lift:potential")
     return Improve(trainer, policy="runs/imitate/checkpoints/imitation", env=EnvConfig("lift"))
 
 
 def helped() -> Improve:
     """As :func:`corrected`, but the person helps by degrees, and no more than is due (VLAC's graded help)."""
-    trainer = Corrected("sims.mujoco.tasks.lift_potential:potential", help=Escalation())
+    trainer = Corrected("sims.mujoco.tasks.lift:potential", help=Escalation())
     return Improve(trainer, policy="runs/imitate/checkpoints/imitation", env=EnvConfig("lift"))

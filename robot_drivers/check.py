@@ -9,20 +9,19 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from robot_drivers.budget import Budget, PolicyTiming
 from robot_drivers.cameras.camera import Camera, open_camera
 from robot_drivers.config import Part, RobotConfig
 from robot_drivers.control import human_input
-from robot_drivers.devices import claimed, joysticks, serial_ports
-from robot_drivers.driver import Calibrates, DriverError, Measurement, RobotDriver
-from robot_drivers.findings import Clock, Finding
-from robot_drivers.human import HumanInput
+from robot_drivers.driver import Calibrates, DriverError, Measurement, RobotDriver, connected
 from robot_drivers.limits import Limits
+from robot_drivers.record import HumanInput
+from robot_drivers.runtime import PATIENCE
+from robot_drivers.setup import joysticks, serial_ports
 from vla_rl.contract.child import Child, ChildError
 from vla_rl.contract.errors import UserError
 
@@ -41,7 +40,7 @@ def check_robot(
     ``policy`` measures what decisions take.  All are disconnected at the end.  Raises nothing that has to do with
     them: that is a finding.
     """
-    clock, budget = clock or Clock(), Budget(math.nan)
+    clock, budget = clock or Clock(), LatencyBudget(math.nan)
     yield from check_ports(config)
     yield from _arm(config, seconds, clock, budget)
     for name in config.cameras:
@@ -58,7 +57,7 @@ def check_robot(
     yield from budget.findings(timing)
 
 
-def _arm(config: RobotConfig, seconds: float, clock: Clock, budget: Budget) -> Iterator[Finding]:
+def _arm(config: RobotConfig, seconds: float, clock: Clock, budget: LatencyBudget) -> Iterator[Finding]:
     """What is found about the arm; ends where nothing more can be found.  Its part of the latency is noted."""
     try:
         driver = config.open()
@@ -68,7 +67,7 @@ def _arm(config: RobotConfig, seconds: float, clock: Clock, budget: Budget) -> I
         budget.control_hz = spec.control_hz
         config.home_of(driver)
         yield Finding("limits", _limits(limits))
-        with claimed(config.driver.options), _connected(driver):
+        with connected(driver, config.driver.options):
             yield Finding("connection", "the arm answers")
             if isinstance(driver, Calibrates):
                 calibration = _calibration(driver)
@@ -80,7 +79,7 @@ def _arm(config: RobotConfig, seconds: float, clock: Clock, budget: Budget) -> I
         yield Finding.of("stopped here", error)
 
 
-def _camera(config: RobotConfig, name: str, seconds: float, clock: Clock, budget: Budget) -> Finding:
+def _camera(config: RobotConfig, name: str, seconds: float, clock: Clock, budget: LatencyBudget) -> Finding:
     part = config.cameras[name]
     try:
         camera = open_camera(part.name, part.options, name)
@@ -111,15 +110,6 @@ def _pictures(camera: Camera, now: float) -> Finding:
     return Finding(f"camera {camera.name}", text, cure)
 
 
-@contextmanager
-def _connected(driver: RobotDriver) -> Iterator[None]:
-    driver.connect()
-    try:
-        yield
-    finally:
-        driver.disconnect()
-
-
 def _calibration(driver: Calibrates) -> Finding:
     if driver.is_calibrated:
         return Finding("calibration", "the servos hold that of the file")
@@ -137,7 +127,7 @@ def _limits(limits: Limits) -> str:
 
 
 def _measurements(
-    driver: RobotDriver, limits: Limits, seconds: float, clock: Clock, budget: Budget
+    driver: RobotDriver, limits: Limits, seconds: float, clock: Clock, budget: LatencyBudget
 ) -> Iterator[Finding]:
     """Measure at the control rate, and look at what came and when."""
     period, found, lasted, lost = 1 / driver.spec.control_hz, [], [], []
@@ -295,3 +285,88 @@ def _joints(inputs: list[HumanInput], joints: int) -> Finding:
         return Finding(name, "values that are not finite", "calibrate it.")
     kind = "positions" if inputs[-1].position is not None else "velocities"
     return Finding(name, f"{joints} {kind}, as the arm has")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was looked at, what was found, and what to do about it: ``cure`` is "" where it will do."""
+
+    name: str
+    result: str
+    cure: str = ""
+
+    @property
+    def good(self) -> bool:
+        return not self.cure
+
+    @classmethod
+    def of(cls, name: str, error: Exception) -> Finding:
+        """Something that cannot be found out, by an error whose text ends with the cure."""
+        what, _, cure = str(error).rpartition("; ")
+        return cls(name, what, cure) if what else cls(name, str(error), "look at it, and check again.")
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.result}{f'; {self.cure}' if self.cure else ''}"
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Where time comes from; tests bring their own."""
+
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+@dataclass(frozen=True)
+class PolicyTiming:
+    """Decisions that were measured: seconds [N] of each, and how many actions their chunk has."""
+
+    seconds: np.ndarray
+    horizon: int
+
+
+@dataclass
+class LatencyBudget:
+    """The parts of the delay that are known, in seconds: 99 % of them take at most so long.
+
+    pictures     age of the camera's newest picture that is oldest; None without cameras
+    measurement  what it takes to measure the joints; None where they do not answer
+    """
+
+    control_hz: float
+    pictures: float | None = None
+    measurement: float | None = None
+
+    def findings(self, policy: PolicyTiming | None) -> Iterator[Finding]:
+        """The latency in control steps and, of a policy that was measured, which execution fits."""
+        parts = {"pictures": self.pictures, "joints": self.measurement}
+        known = {name: part for name, part in parts.items() if part is not None}
+        text = " + ".join(f"{name} {1e3 * part:.0f} ms" for name, part in known.items()) or "nothing was measured"
+        before = sum(known.values())
+        if policy is None:
+            yield Finding("latency", f"{text}; with --policy CHECKPOINT its decisions are measured too")
+            return
+        half, most = (float(share) for share in np.quantile(policy.seconds, (0.5, 0.99)))
+        delay = max(1, math.ceil(most * self.control_hz))
+        total = math.ceil((before + most) * self.control_hz)
+        text = f"{text} + decision {1e3 * half:.0f} ms (99 % at most {1e3 * most:.0f} ms)"
+        late = f"{1e3 * (before + most):.0f} ms, {total} control steps of {1e3 / self.control_hz:.0f} ms"
+        slow = most > PATIENCE
+        cure = f"decisions later than {PATIENCE:g} s are not executed: take a faster computer or a smaller policy."
+        yield Finding("latency", f"{text} = {late}", cure if slow else "")
+        yield self._execution(delay, policy.horizon)
+
+    def _execution(self, delay: int, horizon: int) -> Finding:
+        """Whether a chunk lasts until the next one is there: D <= steps <= H - D (real-time chunking, Black et al.)."""
+        lasts = f"a chunk has {horizon} actions ({horizon / self.control_hz:.2f} s) and comes {delay} steps late"
+        if horizon >= 2 * delay:
+            return Finding(
+                "execution",
+                f"{lasts}: receding_horizon and real-time chunking with --steps {delay} to {horizon - delay}, "
+                f"temporal_ensembling; open_loop stands still for {delay} steps between chunks",
+            )
+        return Finding(
+            "execution",
+            f"{lasts}, so it is over before the next one is there",
+            "run with --execution open_loop, or take a faster computer or a policy with longer chunks.",
+        )

@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from robot_drivers.driver import RobotDriver, open_driver
+from robot_drivers.driver import RobotDriver, open_driver, opened
 from robot_drivers.kinematics import Chain
-from robot_drivers.limits import Limits
-from vla_rl.contract.errors import UserError, did_you_mean
+from robot_drivers.limits import Limits, fields_of
+from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.contract.trust import mark, read_json, require_own
 
@@ -64,13 +64,7 @@ class Part:
 
     def make(self) -> Any:
         """The object; raises UserError for a name that does not exist or an option that it does not take."""
-        kind = load(self.name)
-        try:
-            return kind(**self.options)
-        except TypeError as error:
-            raise UserError(
-                f"{self.name} cannot be made of {dict(self.options)} ({error}), so it is not used; correct its options."
-            ) from error
+        return opened(self.name, self.options, object, "")
 
 
 @dataclass(frozen=True)
@@ -195,7 +189,7 @@ class RobotConfig:
     @classmethod
     def from_json(cls, value: Any) -> RobotConfig:
         """What :meth:`to_json` wrote, or a person; raises UserError for what is unknown or missing."""
-        given = _checked("the robot's file", value, cls)
+        given = fields_of("the robot's file", cls, value)
         parts = {name: _part(name, given[name]) for name in ("driver", "teleoperator") if given.get(name) is not None}
         cameras = given.get("cameras") or {}
         if not isinstance(cameras, Mapping):
@@ -256,25 +250,10 @@ def _home(value: Any) -> tuple[float, ...] | None:
 
 
 def _part(what: str, value: Any) -> Part:
-    part = Part(**_checked(what, value, Part))
+    part = Part(**fields_of(what, Part, value))
     if not isinstance(part.name, str) or not isinstance(part.options, Mapping):
         raise UserError(
             f"{what} is {str(value)[:80]}, so it cannot be made; give a name, 'module:Class', and options, "
             "{name: value}."
         )
     return part
-
-
-def _checked(what: str, value: Any, kind: type) -> dict[str, Any]:
-    """``value`` if it is a mapping with the fields of ``kind``, all that are needed and no others."""
-    known = {
-        item.name: item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
-        for item in dataclasses.fields(kind)
-    }
-    if not isinstance(value, Mapping):
-        raise UserError(f"{what} is {value!r}, so it cannot be read; give {{{', '.join(known)}}}.")
-    for name in value.keys() - known.keys():
-        raise UserError(f"{what} has {name!r}, which means nothing, so it is not used; {did_you_mean(name, known)}")
-    for name in [name for name, needed in known.items() if needed and name not in value]:
-        raise UserError(f"{what} lacks {name!r}, so nothing can be opened; add it.")
-    return dict(value)

@@ -9,9 +9,13 @@ driver disconnected, and this process ends.
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import math
+import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -19,19 +23,144 @@ from typing import Any, cast
 
 import numpy as np
 
-from robot_drivers.decisions import Decision
-from robot_drivers.devices import claimed
-from robot_drivers.driver import Judged, Resets, RobotDriver, open_driver
+from robot_drivers.driver import Resets, RobotDriver, claimed, open_driver
 from robot_drivers.executor import Executor
-from robot_drivers.human import HumanInput
 from robot_drivers.limits import Limits
-from robot_drivers.mailbox import Inbox, Outbox
-from robot_drivers.pace import Pace, take_priority
-from robot_drivers.record import Record
+from robot_drivers.record import Decision, HumanInput, Record
 from robot_drivers.safety import Supervisor
 from vla_rl.contract.child import Child, claim_pipes, error_answer
-from vla_rl.contract.errors import UserError
+from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.load import load
+from vla_rl.contract.wire import Pieces, framed, greeted, greeting
+
+
+class Rate:
+    """Absolute deadlines, one every ``dt`` seconds: a late step does not delay the ones after it.
+
+    A step that begins a whole period late has missed the deadlines of others; they are left out and counted in
+    ``overruns``, for commands that come in a burst would be no control.
+    """
+
+    def __init__(self, dt: float) -> None:
+        self.overruns = 0
+        self.late = 0.0  # seconds after its deadline that the last step began
+        self._dt, self._deadline = dt, time.monotonic()
+
+    def wait(self) -> None:
+        """Until the next deadline."""
+        self._deadline += self._dt
+        left = self._deadline - time.monotonic()
+        if left > 0:
+            time.sleep(left)
+        self.late = time.monotonic() - self._deadline
+        missed = math.floor(self.late / self._dt)
+        if missed > 0:
+            self.overruns += missed
+            self._deadline += missed * self._dt
+
+
+def take_priority() -> bool:
+    """Run this thread before all ordinary ones, where the system allows it; whether it does.
+
+    Processes that this one starts have ordinary priority.
+    """
+    if not hasattr(os, "sched_setscheduler"):  # not Linux
+        return False
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+    except PermissionError:
+        return False
+    return True
+
+
+_AT_ONCE = 1 << 18  # bytes that are read from a peer in one call
+_ROOM = 1 << 25  # bytes that wait for a peer: minutes of records
+_LARGEST = 1 << 24  # bytes in one message of a peer
+
+
+class Inbox:
+    """What has arrived from a peer.  The first message is its greeting."""
+
+    def __init__(self, end: int, name: str) -> None:
+        """``end`` is the descriptor that is read, ``name`` that of this side."""
+        os.set_blocking(end, False)
+        self._end, self._name, self._greeted = end, name, False
+        self._pieces = Pieces(_LARGEST)
+        self.gone = ""  # why nothing comes any more
+
+    def fileno(self) -> int:
+        """The descriptor, for those who wait."""
+        return self._end
+
+    def poll(self) -> list[Any]:
+        """The messages that are there, in their order; none for ever once the peer is gone or speaks nonsense."""
+        if self.gone:
+            return []
+        try:
+            piece = os.read(self._end, _AT_ONCE)
+        except BlockingIOError:
+            return []
+        except OSError as error:
+            self.gone = str(error)
+            return []
+        if not piece:
+            self.gone = "it has ended"
+            return []
+        try:
+            messages = self._pieces.add(piece)
+            if messages and not self._greeted:
+                greeted(messages.pop(0), self._name)
+                self._greeted = True
+        except ContractError as error:
+            self.gone = str(error)
+            return []
+        return messages
+
+
+class Outbox:
+    """What waits to be read by a peer.  When it hangs for long, the oldest whole messages are dropped and counted."""
+
+    def __init__(self, end: int, name: str, room: int = _ROOM) -> None:
+        """``end`` is the descriptor that is written, ``name`` that of this side, ``room`` how many bytes may wait."""
+        os.set_blocking(end, False)
+        self._end, self._room = end, room
+        self._waiting: deque[bytes] = deque()
+        self._bytes = 0
+        self._partial = b""  # the rest of a message of which the peer has a part
+        self.dropped = 0
+        self.gone = False
+        self.put(greeting(name))
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the peer has not got everything."""
+        return bool(self._partial or self._waiting)
+
+    def put(self, message: Any) -> None:
+        """Send ``message`` when the peer has room for it."""
+        data = framed(message)
+        self._waiting.append(data)
+        self._bytes += len(data)
+        while self._bytes > self._room or (self.gone and self._waiting):
+            self._bytes -= len(self._waiting.popleft())
+            self.dropped += 1
+
+    def flush(self) -> None:
+        """Pass on what the peer has room for."""
+        while not self.gone and self.waiting:
+            if not self._partial:
+                self._partial = self._waiting.popleft()
+                self._bytes -= len(self._partial)
+            written = 0
+            with contextlib.suppress(BlockingIOError):
+                try:
+                    written = os.write(self._end, self._partial)
+                except BrokenPipeError:
+                    self.gone = True
+            if not written:
+                return
+            self._partial = self._partial[written:]
+
 
 _LAST = 3.0  # seconds that the arm has to come to rest at the end
 _AT_REST = 10  # control steps without a change
@@ -43,7 +172,7 @@ class ControlConfig:
 
     driver       "module:Class" of a RobotDriver and its options
     limits       ``Limits.to_json``
-    chunks       "module:Class" of a way to execute chunks (``chunks.py``) and its options
+    chunks       "module:Class" of a way to execute chunks (``executor.py``) and its options
     kinematics   "module:function" that makes the arm's chain, for a workspace; "" for none
     teleoperator "module:Class" of a Teleoperator and its options, in a process of its own; "" for none.  The policy
                  moves the arm only while that process is heard
@@ -52,20 +181,11 @@ class ControlConfig:
     driver: str
     limits: Mapping[str, Any]
     driver_options: Mapping[str, Any] = field(default_factory=dict)
-    chunks: str = "robot_drivers.chunks:OpenLoop"
+    chunks: str = "robot_drivers.executor:OpenLoop"
     chunks_options: Mapping[str, Any] = field(default_factory=dict)
     kinematics: str = ""
     teleoperator: str = ""
     teleoperator_options: Mapping[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """For :meth:`from_json`."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> ControlConfig:
-        """What :meth:`to_json` gave."""
-        return cls(**value)
 
 
 class Control:
@@ -82,7 +202,7 @@ class Control:
         self.done = False
         self._driver, self._executor = driver, executor
         self._inbox, self._outbox, self._teleoperator = inbox, outbox, teleoperator
-        self._pace = Pace(1 / driver.spec.control_hz)
+        self._rate = Rate(1 / driver.spec.control_hz)
         self._ends_at = np.inf  # when the arm has had its time to come to rest
         self._still = 0  # control steps
         self._keys: list[str] = []  # that the person pressed since the last control step
@@ -101,7 +221,7 @@ class Control:
     def run(self) -> None:
         """Control steps at their rate until the owner has closed and the arm is at rest."""
         while not self.done:
-            self._pace.wait()
+            self._rate.wait()
             self.step()
 
     def step(self) -> None:
@@ -109,7 +229,7 @@ class Control:
         self._listen()
         self._executor.measure(time.monotonic())
         record = self._executor.act(time.monotonic())
-        sent = {"record": record.to_message(), "late": self._pace.late, "overruns": self._pace.overruns}
+        sent = {"record": asdict(record), "late": self._rate.late, "overruns": self._rate.overruns}
         counts = {name: getattr(self._executor, name) for name in ("refused", "faults", "rearmed", "elsewhere")}
         person = {"keys": self._keys, "attended": self._executor.attended(time.monotonic())}
         self._tell("record", **sent, **counts, **person, stopped=self._executor.stopped)
@@ -213,7 +333,7 @@ def main() -> None:
     reader, writer = claim_pipes()
     inbox, outbox = Inbox(reader, "control"), Outbox(writer, "control")
     outbox.flush()
-    config = ControlConfig.from_json(_first(inbox))
+    config = ControlConfig(**_first(inbox))
     driver: RobotDriver | None = None
     teleoperator: Child | None = None
     claim = ExitStack()  # of the arm, until this process ends
@@ -228,7 +348,6 @@ def main() -> None:
                 "kind": "ready",
                 "first": first,
                 "resets": isinstance(driver, Resets),
-                "judged": isinstance(driver, Judged),
                 "teleoperator": teleoperator.pid if teleoperator else 0,
             }
         )

@@ -7,19 +7,28 @@ and metres, with a gripper as a fraction of its opening; a driver converts at it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import fcntl
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
+from vla_rl.contract.env import ArraySpec
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.load import load
-from vla_rl.contract.spec import ArraySpec
 
 MISTAKEN = {"rad": "degrees", "m": "millimetres", "1": "percent"}  # what a number that is too large may be meant in
 FARTHEST = {"rad": 20.0, "m": 20.0, "1": 2.0}  # positions: three turns, a long rail, a gripper's opening
 RATES = (1.0, 1000.0)  # Hz
+T = TypeVar("T")
+Asks = Callable[[str], str]
+"""How a routine talks to the person at the robot: shows a sentence, waits for Enter, returns what was typed."""
 LARGEST, SMALLEST = 1e6, 1e-6  # of any number that bounds a motion
 
 
@@ -106,7 +115,11 @@ class DriverError(Exception):
 
 @runtime_checkable
 class RobotDriver(Protocol):
-    """One arm.  Nothing moves before :meth:`command`, and no call blocks for longer than a control step or two."""
+    """One arm.  Nothing moves before :meth:`command`, and no call blocks for longer than a control step or two.
+
+    One that knows by itself how its episode stands, such as a simulated one, has an ``outcome`` (str) as well: the
+    cause of the episode's end as in ``Step.cause``; "" while it runs.
+    """
 
     @property
     def spec(self) -> RobotSpec:
@@ -145,22 +158,6 @@ class Resets(Protocol):
 
     def reset(self, seed: int) -> None:
         """Start the episode of ``seed``."""
-
-
-@runtime_checkable
-class Judged(Protocol):
-    """A robot that knows by itself how its episode stands: a simulated one."""
-
-    @property
-    def outcome(self) -> str:
-        """The cause of the episode's end as in ``Step.cause``; "" while it runs."""
-
-
-class Asks(Protocol):
-    """How a routine talks to the person at the robot."""
-
-    def __call__(self, sentence: str, /) -> str:
-        """Show ``sentence``, wait for Enter, return what was typed."""
 
 
 def is_number(value: Any) -> bool:
@@ -214,24 +211,115 @@ def check_joint(joint: Any) -> None:
 
 
 def open_driver(name: str, options: Mapping[str, Any]) -> RobotDriver:
-    """The driver that ``name`` ("module:Class") makes of ``options``, not yet connected.
+    """The driver that ``name`` ("module:Class") makes of ``options``, not yet connected; raises as :func:`opened`."""
+    return opened(name, options, RobotDriver, "it cannot drive an arm")  # type: ignore[type-abstract]
 
-    Raises UserError for a name that cannot be loaded or options that it does not take, and ContractError for something
-    that is no driver, or whose spec bounds nothing.
+
+def opened(name: str, options: Mapping[str, Any], kind: type[T], otherwise: str) -> T:
+    """The ``kind`` that ``name`` ("module:Class") makes of ``options``.
+
+    Raises UserError for a name that cannot be loaded or options that it does not take, and ContractError, which says
+    what is so ``otherwise``, for something of another kind.
     """
-    kind = load(name)
     try:
-        driver = kind(**options)
+        made = load(name)(**options)
     except TypeError as error:
         raise UserError(
-            f"{name} cannot be made of {dict(options)} ({error}), so no arm is driven; correct its options."
+            f"{name} cannot be made of {dict(options)} ({error}), so it is not used; correct its options."
         ) from error
-    if not isinstance(driver, RobotDriver):
-        missing = [
-            part for part in ("spec", "connect", "observe", "command", "disconnect") if not hasattr(driver, part)
-        ]
+    if not isinstance(made, kind):
+        parts = [part for part in vars(kind) if not part.startswith("_") and not hasattr(made, part)]
         raise ContractError(
-            f"{name} made a {type(driver).__name__}, which has no {', no '.join(missing)}, so it cannot drive an arm; "
-            "see RobotDriver in robot_drivers/driver.py."
+            f"{name} made a {type(made).__name__}, which has no {', no '.join(parts)}, so {otherwise}; see "
+            f"{kind.__name__} in {kind.__module__.replace('.', '/')}.py."
         )
-    return driver
+    return made
+
+
+class DryRun:
+    """Another arm (``RobotDriver``) without its :meth:`command`; it prepares no scene and judges no episode either.
+
+    The arm does what it does when it is connected and disconnected: no driver of ours moves it then.  It stays where it
+    is (or limp), so a policy sees an arm that does not follow, and the supervisor keeps the commands within their lead
+    of where it is.
+    """
+
+    def __init__(self, driver: str, options: Mapping[str, Any] | None = None) -> None:
+        """``driver`` is "module:Class" of the arm, ``options`` are its own; raises as ``open_driver`` does."""
+        self._driver = open_driver(driver, options or {})
+
+    @property
+    def spec(self) -> RobotSpec:
+        return self._driver.spec
+
+    @property
+    def is_connected(self) -> bool:
+        return self._driver.is_connected
+
+    def connect(self) -> None:
+        """Connect the arm; raises what its driver raises."""
+        self._driver.connect()
+
+    def observe(self) -> Measurement:
+        """Measure the arm; raises what its driver raises."""
+        return self._driver.observe()
+
+    def command(self, position: np.ndarray) -> np.ndarray:
+        """Send nothing, and return the target [D] that would have been sent."""
+        return np.array(position, np.float64)
+
+    def disconnect(self) -> None:
+        """Disconnect the arm; safe to call twice."""
+        self._driver.disconnect()
+
+
+_OPTIONS_OF_PLACE = ("port", "host", "address")  # by which drivers are told where their arm is
+
+
+@contextmanager
+def claimed(options: Mapping[str, Any]) -> Iterator[None]:
+    """The arm's port or address that a driver's ``options`` name, for one program on this computer at a time.
+
+    The system gives it back however the program ends.  Raises UserError while another has it: commands of two would
+    reach one arm, and neither's supervisor would know where it was sent.
+    """
+    if not (named := _place(options)):
+        yield
+        return
+    digest = hashlib.sha256(named.encode()).hexdigest()[:16]
+    lock = Path(tempfile.gettempdir(), f"vla-rl-arm-{digest}")
+    try:
+        file = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW)  # also another user's
+    except FileNotFoundError:
+        file = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(file)
+        raise UserError(
+            f"another program on this computer drives the arm at {named!r}, so this one was not started; end that one "
+            "first."
+        ) from error
+    try:
+        yield
+    finally:
+        os.close(file)
+
+
+def _place(options: Mapping[str, Any]) -> str:
+    """Where an arm is, or the one inside another, as in a dry run; a file by its own name, whatever leads to it."""
+    named = next((str(options[name]) for name in _OPTIONS_OF_PLACE if name in options), "")
+    if not named and isinstance(inner := options.get("options"), Mapping):
+        return _place(inner)
+    return os.path.realpath(named) if os.path.exists(named) else named
+
+
+@contextmanager
+def connected(driver: RobotDriver, options: Mapping[str, Any]) -> Iterator[None]:
+    """``driver``, made of ``options``, is connected and this program's alone; raises as :func:`claimed`."""
+    with claimed(options):
+        driver.connect()
+        try:
+            yield
+        finally:
+            driver.disconnect()

@@ -10,16 +10,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from robot_drivers.control_process import ControlProcess
-from robot_drivers.decisions import Decision
 from robot_drivers.driver import Asks, RobotSpec
-from robot_drivers.record import Record
-from robot_drivers.runtime import Observe, measurement_of
-from robot_drivers.steps import step_of
-from vla_rl.contract.env import Array, Observation, Step
+from robot_drivers.record import Decision, Record, step_of
+from robot_drivers.runtime import ControlProcess, Observe, measurement_of
+from vla_rl.contract.env import Array, ArraySpec, EnvSpec, Observation, Step
 from vla_rl.contract.env import Observe as Frames
 from vla_rl.contract.errors import ContractError, NonFiniteError
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 _FOREVER = 1 << 62  # control steps: the arm waits between chunks, so this environment counts executed actions instead
 

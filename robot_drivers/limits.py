@@ -156,21 +156,33 @@ class Limits:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Limits:
         """What :meth:`to_json` wrote, or a person; raises ContractError for names it does not know or misses."""
-        fields = _fields(cls, value)
-        joints = tuple(JointLimits(**_fields(JointLimits, joint)) for joint in fields.pop("joints"))
+        fields = fields_of("limits", cls, value)
+        joints = tuple(
+            JointLimits(**fields_of("a joint of the limits", JointLimits, joint)) for joint in fields.pop("joints")
+        )
         box = fields.pop("workspace", None)
-        corners = {} if box is None else {name: tuple(corner) for name, corner in _fields(Box, box).items()}
+        corners = (
+            {}
+            if box is None
+            else {name: tuple(corner) for name, corner in fields_of("the workspace", Box, box).items()}
+        )
         return cls(joints=joints, workspace=Box(**corners) if corners else None, **fields)
 
 
-def _fields(kind: Any, value: Any) -> dict[str, Any]:
-    known = {field.name: field.default is dataclasses.MISSING for field in dataclasses.fields(kind)}
-    given = dict(value) if isinstance(value, Mapping) else {}
-    for name in given.keys() - known.keys():
-        raise ContractError(f"{kind.__name__} has no {name!r}, so it would limit nothing; {did_you_mean(name, known)}")
-    for name in [name for name, needed in known.items() if needed and name not in given]:
-        raise ContractError(f"{kind.__name__} lacks {name!r}, so nothing would bound it; add it to the limits.")
-    return given
+def fields_of(what: str, kind: Any, value: Any) -> dict[str, Any]:
+    """``value`` if it is a mapping with fields of the dataclass ``kind``, with all that are needed; ``what`` it is of.
+
+    Raises ContractError for anything else.
+    """
+    missing = dataclasses.MISSING
+    known = {one.name: one.default is missing and one.default_factory is missing for one in dataclasses.fields(kind)}
+    if not isinstance(value, Mapping):
+        raise ContractError(f"{what} is {value!r}, so it cannot be read; give {{{', '.join(known)}}}.")
+    for name in value.keys() - known.keys():
+        raise ContractError(f"{what} has {name!r}, which means nothing, so it is not used; {did_you_mean(name, known)}")
+    for name in [name for name, needed in known.items() if needed and name not in value]:
+        raise ContractError(f"{what} lacks {name!r}, so it cannot be used; add it.")
+    return dict(value)
 
 
 def _check_within(joint: JointLimits, hardware: Joint, arm: str) -> None:

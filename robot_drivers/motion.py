@@ -26,7 +26,7 @@ EXACT = 1e-13  # in the joint's unit: less than a step of float64 for positions 
 Phases = tuple[tuple[float, float], ...]  # (duration, jerk)
 
 
-class Rates(NamedTuple):
+class RateBounds(NamedTuple):
     """Bounds of velocity, acceleration and jerk."""
 
     velocity: float
@@ -51,7 +51,7 @@ class Motion(NamedTuple):
         )
 
 
-def to_velocity(motion: Motion, goal: float, rates: Rates) -> Phases:
+def to_velocity(motion: Motion, goal: float, rates: RateBounds) -> Phases:
     """The phases after which ``motion`` has velocity ``goal`` and acceleration 0.
 
     With |a| <= A and |v + a|a| / 2J| <= V before, both hold all along: the second is the velocity that is reached
@@ -117,10 +117,10 @@ def _turns(motion: Motion, jerk: float, span: float) -> list[float]:
     return [time for time in times if 0 < time < span]
 
 
-class Joint(NamedTuple):
+class JointBounds(NamedTuple):
     """What :func:`steer` may do with one joint: its rates, and the positions between which it stays."""
 
-    rates: Rates
+    rates: RateBounds
     low: float
     high: float
 
@@ -131,7 +131,7 @@ class Course(NamedTuple):
     start: Motion
     goal: float
     span: float
-    rates: Rates
+    rates: RateBounds
 
     def at(self, time: float) -> Motion:
         """The motion at ``time`` seconds from the start."""
@@ -183,7 +183,7 @@ class Course(NamedTuple):
         return run(going, phases, drift, time).position - drift * time
 
 
-def steer(joint: Joint, motion: Motion, target: float, drift: float, dt: float, longest: float) -> Course:
+def steer(joint: JointBounds, motion: Motion, target: float, drift: float, dt: float, longest: float) -> Course:
     """The course towards ``target``, which moves at the velocity ``drift``, that is safe whatever happens.
 
     It is at ``target`` after ``dt`` where that takes no haste, else on the way of coming to rest beside it.  Safe: it
@@ -243,3 +243,16 @@ def _solve(function: Callable[[float], float], bound: float) -> float | None:
             return middle
         low, below, high, above = (middle, value, high, above) if value < 0 else (low, below, middle, value)
     return low if -below < above else high
+
+
+def ramp(start: np.ndarray, goal: np.ndarray, velocity: np.ndarray, control_dt: float) -> np.ndarray:
+    """Positions [H,D], one for each control step of ``control_dt`` seconds, on the straight line in joint space.
+
+    All joints ([D] each) arrive together, in the last of H >= 1 steps, which is ``goal``, and none is faster than its
+    ``velocity`` per second.
+    """
+    share = float(np.max(np.abs(goal - start) / velocity)) / control_dt  # control steps of the joint that takes longest
+    steps = max(1, math.ceil(share - 1e-9))
+    way: np.ndarray = start + np.arange(1, steps + 1)[:, None] / steps * (goal - start)
+    way[-1] = goal
+    return way

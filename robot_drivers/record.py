@@ -1,12 +1,14 @@
-"""What happened in one control step: the labels that every frame of a recorded episode carries."""
+"""What passes between an arm, its policy and a person: queries, decisions, inputs, and the labels of control steps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
+
+from vla_rl.contract.env import Observation, Step
 
 SOURCES = ("policy", "human", "safety", "hold")
 """Who chose the executed position: in a dataset, ``source`` is an index into this."""
@@ -62,11 +64,83 @@ class Record:
         """Whether a person holds control in this step."""
         return self.intervention > 0
 
-    def to_message(self) -> dict[str, Any]:
-        """For ``contract.wire``."""
-        return asdict(self)
 
-    @classmethod
-    def from_message(cls, message: Mapping[str, Any]) -> Record:
-        """The record that was sent."""
-        return cls(**message)
+@dataclass(frozen=True)
+class Query:
+    """The observation of one control step, of which a chunk is wanted.
+
+    obs       one environment: arrays [1,...]
+    step      the control step of ``obs``; the chunk's first action is for it
+    consumed  how many actions of the policy's last chunk belong to steps before ``step``; None where no chunk counts:
+              at the start of an episode, after an intervention or a stop.  The policy begins anew then
+    delay     how many steps will probably pass until the chunk arrives: its first ``delay`` actions come too late
+    """
+
+    obs: Observation
+    step: int
+    consumed: int | None
+    delay: int
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A chunk float [H,D] in physical units, and the version of the policy that made it."""
+
+    chunk: np.ndarray
+    policy_version: int = 0
+
+
+Decide: TypeAlias = Callable[[Query], Decision]
+
+
+TERMINAL = ("success", "failure")
+"""Outcomes by the task; all others end an episode from outside."""
+
+
+def step_of(records: Sequence[Record], frames: Sequence[Observation], horizon: int, ended: str = "") -> Step:
+    """The step that consists of the control steps ``records``, of which ``frames`` are the observations after each.
+
+    ``horizon`` actions were asked for; those that were not executed are not valid.  The reward of the last one is 1 if
+    a person, or the robot, judged the episode a success.  ``ended`` is why it ended if no record says so.
+    """
+    count, outcome = len(records), ended or (records[-1].outcome if records else "")
+    executed = np.zeros((1, horizon, frames[-1].state.shape[1]), np.float32)  # one action for each joint
+    reward, valid, intervened = (np.zeros((1, horizon), kind) for kind in (np.float32, bool, bool))
+    valid[0, :count] = True
+    intervened[0, :count] = [record.intervened for record in records]
+    if records:
+        executed[0, :count] = [record.executed for record in records]
+        reward[0, count - 1] = outcome == "success"
+    return Step(
+        frames[-1],
+        reward,
+        valid,
+        terminated=np.array([outcome in TERMINAL]),
+        truncated=np.array([bool(outcome) and outcome not in TERMINAL]),
+        cause=(outcome,),
+        success=np.array([outcome == "success"]),
+        executed=executed,
+        intervened=intervened,
+        frames=(*frames, *[frames[-1]] * (horizon - count)),
+    )
+
+
+@dataclass(frozen=True)
+class HumanInput:
+    """What a teleoperator reads at one moment.
+
+    captured   seconds of ``time.monotonic`` when it was read
+    engaged    whether the person holds control
+    position   float64 [D]  of a leader arm, in the joints' units; None for devices that steer
+    velocity   float64 [D]  per second, of devices that steer (keyboard, gamepad); None for a leader
+    keys       what was pressed since the last input: "success", "failure", "redo", "stop", "rearm",
+               "ready" (for the next episode)
+    deadman_at when the enabling switch was last seen pressed; None if there is none or it never was
+    """
+
+    captured: float
+    engaged: bool = False
+    position: np.ndarray | None = None
+    velocity: np.ndarray | None = None
+    keys: tuple[str, ...] = ()
+    deadman_at: float | None = None

@@ -5,21 +5,80 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from robot_drivers import devices
 from robot_drivers.cameras.camera import open_camera
 from robot_drivers.config import Part, RobotConfig
-from robot_drivers.devices import FoundCamera, joysticks, serial_ports
 from robot_drivers.driver import Asks, RobotSpec, open_driver
 from robot_drivers.kinematics import Chain
 from robot_drivers.limits import MARGIN, Box, Limits
 from robot_drivers.teleop.process import open_teleoperator
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.load import load
+
+_USUAL = 30.0  # pictures per second of a camera that does not say
+_INDICES = 4  # cameras that are tried where the system has no list of them
+
+
+@dataclass(frozen=True)
+class FoundCamera:
+    """A camera that gives pictures: its ``index`` for OpenCV, and what it delivers if nobody sets anything."""
+
+    index: int | str
+    width: int
+    height: int
+    fps: float
+
+    def __str__(self) -> str:
+        return f"{self.index} ({self.width}x{self.height} at {self.fps:g}/s)"
+
+
+def serial_ports() -> dict[str, str]:
+    """{port: what is plugged in}; none where pyserial is not installed."""
+    try:
+        from serial.tools.list_ports import comports
+    except ModuleNotFoundError:
+        return {}
+    return {port.device: port.description for port in comports() if port.vid is not None}
+
+
+def joysticks() -> dict[str, str]:
+    """{device: its name} of Linux's joysticks."""
+    return {str(path): path.name for path in sorted(Path("/dev/input").glob("js*"))}
+
+
+def plugged_cameras(candidates: Sequence[int | str] | None = None) -> list[FoundCamera]:
+    """Those of ``candidates`` (OpenCV's indices or paths; None: whatever this computer lists) that give a picture.
+
+    None where OpenCV is not installed.  A camera that somebody else uses gives no picture either.
+    """
+    try:
+        import cv2
+    except ImportError:
+        return []
+    found = []
+    for index in _listed() if candidates is None else candidates:
+        capture = cv2.VideoCapture(index)
+        try:
+            read, image = capture.read() if capture.isOpened() else (False, None)
+            if read and image is not None:
+                found.append(
+                    FoundCamera(index, image.shape[1], image.shape[0], capture.get(cv2.CAP_PROP_FPS) or _USUAL)
+                )
+        finally:
+            capture.release()
+    return found
+
+
+def _listed() -> list[int]:
+    """Linux lists its cameras; elsewhere the first few indices are tried."""
+    if not Path("/dev").is_dir() or not Path("/sys/class").is_dir():
+        return list(range(_INDICES))
+    names = (path.name.removeprefix("video") for path in Path("/dev").glob("video*"))
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 @dataclass(frozen=True)
@@ -54,7 +113,7 @@ _HOUR = 3600.0  # s; no episode is longer
 _NONE = "none"
 
 
-def setup(path: Path, ask: Asks, cameras: Callable[[], list[FoundCamera]] = devices.cameras) -> RobotConfig:
+def setup(path: Path, ask: Asks, cameras: Callable[[], list[FoundCamera]] = plugged_cameras) -> RobotConfig:
     """Ask for arm, cameras, teleoperator, tasks, episodes and limits, and write the file ``path``.
 
     An answer that means nothing is asked for again.  ``cameras`` finds those of this computer.  Raises UserError where
@@ -64,29 +123,31 @@ def setup(path: Path, ask: Asks, cameras: Callable[[], list[FoundCamera]] = devi
         raise UserError(f"{str(path)!r} exists already, so it is not overwritten; choose another name.")
     if not path.absolute().parent.is_dir():
         raise UserError(f"there is no folder {str(path.parent)!r}, so {path.name!r} cannot be written; make it first.")
-    dialogue = Dialogue(ask)
-    driver, known = _arm(dialogue)
+    prompts = Prompts(ask)
+    driver, known = _arm(prompts)
     spec = open_driver(driver.name, driver.options).spec
-    seen = _cameras(dialogue, cameras())
-    teleoperator = _teleoperator(dialogue, len(spec.joints))
-    tasks = _tasks(dialogue)
+    seen = _cameras(prompts, cameras())
+    teleoperator = _teleoperator(prompts, len(spec.joints))
+    tasks = _tasks(prompts)
     longest = RobotConfig.seconds
-    seconds = dialogue.until(f"Seconds of an episode, at most? (Enter: {longest:g})", number(1, _HOUR), str(longest))
-    limits, kinematics = _limits(dialogue, spec, known)
+    seconds = prompts.until(
+        f"Seconds of an episode, at most? (Enter: {longest:g})", partial(_number, 1, _HOUR), str(longest)
+    )
+    limits, kinematics = _limits(prompts, spec, known)
     config = RobotConfig(driver, seen, teleoperator, limits, kinematics, tasks, seconds)
     config.save(path)
     return config
 
 
-def _arm(dialogue: Dialogue) -> tuple[Part, Arm]:
+def _arm(prompts: Prompts) -> tuple[Part, Arm]:
     known = {word: arm.driver for word, arm in ARMS.items()}
     question = f"Which arm? {', '.join(known)}, or module:Class of a driver of yours (Enter: so101)."
-    part = dialogue.part(question, among("arm", known), open_driver, "so101")
+    part = prompts.part(question, partial(_among, "arm", known), open_driver, "so101")
     assert part is not None, "every arm has a driver"
     return part, next((arm for arm in ARMS.values() if arm.driver == part.name), Arm(part.name))
 
 
-def _cameras(dialogue: Dialogue, found: list[FoundCamera]) -> dict[str, Part]:
+def _cameras(prompts: Prompts, found: list[FoundCamera]) -> dict[str, Part]:
     """{name: camera}, in the order in which a policy gets them."""
     seen: dict[str, Part] = {}
     while True:
@@ -98,50 +159,46 @@ def _cameras(dialogue: Dialogue, found: list[FoundCamera]) -> dict[str, Part]:
             f"{'Another' if seen else 'A'} camera? {there} Its number, device or address; realsense; module:Class of "
             f"your own; or none (Enter: {default})."
         )
-        part = dialogue.part(question, _camera, open_camera, default, partial(_size, left))
+        part = prompts.part(question, _camera, open_camera, default, partial(_size, left))
         if part is None:
             return seen
         name = next(one for one in (*_NAMES, f"camera{len(seen) + 1}") if one not in seen)
-        seen[dialogue.until(f"What is it called? (Enter: {name})", _beside(seen), name)] = part
+        seen[prompts.until(f"What is it called? (Enter: {name})", partial(_beside, seen), name)] = part
 
 
-def _camera(answer: str) -> Named:
+def _camera(answer: str) -> Part:
     """A number, or something like a path or an address, is a camera for OpenCV."""
     if answer.isdecimal() or "/" in answer:
-        return Named(CAMERAS["opencv"], {"index": int(answer) if answer.isdecimal() else answer})
-    return among("camera", {**CAMERAS, _NONE: ""})(answer)
+        return Part(CAMERAS["opencv"], {"index": int(answer) if answer.isdecimal() else answer})
+    return _among("camera", {**CAMERAS, _NONE: ""}, answer)
 
 
-def _size(found: Sequence[FoundCamera], one: Named) -> dict[str, Any]:
+def _size(found: Sequence[FoundCamera], one: Part) -> dict[str, Any]:
     """The options of one of the cameras that were found: what it delivers by itself."""
     return next((asdict(camera) for camera in found if camera.index == one.options.get("index")), {})
 
 
-def _beside(seen: Mapping[str, Any]) -> Callable[[str], str]:
-    """Reads a name that none of ``seen`` has."""
-
-    def read(answer: str) -> str:
-        if not answer.isidentifier():
-            raise UserError(f"{answer!r} cannot name a camera; use letters, digits and _.")
-        if answer in seen:
-            raise UserError(f"There is a camera {answer!r} already.")
-        return answer
-
-    return read
+def _beside(seen: Mapping[str, Any], answer: str) -> str:
+    """A name that none of ``seen`` has."""
+    if not answer.isidentifier():
+        raise UserError(f"{answer!r} cannot name a camera; use letters, digits and _.")
+    if answer in seen:
+        raise UserError(f"There is a camera {answer!r} already.")
+    return answer
 
 
-def _teleoperator(dialogue: Dialogue, joints: int) -> Part | None:
+def _teleoperator(prompts: Prompts, joints: int) -> Part | None:
     known = TELEOPERATORS
     question = f"What does a person drive it by? {', '.join(known)}, or module:Class of your own (Enter: keyboard)."
-    read = among("teleoperator", known)
-    return dialogue.part(question, read, open_teleoperator, "keyboard", lambda one: {"joints": joints})
+    read = partial(_among, "teleoperator", known)
+    return prompts.part(question, read, open_teleoperator, "keyboard", lambda one: {"joints": joints})
 
 
-def _tasks(dialogue: Dialogue) -> tuple[str, ...]:
+def _tasks(prompts: Prompts) -> tuple[str, ...]:
     """The instructions; one without words where none is given."""
     tasks: list[str] = []
     while True:
-        words = dialogue.until(
+        words = prompts.until(
             "Another task? (Enter: no more)"
             if tasks
             else "What is it told to do? For example: pick up the cube (Enter: nothing, it has one task without words)",
@@ -152,16 +209,16 @@ def _tasks(dialogue: Dialogue) -> tuple[str, ...]:
         tasks += [words] if words not in tasks else []
 
 
-def _limits(dialogue: Dialogue, spec: RobotSpec, arm: Arm) -> tuple[dict[str, Any] | None, str]:
+def _limits(prompts: Prompts, spec: RobotSpec, arm: Arm) -> tuple[dict[str, Any] | None, str]:
     """The limits, None where they are those of every arm; and the kinematics that they need."""
-    share = dialogue.until("What share of its speed may it use at most? (Enter: 1)", number(0.01, 1), "1")
+    share = prompts.until("What share of its speed may it use at most? (Enter: 1)", partial(_number, 0.01, 1), "1")
     names = [joint.name for joint in spec.joints]
-    kinematics = arm.kinematics or dialogue.until(
-        "Kinematics of the arm, module:function, for a workspace? (Enter: none)", _chain(names)
+    kinematics = arm.kinematics or prompts.until(
+        "Kinematics of the arm, module:function, for a workspace? (Enter: none)", partial(_chain, names)
     )
     box = None
     if kinematics:
-        box = dialogue.until(
+        box = prompts.until(
             "Where may its points be? x y z of the low corner and x y z of the high one, in m from its base (Enter: "
             "anywhere)",
             _box,
@@ -171,19 +228,14 @@ def _limits(dialogue: Dialogue, spec: RobotSpec, arm: Arm) -> tuple[dict[str, An
     return Limits.of(spec, arm.margin, box).scaled(share).to_json(), kinematics if box else ""
 
 
-def _chain(joints: Sequence[str]) -> Callable[[str], str]:
-    """Reads the name of a function that makes the kinematics of ``joints``."""
-
-    def read(answer: str) -> str:
-        if not answer:
-            return ""
+def _chain(joints: Sequence[str], answer: str) -> str:
+    """The name of a function that makes the kinematics of ``joints``."""
+    if answer:
         chain = load(answer)()
         if not isinstance(chain, Chain):
             raise UserError(f"{answer!r} makes no Chain of robot_drivers/kinematics.py.")
         chain.columns(joints)
-        return answer
-
-    return read
+    return answer
 
 
 def _box(answer: str) -> Box | None:
@@ -201,20 +253,12 @@ def _box(answer: str) -> Box | None:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Named:
-    """A "module:Class", "" for none, and options that are known with it."""
-
-    name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
 _PLAIN = {"str": str, "int": int, "float": float, "bool": bool}  # options of other types are for the file's editor
 _DEVICES: Mapping[str, Callable[[], dict[str, str]]] = {"port": serial_ports, "device": joysticks}
 _YES = {"yes": True, "y": True, "true": True, "no": False, "n": False, "false": False}
 
 
-class Dialogue:
+class Prompts:
     """Asks by ``ask``; remembers which devices were given, so that none is offered twice."""
 
     def __init__(self, ask: Asks) -> None:
@@ -237,10 +281,10 @@ class Dialogue:
     def part(
         self,
         question: str,
-        read: Callable[[str], Named],
+        read: Callable[[str], Part],
         make: Callable[[str, dict[str, Any]], object],
         default: str = "",
-        offered: Callable[[Named], Mapping[str, Any]] = lambda named: {},
+        offered: Callable[[Part], Mapping[str, Any]] = lambda named: {},
     ) -> Part | None:
         """The thing that the answer means, with one question for each of its plain options; None for none.
 
@@ -259,7 +303,7 @@ class Dialogue:
             except (UserError, ValueError, TypeError, ImportError) as error:
                 wrong = f"{error}\n"
 
-    def _options(self, found: Named, offered: Mapping[str, Any]) -> dict[str, Any]:
+    def _options(self, found: Part, offered: Mapping[str, Any]) -> dict[str, Any]:
         given = {}
         for option in inspect.signature(load(found.name)).parameters.values():
             read = _reader(option)
@@ -269,7 +313,7 @@ class Dialogue:
             plugged = {one: what for one, what in _DEVICES.get(option.name, dict)().items() if one not in self._taken}
             if default is inspect.Parameter.empty and plugged:
                 default = next(iter(plugged))
-            value = self.until(_question(option.name, default, plugged), _or_default(read, default))
+            value = self.until(_question(option.name, default, plugged), partial(_or_default, read, default))
             if option.name in _DEVICES:
                 self._taken.add(str(value))
             if value != option.default:
@@ -277,33 +321,25 @@ class Dialogue:
         return given
 
 
-def among(kind: str, known: Mapping[str, str]) -> Callable[[str], Named]:
-    """Reads one of ``known`` {word: "module:Class"}, or any "module:Class" that can be loaded."""
-
-    def read(answer: str) -> Named:
-        if answer in known:
-            return Named(known[answer])
-        if ":" not in answer:
-            raise UserError(f"{answer!r} is no {kind} that is known; {did_you_mean(answer, known)}")
-        load(answer)
-        return Named(answer)
-
-    return read
+def _among(kind: str, known: Mapping[str, str], answer: str) -> Part:
+    """One of ``known`` {word: "module:Class"}, or any "module:Class" that can be loaded."""
+    if answer in known:
+        return Part(known[answer])
+    if ":" not in answer:
+        raise UserError(f"{answer!r} is no {kind} that is known; {did_you_mean(answer, known)}")
+    load(answer)
+    return Part(answer)
 
 
-def number(low: float, high: float) -> Callable[[str], float]:
-    """Reads a number from ``low`` to ``high``."""
-
-    def read(answer: str) -> float:
-        try:
-            value = float(answer)
-        except ValueError:
-            value = float("nan")
-        if not low <= value <= high:
-            raise UserError(f"{answer!r} is no number from {low:g} to {high:g}.")
-        return value
-
-    return read
+def _number(low: float, high: float, answer: str) -> float:
+    """A number from ``low`` to ``high``."""
+    try:
+        value = float(answer)
+    except ValueError:
+        value = float("nan")
+    if not low <= value <= high:
+        raise UserError(f"{answer!r} is no number from {low:g} to {high:g}.")
+    return value
 
 
 def _reader(option: inspect.Parameter) -> Callable[[str], Any] | None:
@@ -334,15 +370,10 @@ def _reader(option: inspect.Parameter) -> Callable[[str], Any] | None:
     return read
 
 
-def _or_default(read: Callable[[str], Any], default: Any) -> Callable[[str], Any]:
-    def answered(answer: str) -> Any:
-        if answer:
-            return read(answer)
-        if default is inspect.Parameter.empty:
-            raise UserError("This one is needed.")
-        return default
-
-    return answered
+def _or_default(read: Callable[[str], Any], default: Any, answer: str) -> Any:
+    if not answer and default is inspect.Parameter.empty:
+        raise UserError("This one is needed.")
+    return read(answer) if answer else default
 
 
 def _question(name: str, default: Any, found: Mapping[str, str]) -> str:

@@ -2,8 +2,8 @@
 
     python -m robot_drivers.simulated robot.json
 
-It holds its last target when nobody commands it and goes on simulating.  Any number of clients
-(``simulated_client.py``) connect to its Unix socket: one that drives the arm, others that look through its cameras.
+It holds its last target when nobody commands it and goes on simulating.  Any number of clients connect to its Unix
+socket: one that drives the arm (:class:`SimulatedArm`), others that look through its cameras.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from robot_drivers.driver import DriverError
-from robot_drivers.simulated_hardware import Hardware, Imperfections, Simulated
-from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.streams import SocketStream
+from robot_drivers.cameras.camera import CameraError, CameraSpec, Frame
+from robot_drivers.driver import DriverError, Measurement, RobotSpec
+from robot_drivers.simulated import SO101, Hardware, Imperfections, Simulated, env_spec_of, robot_spec
+from vla_rl.contract.errors import ContractError, UserError, did_you_mean
 from vla_rl.contract.trust import OPTION, parse_json, read_bytes, require_own, trust_all
-from vla_rl.contract.wire import handshake, read_message, write_message
+from vla_rl.contract.wire import SocketStream, handshake, read_message, write_message
 
 NAME = "simulated robot"
 _MAX_BYTES = 1 << 20  # of a request
@@ -202,3 +202,142 @@ def _end_with_owner() -> None:
     while os.read(0, 1 << 12):
         pass
     os._exit(0)
+
+
+_PATIENCE = 2.0  # seconds for an answer
+
+
+class _Line:
+    """A connection to the process at ``address``."""
+
+    def __init__(self, address: str, name: str) -> None:
+        """Raises OSError when nobody listens there."""
+        connected = socket.socket(socket.AF_UNIX)
+        connected.connect(address)
+        self._stream = SocketStream(connected)
+        self._stream.deadline = time.monotonic() + _PATIENCE
+        handshake(self._stream, self._stream, name)
+
+    def ask(self, what: str, **entries: Any) -> dict[str, Any]:
+        """The answer; raises DriverError for silence, and ContractError for a request that was refused."""
+        self._stream.deadline = time.monotonic() + _PATIENCE
+        try:
+            write_message(self._stream, {"ask": what, **entries})
+            answer: dict[str, Any] = read_message(self._stream)
+        except (OSError, EOFError) as error:
+            raise DriverError(f"asked the simulated robot to {what} and got no answer ({error}).") from error
+        if "silent" in answer:
+            raise DriverError(answer["silent"])
+        if "refused" in answer:
+            raise ContractError(answer["refused"])
+        return answer
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+class SimulatedArm:
+    """The arm of a simulated robot's process (``RobotDriver``, ``Resets``)."""
+
+    def __init__(
+        self, address: str, env: str = SO101, options: Mapping[str, Any] | None = None, **motors: float
+    ) -> None:
+        """``address`` of the process; the rest says what it simulates, as for ``SimulatedRobot``."""
+        simulated = Simulated(env, options or {}, **motors)
+        self._address, self._spec = address, robot_spec(simulated, env_spec_of(simulated))
+        self._line: _Line | None = None
+
+    @property
+    def spec(self) -> RobotSpec:
+        return self._spec
+
+    @property
+    def is_connected(self) -> bool:
+        return self._line is not None
+
+    def connect(self) -> None:
+        """Raises UserError when the process does not answer."""
+        if self._line is None:
+            try:
+                self._line = _Line(self._address, "driver")
+            except (OSError, EOFError) as error:
+                raise UserError(
+                    f"no simulated robot answers at {self._address} ({error}), so there is no arm; start one with "
+                    "'python -m robot_drivers.simulated robot.json'."
+                ) from error
+
+    def observe(self) -> Measurement:
+        answer = self._connected.ask("observe")
+        return Measurement(answer["position"], None, answer["captured"])
+
+    def command(self, position: np.ndarray) -> np.ndarray:
+        """Send a target [D]; returns it within the joints' limits.  The arm holds it until the next one."""
+        sent: np.ndarray = self._connected.ask("command", position=np.asarray(position, np.float64))["sent"]
+        return sent
+
+    def reset(self, seed: int) -> None:
+        """Start the episode of ``seed``."""
+        self._connected.ask("reset", seed=int(seed))
+
+    @property
+    def outcome(self) -> str:
+        """The cause of the episode's end, "" while it runs."""
+        return str(self._connected.ask("outcome")["outcome"])
+
+    def disconnect(self) -> None:
+        """The arm holds its last target; safe to call twice."""
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+
+    @property
+    def _connected(self) -> _Line:
+        if self._line is None:
+            raise DriverError(f"{self.spec.name} is not connected, so it cannot be used; call connect() first.")
+        return self._line
+
+
+class SimulatedCamera:
+    """A camera of a simulated robot's process (``FrameSource``), over a connection of its own."""
+
+    def __init__(
+        self, address: str, camera: str = "front", env: str = SO101, options: Mapping[str, Any] | None = None
+    ) -> None:
+        """Raises UserError for a camera that the environment does not have."""
+        spec = env_spec_of(Simulated(env, options or {}))
+        if camera not in spec.images:
+            raise UserError(
+                f"the simulated robot has no camera {camera!r}, so nothing is seen; {did_you_mean(camera, spec.images)}"
+            )
+        height, width, _ = spec.images[camera].shape
+        self._address, self._camera = address, camera
+        self.spec = CameraSpec(height, width, 1.0 / spec.control_dt)
+        self._line: _Line | None = None
+        self._last = -1.0
+
+    def open(self) -> None:
+        """Raises CameraError when the process does not answer."""
+        try:
+            self._line = _Line(self._address, f"camera {self._camera}")
+        except (OSError, EOFError) as error:
+            raise CameraError(f"no simulated robot answers at {self._address} ({error})") from error
+
+    def grab(self) -> Frame:
+        """Wait for the next picture; raises CameraError when the process is gone."""
+        if self._line is None:
+            raise CameraError(f"the camera {self._camera!r} is not open")
+        while True:
+            try:
+                answer = self._line.ask("pictures")
+            except DriverError as error:
+                raise CameraError(str(error)) from error
+            if answer["captured"] > self._last:
+                self._last = answer["captured"]
+                return Frame(answer["images"][self._camera], answer["captured"])
+            time.sleep(0.25 / self.spec.fps)
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        if self._line is not None:
+            self._line.close()
+            self._line = None

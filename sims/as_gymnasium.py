@@ -21,10 +21,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from sims import catalog
-from vla_rl.contract.env import PRIVILEGED, Observation, Step, VecEnv
+from vla_rl.contract.env import PRIVILEGED, ArraySpec, EnvSpec, Observation, Step, VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 Info: TypeAlias = dict[str, Any]
 Seeds: TypeAlias = int | Sequence[int | None] | None

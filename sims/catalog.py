@@ -12,19 +12,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.load import load
-from vla_rl.contract.parameter import Parameter
-from vla_rl.contract.spec import EnvSpec
-from vla_rl.contract.task import TaskExtras, extras_of, resolve
+from vla_rl.contract.task import Parameter, TaskExtras, extras_of, resolve
 
 CATALOG: dict[str, str] = {
     "lift": "sims.mujoco.tasks.lift:make",
     "place": "sims.mujoco.tasks.place:make",
     "push": "sims.mujoco.tasks.push:make",
     "mixed": "sims.mujoco.tasks.mixed:make",
-    "so101": "sims.mujoco.so101.lift:make",
-    "genesis": "sims.genesis.lift:make",
+    "so101": "sims.mujoco.tasks.so101:make",
+    "genesis": "sims.genesis:make",
     "gym": "sims.gym:make",
     "isolated": "sims.isolated:make",
     "libero": "sims.libero:make",
@@ -34,8 +33,8 @@ CATALOG: dict[str, str] = {
     "multi_task": "sims.multi_task:make",
     "randomize": "sims.randomize:make",
     "robosuite": "sims.robosuite:make",
-    "remote": "sims.remote:make",
-    "warp": "sims.warp.make:make",
+    "remote": "sims.isolation.remote:make",
+    "warp": "sims.warp:make",
     "counting": "sims.toy.counting:make",
     "point_mass": "sims.toy.point_mass:make",
 }
@@ -107,24 +106,13 @@ def parameters(name: str, /, **options: Any) -> tuple[Parameter, ...]:
 
 def expert(name: str, horizon: int, /, **options: Any) -> Any:
     """The scripted expert of ``name``, which plans ``horizon`` actions; raises UserError if it declares none."""
-    declared = extras(name, **options).expert
-    if declared is None:
-        raise _undeclared(name, "scripted expert", "nobody can demonstrate its task", "expert")
-    return resolve(declared)(horizon=horizon)
+    return _declared(name, options, "expert", "scripted expert", "nobody can demonstrate its task")(horizon=horizon)
 
 
 def scenes(name: str, /, **options: Any) -> Callable[..., Any]:
     """The function ``(count, seed)`` that draws labelled scenes of ``name``; raises UserError if it declares none."""
-    declared = extras(name, **options).scenes
-    if declared is None:
-        raise _undeclared(
-            name,
-            "labelled scenes",
-            "no policy can be grounded on them (imitate.py:from_dataset learns without)",
-            "scenes",
-        )
-    found: Callable[..., Any] = resolve(declared)
-    return found
+    without = "no policy can be grounded on them (imitate.py:from_dataset learns without)"
+    return _declared(name, options, "scenes", "labelled scenes", without)
 
 
 def swapped_options(name: str, /, **options: Any) -> Mapping[str, Any]:
@@ -133,28 +121,28 @@ def swapped_options(name: str, /, **options: Any) -> Mapping[str, Any]:
         inner, inner_options = _wrapped(name, options)
         swapped = swapped_options(inner, **inner_options)
         return {"options": {**inner_options, **swapped}} if _takes_a_dict(name) else swapped
-    declared = extras(name).swapped_options
-    if declared is None:
-        raise _undeclared(name, "swapped instruction", "following the instruction cannot be tested", "swapped_options")
-    return declared
+    return _declared(name, {}, "swapped_options", "swapped instruction", "following the instruction cannot be tested")
 
 
 def claims(name: str, /, **options: Any) -> Callable[..., Any]:
     """The claims of ``name`` about an observation's pictures (``TaskExtras``); raises UserError if it declares none."""
-    declared = extras(name, **options).claims
-    if declared is None:
-        raise _undeclared(name, "claims about its pictures", "no frame can be labelled", "claims")
-    found: Callable[..., Any] = resolve(declared)
-    return found
+    return _declared(name, options, "claims", "claims about its pictures", "no frame can be labelled")
 
 
 def progress(name: str, /, **options: Any) -> Callable[..., Any]:
     """How far the task of ``name`` has come, as a person would see it (``TaskExtras``); raises UserError without it."""
-    declared = extras(name, **options).progress
-    if declared is None:
-        raise _undeclared(name, "progress", "no scripted person sees when to take over", "progress")
-    found: Callable[..., Any] = resolve(declared)
-    return found
+    return _declared(name, options, "progress", "progress", "no scripted person sees when to take over")
+
+
+def _declared(name: str, options: Mapping[str, Any], argument: str, what: str, consequence: str) -> Any:
+    """What ``name`` declares as ``argument``, its ``what``; raises UserError, with the ``consequence``, for nothing."""
+    found = getattr(extras(name, **options), argument)
+    if found is None:
+        raise UserError(
+            f"environment {name!r} declares no {what}, so {consequence}; declare one by "
+            f"@declare_task({argument}=...) above its make function (vla_rl.contract.task)."
+        )
+    return resolve(found)
 
 
 def _wrapped(name: str, options: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
@@ -170,13 +158,6 @@ def _takes_a_dict(name: str) -> bool:
     """Whether ``name`` takes the options of the environment that it wraps as the one option ``options``."""
     parameter = inspect.signature(find(name)).parameters["options"]
     return parameter.kind is not parameter.VAR_KEYWORD
-
-
-def _undeclared(name: str, what: str, consequence: str, argument: str) -> UserError:
-    return UserError(
-        f"environment {name!r} declares no {what}, so {consequence}; declare one by "
-        f"@declare_task({argument}=...) above its make function (vla_rl.contract.task)."
-    )
 
 
 def check_options(name: str, builder: Callable[..., Any], options: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from sims.base import BaseEnv, ReplayingEnv
 from sims.gym_rows import (
     SUCCESS_KEYS,
     FirstRow,
@@ -26,17 +27,14 @@ from sims.gym_rows import (
     stepped,
 )
 from sims.gym_spaces import ActionWriter, ObservationReader, Privileged, spec_of_entries
-from vla_rl.contract.env import PRIVILEGED, Observation, Observe, Snapshot, Step
+from vla_rl.contract.env import PRIVILEGED, EnvSpec, Observation
 from vla_rl.contract.errors import ContractError, UserError, cause_of
 from vla_rl.contract.load import load
-from vla_rl.contract.parameter import Parameter
-from vla_rl.contract.randomization import parameter_rows
-from vla_rl.contract.rows import DIVERGED, FAILURES, TIME_LIMIT, EpisodeTracker, restore_rows, select_rows
-from vla_rl.contract.spec import EnvSpec
-from vla_rl.contract.task import declare_task
+from vla_rl.contract.task import Parameter, declare_task, parameter_rows
+from vla_rl.contract.tracker import DIVERGED, FAILURES, TIME_LIMIT, EpisodeTracker
 
 
-class GymEnv:
+class GymEnv(BaseEnv):
     """``E`` Gymnasium environments of one id behind the environment contract (``VecEnv``).
 
     images  {camera: uint8 [E,h,w,c]}  image observations; "image" where the observation is nothing else
@@ -87,22 +85,6 @@ class GymEnv:
         }
 
     @property
-    def num_envs(self) -> int:
-        return self._book.num_envs
-
-    def reset(self, env_ids: Any, seeds: Any) -> Observation:
-        """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R], not negative)."""
-        index = self._book.index(env_ids)
-        seed = self._book.seeds(index, seeds)
-        self._begin(index, seed)
-        self._book.begin(index, seed)
-        return self._observe()
-
-    def step(self, chunk: Any, observe: Observe = "last") -> Step:
-        """Execute ``chunk`` [E,H,D]; see ``VecEnv.step``."""
-        return self._book.execute(chunk, self.spec, observe, self._execute, self._observe)
-
-    @property
     def success_from(self) -> str:
         """What says whether an episode has succeeded; "" where nothing does."""
         if self._success_return is not None:
@@ -140,11 +122,11 @@ class GymEnv:
             )
         return flag(self.spec.name, f"info[{key!r}]", info[key])
 
-    def _begin(self, env_ids: np.ndarray, seeds: np.ndarray) -> None:
+    def _start(self, env_ids: np.ndarray) -> None:
         if not env_ids.size:
             return
         self._return[env_ids] = 0.0
-        observations = self._rows.reset(env_ids.tolist(), seeds.tolist())
+        observations = self._rows.reset(env_ids.tolist(), self._book.seed[env_ids].tolist())
         self._keep(env_ids, self._reader.vectors(observations), observations)
 
     def _advance(self, env_ids: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[Result]]:
@@ -211,11 +193,8 @@ class GymEnv:
         )
 
 
-class ReplayingGymEnv(GymEnv):
-    """A ``GymEnv`` of single environments, with ``Snapshots``.
-
-    A snapshot is a seed and the actions since the reset: ``restore`` replays them.  This is exact for environments
-    whose episodes depend on seed and actions only, as Gymnasium requires, and takes as long as the episode took.
+class ReplayingGymEnv(ReplayingEnv, GymEnv):
+    """A ``GymEnv`` of single environments, with ``Snapshots``: Gymnasium requires that episodes can be replayed.
 
     Environments are stepped one after the other: a pool of two threads took 0.9 to 1.5 times as long for six MuJoCo
     tasks on two cores, since most of a step of these small models is Python.
@@ -227,58 +206,34 @@ class ReplayingGymEnv(GymEnv):
         self,
         rows: SingleRows,
         privileged: Privileged,
-        time_limit: int | None = None,
         declared: Sequence[Parameter] = (),
         physics: Sequence[ModelPhysics] = (),
-        success_return: float | None = None,
-        success_key: str | None = None,
-        action_bounds: Sequence[float] | None = None,
+        **others: Any,
     ) -> None:
-        """``physics`` of every environment, where parameters are ``declared``."""
-        super().__init__(rows, privileged, time_limit, success_return, success_key, action_bounds)
+        """``physics`` of every environment, where parameters are ``declared``; ``others`` as of :class:`GymEnv`."""
+        super().__init__(rows, privileged, **others)
         self._declared, self._physics = declared, physics
         self._values = parameter_rows(declared, {}, np.arange(rows.num_envs))
-        shape = (rows.num_envs, self.spec.time_limit, self.spec.action_dim)
-        self._actions = np.zeros(shape, self.spec.action.dtype)
+        self._actions = self._no_actions()
 
     def reset(self, env_ids: Any, seeds: Any, parameters: Mapping[str, Any] | None = None) -> Observation:
         """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R], not negative); see ``VariableEnv``."""
-        index = self._book.index(env_ids)
-        self._book.seeds(index, seeds)
+        index, seed = self._checked(env_ids, seeds)
         self._values[index] = parameter_rows(self._declared, parameters, index)
-        obs = super().reset(index, seeds)
-        self._actions[index] = 0
-        return obs
+        return super().reset(index, seed)
 
-    def snapshot(self, env_ids: Any) -> Snapshot:
-        """Seeds, clocks, ends and the actions since the reset, as numeric arrays [R,...]; see ``Snapshots``."""
-        index = self._book.index(env_ids)
-        self._book.require_started(index)
-        return select_rows(self._arrays(), index)
-
-    def restore(self, env_ids: Any, snapshot: Snapshot) -> Observation:
-        """Put ``snapshot`` into ``env_ids`` by replaying its actions."""
-        index = self._book.index(env_ids)
-        restore_rows(self._arrays(), index, snapshot)
-        self._begin(index, self._book.seed[index])
-        for env_id in index:
-            for action in self._actions[env_id, : self._book.time[env_id]]:
-                self._advance(np.array([env_id]), action[None])
-        return self._observe()
-
-    def _begin(self, env_ids: np.ndarray, seeds: np.ndarray) -> None:
+    def _start(self, env_ids: np.ndarray) -> None:
         names = [parameter.name for parameter in self._declared]
         if self._physics:
             for env_id in env_ids:
                 self._physics[env_id].set(dict(zip(names, self._values[env_id].tolist(), strict=True)))
-        super()._begin(env_ids, seeds)
+        super()._start(env_ids)
 
-    def _execute(self, env_ids: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        self._actions[env_ids, self._book.time[env_ids] - 1] = action
-        return super()._execute(env_ids, action)
+    def _replay(self, env_id: int, action: np.ndarray) -> None:
+        self._advance(np.array([env_id]), action[None])
 
     def _arrays(self) -> dict[str, np.ndarray]:
-        return self._book.arrays() | {"actions": self._actions, "parameters": self._values}
+        return super()._arrays() | {"parameters": self._values}
 
 
 def parameters(id: str = "InvertedPendulum-v5", vectorization_mode: str = "", **options: Any) -> tuple[Parameter, ...]:
@@ -336,10 +291,11 @@ def make(
             f"Gymnasium cannot make {id!r} ({cause_of(error)}), so there is no environment; check the id and its "
             "arguments, or install its requirements (pip install 'gymnasium[mujoco]')."
         ) from error
-    said = (success_return, success_key, action_bounds)
+    said: dict[str, Any] = {"success_return": success_return, "success_key": success_key}
+    said |= {"time_limit": time_limit, "action_bounds": action_bounds}
     if not vectorization_mode:
-        return ReplayingGymEnv(SingleRows(envs), privileged or {}, time_limit, declared, physics, *said)
-    return GymEnv(VectorRows(env), privileged or {}, time_limit, *said)
+        return ReplayingGymEnv(SingleRows(envs), privileged or {}, declared, physics, **said)
+    return GymEnv(VectorRows(env), privileged or {}, **said)
 
 
 def registered(id: str) -> str:

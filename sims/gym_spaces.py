@@ -11,9 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 
-from vla_rl.contract.env import on_host
+from vla_rl.contract.env import ArraySpec, on_host
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.spec import ArraySpec
 
 Path: TypeAlias = tuple[str | int, ...]  # keys of nested Dict and Tuple spaces
 _SMALLEST_GREY = 8  # pixels; a smaller uint8 matrix is a board, not a picture

@@ -55,7 +55,7 @@ SHIPPED: dict[str, Shipped] = {
         {"libero/libero/assets": "copy the folder libero/libero/assets of the LIBERO repository there"},
         {"LIBERO_CONFIG_PATH": "{folder}/paths"},
     ),
-    "maniskill": Shipped("import mani_skill", pip=(), prepare="sims.maniskill.mesa:prepare"),
+    "maniskill": Shipped("import mani_skill", pip=(), prepare="sims.maniskill.vulkan:prepare"),
 }
 
 

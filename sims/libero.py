@@ -20,11 +20,10 @@ from typing import Any
 import numpy as np
 
 from sims import catalog, installations, isolated
-from sims.camera_rig import CameraRig
-from sims.isolation.env import IsolatedEnv
-from sims.side_by_side import SideBySide, TaskPool, require_positive
+from sims.base import CameraRig, PooledSimulator, SideBySide, TaskPool, picture_specs, require_positive
+from sims.isolated import IsolatedEnv
+from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 TIME_LIMITS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_90": 400, "libero_10": 520}
 """Actions per episode, by suite: those of OpenVLA's evaluation (Kim et al. 2024, arXiv 2406.09246)."""
@@ -36,56 +35,37 @@ _STATE = ("x", "y", "z", "rx", "ry", "rz", "finger0", "finger1")
 _ACTION = ("x", "y", "z", "rx", "ry", "rz", "gripper")
 
 
-class Libero:
-    """One LIBERO environment, which plays the task that a seed chooses (``sims.side_by_side.Simulator``)."""
+class Libero(PooledSimulator):
+    """One LIBERO environment, which plays the task that a seed chooses."""
 
     def __init__(self, suite: str, tasks: Sequence[str], rig: CameraRig, pool: TaskPool) -> None:
-        self._suite, self._tasks, self._rig, self._pool = suite, tasks, rig, pool
-        self._name = ""
-        self._env: Any = None
-        self._values: Mapping[str, np.ndarray] = {}
+        super().__init__(tasks, rig, pool)
+        self._suite, self._values = suite, dict[str, np.ndarray]()
 
     def reset(self, seed: int) -> int:
         """Task number ``seed % len(tasks)`` from its initial state ``seed // len(tasks)``, counted round."""
-        task = seed % len(self._tasks)
-        if self._tasks[task] != self._name:
-            self._give_back()
-            self._name = self._tasks[task]
-            self._env = self._pool.take(self._name)
+        number = self.choose(seed)
         np.random.seed(seed % 2**32)  # LIBERO draws from the global generators
         random.seed(seed)
-        self._env.reset()
-        states, model = initial_states(self._suite, self._name), self._env.sim.model._model
-        check_fits(self._name, states, 1 + model.nq + model.nv)
-        self._env.set_init_state(states[seed // len(self._tasks) % len(states)])
+        self.env.reset()
+        states, model = initial_states(self._suite, self.task), self.env.sim.model._model
+        check_fits(self.task, states, 1 + model.nq + model.nv)
+        self.env.set_init_state(states[seed // len(self._tasks) % len(states)])
         for _ in range(_SETTLING):
             self.act(np.array([0, 0, 0, 0, 0, 0, -1], np.float32))
-        return task
+        return number
 
     def act(self, action: np.ndarray) -> tuple[float, bool]:
-        self._values, reward, _, _ = self._env.step(action.astype(np.float64))
-        return float(reward), bool(self._env.check_success())
+        self._values, reward, _, _ = self.env.step(action.astype(np.float64))
+        return float(reward), bool(self.env.check_success())
 
     def state(self) -> np.ndarray:
         values = self._values
         turned = _rotation_vector(values["robot0_eef_quat"])
         return np.concatenate([values["robot0_eef_pos"], turned, values["robot0_gripper_qpos"]]).astype(np.float32)
 
-    def extras(self) -> Mapping[str, np.ndarray]:
-        return {}
-
     def images(self) -> Mapping[str, np.ndarray]:
-        return self._rig.images(self._name, self._env.sim.model._model, self._env.sim.data._data)
-
-    def close(self) -> None:
-        self._give_back()
-        self._pool.close()
-        self._rig.close()
-
-    def _give_back(self) -> None:
-        if self._env is not None:
-            self._pool.give_back(self._name, self._env)
-            self._env = None
+        return self._rig.images(self.task, self.env.sim.model._model, self.env.sim.data._data)
 
 
 def make_in_process(
@@ -187,7 +167,7 @@ def _spec(suite: str, tasks: Sequence[str], cameras: Sequence[str], size: int, t
     infinite = float("inf")
     return EnvSpec(
         name=suite,
-        images={name: ArraySpec((size, size, 3), "uint8", 0, 255, frame=name) for name in cameras},
+        images=picture_specs(cameras, size),
         state=ArraySpec((8,), "float32", -infinite, infinite, unit="m, rad", frame="world", names=_STATE),
         action=ArraySpec((7,), "float32", -1.0, 1.0, unit="1 (of the controller)", names=_ACTION),
         tasks=tuple(_instruction(name) for name in tasks),

@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from sims import catalog, isolated
-from sims.camera_rig import CameraRig
-from sims.isolation.env import IsolatedEnv
-from sims.side_by_side import SideBySide, TaskPool, require_positive
-from vla_rl.contract.env import PRIVILEGED, Observation
+from sims.base import CameraRig, PooledSimulator, SideBySide, TaskPool, picture_specs, require_positive
+from sims.isolated import ExpertInWorker, IsolatedEnv
+from sims.isolation.messages import EXPERT_ACTION
+from vla_rl.contract.env import PRIVILEGED, ArraySpec, EnvSpec
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.contract.task import declare_task
 
 _TASKS = """
@@ -38,37 +37,38 @@ _UPSIDE_DOWN = ("corner", "corner2", "corner3")  # as Meta-World defines them
 _POSITIONS = {"corner2": (0.75, 0.075, 0.7)}  # closer than Meta-World's, so that small pictures show the objects
 _LIMIT = 500  # control steps, Meta-World's own
 _DT = 0.0125  # s: five steps of 2.5 ms
-_OBSERVATION, _EXPERT_ACTION = PRIVILEGED + "observation", PRIVILEGED + "expert_action"
+_OBSERVATION = PRIVILEGED + "observation"
 _PROPRIOCEPTION = 4  # entries of its observation that are proprioception: the hand's position and its opening
 
 
-class MetaWorld:
-    """One Meta-World environment, which plays the task that a seed chooses (``sims.side_by_side.Simulator``)."""
+class MetaWorld(PooledSimulator):
+    """One Meta-World environment, which plays the task that a seed chooses."""
 
     def __init__(
-        self, tasks: Sequence[str], rig: MetaWorldCameras, pool: TaskPool, shaped: bool, action_repeat: int
+        self,
+        tasks: Sequence[str],
+        rig: CameraRig,
+        positions: Mapping[str, Sequence[float]],
+        pool: TaskPool,
+        shaped: bool,
+        action_repeat: int,
     ) -> None:
-        self._tasks, self._rig, self._pool = tasks, rig, pool
-        self._shaped, self._action_repeat = shaped, action_repeat
-        self._name = ""
-        self._env: Any = None
+        """``positions`` {camera: (x, y, z)} in metres are other than Meta-World's."""
+        super().__init__(tasks, rig, pool)
+        self._positions, self._shaped, self._action_repeat = positions, shaped, action_repeat
         self._observation = np.zeros(0)
 
     def reset(self, seed: int) -> int:
         """The task is number ``seed % len(tasks)``; the scene is drawn by Meta-World itself from ``seed``."""
-        task = seed % len(self._tasks)
-        if self._tasks[task] != self._name:
-            self._give_back()
-            self._name = self._tasks[task]
-            self._env = self._pool.take(self._name)
-        self._env.seed(seed)
-        self._observation, _ = self._env.reset()
-        return task
+        number = self.choose(seed)
+        self.env.seed(seed)
+        self._observation, _ = self.env.reset()
+        return number
 
     def act(self, action: np.ndarray) -> tuple[float, bool]:
         total, success = 0.0, False
         for _ in range(self._action_repeat):
-            self._observation, reward, _, _, info = self._env.step(action)
+            self._observation, reward, _, _, info = self.env.step(action)
             total, success = total + float(reward), bool(info["success"])
             if success:
                 break
@@ -81,37 +81,15 @@ class MetaWorld:
     def extras(self) -> Mapping[str, np.ndarray]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the experts announce that their actions will be clipped
-            action = np.clip(_expert(self._name).get_action(self._observation), -1.0, 1.0)
-        return {_OBSERVATION: self._observation.astype(np.float32), _EXPERT_ACTION: action.astype(np.float32)}
+            action = np.clip(_expert(self.task).get_action(self._observation), -1.0, 1.0)
+        return {_OBSERVATION: self._observation.astype(np.float32), EXPERT_ACTION: action.astype(np.float32)}
 
     def images(self) -> Mapping[str, np.ndarray]:
-        return self._rig.images(self._name, self._env)
-
-    def close(self) -> None:
-        self._give_back()
-        self._pool.close()
-        self._rig.close()
-
-    def _give_back(self) -> None:
-        if self._env is not None:
-            self._pool.give_back(self._name, self._env)
-            self._env = None
-
-
-class MetaWorldCameras:
-    """Upright pictures of all tasks, from cameras that can be moved."""
-
-    def __init__(self, rig: CameraRig, positions: Mapping[str, Sequence[float]]) -> None:
-        """``positions`` {camera: (x, y, z)} in metres are other than Meta-World's."""
-        self._rig, self._positions = rig, positions
-        self.close = rig.close
-
-    def images(self, task: str, env: Any) -> dict[str, np.ndarray]:
-        """{camera: uint8 [h,w,3]} of ``env``, which plays ``task``."""
+        """Upright pictures."""
         for camera, position in self._positions.items():
-            env.model.camera(camera).pos[:] = position
-        _place_cameras(env)
-        pictures = self._rig.images(task, env.model, env.data)
+            self.env.model.camera(camera).pos[:] = position
+        _place_cameras(self.env)
+        pictures = self._rig.images(self.task, self.env.model, self.env.data)
         return {name: image[::-1, ::-1] if name in _UPSIDE_DOWN else image for name, image in pictures.items()}
 
 
@@ -142,21 +120,6 @@ def _expert(name: str) -> Any:
     return ENV_POLICY_MAP[f"{name}-v3"]()
 
 
-class Expert:
-    """Meta-World's own scripted policies, which run beside the simulator: ``privileged/expert_action``."""
-
-    def __init__(self, horizon: int = 1) -> None:
-        if horizon != 1:
-            raise UserError(
-                f"Meta-World's experts plan one action, not {horizon}, so they cannot be asked that far; use horizon 1."
-            )
-
-    def act(self, obs: Observation) -> np.ndarray:
-        """The next action, float32 [E,1,4]."""
-        action: np.ndarray = obs.extras[_EXPERT_ACTION][:, None]
-        return action
-
-
 def spec(
     tasks: str | Sequence[str] = "MT10",
     cameras: Sequence[str] = ("corner2",),
@@ -184,7 +147,7 @@ def spec(
     infinite = float("inf")
     return EnvSpec(
         name="metaworld",
-        images={name: ArraySpec((image_size, image_size, 3), "uint8", 0, 255, frame=name) for name in cameras},
+        images=picture_specs(cameras, image_size),
         state=ArraySpec((4,), "float32", -infinite, infinite, unit="m, opening 0 to 1", frame="world", names=axes),
         action=action,
         tasks=tuple(name.replace("-", " ") for name in names),
@@ -192,7 +155,7 @@ def spec(
         control_dt=_DT * action_repeat,
         time_limit=time_limit,
         max_chunk=min(time_limit, 50),
-        extras={_OBSERVATION: ArraySpec((39,), "float32", -infinite, infinite), _EXPERT_ACTION: action},
+        extras={_OBSERVATION: ArraySpec((39,), "float32", -infinite, infinite), EXPERT_ACTION: action},
         can_snapshot=True,
     )
 
@@ -220,9 +183,9 @@ def make_in_process(
     any of its steps.  ``privileged/observation`` is the whole observation with the goal.
     """
     found = spec(tasks, cameras, image_size, time_limit, action_repeat, camera_positions)
-    rig = MetaWorldCameras(CameraRig(cameras, image_size, 2 * num_envs), {**_POSITIONS, **(camera_positions or {})})
-    pool = TaskPool(_make_task, 2 * num_envs)
-    played = [MetaWorld(found.families, rig, pool, shaped, action_repeat) for _ in range(num_envs)]
+    rig, pool = CameraRig(cameras, image_size, 2 * num_envs), TaskPool(_make_task, 2 * num_envs)
+    positions = {**_POSITIONS, **(camera_positions or {})}
+    played = [MetaWorld(found.families, rig, positions, pool, shaped, action_repeat) for _ in range(num_envs)]
     return SideBySide(found, played)
 
 
@@ -232,7 +195,7 @@ def _spec(workers: int = 1, shaped: bool = True, **options: Any) -> EnvSpec:
     return spec(**options)
 
 
-@declare_task(expert=Expert, spec=_spec)
+@declare_task(expert=ExpertInWorker, spec=_spec)
 def make(num_envs: int, workers: int = 1, **options: Any) -> IsolatedEnv:
     """Meta-World in ``workers`` processes of its own installation; other options as :func:`make_in_process`.
 

@@ -8,17 +8,17 @@ from typing import Any, Literal
 
 import numpy as np
 
+from sims.base import BaseEnv, SnapshotEnv
+from sims.isolation.messages import EXPERT_ACTION
 from vla_rl.contract.check import loosest
-from vla_rl.contract.env import PRIVILEGED, AsyncSteps, Observation, Observe, Snapshot, Step, VecEnv, on_host
+from vla_rl.contract.env import ArraySpec, AsyncSteps, EnvSpec, Observation, Observe, Snapshot, Step, VecEnv, on_host
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.rows import EpisodeTracker, restore_rows, select_rows
-from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.contract.tracker import EpisodeTracker
 
-_EXPERT_ACTION = PRIVILEGED + "expert_action"
 _LONGEST_CAUSE = 32  # letters
 
 
-class MultiTaskEnv:
+class MultiTaskEnv(BaseEnv):
     """``E`` environments, each of which plays, from reset to reset, one of ``M`` members (``VecEnv``).
 
     The seed chooses: ``seed % M`` is the member and ``seed // M`` the seed of its episode.  So an episode follows from
@@ -47,22 +47,13 @@ class MultiTaskEnv:
         self._first_task = np.cumsum([0, *(len(env.spec.tasks) for env in members)])
         self._cause = np.zeros(count, f"U{_LONGEST_CAUSE}")
 
-    @property
-    def num_envs(self) -> int:
-        return self._book.num_envs
-
-    def reset(self, env_ids: Any, seeds: Any) -> Observation:
-        """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R], not negative)."""
-        index = self._book.index(env_ids)
-        seed = self._book.seeds(index, seeds)
-        self._book.begin(index, seed)
-        self._cause[index] = ""
-        self._played[index] = seed % len(self._members)
+    def _start(self, env_ids: np.ndarray) -> None:
+        self._cause[env_ids] = ""
+        self._played[env_ids] = self._book.seed[env_ids] % len(self._members)
         for number, member in enumerate(self._members):
-            chosen = self._played[index] == number
-            if chosen.any():
-                member.reset(index[chosen], seed[chosen] // len(self._members))
-        return self._observe()
+            chosen = env_ids[self._played[env_ids] == number]
+            if chosen.size:
+                member.reset(chosen, self._book.seed[chosen] // len(self._members))
 
     def step(self, chunk: Any, observe: Observe = "last") -> Step:
         """Execute ``chunk`` [E,H,D]; see ``VecEnv.step``."""
@@ -125,33 +116,29 @@ class MultiTaskEnv:
             state[rows, : obs.state.shape[1]] = on_host(obs.state)[rows]
             task[rows] = on_host(obs.task)[rows] + self._first_task[number]
             time[rows] = on_host(obs.time)[rows]
-            if _EXPERT_ACTION in extras:
-                action = on_host(obs.extras[_EXPERT_ACTION])[rows]
-                extras[_EXPERT_ACTION][rows] = member.to_joint(action, spec.action_dim)
+            if EXPERT_ACTION in extras:
+                action = on_host(obs.extras[EXPERT_ACTION])[rows]
+                extras[EXPERT_ACTION][rows] = member.to_joint(action, spec.action_dim)
         return Observation(images, state, task, time, extras)
 
 
-class MultiTaskSnapshots(MultiTaskEnv):
+class MultiTaskSnapshots(SnapshotEnv, MultiTaskEnv):
     """The same where every member can be saved in mid-episode (``VecEnv`` and ``Snapshots``)."""
 
     def snapshot(self, env_ids: Any) -> Snapshot:
         """What the future of ``env_ids`` depends on in every member, as numeric arrays [R,...]; see ``Snapshots``."""
-        index = self._book.index(env_ids)
-        self._book.require_started(index)
-        saved = select_rows(self._arrays(), index)
+        saved = super().snapshot(env_ids)
         for number, member in enumerate(self._members):
-            saved |= {f"{number}/{name}": value for name, value in member.snapshots().snapshot(index).items()}
+            saved |= {f"{number}/{name}": value for name, value in member.snapshots().snapshot(env_ids).items()}
         return saved
 
     def restore(self, env_ids: Any, snapshot: Snapshot) -> Observation:
         """Put ``snapshot`` into ``env_ids``."""
-        index = self._book.index(env_ids)
-        own = {name: value for name, value in snapshot.items() if "/" not in name}
-        restore_rows(self._arrays(), index, own)
+        super().restore(env_ids, {name: value for name, value in snapshot.items() if "/" not in name})
         for number, member in enumerate(self._members):
             prefix = f"{number}/"
             part = {name.removeprefix(prefix): value for name, value in snapshot.items() if name.startswith(prefix)}
-            member.obs = member.snapshots().restore(index, part)
+            member.obs = member.snapshots().restore(env_ids, part)
         return self._observe()
 
     def _arrays(self) -> dict[str, np.ndarray]:
@@ -252,7 +239,7 @@ def _joint_spec(specs: Sequence[EnvSpec]) -> EnvSpec:
     infinite = float("inf")
     width, size = max(spec.action_dim for spec in specs), max(spec.state.shape[0] for spec in specs)
     action = ArraySpec((width,), "float32", -1.0, 1.0, unit="1 (of the member's range)")
-    experts = {_EXPERT_ACTION: action} if all(_EXPERT_ACTION in spec.extras for spec in specs) else {}
+    experts = {EXPERT_ACTION: action} if all(EXPERT_ACTION in spec.extras for spec in specs) else {}
     return EnvSpec(
         name="multi_task",
         images=_joint_images(specs),

@@ -21,13 +21,10 @@ from typing import Any, cast
 import numpy as np
 
 from sims import catalog
-from vla_rl.contract.env import Observation, Observe, Snapshot, Snapshots, Step, VecEnv
+from vla_rl.contract.env import ArraySpec, EnvSpec, Observation, Observe, Snapshot, Snapshots, Step, VecEnv
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.parameter import Parameter
-from vla_rl.contract.randomization import RANDOMIZATION, Randomization, VariableEnv, parameter_generator
-from vla_rl.contract.rows import EpisodeTracker, restore_rows, select_rows
-from vla_rl.contract.spec import ArraySpec, EnvSpec
-from vla_rl.contract.task import declare_task
+from vla_rl.contract.task import RANDOMIZATION, Parameter, Randomization, VariableEnv, declare_task, parameter_generator
+from vla_rl.contract.tracker import EpisodeTracker, restore_rows, select_rows
 
 MOST_LATENCY = 6  # control steps
 ACTION_PARAMETERS = (

@@ -14,12 +14,10 @@ from typing import Any
 import numpy as np
 
 from sims import catalog, isolated
-from sims.camera_rig import CameraRig
-from sims.isolation.env import IsolatedEnv
-from sims.side_by_side import SideBySide, require_positive
-from vla_rl.contract.env import PRIVILEGED
+from sims.base import CameraRig, SideBySide, Simulator, picture_specs, require_positive
+from sims.isolated import IsolatedEnv
+from vla_rl.contract.env import PRIVILEGED, ArraySpec, EnvSpec
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 INSTRUCTIONS = {
     "Lift": "lift the red cube",
@@ -47,8 +45,8 @@ _COLLISION_GROUP = 0  # geoms that robosuite hides in pictures
 _FREQUENCY = 20.0  # actions per second
 
 
-class Robosuite:
-    """One robosuite environment (``sims.side_by_side.Simulator``)."""
+class Robosuite(Simulator):
+    """One robosuite environment."""
 
     def __init__(self, env: Any, rig: CameraRig) -> None:
         self._env, self._rig = env, rig
@@ -174,7 +172,7 @@ def _spec(one: Robosuite, task: str, cameras: Sequence[str], size: int, time_lim
     low, high = (tuple(map(float, bound)) for bound in env.action_spec)
     return EnvSpec(
         name=f"robosuite/{task}",
-        images={name: ArraySpec((size, size, 3), "uint8", 0, 255, frame=name) for name in cameras},
+        images=picture_specs(cameras, size),
         state=ArraySpec((len(names),), "float32", -infinite, infinite, unit="m", frame="world", names=names),
         action=ArraySpec((len(low),), "float32", low, high, unit="1 (of the controller)"),
         tasks=(INSTRUCTIONS[task],),

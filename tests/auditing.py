@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from sims.toy.counting import CountingEnv, episode_length
-from vla_rl.contract.env import Observation
+from vla_rl.contract.env import ArraySpec, Observation
 from vla_rl.contract.policy import ActionOut, Features, Mode, State
-from vla_rl.contract.spec import ArraySpec
 
 SEED, STEPS, LENGTH, ECHO = range(4)  # columns of the counting environment's state
 MODULUS = 1 << 20

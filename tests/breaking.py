@@ -11,7 +11,7 @@ import numpy as np
 
 from sims.toy.counting import CountingEnv
 from vla_rl.contract.env import WORKER, Step
-from vla_rl.contract.rows import DIVERGED
+from vla_rl.contract.tracker import DIVERGED
 
 
 class BreakingEnv(CountingEnv):

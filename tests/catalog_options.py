@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from sims.catalog import CATALOG
-from sims.isolation.server import Server
+from sims.isolation.remote import Server
 
 IN_AN_INSTALLATION = ("genesis", "libero", "maniskill", "metaworld", "robosuite")
 """Entries that run in an installation of their own: ``make test-sims`` installs and tests them."""

@@ -315,8 +315,8 @@ ROBOTS: dict[str, Make] = {
             ("os:system", {"command": "touch CANARY"}),
             ("subprocess:Popen", {"args": ["touch", "CANARY"]}),
             ("vla_rl.contract.child:Child", {"command": ["touch", "CANARY"], "name": "x"}),
-            ("robot_drivers.dry_run:DryRun", {"driver": "theirs_beside:X"}),
-            ("robot_drivers.simulated_client:SimulatedProcess", {"record": "CANARY"}),
+            ("robot_drivers.driver:DryRun", {"driver": "theirs_beside:X"}),
+            ("robot_drivers.simulated_process:ProcessConfig", {"address": "", "record": "CANARY"}),
             ("robot_drivers.simulated:SimulatedRobot", {"env": "theirs_beside:make"}),
         )
     },

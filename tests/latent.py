@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tests.toys import FlowToy, bandit_reward, seeded
-from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.contract.env import ArraySpec, EnvSpec
 
 SPEC = EnvSpec(
     name="bandit",

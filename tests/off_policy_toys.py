@@ -12,8 +12,8 @@ from sims.catalog import make
 from sims.toy.point_mass import optimal_return
 from tests.toys import bandit_reward, rollout, seeded
 from vla_rl.contract.batch import Rollout, Transitions
+from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.policy import ActionOut, CriticAction, Features, State
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.policies.critics import QEnsemble
 from vla_rl.policies.feed_forward import GaussianPolicy, SquashedConfig, SquashedPolicy
 from vla_rl.policies.heads import HeadConfig

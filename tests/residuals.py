@@ -11,9 +11,8 @@ import torch
 
 from sims.catalog import make
 from sims.toy.point_mass import optimal_action
-from vla_rl.contract.env import Observation
+from vla_rl.contract.env import EnvSpec, Observation
 from vla_rl.contract.policy import ActionOut, Features, Mode, State
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.normalization import Affine

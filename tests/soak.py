@@ -26,9 +26,8 @@ import numpy as np
 import torch
 
 from sims.catalog import make
-from sims.isolation.env import IsolatedEnv
-from sims.isolation.remote import RemoteWorker
-from sims.isolation.server import Server
+from sims.isolated import IsolatedEnv
+from sims.isolation.remote import RemoteWorker, Server
 from sims.isolation.supervised import LIMIT
 from sims.toy.counting import episode_length, expected_reward
 from tests.worker_pids import worker_pids

@@ -13,13 +13,11 @@ import pytest
 from sims import catalog, installations
 from sims.catalog import CATALOG, make, spec_of
 from sims.mujoco import env as mujoco_env
-from sims.mujoco.so101 import scenes as so101_scenes
-from sims.mujoco.so101.expert import So101Expert
-from sims.mujoco.tasks import lift_scenes, scenes
-from sims.mujoco.tasks.lift_expert import LiftExpert
+from sims.mujoco.tasks import scenes, so101
+from sims.mujoco.tasks.lift import LiftExpert
 from sims.mujoco.tasks.mixed import MixedExpert
-from sims.mujoco.tasks.place_expert import PlaceExpert
-from sims.mujoco.tasks.push_expert import PushExpert
+from sims.mujoco.tasks.place import PlaceExpert
+from sims.mujoco.tasks.push import PushExpert
 from sims.toy.counting import CountingEnv
 from tests.catalog_options import (
     IN_AN_INSTALLATION,
@@ -66,7 +64,7 @@ def test_the_spec_is_read_without_building_the_environment(name, monkeypatch):
         raise AssertionError("built")
 
     monkeypatch.setattr(mujoco_env.MujocoEnv, "__init__", refuse)
-    monkeypatch.setattr("sims.numpy_env.NumpyEnv.__init__", refuse)
+    monkeypatch.setattr("sims.base.NumpyEnv.__init__", refuse)
     assert spec_of(name).name == name
 
 
@@ -76,11 +74,11 @@ def test_the_spec_is_read_without_building_the_environment(name, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "expert", "draw"),
     [
-        ("lift", LiftExpert, lift_scenes.random_scenes),
+        ("lift", LiftExpert, scenes.lift),
         ("place", PlaceExpert, scenes.place),
         ("push", PushExpert, scenes.push),
         ("mixed", MixedExpert, scenes.mixed),
-        ("so101", So101Expert, so101_scenes.random_scenes),
+        ("so101", so101.So101Expert, so101.scenes),
     ],
 )
 def test_every_task_declares_its_own_expert_and_scenes(name, expert, draw):

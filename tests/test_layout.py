@@ -54,15 +54,13 @@ TORCH_FREE = (
     "sims.installations",
     "sims.isolated",
     "sims.isolation",
-    "sims.remote",
     "sims.metaworld",
     "sims.mujoco",
     "sims.multi_task",
-    "sims.numpy_env",
+    "sims.base",
     "sims.robosuite",
-    "sims.side_by_side",
     "sims.toy",
-    "sims.warp.make",
+    "sims.warp",
     "vla_rl.cli.serve",
 )
 PICKLES = (

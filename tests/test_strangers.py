@@ -63,7 +63,7 @@ def on_top(kind: Callable[[TinyVLA], Any]) -> Callable[[Path], None]:
 
 
 def function(folder: Path) -> None:
-    FunctionPolicy(SPEC, lambda obs: obs, "sims.mujoco.tasks.lift_vision:act").save_pretrained(folder)
+    FunctionPolicy(SPEC, lambda obs: obs, "sims.mujoco.tasks.lift:act").save_pretrained(folder)
 
 
 def vision_language_action(folder: Path) -> None:

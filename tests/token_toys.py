@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tests.toys import seeded
 from vla_rl.contract.batch import Rollout
-from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.policies.feed_forward import CategoricalConfig, CategoricalPolicy, LogprobPer
 
 from .toys import rollout

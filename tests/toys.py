@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from vla_rl.algorithms.chunks import Chunks, demonstrated
 from vla_rl.contract.batch import Rollout
+from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.policies.diffusion import step_logprob
 from vla_rl.policies.flow import (
     AllSteps,

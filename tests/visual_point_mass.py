@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from sims.toy.point_mass import PointMassEnv
-from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.policies.flow import FlowSampler
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA

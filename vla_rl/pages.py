@@ -28,7 +28,7 @@ from markupsafe import Markup, escape
 
 from vla_rl.contract.config import JsonObject
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.streams import is_loopback
+from vla_rl.contract.wire import is_loopback
 
 CONNECTIONS = 64  # that are served at a time
 PATIENCE_S = 10.0  # until a client that says or takes nothing is let go

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vla_rl.contract import CONTRACT_VERSION
-from vla_rl.contract.device import is_shard
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.tracker import is_shard
 from vla_rl.contract.trust import check_folder, mark_file, named_class, names_ours_only, read_json, read_named
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import EnvSpec
 
 Sides = tuple[int, int]
 Pixels = TypeVar("Pixels", np.ndarray, Tensor)

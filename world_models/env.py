@@ -31,16 +31,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla_rl.contract.device import DeviceTracker, read
-from vla_rl.contract.env import Observation, Observe, Snapshot, Step, on_host
+from vla_rl.contract.env import EnvSpec, Observation, Observe, Snapshot, Step, on_host
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.rows import FAILURES, SUCCESS, TIME_LIMIT, restore_rows, select_rows
-from vla_rl.contract.spec import EnvSpec
-from world_models.imagination_config import ImaginationConfig
+from vla_rl.contract.tracker import FAILURES, SUCCESS, TIME_LIMIT, DeviceTracker, read, restore_rows, select_rows
+from world_models.config import ImaginationConfig, Limits
 from world_models.initial_states import Pool
 from world_models.model import WorldModel
 from world_models.types import Context, Future, state_entries
-from world_models.uncertainty import Limits
 
 _LATE, _FAILED, _UNCERTAIN = FAILURES, FAILURES + 1, FAILURES + 2
 

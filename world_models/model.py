@@ -22,18 +22,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vla_rl.contract.spec import EnvSpec
-from world_models.backbones.video_model import ActionInput, Autoencoded, ContextLatents, VideoModel
+from vla_rl.contract.env import EnvSpec
+from world_models.backbones import ActionInput, ContextLatents, VideoModel
 from world_models.canvas import Canvas
 from world_models.config import WorldModelConfig
 from world_models.heads import InverseDynamics, OutcomeHead, PoseMaps, RewardHead
-from world_models.image_registration import RobotPosition
-from world_models.mode_classifier import mode_classifier
 from world_models.robot import (
     ModePrediction,
     ModeSelector,
+    RobotPosition,
     StateDynamics,
+    disagreement,
     mixture_nll,
+    mode_classifier,
     sample_modes,
     select_modes,
     training_nll,
@@ -50,7 +51,6 @@ from world_models.types import (
     to_unit_range,
     uniform,
 )
-from world_models.uncertainty import disagreement, revision
 
 
 class WorldModel(nn.Module):
@@ -346,10 +346,11 @@ class WorldModel(nn.Module):
             call = denoised.features, (before, states, actions), context.task, target.known
             parts["reward"] = self.reward.loss(*call, target.reward)
             loss = loss + self.reward.weight * parts["reward"]
-        if isinstance(self.video, Autoencoded):
-            last = select_step(target.pictures, self.call.slot(target.known))
-            parts["latents"] = self.video.reconstruction(to_unit_range(last))
-            loss = loss + parts["latents"]
+        last = select_step(target.pictures, self.call.slot(target.known))
+        latent_error = self.video.reconstruction(to_unit_range(last))
+        if latent_error is not None:
+            parts["latents"] = latent_error
+            loss = loss + latent_error
         return loss, {name: float(part.detach()) for name, part in parts.items()}
 
     def _inverse_loss(self, context: Context, target: Target, actions: Tensor) -> Tensor:
@@ -430,3 +431,8 @@ class CallSteps:
         """[B,P,S]: which of the states [B,F,S] the robot is in at each picture."""
         index = torch.arange(len(known), device=known.device)[:, None]
         return state[index, self.pictured(known)[0]]
+
+
+def revision(first: Tensor, last: Tensor) -> Tensor:
+    """[B]: root mean square difference of two estimates [B,c,y,x] of the same latents."""
+    return (last - first).float().square().mean((1, 2, 3)).sqrt()

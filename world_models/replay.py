@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from vla_rl.contract.env import on_host
+from world_models.config import ImaginationConfig, Limits
 from world_models.env import ImaginedEnv
-from world_models.imagination_config import ImaginationConfig
 from world_models.initial_states import InitialStates, OrderedPool
 from world_models.model import WorldModel
-from world_models.uncertainty import Limits
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vla_rl.contract.spec import EnvSpec
+from vla_rl.contract.env import EnvSpec
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Future:
     pictures     uint8 [B,P,C,h,w]  the one at the last known action is at index :meth:`WorldModel.slot`
     state        float32 [B,F,S]
     outcome      [B,3]              probabilities of "done", "failed" and, for the behaviour in the data, "will be done"
-    uncertainty  [B]                see :func:`world_models.uncertainty.disagreement`
+    uncertainty  [B]                see ``WorldModelConfig.uncertainty``
     reward       [B,F]              of every known action, 0 beyond; None without a head for it
     """
 

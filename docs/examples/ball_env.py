@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.contract.env import Observation, Observe, Step
-from vla_rl.contract.rows import SUCCESS, TIME_LIMIT, EpisodeTracker
-from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.contract.env import ArraySpec, EnvSpec, Observation, Observe, Step
 from vla_rl.contract.task import declare_task
+from vla_rl.contract.tracker import SUCCESS, TIME_LIMIT, EpisodeTracker
 
 DT, LIMIT = 0.05, 60  # seconds per control step; control steps per episode
 NEAR, SLOW = 0.05, 0.2  # metres and metres per second: the ball is at the mark and at rest

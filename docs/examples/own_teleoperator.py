@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 
-from robot_drivers.human import HumanInput
+from robot_drivers.record import HumanInput
 
 
 class OwnTeleoperator:

@@ -18,11 +18,10 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace
 
-from sims.mujoco.arrays import Constant, first_case, pick
 from sims.mujoco.env import MujocoEnv, make_env
 from sims.mujoco.scene import GANTRY_QPOS
 from sims.mujoco.tabletop import COLOURS, HOLD_STEPS, MOST_DISPLACEMENT
-from sims.mujoco.task import TaskResult, TaskState
+from sims.mujoco.task import Constant, TaskResult, TaskState, first_case, pick
 from sims.mujoco.tasks.lift import LiftTask
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.task import declare_task

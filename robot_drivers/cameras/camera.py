@@ -15,9 +15,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.limits import check_limits
-from vla_rl.contract.load import load
+from robot_drivers.driver import opened
+from vla_rl.contract.config import check_limits
+from vla_rl.contract.errors import UserError
 
 _FRAMES = 30  # that the rate is measured over
 _LEAVE = 2.0  # seconds that a thread has to end
@@ -180,13 +180,6 @@ def stamped(image: np.ndarray) -> Frame:
 def open_camera(name: str, options: Mapping[str, Any], label: str = "camera", max_age: float = 0.5) -> Camera:
     """The camera whose frames come from ``name`` ("module:Class") made of ``options``, not yet connected.
 
-    Raises UserError for a name that cannot be loaded and ContractError for something that gives no frames.
+    Raises as ``driver.opened``.
     """
-    source = load(name)(**options)
-    if not isinstance(source, FrameSource):
-        missing = [part for part in ("spec", "open", "grab", "close") if not hasattr(source, part)]
-        raise ContractError(
-            f"{name} made a {type(source).__name__}, which has no {', no '.join(missing)}, so it gives no pictures; "
-            "see FrameSource in robot_drivers/cameras/camera.py."
-        )
-    return Camera(source, label, max_age)
+    return Camera(opened(name, options, FrameSource, "it gives no pictures"), label, max_age)  # type: ignore[type-abstract]

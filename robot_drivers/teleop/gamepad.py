@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from robot_drivers.driver import DriverError
-from robot_drivers.human import HumanInput
+from robot_drivers.record import HumanInput
 from vla_rl.contract.errors import UserError
 
 _EVENT = struct.Struct("<IhBB")

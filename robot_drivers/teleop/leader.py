@@ -9,12 +9,10 @@ import sys
 import time
 from pathlib import Path
 
-from robot_drivers.calibration import default_path
 from robot_drivers.driver import Asks, DriverError
-from robot_drivers.human import HumanInput
-from robot_drivers.so101_servos import Servos
-from robot_drivers.teleop.keyboard import HELP, Switches
-from robot_drivers.teleop.terminal import Terminal
+from robot_drivers.record import HumanInput
+from robot_drivers.so101 import Servos, default_path
+from robot_drivers.teleop.keyboard import HELP, Switches, Terminal
 
 _FOLDERS = ("teleoperators/so101_leader", "teleoperators/so_leader")  # LeRobot's until 0.4.3, and since
 

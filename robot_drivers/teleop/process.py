@@ -9,12 +9,11 @@ import sys
 from dataclasses import asdict
 from typing import IO, Protocol, runtime_checkable
 
-from robot_drivers.driver import DriverError
-from robot_drivers.human import HumanInput
-from robot_drivers.pace import Pace
+from robot_drivers.control import Rate
+from robot_drivers.driver import DriverError, opened
+from robot_drivers.record import HumanInput
 from vla_rl.contract.child import take_pipes
-from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.load import load
+from vla_rl.contract.errors import UserError
 from vla_rl.contract.wire import handshake, read_message, write_message
 
 _HZ = 100.0
@@ -39,13 +38,7 @@ class Teleoperator(Protocol):
 
 def open_teleoperator(name: str, options: dict[str, object]) -> Teleoperator:
     """The teleoperator that ``name`` ("module:Class") makes of ``options``, not yet connected."""
-    device = load(name)(**options)
-    if not isinstance(device, Teleoperator):
-        raise ContractError(
-            f"{name} made a {type(device).__name__}, which cannot be read, so nobody could take over; see Teleoperator "
-            "in robot_drivers/teleop/process.py."
-        )
-    return device
+    return opened(name, options, Teleoperator, "nobody could take over")  # type: ignore[type-abstract]
 
 
 def main() -> None:
@@ -63,10 +56,10 @@ def main() -> None:
 
 
 def _read_on(device: Teleoperator, writer: IO[bytes]) -> None:
-    pace = Pace(1 / _HZ)
+    rate = Rate(1 / _HZ)
     try:
         while True:
-            pace.wait()
+            rate.wait()
             write_message(writer, asdict(device.read()))
     except BrokenPipeError:
         return  # control is gone

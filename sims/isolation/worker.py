@@ -7,27 +7,36 @@ imports the contract and the simulator only, so it runs in an installation witho
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import IO, Any
 
 import numpy as np
 
 from sims import catalog
-from sims.isolation.channel import Arrays, Channel, InMessages, SharedMemory
-from sims.isolation.expert import with_expert
-from sims.isolation.messages import observation_arrays, step_arrays
-from vla_rl.contract.check import check_ends
+from sims.isolation.messages import (
+    EXPERT_ACTION,
+    Arrays,
+    SharedMemory,
+    arrays_in,
+    observation_arrays,
+    step_arrays,
+)
+from vla_rl.contract.check import check_ends, require_finite_observation, require_finite_step
 from vla_rl.contract.child import error_answer, serve_owner
 from vla_rl.contract.env import Observation, Snapshots, VecEnv, on_host
 from vla_rl.contract.errors import ContractError, did_you_mean
-from vla_rl.contract.foreign import require_finite_observation, require_finite_step
 
 
 class EnvServer:
-    """One environment and the requests about it; each has a name, JSON fields and arrays, and so has its answer."""
+    """One environment and the requests about it; each has a name, JSON fields and arrays, and so has its answer.
+
+    With an expert beside it, observations hold ``privileged/expert_action`` (float32 [E,D]): what it would do next.
+    """
 
     def __init__(self) -> None:
         self.env: VecEnv
-        self.channel: Channel = InMessages()
+        self.expert: Any = None  # plans one action at a time, from an observation alone
+        self.memory: SharedMemory | None = None  # None: arrays travel in messages
         self.seeds = np.zeros(0, np.int64)
 
     def answer(self, request: dict[str, Any], writer: IO[bytes] | None = None) -> dict[str, Any]:
@@ -39,9 +48,9 @@ class EnvServer:
             what, arrays = str(request.pop("do")), request.pop("arrays", None)
             if what not in known:
                 raise ContractError(f"a worker cannot do {what!r}, so nothing was done; {did_you_mean(what, known)}")
-            given = {} if arrays is None else self.channel.get(arrays)
+            given = {} if arrays is None else self.memory.get(arrays) if self.memory else arrays_in(arrays)
             fields, found = known[what](**request, **given)
-            return {**fields, "arrays": self.channel.put(found)}
+            return {**fields, "arrays": self.memory.put(found) if self.memory else found}
         except Exception as error:
             return error_answer(error, "the environment")
 
@@ -58,11 +67,13 @@ class EnvServer:
         ``memory`` are the descriptors of shared files; None sends arrays in messages.
         """
         if memory is not None:
-            self.channel = SharedMemory(memory["outbox"], memory["inbox"])
-        made = catalog.make(env, num_envs=num_envs, **options)
-        self.env = with_expert(made, catalog.expert(env, 1, **options)) if expert else made
-        self.seeds = np.zeros(num_envs, np.int64)
-        return {"spec": self.env.spec.to_json()}, {}
+            self.memory = SharedMemory(memory["outbox"], memory["inbox"])
+        self.env = catalog.make(env, num_envs=num_envs, **options)
+        self.seeds, spec = np.zeros(num_envs, np.int64), self.env.spec
+        if expert:
+            self.expert = catalog.expert(env, 1, **options)
+            spec = replace(spec, extras={**spec.extras, EXPERT_ACTION: spec.action})
+        return {"spec": spec.to_json()}, {}
 
     def reset(self, env_ids: np.ndarray, seeds: np.ndarray) -> tuple[dict[str, Any], Arrays]:
         self.seeds[env_ids] = seeds
@@ -70,6 +81,8 @@ class EnvServer:
 
     def step(self, chunk: np.ndarray, observe: Any) -> tuple[dict[str, Any], Arrays]:
         step = self.env.step(chunk.copy(), observe=observe)
+        frames = tuple(map(self._with_expert, step.frames))
+        step = replace(step, obs=frames[-1] if frames else self._with_expert(step.obs), frames=frames)
         require_finite_step(self.env, step, self.seeds)
         check_ends(step, self.env.spec, self.env.num_envs)
         for obs in step.frames:
@@ -90,9 +103,18 @@ class EnvServer:
         self.env.close()
         return {}, {}
 
+    def _with_expert(self, obs: Observation) -> Observation:
+        if self.expert is None:
+            return obs
+        action = on_host(self.expert.act(obs))[:, 0]
+        spec = self.env.spec.action
+        clipped = np.clip(action, spec.low, spec.high).astype(spec.dtype)
+        return replace(obs, extras={**obs.extras, EXPERT_ACTION: clipped})
+
     def _sound(self, obs: Observation) -> Arrays:
-        require_finite_observation(self.env, obs, self.seeds)
-        return observation_arrays(obs)
+        shown = self._with_expert(obs)
+        require_finite_observation(self.env, shown, self.seeds)
+        return observation_arrays(shown)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Builds ManiSkill's environments, and says what is wrong where they cannot be built.
 
-ManiSkill 3: any of its tasks, from its state or from pixels, on the processor or as one batch on a GPU.
+Any of its tasks, from its state or from pixels, on the processor or as one batch on a GPU.
 
 A seed draws ManiSkill's own scene of that seed.  It renders by Vulkan; a machine without a GPU needs Mesa's software
 driver of version 24.3 or newer also for tasks without pictures (``vla-rl inspect`` finds out).
@@ -19,14 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sims.device_memory import free_bytes, require_memory
-from sims.host_memory import process_bytes
+from sims.base import BaseEnv, ReplayingEnv, free_bytes, process_bytes, require_memory
 from sims.maniskill.world import Outcome, Simulation, World
-from vla_rl.contract.env import Observation, Observe, Snapshot, Step, VecEnv, on_host
+from vla_rl.contract.env import ArraySpec, EnvSpec, Observation, Observe, Step, VecEnv, on_host
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.load import load
-from vla_rl.contract.rows import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT, EpisodeTracker, restore_rows, select_rows
-from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.contract.tracker import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT, EpisodeTracker
 
 _MAX_CHUNK = 50
 _MANY = 256  # environments; so many fit wherever ManiSkill starts
@@ -247,7 +245,7 @@ def missing_assets(asset_ids: Any) -> list[str]:
     return sorted(one for one in sources if not assets.is_data_source_downloaded(one))
 
 
-class ManiSkillEnv:
+class ManiSkillEnv(BaseEnv):
     """``E`` environments of one task behind the environment contract (``VecEnv``), in one ``World`` or several.
 
     Success ("success") and ManiSkill's "fail" ("failed") terminate an episode, ``spec.time_limit`` truncates it, and so
@@ -270,21 +268,9 @@ class ManiSkillEnv:
         self._images = {name: self._zeros(count, one.shape, torch.uint8) for name, one in spec.images.items()}
         self._stale = np.zeros(count, bool)  # environments that have moved since their pictures were taken
 
-    @property
-    def num_envs(self) -> int:
-        return self._book.num_envs
-
-    def reset(self, env_ids: Any, seeds: Any) -> Observation:
-        """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R], not negative)."""
-        index = self._book.index(on_host(env_ids))
-        seed = self._book.seeds(index, on_host(seeds))
-        self._book.begin(index, seed)
-        self._begin(index)
-        return self._observe()
-
     def step(self, chunk: Any, observe: Observe = "last") -> Step:
         """Execute ``chunk`` [E,H,D]; see ``VecEnv.step``."""
-        step = self._book.execute(on_host(chunk), self.spec, observe, self._execute, self._observe)
+        step = super().step(on_host(chunk), observe)
         return step if self.spec.device == "cpu" else step.mapped(self._to_device)
 
     def close(self) -> None:
@@ -295,7 +281,7 @@ class ManiSkillEnv:
 
     # -- one moment ---------------------------------------------------------------------------------------------------
 
-    def _begin(self, env_ids: np.ndarray) -> None:
+    def _start(self, env_ids: np.ndarray) -> None:
         for world, rows in zip(self._worlds, self._rows, strict=True):
             own = _within(env_ids, rows)
             if own.size:
@@ -379,40 +365,15 @@ class ManiSkillEnv:
         return array.copy() if self.spec.device == "cpu" else torch.as_tensor(array.copy(), device=self.spec.device)
 
 
-class ReplayingManiSkillEnv(ManiSkillEnv):
-    """A ``ManiSkillEnv`` of worlds of one environment, with ``Snapshots``: a seed and the actions since.
-
-    ``restore`` replays them, which takes as long as they took.
-    """
+class ReplayingManiSkillEnv(ReplayingEnv, ManiSkillEnv):
+    """A ``ManiSkillEnv`` of worlds of one environment, with ``Snapshots``."""
 
     def __init__(self, spec: EnvSpec, worlds: Sequence[Simulation], ends_at_success: bool) -> None:
         super().__init__(spec, worlds, ends_at_success)
-        self._actions = np.zeros((self.num_envs, spec.time_limit, spec.action_dim), np.float32)
+        self._actions = self._no_actions()
 
-    def reset(self, env_ids: Any, seeds: Any) -> Observation:
-        obs = super().reset(env_ids, seeds)
-        self._actions[self._book.index(env_ids)] = 0
-        return obs
-
-    def snapshot(self, env_ids: Any) -> Snapshot:
-        """Seeds, clocks, ends and the actions since the reset, as numeric arrays [R,...]; see ``Snapshots``."""
-        index = self._book.index(env_ids)
-        self._book.require_started(index)
-        return select_rows(self._arrays(), index)
-
-    def restore(self, env_ids: Any, snapshot: Snapshot) -> Observation:
-        """Put ``snapshot`` into ``env_ids`` by replaying its actions."""
-        index = self._book.index(env_ids)
-        restore_rows(self._arrays(), index, snapshot)
-        self._begin(index)
-        for env_id in index.tolist():
-            for action in self._actions[env_id, : self._book.time[env_id]]:
-                self._move(np.array([env_id]), np.tile(action, (self.num_envs, 1)))
-        return self._observe()
-
-    def _execute(self, env_ids: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        self._actions[env_ids, self._book.time[env_ids] - 1] = action
-        return super()._execute(env_ids, action)
+    def _replay(self, env_id: int, action: np.ndarray) -> None:
+        self._move(np.array([env_id]), np.tile(action, (self.num_envs, 1)))
 
     def _read(self, outcome: Outcome, shown: Sequence[Tensor]) -> np.ndarray:
         # A small operation takes numpy a third of torch's time.
@@ -421,9 +382,6 @@ class ReplayingManiSkillEnv(ManiSkillEnv):
         for one in shown:
             sound &= np.isfinite(one.numpy()).reshape(len(sound), -1).all(1)
         return np.array([reward, outcome.success.numpy(), outcome.failed.numpy(), sound], np.float32)
-
-    def _arrays(self) -> dict[str, np.ndarray]:
-        return self._book.arrays() | {"actions": self._actions}
 
 
 def _within(env_ids: np.ndarray, rows: slice) -> np.ndarray:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sims import catalog, installations, isolated
-from sims.maniskill import mesa, vulkan
+from sims.maniskill import vulkan
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError, did_you_mean
 
@@ -86,14 +86,14 @@ def in_workers(num_envs: int, env: str, options: Mapping[str, Any], workers: int
         options,
         workers,
         installation="" if _is_here() else _NAME,
-        variables=mesa.variables(_folder()),
+        variables=vulkan.variables(_folder()),
         recycle_steps=_RECYCLE if pictures else 0,
     )
 
 
 def driver_verdict() -> str:
     """Whether this machine has a Vulkan driver that ManiSkill can use, and what to do where it has none."""
-    return vulkan.verdict(vulkan.drivers(mesa.variables(_folder())))
+    return vulkan.verdict(vulkan.drivers(vulkan.variables(_folder())))
 
 
 def child_python() -> tuple[str, dict[str, str]]:
@@ -102,9 +102,9 @@ def child_python() -> tuple[str, dict[str, str]]:
     Raises UserError where neither this one nor an installation has it.
     """
     if _is_here():
-        return sys.executable, {**os.environ, **mesa.variables(_folder())}
+        return sys.executable, {**os.environ, **vulkan.variables(_folder())}
     python = installations.find(_NAME).python
-    return str(python), {**installations.child_environment(_NAME), **mesa.variables(_folder())}
+    return str(python), {**installations.child_environment(_NAME), **vulkan.variables(_folder())}
 
 
 def _folder() -> Path:

@@ -11,11 +11,10 @@ from mani_skill.envs.tasks.tabletop.pick_cube import PickCubeEnv
 from mani_skill.sensors.camera import CameraConfig
 
 from sims.maniskill.build import backends, env_of, made, require_gpu, worlds_of
-from sims.maniskill.lift_world import LiftWorld
+from sims.maniskill.lift import LiftWorld
 from sims.maniskill.world import World
 from sims.mujoco.tasks.lift import LiftTask
-from vla_rl.contract.env import VecEnv
-from vla_rl.contract.spec import EnvSpec
+from vla_rl.contract.env import EnvSpec, VecEnv
 
 _NEAR, _FAR = 0.01, 100.0  # metres, as ManiSkill's own
 _AMBIENT, _LIGHT = 0.5, 2.2  # with which the table comes out as bright as MuJoCo's

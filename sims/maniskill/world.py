@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from vla_rl.contract.env import PRIVILEGED
-from vla_rl.contract.spec import ArraySpec
+from vla_rl.contract.env import PRIVILEGED, ArraySpec
 
 
 @dataclass(frozen=True)

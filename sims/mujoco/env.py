@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -9,27 +10,66 @@ import mujoco
 import numpy as np
 from mujoco.batch import Batch
 
-from sims.mujoco.looks import recolour
-from sims.mujoco.parameters import PARAMETERS
-from sims.mujoco.render import Renderer
+from sims.base import SnapshotEnv
+from sims.mujoco.render import Renderer, recolour
+from sims.mujoco.scene import TEXTURES
 from sims.mujoco.task import Task
-from vla_rl.contract.env import Observation, Observe, Snapshot, Step
+from vla_rl.contract.env import ArraySpec, EnvSpec, Observation
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.randomization import parameter_rows
-from vla_rl.contract.rows import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT, EpisodeTracker, restore_rows, select_rows
-from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.contract.task import Parameter, parameter_rows
+from vla_rl.contract.tracker import EpisodeTracker
 
 ImageSize: TypeAlias = int | Mapping[str, int]  # pixels a side, of all cameras or of each
 
+# What an episode of a tabletop task can vary.  Every parameter belongs to one environment of the batch and one episode,
+# masses and friction too: MuJoCo's batch keeps the model fields that differ per simulation.
+_TEXTURES = ", ".join(f"{number} {name}" for number, name in enumerate(("plain", *TEXTURES)))
 
-class MujocoEnv:
+POSES = (
+    Parameter("object_x", 0.0, -0.03, 0.03, "m", "shift of all objects to the right; the outermost get out of reach"),
+    Parameter("object_y", 0.0, -0.03, 0.03, "m", "shift of all objects away from the front camera"),
+    Parameter("object_yaw", 0.0, -math.pi / 4, math.pi / 4, "rad", "turn of every cube about its vertical axis"),
+    Parameter("gripper_x", 0.0, -0.1, 0.1, "m", "shift of the gripper's start, kept within its workspace"),
+    Parameter("gripper_y", 0.0, -0.1, 0.1, "m", "shift of the gripper's start, kept within its workspace"),
+    Parameter("gripper_z", 0.0, -0.05, 0.05, "m", "shift of the gripper's start, kept within its workspace"),
+)
+LOOKS = (
+    Parameter("object_hue", 0.0, -0.4, 0.4, "rad", "turn of the colours of cubes and marks; names still apply"),
+    Parameter("object_saturation", 1.0, 0.2, 1.5, "factor", "saturation of the colours of cubes and marks"),
+    Parameter("table_brightness", 1.0, 0.3, 1.3, "factor", "brightness of the table's colour"),
+    Parameter("table_texture", 0.0, 0.0, float(len(TEXTURES)), "index", _TEXTURES, integer=True),
+    Parameter("camera_x", 0.0, -0.06, 0.06, "m", "shift of every camera to its right"),
+    Parameter("camera_y", 0.0, -0.06, 0.06, "m", "shift of every camera upwards in its picture"),
+    Parameter("camera_z", 0.0, -0.06, 0.06, "m", "shift of every camera backwards"),
+    Parameter("camera_yaw", 0.0, -0.1, 0.1, "rad", "turn of every camera to the left"),
+    Parameter("camera_pitch", 0.0, -0.1, 0.1, "rad", "turn of every camera upwards"),
+    Parameter("camera_roll", 0.0, -0.2, 0.2, "rad", "turn of every camera about its line of sight"),
+    Parameter("camera_fovy", 0.0, -0.1, 0.1, "rad", "added to every camera's vertical field of view"),
+    Parameter("light_brightness", 1.0, 0.3, 1.7, "factor", "brightness of all lights"),
+    Parameter("light_yaw", 0.0, -2.0, 2.0, "rad", "turn of the light's direction about the vertical"),
+)
+PHYSICS = (
+    Parameter("object_mass", 1.0, 0.2, 20.0, "factor", "mass and inertia of every cube (50 g)"),
+    Parameter("friction", 1.0, 0.02, 2.0, "factor", "friction of fingers, cubes and table"),
+)
+PARAMETERS = (*POSES, *LOOKS, *PHYSICS)
+_NAMES = tuple(parameter.name for parameter in PARAMETERS)
+
+
+def parameters(**options: Any) -> tuple[Parameter, ...]:
+    """What every tabletop task can vary, whatever its ``options``."""
+    return PARAMETERS
+
+
+class MujocoEnv(SnapshotEnv):
     """``E`` environments of one task behind the environment contract (``VecEnv`` and ``Snapshots``).
 
     An episode depends only on its seed and its actions: every environment has its own physics state, with the solver's
     warm start, and randomness is drawn at reset alone.  A control step is one call that advances every active
-    environment on ``threads`` threads; ended ones are neither simulated nor rendered.
+    environment on ``threads`` threads; ended ones are neither simulated nor rendered.  Actions are in metres and grip
+    sign.
 
-    ``reset`` takes the values of ``PARAMETERS`` (``parameters.py``); they are part of snapshots.
+    ``reset`` takes the values of ``PARAMETERS``; they are part of snapshots.
     """
 
     def __init__(
@@ -42,10 +82,8 @@ class MujocoEnv:
         render: bool = True,
     ) -> None:
         """``image_size`` in pixels; ``render=False`` or no cameras gives a state-only environment without OpenGL."""
-        self._task = task
-        self._num_envs = num_envs
+        self.task = task  # what is simulated: the model, its scenes and rules
         self.spec = task_spec(task, cameras, image_size, render)
-        self._cameras = tuple(self.spec.images)
         if num_envs < 1:
             raise UserError(f"num_envs={num_envs} leaves nothing to simulate; give at least 1.")
         self._batch = Batch(task.model, nsim=num_envs, nthread=threads)
@@ -56,70 +94,19 @@ class MujocoEnv:
         self._parameters = parameter_rows(PARAMETERS, {}, np.arange(num_envs))
         self._physics: Physics | None = None  # until a parameter is given: what is not varied costs nothing
         self._images = {name: np.zeros((num_envs, *item.shape), np.uint8) for name, item in self.spec.images.items()}
+        self._stale = np.zeros(num_envs, bool)  # environments that have moved since their pictures were taken
         self._renderers: dict[int, Renderer] = {}
-
-    @property
-    def num_envs(self) -> int:
-        return self._num_envs
-
-    @property
-    def task(self) -> Task:
-        """What is simulated: the model, its scenes and rules."""
-        return self._task
 
     def reset(self, env_ids: Any, seeds: Any, parameters: Mapping[str, Any] | None = None) -> Observation:
         """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R], not negative); see ``VariableEnv``."""
-        index = self._book.index(env_ids)
-        seed = self._book.seeds(index, seeds)
+        index, seed = self._checked(env_ids, seeds)
         self._parameters[index] = parameter_rows(PARAMETERS, parameters, index)
         self._set_physics(index, varied=bool(parameters))
-        for env_id, value in zip(index, seed, strict=True):
-            episode = self._task.sample_episode(np.random.Generator(np.random.PCG64(int(value))))
-            if self._physics is not None:
-                episode = self._task.vary_poses(episode, self._values([env_id])[0])
-            self._batch.state[env_id] = self._blank
-            self._qpos[env_id], self._ctrl[env_id] = episode.qpos, episode.ctrl
-            for name, item in episode.task_state.items():
-                self._task_state[name][env_id] = item
-        self._book.begin(index, seed)
-        return self._observe(index)
-
-    def step(self, chunk: Any, observe: Observe = "last") -> Step:
-        """Execute ``chunk`` [E,H,D] in metres and grip sign; see ``VecEnv.step``."""
-        action = self._book.chunk(chunk, self.spec)
-        num_envs, horizon = action.shape[:2]
-        reward, valid = np.zeros((num_envs, horizon), np.float32), np.zeros((num_envs, horizon), bool)
-        frames: list[Observation] = []
-        moved = np.flatnonzero(~self._book.done)
-        active = moved
-        for i in range(horizon):
-            if active.size:
-                valid[active, i] = True
-                reward[active, i] = self._advance(active, action[active, i])
-            if observe == "all":
-                frames.append(self._observe(active))
-            active = active[~self._book.done[active]]
-        obs = frames[-1] if frames else self._observe(moved)
-        return self._book.step(obs, reward, valid, action, frames)
-
-    def snapshot(self, env_ids: Any) -> Snapshot:
-        """Everything the future of ``env_ids`` depends on, as numeric arrays [R,...]; see ``Snapshots``."""
-        index = self._book.index(env_ids)
-        self._book.require_started(index)
-        return select_rows(self._arrays(), index)
-
-    def restore(self, env_ids: Any, snapshot: Snapshot) -> Observation:
-        """Put ``snapshot`` into ``env_ids``, which need not be those it was taken from."""
-        index = self._book.index(env_ids)
-        restore_rows(self._arrays(), index, snapshot)
-        nominal = parameter_rows(PARAMETERS, {}, index)
-        self._set_physics(index, varied=not np.array_equal(self._parameters[index], nominal))
-        return self._observe(index)
+        return super().reset(index, seed)
 
     def render_rows(self, env_ids: Any, size: int, camera: str = "front") -> np.ndarray:
         """Pictures of the current state of ``env_ids`` for videos: uint8 [R,size,size,3]."""
-        index = self._book.index(env_ids)
-        return self._render(index, size, camera, np.empty((index.size, size, size, 3), np.uint8))
+        return self._render(self._book.index(env_ids), size, camera)
 
     def close(self) -> None:
         """Free the OpenGL contexts; safe to call twice."""
@@ -127,14 +114,30 @@ class MujocoEnv:
             renderer.close()
         self._renderers.clear()
 
+    def _start(self, env_ids: np.ndarray) -> None:
+        for env_id in env_ids.tolist():
+            episode = self.task.sample_episode(np.random.Generator(np.random.PCG64(int(self._book.seed[env_id]))))
+            if self._physics is not None:
+                episode = self.task.vary_poses(episode, self._values([env_id])[0])
+            self._batch.state[env_id] = self._blank
+            self._qpos[env_id], self._ctrl[env_id] = episode.qpos, episode.ctrl
+            for name, item in episode.task_state.items():
+                self._task_state[name][env_id] = item
+        self._stale[env_ids] = True
+
     def _arrays(self) -> dict[str, np.ndarray]:
         own = {"physics": self._batch.state, "parameters": self._parameters, **self._book.arrays()}
         return own | {f"task_state/{name}": value for name, value in self._task_state.items()}
 
+    def _restored(self, env_ids: np.ndarray) -> None:
+        nominal = parameter_rows(PARAMETERS, {}, env_ids)
+        self._set_physics(env_ids, varied=not np.array_equal(self._parameters[env_ids], nominal))
+        self._stale[env_ids] = True
+
     def _set_physics(self, env_ids: np.ndarray, varied: bool) -> None:
         """Masses and friction of ``env_ids``; until anything was ``varied`` they are those of the model."""
         if varied and self._physics is None:
-            self._physics = Physics(self._batch, self._task.model, self._task.movable)
+            self._physics = Physics(self._batch, self.task.model, self.task.movable)
         if self._physics is not None:
             self._physics.set(env_ids, dict(zip(_NAMES, self._parameters[env_ids].T, strict=True)))
 
@@ -142,50 +145,49 @@ class MujocoEnv:
         """The parameters of ``env_ids`` by name."""
         return [dict(zip(_NAMES, row, strict=True)) for row in self._parameters[env_ids].tolist()]
 
-    def _advance(self, env_ids: np.ndarray, action: np.ndarray) -> np.ndarray:
-        """One control step of ``env_ids`` with ``action`` [R,D]; latches ends and returns the rewards [R]."""
-        selection: Any = slice(None) if env_ids.size == self._num_envs else env_ids  # views are cheaper than copies
+    def _execute(self, env_ids: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        if not env_ids.size:
+            return np.zeros(0, np.float32), np.zeros(0, bool), np.zeros(0, np.int8)
+        selection: Any = slice(None) if env_ids.size == self.num_envs else env_ids  # views are cheaper than copies
         state = self._batch.state
         before = state.take(env_ids, axis=0)
-        self._ctrl[selection] = self._task.control(self._ctrl[selection], action)
-        self._batch.step(ids=env_ids, nstep=self._task.substeps)
-        self._book.time[selection] += 1
+        self._ctrl[selection] = self.task.control(self._ctrl[selection], action)
+        self._batch.step(ids=env_ids, nstep=self.task.substeps)
         diverged = ~np.isfinite(state[selection]).all(axis=1)
         if diverged.any():
             state[env_ids[diverged]] = before[diverged]
-        result = self._task.evaluate(
+        result = self.task.evaluate(
             self._qpos[selection], {name: value[selection] for name, value in self._task_state.items()}
         )
         for name, value in result.task_state.items():
             self._task_state[name][selection] = value
-        success = result.success & ~diverged
-        cause = np.where(self._book.time[selection] >= self._task.time_limit, TIME_LIMIT, 0)
-        cause = np.where(result.failure >= 0, FAILURES + result.failure, cause)
-        cause = np.where(diverged, DIVERGED, np.where(success, SUCCESS, cause))
-        self._book.end(env_ids, success, cause)
-        return np.where(diverged, np.float32(0), result.reward)
+        self._stale[selection] = True
+        cause = result.causes(self._book.time[selection] >= self.task.time_limit, diverged)
+        return np.where(diverged, np.float32(0), result.reward), result.success & ~diverged, cause
 
-    def _observe(self, stale: np.ndarray) -> Observation:
-        """The observation of all environments; only the pictures of the ``stale`` ones are rendered again."""
+    def _observe(self) -> Observation:
+        stale = np.flatnonzero(self._stale)
         for camera, image in self._images.items():
-            size = image.shape[1]
-            image[stale] = self._render(stale, size, camera, np.empty((stale.size, size, size, 3), np.uint8))
+            image[stale] = self._render(stale, image.shape[1], camera)
+        self._stale[:] = False
         return Observation(
             {name: image.copy() for name, image in self._images.items()},
-            self._task.proprioception(self._qpos, self._ctrl),
-            self._task.instruction(self._task_state),
+            self.task.proprioception(self._qpos, self._ctrl),
+            self.task.instruction(self._task_state),
             self._book.time.copy(),
-            self._task.observe_extras(self._qpos, self._task_state),
+            self.task.observe_extras(self._qpos, self._task_state),
         )
 
-    def _render(self, env_ids: np.ndarray, size: int, camera: str, out: np.ndarray) -> np.ndarray:
+    def _render(self, env_ids: np.ndarray, size: int, camera: str) -> np.ndarray:
+        """uint8 [R,size,size,3]: what ``camera`` sees in ``env_ids``."""
+        out = np.empty((env_ids.size, size, size, 3), np.uint8)
         if not env_ids.size:
             return out
+        task = self.task
         if size not in self._renderers:
-            task = self._task
             self._renderers[size] = Renderer(task.model, size, size, task.painted, task.placed, task.surfaces)
         task_state = {name: value[env_ids] for name, value in self._task_state.items()}
-        colours, positions = self._task.colours(task_state), self._task.mark_positions(task_state)
+        colours, positions = task.colours(task_state), task.mark_positions(task_state)
         looks = self._values(env_ids) if self._physics is not None else []
         if looks:
             hue, saturation = (np.array([row[f"object_{part}"] for row in looks]) for part in ("hue", "saturation"))
@@ -193,7 +195,28 @@ class MujocoEnv:
         return self._renderers[size].render(self._qpos[env_ids], colours, positions, camera, out, looks)
 
 
-_NAMES = tuple(parameter.name for parameter in PARAMETERS)
+class Physics:
+    """Sets the parameters ``PHYSICS``  of single simulations of ``batch``.
+
+    The fields become per-simulation ones when this object is made; with nominal values the physics stays the same, bit
+    for bit.
+    """
+
+    def __init__(self, batch: Batch, model: mujoco.MjModel, movable: Sequence[int]) -> None:
+        """``movable``: ids of the bodies whose mass varies."""
+        self._batch, self._model, self._movable = batch, model, np.asarray(movable, np.intp)
+        self._mass, self._inertia = batch.expand("body_mass"), batch.expand("body_inertia")
+        self._friction = batch.expand("geom_friction")
+
+    def set(self, env_ids: np.ndarray, values: Mapping[str, np.ndarray]) -> None:
+        """The physics of ``env_ids`` [R] from ``values`` {name: [R]}."""
+        if not env_ids.size:
+            return
+        bodies, mass = np.ix_(env_ids, self._movable), values["object_mass"]
+        self._mass[bodies] = self._model.body_mass[self._movable] * mass[:, None]
+        self._inertia[bodies] = self._model.body_inertia[self._movable] * mass[:, None, None]
+        self._friction[env_ids] = self._model.geom_friction * values["friction"][:, None, None]
+        self._batch.set_const(env_ids)
 
 
 def task_spec(
@@ -239,7 +262,7 @@ def _sizes(cameras: Sequence[str], image_size: ImageSize) -> dict[str, int]:
     return {name: given[name] for name in cameras}
 
 
-OPTIONS = ("cameras", "image_size", "threads", "render")
+_OPTIONS = ("cameras", "image_size", "threads", "render")
 
 
 def make_env(task: Callable[..., Task], known: Sequence[str], num_envs: int, options: Mapping[str, Any]) -> MujocoEnv:
@@ -252,7 +275,7 @@ def make_env(task: Callable[..., Task], known: Sequence[str], num_envs: int, opt
     return MujocoEnv(made, num_envs, **rest)
 
 
-def make_spec(task: Callable[..., Task], known: Sequence[str], options: Mapping[str, Any]) -> EnvSpec:
+def make_spec(task: Callable[..., Task], known: Sequence[str], /, **options: Any) -> EnvSpec:
     """The spec of :func:`make_env`'s environment with ``options``, without simulator state, threads or OpenGL."""
     made, rest = _make_task(task, known, options)
     return task_spec(made, **{name: value for name, value in rest.items() if name != "threads"})
@@ -264,34 +287,10 @@ def _make_task(
     """The task, and the options of the environment."""
     name = getattr(task, "name", "this")
     for option in options:
-        if option not in (*known, *OPTIONS):
+        if option not in (*known, *_OPTIONS):
             raise UserError(
                 f"task {name!r} has no option {option!r}, so it cannot be made; "
-                f"{did_you_mean(option, (*known, *OPTIONS))}"
+                f"{did_you_mean(option, (*known, *_OPTIONS))}"
             )
     made = task(**{option: value for option, value in options.items() if option in known})
-    return made, {option: value for option, value in options.items() if option in OPTIONS}
-
-
-class Physics:
-    """Sets the parameters ``PHYSICS`` (``parameters.py``) of single simulations of ``batch``.
-
-    The fields become per-simulation ones when this object is made; with nominal values the physics stays the same, bit
-    for bit.
-    """
-
-    def __init__(self, batch: Batch, model: mujoco.MjModel, movable: Sequence[int]) -> None:
-        """``movable``: ids of the bodies whose mass varies."""
-        self._batch, self._model, self._movable = batch, model, np.asarray(movable, np.intp)
-        self._mass, self._inertia = batch.expand("body_mass"), batch.expand("body_inertia")
-        self._friction = batch.expand("geom_friction")
-
-    def set(self, env_ids: np.ndarray, values: Mapping[str, np.ndarray]) -> None:
-        """The physics of ``env_ids`` [R] from ``values`` {name: [R]}."""
-        if not env_ids.size:
-            return
-        bodies, mass = np.ix_(env_ids, self._movable), values["object_mass"]
-        self._mass[bodies] = self._model.body_mass[self._movable] * mass[:, None]
-        self._inertia[bodies] = self._model.body_inertia[self._movable] * mass[:, None, None]
-        self._friction[env_ids] = self._model.geom_friction * values["friction"][:, None, None]
-        self._batch.set_const(env_ids)
+    return made, {option: value for option, value in options.items() if option in _OPTIONS}

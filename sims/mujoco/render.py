@@ -1,4 +1,4 @@
-"""Headless rendering of the states of many environments with EGL or, where that fails, OSMesa."""
+"""Headless rendering of the states of many environments, and how the scene of each looks."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 
 import mujoco
 import numpy as np
+from array_api_compat import array_namespace
 
-from sims.mujoco.canvas import Canvas
-from sims.mujoco.looks import Looks
+from sims.mujoco.canvas import Canvas, view_of
+from sims.mujoco.scene import TEXTURES
+from sims.mujoco.task import Constant
+from vla_rl.contract.env import Array
 
 
 class Renderer:
@@ -36,12 +39,7 @@ class Renderer:
         self._data = mujoco.MjData(model)
         mujoco.mj_forward(model, self._data)
         self._looks = Looks(model, surfaces)
-        model.vis.global_.offheight, model.vis.global_.offwidth = height, width
-        self._canvas = Canvas(model)
-        self._scene = mujoco.MjvScene(model, model.ngeom + 8)
-        self._option = mujoco.MjvOption()
-        self._rect = mujoco.MjrRect(0, 0, width, height)
-        self._buffer = np.empty((height, width, 3), np.uint8)
+        self._canvas = Canvas(model, height, width)
 
     def render(
         self,
@@ -55,13 +53,10 @@ class Renderer:
         """Render ``qpos`` [R,nq] into ``out`` uint8 [R,h,w,3]; returns ``out``.
 
         ``rgba`` [R,painted,4]: colours of the painted geoms; ``positions`` [R,placed,3]: positions (metres); ``looks``
-        [R]: values of ``LOOKS`` (``parameters.py``).  Without them a row looks like the one before, at first nominal.
+        [R]: values of ``LOOKS`` (``env.py``).  Without them a row looks like the one before, at first nominal.
         """
         self._canvas.gl.make_current()
-        view = mujoco.MjvCamera()
-        view.type = mujoco.mjtCamera.mjCAMERA_FIXED.value
-        view.fixedcamid = self._model.camera(camera).id
-        everything = mujoco.mjtCatBit.mjCAT_ALL.value
+        view = view_of(self._model, camera)
         for i in range(len(qpos)):
             self._data.qpos[:] = qpos[i]
             self._model.geom_rgba[self._painted] = rgba[i]
@@ -70,10 +65,7 @@ class Renderer:
                 self._looks.show(looks[i])
             mujoco.mj_kinematics(self._model, self._data)
             mujoco.mj_camlight(self._model, self._data)
-            mujoco.mjv_updateScene(self._model, self._data, self._option, None, view, everything, self._scene)
-            mujoco.mjr_render(self._rect, self._scene, self._canvas.context)
-            mujoco.mjr_readPixels(self._buffer, None, self._rect, self._canvas.context)
-            out[i] = self._buffer[::-1]
+            out[i] = self._canvas.draw(self._model, self._data, view)
         return out
 
     def close(self) -> None:
@@ -96,3 +88,64 @@ def project(model: mujoco.MjModel, camera: str, points: np.ndarray) -> np.ndarra
     local = (points - data.cam_xpos[number]) @ data.cam_xmat[number].reshape(3, 3)
     scale = -local[..., 2:] * np.tan(np.deg2rad(model.cam_fovy[number]) / 2)
     return (local[..., :2] * np.array([1.0, -1.0]) / scale).astype(np.float32)
+
+
+_GREY = Constant(np.full(3, 1.0 / np.sqrt(3.0)))  # the axis of greys
+
+
+class Looks:
+    """Sets the parameters ``LOOKS`` (``env.py``) in a renderer's own ``model``, row by row."""
+
+    def __init__(self, model: mujoco.MjModel, surfaces: Sequence[int]) -> None:
+        """``surfaces``: ids of the geoms of the table."""
+        self._model, self._surfaces = model, np.asarray(surfaces, np.intp)
+        self._cam_pos, self._cam_quat = model.cam_pos.copy(), model.cam_quat.copy()
+        self._cam_fovy, self._light_dir = model.cam_fovy.copy(), model.light_dir.copy()
+        self._light_diffuse = model.light_diffuse.copy()
+        head = model.vis.headlight
+        self._head = {"ambient": head.ambient.copy(), "diffuse": head.diffuse.copy()}
+        self._table = model.geom_rgba[self._surfaces]
+        self._materials = [-1, *(model.material(name).id for name in TEXTURES)]
+
+    def show(self, values: Mapping[str, float]) -> None:
+        """Everything but the objects looks as ``values`` {name: value} say, until the next call."""
+        model = self._model
+        self._show_cameras(values)
+        model.light_diffuse[:] = self._light_diffuse * values["light_brightness"]
+        for part, nominal in self._head.items():
+            getattr(model.vis.headlight, part)[:] = nominal * values["light_brightness"]
+        cos, sin = np.cos(values["light_yaw"]), np.sin(values["light_yaw"])
+        x, y = self._light_dir[:, 0], self._light_dir[:, 1]
+        model.light_dir[:, 0], model.light_dir[:, 1] = cos * x - sin * y, sin * x + cos * y
+        model.geom_rgba[self._surfaces, :3] = np.minimum(self._table[:, :3] * values["table_brightness"], 1.0)
+        model.geom_matid[self._surfaces] = self._materials[int(values["table_texture"])]
+
+    def _show_cameras(self, values: Mapping[str, float]) -> None:
+        model = self._model
+        shift = np.array([values[f"camera_{axis}"] for axis in "xyz"])
+        turns = (("yaw", (0.0, 1.0, 0.0)), ("pitch", (1.0, 0.0, 0.0)), ("roll", (0.0, 0.0, 1.0)))
+        moved, turn = np.empty(3), np.empty(4)
+        for camera in range(model.ncam):
+            mujoco.mju_rotVecQuat(moved, shift, self._cam_quat[camera])
+            model.cam_pos[camera] = self._cam_pos[camera] + moved
+            quaternion = self._cam_quat[camera].copy()
+            for name, axis in turns:
+                mujoco.mju_axisAngle2Quat(turn, np.array(axis), values[f"camera_{name}"])
+                mujoco.mju_mulQuat(quaternion, quaternion.copy(), turn)
+            model.cam_quat[camera] = quaternion
+        model.cam_fovy[:] = self._cam_fovy + np.rad2deg(values["camera_fovy"])
+
+
+def recolour(rgba: Array, hue: Array, saturation: Array) -> Array:
+    """``rgba`` float32 [R,n,4] with the hues of row ``i`` turned by ``hue[i]`` radians and its saturation scaled.
+
+    Hue is the angle of a colour about the grey axis, saturation its distance from it; results are clipped to [0, 1].
+    """
+    xp = array_namespace(rgba)
+    rgb = xp.astype(rgba[..., :3], xp.float64)
+    grey = xp.mean(rgb, axis=-1, keepdims=True)
+    chroma = rgb - grey
+    cos, sin = xp.cos(hue)[:, None, None], xp.sin(hue)[:, None, None]
+    turned = chroma * cos + xp.linalg.cross(xp.broadcast_to(_GREY.beside(rgba), chroma.shape), chroma) * sin
+    painted = xp.clip(grey + turned * saturation[:, None, None], 0.0, 1.0)
+    return xp.concat([xp.astype(painted, rgba.dtype), rgba[..., 3:]], axis=-1)

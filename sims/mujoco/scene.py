@@ -177,8 +177,3 @@ def build_model(cubes: int, marks: int = 0) -> mujoco.MjModel:
         _GANTRY_ACTUATORS.format(open=FINGER_OPEN),
     )
     return compile_scene(gantry, cubes, marks)
-
-
-def cube_addresses(cubes: int) -> np.ndarray:
-    """int [cubes]: where each cube's position starts in ``qpos``."""
-    return CUBES_QPOS + 7 * np.arange(cubes)

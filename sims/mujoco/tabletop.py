@@ -1,17 +1,16 @@
-"""Base of the tabletop's tasks: the scene, the gripper with its state and actions, and the placement of objects."""
+"""Base of the tabletop's tasks: the scene, robots, the gantry gripper, the placement of objects, scripted experts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import atan2, hypot, pi
 from typing import Literal
 
 import mujoco
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from sims.mujoco.arrays import Constant
-from sims.mujoco.robot import Robot
 from sims.mujoco.scene import (
     CUBE_EDGE,
     CUBES_QPOS,
@@ -22,10 +21,9 @@ from sims.mujoco.scene import (
     WORKSPACE_LOW,
     build_model,
 )
-from sims.mujoco.task import Episode, TaskState
-from vla_rl.contract.env import Array
+from sims.mujoco.task import Constant, Episode, Task, TaskState
+from vla_rl.contract.env import Array, ArraySpec, Observation, on_host
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import ArraySpec
 
 COLOURS: dict[str, tuple[float, float, float]] = {
     "red": (0.86, 0.10, 0.10),
@@ -46,7 +44,7 @@ _PALETTE = Constant([*((*rgb, 1.0) for rgb in COLOURS.values()), (0.13, 0.13, 0.
 Instruct = Literal["target", "distractor"]
 
 
-class Tabletop:
+class Tabletop(Task):
     """``cubes`` cubes and ``marks`` flat round marks on the table, under the gripper.
 
     Marks have no contact: they are plates, or the target of a push.  Every task's state has ``colour`` int8 [cubes],
@@ -67,6 +65,15 @@ class Tabletop:
         self._cubes, self._marks = cubes, marks
         self.place = ArraySpec((3,), "float32", -10.0, 10.0, unit="m", frame="table", names=("x", "y", "z"))
 
+    def place_extras(self, *names: str) -> dict[str, ArraySpec]:
+        """The specs of ``privileged/cubes``, all cubes' places flat, and of the places ``privileged/NAME``."""
+        cubes = replace(self.place, shape=(self._cubes * 3,), names=())
+        return {"privileged/cubes": cubes} | {f"privileged/{name}": self.place for name in names}
+
+    def blank_state(self) -> TaskState:
+        """A copy of ``task_state``, to be filled by ``sample_episode``."""
+        return {name: np.copy(value) for name, value in self.task_state.items()}
+
     def scene_state(self) -> TaskState:
         """An example of the entries of the task state that describe the scene."""
         task_state: TaskState = {"colour": np.full(self._cubes, UNSEEN, np.int8)}
@@ -82,10 +89,6 @@ class Tabletop:
         write_cube_poses(qpos[self.robot.first_cube :], [*xy, *rest], rng.uniform(-YAW, YAW, self._cubes))
         return qpos
 
-    def open_gripper(self, qpos: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Put the open gripper somewhere above the cubes, into ``qpos``; returns the matching ``ctrl`` [nu]."""
-        return self.robot.start(qpos, rng)
-
     def vary_poses(self, episode: Episode, values: Mapping[str, float]) -> Episode:
         """``episode`` with its objects moved and turned, and its gripper started elsewhere within the workspace."""
         qpos, ctrl = episode.qpos.copy(), episode.ctrl.copy()
@@ -97,16 +100,18 @@ class Tabletop:
             qpos[start + 3 : start + 7] = _turned(qpos[start + 3 : start + 7], values["object_yaw"])
         if self._marks:
             task_state["mark_xy"][task_state["mark_colour"] != UNSEEN] += shift
-        self.robot.displace(qpos, ctrl, values)
+        self.robot.displace(qpos, ctrl, np.array([values[f"gripper_{axis}"] for axis in "xyz"]))
         return replace(episode, qpos=qpos, ctrl=ctrl, task_state=task_state)
 
     def control(self, ctrl: Array, action: Array) -> Array:
-        """The robot's targets [R,nu] after ``action`` [R,D]."""
         return self.robot.control(ctrl, action)
 
     def proprioception(self, qpos: Array, ctrl: Array) -> Array:
-        """float32 [R,S]: what the robot measures."""
         return self.robot.proprioception(qpos, ctrl)
+
+    def flat_cubes(self, qpos: Array) -> Array:
+        """float32 [R,3*cubes]: :meth:`cubes` as the extra ``privileged/cubes``."""
+        return array_namespace(qpos).reshape(self.cubes(qpos), (qpos.shape[0], 3 * self._cubes))
 
     def cubes(self, qpos: Array) -> Array:
         """Centres of all cubes, float32 [R,cubes,3] metres."""
@@ -120,13 +125,11 @@ class Tabletop:
         return array_namespace(qpos).reshape(poses, (qpos.shape[0], self._cubes, 7))[..., :3]
 
     def colours(self, task_state: TaskState) -> Array:
-        """float32 [R,cubes+marks,4] RGBA."""
         parts = [task_state[name] for name in ("colour", "mark_colour") if name in task_state]
         xp = array_namespace(*parts)
         return _PALETTE.beside(parts[0])[xp.astype(xp.concat(parts, axis=1), xp.int64)]
 
     def mark_positions(self, task_state: TaskState) -> Array:
-        """float64 [R,marks,3]: positions of the marks, metres."""
         colour = task_state["colour"]
         xp = array_namespace(colour)
         if not self._marks:
@@ -182,14 +185,71 @@ def check_variant(
         )
 
 
+class Robot:
+    """A robot over the cubes and marks of a table.
+
+    ``start`` and ``displace`` work on one environment, on the host; ``control``, ``proprioception`` and ``opening`` on
+    ``R`` environments at once, whose arrays are of numpy or of torch.
+    """
+
+    substeps: int  # physics steps per control step
+    first_cube: int  # first entry of the first cube in ``qpos``
+
+    def __init__(self, state: ArraySpec, action: ArraySpec) -> None:
+        """``state`` and ``action``: the specs of what it measures and is commanded."""
+        self.state, self.action = state, action
+        self._bounds = Constant(state.low, np.float32), Constant(state.high, np.float32)
+
+    def build_model(self, cubes: int, marks: int) -> mujoco.MjModel:
+        """The compiled scene, with geoms and bodies ``cube0``, ..., ``mark0``, ..., ``table`` and ``mat``."""
+        raise NotImplementedError
+
+    def draw_places(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        """``count`` places [count,2] in metres within reach."""
+        raise NotImplementedError
+
+    def start(self, qpos: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Put the robot, open, somewhere above the cubes, into ``qpos`` [nq]; returns the matching ``ctrl`` [nu]."""
+        raise NotImplementedError
+
+    def displace(self, qpos: np.ndarray, ctrl: np.ndarray, shift: np.ndarray) -> None:
+        """Move the gripper's start in ``qpos`` and ``ctrl`` by ``shift`` [3] metres, within its workspace."""
+        raise NotImplementedError
+
+    def control(self, ctrl: Array, action: Array) -> Array:
+        """The actuator targets [R,nu] after ``action`` [R,D], which is within bounds."""
+        raise NotImplementedError
+
+    def measured(self, qpos: Array, ctrl: Array) -> Array:
+        """[R,S]: the entries of ``state``, which may exceed its bounds."""
+        raise NotImplementedError
+
+    def opening(self, qpos: Array) -> Array:
+        """[R]: metres between the fingers."""
+        raise NotImplementedError
+
+    def scatter(self, count: int, spacing: np.ndarray | float, rng: np.random.Generator) -> np.ndarray:
+        """``count`` places [count,2] in metres within reach, at least ``spacing`` (or [count,count]) apart."""
+        while True:
+            xy = self.draw_places(count, rng)
+            gaps = np.linalg.norm(xy[:, None] - xy[None], axis=-1) + np.eye(count)
+            if (gaps >= spacing).all():
+                return xy
+
+    def proprioception(self, qpos: Array, ctrl: Array) -> Array:
+        """float32 [R,S], within the bounds of ``state``."""
+        xp, (low, high) = array_namespace(qpos), (bound.beside(qpos) for bound in self._bounds)
+        return xp.minimum(xp.maximum(xp.astype(self.measured(qpos, ctrl), xp.float32), low), high)
+
+
 SPREAD = 0.13  # metres; objects start within +-SPREAD in x and y
 START = 0.12  # metres; the gripper starts within +-START in x and y
 MOST_DISPLACEMENT = 0.03  # metres per control step and axis
 _LOW, _HIGH = Constant(WORKSPACE_LOW), Constant(WORKSPACE_HIGH)
 
 
-class Gantry:
-    """Its actions displace the position target and open or close the fingers (``sims.mujoco.robot.Robot``)."""
+class Gantry(Robot):
+    """Its actions displace the position target and open or close the fingers."""
 
     substeps = 12
     first_cube = CUBES_QPOS
@@ -197,7 +257,7 @@ class Gantry:
     def __init__(self) -> None:
         low, high, gap = tuple(WORKSPACE_LOW.tolist()), tuple(WORKSPACE_HIGH.tolist()), 2 * FINGER_OPEN
         around = 0.02  # metres by which the gantry may overshoot its target or be pushed off it
-        self.state = ArraySpec(
+        state = ArraySpec(
             (8,),
             "float32",
             low=(*(x - around for x in low), -0.01, *low, 0.0),
@@ -206,54 +266,159 @@ class Gantry:
             frame="table",
             names=("x", "y", "z", "opening", "target_x", "target_y", "target_z", "target_opening"),
         )
-        self._state_low, self._state_high = (Constant(x, np.float32) for x in (self.state.low, self.state.high))
         bound, names = (MOST_DISPLACEMENT,) * 3 + (1.0,), ("dx", "dy", "dz", "grip")
         lowest = tuple(-b for b in bound)
-        self.action = ArraySpec((4,), "float32", lowest, bound, unit="m,m,m,1", frame="table", names=names)
+        super().__init__(state, ArraySpec((4,), "float32", lowest, bound, unit="m,m,m,1", frame="table", names=names))
 
     def build_model(self, cubes: int, marks: int) -> mujoco.MjModel:
-        """The scene of ``scene.py``."""
         return build_model(cubes, marks)
 
-    def scatter(self, count: int, spacing: np.ndarray | float, rng: np.random.Generator) -> np.ndarray:
-        """``count`` places [count,2] in metres within ``SPREAD``, at least ``spacing`` (or [count,count]) apart."""
-        return scatter(count, spacing, rng)
+    def draw_places(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        return rng.uniform(-SPREAD, SPREAD, (count, 2))
 
     def start(self, qpos: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Put the open gripper somewhere above the cubes, into ``qpos``; returns the matching ``ctrl`` [nu]."""
         start = np.array([*rng.uniform(-START, START, 2), rng.uniform(0.07, 0.15)])
         qpos[GANTRY_QPOS], qpos[FINGER_QPOS] = start, FINGER_OPEN
         return np.array([*start, FINGER_OPEN])
 
-    def displace(self, qpos: np.ndarray, ctrl: np.ndarray, values: Mapping[str, float]) -> None:
-        """Shift the gripper's start within its workspace."""
-        moved = qpos[GANTRY_QPOS] + np.array([values[f"gripper_{axis}"] for axis in "xyz"])
-        qpos[GANTRY_QPOS] = ctrl[:3] = np.clip(moved, WORKSPACE_LOW, WORKSPACE_HIGH)
+    def displace(self, qpos: np.ndarray, ctrl: np.ndarray, shift: np.ndarray) -> None:
+        qpos[GANTRY_QPOS] = ctrl[:3] = np.clip(qpos[GANTRY_QPOS] + shift, WORKSPACE_LOW, WORKSPACE_HIGH)
 
     def control(self, ctrl: Array, action: Array) -> Array:
-        """Move the position target by ``action``'s displacement and close the fingers where its grip is positive."""
         xp = array_namespace(ctrl)
         target = xp.minimum(xp.maximum(ctrl[:, :3] + action[:, :3], _LOW.beside(ctrl)), _HIGH.beside(ctrl))
         open_ = xp.full((ctrl.shape[0], 1), FINGER_OPEN, dtype=target.dtype, device=device(ctrl))
         return xp.concat([target, xp.where(action[:, 3:] > 0, xp.zeros_like(open_), open_)], axis=1)
 
-    def proprioception(self, qpos: Array, ctrl: Array) -> Array:
-        """float32 [R,8]: pinch point and opening, then their commanded values; metres."""
+    def measured(self, qpos: Array, ctrl: Array) -> Array:
+        """Pinch point and opening, then their commanded values; metres."""
         xp = array_namespace(qpos)
         opening = xp.sum(qpos[:, FINGER_QPOS], axis=1, keepdims=True)
-        state = xp.concat([qpos[:, GANTRY_QPOS], opening, ctrl[:, :3], 2 * ctrl[:, 3:4]], axis=1)
-        low, high = self._state_low.beside(qpos), self._state_high.beside(qpos)
-        return xp.minimum(xp.maximum(xp.astype(state, xp.float32), low), high)
+        return xp.concat([qpos[:, GANTRY_QPOS], opening, ctrl[:, :3], 2 * ctrl[:, 3:4]], axis=1)
 
     def opening(self, qpos: Array) -> Array:
-        """[R]: metres between the fingers."""
         return array_namespace(qpos).sum(qpos[:, FINGER_QPOS], axis=1)
 
 
-def scatter(count: int, spacing: np.ndarray | float, rng: np.random.Generator) -> np.ndarray:
-    """``count`` positions [count,2] in metres within ``SPREAD``, at least ``spacing`` (or [count,count]) apart."""
-    while True:
-        xy = rng.uniform(-SPREAD, SPREAD, (count, 2))
-        gaps = np.linalg.norm(xy[:, None] - xy[None], axis=-1) + np.eye(count)
-        if (gaps >= spacing).all():
-            return xy
+# -- the Franka arm of other simulators --------------------------------------------------------------------------------
+
+FRANKA_JOINTS = 7  # joints; then two fingers
+
+# From the base to the flange, metres (franka_emika_panda of MuJoCo Menagerie and of ManiSkill).
+_SHOULDER, _UPPER, _ELBOW, _LOWER, _WRIST, _FLANGE = 0.333, 0.316, 0.0825, 0.384, 0.088, 0.107
+_HAND_TURN = pi / 4  # of the last joint, for fingers that open across the picture when the arm is straight
+
+
+def franka_joints(pinch: Array, base: tuple[float, float], pads: float) -> Array:
+    """The seven joints [R,7] (radians) of a Franka arm whose gripper points straight down at ``pinch`` [R,3].
+
+    The arm stands beyond the table and faces the camera, so that it hides no cube.  Its shoulder stays in the vertical
+    plane through its base and the gripper (joints 3 and 5 at 0), where two links with a right angle at the elbow reach
+    the wrist: the law of cosines gives the joints, without iterations and for every position the same.
+
+    base  where the arm stands, (x, y)
+    pads  from the hand to the point between the finger pads; all in metres
+    """
+    xp = array_namespace(pinch)
+    x, y, z = pinch[:, 0], pinch[:, 1], pinch[:, 2]
+    forward, left = base[1] - y, x - base[0]  # in the base's frame
+    reach = xp.hypot(forward, left) - _WRIST
+    height = z + pads + _FLANGE - _SHOULDER
+    upper, lower = hypot(_UPPER, _ELBOW), hypot(_LOWER, _ELBOW)
+    distance = xp.hypot(reach, height)
+    at_shoulder = xp.acos((distance**2 + upper**2 - lower**2) / (2 * distance * upper))
+    at_elbow = xp.acos((upper**2 + lower**2 - distance**2) / (2 * upper * lower))
+    turn = xp.atan2(left, forward)
+    # The links bend by the elbow's offset: straight lines between the joints are turned by fixed angles.
+    bends = atan2(_ELBOW, _UPPER), atan2(_ELBOW, _LOWER)
+    shoulder = xp.atan2(reach, height) - at_shoulder - bends[0]
+    elbow = at_elbow - pi - sum(bends)
+    wrist = shoulder - elbow  # so that the hand points down
+    zero = xp.zeros_like(turn)
+    return xp.stack([turn, shoulder, zero, elbow, zero, wrist, turn + _HAND_TURN], axis=1)
+
+
+# -- scripted experts --------------------------------------------------------------------------------------------------
+
+TRAVEL_HEIGHT = 0.075  # metres of the pinch point: the fingertips pass above standing cubes
+GRASP_HEIGHT = 0.018
+FUNNEL = 0.012  # metres beside the cube within which the gripper may descend
+STRIDE = np.array([0.022, 0.022, 0.018])  # metres per control step and axis, less than an action can be
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Positions in ``E`` environments, in metres.
+
+    pinch, target, cube, goal [E,3]: the pinch point, its commanded position, the named cube, and the goal of the cube
+    opening [E]: between the fingers; closing bool [E]: the fingers are commanded to close
+    """
+
+    pinch: np.ndarray
+    opening: np.ndarray
+    target: np.ndarray
+    closing: np.ndarray
+    cube: np.ndarray
+    goal: np.ndarray
+
+    @classmethod
+    def from_observation(cls, obs: Observation) -> Situation:
+        """From an observation with ``privileged/target`` and, in tasks that have one, ``privileged/goal``."""
+        state, cube = (on_host(item).astype(np.float64) for item in (obs.state, obs.extras["privileged/target"]))
+        goal = on_host(obs.extras.get("privileged/goal", cube)).astype(np.float64)
+        return cls(state[:, :3], state[:, 3], state[:, 4:7], state[:, 7] < FINGER_OPEN, cube, goal)
+
+    @property
+    def xy_distance(self) -> np.ndarray:
+        """[E]: horizontal distance of pinch point and cube."""
+        return np.asarray(np.linalg.norm(self.cube[:, :2] - self.pinch[:, :2], axis=1))
+
+    @property
+    def holding(self) -> np.ndarray:
+        """bool [E]: the cube is between closing fingers."""
+        above = np.abs(self.pinch[:, 2] - self.cube[:, 2])
+        held: np.ndarray = self.closing & (self.opening < 0.05) & (self.xy_distance < 2 * FUNNEL) & (above < 0.018)
+        return held
+
+    def after(self, move: np.ndarray, grip: np.ndarray) -> Situation:
+        """Prediction: the gripper reaches its target, and a cube between closed fingers moves with it."""
+        held, target = self.closing & grip, self.target + move
+        cube = self.cube + np.where(held[:, None], target - self.pinch, 0.0)
+        return Situation(target, np.where(grip, 0.0, 2 * FINGER_OPEN), target, grip, cube, self.goal)
+
+
+class TabletopExpert:
+    """A scripted expert of the gantry.  It has no state: an action follows from the observation alone.
+
+    It acts by a rule, which within a chunk gets the predicted situation after each action.
+    """
+
+    def __init__(self, horizon: int = 5) -> None:
+        self._horizon = horizon
+
+    def act(self, obs: Observation) -> np.ndarray:
+        """The next actions, float32 [E,H,4] in metres and grip sign, from ``state`` and privileged positions."""
+        situation = Situation.from_observation(obs)
+        actions = np.empty((len(situation.pinch), self._horizon, 4), np.float32)
+        for i in range(self._horizon):
+            wanted, grip = self.rule(situation)
+            move = np.clip(wanted, -STRIDE, STRIDE)
+            actions[:, i, :3], actions[:, i, 3] = move, np.where(grip, 1.0, -1.0)
+            situation = situation.after(move, grip)
+        return actions
+
+    def rule(self, situation: Situation) -> tuple[np.ndarray, np.ndarray]:
+        """Displacement of the target [E,3], which is clipped to a stride, and whether to grip [E]."""
+        raise NotImplementedError
+
+
+def grasp(situation: Situation) -> tuple[np.ndarray, np.ndarray]:
+    """The goal of the pinch point [E,3] to grasp the cube, and whether the fingers should close [E]."""
+    above = np.abs(situation.pinch[:, 2] - situation.cube[:, 2])
+    grip = situation.holding | ((situation.xy_distance < FUNNEL / 2) & (above < 0.005))
+    # The larger the distance, the higher the gripper stays: a funnel, so that the height is a function of the position.
+    approach = np.clip(GRASP_HEIGHT + (situation.xy_distance - FUNNEL / 2) * 4.0, GRASP_HEIGHT, TRAVEL_HEIGHT)
+    goal = np.column_stack([situation.cube[:, :2], approach])
+    waiting = grip & ~situation.holding  # for the fingers to close
+    goal[waiting] = situation.target[waiting]
+    return goal, grip

@@ -1,16 +1,22 @@
-"""The task protocol of the MuJoCo environment.  One file in ``tasks/`` that implements it adds a task."""
+"""What a task of the MuJoCo environment is, and what its rules need.  One file in ``tasks/`` adds a task.
+
+Rules are functions of the array API standard (data-apis.org), whose functions ``array_namespace(array)`` has for numpy
+arrays and torch tensors.  A simulator on a GPU then applies the same rules as one on the processor, without a copy to
+the host.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import mujoco
 import numpy as np
+from array_api_compat import array_namespace, device, to_device
 
-from vla_rl.contract.env import Array
-from vla_rl.contract.spec import ArraySpec
+from vla_rl.contract.env import Array, ArraySpec
+from vla_rl.contract.tracker import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT
 
 TaskState = dict[str, Array]
 
@@ -39,12 +45,24 @@ class TaskResult:
     failure: Array
     task_state: TaskState
 
+    def causes(self, late: Array, diverged: Array) -> Array:
+        """int8 [R]: codes of the causes of ends (``vla_rl.contract.tracker``), 0 while an episode runs.
 
-class Task(Protocol):
+        ``late`` bool [R]: its time is up; ``diverged`` bool [R]: its physics is of no use.
+        """
+        xp = array_namespace(late)
+        found = xp.astype(late, xp.int8) * TIME_LIMIT
+        found = xp.where(self.failure >= 0, xp.astype(self.failure, xp.int8) + FAILURES, found)
+        found = xp.where(self.success, xp.full_like(found, SUCCESS), found)
+        codes: Array = xp.where(diverged, xp.full_like(found, DIVERGED), found)
+        return codes
+
+
+class Task:
     """A task over one MuJoCo model.
 
     Only ``sample_episode`` is random; it and ``vary_poses`` work on one environment, on the host.  The other methods
-    work on ``R`` environments at once, whose arrays are of numpy or of torch (``arrays.py``): on a GPU they stay there.
+    work on ``R`` environments at once, whose arrays are of numpy or of torch: on a GPU they stay there.
     """
 
     name: str
@@ -65,27 +83,87 @@ class Task(Protocol):
 
     def sample_episode(self, rng: np.random.Generator) -> Episode:
         """Draw a new episode; all of it follows from ``rng``."""
+        raise NotImplementedError
 
     def vary_poses(self, episode: Episode, values: Mapping[str, float]) -> Episode:
-        """``episode`` with the poses that the parameters ``values`` (``parameters.py``) say."""
+        """``episode`` with the poses that the parameters ``values`` (``env.py``) say."""
+        raise NotImplementedError
 
     def control(self, ctrl: Array, action: Array) -> Array:
         """The actuator targets [R,nu] after ``action`` [R,D], which is within bounds."""
+        raise NotImplementedError
 
     def evaluate(self, qpos: Array, task_state: TaskState) -> TaskResult:
         """Apply the rules to ``qpos`` [R,nq] after a control step."""
+        raise NotImplementedError
 
     def proprioception(self, qpos: Array, ctrl: Array) -> Array:
         """float32 [R,S]."""
+        raise NotImplementedError
 
     def observe_extras(self, qpos: Array, task_state: TaskState) -> dict[str, Array]:
         """{name: [R,...]} as declared in ``extras``."""
+        raise NotImplementedError
 
     def instruction(self, task_state: TaskState) -> Array:
         """int64 [R]: index into ``texts``."""
+        raise NotImplementedError
 
     def colours(self, task_state: TaskState) -> Array:
         """float32 [R,painted,4]: RGBA of the painted geoms."""
+        raise NotImplementedError
 
     def mark_positions(self, task_state: TaskState) -> Array:
         """float64 [R,placed,3]: positions of the placed geoms, metres."""
+        raise NotImplementedError
+
+
+# -- arrays of numpy and of torch --------------------------------------------------------------------------------------
+
+
+class Constant:
+    """A fixed array for use beside numpy arrays and tensors of any device; it is moved to each device once."""
+
+    def __init__(self, value: Any, dtype: Any = None) -> None:
+        self.value = np.asarray(value, dtype)
+        self._moved: dict[str, Array] = {}
+
+    def beside(self, array: Array) -> Array:
+        """The constant as an array of the library and on the device of ``array``."""
+        if isinstance(array, np.ndarray):
+            return self.value
+        place = str(device(array))
+        if place not in self._moved:
+            self._moved[place] = to_device(array_namespace(array).asarray(self.value), device(array))
+        return self._moved[place]
+
+
+def count(size: int, array: Array) -> Array:
+    """int64 [size]: 0, 1, ... beside ``array``."""
+    return array_namespace(array).arange(size, device=device(array))
+
+
+def pick(array: Array, index: Array) -> Array:
+    """[R,...]: the entry ``index[r]`` of every row of ``array`` [R,n,...]; ``index`` is of any integer type."""
+    xp = array_namespace(array)
+    return array[count(array.shape[0], array), xp.astype(index, xp.int64)]
+
+
+def first_case(cases: Sequence[tuple[Array, int]]) -> Array:
+    """int8 [R]: the number of the first case (bool [R], number) that holds, -1 where none does."""
+    xp = array_namespace(cases[0][0])
+    found = xp.full(cases[0][0].shape, -1, dtype=xp.int8, device=device(cases[0][0]))
+    for condition, number in reversed(cases):
+        # Filled there: a number that comes from the host makes it wait for the device.
+        found = xp.where(condition, xp.full((), number, dtype=xp.int8, device=device(condition)), found)
+    return found
+
+
+def cases_of(which: Array, values: Sequence[Array]) -> Array:
+    """[R,...]: row ``r`` of ``values[which[r]]``, for ``values`` of one shape [R,...] and type."""
+    xp = array_namespace(which)
+    found = values[0]
+    for number, value in enumerate(values[1:], start=1):
+        chosen = xp.reshape(which == number, (-1, *(1,) * (value.ndim - 1)))
+        found = xp.where(chosen, value, found)
+    return found

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from sims.numpy_env import NumpyEnv
-from vla_rl.contract.spec import ArraySpec, EnvSpec
+from sims.base import NumpyEnv
+from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.task import declare_task
 
 _SEED_MODULUS = 1 << 20

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from sims.numpy_env import NumpyEnv
-from vla_rl.contract.env import Observation
-from vla_rl.contract.spec import ArraySpec, EnvSpec
+from sims.base import NumpyEnv
+from vla_rl.contract.env import ArraySpec, EnvSpec, Observation
 from vla_rl.contract.task import declare_task
 
 _LIMIT = 16  # actions per episode

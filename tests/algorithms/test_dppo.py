@@ -147,7 +147,7 @@ class Watching(DPPO):
         return super().policy_loss(row, new)
 
 
-def test_every_steps_ratio_is_one_before_the_first_update_and_not_after():
+def test_every_steps_ratio_is_one_before_the_first_update():
     dppo = learner(toy(), Watching)
     metrics = dppo.update(bandit(dppo.policy, 49, seeded(1)))
     assert dppo.gaps[0] <= 1e-5 * math.sqrt(2) and metrics["policy/logprob_gap"] <= 1e-5 * math.sqrt(10)

@@ -152,7 +152,7 @@ def test_noise_critics_equal_action_critics_after_the_decoder(base):
     assert all(torch.equal(a, b) for a, b in zip(made.critic.parameters(), frozen.parameters(), strict=True))
 
 
-def test_distillation_is_at_noise_that_the_actor_can_choose_its_bounds_included(base, monkeypatch):
+def test_distillation_is_at_noise_that_the_actor_can_choose(base, monkeypatch):
     made, asked = learner(base, ALIASED), []
     forward = made.noise_critic.forward
     monkeypatch.setattr(made.noise_critic, "forward", lambda o, a: asked.append(a) or forward(o, a))

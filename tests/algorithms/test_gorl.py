@@ -217,7 +217,7 @@ def half(rollout: Rollout, rank: int) -> Rollout:
     return replace(rollout, features={name: item[:, mine] for name, item in rollout.features.items()}, **parts)
 
 
-def test_two_processes_that_share_the_environments_end_with_the_weights_of_one(imitated):
+def test_two_processes_that_share_environments_end_as_one(imitated):
     config = replace(CONFIG, iterations=2, window=2, minibatch=3, epochs=1, refit=RefitConfig(2, 1e-3))
     config = replace(config, max_logprob_gap=1e9)  # the rollouts are all of the first policy
     doubles = {name: item.double() for name, item in imitated.items()}

@@ -54,7 +54,7 @@ def test_golden_advantages(returns, baseline, expected):
     assert found.tolist() == pytest.approx(expected, abs=6e-6)
 
 
-def test_advantages_equal_brute_force_whatever_the_order_of_the_columns():
+def test_group_advantages_equal_brute_force_in_any_order():
     for case in range(50):
         generator = seeded(case)
         sizes = torch.randint(2, 9, (4,), generator=generator).tolist()
@@ -82,7 +82,7 @@ def test_equal_returns_have_advantages_of_exactly_zero(baseline):
 
 
 @pytest.mark.parametrize("baseline", [LEAVE_ONE_OUT, MEAN])
-def test_returns_that_only_rounding_tells_apart_have_hardly_any_advantage(baseline):
+def test_returns_apart_by_rounding_have_hardly_an_advantage(baseline):
     """Forty rewards of 0.1 in float32, added up in another order for each member."""
     steps = torch.full((8, 40), 0.1) * (1 + 1e-7 * torch.arange(8)[:, None])
     returns = 100 * torch.cumsum(steps, 1)[:, -1]
@@ -146,7 +146,7 @@ def test_weights_by_hand():
     assert GLOBAL.weights(torch.zeros(2).long(), one).isfinite().all()
 
 
-def test_per_trajectory_is_the_form_that_divides_by_the_share_of_the_max_decisions():
+def test_per_trajectory_divides_by_the_share_of_max_decisions():
     decisions, max_decisions, loss = (
         torch.tensor([2, 4, 3]),
         5,
@@ -159,7 +159,7 @@ def test_per_trajectory_is_the_form_that_divides_by_the_share_of_the_max_decisio
     )
 
 
-def test_per_trajectory_can_prefer_the_worse_action_and_the_others_cannot():
+def test_only_per_trajectory_can_prefer_the_worse_action():
     """X succeeds in 50 % (1 decision, 4 to fail), Y in 55 % (3, 4); against 52.5 %, one decision by each of them."""
     chances = {"X": [(0.5, 1, 1), (0.5, 0, 4)], "Y": [(0.55, 1, 3), (0.45, 0, 4)]}
 
@@ -285,7 +285,7 @@ def test_clipped_and_unclipped_objectives_by_hand():
 
 
 @pytest.mark.parametrize("config", [GRPOConfig(), RLOOConfig()], ids=["grpo", "rloo"])
-def test_idle_and_intervened_decisions_and_those_after_a_success_never_enter(config):
+def test_idle_intervened_and_later_decisions_never_enter(config):
     """Whatever stands in their samples, the result is the same to the last bit."""
     ends = []
     for poison in (float("nan"), 7.0):
@@ -317,7 +317,7 @@ def test_a_rescue_is_not_the_policys_success():
 
 
 @pytest.mark.parametrize("event", ["success", "intervened"])
-def test_a_predicted_return_is_not_added_to_a_success_or_a_rescue(event):
+def test_a_success_or_a_rescue_gets_no_predicted_return(event):
     """Success counts once and the time limit falls into the same chunk: the return is 1 and not 1.5."""
     grpo = learner()
     experience = play(grpo.policy, [(7, 2, (1, 0)), (7, 2, (0, 0))])
@@ -372,7 +372,7 @@ def test_columns_that_are_no_whole_episodes_are_refused():
         assert str(caught.value).count(". ") == 0
 
 
-def test_the_same_seeds_give_the_same_weights_and_the_rate_follows_the_kl():
+def test_the_same_seeds_give_the_same_grpo_weights():
     ends = []
     for _ in range(2):
         grpo = learner(minibatch=4, target_kl=1e-4, lr=1e-2, lr_bounds=(1e-6, 1.0))
@@ -383,7 +383,7 @@ def test_the_same_seeds_give_the_same_weights_and_the_rate_follows_the_kl():
 
 
 @pytest.mark.parametrize("averaging", [GLOBAL, CONSTANT, PER_TRAJECTORY])
-def test_two_processes_that_share_the_groups_end_with_the_weights_of_one(averaging):
+def test_two_processes_that_share_the_groups_end_as_one(averaging):
     config = {"averaging": averaging, "minibatch": 4, "lr": 1e-3, "stop_kl": 1e9}
     whole = learner(**config)
     policy, experience = copy.deepcopy(whole.policy), play(whole.policy)
@@ -421,7 +421,7 @@ def _columns(experience: Rollout, part: slice) -> Rollout:
 # -- configs and failures ---------------------------------------------------------------------------------------------
 
 
-def test_configs_build_their_learner_are_json_and_can_be_overridden():
+def test_group_configs_build_their_learner_and_are_json():
     for config in (GRPOConfig(baseline=Standardised(), averaging=CONSTANT), RLOOConfig(averaging=PER_TRAJECTORY)):
         assert from_json(to_json(config)) == config
         policy = FlowToy(sampler=SDE, width=16)
@@ -431,7 +431,7 @@ def test_configs_build_their_learner_are_json_and_can_be_overridden():
     assert changed == GRPOConfig(averaging=Constant(9), clip_high=0.4)
 
 
-def test_a_policy_without_a_likelihood_is_refused_in_one_sentence():
+def test_a_policy_without_a_likelihood_is_refused():
     for config in (GRPOConfig(), RLOOConfig()):
         with pytest.raises(UserError, match=r"^(GRPO|RLOO) needs a policy with log_prob and kl"):
             config.build(object(), {}, None, seeded(), OneProcess())

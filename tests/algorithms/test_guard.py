@@ -95,7 +95,7 @@ def test_a_held_actor_stays_while_the_critics_learn():
     assert not torch.equal(before, td3.policy.w) and info["policy/free"] == 1
 
 
-def test_decisions_are_scored_before_anything_is_learnt_from_them():
+def test_decisions_are_scored_before_they_are_learnt_from():
     """The scores are those of the critics before the update, and the replay buffer has not grown yet."""
     td3 = build(release=GATE, learning_starts=1)
     found, seen = ended([0, 1, 1, 0]), []
@@ -161,7 +161,7 @@ def test_after_a_fall_the_base_acts_and_the_actor_waits():
     assert td3.policy.w.tolist() != [0.5, 0.5]
 
 
-def test_it_returns_to_weights_that_were_followed_by_successes_and_next_time_to_the_base():
+def test_it_returns_to_good_weights_and_next_time_to_the_base():
     """Weights are on trial from the rollout at whose sight they were copied until eight episodes have followed."""
     td3 = guarded()
     on_trial = td3.policy.w.tolist()
@@ -174,7 +174,7 @@ def test_it_returns_to_weights_that_were_followed_by_successes_and_next_time_to_
     assert td3.policy.w.tolist() == [0.5, 0.5] and not td3.guard.fallback.moved
 
 
-def test_without_restoring_only_the_blend_goes_back_and_the_actor_learns_on():
+def test_without_restoring_only_the_blend_goes_back():
     td3 = guarded(restore=False)
     td3.update(ended([1] * 6))
     assert td3.guard.released == 6
@@ -186,7 +186,7 @@ def test_without_restoring_only_the_blend_goes_back_and_the_actor_learns_on():
     assert info["policy/returned"] == 0, "there is nothing left to return from"
 
 
-def test_the_blend_grows_only_with_an_actor_that_succeeds_as_often_as_the_base():
+def test_the_blend_grows_only_with_an_actor_level_with_the_base():
     """Base 8 of 12.  Three of the actor's episodes are too few to say, 4 of 6 are as many, 5 of 8 are fewer."""
     td3, released = guarded(least=4), []
     for outcomes in ([1, 1, 1], [1, 0, 0], [0, 1]):
@@ -228,7 +228,7 @@ def test_rlpd_is_held_and_returns_as_well(remedy, moved):
     assert found == moved
 
 
-def test_without_remedies_every_decision_of_a_moving_actor_counts():
+def test_without_remedies_every_moving_decision_counts():
     td3 = build(critic_warmup=0, policy_delay=1, learning_starts=8)
     info = [td3.update(ended([0] * 6)) for _ in range(3)]
     assert td3.guard.released == 6 and "policy/free" not in info[-1]
@@ -320,7 +320,7 @@ def lowest_success(release: ReleaseConfig | None) -> float:
 
 
 @pytest.mark.full
-def test_an_actor_that_moves_too_soon_falls_and_a_gated_one_does_not():
+def test_an_actor_that_moves_too_soon_falls_without_a_gate():
     assert lowest_success(None) < 0.3
     assert lowest_success(ReleaseConfig(0.75, 0.6, 128, 16, 0)) > 0.45
 

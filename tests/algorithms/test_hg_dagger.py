@@ -143,7 +143,7 @@ def test_a_family_of_many_instructions_counts_once() -> None:
     assert torch.allclose(found, torch.tensor([0.5 * 50 / 80, 0.5 * 30 / 80, 0.5]), atol=0.02)
 
 
-def test_the_sampler_chooses_of_corrections_and_of_demonstrations() -> None:
+def test_the_sampler_chooses_corrections_and_demonstrations() -> None:
     class First(TasksEqually):
         sizes: tuple[int, ...] = ()
 
@@ -180,7 +180,7 @@ def corrected(policy: Chunked, seed: int) -> Rollout:
     return experience(state, torch.where(off[..., None], best, chosen), off, version=version)
 
 
-def test_it_reaches_the_optimum_that_a_person_shows_and_the_person_rests() -> None:
+def test_it_reaches_the_optimum_that_a_person_shows() -> None:
     torch.manual_seed(0)
     policy = Chunked().pretrain(50)
     agent, shares = learner(policy, steps=60, batch=128, lr=3e-3), []

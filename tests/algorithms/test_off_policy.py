@@ -140,7 +140,7 @@ def test_a_burst_is_taken_once_when_learning_starts():
     assert at_once.update(decisions(2)) and at_once.steps == 8 and at_once.update(decisions(2)) and at_once.steps == 9
 
 
-def test_the_actor_waits_for_the_warmup_and_then_steps_every_policy_delay():
+def test_the_actor_waits_for_the_warmup_and_the_delay():
     td3, moved = build(), []
     for _ in range(12):
         before = td3.policy.w.detach().clone()
@@ -158,7 +158,7 @@ def test_swapped_weights_are_restored_after_the_block():
     assert line.w.tolist() == [0.5, 0.5]
 
 
-def test_a_policy_without_gradient_or_too_large_a_num_min_q_is_refused():
+def test_what_off_policy_cannot_train_is_refused():
     with pytest.raises(
         UserError, match=r"needs a policy with rsample and critic_action but GaussianResidual lacks them"
     ):
@@ -355,7 +355,7 @@ def test_slow_actors_are_rolled_back():
     assert all(torch.equal(item, before[name]) for name, item in tensors(td3).items())
 
 
-def test_a_rollback_to_the_start_keeps_the_input_statistics_of_residual_td3():
+def test_a_rollback_of_td3_to_the_start_keeps_input_statistics():
     source, td3 = whole(1)
     kept = td3.best_state()
     for _ in range(3):
@@ -376,7 +376,7 @@ def residual_ppo():
     return PPO(policy, policy.trainable(), critic, config, seeded())
 
 
-def test_a_rollback_to_the_start_keeps_the_input_statistics_of_residual_ppo():
+def test_a_rollback_of_ppo_to_the_start_keeps_input_statistics():
     """Also in a run that was resumed in between."""
     source, _ = whole(1)
     ppo = residual_ppo()
@@ -394,7 +394,7 @@ def test_a_rollback_to_the_start_keeps_the_input_statistics_of_residual_ppo():
         assert all(torch.equal(learner.parameters[name], kept["parameters"][name]) for name in learner.learnt)
 
 
-def test_after_a_rollback_ppo_has_no_moments_and_its_learning_rate_does_not_climb_back():
+def test_after_a_rollback_ppo_has_no_moments_and_a_lower_rate():
     ppo = ppo_learner(target_kl=100.0, lr=1e-3)
     ppo.update(bandit(ppo.policy, 64, seeded(1)))
     kept = ppo.best_state()

@@ -87,7 +87,7 @@ def test_critics_are_regressed_on_the_next_value():
 
 
 @pytest.mark.parametrize(("value", "weight"), [(1.5, 4.481689), (2.5, 0.223130), (-8.0, 100.0)])
-def test_recorded_actions_are_imitated_by_the_exponential_of_their_advantage(value, weight):
+def test_recorded_actions_are_imitated_by_exp_of_their_advantage(value, weight):
     iql = by_hand(beta=3.0)
     batch = transitions(features={"v": torch.tensor([value]), "q": torch.tensor([[2.0, 3.0]])})  # advantage 2 - value
     loss, info = iql.actor_loss(batch)
@@ -136,7 +136,7 @@ def _batch(iql: IQL) -> Transitions:
 
 
 @pytest.mark.full
-def test_it_reaches_the_optimum_from_recorded_decisions_alone_and_keeps_it_online():
+def test_iql_reaches_the_optimum_from_recorded_decisions():
     iql, reports = learner(), []
     assert deployed(iql.policy) < -0.2
     iql.pretrain(500, lambda step, info: reports.append((step, info)))
@@ -190,7 +190,7 @@ def test_golden_penalties(bound, penalty):
     assert found.shape == (1, 1) and float(found) == pytest.approx(penalty, abs=1e-5)
 
 
-def test_the_bound_is_for_the_policys_actions_and_before_the_weight():
+def test_the_bound_is_for_the_policys_actions_before_weighting():
     everything = [0 + math.log(2), 1 + math.log(2), 2 + 0.5, 1 + 1.0, 1.5 + 0.2, 1 + 0.7]
     expected = math.log(sum(map(math.exp, everything))) - 1.2
     found = conservative_penalty(UNIFORM, CHOSEN, LOGPROB, RECORDED, torch.tensor([1.0]), 1)
@@ -242,7 +242,7 @@ class Crossed(Table):
         return (features["q"] + self.bias).T + torch.stack([action[:, 0], -action[:, 0]])
 
 
-def test_the_target_is_the_best_of_several_actions_by_their_minimum_over_critics_without_entropy():
+def test_the_target_is_the_best_of_several_actions():
     parameters = {"nothing": torch.nn.Parameter(torch.zeros(()))}
     config = CalQLConfig(num_critics=2, actions=3)
     learner = CalQL(Several(), parameters, Crossed(2), Replay(8, 0.9), config, seeded())  # type: ignore[arg-type]
@@ -258,7 +258,7 @@ def offline(config: SACConfig, width: float, count: int = 512) -> SAC:
     return config.build(policy, policy.trainable(), critics(policy), replay, seeded())
 
 
-def test_the_penalty_has_the_actions_of_the_next_state_at_the_values_of_this_one():
+def test_the_penalty_has_the_next_states_actions_at_this_one():
     """By hand: Q(o, a) = q(o) + a, and a policy that decides 0.5 in this state and -0.25 in the next one."""
     config = CalQLConfig(num_critics=1, num_min_q=1, actions=1, conservatism=2.0)
     parameters = {"nothing": torch.nn.Parameter(torch.zeros(()))}
@@ -361,7 +361,7 @@ def weights(wsrl: WSRL) -> list[torch.Tensor]:
     return [item.detach().clone() for item in [*parts, wsrl.log_temperature]]
 
 
-def test_after_pre_training_the_recorded_data_are_gone_and_all_else_goes_on():
+def test_after_pre_training_only_the_recorded_data_are_gone():
     wsrl = learner_wsrl()
     before, counted = weights(wsrl), []
     wsrl.pretrain(20, lambda step, info: counted.append(step))
@@ -390,7 +390,7 @@ def test_the_targets_are_those_of_pre_training():
     assert wsrl.critic is made[0].critic and float(wsrl.temperature) == float(made[0].temperature)
 
 
-def test_the_frozen_policy_collects_before_anything_is_learnt_online():
+def test_the_frozen_policy_collects_before_online_learning():
     wsrl, generator = learner_wsrl(), seeded(1)
     wsrl.pretrain(5)
     before = weights(wsrl)
@@ -417,7 +417,7 @@ def test_it_finds_the_optimum_that_was_not_recorded(offline):
     assert deployed(wsrl.policy) > -0.02
 
 
-def test_a_resumed_run_is_bit_identical_without_the_recorded_data():
+def test_a_resumed_wsrl_goes_on_without_the_recorded_data():
     ours, generator = learner_wsrl(), seeded(1)
     ours.pretrain(5)
     ours.update(bandit(ours.policy, 70, generator))

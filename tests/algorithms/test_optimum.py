@@ -164,7 +164,7 @@ def test_grpo_takes_a_flow_policy_to_the_optimum_of_a_bandit(imitated, config, n
 
 @pytest.mark.full
 @pytest.mark.parametrize("config", [GRPO, RLOO], ids=["grpo", "rloo"])
-def test_a_gaussian_policy_reaches_the_optimum_of_the_point_mass_in_the_loop(config):
+def test_grpo_in_the_loop_reaches_the_optimum_of_the_point_mass(config):
     torch.manual_seed(0)
     env, held_out = make("point_mass", num_envs=64), make("point_mass", num_envs=64)
     policy = GaussianPolicy(env.spec, config=GaussianConfig(horizon=1))

@@ -138,7 +138,7 @@ def test_a_log_prob_that_is_not_the_density_is_refused(change):
 
 
 @pytest.mark.parametrize("terms", [8, 80, 6400])
-def test_rounding_to_bfloat16_passes_whatever_the_size_of_the_action(terms):
+def test_rounding_to_bfloat16_passes_for_actions_of_any_size(terms):
     each = torch.full((500,), float(terms))
     for case in range(20):
         gap = 0.011 * terms**0.5 * torch.randn(500, generator=seeded(case))
@@ -277,7 +277,7 @@ def test_golden_token_and_chunk_ratios():
     assert -loss.item() == pytest.approx(0.904837, abs=1e-6)
 
 
-def test_parts_are_clipped_one_by_one_and_those_that_were_not_executed_count_nowhere():
+def test_executed_parts_are_clipped_one_by_one():
     """Ratios 1.5 and 1.1 of the first action, 0.5 and NaN of the second, which the second decision did not execute."""
     ratio = torch.tensor([[1.5, 1.1, 0.5, 0.9], [1.5, 1.1, 0.5, math.nan]])
     new = ratio.log().requires_grad_()
@@ -309,7 +309,7 @@ def first_gradient(learner, experience) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("made", [ppo, grpo, lambda *a, **k: grpo(*a, RLOOConfig(), **k)], ids=["ppo", "grpo", "rloo"])
-def test_the_first_gradient_is_the_same_for_chunks_actions_and_tokens(made):
+def test_the_first_gradient_is_the_same_for_all_parts(made):
     found = []
     for logprob_per, parts in PARTS.items():
         learner = made(logprob_per, std=0.5)
@@ -324,7 +324,7 @@ def test_the_first_gradient_is_the_same_for_chunks_actions_and_tokens(made):
 
 
 @FINE
-def test_actions_that_were_not_executed_have_no_gradient_and_no_say(logprob_per):
+def test_actions_that_were_not_executed_have_no_say(logprob_per):
     """Only the first action of every chunk is executed; what is recorded of the others may be anything."""
     learner = ppo(logprob_per, std=0.5)
     experience = token_bandit(learner.policy, 8, 4, seeded(1))
@@ -353,7 +353,7 @@ def test_actions_that_were_not_executed_have_no_gradient_and_no_say(logprob_per)
 
 @EACH
 @pytest.mark.parametrize("minibatch", [1, 7, 64])
-def test_every_parts_ratio_is_one_before_the_first_update_and_not_after(logprob_per, minibatch):
+def test_every_parts_ratio_is_one_before_the_first_update(logprob_per, minibatch):
     learner = ppo(logprob_per, Watching, 0.5, minibatch=minibatch, epochs=1 if minibatch == 1 else 3)
     metrics = learner.update(token_bandit(learner.policy, 16, 4, seeded(1)))
     limit = 1e-5 * math.sqrt(PARTS["token"])

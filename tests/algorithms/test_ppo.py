@@ -96,7 +96,7 @@ def test_the_critic_learns_the_discounted_return_of_chunks(truncated, expected):
     assert ppo.critic({"state": state})[0].item() == pytest.approx(expected, abs=0.02)
 
 
-def test_the_critic_is_calibrated_once_and_before_the_first_value():
+def test_the_critic_is_calibrated_once_before_its_first_value():
     ppo = learner()
     experience = bandit(ppo.policy, 64, seeded(1))
     # log-probs of other features are no recorded ones
@@ -203,7 +203,7 @@ def test_a_nan_stops_before_it_enters_the_weights_and_says_where(part, who, tens
     assert same(before, weights(ppo.policy)) and all(item.isfinite().all() for item in weights(ppo.critic))
 
 
-def test_a_policy_without_a_likelihood_is_refused_in_one_sentence():
+def test_a_policy_without_a_likelihood_is_refused():
     class NoKl:
         version = 0
         encode = initial_state = reset_state = act = log_prob = lambda self: None
@@ -238,7 +238,7 @@ def test_each_bound_clips_its_own_side(ratio, advantage, objective):
     assert loss.item() == pytest.approx(-objective)
 
 
-def test_an_advantage_is_over_the_value_of_where_the_decision_was_made():
+def test_an_advantage_is_over_the_value_of_its_own_state():
     ppo = known_learner(gamma=0.5)
     state = torch.tensor([[[5.0], [1.0]], [[2.0], [8.0]]])  # A = 2/2 - 5, 8/2 - 1
     out, _ = ppo.policy.act({"state": state[0]}, {}, "sample", torch.Generator())
@@ -275,7 +275,7 @@ def test_a_rescue_is_cut_out_of_the_return():
     assert batch.returns.tolist() == [0.5 * 6, 4 + 0.5 * 8], "neither the reward nor the advantage of the rescue"
 
 
-def test_minibatches_are_drawn_anew_in_every_epoch_and_use_every_decision_once():
+def test_minibatches_are_drawn_anew_in_every_epoch():
     ppo = learner(kind=Watching, minibatch=24, stop_kl=1e9)
     for i in range(2):
         ppo.update(bandit(ppo.policy, 100, seeded(i)))
@@ -304,7 +304,7 @@ def in_double():
 
 
 @pytest.mark.parametrize("cut", [30, 100])
-def test_two_processes_that_share_the_data_end_with_the_weights_of_one(cut, in_double):
+def test_two_processes_that_share_the_data_end_as_one(cut, in_double):
     """Minibatches, KL stop, learning rate and the critic's statistics included; ``cut`` 100: one has nothing.
 
     In double precision: where a gradient is nearly zero, Adam makes a step of the order of summation.
@@ -395,7 +395,7 @@ class InStep(TwoProcesses):
 
 
 @pytest.mark.parametrize("cut", [11, 50])
-def test_processes_that_share_weights_run_the_policy_equally_often(cut, in_double):
+def test_processes_that_share_weights_run_as_often(cut, in_double):
     """With 11 and 39 decisions, or 50 and none, in micro-batches of 4; the result is that of one process."""
     config = {"minibatch": 24, "lr": 1e-2, "critic_warmup": 0, "target_kl": 0.02, "stop_kl": 2.0, "micro_batch": 4}
     policy = learner().policy
@@ -429,7 +429,7 @@ def _batch_size(given) -> int:
 # -- the trust region -------------------------------------------------------------------------------------------------
 
 
-def test_epochs_end_early_when_the_kl_is_too_large_and_the_critic_goes_on():
+def test_epochs_end_early_when_the_kl_is_too_large():
     ppo = learner(kind=Watching, target_kl=1e-4, lr=1e-2)
     metrics = ppo.update(bandit(ppo.policy, 640, seeded(1)))
     assert metrics["policy/stopped"] == 1 and ppo.steps.count("critic") == 40

@@ -123,14 +123,14 @@ def test_the_golden_threshold_and_its_positives() -> None:
     assert (advantage >= eps).nonzero().flatten().tolist() == [2, 5, 9]
 
 
-def test_every_task_has_its_own_threshold_of_autonomous_decisions() -> None:
+def test_every_task_has_a_threshold_of_its_autonomous_decisions() -> None:
     advantage = torch.tensor([0.0, 1.0, 9.0, 10.0, 99.0, 5.0])
     task, autonomous = torch.tensor([0, 0, 1, 1, 1, 2]), torch.tensor([True, True, True, True, False, False])
     found = threshold(advantage, task, autonomous, 0.5)
     assert found.tolist() == [0.5, 0.5, 9.5, 9.5, 9.5, math.inf]
 
 
-def test_what_a_person_did_is_always_good_and_the_rest_of_the_chunk_is_not_imitated() -> None:
+def test_what_a_person_did_is_always_good() -> None:
     agent = made_learner(made(2), positive=0.0)
     human = torch.tensor([[[False, True], [False, False]]])
     found = episodes([[2], [2]], ["failure", "failure"], intervened=human)
@@ -144,7 +144,7 @@ def test_what_a_person_did_is_always_good_and_the_rest_of_the_chunk_is_not_imita
     assert metrics["rollout/human"] == pytest.approx(3 / 5)
 
 
-def test_too_old_decisions_of_policies_are_not_imitated_and_counted() -> None:
+def test_too_old_decisions_are_counted_and_not_imitated() -> None:
     agent = made_learner(made(2), max_age=1)
     agent.add(episodes([[2], [2]], ["success", "success"]))
     agent.add(episodes([[2]], ["success"], version=torch.full((1, 1), DEMONSTRATED)))
@@ -200,7 +200,7 @@ def good_share(policy: AdvantageConditioned, guidance: float) -> tuple[float, Te
 
 
 @pytest.mark.full
-def test_of_good_and_bad_actions_the_conditioned_policy_picks_the_good_ones() -> None:
+def test_the_conditioned_policy_picks_the_good_actions() -> None:
     policy = made()
     agent = made_learner(policy, value_steps=100, steps=600, batch=128, lr=3e-3, positive=0.5)
     metrics = agent.update(tried(1000, 7))

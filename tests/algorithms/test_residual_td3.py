@@ -39,7 +39,7 @@ def test_the_target_by_hand():
     assert (abs(noise) > 0.4).any() and (abs(action) == 1).any() and 0.1 < (value[0] > value[1]).mean() < 0.9
 
 
-def test_the_actor_ascends_the_mean_of_all_critics_minus_the_penalty():
+def test_the_actor_ascends_the_mean_of_critics_minus_penalty():
     td3, found = build(penalty=0.7, grad_norm=1e9), batch()
     td3.actor_step(found)
     line = Line()
@@ -104,7 +104,7 @@ def test_a_resumed_run_is_bit_identical(tmp_path):
     assert torch.equal(td3.generator.get_state(), resumed.generator.get_state())
 
 
-def test_inputs_are_standardised_once_and_only_critics_receive_privileged_ones():
+def test_inputs_are_standardised_once():
     source, td3 = whole(1)
     shown = []
     for part in (td3.critic, td3.policy):

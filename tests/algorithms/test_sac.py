@@ -54,7 +54,7 @@ def test_the_actor_loss_by_hand_and_its_entropy_is_per_entry():
 
 
 @pytest.mark.parametrize(("logp", "wider"), [(1.0, True), (3.0, True), (0.0, False), (-2.0, False)])
-def test_the_temperature_rises_when_the_entropy_is_below_its_target_and_falls_above(logp, wider):
+def test_the_temperature_follows_the_entropys_target(logp, wider):
     # Two entries, a target of -0.25 each: the entropy -logp / 2 is below it when logp > 0.5.
     sac = by_hand(temperature=0.4, target_entropy=-0.25)
     made = {"q": torch.zeros(1, 2), "a": torch.zeros(1, 2), "logp": logp + sac.parameters["nothing"][None]}
@@ -106,7 +106,7 @@ def learner(config: SACConfig = QUICK, replay: object = None) -> SAC:
     return config.build(policy, policy.trainable(), critics(policy, config.num_critics), replay, seeded())  # type: ignore[arg-type]
 
 
-def test_it_reaches_the_optimum_of_a_bandit_with_the_target_entropy_and_its_temperature():
+def test_it_reaches_the_optimum_with_the_target_entropy():
     sac, generator = learner(), seeded(1)
     assert deployed(sac.policy) < -0.2
     for _ in range(15):

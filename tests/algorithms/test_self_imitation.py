@@ -67,7 +67,7 @@ def test_nothing_changes_until_something_succeeds() -> None:
     assert not policy.rows.any() and metrics == {"rollout/decisions": 0.0, "replay/successes": 0.0}
 
 
-def test_it_improves_after_so_many_rollouts_from_the_first_weights_on_all_successes() -> None:
+def test_it_improves_from_the_first_weights_on_all_successes() -> None:
     """The loss of a table is its squared distance: its rows approach the mean of all successes, each time from 0."""
     policy, seen = Table(), []
     agent = learner(policy, grow=2, epochs=200, batch=4, lr=0.05, weight_decay=0.0, grad_norm=1e9)
@@ -130,7 +130,7 @@ def test_a_resumed_learner_is_the_same_bit_for_bit() -> None:
     assert agent.steps == resumed.steps > 0 and agent.rollouts == 4
 
 
-def test_a_decision_of_a_version_that_is_not_there_yet_is_refused() -> None:
+def test_a_decision_of_a_later_version_is_refused() -> None:
     found = window(torch.ones(1, H, D), "1", "1")
     ahead = Rollout(**{**vars(found), "version": torch.ones(1, 1, dtype=torch.long)})
     with pytest.raises(ContractError, match="version 1"):
@@ -149,7 +149,7 @@ def test_an_improvement_begins_with_a_fresh_optimizer() -> None:
 S, A = SPEC.state.shape[0], SPEC.action_dim
 
 
-def test_the_next_states_of_the_same_episode_and_nothing_beyond_its_end() -> None:
+def test_the_next_states_are_those_of_the_same_episode() -> None:
     """Two environments of five decisions; episodes end after decisions 1 and 4, and after decision 2."""
     state = torch.arange(10.0).reshape(5, 2, 1)  # environment 0: 0 2 4 6 8, environment 1: 1 3 5 7 9
     ends = torch.tensor([[0, 0], [1, 0], [0, 1], [0, 0], [1, 0]]) > 0
@@ -240,7 +240,7 @@ def test_without_weight_only_imitation_teaches_the_backbone() -> None:
     assert all(torch.equal(first[name], item) for name, item in agent.future.state_dict().items())
 
 
-def test_improvements_begin_at_the_heads_first_weights_and_resume_bit_for_bit() -> None:
+def test_improvements_begin_at_the_heads_first_weights() -> None:
     policy = made().with_trained_backbone()
     agent = learner_future_states(policy, epochs=2)
     rollout = played(policy, 32)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from robot_drivers.control_process import ControlProcess
+from robot_drivers.runtime import ControlProcess
 from tests.benchmarks.measure import Row, time_row
 from tests.robot_drivers.file_arm import config
 from tests.robot_drivers.toy_arm import HZ

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from sims import genesis as ours
 from sims.catalog import make
-from sims.genesis import franka
 from tests.benchmarks.measure import Contender, NotRun, Row, interleave, rate_row
 
 GROUP = "genesis_vs_alone"
@@ -62,7 +62,7 @@ class _Alone:
         for number in range(actions.shape[1]):
             env.step(actions[:, number : number + 1])
             fingers = env._ctrl[:, 3:].expand(-1, 2)
-            self._targets.append(torch.cat([franka.joints_at(env._ctrl[:, :3]), fingers], 1))
+            self._targets.append(torch.cat([ours.joints_at(env._ctrl[:, :3]), fingers], 1))
         self._steps, self.close = env._steps, env.close
         self._scene, self._solver, self._arm = env._scene._scene, env._scene._solver, env._scene._arm
 

@@ -14,12 +14,10 @@ from torch import Tensor
 
 from sims.catalog import make
 from tests.benchmarks.measure import COMMAND, Contender, Row, interleave, rate_row
-from world_models.backbones.video_model import ActionInput, ContextLatents
-from world_models.backbones.wan import WanConfig, WanVideo
-from world_models.backbones.wan_weights import WanSizes, WanWeights
-from world_models.config import WorldModelConfig
+from world_models.backbones import ActionInput, ContextLatents
+from world_models.backbones.wan import WanConfig, WanSizes, WanVideo, WanWeights
+from world_models.config import ImaginationConfig, WorldModelConfig
 from world_models.env import ImaginedEnv
-from world_models.imagination_config import ImaginationConfig
 from world_models.initial_states import InitialStatePool, InitialStates
 from world_models.model import WorldModel
 

@@ -18,8 +18,7 @@ from tests.benchmarks.measure import COMMAND, Row
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.contract.batch import OneProcess
-from vla_rl.contract.env import VecEnv
-from vla_rl.contract.spec import EnvSpec
+from vla_rl.contract.env import EnvSpec, VecEnv
 from vla_rl.evaluation.run import evaluate
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep

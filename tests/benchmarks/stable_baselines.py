@@ -48,7 +48,7 @@ STUDIES = {
             "render": False,
             "threads": 1,
             "privileged": True,
-            "potential": "sims.mujoco.tasks.lift_potential:potential",
+            "potential": "sims.mujoco.tasks.lift:potential",
         },
         {"n_steps": 64, "batch_size": 512, "learning_rate": 5e-4, "gamma": 0.98},
     ),

@@ -12,7 +12,7 @@ import warp as wp
 
 from sims.catalog import make
 from sims.mujoco.task import Task
-from sims.warp.worlds import CONSTRAINTS, CONTACTS
+from sims.warp_env import CONSTRAINTS, CONTACTS
 from tests.benchmarks.measure import Contender, Row, interleave, rate_row
 
 _SIZE = 64  # pixels

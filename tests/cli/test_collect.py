@@ -79,7 +79,7 @@ def test_cameras_become_video_where_that_is_wanted(tmp_path):
 
 def test_what_cannot_be_recorded_is_said(complaint, tmp_path):
     """An expert that never succeeds, and places that cannot be written to."""
-    idle = ("--expert", "sims.mujoco.tasks.lift_expert:LiftExpert", "--env.options", '{"deadline": 2}')
+    idle = ("--expert", "sims.mujoco.tasks.lift:LiftExpert", "--env.options", '{"deadline": 2}')
     assert "none of 2 demonstrations" in complaint("collect", *LIFT, "--count", "2", *idle, "--out", tmp_path / "e")
     assert not (tmp_path / "e").exists()
     (tmp_path / "file").touch()

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
+import torch
+from rich.console import Console
 
 from sims.catalog import make
 from sims.toy.counting import CountingEnv
 from tests.auditing import PrivilegedEnv
-from vla_rl.contract.check import check_array, check_env, check_step
+from vla_rl.cli import inspect
+from vla_rl.contract.check import (
+    PROFILES,
+    Profile,
+    check_array,
+    check_env,
+    check_env_quickly,
+    check_policy,
+    check_step,
+    loosest,
+    profile_of,
+)
+from vla_rl.contract.env import ArraySpec
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.spec import ArraySpec
+from vla_rl.contract.policy import Likelihood
+from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
+from vla_rl.policies.function import FunctionPolicy
+from vla_rl.recipes import inspect_folder
 
 
 class Wrapped:
@@ -49,49 +68,6 @@ class ResetsItself(Wrapped):
         step = super().step(chunk, observe)
         over = np.flatnonzero(step.done)
         return replace(step, obs=self.env.reset(over, self.seeds[over] + 100)) if len(over) else step
-
-
-class HalfPrecision(Wrapped):
-    def changed(self, obs):
-        return replace(obs, state=obs.state.astype(np.float64))
-
-
-class CountsBeyondItsRange(Wrapped):
-    def changed(self, obs):
-        return replace(obs, state=obs.state + np.array([0, 60, 0, 0], np.float32))
-
-
-class HoldsNaN(Wrapped):
-    def changed(self, obs):
-        return replace(obs, state=np.where(obs.state == 2, np.float32(np.nan), obs.state))
-
-
-class OtherCamera(Wrapped):
-    def changed(self, obs):
-        return replace(obs, images={"front": obs.images["audit"]})
-
-
-class ChannelsFirst(Wrapped):
-    def changed(self, obs):
-        return replace(obs, images={"audit": obs.images["audit"].transpose(0, 3, 1, 2)})
-
-
-class UnknownTask(Wrapped):
-    def changed(self, obs):
-        return replace(obs, task=obs.task + 1)
-
-
-class Leaks(Wrapped):
-    def changed(self, obs):
-        return replace(obs, state=obs.state + np.array([0, 0, 0, 1], np.float32) * np.roll(obs.state, 1, 0))
-
-
-class GlobalRandomness(Wrapped):
-    noise = np.random.default_rng(0)
-
-    def step(self, chunk, observe="last"):
-        step = super().step(chunk, observe)
-        return replace(step, reward=step.reward + step.valid * self.noise.random(step.valid.shape, np.float32))
 
 
 class ExecutesNaN(Wrapped):
@@ -140,29 +116,6 @@ class ReportsUnclipped(Wrapped):
         return replace(step, executed=np.where(step.valid[..., None], np.asarray(chunk, np.float32), np.float32(0)))
 
 
-class RewardsIdleActions(Wrapped):
-    def step(self, chunk, observe="last"):
-        step = super().step(chunk, observe)
-        return replace(step, reward=step.reward + np.float32(0.5))
-
-
-class EndsTwice(Wrapped):
-    def step(self, chunk, observe="last"):
-        step = super().step(chunk, observe)
-        return replace(step, truncated=step.truncated | step.terminated)
-
-
-class NoCause(Wrapped):
-    def step(self, chunk, observe="last"):
-        return replace(super().step(chunk, observe), cause=("",) * self.num_envs)
-
-
-class ForgetsSuccess(Wrapped):
-    def step(self, chunk, observe="last"):
-        step = super().step(chunk, observe)
-        return replace(step, success=step.success & step.valid.any(1))
-
-
 class Overwrites(Wrapped):
     def __init__(self) -> None:
         super().__init__()
@@ -179,61 +132,81 @@ class ForgetsInSnapshots(Wrapped):
         return {**saved, "task_state/echo": 0 * saved["task_state/echo"]}
 
 
-class DeclaresNoSnapshot(Wrapped):
-    def __init__(self) -> None:
+NOISE = np.random.default_rng(0)
+
+
+class ChangesObservations(Wrapped):
+    def __init__(self, change) -> None:
         super().__init__()
-        self.spec = replace(self.spec, can_snapshot=False)
+        self.change = change
 
-
-class RunsLongerThanDeclared(Wrapped):
-    def __init__(self) -> None:
-        super().__init__()
-        self.spec = replace(self.spec, time_limit=10)
-
-
-class LacksFrames(Wrapped):
-    def step(self, chunk, observe="last"):
-        return replace(super().step(chunk, observe), frames=())
-
-
-class StopsItsClock(Wrapped):
     def changed(self, obs):
-        return replace(obs, time=obs.time // 2)
+        return replace(obs, **self.change(obs))
 
 
-FAULTS = {
-    ResetsItself: "time does not count|idle environment",
-    HalfPrecision: "state is float64",
-    CountsBeyondItsRange: "outside its declared range",
-    HoldsNaN: "outside its declared range",
-    OtherCamera: r"images are \['front'\] but \['audit'\]",
-    ChannelsFirst: r"uint8\[3, 3, 4, 4\] but uint8\[3, 4, 4, 3\]",
-    UnknownTask: "task holds",
-    Leaks: "outside its declared range|the same seed|neighbours|another one",
-    GlobalRandomness: "the same seed and actions give another episode",
-    ExecutesNaN: "executed a NaN",
-    TakesFlatChunks: "executed a chunk without an action axis",
-    TakesEndlessChunks: "executed a chunk beyond max_chunk",
-    MovesBeforeItRefuses: "a refused chunk moved something",
-    RewardsChunks: "one chunk of 4 differs from 4 chunks of 1",
-    SmoothsChunks: "one chunk of 4 differs|the same seed|depends on its place|frames",
-    ReportsUnclipped: "executed holds",
-    RewardsIdleActions: "not executed earned a reward",
-    EndsTwice: "terminated and truncated at once",
-    NoCause: "has the cause ''",
-    ForgetsSuccess: "the end of environment 1 changed while it idled",
-    Overwrites: "overwritten by the next step",
-    ForgetsInSnapshots: "restore does not return the observation",
-    DeclaresNoSnapshot: "can_snapshot is wrong",
-    RunsLongerThanDeclared: r"time holds .* outside its declared range 0\.\.10",
-    LacksFrames: "gave 0 frames",
-    StopsItsClock: "time does not count",
-}
+class ChangesSteps(ChangesObservations):
+    def changed(self, obs):
+        return obs
+
+    def step(self, chunk, observe="last"):
+        step = super().step(chunk, observe)
+        return replace(step, **self.change(step))
 
 
-@pytest.mark.parametrize("kind", FAULTS, ids=lambda kind: kind.__name__)
-def test_a_broken_environment_is_found(kind):
-    with pytest.raises(ContractError, match=FAULTS[kind]):
+class Declares(Wrapped):
+    def __init__(self, **declared) -> None:
+        super().__init__()
+        self.spec = replace(self.spec, **declared)
+
+
+OBSERVATIONS = [
+    (lambda obs: dict(state=obs.state.astype(np.float64)), "state is float64"),
+    (lambda obs: dict(state=obs.state + np.array([0, 60, 0, 0], np.float32)), "outside its declared range"),
+    (lambda obs: dict(state=np.where(obs.state == 2, np.float32(np.nan), obs.state)), "outside its declared range"),
+    (lambda obs: dict(images={"front": obs.images["audit"]}), r"images are \['front'\] but \['audit'\]"),
+    (
+        lambda obs: dict(images={"audit": obs.images["audit"].transpose(0, 3, 1, 2)}),
+        r"uint8\[3, 3, 4, 4\] but uint8\[3, 4, 4, 3\]",
+    ),
+    (lambda obs: dict(task=obs.task + 1), "task holds"),
+    (
+        lambda obs: dict(state=obs.state + np.array([0, 0, 0, 1], np.float32) * np.roll(obs.state, 1, 0)),
+        "outside its declared range|the same seed|neighbours|another one",
+    ),
+    (lambda obs: dict(time=obs.time // 2), "time does not count"),
+]
+STEPS = [
+    (lambda step: dict(reward=step.reward + np.float32(0.5)), "not executed earned a reward"),
+    (lambda step: dict(truncated=step.truncated | step.terminated), "terminated and truncated at once"),
+    (lambda step: dict(cause=("",) * len(step.cause)), "has the cause ''"),
+    (lambda step: dict(success=step.success & step.valid.any(1)), "the end of environment 1 changed while it idled"),
+    (lambda step: dict(frames=()), "gave 0 frames"),
+    (
+        lambda step: dict(reward=step.reward + step.valid * NOISE.random(step.valid.shape, np.float32)),
+        "the same seed and actions give another episode",
+    ),
+]
+FAULTS = [
+    (ResetsItself, "time does not count|idle environment"),
+    (ExecutesNaN, "executed a NaN"),
+    (TakesFlatChunks, "executed a chunk without an action axis"),
+    (TakesEndlessChunks, "executed a chunk beyond max_chunk"),
+    (MovesBeforeItRefuses, "a refused chunk moved something"),
+    (RewardsChunks, "one chunk of 4 differs from 4 chunks of 1"),
+    (SmoothsChunks, "one chunk of 4 differs|the same seed|depends on its place|frames"),
+    (ReportsUnclipped, "executed holds"),
+    (Overwrites, "overwritten by the next step"),
+    (ForgetsInSnapshots, "restore does not return the observation"),
+    (partial(Declares, can_snapshot=False), "can_snapshot is wrong"),
+    (partial(Declares, time_limit=10), r"time holds .* outside its declared range 0\.\.10"),
+    *((partial(ChangesObservations, change), says) for change, says in OBSERVATIONS),
+    *((partial(ChangesSteps, change), says) for change, says in STEPS),
+]
+
+
+@pytest.mark.parametrize(("kind", "says"), FAULTS)
+def test_a_broken_environment_is_found(kind, says):
+    with pytest.raises(ContractError, match=says):
         check_env(kind(), seed=11)
 
 
@@ -262,3 +235,186 @@ def test_bounds_may_be_given_per_entry_and_rounding_is_forgiven():
     for bad in ([[1.1, 0.0]], [[0.0, -0.1]]):
         with pytest.raises(ContractError, match="x holds"):
             check_array("x", np.array(bad, np.float32), spec, (1,))
+
+
+class Unclipped(GaussianPolicy):
+    def act(self, features, state, mode, generator):
+        out, state = super().act(features, state, mode, generator)
+        return replace(out, action=out.action + 5), state
+
+
+class NanInEvalMode(GaussianPolicy):
+    def act(self, features, state, mode, generator):
+        out, state = super().act(features, state, mode, generator)
+        return (replace(out, action=out.action * float("nan")) if mode == "eval" else out), state
+
+
+class NoChunkAxis(GaussianPolicy):
+    def act(self, features, state, mode, generator):
+        out, state = super().act(features, state, mode, generator)
+        return replace(out, action=out.action[:, 0]), state
+
+
+class PartsOfNoAction(GaussianPolicy):
+    parts = 2
+
+    def act(self, features, state, mode, generator):
+        out, state = super().act(features, state, mode, generator)
+        return replace(out, logprob=out.logprob[:, None].expand(-1, self.parts) / self.parts), state
+
+
+class ActsPerActionAndLearnsPerChunk(PartsOfNoAction):
+    parts = 3
+
+
+class OneLogprobForAll(GaussianPolicy):
+    def act(self, features, state, mode, generator):
+        out, state = super().act(features, state, mode, generator)
+        return replace(out, logprob=out.logprob.sum()), state
+
+
+class MeanLikelihood(GaussianPolicy):
+    def log_prob(self, features, sample, aux):
+        found = super().log_prob(features, sample, aux)
+        scale = 0.5 if torch.is_grad_enabled() else 1.0
+        return Likelihood(scale * found.logprob, found.entropy, found.params)
+
+
+class ScoresClippedActions(GaussianPolicy):
+    def log_prob(self, features, sample, aux):
+        return super().log_prob(features, sample.clamp(-1, 1) if torch.is_grad_enabled() else sample, aux)
+
+
+class ReadsPrivileged(GaussianPolicy):
+    def encode(self, obs):
+        return {**super().encode(obs), "secret": torch.as_tensor(obs.extras["privileged/seed"])}
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Unclipped, "action holds"),
+        (NanInEvalMode, "action holds"),
+        (NoChunkAxis, "action is"),
+        (OneLogprobForAll, "one number per environment"),
+        (PartsOfNoAction, r"logprob has parts \[2\] for 3 actions"),
+        (ActsPerActionAndLearnsPerChunk, r"act gives log-probs \[8, 3\] but log_prob \[8\]"),
+        (MeanLikelihood, "PPO's first ratio is not 1"),
+        (ScoresClippedActions, "PPO's first ratio is not 1"),
+        (ReadsPrivileged, "reads 'privileged/seed'.*could not be deployed"),
+    ],
+)
+def test_a_broken_policy_is_found(kind, message):
+    env = PrivilegedEnv(8) if kind is ReadsPrivileged else make("point_mass", num_envs=8)
+    with pytest.raises(ContractError, match=message):
+        check_policy(kind(env.spec, config=GaussianConfig(3, std=2.0)), env, torch.Generator().manual_seed(0))
+
+
+def test_a_chunk_longer_than_max_chunk_is_found():
+    env = make("point_mass", num_envs=2)
+    with pytest.raises(ContractError, match=r"17 actions but 1\.\.16"):
+        check_policy(GaussianPolicy(env.spec, config=GaussianConfig(17)), env, torch.Generator())
+
+
+def test_a_sound_policy_passes():
+    env = make("point_mass", num_envs=8)
+    found = check_policy(GaussianPolicy(env.spec, config=GaussianConfig(3)), env, torch.Generator().manual_seed(0))
+    assert [item.name for item in found] == ["encode", "act", "log-prob gap"]
+
+
+class Trembling:
+    """The point mass with physics whose last digits differ from play to play."""
+
+    def __init__(self, profile: str, size: float) -> None:
+        self.env, self.num_envs, self.size = make("point_mass", num_envs=3), 3, size
+        self.spec = replace(self.env.spec, profile=profile, can_snapshot=False)
+        self.noise = np.random.default_rng(0)
+
+    def reset(self, env_ids, seeds):
+        return self.env.reset(env_ids, seeds)
+
+    def step(self, chunk, observe="last"):
+        step = self.env.step(chunk, observe)
+        reward = step.reward + step.valid * self.noise.uniform(0, self.size, step.valid.shape).astype(np.float32)
+        return replace(step, reward=reward.astype(np.float32))
+
+    def close(self):
+        self.env.close()
+
+
+class Robot:
+    """Whoever starts an episode or executes an action moves it; ``clock`` runs while nobody acts."""
+
+    num_envs = 1
+
+    def __init__(self, clock: int = 0) -> None:
+        self.env = make("point_mass", num_envs=1)
+        self.obs = self.env.reset([0], [3])
+        self.spec = replace(self.env.spec, profile="hardware", can_snapshot=False)
+        self.clock, self.looks = clock, 0
+
+    def reset(self, env_ids, seeds):
+        assert len(env_ids) == 0, "an episode was started"
+        self.looks += 1
+        return replace(self.obs, time=self.obs.time + self.clock * self.looks)
+
+    def step(self, chunk, observe="last"):
+        raise AssertionError("an action was executed")
+
+    def close(self):
+        self.env.close()
+
+
+def test_a_tolerant_environment_may_differ_in_its_last_digits_and_a_bitwise_one_not_at_all():
+    assert len(check_env(Trembling("tolerant", 1e-5))) == 7
+    for profile, size in (("bitwise", 1e-5), ("tolerant", 0.1)):
+        with pytest.raises(ContractError, match="the same seed and actions give another episode"):
+            check_env(Trembling(profile, size))
+
+
+def test_pictures_may_differ_on_average_by_a_share_of_their_range_and_indices_never():
+    tolerant, exact = Profile(0.01), PROFILES["bitwise"]
+    one = np.full((2, 4, 4, 3), 100, np.uint8)
+    other = one.copy()
+    other[1, 0, 0] = 130  # 90 levels, a mean of 1.9
+    assert tolerant.alike(one, other) and not exact.alike(one, other)
+    other[1, 0, 1] = 170
+    assert not tolerant.alike(one, other)
+    assert not tolerant.alike(np.array([1000]), np.array([1001])) and not tolerant.alike(np.zeros(2), np.zeros(3))
+    assert tolerant.alike(np.array([100.0, 0]), np.array([100.5, 0.005])) and exact.alike(one, one.copy())
+
+
+@pytest.mark.parametrize("check", [check_env, check_env_quickly])
+def test_a_robot_is_looked_at_and_not_moved(check):
+    robot = Robot()
+    check(robot)
+    assert robot.looks
+    with pytest.raises(ContractError, match="time counts although no action was executed"):
+        check(Robot(clock=1))
+    robot.obs = replace(robot.obs, state=robot.obs.state * 1e6)
+    with pytest.raises(ContractError, match="outside its declared range"):
+        check(robot)
+
+
+def test_a_policy_is_tried_on_a_robot_without_moving_it():
+    robot = Robot()
+    policy = FunctionPolicy(robot.spec, lambda obs: np.zeros((1, 1, 2), np.float32))
+    assert [one.name for one in check_policy(policy, robot, torch.Generator())] == ["encode", "act"]
+
+
+def test_inspect_does_not_move_a_robot(monkeypatch):
+    monkeypatch.setattr(inspect_folder.sims, "make_env", lambda name, num_envs, **options: Robot())
+    console = Console(record=True, width=120, file=io.StringIO())
+    inspect.inspect("point_mass", console)
+    printed = console.export_text()
+    assert "nothing was moved" in printed and "hardware" in printed
+
+
+def test_environments_as_one_have_the_loosest_profile():
+    specs = [replace(CountingEnv(1).spec, profile=name) for name in ("bitwise", "hardware", "tolerant")]
+    assert loosest(specs) == "hardware" and loosest(specs[:1]) == "bitwise" and loosest(specs[::2]) == "tolerant"
+
+
+def test_an_unknown_profile_is_refused():
+    with pytest.raises(ContractError, match=r"names the profile 'loose'.*choose one of bitwise, tolerant, hardware"):
+        profile_of(replace(CountingEnv(1).spec, profile="loose"))

@@ -148,8 +148,8 @@ def test_a_process_at_work_ends_with_its_owner(monkeypatch, tmp_path):
         "from vla_rl.contract.child import Child\n"
         f"child = Child((sys.executable, '-c', {busy!r}))\n"
         "child.send('work')\n"
-        "from vla_rl.contract.wire import receive_greeting\n"
-        "receive_greeting(child._stream, 'owner')\n"
+        "from vla_rl.contract.wire import greeted, read_message\n"
+        "greeted(read_message(child._stream), 'owner')\n"
         "serve_owner('owner', lambda message, writer: child.pid)"
     )
     child = Child((sys.executable, "-c", owner))

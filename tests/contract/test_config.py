@@ -74,7 +74,7 @@ def test_a_field_or_class_that_does_not_fit_is_named(change, message):
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("vla_rl.contract.spec:EnvSpec", "is how earlier versions of vla-rl named a class"),
+        ("vla_rl.contract.env:EnvSpec", "is how earlier versions of vla-rl named a class"),
         ("of_another_version:Recipe", "does not exist here.*use the version of vla-rl that wrote it"),
     ],
 )

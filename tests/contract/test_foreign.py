@@ -12,10 +12,10 @@ from sims.catalog import make
 from sims.toy.counting import CountingEnv
 from sims.toy.point_mass import PointMassEnv
 from tests.catalog_options import entries_that_run_here, needed_options
+from vla_rl.contract.check import check_env_quickly, check_policy_quickly, check_spec
+from vla_rl.contract.env import ArraySpec
 from vla_rl.contract.errors import ContractError, NonFiniteError
-from vla_rl.contract.foreign import check_env_quickly, check_policy_quickly, check_spec
 from vla_rl.contract.policy import ActionOut
-from vla_rl.contract.spec import ArraySpec
 from vla_rl.experience.driver import Driver
 from vla_rl.policies.feed_forward import GaussianPolicy
 
@@ -77,7 +77,7 @@ def stepped(**fields):
         ({"num_envs": None}, r"has no 'num_envs'"),
         ({"reset": lambda seeds: None}, r"reset of .* cannot be called as reset\(env_ids, seeds\)"),
         ({"step": lambda chunk: None}, r"step of .* cannot be called as step\(chunk, observe\)"),
-        ({"spec": {"name": "mine"}}, r"spec is a dict, not a vla_rl\.contract\.spec\.EnvSpec"),
+        ({"spec": {"name": "mine"}}, r"spec is a dict, not a vla_rl\.contract\.env\.EnvSpec"),
         ({"reset": lambda env_ids, seeds: (np.zeros(2), {})}, r"reset of .* is a tuple, not a .*Observation"),
         ({"step": lambda chunk, observe: (0, 0, False)}, r"step of .* is a tuple, not a .*Step"),
         ({"reset": changed(state=lambda x: x.astype(np.float64))}, r"state is float64\[2, 2\] but float32\[2, 2\]"),

@@ -9,7 +9,7 @@ import pytest
 
 from tests.tls import secret_file
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.keys import read_key, write_whole
+from vla_rl.contract.trust import read_key, write_whole
 
 
 def test_a_secret_is_read_without_blanks_around_it(tmp_path):

@@ -9,9 +9,9 @@ import pytest
 
 from sims.catalog import CATALOG
 from tests.classes import table
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.load import load, name_of, our_classes
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.contract.trust import named_class
 
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.parameter import Parameter
-from vla_rl.contract.randomization import Choice, Randomization, Uniform, parameter_rows
+from vla_rl.contract.task import Choice, Parameter, Randomization, Uniform, parameter_rows
 
 FRICTION = Parameter("friction", 1.0, 0.5, 3.0, "factor", "of everything")
 SHIFT = Parameter("shift", 0.0, -0.1, 0.1, "m", "to the right")

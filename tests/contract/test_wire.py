@@ -14,7 +14,7 @@ import pytest
 
 from vla_rl.contract import CONTRACT_VERSION, wire
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.wire import CutShortError, handshake, pack, read_message, unpack, write_message
+from vla_rl.contract.wire import CutShortError, handshake, is_loopback, pack, read_message, unpack, write_message
 
 DTYPES = [
     "bool",
@@ -240,3 +240,13 @@ def test_a_handshake_names_the_other_side():
 def test_other_versions_and_strangers_are_refused(greeting, message):
     with pytest.raises(ContractError, match=message):
         handshake(io.BytesIO(sent(greeting)), io.BytesIO(), "me")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost"])
+def test_this_machine(host: str):
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "127.0.0.1.example", "localhost.example.org", ""])
+def test_others(host: str):
+    assert not is_loopback(host)

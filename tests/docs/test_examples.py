@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from docs.examples import ball_env, droid_layout, height_reward, record_dataset
-from sims.mujoco.tasks.lift_expert import LiftExpert
+from sims.mujoco.tasks.lift import LiftExpert
 from tests.docs.conftest import ROOT
 from tests.patience import PATIENCE
 from vla_rl.contract.check import check_env

@@ -10,8 +10,7 @@ import pytest
 from sims.catalog import make
 from sims.mujoco.render import project
 from sims.mujoco.tabletop import COLOURS, LIFT_HEIGHT
-from sims.mujoco.tasks.lift import LiftTask
-from sims.mujoco.tasks.lift_expert import LiftExpert
+from sims.mujoco.tasks.lift import LiftExpert, LiftTask
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.evaluation.object_positions import TARGET, collect_located_frames, replayed_positions
 

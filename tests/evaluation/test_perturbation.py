@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.parameter import Parameter
+from vla_rl.contract.task import Parameter
 from vla_rl.evaluation.perturbation import PerturbedEpisodes, curves, worst_case
 from vla_rl.evaluation.stats import MeanReturn, Rate
 

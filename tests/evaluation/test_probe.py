@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sims.catalog import make
-from sims.mujoco.tasks.lift_expert import LiftExpert
+from sims.mujoco.tasks.lift import LiftExpert
 from vla_rl.contract.errors import ContractError
 from vla_rl.evaluation.object_positions import collect_located_frames
 from vla_rl.evaluation.probe import ObjectProbe, ProbeConfig

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from sims.numpy_env import NumpyEnv
+from sims.base import NumpyEnv
 from tests.breaking import BreakingEnv
 from tests.docs.conftest import ROOT
 from tests.experience.test_breakdowns import HORIZON, LONG, Patient
@@ -20,8 +20,8 @@ from tests.experience.test_groups import same
 from tests.experience.test_groups_fairness import Uniform
 from vla_rl.cli.override import override
 from vla_rl.contract.config import from_json, to_json
+from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.experience.curriculum import CurriculumStream, InOrder, LearningProgress, OutcomeVariance, SeedStream
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import RolloutSource, WindowConfig

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from sims.numpy_env import NumpyEnv
+from sims.base import NumpyEnv
 from vla_rl.contract.batch import Rollout
+from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.policy import ActionOut
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.experience.groups import GroupConfig, GroupSource
 from vla_rl.experience.rollout import SeedStream
 

@@ -29,7 +29,7 @@ from vla_rl.experience.datasets import (
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.lerobot.writer import DatasetWriter
 from vla_rl.recipes.imitate_dataset import spec_of
-from vla_rl.recipes.robots.recording import Recorder
+from vla_rl.recipes.robots.drive import Recorder
 
 
 def episode(length: int = 4, channels: int = 3) -> Demonstrations:

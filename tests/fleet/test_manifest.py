@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from tests.fleet.manifests import digest, manifest
+from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.fleet.manifest import (
     CHUNK_BYTES,
     CLIENT,

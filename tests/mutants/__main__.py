@@ -36,7 +36,7 @@ _CARELESS = ("NameError", "SyntaxError", "ImportError", "UnboundLocalError")
 _SENTINEL = """
 import pathlib, importlib
 here = pathlib.Path(__file__).resolve().parent
-for name in ("vla_rl", "vla_rl.contract", "sims", "vla_rl.contract.rows"):
+for name in ("vla_rl", "vla_rl.contract", "sims", "vla_rl.contract.tracker"):
     found = pathlib.Path(importlib.import_module(name).__file__).resolve()
     assert here in found.parents, f"{name} comes from {found} and not from {here}"
 """

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.packaging.wheels import PACKAGES, ROOT
-from vla_rl.contract.packages import GENERIC, MARK, check_packages
+from vla_rl.contract.load import GENERIC, MARK, check_packages
 
 FOREIGN = 'raise SystemExit("the foreign package was imported")\n'
 

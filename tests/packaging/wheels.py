@@ -22,7 +22,7 @@ _LIGHT = ("vla_rl.contract", "robot_drivers", "sims.toy")
 _LIGHT_MODULES = (
     "sims",
     "sims.catalog",
-    "vla_rl.contract.rows",
+    "vla_rl.contract.tracker",
     "sims.isolated",
     "world_models",
     "vla_rl.fleet.client",

@@ -30,9 +30,8 @@ from tests.policies.vla.tiny_vlas import PI0, SMOLVLA, STATE
 from tests.residuals import POINT, SMALL, StateEncoder, biased_base
 from tests.token_toys import PARTS, token_policy
 from tests.toys import seeded
-from vla_rl.contract.env import Observation
+from vla_rl.contract.env import EnvSpec, Observation
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, LikelihoodPolicy, encode_observation
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.advantage_conditioned import AdvantageConditioned, AdvantageConfig
 from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy, LogprobPer
 from vla_rl.policies.flow import AllSteps, FlowNoise, FlowSampler, FlowSde, LastStepFromNoise

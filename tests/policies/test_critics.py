@@ -64,7 +64,7 @@ def test_the_loss_of_one_critic_moves_no_other():
             assert norms[k] > 0 and norms.count_nonzero() == 1, name
 
 
-def test_critics_have_different_initial_weights_in_the_range_of_pytorch():
+def test_critics_start_apart_in_the_range_of_pytorch():
     critic = made()
     values = critic(*inputs())
     assert values.std(0).min() > 1e-3

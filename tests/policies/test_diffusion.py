@@ -18,9 +18,9 @@ from tests.chains import SAMPLERS, compare, draw, network, weights
 from tests.toys import ToyEncoder, all_shown, seeded
 from vla_rl.contract.check import check_policy
 from vla_rl.contract.config import from_json, to_json
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import LikelihoodPolicy
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.diffusion import (
     Ddim,
     Ddpm,
@@ -91,7 +91,7 @@ def test_chains_are_those_of_diffusers(reverse, prediction, clip, steps):
 
 
 @pytest.mark.parametrize("reverse", [Ddim(1.0), Ddpm()], ids=str)
-def test_what_is_deployed_is_ddim_without_noise_or_ddpm_without_floor(reverse):
+def test_what_is_deployed_has_no_noise_or_no_floor(reverse):
     sampler, net = DiffusionSampler(Process(), reverse, 5, 2, floor=0.3), network(weights())
     noise = torch.randn(500, 2, generator=seeded(), dtype=torch.float64)
     quiet = replace(sampler, floor=1e-12, reverse=Ddim(0.0) if isinstance(reverse, Ddim) else reverse)
@@ -119,7 +119,7 @@ def test_less_noise_scales_what_is_ours_to_choose():
 
 
 @pytest.mark.parametrize("sampler", POLICIES.values(), ids=POLICIES)
-def test_the_fine_tuned_steps_are_recorded_and_the_sample_is_their_end(sampler):
+def test_fine_tuned_steps_are_recorded_and_end_in_the_sample(sampler):
     policy = made(sampler)
     out, _ = policy.act(features(policy), {}, "sample", seeded(1))
     assert out.aux["points"].shape == (BATCH, sampler.fine_tuned + 1, TERMS)
@@ -162,7 +162,7 @@ def test_samples_are_raw_and_actions_physical_and_within_bounds():
     torch.testing.assert_close(out.action, expected)
 
 
-def test_it_acts_on_the_encoders_features_and_the_encoder_stays_frozen():
+def test_it_acts_on_features_of_an_encoder_that_stays_frozen():
     policy = made()
     kept = features(policy)
     other = {**kept, "image_features": kept["image_features"].flip(0)}
@@ -195,7 +195,7 @@ def test_the_first_steps_keep_the_network_of_imitation():
     torch.testing.assert_close(whole.sample, before.sample)  # nothing else changes
 
 
-def test_what_is_deployed_takes_its_first_steps_with_the_network_of_imitation():
+def test_deployed_first_steps_are_those_of_imitation():
     sampler = replace(POLICIES["ddim, last two"], floor=1e-9, reverse=Ddim(0.0))  # explores without noise, too
     policy = made().with_sampler(sampler)
     with torch.no_grad():
@@ -264,7 +264,7 @@ def test_the_loss_is_that_of_the_cosine_schedule_by_hand(prediction):
     torch.testing.assert_close(calls[0][1][:, 0], torch.arange(19, dtype=torch.float64) / 20)
 
 
-def test_every_chunk_is_drawn_with_several_noises_and_all_timesteps():
+def test_every_chunk_has_several_noises_and_all_timesteps():
     torch.manual_seed(0)
     policy, calls = DiffusionPolicy(ToyEncoder(), DiffusionConfig(1, condition=8, width=8, blocks=1)), []
     policy._late_network = lambda given: lambda x, t: (calls.append((given["state"], x, t)), torch.zeros_like(x))[1]

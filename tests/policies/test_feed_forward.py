@@ -15,10 +15,9 @@ from tests.off_policy_toys import env_spec, squashed
 from tests.toys import seeded
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.check import check_policy
-from vla_rl.contract.env import Observation
+from vla_rl.contract.env import ArraySpec, Observation
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import LikelihoodPolicy, Observer, ReparametrisedPolicy
-from vla_rl.contract.spec import ArraySpec
 from vla_rl.policies.critics import RunningCritic
 from vla_rl.policies.feed_forward import (
     ActorConfig,
@@ -50,7 +49,7 @@ def features(policy):
 
 
 @pytest.mark.parametrize(("activation", "expected"), [("tanh", torch.nn.Tanh), ("elu", torch.nn.ELU)])
-def test_hidden_layers_of_policy_and_critic_have_the_activation_that_is_asked_for(activation, expected):
+def test_hidden_layers_have_the_activation_that_is_asked_for(activation, expected):
     policy = ActorConfig(width=8, depth=3, activation=activation).build(ENV.spec, Affine((0.0, 0.0), (1.0, 1.0)))
     critic = RunningCritic({"state": 2}, 8, 3, activation=activation)
     for layers in (list(policy.network)[:-1], list(critic.body)):
@@ -62,7 +61,7 @@ def test_an_unknown_activation_is_refused():
         GaussianConfig(activation="relu")
 
 
-def test_samples_have_the_declared_mean_and_std_and_are_not_clipped():
+def test_samples_have_the_declared_mean_and_std_unclipped():
     policy = made(horizon=1)
     kept = {"state": torch.zeros(1, 2).expand(40_000, 2)}
     out, _ = policy.act(kept, {}, "sample", seeded(2))
@@ -167,7 +166,7 @@ def test_a_checkpoint_restores_a_categorical_policy(tmp_path):
         load_policy(tmp_path / "saved", SEEN)
 
 
-def test_policies_for_physical_quantities_refuse_discrete_actions():
+def test_policies_of_quantities_refuse_discrete_actions():
     for policy in (GaussianPolicy, lambda spec: FunctionPolicy(spec, lambda obs: obs.state)):
         with pytest.raises(ContractError, match=r"'CartPole-v1' are discrete.*CategoricalPolicy"):
             policy(replace(CARTPOLE.spec, state=ArraySpec((4,), "float32", -1, 1)))
@@ -176,7 +175,7 @@ def test_policies_for_physical_quantities_refuse_discrete_actions():
 
 
 @pytest.mark.parametrize(("spec", "kind"), [(SPEC, CategoricalPolicy), (SEEN, GaussianPolicy)])
-def test_the_actions_decide_which_policy_is_built_and_its_actions_depend_on_the_pixels(spec, kind):
+def test_the_actions_decide_which_policy_is_built(spec, kind):
     policy = ActorConfig(cameras=("eye",), width=8).build(spec, RunningStatistics(2))
     assert type(policy) is kind
     torch.nn.init.normal_(policy.network[-1].weight)
@@ -227,7 +226,7 @@ def torch_density(policy: SquashedPolicy, given: dict[str, torch.Tensor]) -> Tra
     return TransformedDistribution(Independent(Normal(mean, log_std.exp()), 1), [TanhTransform(cache_size=1)])
 
 
-def test_the_density_is_that_of_torch_summed_over_the_whole_chunk(policy):
+def test_the_density_is_torchs_summed_over_the_chunk(policy):
     given = features_squashed()
     made = policy.double().rsample({name: item.double() for name, item in given.items()}, seeded(3))
     assert made.action.shape == (5, 6) and made.logprob.shape == (5,) and (made.action.abs() < 1).all()

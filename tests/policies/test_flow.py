@@ -238,7 +238,7 @@ def test_errors_name_the_cure():
         FlowSampler(FlowNoise(), AllSteps(), 4).sample(lambda x, t: Field(x), ones, seeded())
 
 
-def test_one_random_step_is_the_step_and_not_its_rank_among_the_noisy_ones():
+def test_one_random_step_is_the_step_and_not_its_rank():
     assert FlowOu(0.0, 0.05).table(4).noisy == (3,)
     assert (OneRandomStep().draw(FlowOu(0.0, 0.05).table(4), 50, seeded()) == 3).all()
 

@@ -155,7 +155,7 @@ def test_executed_dimensions_only_is_rejected(monkeypatch):
     assert found.cosine < 0.95
 
 
-def test_one_random_step_is_a_surrogate_of_the_documented_quality(monkeypatch):
+def test_one_random_step_is_a_surrogate_as_documented(monkeypatch):
     score, executed = gradients(FlowSampler(FlowSde(0.5), OneStepInTurn(), K), monkeypatch)
     all_steps, _ = gradients(FlowSampler(FlowSde(0.5), AllSteps(), K), monkeypatch)
     for true in (executed, all_steps):

@@ -47,7 +47,7 @@ def test_it_keeps_the_contract_and_sees_all_that_may_be_seen():
     assert len(observed) == 20 and all(line[:2] == (["audit"], ["force"]) and line[2] == line[3] for line in observed)
 
 
-def test_what_is_chosen_stays_within_the_bounds_and_has_a_chunk_per_row():
+def test_what_is_chosen_stays_within_the_bounds():
     obs = ENV.reset(np.arange(5), np.arange(5))
 
     def act(function):
@@ -104,7 +104,7 @@ def test_a_share_is_one(env, share):
         EpsilonRandomPolicy(FunctionPolicy(env.spec, still), env.spec, share)
 
 
-def test_random_decisions_among_indices_are_whole_and_equally_likely():
+def test_random_indices_are_whole_and_equally_likely():
     """Catch: left, stay, right; of those that are not drawn, the policy's own stay."""
     env = make("gym", num_envs=900, id="sims.catch:vla_rl/Catch-v0")
     torch.manual_seed(0)

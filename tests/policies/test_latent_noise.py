@@ -95,7 +95,7 @@ def test_deployed_is_the_mean_without_any_chance():
     torch.testing.assert_close(other.act(features, {}, "eval", None)[0].sample.flatten(1), other.actor(features)[0])
 
 
-def test_restart_is_the_prior_again_and_only_the_actor_is_trainable():
+def test_restart_is_the_prior_and_only_the_actor_is_trainable():
     policy, features = gaussian(), made().encode(observations())
     policy.restart()
     mean, std = policy.actor(features)

@@ -21,8 +21,8 @@ from tests.token_toys import CHOICES, ENTRIES, HORIZON, PARTS, SPEC, token_polic
 from tests.toys import seeded
 from vla_rl.algorithms.policy_gradient import BF16_ERROR, check_density, joint, rounding_terms
 from vla_rl.contract.batch import OneProcess
+from vla_rl.contract.env import ArraySpec
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import ArraySpec
 from vla_rl.policies.feed_forward import ActorConfig, CategoricalConfig, GaussianConfig, GaussianPolicy
 from vla_rl.policies.flow import AllSteps, FlowSampler, FlowSde
 from vla_rl.policies.normalization import Affine
@@ -136,7 +136,7 @@ def test_samples_have_the_density_that_is_declared(name):
 
 
 @EXACT
-def test_reweighting_by_the_ratio_gives_the_new_policys_expectation(name):
+def test_reweighting_gives_the_new_policys_expectation(name):
     """Hence the score gradient is the true one: it is the limit for a small change of the weights."""
     found = recorded(name, many=True)
     policy = moved(found, 0.7)

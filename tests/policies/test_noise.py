@@ -33,7 +33,7 @@ def test_a_seed_draws_the_same_on_another_device():
         assert torch.equal(drawn.cpu(), normal((4, 3), seeded(), torch.zeros(1)))
 
 
-def test_the_noise_of_an_environment_does_not_depend_on_its_neighbours():
+def test_the_noise_of_a_row_does_not_depend_on_its_neighbours():
     def drawn(*seeds: int) -> list[list[float]]:
         generators = [seeded(seed) for seed in seeds]
         drawn = [normal((len(seeds), 5), generators, torch.zeros(1)) for _ in range(2)]

@@ -14,9 +14,9 @@ from tests.toys import TwoProcesses, seeded
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.contract.batch import OneProcess, Rollout
 from vla_rl.contract.check import check_policy
+from vla_rl.contract.env import ArraySpec
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.policy import Observer
-from vla_rl.contract.spec import ArraySpec
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.critics import RunningCritic
 from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
@@ -217,7 +217,7 @@ class Watched(GaussianPolicy):
         return super().log_prob(features, sample, aux)
 
 
-def test_the_policy_is_never_given_what_is_privileged_and_the_critic_is():
+def test_only_the_critic_is_given_what_is_privileged():
     _, env = state_policy()
     policy = Watched(env.spec, RunningStatistics(2), GaussianConfig(2, width=16))
     made, ppo = source(policy, env), learner(policy)
@@ -230,7 +230,7 @@ def test_the_policy_is_never_given_what_is_privileged_and_the_critic_is():
     assert not torch.equal(ppo.critic(rollout.features), ppo.critic(other))
 
 
-def test_what_is_privileged_moves_the_policy_through_advantages_alone():
+def test_what_is_privileged_moves_advantages_alone():
     """With a critic that stays at 0 (its learning rate vanishes) the privileged entries change no advantage."""
     found = []
     for shift in (0.0, 5.0):

@@ -108,7 +108,7 @@ def test_golden_guidance_weight():
 
 
 @pytest.mark.parametrize("guidance", GUIDANCES)
-def test_with_a_straight_flow_the_error_shrinks_by_the_product_of_its_steps(guidance):
+def test_with_a_straight_flow_the_error_shrinks_step_by_step(guidance):
     """Each of K steps multiplies the difference to the last chunk's rest by ``1 - c(t) W / K``."""
     base = Straight(steps=4)
     policy = RealTimeChunking(base, RealTimeConfig(guidance))
@@ -123,7 +123,7 @@ def test_with_a_straight_flow_the_error_shrinks_by_the_product_of_its_steps(guid
     assert (second - plain).abs()[:, :5].min() > 1e-3  # it was guided
 
 
-def test_where_the_jacobian_is_the_identity_both_guidances_are_the_same():
+def test_where_the_jacobian_is_the_identity_guidances_agree():
     chunks = [second_chunk(RealTimeChunking(Straight(), RealTimeConfig(name)), [3, 4], [2, 4])[1] for name in GUIDANCES]
     torch.testing.assert_close(chunks[0], chunks[1], atol=1e-12, rtol=0)
 
@@ -166,7 +166,7 @@ def test_the_guidance_of_a_network_is_that_of_its_jacobian():
 
 
 @pytest.mark.parametrize("guidance", GUIDANCES)
-def test_the_delayed_actions_become_those_of_the_last_chunk_as_guidance_grows(guidance):
+def test_delayed_actions_become_the_last_chunks_by_guidance(guidance):
     gaps = []
     for beta in (0.0, 2.0, 20.0, 100.0):
         config = RealTimeConfig(guidance, beta)

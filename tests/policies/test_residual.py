@@ -80,7 +80,7 @@ def equal(one: list, two: list) -> None:
 
 @ONE_KIND
 @pytest.mark.parametrize("name", BASES)
-def test_at_first_it_is_the_base_chunk_by_chunk_after_every_kind_of_end(name, kind):
+def test_at_first_it_is_the_base_chunk_by_chunk(name, kind):
     """Odd seeds are truncated, even ones terminated, mostly inside a chunk; the base's own noise is the same."""
     base, horizon = BASES[name]
     seeds = range(300, 312)
@@ -300,7 +300,7 @@ def test_the_base_plays_a_random_number_of_steps_first():
     assert counts[half:].sum() == 0 and (counts[:half] > 0.6 * 2000 / half).all()
 
 
-def test_where_the_correction_does_not_act_it_is_the_base_without_noise():
+def test_where_no_correction_acts_it_is_the_base_without_noise():
     policy, given = made_blend(start=0.5), features(200)
     acts, outs = acting(policy, 200, 1)
     base = policy.action_scale.unnormalize(given["base_action"])
@@ -310,7 +310,7 @@ def test_where_the_correction_does_not_act_it_is_the_base_without_noise():
     assert float(explained[~torch.from_numpy(acts[0])].abs().max()) < 1e-5
 
 
-def test_the_size_caps_the_correction_for_critics_and_when_deployed():
+def test_the_size_caps_the_correction_everywhere():
     policy, given = made_blend(noise=0.0, decisions=1000, size=0.1, start=1.0), features(300)
     u = policy.delta(given)
     for released, size in ((0, 0.1), (500, 0.55), (1000, 1.0)):
@@ -331,7 +331,7 @@ def test_a_deployed_policy_is_never_blended():
     assert not out.aux and (after["blend_steps"] == 0).all()
 
 
-def test_what_is_released_is_published_and_saved_with_the_weights(tmp_path):
+def test_what_is_released_is_published_with_the_weights(tmp_path):
     policy = made_blend(decisions=1000, start=0.2, size=0.4)
     assert not policy.released.requires_grad
     policy.set_released(500)
@@ -375,7 +375,7 @@ def test_at_first_it_is_the_base_after_every_kind_of_end(name, horizon, kind):
         equal(two, one)
 
 
-def test_it_reads_the_actions_that_it_corrects_and_those_after_them():
+def test_it_reads_the_actions_that_it_corrects_and_the_next():
     policy = made(config=replace(SMALL, horizon=2, plan=3))
     obs, state = make("counting", num_envs=2).reset([0, 1], [300, 301]), policy.initial_state(2)
     state = policy.reset_state(state, np.arange(2))
@@ -402,7 +402,7 @@ def test_every_action_has_a_correction_of_its_own():
     torch.testing.assert_close(base + 0.5 * found, (base + 0.5 * u).clamp(-1, 1))
 
 
-def test_the_noise_of_an_action_is_that_of_the_decision_before_at_the_same_place():
+def test_the_noise_of_an_action_follows_that_at_its_place():
     config = replace(SMALL, horizon=HORIZON, plan=0, noise=0.1, correlation=0.8)
     policy, batch = made(base=biased_base(), config=config, spec=POINT), 5_000
     zeros = torch.zeros(batch, 2 * HORIZON)
@@ -417,7 +417,7 @@ def test_the_noise_of_an_action_is_that_of_the_decision_before_at_the_same_place
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_keeps_the_contract_and_learning_sees_the_density_of_acting(kind):
+def test_it_keeps_the_contract_and_its_density(kind):
     policy = made(kind, config=replace(SMALL, horizon=2))
     assert check_policy(policy, make("counting", num_envs=3), seeded())
     if kind is DeterministicResidual:

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from tests.toys import seeded
-from vla_rl.contract.env import Observation
+from vla_rl.contract.env import ArraySpec, EnvSpec, Observation
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.policies.flow import (
     AllSteps,
     FlowCps,
@@ -104,7 +103,7 @@ def test_what_is_deployed_is_the_ode_and_has_no_density():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5])
-def test_the_temperature_is_that_of_the_noise_that_deployed_actions_start_from(tmp_path, temperature):
+def test_the_temperature_is_of_the_noise_of_deployed_actions(tmp_path, temperature):
     policy = made().with_temperature(temperature)
     features, noise = policy.encode(observations()), made().initial_noise(BATCH, seeded(1))
     deployed = policy.act(features, {}, "eval", seeded(1))[0].sample
@@ -114,7 +113,7 @@ def test_the_temperature_is_that_of_the_noise_that_deployed_actions_start_from(t
     assert load_policy(tmp_path / "checkpoint", SPEC).config.sampler.temperature == temperature
 
 
-def test_exploring_starts_from_all_noise_whatever_the_temperature():
+def test_exploring_starts_from_all_noise_at_any_temperature():
     sampler, features = FlowSampler(FlowSde(0.5), AllSteps(), 4), made().encode(observations())
     cool = made(replace(sampler, temperature=0.0)).act(features, {}, "sample", seeded(1))[0]
     assert torch.equal(cool.sample, made(sampler).act(features, {}, "sample", seeded(1))[0].sample)
@@ -178,7 +177,7 @@ def test_saving_again_replaces_the_checkpoint(saved):
     assert [path.name for path in folder.parent.iterdir()] == ["checkpoint"]
 
 
-def test_a_new_task_at_the_end_of_the_table_is_welcome_if_its_words_are_known(saved):
+def test_a_new_task_of_known_words_is_welcome(saved):
     folder, policy = saved
     longer = replace(SPEC, tasks=(*SPEC.tasks, "push the red cube"))
     assert torch.equal(
@@ -281,7 +280,7 @@ def test_a_run_killed_between_the_two_moves_loses_nothing(saved, monkeypatch):
     assert torch.equal(outputs(TinyVLA.from_pretrained(folder), observations()), outputs(policy, observations()))
 
 
-def test_noise_falls_with_the_progress_of_the_run_and_stays_in_the_checkpoint_as_it_was_chosen(tmp_path):
+def test_noise_falls_with_progress_and_is_saved_as_chosen(tmp_path):
     sampler = FlowSampler(FlowOu(0.5, 0.1), AllSteps(), 4)
     policy = made(sampler)
     features = policy.encode(observations())
@@ -303,7 +302,7 @@ def test_noise_falls_with_the_progress_of_the_run_and_stays_in_the_checkpoint_as
     assert load_policy(tmp_path / "it").config.sampler == sampler
 
 
-def test_an_empty_instruction_gives_finite_actions_and_changes_no_other():
+def test_an_empty_instruction_gives_finite_actions():
     spec = replace(SPEC, tasks=(*SPEC.tasks, ""))
     policy, obs = made(spec=spec), observations()
     with_empty = replace(obs, task=np.where(np.arange(BATCH) < 3, 2, obs.task))
@@ -315,7 +314,7 @@ def test_an_empty_instruction_gives_finite_actions_and_changes_no_other():
     assert all(p.grad is not None and p.grad.isfinite().all() for p in policy.backbone.parameters())
 
 
-def test_cameras_are_distinguished_by_name_and_not_by_their_order():
+def test_cameras_are_told_apart_by_name_not_by_order():
     policy, obs = made(), observations()
     backwards = replace(SPEC, images=dict(reversed(SPEC.images.items())))
     other = made(spec=backwards)
@@ -340,7 +339,7 @@ def test_who_may_read_the_config_may_read_the_weights(tmp_path):
 # -- a backbone that learns -------------------------------------------------------------------------------------------
 
 
-def test_a_backbone_that_learns_keeps_its_pictures_and_decides_as_before():
+def test_a_backbone_that_learns_keeps_pictures_and_decides_alike():
     policy, obs = made(FlowSampler(FlowSde(0.5), AllSteps(), 4)), observations()
     before, frozen = outputs(policy, obs), policy.encode(obs)
     features = policy.with_trained_backbone().encode(obs)
@@ -353,7 +352,7 @@ def test_a_backbone_that_learns_keeps_its_pictures_and_decides_as_before():
     assert policy.encode_again(frozen) is frozen
 
 
-def test_a_backbone_that_learns_has_the_gradient_of_what_it_sees_now():
+def test_a_backbone_that_learns_has_the_gradient_of_today():
     """Ratios are 1 before the first step; then the kept features are old, and what counts are the pictures."""
     policy = made(FlowSampler(FlowSde(0.5), AllSteps(), 4)).with_trained_backbone()
     features = policy.encode(observations())

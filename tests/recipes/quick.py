@@ -72,7 +72,7 @@ def corrected() -> Improve:
     """HG-DAgger of the same policy, by a person who takes over at once."""
     recipe = improve()
     trainer = Corrected(
-        "sims.mujoco.tasks.lift_potential:potential",
+        "sims.mujoco.tasks.lift:potential",
         PersonConfig(patience=1, delay=0, hold=2, max_share=0.5),
         WindowConfig(4, 2),
         loop=LoopConfig(4, validate_every=1),

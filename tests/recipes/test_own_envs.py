@@ -10,8 +10,8 @@ import pytest
 
 from sims.toy.point_mass import PointMassEnv
 from tests.commands import save_untrained
+from vla_rl.contract.env import ArraySpec
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.spec import ArraySpec
 from vla_rl.experience.intervention import PersonConfig, SupervisedEnv
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.recipes.env_config import EnvConfig

@@ -17,7 +17,7 @@ from sims.catalog import declared_spec, spec_of
 from tests.policies.vla.tiny_folders import MAKERS
 from vla_rl.cli.main import main
 from vla_rl.cli.override import override
-from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.vla.tokenizer import open_tokenizer
 from vla_rl.recipes.config_files import functions_of, load_config

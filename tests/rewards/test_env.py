@@ -120,7 +120,7 @@ def test_simulators_and_world_models_keep_the_contract(inner_env, kind):
     assert 3 < len(ends) < 40, "the model ends some episodes, and not all"
 
 
-def test_a_reward_model_brings_success_to_an_environment_that_has_none():
+def test_a_reward_model_brings_success_to_an_environment():
     inner = CountingEnv(2)
     inner.spec = replace(inner.spec, success=None)
     assert rewarded(inner, ScriptedReward(course)).spec.success == "once"
@@ -155,7 +155,7 @@ def test_progress_is_rewarded_by_its_differences():
     assert env.progress.tolist() == [1.0] * 3
 
 
-def test_weights_of_progress_done_and_the_environments_own_reward():
+def test_weights_of_progress_done_and_the_own_reward():
     """The sixth action reaches 1.0 and ends it; the environment's own reward is the number of the action."""
     env = counting(weights=RewardWeights(progress=2.0, done=5.0, env=10.0))
     env.reset(np.arange(3), LONG[:3])
@@ -164,7 +164,7 @@ def test_weights_of_progress_done_and_the_environments_own_reward():
     assert second.reward.tolist() == [pytest.approx([51.0, 65.2, 0.0, 0.0])] * 3
 
 
-def test_an_episode_earns_the_progress_from_its_first_to_its_last_frame():
+def test_an_episode_earns_its_progress_from_first_to_last():
     env, rng = rewarded(imagined_env(5), ScriptedReward(brightness, 2.0)), np.random.default_rng(0)
     obs = env.reset(np.arange(5), np.arange(5))
     first, total = brightness(obs.images["front"][:, None])[:, 0], np.zeros(5)
@@ -176,7 +176,7 @@ def test_an_episode_earns_the_progress_from_its_first_to_its_last_frame():
     np.testing.assert_allclose(total, last - first, atol=1e-6)
 
 
-def test_a_reset_starts_at_the_new_first_frame_and_leaves_other_rows_alone():
+def test_a_reset_starts_anew_and_leaves_other_rows_alone():
     env = counting(limit=2.0)
     env.reset(np.arange(3), LONG[:3])
     env.step(zeros(env, 5))
@@ -215,7 +215,7 @@ def test_done_ends_an_episode_inside_a_chunk_and_the_row_idles():
     assert obs.time.tolist() == [0, 6, 6] and env.step(zeros(env, 1)).valid[:, 0].tolist() == [True, False, False]
 
 
-def test_done_takes_as_many_frames_as_the_model_wants_and_is_reset_with_the_episode():
+def test_done_takes_as_many_frames_as_the_model_wants():
     """The sixth action and all after it reach the end; the fourth such frame is the first to be done."""
     env = counting(hold=4)
     env.reset(np.arange(3), LONG[:3])
@@ -242,7 +242,7 @@ def test_the_output_for_repeated_frames_is_ignored():
     assert step.truncated.all() and not step.success.any() and step.cause == ("time_limit",) * 2
 
 
-def test_done_at_the_time_limit_is_a_success_and_the_environments_own_ends_stay():
+def test_done_at_the_time_limit_is_a_success():
     """Odd seeds of the counting environment are cut off, even ones succeed."""
     odd = next(seed for seed in range(1, 500, 2) if episode_length(np.array(seed)) == 6)
     short = next(seed for seed in range(1, 500, 2) if episode_length(np.array(seed)) == 4)
@@ -256,7 +256,7 @@ def test_done_at_the_time_limit_is_a_success_and_the_environments_own_ends_stay(
     assert step.reward.sum(1).tolist() == [1.0, 0.0, 0.0]  # the model reports only one of the two successes
 
 
-def test_executed_actions_and_interventions_are_reported_up_to_the_end():
+def test_what_was_executed_is_reported_up_to_the_end():
     class Helped(CountingEnv):
         """Every second action is an intervention; ``given`` is the received chunk."""
 
@@ -290,7 +290,7 @@ class Failing(CountingEnv):
         return replace(step, success=np.zeros_like(step.success), cause=cause)
 
 
-def test_a_failure_of_the_environment_at_the_same_action_stays_a_failure():
+def test_the_environments_failure_stays_a_failure():
     """Both episodes last six actions, with the sixth the model is done; only the cut-off one succeeds."""
     lengths = {odd: next(s for s in range(odd, 900, 2) if episode_length(np.array(s)) == 6) for odd in (0, 1)}
     env = rewarded(Failing(2), ScriptedReward(course), RewardWeights(0.0, 1.0))
@@ -302,7 +302,7 @@ def test_a_failure_of_the_environment_at_the_same_action_stays_a_failure():
     assert later.cause == step.cause and later.success.tolist() == [False, True]
 
 
-def test_without_a_notion_of_success_the_model_decides_how_a_termination_counts():
+def test_without_success_the_model_says_how_a_termination_counts():
     inner = Failing(1)
     inner.spec = replace(inner.spec, success=None)
     env = rewarded(inner, ScriptedReward(course))
@@ -347,7 +347,7 @@ def test_an_environment_on_a_device_is_converted_to_numpy():
 # -- snapshots --------------------------------------------------------------------------------------------------------
 
 
-def test_a_snapshot_continues_in_another_row_and_another_environment():
+def test_a_snapshot_continues_in_another_environment():
     """With the model's state and the displayed frame of an environment that is done."""
     env = counting(hold=3)
     env.reset(np.arange(3), LONG[:3])

@@ -152,7 +152,7 @@ def drawn(near: int, count: int = 4000):
     return pairs, *(side.images["front"][:, 0, 0, 0].astype(int) for side in (pairs.first, pairs.second))
 
 
-def test_a_pair_is_of_one_episode_in_either_order_with_its_progress():
+def test_a_pair_is_of_one_episode_with_its_progress():
     pairs, first, second = drawn(near=3)
     assert np.array_equal(pairs.first.episode, pairs.second.episode)
     want = np.concatenate([np.minimum(np.arange(20) / 18, 1), np.minimum(np.arange(30) / 25, 1), np.zeros(25)])
@@ -179,7 +179,7 @@ def test_batches_differ_and_follow_from_the_generator():
     assert sampled(1) == sampled(1) != sampled(2) and sampled(1)[0] != sampled(1)[1]
 
 
-def test_without_failures_all_are_successes_and_without_successes_there_is_nothing():
+def test_without_failures_all_are_successes():
     frames = episodes()
     pairs = PairSampler(frames.select(frames.episode < 2), 3, np.random.default_rng(0)).draw(10)
     assert (pairs.first.episode < 2).all()

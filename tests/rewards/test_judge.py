@@ -60,7 +60,7 @@ def by_hand(percent: np.ndarray, valid: np.ndarray, stride: int) -> tuple[list[f
 
 @pytest.mark.parametrize("stride", [1, 3])
 @pytest.mark.parametrize("cuts", [[], [1], [4, 5], [2, 3, 9]])
-def test_every_few_frames_are_evaluated_however_they_are_cut_into_chunks(stride, cuts):
+def test_every_few_frames_are_evaluated_in_any_chunks(stride, cuts):
     rng = np.random.default_rng(stride)
     percent, valid = rng.integers(1, 100, (6, 12)), rng.random((6, 12)) < 0.7
     model = ByBrightness()
@@ -77,7 +77,7 @@ def test_every_few_frames_are_evaluated_however_they_are_cut_into_chunks(stride,
     assert sorted(asked) == sorted(pixel for _, pixels in want for pixel in pixels)
 
 
-def test_the_question_contains_the_instruction_and_cameras_keep_their_order():
+def test_the_question_contains_the_instruction():
     model = ByBrightness()
     judge = VLMJudge(VLMJudgeConfig(cameras=("wrist", "front"), stride=1), model)
     frames = clip(np.array([[10, 20], [30, 40]]), "front", "side", "wrist")
@@ -91,7 +91,7 @@ def test_the_question_contains_the_instruction_and_cameras_keep_their_order():
         VLMJudge(VLMJudgeConfig(prompt="Is it done?"), model)
 
 
-def test_the_threshold_is_inclusive_and_nothing_is_done_before_the_first_frame():
+def test_the_threshold_is_inclusive():
     judge = VLMJudge(VLMJudgeConfig(stride=1, threshold=0.5), ByBrightness())
     output, _ = judge.evaluate(clip(np.array([[49, 50, 51]])), ["it"], np.ones((1, 3), bool), judge.initial_state(1))
     assert output.done.tolist() == [[False, True, True]]
@@ -186,7 +186,7 @@ def test_the_answer_is_that_of_the_next_token_by_hand(model_folder):
     assert found.dtype == np.float32
 
 
-def test_answers_depend_on_image_and_question_but_not_on_the_batch(model_folder):
+def test_answers_do_not_depend_on_the_batch(model_folder):
     images = pictures(5)
     question = [QUESTIONS[i % 2] for i in range(5)]
     together = asker(model_folder).probability(images, question)
@@ -203,7 +203,7 @@ def test_answers_depend_on_image_and_question_but_not_on_the_batch(model_folder)
     assert np.abs(switched - together).max() > 1e-3, "the order of the cameras counts"
 
 
-def test_a_judge_comes_back_from_its_folder_and_follows_its_model(model_folder, tmp_path):
+def test_a_judge_comes_back_and_follows_its_model(model_folder, tmp_path):
     config = VLMJudgeConfig(VLMConfig(model=str(model_folder)), ("wrist",), PROMPT, stride=2, threshold=0.4)
     VLMJudge.from_config(config).save_pretrained(tmp_path / "judge")
     judge = load_reward(tmp_path / "judge")

@@ -191,7 +191,7 @@ def by_vlac(brightness: np.ndarray, valid: np.ndarray, stride: int, floor: float
 
 @pytest.mark.parametrize("stride", [1, 3])
 @pytest.mark.parametrize("cuts", [[], [1], [4, 5], [2, 3, 9]])
-def test_progress_follows_vlac_however_the_frames_are_cut_into_chunks(stride, cuts):
+def test_progress_follows_vlac_in_any_chunks(stride, cuts):
     rng = np.random.default_rng(stride)
     brightness, valid = rng.integers(0, 200, (40, 12)), rng.random((40, 12)) < 0.8
     model = bright(replace(SMALL, stride=stride, floor=0.05))
@@ -205,7 +205,7 @@ def test_progress_follows_vlac_however_the_frames_are_cut_into_chunks(stride, cu
     assert progress.dtype == np.float32 and progress.min() == 0 and progress.max() == pytest.approx(1)
 
 
-def test_a_round_trip_has_no_progress_and_a_finished_task_can_be_undone():
+def test_a_round_trip_is_no_progress_and_a_task_can_be_undone():
     forward = np.array([[0, 20, 45, 60, 80, 100]])
     path = np.concatenate([forward, forward[:, ::-1]], 1)
     model = bright(replace(SMALL, stride=1, floor=0.1))

@@ -165,7 +165,7 @@ def by_hand(high: np.ndarray, valid: np.ndarray, hold: int) -> np.ndarray:
 
 @pytest.mark.parametrize("hold", [1, 3])
 @pytest.mark.parametrize("cuts", [[], [1], [4, 5], [2, 3, 9]])
-def test_done_takes_consecutive_frames_however_they_are_cut_into_chunks(hold, cuts):
+def test_done_takes_consecutive_frames_in_any_chunks(hold, cuts):
     rng = np.random.default_rng(hold)
     high, valid = rng.random((40, 12)) < 0.7, rng.random((40, 12)) < 0.8
     model = ByBrightness({"front": (2, 2, 3)}, ["it"], replace(SMALL, hold=hold))

@@ -7,9 +7,9 @@ import time
 
 import numpy as np
 
-from robot_drivers.chunks import RecedingHorizon
 from robot_drivers.control import ControlConfig
-from robot_drivers.human import HumanInput
+from robot_drivers.executor import RecedingHorizon
+from robot_drivers.record import HumanInput
 from tests.robot_drivers.toy_arm import LIMITS, ToyArm
 
 HERE = "tests.robot_drivers.file_arm"
@@ -59,7 +59,7 @@ def config(path: str, leader: bool = False) -> ControlConfig:
         f"{HERE}:FileArm",
         LIMITS.to_json(),
         {"path": path},
-        f"robot_drivers.chunks:{RecedingHorizon.__name__}",
+        f"robot_drivers.executor:{RecedingHorizon.__name__}",
         {"steps": 10},
         teleoperator=f"{HERE}:RestlessLeader" if leader else "",
     )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from robot_drivers.control_process import ControlProcess
-from robot_drivers.runtime import Runtime
+from robot_drivers.runtime import ControlProcess, Runtime
 from tests.robot_drivers.file_arm import SPEED, config
 from tests.robot_drivers.toy_arm import observation, towards
 

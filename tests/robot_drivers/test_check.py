@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from robot_drivers.budget import Budget, PolicyTiming
 from robot_drivers.cameras.camera import Camera, CameraError, CameraSpec, Frame
-from robot_drivers.check import check_robot
+from robot_drivers.check import Clock, Finding, LatencyBudget, PolicyTiming, check_robot
 from robot_drivers.config import Part, RobotConfig
 from robot_drivers.driver import DriverError, Joint, Measurement, RobotSpec
-from robot_drivers.findings import Clock, Finding
-from robot_drivers.human import HumanInput
 from robot_drivers.limits import Limits
+from robot_drivers.record import HumanInput
 from tests.patience import PATIENCE
 from vla_rl.contract.errors import UserError
 
@@ -269,7 +267,7 @@ def test_ports_that_are_not_there_are_found_before_anything_is_opened(tmp_path):
 
 
 def latency(*took: float, horizon: int = 16) -> dict[str, Finding]:
-    budget = Budget(HZ, pictures=0.03, measurement=0.004)
+    budget = LatencyBudget(HZ, pictures=0.03, measurement=0.004)
     return {finding.name: finding for finding in budget.findings(PolicyTiming(np.array(took), horizon))}
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from robot_drivers.control_process import ControlProcess
 from robot_drivers.env import RobotEnv, robot_env_spec
+from robot_drivers.runtime import ControlProcess
 from tests.robot_drivers.file_arm import config
 from tests.robot_drivers.toy_arm import ARM, observation
 from vla_rl.contract.env import VecEnv
@@ -30,7 +30,7 @@ def robot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RobotEnv, 
         return ""
 
     path: Path = tmp_path_factory.mktemp("robot") / "commands"
-    whole = replace(config(str(path)), chunks="robot_drivers.chunks:OpenLoop", chunks_options={})
+    whole = replace(config(str(path)), chunks="robot_drivers.executor:OpenLoop", chunks_options={})
     env = RobotEnv(ControlProcess(whole), SPEC, observation, ask)
     yield env, asked
     env.close()

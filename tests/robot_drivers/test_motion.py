@@ -7,9 +7,9 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from robot_drivers.motion import Course, Joint, Motion, Rates, run, steer, to_velocity
+from robot_drivers.motion import Course, JointBounds, Motion, RateBounds, ramp, run, steer, to_velocity
 
-RATES = Rates(2.0, 10.0, 200.0)
+RATES = RateBounds(2.0, 10.0, 200.0)
 DETERMINISTIC = settings(
     derandomize=True, deadline=None, max_examples=60, database=None, phases=(Phase.explicit, Phase.generate)
 )
@@ -70,9 +70,27 @@ def test_braking_goes_on_along_the_same_path(motion, first, second):
 
 
 def test_a_moving_target_is_followed_beside_it_without_overshoot():
-    joint, motion, target = Joint(RATES, -9.0, 9.0), Motion(0.0, 0.0, 0.0), 0.5
+    joint, motion, target = JointBounds(RATES, -9.0, 9.0), Motion(0.0, 0.0, 0.0), 0.5
     for _ in range(100):
         target += 0.02 * 0.8
         motion = steer(joint, motion, target, 0.8, 0.02, 0.04).at(0.02)
         assert motion.position <= target + 1e-9
     assert motion == pytest.approx((target, 0.8, 0.0), abs=1e-6)
+
+
+def test_the_slowest_joint_sets_the_time_and_all_arrive_together():
+    way = ramp(np.array([0.0, 1.0]), np.array([0.4, 0.9]), np.array([1.0, 0.5]), 0.1)
+    np.testing.assert_allclose(way, [[0.1, 0.975], [0.2, 0.95], [0.3, 0.925], [0.4, 0.9]], atol=1e-12)
+
+
+def test_a_way_that_is_not_a_whole_number_of_steps_is_slower_and_never_faster():
+    start, goal, velocity = np.array([0.0]), np.array([0.25]), np.array([1.0])
+    way = ramp(start, goal, velocity, 0.1)
+    assert len(way) == 3 and np.diff(way[:, 0], prepend=0.0).max() <= 0.1
+    assert way[-1, 0] == 0.25
+
+
+@pytest.mark.parametrize("goal", [0.3, 0.3 + 1e-12])
+def test_an_arm_that_is_there_already_gets_one_step(goal: float):
+    way = ramp(np.array([0.3]), np.array([goal]), np.array([1.0]), 0.02)
+    assert way.tolist() == [[goal]]

@@ -12,13 +12,11 @@ import cv2
 import numpy as np
 import pytest
 
-from robot_drivers import devices
 from robot_drivers import setup as routine
 from robot_drivers.check import check_robot
 from robot_drivers.config import RobotConfig
-from robot_drivers.devices import FoundCamera
 from robot_drivers.limits import Box
-from robot_drivers.setup import ARMS, CAMERAS, TELEOPERATORS
+from robot_drivers.setup import ARMS, CAMERAS, TELEOPERATORS, FoundCamera, plugged_cameras
 from tests.patience import PATIENCE
 from tests.robot_drivers.servo_bus import Port, Servos
 from vla_rl.contract.errors import UserError
@@ -167,7 +165,7 @@ def test_cameras_are_found_that_give_a_picture(tmp_path):
     writer.write(np.zeros((32, 48, 3), np.uint8))
     writer.release()
     text.write_text("no film")
-    assert devices.cameras([str(text), str(film)]) == [FoundCamera(str(film), 48, 32, 25.0)]
+    assert plugged_cameras([str(text), str(film)]) == [FoundCamera(str(film), 48, 32, 25.0)]
 
 
 def test_the_dialogue_on_a_terminal_writes_a_file_that_check_accepts(tmp_path):

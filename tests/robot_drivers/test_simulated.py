@@ -9,13 +9,12 @@ import sys
 import numpy as np
 import pytest
 
-from robot_drivers.driver import DriverError, Judged, Measurement, Resets, RobotDriver, open_driver
+from robot_drivers.driver import DriverError, Measurement, Resets, RobotDriver, open_driver
 from robot_drivers.limits import Limits
 from robot_drivers.safety import Request, Supervisor
-from robot_drivers.simulated import SimulatedRobot
-from robot_drivers.simulated_hardware import Imperfections
+from robot_drivers.simulated import Imperfections, SimulatedRobot
 from sims.catalog import make
-from sims.mujoco.so101.expert import So101Expert
+from sims.mujoco.tasks.so101 import So101Expert
 from vla_rl.contract.errors import ContractError, UserError
 
 DT = 0.04
@@ -53,13 +52,13 @@ def positions(robot, commands):
 
 def test_it_is_a_driver_known_before_it_connects():
     robot = open_driver("robot_drivers.simulated:SimulatedRobot", {"options": {"control_hz": 50, **STATE_ONLY}})
-    assert isinstance(robot, RobotDriver) and isinstance(robot, Resets) and not robot.is_connected
+    assert isinstance(robot, RobotDriver) and not robot.is_connected
     assert robot.spec.names[:2] == ("shoulder_pan.pos", "shoulder_lift.pos") and robot.spec.control_hz == 50
     assert robot.spec.joints[0].high == pytest.approx(1.91986) and robot.spec.joints[5].unit == "1"
     with pytest.raises(DriverError, match="not connected"):
         robot.observe()
     robot.connect()
-    assert robot.is_connected and isinstance(robot, Judged)
+    assert robot.is_connected and isinstance(robot, Resets)
     robot.disconnect()
     robot.disconnect()
     assert not robot.is_connected

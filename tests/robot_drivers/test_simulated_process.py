@@ -13,11 +13,12 @@ import time
 import numpy as np
 import pytest
 
-from robot_drivers import simulated_client
+from robot_drivers import simulated_process
 from robot_drivers.cameras.camera import CameraError, FrameSource
-from robot_drivers.driver import DriverError, Judged, Resets, RobotDriver
-from robot_drivers.simulated_client import SimulatedArm, SimulatedCamera, SimulatedProcess
+from robot_drivers.driver import DriverError, Resets, RobotDriver
+from robot_drivers.simulated_process import SimulatedArm, SimulatedCamera
 from tests.patience import PATIENCE
+from tests.robot_drivers.simulated_robot import SimulatedProcess
 from vla_rl.contract.errors import ContractError, UserError
 
 OPTIONS = {"image_size": 16, "threads": 1, "seconds": 3600}
@@ -36,7 +37,7 @@ def robot(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
     """Answers come, however long the other process is held up."""
-    monkeypatch.setattr(simulated_client, "_PATIENCE", PATIENCE)
+    monkeypatch.setattr(simulated_process, "_PATIENCE", PATIENCE)
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def seen_by(robot):
 
 
 def test_it_is_a_driver_whose_measurements_are_fresh(arm):
-    assert isinstance(arm, RobotDriver) and isinstance(arm, Resets) and isinstance(arm, Judged)
+    assert isinstance(arm, RobotDriver) and isinstance(arm, Resets)
     first = arm.observe().captured
     assert first <= time.monotonic()
     until(lambda: arm.observe().captured > first + 3 * 0.04 - 1e-6)
@@ -89,7 +90,7 @@ def test_it_goes_to_its_target_and_holds_it_when_its_driver_is_gone(robot, arm):
 def test_killing_the_control_process_leaves_the_robot_and_its_cameras(robot, arm):
     arm.disconnect()
     code = (
-        f"import sys, time; from robot_drivers.simulated_client import SimulatedArm as A; a = A({robot.address!r}); "
+        f"import sys, time; from robot_drivers.simulated_process import SimulatedArm as A; a = A({robot.address!r}); "
         f"a.connect(); a.command({AWAY.tolist()}); print('sent', flush=True); time.sleep(600)"
     )
     driver = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -176,7 +177,7 @@ def test_a_lost_measurement_arrives_as_no_answer():
 
 def test_it_ends_with_its_owner_and_not_before():
     code = (
-        "import os; from robot_drivers.simulated_client import SimulatedProcess as P; "
+        "import os; from tests.robot_drivers.simulated_robot import SimulatedProcess as P; "
         "p = P(robot={'options': {'render': False, 'threads': 1}}); print(p.pid, p.address, flush=True); os._exit(9)"
     )
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

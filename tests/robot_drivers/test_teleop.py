@@ -16,10 +16,9 @@ import pytest
 
 from robot_drivers.driver import DriverError
 from robot_drivers.teleop.gamepad import Gamepad, SpaceMouse
-from robot_drivers.teleop.keyboard import Keyboard
+from robot_drivers.teleop.keyboard import Foreground, Keyboard
 from robot_drivers.teleop.leader import SO101Leader
 from robot_drivers.teleop.process import Teleoperator
-from robot_drivers.teleop.terminal import Foreground
 from tests.patience import PATIENCE
 from tests.robot_drivers.servo_bus import TICKS, Port, Servos
 from tests.robot_drivers.test_so101 import GOLDEN, HERE, PATIENT_MS, TICK

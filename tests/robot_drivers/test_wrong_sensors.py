@@ -9,13 +9,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from robot_drivers.chunks import OpenLoop
-from robot_drivers.decisions import Decision
 from robot_drivers.driver import Measurement
-from robot_drivers.executor import Executor
-from robot_drivers.human import HumanInput
-from robot_drivers.lockstep import VirtualClock
+from robot_drivers.executor import Executor, OpenLoop
+from robot_drivers.record import Decision, HumanInput
 from robot_drivers.safety import Request, Supervisor
+from robot_drivers.simulated import VirtualClock
 from tests.robot_drivers.arms import STEP, measured, two_joints
 from tests.robot_drivers.checking import check
 from tests.robot_drivers.test_safety import DETERMINISTIC, moving

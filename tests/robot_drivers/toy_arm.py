@@ -8,14 +8,12 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from robot_drivers.chunks import Chunks
-from robot_drivers.decisions import Decision, Query
 from robot_drivers.driver import DriverError, Joint, Measurement, RobotSpec
-from robot_drivers.executor import Executor
-from robot_drivers.human import HumanInput
+from robot_drivers.executor import Chunks, Executor
 from robot_drivers.limits import Limits
-from robot_drivers.lockstep import Lockstep, VirtualClock
+from robot_drivers.record import Decision, HumanInput, Query, Record
 from robot_drivers.safety import Supervisor
+from robot_drivers.simulated import Lockstep, VirtualClock
 from vla_rl.contract.env import Observation
 
 HZ = 50.0
@@ -76,14 +74,24 @@ def towards(goal: npt.ArrayLike, length: int = 8, speed: float = 0.5) -> Callabl
     return decide
 
 
+class EpisodesInLockstep(Lockstep):
+    def episode(self, number: int, time_limit: int) -> list[Record]:
+        """The records of episode ``number``, which ends by its outcome or after ``time_limit`` steps."""
+        self.begin(number, time_limit)
+        records = [self.step()]
+        while not records[-1].outcome:
+            records.append(self.step())
+        return records
+
+
 def lockstep(
     chunks: Chunks,
     decide: Callable[[Query], Decision],
     delay: int = 0,
     person: Callable[[int, Measurement], HumanInput | None] | None = None,
-) -> tuple[Lockstep, ToyArm]:
+) -> tuple[EpisodesInLockstep, ToyArm]:
     """A toy arm with everything around it, in virtual time."""
     clock = VirtualClock()
     arm = ToyArm(clock)
     executor = Executor(arm, Supervisor(LIMITS), chunks, attended=person is not None)
-    return Lockstep(executor, decide, observation, clock, DT, delay, person), arm
+    return EpisodesInLockstep(executor, decide, observation, clock, DT, delay, person), arm

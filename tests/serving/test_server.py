@@ -15,8 +15,8 @@ import torch
 from sims.toy import counting, point_mass
 from tests.patience import PATIENCE, wait_until
 from tests.serving.served import CHUNK, PATIENT, Benchmark, NoisyPolicy, counted, echo_policy, serving
+from vla_rl.contract.env import ArraySpec
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import ArraySpec
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.serving import vla_eval
 from vla_rl.serving.observation import SingleObservation

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from sims.mujoco.arrays import Constant, cases_of, count, first_case, pick
 from sims.mujoco.scene import CUBES_QPOS, FINGER_QPOS
+from sims.mujoco.task import Constant, cases_of, count, first_case, pick
 from sims.mujoco.tasks.lift import LiftTask
 from sims.mujoco.tasks.mixed import MixedTask
 from sims.mujoco.tasks.place import PlaceTask

@@ -6,8 +6,8 @@ import mujoco
 import numpy as np
 import pytest
 
-from sims.camera_rig import CameraRig
-from sims.mujoco.shared_renderer import SharedRenderer
+from sims.base import CameraRig
+from sims.mujoco.canvas import Canvas
 
 SCENE = """<mujoco><worldbody><light pos="0 0 2"/><camera name="top" pos="0 0 1"/>
 <geom type="box" size="0.3 0.3 0.1" rgba="{} 1"/></worldbody></mujoco>"""
@@ -25,8 +25,8 @@ def scenes():
 
 def test_every_task_has_its_own_picture_and_the_renderer_that_was_used_longest_ago_is_closed(scenes, monkeypatch):
     closed = []
-    real = SharedRenderer.close
-    monkeypatch.setattr(SharedRenderer, "close", lambda one: closed.append(one) or real(one))
+    real = Canvas.close
+    monkeypatch.setattr(Canvas, "close", lambda one: closed.append(one) or real(one))
     rig = CameraRig(["top"], 16, most=2)
     for name in ("red", "green", "red", "blue", "red", "green"):
         picture = rig.images(name, *scenes[name])["top"]
@@ -39,4 +39,4 @@ def test_every_task_has_its_own_picture_and_the_renderer_that_was_used_longest_a
 
 def test_without_cameras_nothing_is_rendered(scenes):
     rig = CameraRig([], 16, most=1)
-    assert rig.images("red", *scenes["red"]) == {} and not rig._renderers
+    assert rig.images("red", *scenes["red"]) == {} and not rig._canvases

@@ -25,11 +25,11 @@ def test_a_reset_leaves_nothing_of_the_last_episode():
     env.reset([0, 1], [1, 2])
     env.step(np.full((2, 20, 4), (0.01, 0.0, -0.01, 1.0), np.float32))
     env.reset([1], [7])
-    assert np.array_equal(env.snapshot([1])["physics"][0], fresh(env._task, 7))
-    assert not np.array_equal(env.snapshot([0])["physics"][0], fresh(env._task, 1))
+    assert np.array_equal(env.snapshot([1])["physics"][0], fresh(env.task, 7))
+    assert not np.array_equal(env.snapshot([0])["physics"][0], fresh(env.task, 1))
 
 
 def test_the_first_episode_begins_as_mujoco_does():
     env = make("lift", num_envs=2, render=False)
     env.reset([1, 0], [3, 4])
-    assert np.array_equal(env.snapshot([0, 1])["physics"], np.stack([fresh(env._task, 4), fresh(env._task, 3)]))
+    assert np.array_equal(env.snapshot([0, 1])["physics"], np.stack([fresh(env.task, 4), fresh(env.task, 3)]))

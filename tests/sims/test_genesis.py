@@ -15,28 +15,21 @@ import numpy as np
 import pytest
 import torch
 
-from sims import catalog
-from sims.genesis import franka, scene
-from sims.genesis.cameras import Cameras
-from sims.genesis.lift import GenesisEnv, engine, make, make_in_process, spec
-from sims.genesis.scene import AWAY, CUBES, FINGERS, Rows
+from sims import catalog, genesis
+from sims.genesis import AWAY, CUBES, FINGERS, Cameras, GenesisEnv, Rows, engine, make, make_in_process, spec
 from sims.mujoco.scene import CUBE_EDGE, FINGER_OPEN, WORKSPACE_HIGH, WORKSPACE_LOW
-from sims.mujoco.tasks.lift import LiftTask
-from sims.mujoco.tasks.lift_expert import LiftExpert
-from tests.benchmarks.genesis import genesis_vs_alone
-from tests.benchmarks.measure import NotRun
+from sims.mujoco.tasks.lift import LiftExpert, LiftTask
 from tests.elsewhere import elsewhere
 from tests.franka_hand import hand_at
 from tests.waiting import counted_waits
 from vla_rl.contract.check import check_env
-from vla_rl.contract.device import read_step
-from vla_rl.contract.env import on_host
+from vla_rl.contract.env import EnvSpec, on_host
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import EnvSpec
+from vla_rl.contract.tracker import read_step
 
 
 class IdealScene:
-    """The interface of ``sims.genesis.scene.Scene``: a cube between closing fingers comes along, nothing falls."""
+    """The interface of ``sims.genesis.Scene``: a cube between closing fingers comes along, nothing falls."""
 
     def __init__(self, num_envs, colours=4, device="cpu"):
         self._num_envs, self._colours, self._device = num_envs, colours, device
@@ -58,7 +51,7 @@ class IdealScene:
         near = (cubes[..., :3] - rows.pinch[:, None]).abs().amax(2) < 0.015
         moved = (pinch - rows.pinch)[:, None] * (near & (opening == 0)[:, None])[..., None]
         cubes[..., :3] += moved
-        qpos[:, : franka.ARM], qpos[:, FINGERS] = franka.joints_at(pinch), opening[:, None]
+        qpos[:, : genesis.FRANKA_JOINTS], qpos[:, FINGERS] = genesis.joints_at(pinch), opening[:, None]
         diverged = ~rows.qpos.isfinite().all(1)
         for env_id in self.broken:
             diverged[env_id] = True
@@ -146,18 +139,12 @@ def present(monkeypatch):
 
 def test_too_many_environments_for_the_memory_are_refused_before_the_scene_is_made(present, monkeypatch):
     present._initialized, present.backend, made = True, present.cpu, []
-    monkeypatch.setattr("sims.device_memory.free_bytes", lambda device: 10**9)
-    monkeypatch.setattr(scene, "Scene", lambda package, count, *rest: made.append(IdealScene(count)) or made[-1])
+    monkeypatch.setattr("sims.base.free_bytes", lambda device: 10**9)
+    monkeypatch.setattr(genesis, "Scene", lambda package, count, *rest: made.append(IdealScene(count)) or made[-1])
     with pytest.raises(UserError, match=r"2000 environments of 1\.00 MB each .* 1\.0 GB that are free .*; 900 fit\."):
         make_in_process(2000, cameras=[])
     assert [one.rest().qpos.shape[0] for one in made] == [1, 2] and all(one.closed for one in made)
     assert make_in_process(300, cameras=[]).num_envs == 300
-
-
-def test_without_genesis_its_benchmark_says_how_it_is_had(monkeypatch):
-    monkeypatch.setitem(sys.modules, "genesis", None)
-    with pytest.raises(NotRun, match=r"not installed beside vla-rl; pip install 'vla-rl\[genesis\]'"):
-        genesis_vs_alone()
 
 
 @pytest.mark.parametrize("num_envs", [1, 3])
@@ -197,9 +184,9 @@ _LIMITS = [2.8973, 1.7628, 2.8973, (-3.0718, -0.0698), 2.8973, (-0.0175, 3.7525)
 def test_the_joints_put_the_fingers_where_they_are_wanted():
     corners = np.stack(np.meshgrid(*zip(WORKSPACE_LOW, WORKSPACE_HIGH, strict=True)), -1).reshape(-1, 3)
     wanted = np.concatenate([corners, np.random.default_rng(0).uniform(WORKSPACE_LOW, WORKSPACE_HIGH, (20, 3))])
-    for place, joints in zip(wanted, franka.joints_at(torch.from_numpy(wanted)).numpy(), strict=True):
-        hand = hand_at(joints, franka.BASE, franka.BASE_TURN)
-        np.testing.assert_allclose((hand @ [*franka.PINCH, 1])[:3], place, atol=1e-12)
+    for place, joints in zip(wanted, genesis.joints_at(torch.from_numpy(wanted)).numpy(), strict=True):
+        hand = hand_at(joints, genesis.BASE, genesis.BASE_TURN)
+        np.testing.assert_allclose((hand @ [*genesis.PINCH, 1])[:3], place, atol=1e-12)
         np.testing.assert_allclose(hand[:3, 2], [0, 0, -1], atol=1e-12)  # it points down
         np.testing.assert_allclose(np.abs(hand[:3, 1]), [1, 0, 0], atol=1e-12)  # the fingers open across the picture
         for joint, limit in zip(joints, _LIMITS, strict=True):

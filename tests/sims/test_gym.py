@@ -15,8 +15,8 @@ from gymnasium.spaces import Box
 from sims.catalog import make
 from sims.gym import GymEnv
 from vla_rl.contract.check import check_env
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.normalization import Affine
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "gym.py"

@@ -12,7 +12,7 @@ from sims.catalog import make
 from sims.gym import PHYSICS
 from vla_rl.contract.check import check_env
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.randomization import RANDOMIZATION
+from vla_rl.contract.task import RANDOMIZATION
 
 PENDULUM = {"id": "InvertedPendulum-v5", "time_limit": 60}
 ALL = {parameter.name: {"low": 0.5, "high": 1.5} for parameter in PHYSICS}

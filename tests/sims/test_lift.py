@@ -9,11 +9,10 @@ import pytest
 from sims.catalog import make
 from sims.mujoco.canvas import available_backends, open_context
 from sims.mujoco.render import Renderer, project
-from sims.mujoco.scene import cube_addresses
+from sims.mujoco.scene import CUBES_QPOS
 from sims.mujoco.tabletop import HOLD_STEPS, LIFT_HEIGHT, SPACING
-from sims.mujoco.tasks.lift import LiftTask
-from sims.mujoco.tasks.lift_expert import LiftExpert
-from sims.mujoco.tasks.lift_scenes import random_scenes
+from sims.mujoco.tasks import scenes
+from sims.mujoco.tasks.lift import LiftExpert, LiftTask
 from vla_rl.contract.errors import UserError
 
 NAMED = "task_state/named"
@@ -48,9 +47,9 @@ def play(env, seeds, until=60, horizon=5):
 def levitate(env, row, cube, height=0.1):
     """Hold a cube of an environment still in the air; in the next control step it falls less than 2 cm."""
     saved = env.snapshot([row])
-    saved["physics"][0, _qpos_start(env) + cube_addresses(3)[cube] + 2] = height
-    qvel = _qpos_start(env) + env._task.model.nq
-    saved["physics"][0, qvel : qvel + env._task.model.nv] = 0
+    saved["physics"][0, _qpos_start(env) + CUBES_QPOS + 7 * cube + 2] = height
+    qvel = _qpos_start(env) + env.task.model.nq
+    saved["physics"][0, qvel : qvel + env.task.model.nv] = 0
     env.restore([row], saved)
 
 
@@ -214,7 +213,7 @@ def test_a_resting_cube_is_not_up():
     task_state = {name: value[None] for name, value in start.task_state.items()}
     qpos = start.qpos[None].copy()
     for height, up in [(0.018, 0), (LIFT_HEIGHT - 1e-6, 0), (LIFT_HEIGHT, 3)]:
-        qpos[:, cube_addresses(3) + 2] = height
+        qpos[:, CUBES_QPOS + 7 * np.arange(3) + 2] = height
         assert (task.evaluate(qpos, task_state).task_state["held"] > 0).sum() == up
 
 
@@ -242,7 +241,7 @@ def test_a_row_whose_physics_diverges_is_truncated_and_its_neighbour_lives(lift,
     env = lift(2)
     before = env.reset([0, 1], [1, 2])
     saved = env.snapshot([0])
-    saved["physics"][0, _qpos_start(env) + env._task.model.nq] = 1e300
+    saved["physics"][0, _qpos_start(env) + env.task.model.nq] = 1e300
     env.restore([0], saved)
     step = env.step(np.zeros((2, 2, 4)))
     assert step.cause == ("diverged", "") and step.truncated[0] and step.valid.sum(1).tolist() == [1, 2]
@@ -256,7 +255,7 @@ def test_a_diverged_row_earns_nothing_although_its_last_state_would_succeed(lift
     held_up(env, 0, HOLD_STEPS - 1)
     levitate(env, 0, int(env.snapshot([0])[NAMED][0]))
     saved = env.snapshot([0])
-    saved["physics"][0, _qpos_start(env) + env._task.model.nq] = 1e300
+    saved["physics"][0, _qpos_start(env) + env.task.model.nq] = 1e300
     env.restore([0], saved)
     step = env.step(STAY)
     assert step.cause == ("diverged",) and not step.success[0] and step.reward[0, 0] == 0
@@ -358,14 +357,14 @@ def test_a_backend_that_works_is_found_and_probing_names_reasons():
 
 
 def test_labelled_scenes_point_at_the_named_cube():
-    scenes = random_scenes(200, seed=4)
-    assert [len(part) for part in scenes] == [200] * 4 and len(set(scenes.tasks.tolist())) == 4
-    repeated = random_scenes(200, seed=4)
-    assert all(np.array_equal(a, b) for a, b in zip(scenes, repeated, strict=True))
+    made = scenes.lift(200, seed=4)
+    assert [len(part) for part in made] == [200] * 4 and len(set(made.tasks.tolist())) == 4
+    repeated = scenes.lift(200, seed=4)
+    assert all(np.array_equal(a, b) for a, b in zip(made, repeated, strict=True))
     colour = np.array([[0.86, 0.10, 0.10], [0.10, 0.62, 0.18], [0.10, 0.28, 0.90], [0.95, 0.78, 0.08]])
-    column, line = np.clip(((scenes.uv[:, 0] + 1) * 32).astype(int), 0, 63).T
-    colours = scenes.images[np.arange(200), line, column].astype(float)
-    wanted = colour[scenes.tasks]
+    column, line = np.clip(((made.uv[:, 0] + 1) * 32).astype(int), 0, 63).T
+    colours = made.images[np.arange(200), line, column].astype(float)
+    wanted = colour[made.tasks]
     cosine = (colours * wanted).sum(1) / np.linalg.norm(colours, axis=1).clip(1) / np.linalg.norm(wanted, axis=1)
     assert (cosine > 0.97).mean() > 0.85  # the rest is hidden behind the gripper or another cube
 

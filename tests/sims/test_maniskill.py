@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from sims.catalog import make
-from sims.maniskill import build, mesa
+from sims.maniskill import build, vulkan
 from sims.maniskill.build import INSTRUCTIONS, ManiSkillEnv, ReplayingManiSkillEnv, _refusal, instruction_of
 from sims.maniskill.make import make_in_process
 from sims.maniskill.vulkan import Driver, drivers, verdict
 from sims.maniskill.world import Outcome, SeededRows, controls_of
 from vla_rl.contract.check import check_env
+from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 LIMIT = 9
 SPEC = EnvSpec(
@@ -153,7 +153,7 @@ def test_closing_twice_frees_once():
 
 def test_too_many_simulations_on_the_processor_are_refused_by_what_the_process_grows_by(monkeypatch):
     monkeypatch.setattr(build, "process_bytes", lambda: 10**8 + 3 * 10**6 * len(made))
-    monkeypatch.setattr("sims.device_memory.free_bytes", lambda device: 10**9)
+    monkeypatch.setattr("sims.base.free_bytes", lambda device: 10**9)
     made: list[Slider] = []
     with pytest.raises(
         UserError, match=r"^400 environments of 3\.00 MB each do not fit the 1\.0 GB .*'cpu'.*; 300 fit"
@@ -170,7 +170,7 @@ def test_too_many_environments_on_a_gpu_are_refused_by_the_difference_of_two_sma
     def free(device):
         return 10**9 - sum(10**8 + 2 * 10**6 * world.num_envs for world in made if not world.closed)
 
-    for place in ("sims.maniskill.build.free_bytes", "sims.device_memory.free_bytes"):
+    for place in ("sims.maniskill.build.free_bytes", "sims.base.free_bytes"):
         monkeypatch.setattr(place, free)
     with pytest.raises(UserError, match=r"^512 environments of 2\.00 MB each do not fit .* 'cuda'.*; 450 fit"):
         build.worlds_of(512, "cuda", lambda size: made.append(Slider(size)) or made[-1])
@@ -330,11 +330,11 @@ def test_drivers_that_cannot_be_loaded_are_none(tmp_path):
 
 
 def test_a_driver_that_was_unpacked_is_found_by_the_processes(tmp_path):
-    assert mesa.variables(tmp_path) == {}
+    assert vulkan.variables(tmp_path) == {}
     (tmp_path / "mesa").mkdir()
     (tmp_path / "mesa" / "lvp_icd.json").write_text("{}")
     manifest = str(tmp_path / "mesa" / "lvp_icd.json")
-    assert mesa.variables(tmp_path) == {"VK_DRIVER_FILES": manifest, "VK_ICD_FILENAMES": manifest}
+    assert vulkan.variables(tmp_path) == {"VK_DRIVER_FILES": manifest, "VK_ICD_FILENAMES": manifest}
 
 
 # -- words and refusals ------------------------------------------------------------------------------------------------

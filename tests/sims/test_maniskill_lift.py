@@ -15,13 +15,11 @@ import torch
 from sims import catalog
 from sims.catalog import make, spec_of
 from sims.maniskill.build import env_of
-from sims.maniskill.lift import make_in_process, spec
-from sims.maniskill.lift_world import LiftWorld
+from sims.maniskill.lift import LiftWorld, make_in_process, spec
 from sims.maniskill.world import Outcome
 from sims.mujoco.scene import CUBE_EDGE, FINGER_OPEN, WORKSPACE_HIGH, WORKSPACE_LOW
 from sims.mujoco.tabletop import HOLD_STEPS, LIFT_HEIGHT
-from sims.mujoco.tasks.lift import LiftTask
-from sims.mujoco.tasks.lift_expert import LiftExpert
+from sims.mujoco.tasks.lift import LiftExpert, LiftTask
 from tests.franka_hand import hand_at
 from tests.sims import test_conformance
 from vla_rl.contract.errors import UserError

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from sims import catalog
-from sims.camera_rig import CameraRig
-from sims.metaworld import MT10, TASKS, Expert, MetaWorld, MetaWorldCameras, spec
-from sims.side_by_side import TaskPool
-from vla_rl.contract.env import Observation
+from sims.base import CameraRig, TaskPool
+from sims.isolated import ExpertInWorker
+from sims.metaworld import MT10, TASKS, MetaWorld, spec
+from vla_rl.contract.check import check_spec
+from vla_rl.contract.env import EnvSpec, Observation
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.foreign import check_spec
-from vla_rl.contract.spec import EnvSpec
 
 
 @pytest.mark.parametrize(("tasks", "names"), [("MT10", MT10), ("MT50", TASKS), ("reach-v3", ("reach",))])
@@ -52,9 +51,9 @@ def test_the_expert_hands_on_the_action_that_comes_with_the_observation():
     action = np.arange(8, dtype=np.float32).reshape(2, 4)
     zeros = np.zeros(2, np.int64)
     obs = Observation({}, np.zeros((2, 4), np.float32), zeros, zeros, {"privileged/expert_action": action})
-    assert Expert().act(obs).tolist() == action[:, None].tolist()
-    with pytest.raises(UserError, match="plan one action, not 5"):
-        Expert(horizon=5)
+    assert ExpertInWorker().act(obs).tolist() == action[:, None].tolist()
+    with pytest.raises(UserError, match="cannot plan 5"):
+        ExpertInWorker(horizon=5)
 
 
 class Door:
@@ -78,7 +77,8 @@ def played(action_repeat, shaped, actions):
     """Rewards and successes of so many actions."""
     door = MetaWorld(
         ["door-open"],
-        MetaWorldCameras(CameraRig((), 64, 1), {}),
+        CameraRig((), 64, 1),
+        {},
         TaskPool(lambda task: Door(), 1),
         shaped,
         action_repeat,

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ENTRIES = {name: (name,) for name in IN_AN_INSTALLATION} | {"maniskill": ("maniskill", "maniskill_lift")}
 # Packages that are called otherwise than their distribution and are not installed here.
 PACKAGES = {"hf-libero": "libero", "genesis-world": "genesis"}
-TABLETOP = ("sims.mujoco.tabletop", "sims.mujoco.looks", "sims.mujoco.render", "sims.mujoco.scene")
+TABLETOP = ("sims.mujoco.tabletop", "sims.mujoco.render", "sims.mujoco.render", "sims.mujoco.scene")
 LIFT = ("genesis", "maniskill_lift")  # the rules of our tabletop in another simulator
 # Imports the modules after "-" where the packages before it are not, as it would be in an installation.
 HIDING = """

@@ -12,16 +12,15 @@ import pytest
 
 from sims import catalog
 from sims.catalog import make
-from sims.mujoco.looks import recolour
-from sims.mujoco.parameters import LOOKS, PARAMETERS, PHYSICS
+from sims.mujoco.env import LOOKS, PARAMETERS, PHYSICS
+from sims.mujoco.render import recolour
 from sims.mujoco.scene import CUBES_QPOS, WORKSPACE_HIGH
-from sims.mujoco.tasks.lift import LiftTask
-from sims.mujoco.tasks.lift_expert import LiftExpert
+from sims.mujoco.tasks.lift import LiftExpert, LiftTask
 from sims.randomize import ACTION_PARAMETERS, parameters_of, randomized_spec
 from sims.toy import point_mass
 from vla_rl.contract.check import check_env
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
-from vla_rl.contract.randomization import RANDOMIZATION, Randomization
+from vla_rl.contract.task import RANDOMIZATION, Randomization
 from vla_rl.experience.collect import collect_demonstrations
 from vla_rl.recipes.env_config import EnvConfig
 

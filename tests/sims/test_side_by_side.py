@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sims.side_by_side import SideBySide, TaskPool, require_positive
+from sims.base import SideBySide, TaskPool, require_positive
 from vla_rl.contract.check import check_env
+from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 LIMIT = 12
 SPEC = EnvSpec(

@@ -7,12 +7,9 @@ import numpy as np
 import pytest
 
 from sims.catalog import make
-from sims.mujoco.so101 import arm
-from sims.mujoco.so101.expert import So101Expert
-from sims.mujoco.so101.lift import So101Lift
-from sims.mujoco.so101.potential import potential
-from sims.mujoco.so101.robot import ROLL, So101
-from sims.mujoco.so101.scenes import random_scenes
+from sims.mujoco import so101 as arm
+from sims.mujoco.so101 import ROLL, So101
+from sims.mujoco.tasks.so101 import So101Expert, So101Lift, potential, scenes
 from vla_rl.contract.errors import UserError
 
 
@@ -97,7 +94,7 @@ def test_solved_joints_reach_their_places_and_point_down_where_they_can():
 
 def test_the_gripper_is_an_opening_from_0_to_1(scene):
     assert arm.closing_angle(0.0) == pytest.approx(arm.LOW[5]) and arm.closing_angle(1.0) == pytest.approx(arm.HIGH[5])
-    assert arm.opening(arm.closing_angle(0.3)) == pytest.approx(0.3)
+    assert arm.opening_of(arm.closing_angle(0.3)) == pytest.approx(0.3)
     model, data = scene
     for angle in (0.0, 0.35, 1.0):
         data.qpos[5] = angle
@@ -209,10 +206,8 @@ def test_the_wrist_camera_sees_the_cube_between_the_jaws_and_turns_with_the_arm(
 
 
 def test_labels_of_scenes_point_at_the_named_cube():
-    scenes = random_scenes(40, seed=3)
-    assert scenes.state.shape == (40, 6)
-    points = np.clip(((scenes.uv[:, 0] + 1) / 2 * 64).astype(int), 0, 63)
-    at = [
-        redness(image)[y - 1 : y + 2, x - 1 : x + 2].any() for image, (x, y) in zip(scenes.images, points, strict=True)
-    ]
+    made = scenes(40, seed=3)
+    assert made.state.shape == (40, 6)
+    points = np.clip(((made.uv[:, 0] + 1) / 2 * 64).astype(int), 0, 63)
+    at = [redness(image)[y - 1 : y + 2, x - 1 : x + 2].any() for image, (x, y) in zip(made.images, points, strict=True)]
     assert np.mean(at) > 0.8  # a jaw may stand before it

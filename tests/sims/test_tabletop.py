@@ -6,14 +6,12 @@ import numpy as np
 import pytest
 
 from sims.catalog import make
-from sims.mujoco.scene import CUBE_EDGE, FINGER_OPEN, FINGER_QPOS, MARK_RADIUS, cube_addresses
-from sims.mujoco.tabletop import COLOURS, HOLD_STEPS, LIFT_HEIGHT, SPACING, UNSEEN, scatter
+from sims.mujoco.scene import CUBE_EDGE, CUBES_QPOS, FINGER_OPEN, FINGER_QPOS, MARK_RADIUS
+from sims.mujoco.tabletop import COLOURS, HOLD_STEPS, LIFT_HEIGHT, SPACING, UNSEEN, Gantry
 from sims.mujoco.tasks import scenes
 from sims.mujoco.tasks.mixed import MixedExpert, MixedTask
-from sims.mujoco.tasks.place import NEAR, PlaceTask
-from sims.mujoco.tasks.place_expert import PlaceExpert
-from sims.mujoco.tasks.push import DISTANCE, PushTask
-from sims.mujoco.tasks.push_expert import PushExpert
+from sims.mujoco.tasks.place import NEAR, PlaceExpert, PlaceTask
+from sims.mujoco.tasks.push import DISTANCE, PushExpert, PushTask
 from vla_rl.contract.errors import UserError
 
 REST = CUBE_EDGE / 2
@@ -32,7 +30,7 @@ class Table:
         self.opening(2 * FINGER_OPEN)
 
     def put(self, cube, xy, z=REST):
-        start = cube_addresses(self.task._cubes)[int(cube)]
+        start = CUBES_QPOS + 7 * int(cube)
         self.qpos[0, start : start + 3] = [*xy, z]
 
     def opening(self, metres):
@@ -273,6 +271,6 @@ def test_impossible_variants_are_refused(name, options):
 def test_positions_are_at_least_the_given_distance_apart():
     spacing = np.array([[0, 0.05, 0.1], [0.05, 0, 0.02], [0.1, 0.02, 0]])
     for seed in range(50):
-        xy = scatter(3, spacing, np.random.Generator(np.random.PCG64(seed)))
+        xy = Gantry().scatter(3, spacing, np.random.Generator(np.random.PCG64(seed)))
         gaps = np.linalg.norm(xy[:, None] - xy[None], axis=-1)
         assert (gaps >= spacing).all() and np.abs(xy).max() <= 0.13

@@ -12,20 +12,20 @@ import pytest
 import torch
 
 from sims import catalog
+from sims.base import free_bytes
 from sims.catalog import make, spec_of
-from sims.device_memory import free_bytes
-from sims.mujoco.scene import cube_addresses
+from sims.mujoco.scene import CUBES_QPOS
 from sims.mujoco.tabletop import HOLD_STEPS
-from sims.mujoco.tasks.lift_expert import LiftExpert
-from sims.warp.worlds import Worlds
+from sims.mujoco.tasks.lift import LiftExpert
+from sims.warp_env import Worlds
 from tests.benchmarks.warp import warp_vs_alone
 from tests.elsewhere import ELSEWHERE, _Away, elsewhere
 from tests.sims import test_conformance
 from tests.simulators.warp_experts import HORIZONS, compare
 from tests.waiting import counted_waits
-from vla_rl.contract.device import read_step
 from vla_rl.contract.env import on_host
 from vla_rl.contract.errors import NonFiniteError, UserError
+from vla_rl.contract.tracker import read_step
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies import normalization
 from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
@@ -132,7 +132,10 @@ def test_a_world_that_diverges_or_finds_no_room_for_contacts_ends_alone(lift, mo
     before = lift.reset(ENVS, ENVS)
     saved = lift.snapshot([0])
     saved["physics/qvel"][0, 0] = np.inf
-    saved["task_state/held"][0], saved["physics/qpos"][0, cube_addresses(3) + 2] = HOLD_STEPS, 0.1  # else a success
+    saved["task_state/held"][0], saved["physics/qpos"][0, (CUBES_QPOS + 7 * np.arange(3)) + 2] = (
+        HOLD_STEPS,
+        0.1,
+    )  # else a success
     lift.restore([0], saved)
     step = lift.step(np.zeros((3, 2, 4), np.float32))
     assert step.cause == ("diverged", "", "") and step.truncated.tolist() == [True, False, False]
@@ -215,7 +218,7 @@ def test_without_a_driver_the_error_names_the_cure(monkeypatch):
 
 
 def test_without_the_package_the_error_names_the_command(monkeypatch):
-    for name in [name for name in sys.modules if name in ("sims.warp.env", "sims.warp.worlds", "sims.warp.env")]:
+    for name in [name for name in sys.modules if name == "sims.warp_env"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "mujoco_warp", None)
     with pytest.raises(UserError, match=r"mujoco_warp is not installed.*pip install 'vla-rl\[warp\]'"):
@@ -223,7 +226,7 @@ def test_without_the_package_the_error_names_the_command(monkeypatch):
 
 
 def test_too_many_environments_are_refused_before_anything_is_made(monkeypatch):
-    monkeypatch.setattr("sims.device_memory.free_bytes", lambda device: 3 * 10**5)
+    monkeypatch.setattr("sims.base.free_bytes", lambda device: 3 * 10**5)
     with pytest.raises(UserError, match=r"^8 environments of 0\.\d+ MB each do not fit the 0\.0 GB.*; [1-7] fit\.$"):
         make("warp", num_envs=8, render=False)
     assert 0 < free_bytes(torch.device("cpu")) < 10**14
@@ -258,7 +261,7 @@ class WorldsThere:
 @pytest.fixture
 def there(monkeypatch):
     """Three environments on the device, and what the host waits for."""
-    monkeypatch.setattr("sims.warp.env.Worlds", WorldsThere)
+    monkeypatch.setattr("sims.warp_env.Worlds", WorldsThere)
     monkeypatch.setattr(normalization, "_constants", lru_cache(normalization._make_constants))  # as on a real device
     with elsewhere(), counted_waits() as waits:
         yield make("warp", num_envs=3, device="meta", render=False, deadline=25), waits

@@ -12,9 +12,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sims.genesis.lift import GenesisEnv, make_in_process
-from sims.genesis.scene import CUBES
-from sims.mujoco.tasks.lift_expert import LiftExpert
+from sims.genesis import CUBES, GenesisEnv, make_in_process
+from sims.mujoco.tasks.lift import LiftExpert
 
 STEPS, AT = 16, 4
 NAN, INFINITY = float("nan"), float("inf")

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.policy import ActionOut, Features, Mode, State
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.function import BlackBoxPolicy
 
 

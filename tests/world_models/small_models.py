@@ -7,14 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.contract.env import ArraySpec, EnvSpec
 from world_models.backbones.unet import UNetConfig
-from world_models.config import WorldModelConfig
+from world_models.config import ImaginationConfig, Limits, WorldModelConfig
 from world_models.env import ImaginedEnv
-from world_models.imagination_config import ImaginationConfig
 from world_models.initial_states import InitialStatePool, InitialStates
 from world_models.model import WorldModel
-from world_models.uncertainty import Limits
 
 SMALL = UNetConfig(patch=4, width=16, deep=16, depth=1, heads=2, embedding=32)
 SIDE = 16

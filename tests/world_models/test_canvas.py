@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.world_models.small_models import SMALL, spec
+from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 from world_models.canvas import Canvas, resized
 from world_models.config import WorldModelConfig
 from world_models.model import WorldModel

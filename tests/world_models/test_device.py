@@ -17,20 +17,18 @@ from tests.world_models.pushing import world
 from tests.world_models.small_models import SMALL, initial_states, model
 from tests.world_models.test_backbones import CONFIGS, built, call, numbers
 from vla_rl.contract.check import check_env
-from vla_rl.contract.device import read_step
 from vla_rl.contract.env import Step, on_host
 from vla_rl.contract.errors import NonFiniteError
+from vla_rl.contract.tracker import read_step
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies import normalization
 from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.world_model import WorldModelFit, fit_world_model, statistics
-from world_models.config import WorldModelConfig
+from world_models.config import ImaginationConfig, Limits, WorldModelConfig
 from world_models.env import ImaginedEnv
-from world_models.imagination_config import ImaginationConfig
 from world_models.model import WorldModel
 from world_models.replay import replay
-from world_models.uncertainty import Limits
 
 CONFIG = ImaginationConfig(horizon=12, batch_size=4, success_threshold=0.5, resamples=1)
 EVERY = np.arange(5)

@@ -12,8 +12,8 @@ from tests.world_models import pushing
 from tests.world_models.test_backbones import ACTION_WIDTH, CONTEXT, DIT, FRAMES, MAPS, call, numbers, random_pictures
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.demonstrations import make_sequences, sequence_batch
+from world_models.backbones import ActionInput, ContextLatents
 from world_models.backbones.dit import DiT, preconditioned
-from world_models.backbones.video_model import ActionInput, ContextLatents
 from world_models.config import WorldModelConfig
 from world_models.model import WorldModel
 

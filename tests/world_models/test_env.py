@@ -13,16 +13,13 @@ import torch
 
 from tests.world_models.small_models import SMALL, imagined_env, initial_states, model, spec
 from vla_rl.contract.check import check_env, random_actions
-from vla_rl.contract.env import Observation
+from vla_rl.contract.env import ArraySpec, Observation
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import ArraySpec
-from world_models.config import WorldModelConfig
+from world_models.config import ImaginationConfig, Limits, WorldModelConfig
 from world_models.env import ImaginedEnv
-from world_models.imagination_config import ImaginationConfig
 from world_models.initial_states import InitialStatePool, InitialStates
 from world_models.model import WorldModel
 from world_models.types import Future
-from world_models.uncertainty import Limits
 
 
 @pytest.mark.parametrize("cameras", [("front",), ("side", "front")])

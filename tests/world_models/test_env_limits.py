@@ -12,9 +12,9 @@ import torch
 from tests.world_models.small_models import imagined_env
 from vla_rl.contract.check import random_actions
 from vla_rl.contract.errors import UserError
+from world_models.config import Limits
 from world_models.env import ImaginedEnv
 from world_models.types import Future
-from world_models.uncertainty import Limits
 
 EVERY = np.arange(40)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from world_models.image_registration import RobotPosition, register
+from world_models.robot import RobotPosition, register
 
 SIDES = (32, 48)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vla_rl.contract.errors import UserError
-from world_models.keyframes import KeyframeConfig, mine
+from world_models.initial_states import KeyframeConfig, mine
 
 CONFIG = KeyframeConfig(jump=0.5, slope=0.3, lead=2, tail=2)
 REACH = np.array([0.2, 2.0])

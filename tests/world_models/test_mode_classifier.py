@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from world_models.mode_classifier import CropClassifier, PictureClassifier
-from world_models.robot import ModePrediction
+from world_models.robot import CropClassifier, ModePrediction, PictureClassifier
 
 
 def crops(cameras: int = 1) -> tuple[CropClassifier, torch.Tensor, list[Any]]:

@@ -14,13 +14,12 @@ from vla_rl.contract.errors import UserError
 from vla_rl.experience.demonstrations import make_sequences, sequence_batch
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.world_model import WorldModelFit, fit_world_model, statistics
+from world_models.backbones import Denoised
 from world_models.backbones.unet import UNetConfig
-from world_models.backbones.video_model import Denoised
 from world_models.config import WorldModelConfig
-from world_models.model import WorldModel
-from world_models.robot import sample_modes
+from world_models.model import WorldModel, revision
+from world_models.robot import disagreement, sample_modes
 from world_models.types import Context, Future, to_unit_range
-from world_models.uncertainty import disagreement, revision
 
 FRAMES = 3
 FIT = WorldModelFit(

@@ -9,11 +9,10 @@ import pytest
 
 from tests.world_models.small_models import initial_states, model
 from vla_rl.contract.errors import UserError
+from world_models.config import ImaginationConfig, Limits
 from world_models.env import ImaginedEnv
-from world_models.imagination_config import ImaginationConfig
 from world_models.initial_states import OrderedPool
 from world_models.replay import ReplayResult, replay
-from world_models.uncertainty import Limits
 
 LENGTHS = [7, 3, 6, 5, 1, 8, 4]
 CONFIG = ImaginationConfig(batch_size=4, success_threshold=0.5)

@@ -13,8 +13,8 @@ from tests.world_models.small_models import imagined_env, initial_states, model
 from tests.world_models.test_env import random_actions
 from tests.world_models.test_model import FIT, FRAMES, present
 from vla_rl.contract.check import check_env
+from vla_rl.contract.env import ArraySpec
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import ArraySpec
 from vla_rl.experience.demonstrations import Trajectories, make_sequences, sequence_batch
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.world_model import (
@@ -26,12 +26,16 @@ from vla_rl.training.world_model import (
     statistics,
 )
 from world_models.backbones.unet import UNetConfig
-from world_models.config import RewardHeadConfig, WorldModelConfig
+from world_models.config import (
+    ImaginationConfig,
+    Limits,
+    PredictedReward,
+    RewardHeadConfig,
+    SuccessReward,
+    WorldModelConfig,
+)
 from world_models.env import ImaginedEnv
-from world_models.imagination_config import ImaginationConfig
 from world_models.model import WorldModel
-from world_models.payment import PredictedReward, SuccessReward
-from world_models.uncertainty import Limits
 
 HEAD = RewardHeadConfig()
 BRIEF = WorldModelFit(*[FitConfig(steps=2, batch=4)] * 4)

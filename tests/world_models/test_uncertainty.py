@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from vla_rl.contract.errors import UserError
-from world_models.uncertainty import Limits, disagreement, revision
+from world_models.config import Limits
+from world_models.model import revision
+from world_models.robot import disagreement
 
 
 def test_disagreement_is_the_weighed_spread_of_the_modes():

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.world_models.small_models import SMALL
+from world_models.backbones import ActionInput, ContextLatents
 from world_models.backbones.unet import UNet
-from world_models.backbones.video_model import ActionInput, ContextLatents
 
 CONTEXT, FRAMES = 3, 2
 

@@ -14,8 +14,7 @@ from torch import nn
 from tests.world_models.test_backbones import ACTION_WIDTH, CONTEXT, FRAMES, MAPS, call, numbers, random_pictures
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import UserError
-from world_models.backbones.wan import Lora, LoraLinear, WanConfig, WanVideo
-from world_models.backbones.wan_weights import WanFolder, WanSizes
+from world_models.backbones.wan import Lora, LoraLinear, WanConfig, WanFolder, WanSizes, WanVideo
 
 WHOLE = WanConfig(lora=None, width=32)
 

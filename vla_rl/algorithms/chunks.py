@@ -38,10 +38,10 @@ from torch import Tensor, nn
 
 from vla_rl.algorithms.decisions import ages, flatten, mean, select_each
 from vla_rl.contract.batch import Rollout
+from vla_rl.contract.config import check_limits, check_positive
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import ContractError, NonFiniteError
-from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.contract.policy import Features, Policy, public, require
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.normalization import Affine
 
 DEMONSTRATED = -1  # in place of a policy's version

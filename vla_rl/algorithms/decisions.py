@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.contract.batch import Reducer, Rollout
-from vla_rl.contract.device import is_shard
 from vla_rl.contract.errors import ContractError
+from vla_rl.contract.tracker import is_shard
 
 
 @dataclass(frozen=True)

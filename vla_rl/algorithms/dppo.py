@@ -27,7 +27,7 @@ from torch import Tensor
 
 from vla_rl.algorithms.policy_gradient import clipped_objective
 from vla_rl.algorithms.ppo import PPO, PPOConfig, _Batch
-from vla_rl.contract.limits import check_limits, check_positive
+from vla_rl.contract.config import check_limits, check_positive
 from vla_rl.contract.policy import Likelihood
 
 

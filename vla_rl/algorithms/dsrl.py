@@ -32,8 +32,8 @@ from torch import Tensor
 from vla_rl.algorithms.decisions import mean
 from vla_rl.algorithms.sac import SAC, SACConfig
 from vla_rl.contract.batch import Transitions
+from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_limits
 from vla_rl.policies.latent_noise import SquashedLatent
 from vla_rl.policies.noise import normal
 

@@ -31,8 +31,8 @@ from torch import Tensor, nn
 from vla_rl.algorithms.decisions import flatten, micro_batches, select_each
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.contract.batch import Reducer, Rollout
+from vla_rl.contract.config import check_limits, check_positive
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, public
 from vla_rl.policies.flow import flow_matching_errors
 from vla_rl.policies.latent_noise import GaussianLatent, is_padded

@@ -43,8 +43,8 @@ from torch import Tensor, nn
 from vla_rl.algorithms.decisions import Decisions, Gathered, flatten
 from vla_rl.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig, clipped_objective, surrogate
 from vla_rl.contract.batch import TRUNCATION_RETURN, Reducer, Rollout
+from vla_rl.contract.config import check_limits, check_positive
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.contract.policy import Likelihood, LikelihoodPolicy
 
 # -- the advantage of an episode --------------------------------------------------------------------------------------

@@ -31,8 +31,8 @@ import torch
 from torch import Tensor
 
 from vla_rl.contract.batch import Rollout
+from vla_rl.contract.config import check_limits
 from vla_rl.contract.env import on_host
-from vla_rl.contract.limits import check_limits
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from vla_rl.algorithms.decisions import forget_moments, mean, mean_gradients
 from vla_rl.algorithms.guard import FallbackConfig, Guard, ReleaseConfig
 from vla_rl.contract.batch import LossReader, OneProcess, Reducer, ReplayBuffer, Rollout, Transitions
+from vla_rl.contract.config import check_limits, check_ordered, check_positive
 from vla_rl.contract.errors import NonFiniteError, UserError
-from vla_rl.contract.limits import check_limits, check_ordered, check_positive
 from vla_rl.contract.policy import ReparametrisedPolicy, public, require, set_released
 from vla_rl.policies.critics import QEnsemble
 from vla_rl.policies.heads import HeadConfig

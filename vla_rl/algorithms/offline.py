@@ -44,8 +44,8 @@ from torch import Tensor
 from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig
 from vla_rl.algorithms.sac import SAC, SACConfig
 from vla_rl.contract.batch import Transitions
+from vla_rl.contract.config import check_limits, check_positive
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.contract.policy import CriticAction
 from vla_rl.policies.critics import ValueCritic
 from vla_rl.policies.noise import uniform

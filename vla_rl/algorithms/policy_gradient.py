@@ -58,8 +58,8 @@ from vla_rl.algorithms.decisions import (
     select_each,
 )
 from vla_rl.contract.batch import OneProcess, Reducer, Rollout
+from vla_rl.contract.config import check_limits, check_ordered, check_positive
 from vla_rl.contract.errors import ContractError, NonFiniteError
-from vla_rl.contract.limits import check_limits, check_ordered, check_positive
 from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, Observer, public, require
 
 

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from vla_rl.algorithms.decisions import Decisions, Gathered, flatten, micro_batches, select, select_each
 from vla_rl.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig, clipped_objective, surrogate
 from vla_rl.contract.batch import Reducer, Rollout
-from vla_rl.contract.limits import check_choice, check_limits, check_positive
+from vla_rl.contract.config import check_choice, check_limits, check_positive
 from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, Observer, public
 
 

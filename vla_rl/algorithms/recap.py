@@ -47,8 +47,8 @@ from vla_rl.algorithms.chunks import (
 )
 from vla_rl.algorithms.decisions import ages, flatten, mean
 from vla_rl.contract.batch import OneProcess, Rollout
+from vla_rl.contract.config import check_limits, check_positive
 from vla_rl.contract.errors import NonFiniteError
-from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.policies.advantage_conditioned import INDICATOR, NEGATIVE, POSITIVE, UNKNOWN
 from vla_rl.policies.critics import DistributionalValue
 

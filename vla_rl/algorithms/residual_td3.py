@@ -28,7 +28,7 @@ from torch import Tensor
 from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig, swapped
 from vla_rl.algorithms.offline import conservative_penalty, repeated
 from vla_rl.contract.batch import Transitions
-from vla_rl.contract.limits import check_limits
+from vla_rl.contract.config import check_limits
 from vla_rl.policies.noise import normal, uniform
 
 

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig
 from vla_rl.contract.batch import Transitions
-from vla_rl.contract.limits import check_limits, check_positive
+from vla_rl.contract.config import check_limits, check_positive
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ from torch import Tensor, nn
 from vla_rl.algorithms.chunks import ChunkLearner, Chunks, ChunkSampler, GradientConfig, chunks_of
 from vla_rl.algorithms.decisions import ages, mean
 from vla_rl.contract.batch import Rollout
-from vla_rl.contract.limits import check_limits
+from vla_rl.contract.config import check_limits
 from vla_rl.contract.policy import require
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from vla_rl.cli.override import override
+from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_limits
 from vla_rl.contract.load import load
 from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.collect import iter_demonstrations

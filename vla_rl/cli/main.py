@@ -8,8 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from vla_rl.contract.errors import UserError, cause_of, did_you_mean, printable
-from vla_rl.contract.load import load
-from vla_rl.contract.packages import check_packages
+from vla_rl.contract.load import check_packages, load
 from vla_rl.contract.trust import OPTION, trust_all
 from vla_rl.recipes.terminal import Terminated
 

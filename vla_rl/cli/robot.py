@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal
 from rich.text import Text
 
 from vla_rl.cli.override import override
+from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.limits import check_limits
 from vla_rl.recipes.robots import desk
 from vla_rl.recipes.terminal import console
 
@@ -189,9 +189,9 @@ def _home(path: Path, options: list[str]) -> None:
 
 def _teleop(path: Path, options: list[str]) -> None:
     config: Teleop = override(Teleop(), options, "vla-rl robot teleop FILE")
-    from vla_rl.recipes.robots import drive, teleop
+    from vla_rl.recipes.robots import desk, drive
 
-    teleop.teleoperate(drive.robot_config(str(path)), config.speed, console)
+    desk.teleoperate(drive.robot_config(str(path)), config.speed, console)
 
 
 def _record(path: Path, options: list[str]) -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vla_rl.cli.override import override
+from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_limits
 from vla_rl.fleet.server import FleetServerConfig
 from vla_rl.fleet.transport import TransportOptions
 from vla_rl.recipes.config_files import file_of, load_config

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vla_rl.cli.override import override
+from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_limits
 from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy
-from vla_rl.contract.streams import is_loopback
+from vla_rl.contract.wire import is_loopback
 from vla_rl.policies.pretrained import default_options, load_policy
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import checkpoint_of

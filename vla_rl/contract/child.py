@@ -19,8 +19,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
-from vla_rl.contract.streams import PipeStream, widen
-from vla_rl.contract.wire import read_message, receive_greeting, send_greeting, write_message
+from vla_rl.contract.wire import (
+    MOST_OF_GREETING,
+    PipeStream,
+    greeted,
+    greeting,
+    handshake,
+    read_message,
+    widen,
+    write_message,
+)
 
 _GRACE = 5.0  # seconds for a process to end by itself
 _TAIL = 1 << 14  # bytes of its last messages that are kept
@@ -94,7 +102,7 @@ class Child:
         """Send ``message`` before ``deadline`` (``time.monotonic``); raises ChildError when that is impossible."""
         with self._until(deadline):
             if not self._introduced:
-                send_greeting(self._stream, self._name)
+                write_message(self._stream, greeting(self._name))
                 self._introduced = True
             write_message(self._stream, message)
 
@@ -106,7 +114,7 @@ class Child:
         """
         with self._until(deadline):
             if not self._greeted:
-                receive_greeting(self._stream, self._name)
+                greeted(read_message(self._stream, MOST_OF_GREETING), self._name)
                 self._greeted = True
             return read_message(self._stream)
 
@@ -210,8 +218,7 @@ def serve_owner(name: str, answer: Callable[[Any, IO[bytes]], Any]) -> None:
     """
     reader, writer = take_pipes()
     try:
-        send_greeting(writer, name)
-        receive_greeting(reader, name)
+        handshake(reader, writer, name)
         while True:
             write_message(writer, answer(read_message(reader), writer))
     except (EOFError, BrokenPipeError):

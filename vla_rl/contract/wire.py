@@ -7,22 +7,141 @@ its memory.  On a stream, ``MAGIC`` and the length precede a message.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import ipaddress
 import math
+import os
+import select
+import socket
 import struct
+import time
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any
 
 import msgpack
 import numpy as np
 
 from vla_rl.contract import CONTRACT_VERSION
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.streams import Reader, Writer
+
+
+class Stream:
+    """Bytes from and to another process; reading and writing end in time, whatever it does.
+
+    ``deadline`` (``time.monotonic``, None: never) holds for every call: TimeoutError is raised when it passes.
+    """
+
+    def __init__(self) -> None:
+        self.deadline: float | None = None
+        self._waiting: list[bytes] = []
+
+    def read(self, size: int, /) -> bytes:
+        """At least one and at most ``size`` bytes; none at the end of the stream."""
+        raise NotImplementedError
+
+    def write(self, data: bytes, /) -> None:
+        """Take ``data``, which waits for :meth:`flush`."""
+        self._waiting.append(data)
+
+    def flush(self) -> None:
+        """Pass everything on; raises OSError when nobody reads any more."""
+        data, self._waiting = memoryview(b"".join(self._waiting)), []
+        self._send(data)
+
+    def _send(self, data: memoryview) -> None:
+        raise NotImplementedError
+
+
+class PipeStream(Stream):
+    """A pair of pipes to another process.  Bytes that are there already are read after the deadline, too."""
+
+    def __init__(self, reader: int, writer: int) -> None:
+        """``reader`` and ``writer`` are file descriptors, which belong to the stream from now on."""
+        super().__init__()
+        self._reader, self._writer, self.closed = reader, writer, False
+        for end in (reader, writer):
+            widen(end)
+            os.set_blocking(end, False)
+
+    def fileno(self) -> int:
+        """The descriptor that is read."""
+        return self._reader
+
+    def read(self, size: int, /) -> bytes:
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                return os.read(self._reader, min(size, _READ_BYTES))
+            self._wait(self._reader, select.POLLIN)
+
+    def _send(self, data: memoryview) -> None:
+        while data:
+            written = 0
+            with contextlib.suppress(BlockingIOError):
+                written = os.write(self._writer, data)
+            data = data[written:]
+            if data:
+                self._wait(self._writer, select.POLLOUT)
+
+    def close(self) -> None:
+        """Close both pipes; safe to call twice."""
+        if not self.closed:
+            self.closed = True
+            for end in (self._reader, self._writer):
+                os.close(end)
+
+    def _wait(self, end: int, event: int) -> None:
+        poll = select.poll()
+        poll.register(end, event)
+        if not poll.poll(None if self.deadline is None else 1000 * max(0.0, self.deadline - time.monotonic())):
+            raise TimeoutError("the deadline has passed")
+
+
+def widen(end: int) -> None:
+    """Let a pipe hold a megabyte, where the system can, so that weights pass with few switches between processes."""
+    if hasattr(fcntl, "F_SETPIPE_SZ"):
+        with contextlib.suppress(OSError):  # the user's pipes may hold no more
+            fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, 1 << 20)
+
+
+class SocketStream(Stream):
+    """A connected socket, which belongs to the stream from now on."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        super().__init__()
+        self.socket = connected
+
+    def read(self, size: int, /) -> bytes:
+        self._limit()
+        return self.socket.recv(min(size, _READ_BYTES))
+
+    def _send(self, data: memoryview) -> None:
+        self._limit()
+        self.socket.sendall(data)
+
+    def close(self) -> None:
+        """Close the socket; safe to call twice."""
+        with contextlib.suppress(OSError):  # the other side may be gone
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
+
+    def _limit(self) -> None:
+        self.socket.settimeout(None if self.deadline is None else max(1e-3, self.deadline - time.monotonic()))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` is this machine, by its address."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
 
 MAGIC = b"vla1"
 _HEADER = struct.Struct("<4sQ")
 _MAX_BYTES = 1 << 31  # bytes in one message
 _READ_BYTES = 1 << 20
+MOST_OF_GREETING = 1 << 16  # bytes
 _ARRAY = 1  # msgpack extension code
 _DTYPES = (
     "bool",
@@ -63,28 +182,23 @@ def unpack(data: bytes) -> Any:
         ) from error
 
 
-def write_message(stream: Writer, value: Any) -> None:
+def write_message(stream: Stream | IO[bytes], value: Any) -> None:
     """Send ``value`` over ``stream``; nothing is written when it cannot be packed."""
-    for part in _framed(value):
-        stream.write(part)
+    stream.write(framed(value))
     stream.flush()
 
 
 def framed(value: Any) -> bytes:
-    """``value`` as it stands on a stream, for those who write it when there is room."""
-    return b"".join(_framed(value))
-
-
-def _framed(value: Any) -> tuple[bytes, bytes]:
+    """The bytes of :func:`write_message`."""
     data = pack(value)
     if len(data) > _MAX_BYTES:
         raise ContractError(
             f"a message has {len(data)} bytes, more than {_MAX_BYTES}, so it is not sent; send smaller parts."
         )
-    return _HEADER.pack(MAGIC, len(data)), data
+    return _HEADER.pack(MAGIC, len(data)) + data
 
 
-def read_message(stream: Reader, max_bytes: int = _MAX_BYTES) -> Any:
+def read_message(stream: Stream | IO[bytes], max_bytes: int = _MAX_BYTES) -> Any:
     """The next message.
 
     Raises EOFError when the stream ended before the message (CutShortError: inside it), and ContractError for a
@@ -138,28 +252,18 @@ def _announced(head: bytes, max_bytes: int) -> int:
     return size
 
 
-def handshake(reader: Reader, writer: Writer, name: str) -> str:
+def handshake(reader: Stream | IO[bytes], writer: Stream | IO[bytes], name: str) -> str:
     """Introduce ``name`` and return the other side's name; raises ContractError when it speaks another version.
 
     Both sides call it, and each one sends before it waits.
     """
-    send_greeting(writer, name)
-    return receive_greeting(reader, name)
-
-
-def send_greeting(writer: Writer, name: str) -> None:
-    """Introduce ``name`` with the version of the contract: the half of :func:`handshake` that does not wait."""
     write_message(writer, greeting(name))
+    return greeted(read_message(reader, MOST_OF_GREETING), name)
 
 
 def greeting(name: str) -> dict[str, Any]:
     """The first message of a process called ``name``."""
     return {"contract_version": CONTRACT_VERSION, "name": name}
-
-
-def receive_greeting(reader: Reader, name: str) -> str:
-    """The other half of :func:`handshake`: the other side's name."""
-    return greeted(read_message(reader, max_bytes=1 << 16), name)
 
 
 def greeted(first: Any, name: str) -> str:
@@ -175,7 +279,7 @@ def greeted(first: Any, name: str) -> str:
     return other
 
 
-def _read(stream: Reader, size: int) -> bytes:
+def _read(stream: Stream | IO[bytes], size: int) -> bytes:
     """``size`` bytes, or all before the end; memory grows with the bytes that arrive, not with ``size``."""
     pieces, missing = [], size
     while missing:

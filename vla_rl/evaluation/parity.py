@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from vla_rl.contract.check import check_array
-from vla_rl.contract.env import Observation, VecEnv, on_host
+from vla_rl.contract.env import EnvSpec, Observation, VecEnv, on_host
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.policy import Policy, encode_observation
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.evaluation.trace import FEATURES, OBSERVATION, Trace
 from vla_rl.experience.collect import features_of
 

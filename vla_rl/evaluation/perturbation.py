@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.parameter import Parameter
+from vla_rl.contract.task import Parameter
 from vla_rl.evaluation.stats import MeanReturn, Rate
 
 Score: TypeAlias = Rate | MeanReturn

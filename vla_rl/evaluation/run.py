@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from vla_rl.contract.device import HostStep
 from vla_rl.contract.env import WORKER, Array, Observation, Observe, VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
+from vla_rl.contract.tracker import HostStep
 from vla_rl.evaluation.stats import MeanReturn, Rate
 from vla_rl.experience.driver import ATTEMPTS, Decision, Driver
 

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.contract.env import WORKER, Array, Observation, VecEnv
+from vla_rl.contract.env import WORKER, Array, EnvSpec, Observation, VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ActionOut, Features, Mode, Policy, State
-from vla_rl.contract.randomization import RANDOMIZATION
-from vla_rl.contract.spec import EnvSpec
+from vla_rl.contract.task import RANDOMIZATION
 from vla_rl.experience.demonstrations import Demonstrations, Trajectories
 from vla_rl.experience.driver import ATTEMPTS, Decision, Driver
 

@@ -29,10 +29,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vla_rl.contract.env import on_host
+from vla_rl.contract.config import check_limits, check_positive
+from vla_rl.contract.env import EnvSpec, on_host
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_limits, check_positive
-from vla_rl.contract.spec import EnvSpec
 
 if TYPE_CHECKING:
     from vla_rl.experience.driver import Decision

@@ -32,11 +32,11 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.contract.device import HostStep, is_tensor, read_step
+from vla_rl.contract.check import require_finite_observation, require_finite_step
 from vla_rl.contract.env import Array, AsyncSteps, Observation, Observe, OnHost, Step, VecEnv, on_host, to_env
 from vla_rl.contract.errors import NonFiniteError
-from vla_rl.contract.foreign import require_finite_observation, require_finite_step
 from vla_rl.contract.policy import ActionOut, Features, Mode, Policy, State, encode_observation, recorded
+from vla_rl.contract.tracker import HostStep, is_tensor, read_step
 
 ATTEMPTS = 5  # at an episode whose simulator breaks down
 _NOT_RESET = "reset every environment before the first step"

@@ -30,10 +30,10 @@ import numpy as np
 import torch
 
 from vla_rl.contract.batch import TRUNCATION_RETURN, Rollout
-from vla_rl.contract.device import HostStep
 from vla_rl.contract.env import WORKER, VecEnv
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import Features, Policy
+from vla_rl.contract.tracker import HostStep
 from vla_rl.experience.curriculum import InOrder, SeedStream
 from vla_rl.experience.driver import ATTEMPTS, Decision, Driver, no_seconds
 from vla_rl.experience.rollout import (

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from vla_rl.contract.config import check_limits
 from vla_rl.contract.env import WORKER, Observation, Observe, Snapshot, Snapshots, Step, VecEnv, on_host
 from vla_rl.contract.errors import ContractError, UserError, cause_of
-from vla_rl.contract.limits import check_limits
 
 
 @dataclass(frozen=True)

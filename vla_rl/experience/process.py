@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.contract.batch import Rollout
-from vla_rl.contract.device import is_shard
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy, set_progress
+from vla_rl.contract.tracker import is_shard
 from vla_rl.experience.rollout import to_state
 from vla_rl.experience.worker import Worker
 

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from vla_rl.contract.batch import Rollout
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.policy import Features, Policy, recorded
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.demonstrations import Demonstrations
 
 _REWARD, _DONE, _SUCCESS = "next.reward", "next.done", "next.success"

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from vla_rl.contract.batch import Rollout
-from vla_rl.contract.env import PRIVILEGED, WORKER, Observation, Snapshots, Step, VecEnv, on_host
+from vla_rl.contract.env import PRIVILEGED, WORKER, EnvSpec, Observation, Snapshots, Step, VecEnv, on_host
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import ActionOut, Features, Policy, recorded
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.curriculum import InOrder, SeedStream
 from vla_rl.experience.driver import Decision, Driver, no_seconds
 

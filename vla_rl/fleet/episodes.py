@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.fleet.payloads import EpisodeEnd, FleetStep, unpack_introduction

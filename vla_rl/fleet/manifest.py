@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_public_key,
 )
 
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.keys import read_key, write_whole
 from vla_rl.contract.spec import EnvSpec

@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
+from vla_rl.contract.config import check_limits, check_ordered, check_positive
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.limits import check_limits, check_ordered, check_positive
 
 ONLINE, CORRECTIONS, OFFLINE = range(3)  # columns of counts and weights
 STRATA = ("online", "corrections", "offline")

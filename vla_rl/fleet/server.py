@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.fleet.identity import Credentials, Revoked, check_reach

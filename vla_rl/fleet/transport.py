@@ -30,8 +30,8 @@ from urllib.parse import unquote
 import grpc
 from google.protobuf.message import DecodeError
 
+from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.limits import check_limits
 from vla_rl.fleet import fleet_pb2 as pb
 from vla_rl.fleet.identity import NAME, Credentials, Revoked, robot_of
 from vla_rl.fleet.ledger import Ledger

@@ -26,13 +26,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from vla_rl.contract.config import from_json, to_json
-from vla_rl.contract.env import Observation
+from vla_rl.contract.config import check_sizes, from_json, to_json
+from vla_rl.contract.env import EnvSpec, Observation
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_sizes
 from vla_rl.contract.load import name_of
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.flow import gaussian_kl, repeated
 from vla_rl.policies.heads import ObservationEncoder
 from vla_rl.policies.image_encoder import FilmBlock, fourier_features

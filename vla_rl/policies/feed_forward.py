@@ -20,13 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.contract.batch import Reducer
-from vla_rl.contract.config import from_json, to_json
-from vla_rl.contract.env import Observation
+from vla_rl.contract.config import check_choice, check_positive, check_sizes, from_json, to_json
+from vla_rl.contract.env import EnvSpec, Observation
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.limits import check_choice, check_positive, check_sizes
 from vla_rl.contract.load import name_of
 from vla_rl.contract.policy import ActionOut, CriticAction, Features, Likelihood, Mode, State
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.flow import gaussian_kl
 from vla_rl.policies.heads import HeadConfig, HoldsFrozen, ObservationEncoder, SquashedHead
 from vla_rl.policies.image_encoder import Activation, ImageEncoder, check_activation, encode_inputs, hidden_layers
@@ -244,6 +242,7 @@ class GaussianPolicy(FeedForwardPolicy):
 _IMPOSSIBLE = -1e9  # logit of an index that an entry does not have; finite, as 0 * -inf would be NaN
 
 
+@dataclass(frozen=True)
 class CategoricalConfig(FeedForwardConfig):
     """There is no more to choose."""
 

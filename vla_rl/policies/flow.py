@@ -28,8 +28,8 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import Features
 from vla_rl.policies.noise import Generators, integers, normal, normals, sent, uniform
 

@@ -11,10 +11,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from vla_rl.contract.env import Array, Observation
+from vla_rl.contract.env import Array, EnvSpec, Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.flow import Chain, FlowSampler, VelocityField, gaussian_kl
 from vla_rl.policies.noise import Generators, normal
 from vla_rl.policies.normalization import Affine, StatelessPolicy

@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla_rl.contract.env import Array, Observation
+from vla_rl.contract.env import Array, EnvSpec, Observation
 from vla_rl.contract.errors import ContractError, UserError, cause_of
 from vla_rl.contract.load import load, name_of
 from vla_rl.contract.policy import ActionOut, Features, Mode, Policy, State
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.noise import uniform
 from vla_rl.policies.normalization import Affine, action_limits, check_same_env
 from vla_rl.policies.pretrained import read_config

@@ -14,12 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vla_rl.contract.batch import Reducer
-from vla_rl.contract.config import from_json, to_json
-from vla_rl.contract.env import Observation
-from vla_rl.contract.limits import check_sizes
+from vla_rl.contract.config import check_sizes, from_json, to_json
+from vla_rl.contract.env import EnvSpec, Observation
 from vla_rl.contract.load import name_of
 from vla_rl.contract.policy import Features
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.noise import Generators, normal
 from vla_rl.policies.normalization import StatelessPolicy
 from vla_rl.policies.pretrained import load_policy, read_config

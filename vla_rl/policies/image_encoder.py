@@ -16,11 +16,10 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from vla_rl.contract.env import Observation
+from vla_rl.contract.config import check_choice
+from vla_rl.contract.env import EnvSpec, Observation
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.limits import check_choice
 from vla_rl.contract.policy import Features
-from vla_rl.contract.spec import EnvSpec
 
 
 class ImageEncoder(nn.Module):

@@ -18,11 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.contract.batch import Reducer
-from vla_rl.contract.env import Observation
+from vla_rl.contract.config import check_limits, check_positive
+from vla_rl.contract.env import EnvSpec, Observation
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.contract.policy import ActionOut, CriticAction, Features, Likelihood, Mode, Policy, State
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.flow import VelocityField, gaussian_kl
 from vla_rl.policies.heads import GaussianHead, Head, HeadConfig, HoldsFrozen, SquashedHead
 from vla_rl.policies.noise import Generators, normal

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.contract.batch import Reducer
-from vla_rl.contract.env import Array
+from vla_rl.contract.env import Array, ArraySpec, EnvSpec
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.policy import State
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl import pretrained
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.vla.checkpoint import family_class, is_public, read_public
 from vla_rl.policies.vla.options import VLAOptions
 

@@ -27,9 +27,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vla_rl.contract.config import check_choice, check_limits
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.limits import check_choice, check_limits
 from vla_rl.contract.policy import ActionOut, Features, Mode, State
 from vla_rl.policies.flow import Field, VelocityField
 from vla_rl.policies.flow_policy import FlowPolicy

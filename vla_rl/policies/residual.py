@@ -30,9 +30,9 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.contract.batch import Reducer
+from vla_rl.contract.config import check_limits, check_positive
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import NonFiniteError, UserError
-from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.contract.policy import ActionOut, CriticAction, Features, Likelihood, Mode, State, with_context
 from vla_rl.policies.flow import gaussian_kl
 from vla_rl.policies.heads import DeterministicHead, GaussianHead, Head, HeadConfig, HoldsFrozen, ObservationEncoder

@@ -10,12 +10,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from vla_rl.contract.config import from_json, to_json
-from vla_rl.contract.env import Observation
-from vla_rl.contract.limits import check_sizes
+from vla_rl.contract.config import check_sizes, from_json, to_json
+from vla_rl.contract.env import EnvSpec, Observation
 from vla_rl.contract.load import name_of
 from vla_rl.contract.policy import Features
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.flow import AllSteps, Field, FlowSampler, Ode, VelocityField, imitation_losses
 from vla_rl.policies.flow_policy import FlowPolicy
 from vla_rl.policies.image_encoder import BackboneOutput, FlowExpert, PointingBackbone

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from vla_rl.contract.batch import ExperienceSource, OneProcess
+from vla_rl.contract.check import check_policy_quickly, is_user_defined
 from vla_rl.contract.config import JsonObject, from_json, to_json
 from vla_rl.contract.env import VecEnv
-from vla_rl.contract.foreign import check_policy_quickly, is_foreign
 from vla_rl.experience.process import ProcessSource
 from vla_rl.experience.sources import CollectingSource, Collectors
 from vla_rl.experience.worker import Worker
@@ -77,7 +77,7 @@ def build(trainer: TrainerConfig, context: RunContext) -> TrainingSetup:
 
 def _check_if_foreign(policy: Trainable, context: RunContext) -> None:
     """Raise ContractError for somebody else's policy that breaks the contract, before anything is built around it."""
-    if is_foreign(policy):
+    if is_user_defined(policy):
         with closing(context.env.make(2)) as env:
             check_policy_quickly(policy, env, generator(context.seed, 0))
 

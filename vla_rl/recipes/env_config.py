@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from vla_rl.contract.check import check_env_quickly
 from vla_rl.contract.config import JsonObject
-from vla_rl.contract.env import VecEnv
+from vla_rl.contract.env import EnvSpec, VecEnv
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.foreign import check_env_quickly
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.recipes import sims
 
 

@@ -13,10 +13,9 @@ from typing import cast
 
 import numpy as np
 
-from vla_rl.contract.config import JsonObject, from_json, to_json
+from vla_rl.contract.config import JsonObject, check_limits, from_json, to_json
 from vla_rl.contract.env import VecEnv, on_host
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.run import Outcomes, evaluate

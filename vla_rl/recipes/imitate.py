@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from vla_rl.algorithms.chunks import Chunks, ImitationPolicy, demonstrated
-from vla_rl.contract.config import JsonObject
-from vla_rl.contract.limits import check_positive
+from vla_rl.contract.config import JsonObject, check_positive
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.policy import Policy
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.collect import collect_demonstrations
 from vla_rl.experience.datasets import load_demonstrations, save_demonstrations

@@ -12,12 +12,11 @@ import numpy as np
 import torch
 
 from vla_rl.algorithms.chunks import ImitationPolicy
-from vla_rl.contract.config import JsonObject
+from vla_rl.contract.check import check_policy_methods, is_user_defined
+from vla_rl.contract.config import JsonObject, check_limits
+from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.errors import ContractError, UserError, did_you_mean
-from vla_rl.contract.foreign import check_policy_methods, is_foreign
-from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import require
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.datasets import load_demonstrations, save_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
@@ -123,7 +122,7 @@ class ImitateDataset:
         """Raise ContractError when ``policy`` is somebody else's and breaks the contract; it acts in ``env``."""
         if self.env.name:
             check_if_foreign(policy, self.env, self.seed, ("save_pretrained",))
-        elif is_foreign(policy):
+        elif is_user_defined(policy):
             check_policy_methods(policy, ("save_pretrained",))
 
 

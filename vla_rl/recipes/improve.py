@@ -11,10 +11,9 @@ from typing import Any
 import torch
 
 from vla_rl.algorithms.ppo import PPOConfig
-from vla_rl.contract.config import JsonMapping, JsonObject
+from vla_rl.contract.config import JsonMapping, JsonObject, check_sizes
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import NonFiniteError, UserError, did_you_mean
-from vla_rl.contract.limits import check_sizes
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.stats import MeanReturn, Rate

@@ -13,10 +13,9 @@ from rich.table import Table
 
 from vla_rl.contract.check import Checked, check_env, check_policy
 from vla_rl.contract.config import JsonMapping, JsonObject
-from vla_rl.contract.env import VecEnv
+from vla_rl.contract.env import ArraySpec, EnvSpec, VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.contract.trust import read_json
 from vla_rl.recipes import sims
 from vla_rl.recipes.config_files import env_config_of

@@ -26,9 +26,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from vla_rl.algorithms.chunks import ImitationPolicy
 from vla_rl.contract.batch import OneProcess, Rollout
-from vla_rl.contract.env import Array, Observation, Observe, Step, VecEnv
+from vla_rl.contract.env import Array, ArraySpec, EnvSpec, Observation, Observe, Step, VecEnv
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.building import TrainingSetup, build

@@ -13,11 +13,10 @@ from torch import nn
 
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.contract.batch import Reducer, ReplayBuffer
-from vla_rl.contract.env import VecEnv
+from vla_rl.contract.config import check_limits
+from vla_rl.contract.env import EnvSpec, VecEnv
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import Policy
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.mixture import Mixture, Strata
 from vla_rl.experience.relabel import relabelled
 from vla_rl.experience.replay import InMemory, Interventions, OnDisk, Replay

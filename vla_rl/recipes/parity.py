@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from vla_rl.contract.env import on_host
+from vla_rl.contract.env import EnvSpec, on_host
 from vla_rl.contract.policy import Policy, encode_observation
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.evaluation.parity import Compared, replay_env, replay_policy
 from vla_rl.evaluation.run import episode_generator
 from vla_rl.evaluation.trace import Trace

@@ -10,8 +10,7 @@ from typing import Literal
 import numpy as np
 
 from vla_rl.contract.config import JsonObject
-from vla_rl.contract.parameter import Parameter
-from vla_rl.contract.randomization import Choice, Randomization
+from vla_rl.contract.task import Choice, Parameter, Randomization
 from vla_rl.evaluation.perturbation import PerturbedEpisodes, curves, worst_case
 from vla_rl.evaluation.report import Report, Series, mean_text
 from vla_rl.evaluation.results import EpisodeResult

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from vla_rl.contract.check import check_policy_quickly, is_user_defined
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.foreign import check_policy_quickly, is_foreign
 from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.collect import ExpertPolicy
 from vla_rl.policies.diffusion import DiffusionConfig, DiffusionPolicy
 from vla_rl.policies.feed_forward import GaussianPolicy, SquashedConfig, SquashedPolicy
@@ -67,7 +67,7 @@ def start_policy(
 
 def check_if_foreign(policy: Policy, env_config: EnvConfig, seed: int, needs: Sequence[str]) -> None:
     """Raise ContractError when ``policy`` is somebody else's and breaks the contract or lacks one of ``needs``."""
-    if is_foreign(policy):
+    if is_user_defined(policy):
         with closing(env_config.make(2)) as env:
             check_policy_quickly(policy, env, generator(seed, 0), needs)
 

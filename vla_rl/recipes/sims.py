@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from vla_rl.contract.env import Observation, VecEnv
-from vla_rl.contract.parameter import Parameter
+from vla_rl.contract.task import Parameter
 
 Scenes: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """images uint8 [N,h,w,3], tasks int [N], uv float [N,2] (where the named object is, within [-1, 1]), state [N,S]."""
@@ -84,9 +84,8 @@ def parameters_of(name: str, options: Mapping[str, object] | None = None) -> tup
 
 
 def env_server(name: str, port: int, host: str, key: str, certificate: str, private_key: str) -> EnvServer:
-    """A server of environment ``name`` for other machines, see ``sims/isolation/server.py``."""
-    from sims.isolation.security import Security
-    from sims.isolation.server import Server
+    """A server of environment ``name`` for other machines, see ``sims/isolation/remote.py``."""
+    from sims.isolation.remote import Security, Server
 
     catalog().find(name)
     return Server(name, port, host, Security(key, certificate, private_key))

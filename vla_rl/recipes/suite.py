@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
-from vla_rl.contract.config import JsonObject, to_json
+from vla_rl.contract.config import JsonObject, check_limits, to_json
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.limits import check_limits
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.report import Bar, Report
 from vla_rl.evaluation.results import EpisodeResult

@@ -16,9 +16,8 @@ import numpy as np
 
 from vla_rl import __version__
 from vla_rl.contract import CONTRACT_VERSION
-from vla_rl.contract.config import JsonObject, to_json
+from vla_rl.contract.config import JsonObject, check_limits, to_json
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_limits
 from vla_rl.contract.trust import read_json
 from vla_rl.evaluation.paired import episodes_needed, independent_discordance, pairs_by_task, pairs_of
 from vla_rl.evaluation.report import Bar, Cell, Recording, Report, Tile, mean_text, percent

@@ -12,10 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vla_rl.contract.config import JsonObject
+from vla_rl.contract.config import JsonObject, check_limits
 from vla_rl.contract.env import Observation, VecEnv
 from vla_rl.contract.intervals import wilson
-from vla_rl.contract.limits import check_limits
 from vla_rl.contract.load import load
 from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.collect import ExpertPolicy

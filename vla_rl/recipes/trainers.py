@@ -12,11 +12,10 @@ from torch import nn
 
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.contract.batch import Reducer
-from vla_rl.contract.env import VecEnv
+from vla_rl.contract.config import check_limits
+from vla_rl.contract.env import EnvSpec, VecEnv
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import Policy, require
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.stats import MeanReturn, Rate

@@ -13,8 +13,8 @@ from vla_rl.algorithms.dsrl import DSRLConfig
 from vla_rl.algorithms.group_relative import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import WindowConfig

@@ -8,23 +8,23 @@ from vla_rl.contract.load import load
 
 if TYPE_CHECKING:
     from world_models.canvas import Canvas as Canvas
+    from world_models.config import ImaginationConfig as ImaginationConfig
+    from world_models.config import Limits as Limits
+    from world_models.config import PredictedReward as PredictedReward
     from world_models.config import WorldModelConfig as WorldModelConfig
     from world_models.env import ImaginedEnv as ImaginedEnv
     from world_models.env import imagined_spec as imagined_spec
-    from world_models.imagination_config import ImaginationConfig as ImaginationConfig
     from world_models.initial_states import InitialStatePool as InitialStatePool
     from world_models.initial_states import InitialStates as InitialStates
+    from world_models.initial_states import KeyframeConfig as KeyframeConfig
     from world_models.initial_states import OrderedPool as OrderedPool
     from world_models.initial_states import Pool as Pool
-    from world_models.keyframes import KeyframeConfig as KeyframeConfig
-    from world_models.keyframes import mine as mine
+    from world_models.initial_states import mine as mine
     from world_models.model import WorldModel as WorldModel
-    from world_models.payment import PredictedReward as PredictedReward
     from world_models.replay import ReplayResult as ReplayResult
     from world_models.replay import endless_rollouts as endless_rollouts
     from world_models.replay import replay as replay
     from world_models.types import Context as Context
-    from world_models.uncertainty import Limits as Limits
 
 _USED = (  # what recipes use beyond annotations
     "world_models.canvas:Canvas",
@@ -33,13 +33,13 @@ _USED = (  # what recipes use beyond annotations
     "world_models.initial_states:InitialStatePool",
     "world_models.initial_states:InitialStates",
     "world_models.initial_states:OrderedPool",
-    "world_models.keyframes:mine",
+    "world_models.initial_states:mine",
     "world_models.model:WorldModel",
-    "world_models.payment:PredictedReward",
+    "world_models.config:PredictedReward",
     "world_models.replay:endless_rollouts",
     "world_models.replay:replay",
     "world_models.types:Context",
-    "world_models.uncertainty:Limits",
+    "world_models.config:Limits",
 )
 
 if not TYPE_CHECKING:

@@ -24,7 +24,7 @@ import torch
 
 from vla_rl.contract.env import Observation, Observe, Snapshot, Snapshots, Step, VecEnv, on_host
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.rows import restore_rows, select_rows
+from vla_rl.contract.tracker import restore_rows, select_rows
 from vla_rl.rewards.reward_model import Reward
 
 _REWARD_STATE, _ESTIMATES, _DISPLAYED = "reward/", "estimates/", "displayed/"

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.contract.env import Observation
+from vla_rl.contract.env import ArraySpec, EnvSpec, Observation
 from vla_rl.contract.errors import ContractError, did_you_mean
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 
 @dataclass(frozen=True)

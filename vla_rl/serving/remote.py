@@ -13,7 +13,6 @@ from vla_rl.contract.env import Array
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.load import load, name_of
 from vla_rl.contract.policy import ActionOut, Features, Mode, State
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.function import BlackBoxPolicy
 from vla_rl.policies.normalization import check_same_env
 from vla_rl.policies.pretrained import read_config

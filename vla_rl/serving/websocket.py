@@ -34,6 +34,7 @@ from websockets.protocol import Event, State
 from websockets.server import ServerProtocol
 from websockets.uri import parse_uri
 
+from vla_rl.contract.config import check_positive
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_positive
 from vla_rl.contract.streams import is_loopback

@@ -31,8 +31,8 @@ from torch import Tensor
 
 from vla_rl.contract import CONTRACT_VERSION
 from vla_rl.contract.batch import Reducer
-from vla_rl.contract.device import is_shard
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.tracker import is_shard
 from vla_rl.contract.trust import read_json
 
 KEPT = 2  # newest states

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.algorithms.chunks import Chunks, ImitationPolicy, mean_loss
+from vla_rl.contract.config import check_limits
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import ContractError, NonFiniteError
-from vla_rl.contract.limits import check_limits
 from vla_rl.evaluation.probe import ObjectProbe, ProbeConfig, check
 from vla_rl.policies.image_encoder import BackboneOutput
 

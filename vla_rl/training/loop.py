@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.contract.batch import ExperienceSource, Learner, PolicyStore, Reducer, Resumable
+from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import LikelihoodPolicy, set_progress
 from vla_rl.experience.driver import now
 from vla_rl.training.out_of_memory import COLLECT, LEARN, VALIDATE, phase_of_memory

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from vla_rl.contract.device import is_shard
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, LikelihoodPolicy, Mode, State
+from vla_rl.contract.tracker import is_shard
 from vla_rl.training.distributed import ProcessGroup
 
 SMALLEST = 2**14  # numbers of a part that is shared

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.contract.config import from_json, to_json
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.intervals import difference
 from vla_rl.contract.load import name_of
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.contract.trust import named_class
 from vla_rl.experience.demonstrations import (
     Trajectories,

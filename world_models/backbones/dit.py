@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vla_rl.contract.errors import UserError
-from world_models.backbones.video_model import ActionInput, ContextLatents, Denoised
+from world_models.backbones import ActionInput, ContextLatents, Denoised, VideoModel
 
 _WAVES = 16  # frequencies that encode a noise level
 
@@ -51,8 +51,8 @@ class DiTConfig:
         return DiT(picture, context, frames, actions, maps, self)
 
 
-class DiT(nn.Module):
-    """A ``VideoModel`` and ``Autoencoded``.  ``M`` context frames and ``F`` to come make ``(M + F) y x`` tokens."""
+class DiT(VideoModel):
+    """A video model with its own autoencoder.  ``M`` context frames and ``F`` to come make ``(M + F) y x`` tokens."""
 
     def __init__(
         self, picture: tuple[int, int, int], context: int, frames: int, actions: int, maps: int, config: DiTConfig
@@ -62,7 +62,7 @@ class DiT(nn.Module):
         Raises UserError for pictures that do not fold and for a width that the heads cannot share.
         """
         super().__init__()
-        width = config.width
+        self.width = width = config.width
         if width % config.heads:
             raise UserError(
                 f"a width of {width} cannot be shared by {config.heads} heads, so there is no attention; choose a "
@@ -79,10 +79,6 @@ class DiT(nn.Module):
         self.blocks = nn.ModuleList(Block(width, config.heads) for _ in range(config.depth))
         self.steer, self.leave = _zero(nn.Linear(width, 2 * width)), _zero(nn.Linear(width, size))
         self.mix = nn.Linear(frames * width, width)
-
-    @property
-    def width(self) -> int:
-        return self.config.width
 
     def encode(self, pictures: Tensor) -> Tensor:
         return self.autoencoder.encode(pictures).detach()  # latents are not to become easy to predict

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from world_models.backbones.video_model import ActionInput, ContextLatents, Denoised
+from world_models.backbones import ActionInput, ContextLatents, Denoised, VideoModel
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class UNetConfig:
         return UNet(picture, context, frames, actions, maps, self)
 
 
-class UNet(nn.Module):
-    """A ``VideoModel`` whose latents are the folded pixels."""
+class UNet(VideoModel):
+    """A video model whose latents are the folded pixels."""
 
     def __init__(
         self, picture: tuple[int, int, int], context: int, frames: int, actions: int, maps: int, config: UNetConfig
@@ -48,7 +48,7 @@ class UNet(nn.Module):
         super().__init__()
         channels, height, width = picture
         patch = config.patch
-        self.config, self.frames = config, frames
+        self.config, self.frames, self.width = config, frames, config.width
         self.latent = (channels * patch * patch, height // patch, width // patch)
         size = self.latent[0]
         self.embed = nn.Sequential(
@@ -76,10 +76,6 @@ class UNet(nn.Module):
 
     places: Tensor
     stay: Tensor
-
-    @property
-    def width(self) -> int:
-        return self.config.width
 
     def encode(self, pictures: Tensor) -> Tensor:
         lead = pictures.shape[:-3]

@@ -11,30 +11,36 @@ time on hopeless situations in training.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace
 
-from sims.mujoco.arrays import count, first_case, pick
-from sims.mujoco.env import MujocoEnv, make_env, make_spec
-from sims.mujoco.parameters import parameters
-from sims.mujoco.robot import Robot
+from sims.mujoco.env import MujocoEnv, make_env, make_spec, parameters
+from sims.mujoco.scene import CUBE_EDGE
 from sims.mujoco.tabletop import (
     COLOURS,
     HOLD_STEPS,
     LIFT_HEIGHT,
     SPACING,
     Instruct,
+    Robot,
+    Situation,
     Tabletop,
+    TabletopExpert,
     check_variant,
     count_consecutive,
     count_steps,
+    grasp,
 )
-from sims.mujoco.task import Episode, TaskResult, TaskState
-from vla_rl.contract.env import Array, Observation
-from vla_rl.contract.spec import ArraySpec, EnvSpec
+from sims.mujoco.task import Episode, TaskResult, TaskState, count, first_case, pick
+from vla_rl.contract.env import Array, ArraySpec, Observation
 from vla_rl.contract.task import declare_task
+
+_OPTIONS = ("cubes", "colours", "instruct", "deadline")
+_REACH, _NEAR = 0.5, 0.1  # of the potential: share of reaching in the whole; metres at which it is nearly done
+HOLD_HEIGHT = 0.11  # metres, to which the expert lifts
 
 
 class LiftTask(Tabletop):
@@ -74,17 +80,16 @@ class LiftTask(Tabletop):
         }
         self._instruct, self._deadline = instruct, deadline
         self.extras = {
-            "privileged/cubes": replace(self.place, shape=(cubes * 3,), names=()),
-            "privileged/target": self.place,
+            **self.place_extras("target"),
             "privileged/lifted": ArraySpec((), "int64", -1, colours - 1, unit="index of a colour, -1 for none"),
             "privileged/seeded": ArraySpec((), "int64", 0, colours - 1, unit="index of a colour"),
         }
 
     def sample_episode(self, rng: np.random.Generator) -> Episode:
         """A scene: cubes apart from each other, colours all different, the open gripper above the table."""
-        task_state = {name: np.copy(value) for name, value in self.task_state.items()}
+        task_state = self.blank_state()
         qpos = self.place_cubes(self.robot.scatter(self._cubes, SPACING, rng), rng)
-        ctrl = self.open_gripper(qpos, rng)
+        ctrl = self.robot.start(qpos, rng)
         task_state["colour"][:] = rng.permutation(len(self.texts))[: self._cubes]
         task_state["seeded"][...] = rng.integers(self._cubes)
         other = (task_state["seeded"] + rng.integers(1, max(2, self._cubes))) % self._cubes
@@ -106,13 +111,13 @@ class LiftTask(Tabletop):
 
     def observe_extras(self, qpos: Array, task_state: TaskState) -> dict[str, Array]:
         """Cube positions (metres), and which colours were lifted and chosen by the seed."""
-        xp, cubes = array_namespace(qpos), self.cubes(qpos)
+        xp = array_namespace(qpos)
         # The named cube first: where two are lifted at once, it is the one that counts.
         lasting = (task_state["held"] >= HOLD_STEPS) * (1 + xp.astype(self._named(task_state), xp.int8))
         lifted = xp.astype(pick(task_state["colour"], xp.argmax(lasting, axis=1)), xp.int64)
         return {
-            "privileged/cubes": xp.reshape(cubes, (qpos.shape[0], 3 * self._cubes)),
-            "privileged/target": pick(cubes, task_state["named"]),
+            "privileged/cubes": self.flat_cubes(qpos),
+            "privileged/target": pick(self.cubes(qpos), task_state["named"]),
             "privileged/lifted": xp.where(xp.any(lasting > 0, axis=1), lifted, xp.full_like(lifted, -1)),
             "privileged/seeded": self._colour(task_state, "seeded"),
         }
@@ -131,12 +136,31 @@ class LiftTask(Tabletop):
         return xp.astype(xp.clip(pick(task_state["colour"], task_state[which]), min=0), xp.int64)
 
 
-_OPTIONS = ("cubes", "colours", "instruct", "deadline")
+class LiftExpert(TabletopExpert):
+    """Moves above the named cube, descends, closes, lifts and holds."""
+
+    def rule(self, situation: Situation) -> tuple[np.ndarray, np.ndarray]:
+        goal, grip = grasp(situation)
+        goal[situation.holding, :2], goal[situation.holding, 2] = situation.target[situation.holding, :2], HOLD_HEIGHT
+        return goal - situation.target, grip
 
 
-def spec(**options: Any) -> EnvSpec:
-    """The spec of :func:`make` with the same options."""
-    return make_spec(LiftTask, _OPTIONS, options)
+def potential(obs: Observation) -> np.ndarray:
+    """float64 [E] from 0 to 1: half for the gripper at the named cube, half for the height of that cube.
+
+    For learners that need more than the reward of success: as ``potential`` of ``sims.as_gymnasium``, its increase is
+    added to the reward.
+    """
+    return lift_potential(obs.state[:, :3], obs)
+
+
+def lift_potential(gripper: np.ndarray, obs: Observation) -> np.ndarray:
+    """:func:`potential` with the pinch point at ``gripper`` [E,3], metres."""
+    target = np.asarray(obs.extras["privileged/target"], np.float64)
+    distance = np.linalg.norm(gripper - target, axis=1)
+    risen = (target[:, 2] - CUBE_EDGE / 2) / (LIFT_HEIGHT - CUBE_EDGE / 2)
+    total: np.ndarray = _REACH * (1 - np.tanh(distance / _NEAR)) + (1 - _REACH) * np.clip(risen, 0, 1)
+    return total
 
 
 def claims(obs: Observation) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -152,12 +176,12 @@ def claims(obs: Observation) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
 
 
 @declare_task(
-    expert="sims.mujoco.tasks.lift_expert:LiftExpert",
-    scenes="sims.mujoco.tasks.lift_scenes:random_scenes",
+    expert=LiftExpert,
+    scenes="sims.mujoco.tasks.scenes:lift",
     swapped_options={"instruct": "distractor"},
-    spec=spec,
+    spec=partial(make_spec, LiftTask, _OPTIONS),
     claims=claims,
-    progress="sims.mujoco.tasks.lift_potential:potential",
+    progress=potential,
     parameters=parameters,
 )
 def make(num_envs: int, **options: Any) -> MujocoEnv:
@@ -167,3 +191,53 @@ def make(num_envs: int, **options: Any) -> MujocoEnv:
     control steps after which an unfinished episode has failed (none).  Those of the environment: see ``make_env``.
     """
     return make_env(LiftTask, _OPTIONS, num_envs, options)
+
+
+# -- a controller without weights --------------------------------------------------------------------------------------
+
+# Camera "front" of scene.py.
+_CAMERA = np.array([0.0, -0.40, 0.42])
+_RIGHT, _UP = np.array([1.0, 0.0, 0.0]), np.array([0.0, 0.67, 0.742])
+_VIEW = np.cross(_UP, _RIGHT)
+_HALF_HEIGHT = np.tan(np.radians(38.0) / 2)
+_MIN_COSINE = 0.97  # smallest cosine between a pixel's chromaticity and the colour's
+_PUSHED = 0.016  # metres
+_HUES = np.array([rgba[:3] for rgba in COLOURS.values()], np.float64)
+
+
+def act(obs: Observation, error: float = 0.0) -> np.ndarray:
+    """The next five actions [E,5,4], in metres and grip sign: find the named colour in the picture, go there, lift.
+
+    It has a policy's observations (camera "front", proprioception, the instruction), so residual policies can correct
+    it: ``FunctionPolicy(spec, lift.act, "sims.mujoco.tasks.lift:act")``.  ``error`` in metres is added to the cube's x
+    and y.
+    """
+    located = find(obs.images["front"], obs.task) + np.array([error, error, 0.0])
+    # Closing fingers hide the cube, so it is assumed to be between them.
+    closing = (obs.state[:, 7] < 0.01) & (obs.state[:, 3] > CUBE_EDGE / 2)
+    cube = np.where(closing[:, None], obs.state[:, :3], located)
+    return LiftExpert(horizon=5).act(replace(obs, extras={"privileged/target": cube.astype(np.float32)}))
+
+
+def act_miscalibrated(obs: Observation) -> np.ndarray:
+    """As :func:`act` after somebody has pushed the camera: it often closes its fingers beside the cube."""
+    return act(obs, error=_PUSHED)
+
+
+def find(images: np.ndarray, colour: np.ndarray) -> np.ndarray:
+    """Position on the table [E,3], in metres, of the pixels of ``colour`` int [E] in ``images`` uint8 [E,h,w,3].
+
+    The centre of the table where no pixel has that colour.
+    """
+    pixels = images.astype(np.float64) - images.mean(-1, keepdims=True)
+    hues = _HUES[colour] - _HUES[colour].mean(-1, keepdims=True)
+    size = np.linalg.norm(pixels, axis=-1)
+    cosine = np.einsum("ehwc,ec->ehw", pixels, hues) / (np.linalg.norm(hues, axis=-1)[:, None, None] * size + 1e-6)
+    weight = np.where((cosine > _MIN_COSINE) & (size > 25.0), 1.0, 0.0)
+    height, width = weight.shape[1:]
+    total = np.maximum(weight.sum((1, 2)), 1e-6)
+    x = (weight.sum(1) @ (np.arange(width) + 0.5) / total) / height - 0.5 * width / height
+    y = 0.5 - (weight.sum(2) @ (np.arange(height) + 0.5) / total) / height
+    ray = _VIEW + 2 * _HALF_HEIGHT * (x[:, None] * _RIGHT + y[:, None] * _UP)
+    place = _CAMERA + ray * ((CUBE_EDGE / 2 - _CAMERA[2]) / ray[:, 2])[:, None]
+    return np.where((weight.sum((1, 2)) > 0)[:, None], place, np.array([0.0, 0.0, CUBE_EDGE / 2]))

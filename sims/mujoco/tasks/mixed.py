@@ -8,27 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace
 
-from sims.mujoco.arrays import Constant, cases_of
-from sims.mujoco.env import MujocoEnv, make_env, make_spec
-from sims.mujoco.parameters import parameters
+from sims.mujoco.env import MujocoEnv, make_env, make_spec, parameters
 from sims.mujoco.tabletop import Tabletop
-from sims.mujoco.task import Episode, TaskResult, TaskState
-from sims.mujoco.tasks.lift import LiftTask
-from sims.mujoco.tasks.lift_expert import LiftExpert
-from sims.mujoco.tasks.place import PLATES, PlaceTask
-from sims.mujoco.tasks.place_expert import PlaceExpert
-from sims.mujoco.tasks.push import PushTask
-from sims.mujoco.tasks.push_expert import PushExpert
+from sims.mujoco.task import Constant, Episode, TaskResult, TaskState, cases_of
+from sims.mujoco.tasks.lift import LiftExpert, LiftTask, potential
+from sims.mujoco.tasks.place import PLATES, PlaceExpert, PlaceTask
+from sims.mujoco.tasks.push import PushExpert, PushTask
 from vla_rl.contract.env import Array, Observation, on_host
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.contract.task import declare_task
 
+_OPTIONS = ("deadlines",)
+_REACH, _NEAR = 0.4, 0.1  # of progress: share of reaching in the whole; metres at which something is nearly done
 CUBES = 3
 _SHARED = ("colour", "mark_colour", "mark_xy")  # the task_state that all three share
 
@@ -62,18 +59,14 @@ class MixedTask(Tabletop):
         causes = [[*(self.failures.index(cause) for cause in task.failures), -1] for task in self.tasks]
         self._causes = [Constant(numbers, np.int8) for numbers in causes]  # of each task's failures and of none
         self._first_text = {task.name: self.families.index(task.name) for task in self.tasks}
-        self.extras = {
-            "privileged/cubes": replace(self.place, shape=(CUBES * 3,), names=()),
-            "privileged/target": self.place,
-            "privileged/goal": self.place,
-        }
+        self.extras = self.place_extras("target", "goal")
 
     def sample_episode(self, rng: np.random.Generator) -> Episode:
         """Draw a task, then an episode of it."""
         which = int(rng.integers(len(self.tasks)))
         task = self.tasks[which]
         episode = task.sample_episode(rng)
-        task_state = {name: np.copy(value) for name, value in self.task_state.items()}
+        task_state = self.blank_state()
         task_state["which"][...] = which
         return replace(episode, task_state=task_state | _prefixed(task, episode.task_state))
 
@@ -119,30 +112,36 @@ class MixedExpert:
     def __init__(self, horizon: int = 5) -> None:
         experts: tuple[Callable[..., Any], ...] = (LiftExpert, PlaceExpert, PushExpert)
         self._experts = tuple(expert(horizon) for expert in experts)
-        names = [task.name for task in (LiftTask, PlaceTask, PushTask)]
-        self._which = np.array([names.index(family) for family in MixedTask().families])
 
     def act(self, obs: Observation) -> np.ndarray:
         """The next actions, float32 [E,H,4]."""
         actions = np.stack([expert.act(obs) for expert in self._experts])
         task = on_host(obs.task)
-        chosen: np.ndarray = actions[self._which[task], np.arange(len(task))]
+        chosen: np.ndarray = actions[_tasks()[task], np.arange(len(task))]
         return chosen
 
 
-_OPTIONS = ("deadlines",)
+def progress(obs: Observation) -> np.ndarray:
+    """float64 [E] from 0 to 1: in lift its ``potential``; else for the gripper at the cube and the cube at its goal."""
+    cube, goal = (np.asarray(obs.extras[f"privileged/{name}"], np.float64) for name in ("target", "goal"))
+    reached = 1 - np.tanh(np.linalg.norm(obs.state[:, :3] - cube, axis=1) / _NEAR)
+    brought = 1 - np.tanh(np.linalg.norm(goal[:, :2] - cube[:, :2], axis=1) / _NEAR)
+    lifts = _tasks()[on_host(obs.task)] == 0
+    return np.where(lifts, potential(obs), _REACH * reached + (1 - _REACH) * brought)
 
 
-def spec(**options: Any) -> EnvSpec:
-    """The spec of :func:`make` with the same options."""
-    return make_spec(MixedTask, _OPTIONS, options)
+@cache
+def _tasks() -> np.ndarray:
+    """int: which of lift, place and push each instruction belongs to."""
+    names = [task.name for task in (LiftTask, PlaceTask, PushTask)]
+    return np.array([names.index(family) for family in MixedTask().families])
 
 
 @declare_task(
     expert=MixedExpert,
     scenes="sims.mujoco.tasks.scenes:mixed",
-    spec=spec,
-    progress="sims.mujoco.tasks.mixed_progress:progress",
+    spec=partial(make_spec, MixedTask, _OPTIONS),
+    progress=progress,
     parameters=parameters,
 )
 def make(num_envs: int, **options: Any) -> MujocoEnv:

@@ -9,38 +9,46 @@ With ``deadline`` an episode that takes longer has failed, with the cause "too_l
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace
 
-from sims.mujoco.arrays import count, first_case, pick
-from sims.mujoco.env import MujocoEnv, make_env, make_spec
-from sims.mujoco.parameters import parameters
-from sims.mujoco.scene import CUBE_EDGE, MARK_RADIUS
+from sims.mujoco.env import MujocoEnv, make_env, make_spec, parameters
+from sims.mujoco.scene import CUBE_EDGE, FINGER_OPEN, MARK_RADIUS
 from sims.mujoco.tabletop import (
     COLOURS,
+    GRASP_HEIGHT,
     HOLD_STEPS,
     LIFT_HEIGHT,
     SPACING,
+    TRAVEL_HEIGHT,
     Instruct,
+    Situation,
     Tabletop,
+    TabletopExpert,
     check_variant,
     count_consecutive,
     count_steps,
+    grasp,
 )
-from sims.mujoco.task import Episode, TaskResult, TaskState
-from vla_rl.contract.env import Array, Observation
-from vla_rl.contract.spec import ArraySpec, EnvSpec
+from sims.mujoco.task import Episode, TaskResult, TaskState, count, first_case, pick
+from vla_rl.contract.env import Array, ArraySpec, Observation
 from vla_rl.contract.task import declare_task
 
+_OPTIONS = ("cubes", "colours", "instruct", "deadline")
 NEAR = 0.025  # metres between the centres of cube and plate
 RESTING = CUBE_EDGE / 2 + 0.004  # metres; a cube whose centre is lower stands on the table
 RELEASED = 0.05  # metres between the fingers: more than a cube's edge
 PLATES = 2
 ON_TABLE = 2  # cubes of an episode; any others of the model are away
 OTHERS = ((1, 0), (0, 1), (1, 1))  # pairs that the instruction does not name: whether another cube, another plate
+# Of the expert:
+CLEAR = 0.058  # metres of the pinch point at which a held cube passes above a standing one
+ARRIVED = 0.006  # metres beside the plate's centre
+DOWN = 0.0215  # metres of a cube's centre that is about to stand
+RISE = 0.09
 
 
 class PlaceTask(Tabletop):
@@ -73,22 +81,18 @@ class PlaceTask(Tabletop):
         }
         self._instruct, self._deadline = instruct, deadline
         self.extras = {
-            "privileged/cubes": replace(self.place, shape=(cubes * 3,), names=()),
-            "privileged/target": self.place,
-            "privileged/goal": self.place,
-            "privileged/other_cube": self.place,
-            "privileged/other_goal": self.place,
+            **self.place_extras("target", "goal", "other_cube", "other_goal"),
             "privileged/other_tasks": ArraySpec((3,), "int64", 0, len(self.texts) - 1, unit="index of an instruction"),
         }
 
     def sample_episode(self, rng: np.random.Generator) -> Episode:
         """Two cubes and two plates apart from each other, colours different among each kind; the gripper above."""
-        task_state = {name: np.copy(value) for name, value in self.task_state.items()}
+        task_state = self.blank_state()
         spacing = np.full((ON_TABLE + PLATES,) * 2, SPACING)
         spacing[ON_TABLE:, ON_TABLE:] = 2 * MARK_RADIUS + 0.01
         xy = self.robot.scatter(ON_TABLE + PLATES, spacing, rng)
         qpos = self.place_cubes(xy[:ON_TABLE], rng)
-        ctrl = self.open_gripper(qpos, rng)
+        ctrl = self.robot.start(qpos, rng)
         task_state["colour"][:ON_TABLE] = rng.permutation(len(self._names))[:ON_TABLE]
         task_state["mark_colour"][:PLATES] = rng.permutation(len(self._names))[:PLATES]
         task_state["mark_xy"][:PLATES] = xy[ON_TABLE:]
@@ -119,7 +123,7 @@ class PlaceTask(Tabletop):
         named, plate = task_state["named"], task_state["plate"]
         others = [self._text(task_state, abs(named - cube), abs(plate - mark)) for cube, mark in OTHERS]
         return {
-            "privileged/cubes": xp.reshape(cubes, (qpos.shape[0], 3 * self._cubes)),
+            "privileged/cubes": self.flat_cubes(qpos),
             "privileged/target": pick(cubes, named),
             "privileged/goal": xp.astype(pick(plates, plate), xp.float32),
             "privileged/other_cube": pick(cubes, 1 - named),
@@ -139,12 +143,26 @@ class PlaceTask(Tabletop):
         return xp.clip(colour * len(self._names) + mark, min=0)
 
 
-_OPTIONS = ("cubes", "colours", "instruct", "deadline")
+class PlaceExpert(TabletopExpert):
+    """Grasps the named cube, carries it above the named plate, lowers it, lets go and rises."""
 
+    def rule(self, situation: Situation) -> tuple[np.ndarray, np.ndarray]:
+        goal, grip = grasp(situation)
+        away = np.linalg.norm(situation.goal[:, :2] - situation.cube[:, :2], axis=1)
+        delivered = (away < 2 * ARRIVED) & (situation.cube[:, 2] < DOWN)
 
-def spec(**options: Any) -> EnvSpec:
-    """The spec of :func:`make` with the same options."""
-    return make_spec(PlaceTask, _OPTIONS, options)
+        carrying = situation.holding & ~delivered
+        low = (situation.pinch[:, 2] < CLEAR) & (away > 3 * ARRIVED)  # lift it straight up first
+        height = np.clip(GRASP_HEIGHT + (away - ARRIVED) * 4.0, GRASP_HEIGHT, TRAVEL_HEIGHT)
+        # The cube may hang beside the pinch point.
+        over = situation.pinch[:, :2] + situation.goal[:, :2] - situation.cube[:, :2]
+        goal[carrying] = np.column_stack([over, height])[carrying]
+        goal[carrying & low, :2], goal[carrying & low, 2] = situation.target[carrying & low, :2], TRAVEL_HEIGHT
+
+        opened = situation.opening > 1.8 * FINGER_OPEN
+        goal[delivered] = situation.target[delivered]
+        goal[delivered & opened, 2] = RISE
+        return goal - situation.target, grip & ~delivered
 
 
 def claims(obs: Observation) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -172,10 +190,10 @@ def claims(obs: Observation) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
 
 
 @declare_task(
-    expert="sims.mujoco.tasks.place_expert:PlaceExpert",
+    expert=PlaceExpert,
     scenes="sims.mujoco.tasks.scenes:place",
     swapped_options={"instruct": "distractor"},
-    spec=spec,
+    spec=partial(make_spec, PlaceTask, _OPTIONS),
     claims=claims,
     parameters=parameters,
 )

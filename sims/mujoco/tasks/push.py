@@ -7,33 +7,41 @@ target's.  Failure: the cube was lifted 6 cm ("lifted"); with ``deadline`` also 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace
 
-from sims.mujoco.arrays import first_case
-from sims.mujoco.env import MujocoEnv, make_env, make_spec
-from sims.mujoco.parameters import parameters
+from sims.mujoco.env import MujocoEnv, make_env, make_spec, parameters
 from sims.mujoco.tabletop import (
     COLOURS,
     HOLD_STEPS,
     LIFT_HEIGHT,
     TARGET_COLOUR,
+    TRAVEL_HEIGHT,
+    Situation,
     Tabletop,
+    TabletopExpert,
     count_consecutive,
     count_steps,
 )
-from sims.mujoco.task import Episode, TaskResult, TaskState
+from sims.mujoco.task import Episode, TaskResult, TaskState, first_case
 from sims.mujoco.tasks.place import NEAR, RESTING
 from vla_rl.contract.env import Array
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.contract.task import declare_task
 
+_OPTIONS = ("cubes", "marks", "deadline")
 WITHIN = 0.09  # metres; the cube and the target are within +-WITHIN, so that the gripper can get behind the cube
 DISTANCE = (0.07, 0.13)  # metres between them
+# Of the expert:
+LOW = 0.018  # metres of the pinch point while pushing
+BEHIND = 0.042  # metres between cube and pinch point before the push: clear of a turned cube's corner
+CONTACT = 0.027  # metres between them while a face is pushed
+ALIGNED = 0.010  # metres beside the line from cube to target
+PUSH = 0.012  # metres per control step
+ARRIVED = 0.008
 
 
 class PushTask(Tabletop):
@@ -58,21 +66,17 @@ class PushTask(Tabletop):
             "at_target": np.zeros((), np.int16),  # control steps in a row that the cube was at the target
         }
         self._deadline = deadline
-        self.extras = {
-            "privileged/cubes": replace(self.place, shape=(cubes * 3,), names=()),
-            "privileged/target": self.place,
-            "privileged/goal": self.place,
-        }
+        self.extras = self.place_extras("target", "goal")
 
     def sample_episode(self, rng: np.random.Generator) -> Episode:
         """A cube of any colour and the target at a distance; the open gripper above."""
-        task_state = {name: np.copy(value) for name, value in self.task_state.items()}
+        task_state = self.blank_state()
         while True:
             cube, target = rng.uniform(-WITHIN, WITHIN, (2, 2))
             if DISTANCE[0] <= np.linalg.norm(cube - target) <= DISTANCE[1]:
                 break
         qpos = self.place_cubes(cube[None], rng)
-        ctrl = self.open_gripper(qpos, rng)
+        ctrl = self.robot.start(qpos, rng)
         task_state["colour"][0] = rng.integers(len(COLOURS))
         task_state["mark_colour"][0], task_state["mark_xy"][0] = TARGET_COLOUR, target
         return Episode(qpos, ctrl, task_state)
@@ -90,10 +94,10 @@ class PushTask(Tabletop):
 
     def observe_extras(self, qpos: Array, task_state: TaskState) -> dict[str, Array]:
         """Positions of the cubes, the cube to push and the target, metres."""
-        xp, cubes = array_namespace(qpos), self.cubes(qpos)
+        xp = array_namespace(qpos)
         return {
-            "privileged/cubes": xp.reshape(cubes, (qpos.shape[0], 3 * self._cubes)),
-            "privileged/target": cubes[:, 0],
+            "privileged/cubes": self.flat_cubes(qpos),
+            "privileged/target": self.cubes(qpos)[:, 0],
             "privileged/goal": xp.astype(self.mark_positions(task_state)[:, 0], xp.float32),
         }
 
@@ -103,18 +107,47 @@ class PushTask(Tabletop):
         return xp.zeros_like(task_state["steps"], dtype=xp.int64)
 
 
-_OPTIONS = ("cubes", "marks", "deadline")
+class PushExpert(TabletopExpert):
+    """With closed fingers: goes to the side of the cube away from the target, pushes along that line, rises at the end.
 
+    Where the cube slips off the line, the gripper goes behind it again.  The motion of a pushed cube is not predicted,
+    so only the first action of a chunk is good.
+    """
 
-def spec(**options: Any) -> EnvSpec:
-    """The spec of :func:`make` with the same options."""
-    return make_spec(PushTask, _OPTIONS, options)
+    def rule(self, situation: Situation) -> tuple[np.ndarray, np.ndarray]:
+        way = situation.goal[:, :2] - situation.cube[:, :2]
+        left = np.linalg.norm(way, axis=1)
+        ahead = way / np.maximum(left, 1e-6)[:, None]
+        from_cube = situation.pinch[:, :2] - situation.cube[:, :2]
+        along = (from_cube * ahead).sum(axis=1)
+        beside = np.linalg.norm(from_cube - along[:, None] * ahead, axis=1)
+        distance = np.linalg.norm(from_cube, axis=1)
+
+        # Go to a point behind the cube: the further from it, the higher; straight up first when beside the cube.
+        behind = situation.cube[:, :2] - BEHIND * ahead
+        off = np.linalg.norm(situation.pinch[:, :2] - behind, axis=1)
+        height = np.clip(LOW + (off - 0.006) * 4.0, LOW, TRAVEL_HEIGHT)
+        goal = np.column_stack([behind, height])
+        blocked = (situation.pinch[:, 2] < 0.055) & (distance < 0.055) & (off > 0.012)
+        goal[blocked, :2], goal[blocked, 2] = situation.target[blocked, :2], TRAVEL_HEIGHT
+
+        # Push: from the line behind the cube, towards a point inside it.
+        pushing = (
+            (situation.pinch[:, 2] < 0.03) & (along < -0.5 * CONTACT) & (beside < ALIGNED) & (distance < BEHIND + 0.02)
+        )
+        step = np.minimum(PUSH, 0.5 * left + 0.002)
+        ahead_of_cube = situation.cube[:, :2] + (along + step)[:, None] * ahead
+        goal[pushing, :2], goal[pushing, 2] = ahead_of_cube[pushing], LOW
+
+        done = left < ARRIVED
+        goal[done, :2], goal[done, 2] = situation.target[done, :2], TRAVEL_HEIGHT
+        return goal - situation.target, np.ones(len(left), bool)
 
 
 @declare_task(
-    expert="sims.mujoco.tasks.push_expert:PushExpert",
+    expert=PushExpert,
     scenes="sims.mujoco.tasks.scenes:push",
-    spec=spec,
+    spec=partial(make_spec, PushTask, _OPTIONS),
     parameters=parameters,
 )
 def make(num_envs: int, **options: Any) -> MujocoEnv:

@@ -1,28 +1,96 @@
-"""Random pictures of any tabletop task with the positions that its instruction names, for grounding pretraining.
+"""Random pictures of the tabletop's tasks with the positions that their instructions name, for grounding pretraining.
 
 These are the simulator's own labels: whoever trains with them should say so beside the number of demonstrations.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sims.mujoco.render import Renderer, project
-from sims.mujoco.scene import FINGER_OPEN, FINGER_QPOS, GANTRY_QPOS, WORKSPACE_HIGH, WORKSPACE_LOW
-from sims.mujoco.tabletop import UNSEEN
+from sims.mujoco.scene import (
+    CUBE_EDGE,
+    CUBES_QPOS,
+    FINGER_OPEN,
+    FINGER_QPOS,
+    GANTRY_QPOS,
+    WORKSPACE_HIGH,
+    WORKSPACE_LOW,
+)
+from sims.mujoco.tabletop import SPACING, UNSEEN, Tabletop
 from sims.mujoco.task import TaskState
-from sims.mujoco.tasks.lift_scenes import Scenes, place_gripper
+from sims.mujoco.tasks.lift import LiftTask
 from sims.mujoco.tasks.mixed import MixedTask
 from sims.mujoco.tasks.place import PlaceTask
 from sims.mujoco.tasks.push import PushTask
 
-_TOUCHING = 0.3  # share of the pictures in which closed fingers stand beside a cube, as in a push
+_ELSEWHERE, _OVER_A_CUBE, _HOLDING = 0, 1, 2
+_SHARES = (0.45, 0.35, 0.20)  # of the pictures, by the pose of the gripper
+_TOUCHING = 0.3  # share of the pictures in which closed fingers stand beside a cube, as in a push; not in lift
 
 
-def random_scenes(task: Any, count: int, seed: int, size: int = 64, camera: str = "front") -> Scenes:
-    """Draw ``count`` episodes of ``task``, with the gripper at a random pose; ``uv`` holds the cube, then its goal."""
+class Scenes(NamedTuple):
+    """``n`` labelled pictures.
+
+    images  uint8 [n,size,size,3]
+    tasks   int64 [n]      index into the environment's ``spec.tasks``
+    uv      float32 [n,P,2]  the P positions that the instruction names: u right, v down, -1 to 1 from edge to edge
+    state   float32 [n,S]  as the environment's ``state``
+    """
+
+    images: np.ndarray
+    tasks: np.ndarray
+    uv: np.ndarray
+    state: np.ndarray
+
+
+def labelled(
+    task: Tabletop, qpos: np.ndarray, ctrl: np.ndarray, task_state: TaskState, named: np.ndarray, size: int, camera: str
+) -> Scenes:
+    """Pictures of ``size`` pixels by ``camera`` of the states ``qpos`` [n,nq], ``ctrl`` [n,nu] and ``task_state``.
+
+    ``named`` [n,P,3]: the positions that the instructions name, metres.
+    """
+    renderer = Renderer(task.model, size, size, task.painted, task.placed)
+    out = np.empty((len(qpos), size, size, 3), np.uint8)
+    images = renderer.render(qpos, task.colours(task_state), task.mark_positions(task_state), camera, out)
+    renderer.close()
+    uv = project(task.model, camera, named)
+    return Scenes(images, task.instruction(task_state), uv, task.proprioception(qpos, ctrl))
+
+
+def lift(count: int, seed: int, size: int = 64, camera: str = "front", cubes: int = 3, colours: int = 4) -> Scenes:
+    """``count`` pictures of lift: the gripper anywhere above the cubes, low around one of them, or holding one."""
+    task, rng = LiftTask(cubes, colours), np.random.Generator(np.random.PCG64(seed))
+    qpos, ctrl = np.zeros((count, task.model.nq)), np.zeros((count, task.model.nu))
+    for i in range(count):
+        qpos[i] = task.place_cubes(task.robot.scatter(cubes, SPACING, rng), rng)
+        _place_gripper(qpos[i], ctrl[i], np.arange(cubes), rng)
+    colour = rng.permuted(np.tile(np.arange(colours, dtype=np.int8), (count, 1)), axis=1)[:, :cubes]
+    named = rng.integers(cubes, size=count).astype(np.int8)
+    centres = task.centres(qpos)[np.arange(count), named][:, None]
+    return labelled(task, qpos, ctrl, {"colour": colour, "named": named}, centres, size, camera)
+
+
+def place(count: int, seed: int, **options: Any) -> Scenes:
+    """Pictures of place."""
+    return _of_episodes(PlaceTask(), count, seed, **options)
+
+
+def push(count: int, seed: int, **options: Any) -> Scenes:
+    """Pictures of push."""
+    return _of_episodes(PushTask(), count, seed, **options)
+
+
+def mixed(count: int, seed: int, **options: Any) -> Scenes:
+    """Pictures of all three tasks."""
+    return _of_episodes(MixedTask(), count, seed, **options)
+
+
+def _of_episodes(task: Tabletop, count: int, seed: int, size: int = 64, camera: str = "front") -> Scenes:
+    """``count`` episodes of ``task``, with the gripper at a random pose; ``uv`` holds the cube, then its goal."""
     rng = np.random.Generator(np.random.PCG64(seed))
     qpos, ctrl = np.zeros((count, task.model.nq)), np.zeros((count, task.model.nu))
     task_states: list[TaskState] = []
@@ -32,35 +100,35 @@ def random_scenes(task: Any, count: int, seed: int, size: int = 64, camera: str 
         if rng.random() < _TOUCHING:
             _stand_beside(task, qpos[row], ctrl[row], int(rng.choice(present)), rng)
         else:
-            place_gripper(qpos[row], ctrl[row], present, rng)
+            _place_gripper(qpos[row], ctrl[row], present, rng)
         task_states.append(episode.task_state)
     task_state = {name: np.stack([item[name] for item in task_states]) for name in task.task_state}
-    renderer = Renderer(task.model, size, size, task.painted, task.placed)
-    out = np.empty((count, size, size, 3), np.uint8)
-    images = renderer.render(qpos, task.colours(task_state), task.mark_positions(task_state), camera, out)
-    renderer.close()
     extras = task.observe_extras(qpos, task_state)
-    named = np.stack([extras["privileged/target"], extras["privileged/goal"]], axis=1)
-    uv = project(task.model, camera, named.astype(np.float64))
-    return Scenes(images, task.instruction(task_state), uv, task.proprioception(qpos, ctrl))
+    named = np.stack([extras["privileged/target"], extras["privileged/goal"]], axis=1).astype(np.float64)
+    return labelled(task, qpos, ctrl, task_state, named, size, camera)
 
 
-def place(count: int, seed: int, **options: Any) -> Scenes:
-    """Pictures of place."""
-    return random_scenes(PlaceTask(), count, seed, **options)
+def _place_gripper(qpos: np.ndarray, ctrl: np.ndarray, cubes: np.ndarray, rng: np.random.Generator) -> None:
+    """Put the gripper elsewhere, over one of ``cubes`` (int [n]) or holding it: into ``qpos`` [nq], ``ctrl`` [nu]."""
+    gripper_pose = rng.choice(3, p=_SHARES)
+    start = CUBES_QPOS + 7 * cubes[rng.integers(len(cubes))]
+    pinch, finger = rng.uniform(WORKSPACE_LOW, WORKSPACE_HIGH), rng.uniform(0, FINGER_OPEN)
+    if gripper_pose == _ELSEWHERE:
+        pinch[2] = rng.uniform(0.05, WORKSPACE_HIGH[2])  # above the cubes, or fingers would be inside them
+    elif gripper_pose == _OVER_A_CUBE:
+        pinch = np.array([*(qpos[start : start + 2] + rng.normal(0, 0.006, 2)), rng.uniform(0.016, 0.10)])
+        finger = FINGER_OPEN
+    else:
+        pinch[2], finger = rng.uniform(CUBE_EDGE / 2, 0.15), CUBE_EDGE / 2
+        if pinch[2] < 0.06:  # lower than this, another position could be inside a neighbour
+            pinch[:2] = qpos[start : start + 2]
+        qpos[start : start + 7] = [*pinch, 1.0, 0.0, 0.0, 0.0]
+    qpos[GANTRY_QPOS], qpos[FINGER_QPOS] = pinch, finger
+    ctrl[:3] = np.clip(pinch + rng.uniform(-0.003, 0.003, 3), WORKSPACE_LOW, WORKSPACE_HIGH)
+    ctrl[3] = 0.0 if gripper_pose == _HOLDING else FINGER_OPEN
 
 
-def push(count: int, seed: int, **options: Any) -> Scenes:
-    """Pictures of push."""
-    return random_scenes(PushTask(), count, seed, **options)
-
-
-def mixed(count: int, seed: int, **options: Any) -> Scenes:
-    """Pictures of all three tasks."""
-    return random_scenes(MixedTask(), count, seed, **options)
-
-
-def _stand_beside(task: Any, qpos: np.ndarray, ctrl: np.ndarray, cube: int, rng: np.random.Generator) -> None:
+def _stand_beside(task: Tabletop, qpos: np.ndarray, ctrl: np.ndarray, cube: int, rng: np.random.Generator) -> None:
     """Closed fingers, low, 2 to 6 cm from the centre of ``cube``."""
     angle, away = rng.uniform(0, 2 * np.pi), rng.uniform(0.026, 0.06)
     centre = task.cubes(qpos[None])[0, cube, :2]

@@ -89,7 +89,7 @@ def prefixes(network, cameras, rows):
 
 @torch.no_grad()
 @pytest.mark.parametrize("rows", [[0, 1, 2], [2, 0], [1]])
-def test_token_after_token_gives_what_transformers_gives_without_padding(rows):
+def test_token_after_token_gives_what_transformers_gives(rows):
     network, expected = tiny_network(), golden_outputs()
     bins, logits = Autoregressive().decode(network, prefixes(network, 1, rows), (D, D), greedy)
     assert torch.equal(bins, expected["greedy"][rows])
@@ -100,7 +100,7 @@ def test_token_after_token_gives_what_transformers_gives_without_padding(rows):
 
 @torch.no_grad()
 @pytest.mark.parametrize("rows", [[0, 1, 2], [2, 0], [1]])
-def test_all_at_once_gives_what_transformers_gives_without_padding(rows):
+def test_all_at_once_gives_what_transformers_gives(rows):
     network, expected = tiny_network(), golden_outputs()["parallel"][rows]
     decoding = Parallel(tiny.ACTIONS)
     bins, logits = decoding.decode(network, prefixes(network, 2, rows), (D * tiny.ACTIONS, D), greedy)
@@ -111,7 +111,7 @@ def test_all_at_once_gives_what_transformers_gives_without_padding(rows):
 
 
 @torch.no_grad()
-def test_later_tokens_depend_on_earlier_ones_only_where_they_should():
+def test_later_tokens_depend_on_earlier_ones_where_they_should():
     network = tiny_network()
     one, other = torch.tensor([[3, 4, 5]] * ROWS), torch.tensor([[3, 200, 5]] * ROWS)
     for decoding, changes in ((Autoregressive(), [False, False, True]), (Parallel(1), [False] * 3)):

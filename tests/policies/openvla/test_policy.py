@@ -56,7 +56,7 @@ def test_learning_sees_the_density_of_acting(options, kept, dtype, bound):
 
 
 @BOTH
-def test_in_bfloat16_the_first_ratios_stay_within_the_stated_bound(options):
+def test_in_bfloat16_first_ratios_stay_within_the_bound(options):
     """A language model in bfloat16: the log-prob of a chunk of 6 tokens is off by less than .05 a token."""
     policy = tiny_policy(options).to(torch.bfloat16)
     features = policy.encode(observed())
@@ -134,7 +134,7 @@ def by_hand(policy: OpenVLA, features, row: int) -> torch.Tensor:
 
 
 @BOTH
-def test_probabilities_of_all_chunks_and_the_score_gradient_are_those_by_enumeration(options):
+def test_probabilities_and_score_gradient_are_those_enumerated(options):
     policy = few_bins(replace(options, temperature=0.7))
     features, reward = wide(policy.encode(observed(2))), torch.linspace(-1, 2, 9).double() ** 2
     weights = [
@@ -204,7 +204,7 @@ def test_bins_are_openvlas():
     assert policy.actions(index)[0].tolist() == [pytest.approx(-0.398, abs=1e-3), pytest.approx(1.004, abs=1e-3), -2.0]
 
 
-def test_it_keeps_patches_or_pictures_whichever_is_smaller_and_right():
+def test_it_keeps_patches_or_pictures_whichever_are_smaller():
     patches, pictures = tiny_policy(IN_TURN), tiny_policy(replace(IN_TURN, kept="pictures"))
     a, b = patches.encode(observed()), pictures.encode(observed())
     assert a.keys() == {"prefix/patches", "pooled", "task", "state", "time"}
@@ -238,7 +238,7 @@ def test_gradients_reach_what_is_trained(options):
 
 
 @BOTH
-def test_gradient_checkpointing_computes_layers_again_and_changes_no_number(options):
+def test_computing_layers_again_changes_no_number(options):
     found = {}
     for again in (False, True):
         policy, runs = tiny_policy(replace(options, gradient_checkpointing=again)), []
@@ -269,7 +269,7 @@ def test_every_task_has_its_own_prompt_and_every_camera_is_seen():
 
 
 @BOTH
-def test_imitation_is_the_cross_entropy_of_the_bins_and_is_learnt(options):
+def test_imitation_is_the_cross_entropy_of_the_bins(options):
     policy = tiny_policy(replace(options, temperature=2.0))
     features = policy.imitation_features(observed())
     chunks = torch.rand(ROWS, policy.chunk_length, D, generator=seeded(1)) * 2 - 1
@@ -343,7 +343,7 @@ def test_a_checkpoint_restores_the_same_policy(tmp_path):
     assert torch.equal(pair[0].sample, pair[1].sample) and torch.equal(pair[0].logprob, pair[1].logprob)
 
 
-def test_the_state_is_read_where_the_network_has_a_projector_for_it():
+def test_the_state_is_read_where_there_is_a_projector_for_it():
     network = tiny_policy(AT_ONCE).network
     assert not hasattr(network, "proprio_projector")
     reading = type(network)(replace(network.shape, state=2)).eval()

@@ -179,7 +179,7 @@ def test_its_patches_are_those_of_timm(tmp_path):
     assert (features["prefix/patches"] - expected).abs().max() < 0.02 * expected.abs().max()
 
 
-def test_oft_sees_several_pictures_and_executes_a_part_of_its_chunk(tmp_path):
+def test_oft_sees_several_pictures_and_executes_part_of_a_chunk(tmp_path):
     spec = replace(SPEC, tasks=ONE.tasks)
     options = OpenVLAOptions(
         decoding=Parallel(8), horizon=5, cameras={"primary": "front", "hand": "wrist"}, dtype="bfloat16", crop=0.9

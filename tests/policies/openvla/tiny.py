@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from vla_rl.contract.env import Observation
-from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.contract.env import ArraySpec, EnvSpec, Observation
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.openvla.decoding import OpenVLAOptions
 from vla_rl.policies.openvla.network import OpenVLANetwork, OpenVLAShape, ViTShape

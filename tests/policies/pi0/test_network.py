@@ -97,7 +97,7 @@ def test_they_are_those_of_the_installed_transformers(network, name):
         torch.testing.assert_close(found, expected[key], atol=3e-4, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
 
 
-def test_names_and_shapes_are_transformers_own_but_for_a_table_that_nothing_reads(network):
+def test_names_and_shapes_are_transformers_own(network):
     from tests.golden.vla.pi0 import theirs
 
     expected = {name: item.shape for name, item in theirs.model().state_dict().items()}
@@ -211,7 +211,7 @@ def test_a_step_leaves_the_condition_as_it_is(network):
     assert all(torch.equal(item, condition[name]) for name, item in before.items())
 
 
-def test_points_of_a_chain_share_their_observations_keys_and_do_not_see_each_other(network, monkeypatch):
+def test_points_of_a_chain_share_keys_and_see_no_other(network, monkeypatch):
     given, shapes, attend = tensors(PADDED), [], F.scaled_dot_product_attention
     condition = network.condition(seen(network, PADDED), given["state"])
     x, t = torch.stack([given["noise"], given["actions"], -given["noise"]], 1), torch.tensor([0.9, 0.5, 0.2])
@@ -225,7 +225,7 @@ def test_points_of_a_chain_share_their_observations_keys_and_do_not_see_each_oth
     assert {(shape[0], shape[2]) for shape in shapes} == {(3, prefix + 3 * CHUNK)}  # one prefix a row, three rows
 
 
-def test_pooled_is_the_mean_of_the_valid_tokens_last_hidden_states(network):
+def test_pooled_is_the_mean_of_the_valid_last_hidden_states(network):
     from tests.golden.vla.pi0 import theirs
 
     given, model = theirs.given(PADDED), theirs.model().model

@@ -32,9 +32,8 @@ from tests.policies.test_tiny import observations
 from tests.policies.vla.tiny_vlas import tiny_vla
 from tests.policies.vla.toy_network import ToyNetwork, ToyShape
 from tests.toys import seeded
-from vla_rl.contract.env import Observation
+from vla_rl.contract.env import ArraySpec, EnvSpec, Observation
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.policies.flow import AllSteps, FlowSampler, FlowSde, Ode
 from vla_rl.policies.pi0 import policy as pi0_public
 from vla_rl.policies.pi0.network import Gemma, Siglip, public_name
@@ -131,7 +130,7 @@ def sample_of(policy: Pi0, images: dict[str, np.ndarray], state: np.ndarray, noi
         (("dit_config",), "num_attention_heads", 2),
     ],
 )
-def test_a_network_of_transformers_that_computes_otherwise_is_refused_by_name(theirs, tmp_path, part, name, value):
+def test_a_network_that_computes_otherwise_is_refused_by_name(theirs, tmp_path, part, name, value):
     config = json.loads((theirs / "config.json").read_text(encoding="utf-8"))
     reduce(lambda whole, key: whole[key], part, config)[name] = value
     with pytest.raises(UserError, match=rf"sets {'.'.join(part)}\.{name} to "):

@@ -15,9 +15,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from tests.golden.vla.smolvla.cases import CAMERAS, CASES, VLM, inputs
 from tests.golden.vla.weights import generator, weight
 from tests.policies.smolvla.test_parity import EXPECTED
-from vla_rl.contract.env import Observation
+from vla_rl.contract.env import ArraySpec, EnvSpec, Observation
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.smolvla.policy import SmolVLA
@@ -114,7 +113,7 @@ def test_the_prompt_is_the_instruction_and_a_newline(folder: Path) -> None:
     assert policy.token_mask.tolist() == [[True] * 4, [True] * 3 + [False]]
 
 
-def test_chains_have_the_folder_s_steps_unless_a_sampler_is_chosen(tmp_path: Path) -> None:
+def test_chains_have_the_folders_steps_or_the_chosen_ones(tmp_path: Path) -> None:
     place = write_folder(tmp_path / "policy", num_steps=4)
     assert SmolVLA.from_public(place, spec_of()).sampler.steps == 4
     chosen = VLAOptions(sampler=FlowSampler(FlowSde(0.5), LastStep(), 3))

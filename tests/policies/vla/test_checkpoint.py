@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.policies.vla.public_folders import SMOLVLA, copy_golden, write
+from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.policies.vla.checkpoint import is_public, match_cameras, read_public
 from vla_rl.policies.vla.normalization_formulas import Modes
 
@@ -36,7 +36,7 @@ def test_a_lerobot_folder_is_described_by_its_features(tmp_path: Path) -> None:
     assert found.renamed == {}
 
 
-def test_its_preprocessor_renames_cameras_and_names_the_tokenizer(tmp_path: Path) -> None:
+def test_a_preprocessor_renames_cameras_and_names_the_tokenizer(tmp_path: Path) -> None:
     copy_golden("mean_std", smolvla(tmp_path))
     path = tmp_path / "policy_preprocessor.json"
     saved = json.loads(path.read_text(encoding="utf-8"))
@@ -103,7 +103,7 @@ def test_one_camera_on_both_sides_needs_no_name(tmp_path: Path) -> None:
         (("front",), {"camera1": "", "wrist": ""}, "none is left"),
     ],
 )
-def test_cameras_that_do_not_match_are_said_with_both_lists_and_the_option(
+def test_cameras_that_do_not_match_are_said_with_the_option(
     tmp_path: Path, cameras: tuple[str, ...], given: dict[str, str], problem: str
 ) -> None:
     found = read_public(smolvla(tmp_path))
@@ -143,7 +143,7 @@ def with_steps(folder: Path, file: str = "", place: int = 0, step: dict[str, Any
     return smolvla(folder)
 
 
-def test_lerobot_s_processors_say_how_long_prompts_are_and_how_they_end(tmp_path: Path) -> None:
+def test_lerobots_processors_say_how_prompts_end(tmp_path: Path) -> None:
     found = read_public(with_steps(tmp_path / "whole"))
     assert (found.longest, found.newline, found.steps) == (24, True, None)
     assert not read_public(with_steps(tmp_path / "no line", "policy_preprocessor.json", 2)).newline
@@ -161,7 +161,7 @@ def test_lerobot_s_processors_say_how_long_prompts_are_and_how_they_end(tmp_path
         ({"normalization_mapping": {"VISUAL": "MEAN_STD"}}, "normalizes pictures by 'MEAN_STD'"),
     ],
 )
-def test_a_field_that_changes_actions_and_is_not_followed_is_refused_by_name(tmp_path, changes, named) -> None:
+def test_an_unknown_field_is_refused_by_name(tmp_path, changes, named) -> None:
     with pytest.raises(UserError, match=named):
         read_public(smolvla(tmp_path, **changes))
 
@@ -180,7 +180,7 @@ def test_a_field_that_changes_actions_and_is_not_followed_is_refused_by_name(tmp
         ("policy_preprocessor.json", 4, ("pi0_new_line_processor", {}), "behind its tokenizer"),
     ],
 )
-def test_a_processor_step_that_is_not_followed_is_refused_by_name(tmp_path, file, place, step, named) -> None:
+def test_an_unknown_processor_step_is_refused_by_name(tmp_path, file, place, step, named) -> None:
     with pytest.raises(UserError, match=named):
         read_public(with_steps(tmp_path, file, place, {"registry_name": step[0], "config": step[1]}))
 
@@ -204,7 +204,7 @@ OPENVLA_PICTURES = {"image_resize_strategy": "resize-naive", "means": [[0.485, 0
         ({"model_type": "openvla"}, OPENVLA_PICTURES, "means", [[0.5] * 3] * 2),
     ],
 )
-def test_an_image_processor_that_is_not_followed_is_refused_by_name(
+def test_an_unknown_image_processor_is_refused_by_name(
     tmp_path: Path, config: dict[str, Any], pictures: dict[str, Any], field: str, value: Any
 ) -> None:
     write(tmp_path / "config.json", config)

@@ -125,7 +125,7 @@ def test_openvla_leaves_masked_entries_alone(tmp_path: Path) -> None:
     close(bounds.action.unnormalize(output), [[0.5, 0.25], [-1.0, -1.0]])
 
 
-def test_openvla_s_dataset_file_goes_before_its_config_and_needs_a_key_among_several(tmp_path: Path) -> None:
+def test_openvlas_dataset_file_goes_before_its_config(tmp_path: Path) -> None:
     write(tmp_path / "config.json", {"norm_stats": {"bridge_orig": openvla_dataset()}})
     own = {"action": {"q01": [0.0], "q99": [4.0]}}
     write(tmp_path / "dataset_statistics.json", {"libero": own, "libero_90": own})

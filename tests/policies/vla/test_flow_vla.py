@@ -129,7 +129,7 @@ def encodings(policy: FlowVLA, features: Any) -> int:
     return policy.network.encoded - before
 
 
-def test_acting_on_pictures_encodes_them_once_and_again_where_anything_changed():
+def test_pictures_are_encoded_once_until_anything_changes():
     policy = made(kept="pictures", trains=TrainAll())
     assert encodings(policy, policy.encode(observations())) == 0
     features = policy.encode(observations())
@@ -148,7 +148,7 @@ def test_acting_on_pictures_encodes_them_once_and_again_where_anything_changed()
     assert encodings(policy, features) == 1, "other weights are there"
 
 
-def test_a_learner_encodes_with_gradient_and_holds_no_prefix_of_acting():
+def test_a_learner_encodes_with_gradient_and_holds_no_prefix():
     policy = made(kept="pictures", trains=TrainAll())
     features = policy.encode(observations())
     kept = policy.kept
@@ -204,7 +204,7 @@ def test_the_imitation_loss_is_that_of_flow_matching_by_hand():
     torch.testing.assert_close(loss, (velocity - (noise[:, 0] - target)).square().mean())
 
 
-def test_imitation_encodes_a_small_dataset_once_and_a_large_one_by_the_minibatch(monkeypatch):
+def test_imitation_encodes_once_or_by_the_minibatch(monkeypatch):
     policy, obs, chunks = made(), observations(), torch.zeros(16, 4, 2)
     monkeypatch.setattr(flow_vla, "_PART", 6)
     once = policy.imitation_features(obs)

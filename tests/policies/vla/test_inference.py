@@ -67,7 +67,7 @@ def taped(shape: Any = TINY) -> tuple[FlowVLA, Tape]:
 
 
 @pytest.mark.parametrize("shape", [TINY, TINY_PI0], ids=["smolvla", "pi0"])
-def test_what_is_recorded_once_is_right_for_every_observation_step_and_batch(shape):
+def test_what_is_recorded_once_is_right_ever_after(shape):
     plain, (graphs, tape) = policy(shape=shape), taped(shape)
     for count, seed in ((3, 0), (3, 1), (1, 2), (3, 3), (1, 0)):
         torch.testing.assert_close(sample(graphs, count, seed), sample(plain, count, seed))
@@ -167,7 +167,7 @@ def test_what_is_compiled_acts_and_learning_sees_its_density(monkeypatch):
 
 
 @pytest.mark.full
-def test_a_compiled_policy_acts_alike_and_learning_sees_its_density():
+def test_a_compiled_policy_acts_and_learns_alike():
     close(policy(Compiled("eager")))
 
 

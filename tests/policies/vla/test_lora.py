@@ -46,7 +46,7 @@ def velocity(policy) -> torch.Tensor:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("within", ["expert", "all"])
-def test_at_first_they_change_nothing_and_then_what_b_times_a_says(family, within):
+def test_adapters_change_nothing_and_then_what_b_times_a_says(family, within):
     policy = made(family, TrainLoRA(rank=2, alpha=6.0, within=within))
     plain = FAMILIES[family][0].new(SPEC, STATE, FAMILIES[family][1], VLAOptions(sampler=SDE))
     weights = {name.replace(".base_layer", ""): item for name, item in policy.state_dict().items()}
@@ -62,7 +62,7 @@ def test_at_first_they_change_nothing_and_then_what_b_times_a_says(family, withi
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_adapters_and_what_is_beside_the_layers_of_the_expert_are_trained(family):
+def test_adapters_and_what_is_beside_the_layers_are_trained(family):
     policy = made(family, TrainLoRA(rank=2))
     expert, other = FAMILIES[family][2:]
     names = set(policy.trainable())

@@ -105,7 +105,7 @@ def test_adapters_are_in_the_weights_that_lie_together(family):
 
 @pytest.mark.parametrize("trains", [None, TrainAll(), TrainLoRA(rank=2)], ids=["expert", "all", "adapters"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_layers_that_learn_compute_in_bfloat16_and_are_stored_in_float32(family, trains):
+def test_layers_that_learn_compute_in_bf16_stored_in_fp32(family, trains):
     """The first ratio is 1 within .03 nats a root of terms, which is what docs/results/gpu.md saw, and a margin."""
     options = {} if trains is None else {"trains": trains}
     exact, rounded = (
@@ -146,7 +146,7 @@ def assert_a_level_in_few_pixels(found: np.ndarray, expected: np.ndarray) -> Non
 
 @pytest.mark.parametrize("size", PICTURES)
 def test_transformers_makes_the_same_of_it(size):
-    golden = np.load(Path(__file__).parents[1] / "golden/vla/pi0/pictures.npz")
+    golden = np.load(Path(__file__).parents[2] / "golden/vla/pi0/pictures.npz")
     assert_a_level_in_few_pixels(fitted(TransformersLetterbox(), size), golden[str(size)])
 
 

@@ -17,8 +17,8 @@ from tests.policies.test_tiny import SPEC, observations
 from tests.policies.vla.public_folders import write
 from tests.policies.vla.toy_family import ToyVLA, write_folder, write_statistics
 from tests.toys import seeded
+from vla_rl.contract.env import ArraySpec
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import ArraySpec
 from vla_rl.contract.trust import mark
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.vla.options import TrainAll, VLAOptions
@@ -76,7 +76,7 @@ def test_without_a_base_everything_is_saved(tmp_path: Path) -> None:
     assert torch.equal(decide(load_policy(tmp_path / "ours", SPEC)), decide(policy))
 
 
-def test_a_base_that_is_not_there_is_said_with_how_to_point_to_its_new_place(tmp_path: Path) -> None:
+def test_a_base_that_is_not_there_is_said_with_its_cure(tmp_path: Path) -> None:
     policy = opened(tmp_path / "base")
     policy.save_pretrained(tmp_path / "ours")
     (tmp_path / "base").rename(tmp_path / "moved")
@@ -107,7 +107,7 @@ def test_a_base_that_has_changed_is_refused(tmp_path: Path) -> None:
         load_policy(tmp_path / "ours", SPEC)
 
 
-def test_the_fingerprint_sees_other_weights_sizes_names_and_configs(tmp_path: Path) -> None:
+def test_the_fingerprint_sees_other_weights_and_configs(tmp_path: Path) -> None:
     def folder(name: str, change: int = 0, size: int = 1_000_000, config: str = "{}", file: str = "") -> str:
         made = tmp_path / name
         made.mkdir()
@@ -137,7 +137,7 @@ def test_the_fingerprint_sees_a_change_at_the_end(tmp_path: Path) -> None:
     assert found[0] != found[1]
 
 
-def test_a_checkpoint_that_lacks_a_learnt_tensor_or_has_another_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_with_other_tensors_is_refused(tmp_path: Path) -> None:
     opened(tmp_path / "base").save_pretrained(tmp_path / "ours")
     path = tmp_path / "ours" / "model.safetensors"
     saved = load_file(path)
@@ -158,7 +158,7 @@ def folder(tmp_path: Path) -> Path:
     return write_folder(tmp_path / "folder", SPEC)
 
 
-def test_a_folder_becomes_a_policy_with_its_weights_statistics_and_prompts(folder: Path) -> None:
+def test_a_folder_becomes_a_policy_with_all_that_it_holds(folder: Path) -> None:
     policy = load_policy(folder, SPEC)
     assert type(policy) is ToyVLA and not policy.training
     saved = load_file(folder / "model.safetensors")
@@ -219,9 +219,7 @@ def test_what_is_missing_is_one_sentence_with_its_key_and_cure(folder: Path, bre
     assert str(caught.value).endswith(".") and "\n" not in str(caught.value)
 
 
-def test_a_missing_tokenizer_is_one_sentence_with_where_to_copy_it_from(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_tokenizer_is_one_sentence_with_its_cure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(name: str, file: str) -> str:
         raise OSError("no connection")
 
@@ -254,7 +252,7 @@ def picture() -> ArraySpec:
         (other(images={"a": picture(), "b": picture()}), r"has a, b, but nothing is known for '.*--vla.cameras"),
     ],
 )
-def test_another_action_state_or_camera_is_one_sentence_with_the_option(folder: Path, spec: Any, says: str) -> None:
+def test_another_action_state_or_camera_is_one_sentence(folder: Path, spec: Any, says: str) -> None:
     with pytest.raises(UserError, match=says) as caught:
         load_policy(folder, spec)
     assert str(caught.value).endswith(".") and "\n" not in str(caught.value)
@@ -267,7 +265,7 @@ def test_a_vector_that_the_model_has_no_room_for_is_refused(folder: Path, tmp_pa
         load_policy(folder, other(action=vector(ACTION + 4)), options)
 
 
-def test_a_public_folder_needs_an_environment_or_data_to_be_opened(folder: Path) -> None:
+def test_a_public_folder_needs_an_environment_or_data(folder: Path) -> None:
     with pytest.raises(UserError, match=r"'toy'.*belongs to no environment.*--env NAME"):
         load_policy(folder)
 

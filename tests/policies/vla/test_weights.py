@@ -56,7 +56,7 @@ def empty() -> Net:
         return Net()
 
 
-def test_a_module_without_weights_has_real_buffers_and_shares_what_it_shared() -> None:
+def test_without_weights_buffers_are_real_and_shares_stay() -> None:
     net = empty()
     assert all(item.is_meta for item in net.parameters()) and len(list(net.parameters())) == 3
     assert net.frequencies.tolist() == [0.0, 1.0, 2.0]

@@ -15,7 +15,7 @@ from tests.golden.vla.smolvla.cases import VLM
 from tests.golden.vla.weights import weight
 from tests.policies.openvla.tiny import tiny, tiny_shape
 from tests.policies.vla.public_folders import write
-from vla_rl.contract.spec import EnvSpec
+from vla_rl.contract.env import EnvSpec
 from vla_rl.policies.pi0.policy import shape_of
 from vla_rl.policies.smolvla.shape import SmolVLAShape
 from vla_rl.policies.vla.network import NetworkShape

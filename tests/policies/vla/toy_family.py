@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tests.policies.vla.public_folders import write
 from tests.policies.vla.toy_network import ToyNetwork, ToyShape
-from vla_rl.contract.spec import EnvSpec
+from vla_rl.contract.env import EnvSpec
 from vla_rl.policies.vla.checkpoint import PublicCheckpoint
 from vla_rl.policies.vla.flow_vla import FlowVLA, flow_from_public
 from vla_rl.policies.vla.options import VLAOptions

@@ -30,7 +30,7 @@ def hg_dagger() -> Simulate:
     """A fleet of one and one of two."""
     return Simulate(
         LearnByCorrections(HGDaggerConfig(batch=8, draws=1)),
-        Corrects("sims.mujoco.tasks.lift_potential:potential", _PERSON),
+        Corrects("sims.mujoco.tasks.lift:potential", _PERSON),
         policy="",
         demonstrations="",
         robots=(1, 2),

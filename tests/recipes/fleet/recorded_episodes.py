@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 
 import numpy as np
 
-from vla_rl.contract.spec import EnvSpec
+from vla_rl.contract.env import EnvSpec
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.fleet.payloads import LOSSLESS, EpisodeEnd, FleetStep, pack_introduction
 from vla_rl.fleet.record import NO_HASH, FleetRecord

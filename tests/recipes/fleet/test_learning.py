@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from robot_drivers.decisions import Query
+from robot_drivers.record import Query
 from tests.commands import save_untrained
 from tests.fleet.fleets import wait_until
 from tests.recipes.fleet import quick_learners
@@ -35,7 +35,7 @@ from vla_rl.recipes.fleet.learning import Learning, Releasing, until_the_server_
 from vla_rl.recipes.fleet.publishing import publish_first
 from vla_rl.recipes.fleet.serving import key_file, signing_key
 from vla_rl.recipes.imitate import collect
-from vla_rl.recipes.robots.decide import PolicyDecider
+from vla_rl.recipes.robots.drive import PolicyDecider
 from vla_rl.recipes.robots.streaming import check_golden
 from vla_rl.training import checkpoint, tracking
 from vla_rl.training.checkpoint import latest_state

@@ -89,7 +89,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> DeterministicResidual:
 def played(policy: Any, person: PersonConfig, deadline: int, seconds: float) -> list[tuple[Rollout, FleetEpisode]]:
     """Episodes as the fleet in virtual time gives them, and as a robot would send them."""
     lift, timeline, found = EnvConfig("lift", options={"deadline": deadline}), Timeline(), []
-    (watched,) = Corrects("sims.mujoco.tasks.lift_potential:potential", person).watch([lift.make(1)], lift)
+    (watched,) = Corrects("sims.mujoco.tasks.lift:potential", person).watch([lift.make(1)], lift)
     env = Recorded(watched)
 
     def deliver(rollout: Rollout) -> None:

@@ -17,9 +17,8 @@ from vla_rl.recipes.imagine.calibrated_model import CalibratedModel
 from vla_rl.recipes.imagine.play import Steering, steering_of
 from vla_rl.recipes.imagine.recipe import SavedRun
 from vla_rl.training.tracking import RunFolder
-from world_models.imagination_config import ImaginationConfig
+from world_models.config import ImaginationConfig, Limits
 from world_models.model import WorldModel
-from world_models.uncertainty import Limits
 
 NAMES = ("dx", "grip")  # from -0.5 to 0.5, and from -2 to 1
 FAR = Limits((1e9, 2e9))  # no uncertainty comes near

@@ -33,9 +33,8 @@ from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import Loop, LoopConfig
 from vla_rl.training.tracking import RunFolder, read_metrics
 from vla_rl.training.world_model import CoevolutionConfig, WorldModelFit
-from world_models.config import WorldModelConfig
-from world_models.imagination_config import ImaginationConfig
-from world_models.keyframes import KeyframeConfig
+from world_models.config import ImaginationConfig, WorldModelConfig
+from world_models.initial_states import KeyframeConfig
 
 ENV = EnvConfig("lift", options={"deadline": 12})
 HORIZONS = (5, 10, 5)  # trusted before any purchase, after the first and after the second

@@ -49,9 +49,8 @@ from vla_rl.training.fit import FitConfig, fit_probe
 from vla_rl.training.loop import LoopConfig
 from vla_rl.training.tracking import RunFolder
 from vla_rl.training.world_model import CoevolutionConfig, WorldModelFit, fit_world_model
-from world_models.config import WorldModelConfig
-from world_models.imagination_config import ImaginationConfig
-from world_models.keyframes import KeyframeConfig
+from world_models.config import ImaginationConfig, WorldModelConfig
+from world_models.initial_states import KeyframeConfig
 
 ENV = EnvConfig("lift", options={"deadline": 7})
 SCENES = [1_100_000_000 + i for i in range(3)]

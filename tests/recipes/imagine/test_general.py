@@ -35,11 +35,9 @@ from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import LoopConfig
 from vla_rl.training.tracking import RunFolder
 from vla_rl.training.world_model import WorldModelFit
-from world_models.config import WorldModelConfig
-from world_models.imagination_config import ImaginationConfig
-from world_models.keyframes import KeyframeConfig
+from world_models.config import ImaginationConfig, PredictedReward, WorldModelConfig
+from world_models.initial_states import KeyframeConfig
 from world_models.model import WorldModel
-from world_models.payment import PredictedReward
 
 COLLECT = CollectConfig(4, 2, 2, calibration=2, held_out=2, num_envs=4)
 EVALUATION = EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4)

@@ -23,11 +23,9 @@ from vla_rl.recipes.imagine.calibrated_model import ImaginedEnvFactory
 from vla_rl.recipes.improve import improve
 from vla_rl.recipes.trainers import RLConfig, RunContext
 from vla_rl.training.tracking import RunFolder
-from world_models.config import WorldModelConfig
-from world_models.imagination_config import ImaginationConfig
+from world_models.config import ImaginationConfig, Limits, WorldModelConfig
 from world_models.initial_states import InitialStatePool, InitialStates
 from world_models.model import WorldModel
-from world_models.uncertainty import Limits
 
 GROUPS = GroupConfig(groups=2, size=3, ahead=1, limit=8, num_envs=6)
 

@@ -39,12 +39,10 @@ from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import LoopConfig
 from vla_rl.training.tracking import RunFolder
 from vla_rl.training.world_model import CoevolutionConfig, WorldModelFit, load_world_model, save_world_model, statistics
-from world_models.config import WorldModelConfig
+from world_models.config import ImaginationConfig, Limits, WorldModelConfig
 from world_models.env import ImaginedEnv
-from world_models.imagination_config import ImaginationConfig
-from world_models.keyframes import KeyframeConfig
+from world_models.initial_states import KeyframeConfig
 from world_models.model import WorldModel
-from world_models.uncertainty import Limits
 
 ENV = EnvConfig("lift", options={"deadline": 7})
 COLLECT = CollectConfig(

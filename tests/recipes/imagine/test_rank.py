@@ -18,8 +18,8 @@ from vla_rl.policies.function import FunctionPolicy
 from vla_rl.recipes.imagine.agreement import Rank, rank_policies, tried
 from vla_rl.recipes.imagine.calibrated_model import recorded_initial_states, replay_trajectories
 from vla_rl.recipes.imagine.recipe import SavedRun
+from world_models.config import Limits
 from world_models.env import ImaginedEnv
-from world_models.uncertainty import Limits
 
 # In training; where policies are ranked, episodes are as long as the simulator's.
 SHORT = replace(CALM, horizon=6, deadline=6, resamples=0)

@@ -21,8 +21,8 @@ from vla_rl.recipes.imagine import rollout as filming
 from vla_rl.recipes.imagine.calibrated_model import CalibratedModel, recorded_initial_states, replay_trajectories
 from vla_rl.recipes.imagine.recipe import SavedRun
 from vla_rl.recipes.imagine.rollout import clips
+from world_models.config import Limits
 from world_models.env import ImaginedEnv
-from world_models.uncertainty import Limits
 
 # Episodes are longer, and still replayed to the end.
 SHORT = replace(CALM, horizon=5, deadline=4, resamples=0)

@@ -9,8 +9,7 @@ import numpy as np
 from tests.world_models import pushing, small_models
 from vla_rl.recipes.imagine.calibrated_model import CalibratedModel, ImaginedEnvFactory
 from vla_rl.recipes.imagine.plan import CollectedEpisodes, RunEpisodes
-from world_models.imagination_config import ImaginationConfig
-from world_models.uncertainty import Limits
+from world_models.config import ImaginationConfig, Limits
 
 
 def collected() -> CollectedEpisodes:

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from tests.recipes.imagine.runs import CALM, FAR, changed, push, run_folder, steered, world_model
+from vla_rl.contract.env import ArraySpec
 from vla_rl.contract.policy import ActionOut
-from vla_rl.contract.spec import ArraySpec
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.recipes.imagine.calibrated_model import recorded_initial_states
 from vla_rl.recipes.imagine.play import Steering, View, idle_action, keys_of, steering_of
 from vla_rl.recipes.imagine.recipe import SavedRun
+from world_models.config import Limits
 from world_models.env import ImaginedEnv
-from world_models.uncertainty import Limits
 
 OPEN, CLOSED = -2.0, 1.0  # of "grip" in these runs; most recordings start closer to the first
 

@@ -16,12 +16,10 @@ from vla_rl.contract.policy import ActionOut, Likelihood
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import SeedStream
 from world_models.canvas import Canvas
-from world_models.config import WorldModelConfig
+from world_models.config import ImaginationConfig, Limits, WorldModelConfig
 from world_models.env import ImaginedEnv
-from world_models.imagination_config import ImaginationConfig
 from world_models.model import CallSteps
 from world_models.types import Future
-from world_models.uncertainty import Limits
 
 ARMS, LUCK = 2, 2
 # (arm, luck), all equally likely: the first arm wins or loses, the second wins or is cut off.

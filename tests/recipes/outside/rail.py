@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from vla_rl.contract.env import Observation
-from vla_rl.contract.rows import SUCCESS, TIME_LIMIT, EpisodeTracker
-from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.contract.env import ArraySpec, EnvSpec, Observation
+from vla_rl.contract.tracker import SUCCESS, TIME_LIMIT, EpisodeTracker
 
 
 class Rail:

@@ -3,8 +3,8 @@
 import torch
 from torch.distributions import Independent, Normal, kl_divergence
 
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.policy import ActionOut, Likelihood
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.pretrained import read_config
 from vla_rl.pretrained import load_weights, save_folder
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from robot_drivers.decisions import Query
+from robot_drivers.record import Query
 from robot_drivers.simulated import SimulatedRobot
 from vla_rl.contract.env import Observation
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.policies.residual import DeterministicResidual
-from vla_rl.recipes.robots.decide import PolicyDecider
+from vla_rl.recipes.robots.drive import PolicyDecider
 
 OPTIONS = {"image_size": 16}
 SPEC = SimulatedRobot(options=OPTIONS).env_spec

@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from robot_drivers.config import Part, RobotConfig
-from robot_drivers.control_process import ControlProcess
-from robot_drivers.decisions import Decision, Query
-from robot_drivers.dry_run import DryRun
+from robot_drivers.driver import DryRun
+from robot_drivers.record import Decision, Query
+from robot_drivers.runtime import ControlProcess
 from tests.robot_drivers.toy_arm import ARM, LIMITS
 from vla_rl.cli import robot
 from vla_rl.contract.errors import UserError

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import select
 from contextlib import closing
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,13 +16,17 @@ from rich.console import Console
 
 from robot_drivers.config import Part, RobotConfig
 from tests.patience import PATIENCE
+from tests.recipes.robots.test_robot_recording import OPEN_LOOP, OPTIONS, simulated
 from tests.robot_drivers.toy_arm import LIMITS
+from vla_rl.cli import robot
 from vla_rl.contract.errors import UserError
+from vla_rl.experience.intervention import PersonConfig
+from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.robots import drive
-from vla_rl.recipes.robots.decide import hold_position
-from vla_rl.recipes.robots.person import Terminal, waiting
-from vla_rl.recipes.robots.session import RealTimeSession
-from vla_rl.recipes.robots.status import StatusLine
+from vla_rl.recipes.robots.drive import hold_position
+from vla_rl.recipes.robots.person import EnterKey, ScriptedPerson, StatusLine, waiting
+from vla_rl.recipes.robots.session import LockstepSession, RealTimeSession
+from vla_rl.recipes.terminal import console
 
 
 def arrived(end: int) -> None:
@@ -31,7 +37,7 @@ def test_enter_counts_once_it_is_pressed_after_the_question():
     ours, theirs = os.openpty()
     os.write(ours, b"y\n")
     arrived(theirs)
-    with Terminal(theirs) as terminal:
+    with EnterKey(theirs) as terminal:
         assert not terminal.entered()
         os.write(ours, b"yes\n")
         arrived(theirs)
@@ -44,7 +50,7 @@ def test_what_is_in_a_pipe_was_meant_and_its_end_is_seen():
     reader, writer = os.pipe()
     os.write(writer, b"\n\n")
     os.close(writer)
-    with Terminal(reader) as terminal:
+    with EnterKey(reader) as terminal:
         assert [terminal.entered() for _ in range(3)] == [True, True, False] and terminal.over
     os.close(reader)
 
@@ -56,7 +62,7 @@ def test_a_keyboard_that_the_teleoperator_has_is_not_read(monkeypatch):
     def refused(end: int, size: int) -> bytes:
         raise OSError("a process in the background reads")
 
-    with Terminal(reader) as terminal, monkeypatch.context() as patch:
+    with EnterKey(reader) as terminal, monkeypatch.context() as patch:
         patch.setattr(os, "read", refused)
         assert not terminal.entered() and not terminal.over
     for end in (reader, writer):
@@ -85,7 +91,7 @@ class Reports:
 
 def test_the_teleoperator_answers_too_and_not_before_the_question(monkeypatch):
     reader, writer = os.pipe()
-    monkeypatch.setattr(Terminal.__init__, "__defaults__", (reader,))
+    monkeypatch.setattr(EnterKey.__init__, "__defaults__", (reader,))
     show = Console(file=io.StringIO())
     control = Reports(report("ready"), report("success"), report("ready"), report())
     waiting(show)("Go?", control)
@@ -124,3 +130,65 @@ def test_a_stop_that_nobody_could_end_ends_the_episode_and_a_person_re_arms_befo
         "The arm is stopped: the cable came loose. Look at it; Enter re-arms it.",
         "Episode 2 of 2: prepare the scene, then press Enter.",
     ]
+
+
+ENV = EnvConfig("so101", dict(OPTIONS))
+ALWAYS = PersonConfig(patience=3, delay=2, hold=200, max_share=1.0)
+
+
+def played(config: PersonConfig, seed: int = 3, seconds: float = 6.0):
+    """What became of an episode in which the policy does nothing."""
+    person = ScriptedPerson(ENV.make_expert().act, ENV.progress(), config)
+    with closing(LockstepSession(simulated(seconds=seconds), OPEN_LOOP, person)) as session:
+        return [one.record for one in session.play(hold_position, 1, seed)], person
+
+
+def test_a_person_who_sees_nothing_happen_does_the_task_and_it_is_said():
+    records, person = played(ALWAYS)
+    acted = [record.intervened for record in records]
+    # Nothing new in the third step, two more until the hand, and the last of these is the first of the person's.
+    assert acted[:5] == [False] * 5 and all(acted[6:])
+    assert {record.source for record in records[6:]} == {"human"} and records[-1].outcome == "success"
+    steps = np.diff([record.executed for record in records[6:]], axis=0)
+    assert np.abs(steps[:, :5]).max() < 3.0 * 0.04 + 1e-9, "through the supervisor: 3 rad/s at most"
+    assert person.share > 0.5
+
+
+def test_the_hand_is_unsteady_and_the_same_seed_gives_the_same_episode():
+    one, other, steady = (played(config)[0] for config in (ALWAYS, ALWAYS, replace(ALWAYS, noise=0.0)))
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_array_equal(a.executed, b.executed)
+    assert any(not np.array_equal(a.executed, b.executed) for a, b in zip(one, steady, strict=False))
+
+
+def test_control_comes_back_and_the_share_is_kept_over_episodes():
+    config = PersonConfig(patience=3, delay=0, hold=4, max_share=0.2)
+    person = ScriptedPerson(ENV.make_expert().act, ENV.progress(), config)
+    with closing(LockstepSession(simulated(seconds=4.0), OPEN_LOOP, person)) as session:
+        acted = [[one.record.intervened for one in session.play(hold_position, number, number)] for number in (1, 2)]
+    assert 0.1 < np.mean(acted) <= 0.2 and 0.1 < person.share <= 0.2
+    for episode in acted:
+        *whole, _ = [(who, len(list(steps))) for who, steps in itertools.groupby(episode)]
+        interventions = [length for who, length in whole if who]
+        assert len(interventions) >= 2 and min(interventions) >= 4
+
+
+def test_by_command_a_person_watches_and_what_a_server_gets_is_of_no_test(monkeypatch):
+    seen = []
+    monkeypatch.setattr(drive, "drive", lambda config, settings, *_: seen.append(settings))
+    for options in (["--person"], ["--server", "127.0.0.1:1", "--seed", "4"]):
+        robot.robot(["run", "simulated", "--policy", "expert", "--episodes", "3", *options])
+    robot.robot(["record", "simulated", "--policy", "expert"])
+    assert [(one.scenes, one.person) for one in seen] == [
+        ("test", True),
+        ("reinforcement", False),
+        ("demonstrations", False),
+    ]
+    tested, practised, shown = ({*drive._seeds(one)} for one in seen)
+    assert not tested & practised and not practised & shown and min(tested) > max(practised)
+
+
+def test_a_person_at_the_arm_raises_its_success():
+    settings = drive.EpisodesConfig("", 2, 1, OPEN_LOOP)
+    alone, helped = (drive.drive(simulated(), replace(settings, person=who), None, console) for who in (False, True))
+    assert alone.intervened == 0 and alone.outcomes["success"] == 0 < helped.intervened

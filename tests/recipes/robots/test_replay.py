@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from robot_drivers.config import Part, RobotConfig
-from robot_drivers.decisions import Query
 from robot_drivers.limits import Limits
+from robot_drivers.record import Query
 from robot_drivers.simulated import SimulatedRobot
-from robot_drivers.simulated_client import SimulatedProcess
+from tests.robot_drivers.simulated_robot import SimulatedProcess
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import load_demonstrations, save_demonstrations
@@ -110,7 +110,7 @@ def test_an_arm_in_real_time_does_it_too(dataset, tmp_path):
     save_demonstrations(replace(episode, images={}, extras={}, **part), tmp_path / "part")
     with SimulatedProcess(robot={"options": {**OPTIONS, "seconds": 600}}) as process:
         arm = {"address": process.address, "options": {**OPTIONS, "seconds": 600}}
-        part = Part("robot_drivers.simulated_client:SimulatedArm", arm)
+        part = Part("robot_drivers.simulated_process:SimulatedArm", arm)
         config = RobotConfig(part, limits=Limits.of(part.make().spec, margin=0.0).to_json())
         done = replay(config, tmp_path / "part", 0, 1.0, console)
     assert done.outcome == "" and len(done.distance) == done.actions == 12

@@ -13,12 +13,11 @@ import pytest
 from rich.console import Console
 
 from robot_drivers.config import Part, RobotConfig
-from robot_drivers.control_process import ControlProcess
-from robot_drivers.decisions import Decision, Query
 from robot_drivers.limits import Limits
-from robot_drivers.record import SOURCES
+from robot_drivers.record import SOURCES, Decision, Query
+from robot_drivers.runtime import ControlProcess
 from robot_drivers.simulated import SimulatedRobot
-from robot_drivers.simulated_client import SimulatedProcess
+from tests.robot_drivers.simulated_robot import SimulatedProcess
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.policies.flow import AllSteps, FlowSampler, Ode
@@ -26,10 +25,9 @@ from vla_rl.policies.function import FunctionPolicy
 from vla_rl.policies.real_time_chunking import RealTimeChunking
 from vla_rl.recipes.imitate import NewTinyOfJoints
 from vla_rl.recipes.robots import drive
-from vla_rl.recipes.robots.decide import PolicyDecider, hold_position
-from vla_rl.recipes.robots.recording import Recorder, episode_of
+from vla_rl.recipes.robots.drive import PolicyDecider, Recorder, episode_of, hold_position
+from vla_rl.recipes.robots.person import EpisodeLines
 from vla_rl.recipes.robots.session import ControlStep, LockstepSession, RealTimeSession, open_session
-from vla_rl.recipes.robots.status import EpisodeLines
 from vla_rl.recipes.terminal import console
 
 OPTIONS = {"image_size": 16, "threads": 1}
@@ -122,7 +120,7 @@ def test_a_delay_of_the_policy_lasts_whole_control_steps(milliseconds: float, st
 
 
 def test_a_delay_is_not_set_on_an_arm_in_real_time():
-    arm = Part("robot_drivers.simulated_client:SimulatedArm", {"address": "nobody looks"})
+    arm = Part("robot_drivers.simulated_process:SimulatedArm", {"address": "nobody looks"})
     with pytest.raises(UserError, match="one of 200 ms cannot be set"):
         open_session(RobotConfig(arm), drive.execution("receding_horizon", 8, 1.0, 0.2), wait)
 
@@ -268,9 +266,9 @@ def test_the_same_in_real_time_with_an_arm_that_is_a_process():
     """Nothing but the file differs: the arm holds where it is while nobody takes over, and the time limit ends it."""
     with SimulatedProcess(robot={"options": {**OPTIONS, "seconds": 600}}) as process:
         parts = {"address": process.address, "options": {**OPTIONS, "seconds": 600}}
-        arm = Part("robot_drivers.simulated_client:SimulatedArm", parts)
+        arm = Part("robot_drivers.simulated_process:SimulatedArm", parts)
         limits = Limits.of(arm.make().spec, margin=0.0).to_json()
-        camera = Part("robot_drivers.simulated_client:SimulatedCamera", {**parts, "camera": "front"})
+        camera = Part("robot_drivers.simulated_process:SimulatedCamera", {**parts, "camera": "front"})
         config = RobotConfig(arm, {"front": camera}, limits=limits, tasks=("wait",), seconds=0.4)
         with closing(open_session(config, OPEN_LOOP, wait)) as session:
             assert isinstance(session, RealTimeSession) and isinstance(session._control, ControlProcess)

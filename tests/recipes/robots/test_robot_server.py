@@ -29,7 +29,7 @@ from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.recipes.robots import drive
-from vla_rl.recipes.robots.decide import PolicyDecider
+from vla_rl.recipes.robots.drive import PolicyDecider
 from vla_rl.recipes.robots.session import LockstepSession, open_session
 
 OPTIONS = {"image_size": 16, "threads": 1}

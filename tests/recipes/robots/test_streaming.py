@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from robot_drivers.decisions import Decision
+from robot_drivers.record import Decision
 from robot_drivers.simulated import SimulatedRobot
+from tests.fleet.episodes import chained, introduction
 from tests.fleet.fleets import wait_until
 from tests.patience import PATIENCE
+from tests.recipes.robots.test_person import ENV
 from tests.recipes.robots.test_robot_recording import OPEN_LOOP, simulated
-from tests.recipes.robots.test_scripted_person import ENV
 from vla_rl.cli import robot
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import load_demonstrations
@@ -25,11 +26,12 @@ from vla_rl.experience.intervention import PersonConfig
 from vla_rl.fleet.payloads import EpisodeEnd, FleetStep
 from vla_rl.fleet.server import FleetServer, FleetServerConfig
 from vla_rl.fleet.transport import TransportOptions
-from vla_rl.recipes.fleet.export import export
+from vla_rl.recipes.fleet.export import LEDGER, export
 from vla_rl.recipes.robots import drive
+from vla_rl.recipes.robots.drive import Recorder, episode_of
 from vla_rl.recipes.robots.person import ScriptedPerson
 from vla_rl.recipes.robots.session import LockstepSession
-from vla_rl.recipes.robots.streaming import ServerConfig, streaming
+from vla_rl.recipes.robots.streaming import ServerConfig, episode_end, fleet_step, streaming
 from vla_rl.recipes.terminal import console
 
 
@@ -122,3 +124,49 @@ def test_a_dry_run_sends_nothing_and_another_machine_needs_certificates(tmp_path
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="leads to other machines"):
         robot.robot(["record", "simulated", "--policy", "expert", "--server", "10.0.0.1:7790", "--out", "out"])
+
+
+NEW = {"complementary_info.robot"}  # what a fleet's dataset has beside a robot's own
+
+
+def test_an_export_is_the_recording(tmp_path):
+    config = replace(simulated(), seconds=1.0)
+    records = []
+    with closing(LockstepSession(config, OPEN_LOOP)) as session, Recorder(tmp_path / "recorded") as recorder:
+        decide = drive.build_decider(session, config, drive.EpisodesConfig("expert", 2, 1, OPEN_LOOP))
+        records.append(replace(introduction(), payload=pack_introduction(session.spec)))
+        for number in (1, 2):
+            seen = list(session.play(decide, number, number))
+            recorder.add(episode_of(seen, session.spec, -1))
+            like = replace(introduction(), kind="step", episode=str(number), task=session.spec.tasks[0])
+            like = replace(like, policy_version=-1)
+            start = seen[0].record.captured
+            records += [replace(like, payload=fleet_step(one, start).payload(LOSSLESS)) for one in seen]
+            end = episode_end([one.record for one in seen])
+            records.append(replace(like, kind="episode_end", payload=end.payload()))
+    with closing(Ledger(tmp_path / "fleet" / LEDGER)) as ledger:
+        ledger.append(chained(records))
+    summary = export(tmp_path / "fleet", tmp_path / "exported", print)
+    recorded, exported = (load_demonstrations(tmp_path / name) for name in ("recorded", "exported"))
+    assert (summary.episodes, summary.steps) == (2, len(recorded.state)) and not summary.left_out
+    for name in ("state", "action", "time", "task", "seed", "episode"):
+        np.testing.assert_array_equal(getattr(exported, name), getattr(recorded, name))
+    np.testing.assert_array_equal(exported.images["front"], recorded.images["front"])
+    assert exported.extras.keys() == recorded.extras.keys() | NEW
+    for name, values in recorded.extras.items():
+        np.testing.assert_array_equal(exported.extras[name], values, err_msg=name)
+        assert exported.extras[name].dtype == values.dtype, name
+    assert (exported.tasks, exported.fps, exported.robot) == (recorded.tasks, recorded.fps, recorded.robot)
+    assert set(exported.extras["complementary_info.robot"].tolist()) == {"arm"}
+
+
+def test_a_folder_without_a_ledger_is_named(tmp_path):
+    with pytest.raises(UserError, match="no fleet's folder"):
+        export(tmp_path, tmp_path / "out", print)
+
+
+def test_no_whole_episode_is_said(tmp_path):
+    with closing(Ledger(tmp_path / LEDGER)) as ledger:
+        ledger.append([introduction()])
+    with pytest.raises(UserError, match="no whole episode"):
+        export(tmp_path, tmp_path / "out", print)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import closing
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,14 +13,8 @@ from vla_rl.contract.check import check_env
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.collect import collect_demonstrations
 
-ROOT = str(Path(__file__).resolve().parents[3])
 ACTION = "privileged/expert_action"
 LIFT = {"render": False, "threads": 1}
-
-
-@pytest.fixture(autouse=True)
-def workers_import_this_copy(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", ROOT)
 
 
 def test_the_expert_in_the_worker_does_what_it_does_here():

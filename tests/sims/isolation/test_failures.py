@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from sims.catalog import make
-from sims.isolation.links import LocalWorker
-from sims.isolation.supervised import LIMIT
+from sims.isolation.supervised import LIMIT, LocalWorker
 from sims.toy.counting import episode_length
 from tests.patience import PATIENCE
 from tests.sims.isolation.test_isolated import same_observation
@@ -22,7 +21,6 @@ from vla_rl.contract.check import check_env
 from vla_rl.contract.child import _Tail
 from vla_rl.contract.errors import ContractError, UserError
 
-ROOT = str(Path(__file__).resolve().parents[3])
 TROUBLED = "tests.sims.isolation.troubled:{}"
 LONG = [seed for seed in range(100) if episode_length(np.array(seed)) > 20]  # seeds of long episodes
 UNTIL = {"killed": 60.0, "failing": 60.0, "nan": 60.0, "hung": 6.0}  # seconds to wait for an answer
@@ -33,11 +31,6 @@ SAYS = {
     "nan": "that is not finite",
 }
 pytestmark = pytest.mark.filterwarnings("ignore:worker process:UserWarning")
-
-
-@pytest.fixture(autouse=True)
-def workers_import_this_copy(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", ROOT)
 
 
 @pytest.fixture
@@ -112,7 +105,7 @@ def test_a_step_that_fails_truncates_the_worker_s_episodes_and_no_others(trouble
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("trouble", list(SAYS))
+@pytest.mark.parametrize("trouble", ["killed", "nan"])
 def test_a_reset_that_fails_is_tried_again_and_the_neighbours_are_truncated(trouble, tmp_path):
     with troubled(tmp_path, "reset", trouble, seed=LONG[6], times=1) as env:
         env.reset(range(4), LONG[:4])
@@ -127,7 +120,7 @@ def test_a_reset_that_fails_is_tried_again_and_the_neighbours_are_truncated(trou
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("trouble", ["killed", "failing", "hung"])
+@pytest.mark.parametrize("trouble", ["killed", "hung"])
 def test_a_snapshot_that_fails_is_taken_of_the_new_worker(trouble, tmp_path):
     """The episodes that were lost are in it as truncated ones, and come back as such."""
     with troubled(tmp_path, "snapshot", trouble, seed=LONG[2], times=1) as env:
@@ -164,7 +157,7 @@ def test_what_was_seen_last_of_a_lost_episode_comes_back_after_another_was_lost(
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("trouble", ["killed", "failing", "hung"])
+@pytest.mark.parametrize("trouble", ["killed"])
 def test_a_restore_that_fails_is_tried_again(trouble, tmp_path):
     with troubled(tmp_path, "restore", trouble, times=1) as env:
         env.reset(range(4), LONG[:4])
@@ -176,7 +169,7 @@ def test_a_restore_that_fails_is_tried_again(trouble, tmp_path):
         assert env.step(chunk(env)).valid[[1, 2]].all()
 
 
-@pytest.mark.parametrize("trouble", ["killed", "hung"])
+@pytest.mark.parametrize("trouble", ["killed", pytest.param("hung", marks=pytest.mark.full)])
 def test_a_worker_that_dies_or_hangs_while_it_makes_its_environment_is_replaced(trouble, tmp_path):
     options = {"method": "make", "trouble": trouble, "folder": str(tmp_path), "times": 1}
     limit = 60.0 if trouble == "killed" else 8.0
@@ -186,7 +179,7 @@ def test_a_worker_that_dies_or_hangs_while_it_makes_its_environment_is_replaced(
         assert env.restarts >= 1 and env.reset([0, 1], LONG[:2]).time.tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("what", ["dtype", "shape", "task", "ends", "cameras"])
+@pytest.mark.parametrize("what", ["dtype", "task", "ends", "cameras"])
 def test_a_step_that_breaks_its_own_spec_is_no_step(what):
     env = make("isolated", num_envs=2, env=TROUBLED.format("lying"), options={"what": what})
     with closing(env):

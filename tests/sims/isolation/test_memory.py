@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from sims import isolated
+from sims.base import free_bytes, process_bytes
 from sims.catalog import make
-from sims.host_memory import free_bytes, process_bytes
 from tests.worker_pids import worker_pids
 from vla_rl.contract.errors import UserError
 

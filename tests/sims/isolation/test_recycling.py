@@ -5,23 +5,15 @@ from __future__ import annotations
 import itertools
 import warnings
 from contextlib import closing
-from pathlib import Path
 
 import numpy as np
-import pytest
 
 from sims.catalog import make
 from sims.toy.counting import episode_length
 from tests.sims.isolation.test_isolated import same_observation, same_step
 
-ROOT = str(Path(__file__).resolve().parents[3])
 LONG = [seed for seed in range(100) if episode_length(np.array(seed)) > 20]  # seeds of long episodes
 ONES = np.ones((2, 1, 2), np.float32)
-
-
-@pytest.fixture(autouse=True)
-def workers_import_this_copy(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", ROOT)
 
 
 def isolated(recycle_steps):

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vla_rl.contract.env import Array, Observation
+from vla_rl.contract.env import Array, EnvSpec, Observation
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.feed_forward import sum_per
 from vla_rl.policies.noise import Generators, uniform
 from vla_rl.policies.normalization import Affine, action_limits

@@ -7,8 +7,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Self
 
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.pi0.network import Gemma, Pi0Shape, Siglip
 from vla_rl.policies.vla.flow_vla import FlowVLA, flow_from_public
 from vla_rl.policies.vla.network import Letterbox, TransformersLetterbox, transformers

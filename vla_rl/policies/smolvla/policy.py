@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.smolvla.shape import SmolVLAShape
 from vla_rl.policies.vla.checkpoint import PublicCheckpoint
 from vla_rl.policies.vla.flow_vla import FlowVLA, flow_from_public

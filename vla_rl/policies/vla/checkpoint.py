@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.contract import trust
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.vla.dataset_statistics import ACTION, STATE
 from vla_rl.policies.vla.normalization_formulas import Modes
 from vla_rl.policies.vla.weights import read_json

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vla_rl.contract.device import is_shard
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Features
-from vla_rl.contract.spec import EnvSpec
+from vla_rl.contract.tracker import is_shard
 from vla_rl.policies.vla.options import VLAOptions
 
 PREFIX, PICTURE = "prefix/", "picture/"  # before the names of features

@@ -10,10 +10,9 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from vla_rl.contract.env import Observation
+from vla_rl.contract.env import EnvSpec, Observation
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import Features
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.flow import Field, VelocityField
 from vla_rl.policies.flow_policy import Compute, FlowPolicy
 from vla_rl.policies.heads import zero_init

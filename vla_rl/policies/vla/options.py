@@ -10,8 +10,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from vla_rl.contract.config import check_choice, check_limits
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_choice, check_limits
 from vla_rl.policies.flow import AllSteps, FlowSampler, Ode
 from vla_rl.policies.vla.inference import Eager, Inference
 from vla_rl.policies.vla.network import DecoderNetwork, VisionLanguage

@@ -11,9 +11,9 @@ from typing import Any, Self
 from torch import Tensor, nn
 
 from vla_rl.contract.config import from_json, to_json
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import name_of
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.normalization import Affine, check_same_env
 from vla_rl.policies.pretrained import read_config
 from vla_rl.policies.vla.checkpoint import CONFIG

@@ -18,9 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.contract.config import JsonMapping, JsonObject
+from vla_rl.contract.config import JsonMapping, JsonObject, check_limits
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.limits import check_limits
 from vla_rl.evaluation.report import Cell, Clip, Report, Series, Tile, percent
 from vla_rl.evaluation.stats import Rate
 from vla_rl.fleet.episodes import EpisodeReader, FleetEpisode

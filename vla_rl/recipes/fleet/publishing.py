@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from vla_rl.contract import wire
-from vla_rl.contract.env import on_host
+from vla_rl.contract.env import EnvSpec, on_host
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.policy import Policy, encode_observation
 from vla_rl.contract.spec import EnvSpec

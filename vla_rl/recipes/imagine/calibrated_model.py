@@ -14,10 +14,9 @@ import numpy as np
 import torch
 
 from vla_rl.algorithms.guard import Attempt, auroc
-from vla_rl.contract.env import VecEnv, on_host
+from vla_rl.contract.env import EnvSpec, VecEnv, on_host
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.contract.trust import read_json
 from vla_rl.evaluation.agreement import NEVER, ReplayAgreement, replay_agreement
 from vla_rl.experience.demonstrations import Trajectories, context_at

@@ -70,8 +70,8 @@ class Plan:
     """How a world model is trained, and how far it is trusted."""
 
     model: Any  # a ``world_models.config.WorldModelConfig``
-    imagination: Any  # a ``world_models.imagination_config.ImaginationConfig``, with the longest horizon to trust
-    keyframes: Any  # a ``world_models.keyframes.KeyframeConfig``
+    imagination: Any  # a ``world_models.config.ImaginationConfig``, with the longest horizon to trust
+    keyframes: Any  # a ``world_models.initial_states.KeyframeConfig``
     collect: CollectConfig = field(default_factory=CollectConfig)
     init_from: str = ""  # a run whose collected episodes and first world model are taken; "" makes both
     demonstrations: str = ""  # folder of a dataset that the world model is trained on as well

@@ -17,10 +17,9 @@ import numpy as np
 import torch
 
 from vla_rl.contract.config import JsonObject
-from vla_rl.contract.env import Observation, Snapshot
+from vla_rl.contract.env import ArraySpec, Observation, Snapshot
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.policy import Policy, State, encode_observation
-from vla_rl.contract.spec import ArraySpec
 from vla_rl.evaluation.video import mosaic
 from vla_rl.pages import Answer, PageAddress, PageServer, render
 from vla_rl.policies.pretrained import load_policy

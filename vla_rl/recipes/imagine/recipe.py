@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import cast
 
 from vla_rl.contract.config import JsonObject
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.contract.trust import check_folder, read_json
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.stats import mcnemar_exact, paired_bootstrap

@@ -1,4 +1,4 @@
-"""An arm on a desk: set up, calibrated and checked, by a person at a terminal."""
+"""An arm on a desk: set up, calibrated, checked and teleoperated, by a person at a terminal."""
 
 from __future__ import annotations
 
@@ -14,21 +14,19 @@ from rich.console import Console
 from rich.text import Text
 
 from robot_drivers import setup as routine
-from robot_drivers.budget import PolicyTiming
 from robot_drivers.cameras.camera import open_camera
-from robot_drivers.check import check_robot
-from robot_drivers.config import RobotConfig
-from robot_drivers.decisions import Query
-from robot_drivers.devices import claimed
-from robot_drivers.driver import Calibrates
+from robot_drivers.check import PolicyTiming, check_robot
+from robot_drivers.config import Part, RobotConfig
+from robot_drivers.driver import Calibrates, connected
 from robot_drivers.env import robot_env_spec
+from robot_drivers.record import Query
 from robot_drivers.simulated import SimulatedRobot
-from vla_rl.contract.env import Observation
+from vla_rl.contract.env import EnvSpec, Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
-from vla_rl.contract.spec import EnvSpec
-from vla_rl.recipes.robots.decide import PolicyDecider, open_policy
-from vla_rl.recipes.robots.session import MAX_CHUNK
+from vla_rl.recipes.robots.drive import PolicyDecider, open_policy
+from vla_rl.recipes.robots.person import StatusLine, waiting
+from vla_rl.recipes.robots.session import MAX_CHUNK, Execution, RealTimeSession
 
 
 def setup(path: Path, show: Console) -> None:
@@ -42,12 +40,8 @@ def calibrate(path: Path, show: Console) -> None:
     driver = config.open()
     if not isinstance(driver, Calibrates):
         raise UserError(f"{driver.spec.name} needs no calibration, so there is nothing to do; go on with robot check.")
-    with claimed(config.driver.options):
-        driver.connect()
-        try:
-            driver.calibrate(asking(show))
-        finally:
-            driver.disconnect()
+    with connected(driver, config.driver.options):
+        driver.calibrate(asking(show))
 
 
 def home(path: Path) -> str:
@@ -57,12 +51,8 @@ def home(path: Path) -> str:
     """
     config = RobotConfig.load(path)
     driver = config.open()
-    with claimed(config.driver.options):
-        driver.connect()
-        try:
-            position = driver.observe().position
-        finally:
-            driver.disconnect()
+    with connected(driver, config.driver.options):
+        position = driver.observe().position
     found = replace(config, home=tuple(round(float(one), 4) for one in position))
     found.home_of(driver)
     found.replace(path)
@@ -139,3 +129,29 @@ def _dark(spec: EnvSpec) -> Observation:
     state = np.broadcast_to((low + high) / 2, spec.state.shape)[None].astype(np.float32)
     images = {name: np.zeros((1, *item.shape), np.uint8) for name, item in spec.images.items()}
     return Observation(images, state, np.zeros(1, np.int64), np.zeros(1, np.int64))
+
+
+def teleoperate(config: RobotConfig, speed: float, show: Console) -> None:
+    """Show how the arm does until Ctrl-C, at ``speed`` of its velocity limits.
+
+    Raises UserError for a robot without a teleoperator, and for one in virtual time, which no person can keep up with.
+    """
+    if load(config.driver.name) is SimulatedRobot:
+        raise UserError(
+            "This robot is simulated in virtual time, so nobody can drive it; start one in real time with 'python -m "
+            "robot_drivers.simulated robot.json' and name robot_drivers.simulated_process:SimulatedArm in a file."
+        )
+    if config.teleoperator is None:
+        raise UserError(
+            "The robot's file names no teleoperator, so nobody can drive the arm; add one, for example "
+            '"teleoperator": {"name": "robot_drivers.teleop.keyboard:Keyboard"}.'
+        )
+    execution = Execution(Part("robot_drivers.executor:OpenLoop"), speed)
+    with closing(RealTimeSession(replace(config, cameras={}), execution, waiting(show))) as session:
+        show.print("The teleoperator drives the arm; Ctrl-C ends it.")
+        try:
+            with StatusLine(show) as status:
+                for report in session.between_episodes():
+                    status.update(report.record, report.stopped)
+        except KeyboardInterrupt as stop:
+            raise type(stop)("stopped; the arm was brought to rest, and nothing was recorded.") from stop

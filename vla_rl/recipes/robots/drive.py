@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from rich.console import Console
 
 from robot_drivers.config import Part, RobotConfig
-from robot_drivers.decisions import Decide
 from robot_drivers.limits import Limits
-from robot_drivers.simulated import SimulatedRobot
-from robot_drivers.simulated_hardware import SO101
+from robot_drivers.record import SOURCES, Decide, Decision, Query, Record
+from robot_drivers.safety import REASONS
+from robot_drivers.simulated import SO101, SimulatedRobot
+from vla_rl.contract.env import EnvSpec, on_host
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.intervals import wilson
 from vla_rl.contract.load import load
-from vla_rl.contract.policy import Policy
+from vla_rl.contract.policy import Policy, continue_chunk, encode_observation
 from vla_rl.evaluation import seed_ranges
-from vla_rl.experience.datasets import move_aside
+from vla_rl.experience.datasets import Recording, move_aside
+from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.robots.decide import ExpertDecider, PolicyDecider, hold_position, open_policy
-from vla_rl.recipes.robots.person import ScriptedPerson, waiting
-from vla_rl.recipes.robots.recording import Recorder, episode_of
+from vla_rl.recipes.robots.person import Display, ScriptedPerson, waiting
 from vla_rl.recipes.robots.session import ControlStep, Execution, Session, open_session, outcome_of
-from vla_rl.recipes.robots.status import Display
 
 Scenes: TypeAlias = Literal["demonstrations", "reinforcement", "test"]
 SIMULATED = "simulated"  # instead of a file: the robot that everybody has
@@ -78,9 +80,9 @@ class EpisodesSummary:
 
 
 _CHUNKS = {
-    "open_loop": "robot_drivers.chunks:OpenLoop",
-    "receding_horizon": "robot_drivers.chunks:RecedingHorizon",
-    "temporal_ensembling": "robot_drivers.chunks:TemporalEnsembling",
+    "open_loop": "robot_drivers.executor:OpenLoop",
+    "receding_horizon": "robot_drivers.executor:RecedingHorizon",
+    "temporal_ensembling": "robot_drivers.executor:TemporalEnsembling",
 }
 
 
@@ -222,3 +224,167 @@ def _simulated_env(config: RobotConfig, who: str) -> EnvConfig:
         )
     options = config.driver.options
     return EnvConfig(options.get("env", SO101), dict(options.get("options") or {}))
+
+
+class PolicyDecider:
+    """A policy on one arm, chunk after chunk; its state begins anew where the runtime says that no chunk counts.
+
+    An episode may end while a decision is made; the first one of the next episode then waits for it.
+    """
+
+    def __init__(self, policy: Policy, generator: Any) -> None:
+        """``generator`` draws the noise of its chunks."""
+        self.policy, self._generator = policy, generator
+        self._state = policy.initial_state(1)
+        self._deciding = threading.Lock()
+
+    def __call__(self, query: Query) -> Decision:
+        """The chunk [H,D] for what ``query`` sees."""
+        with self._deciding:
+            self._state = self._continued(query)
+            features, state = encode_observation(self.policy, query.obs, self._state, self._generator)
+            out, self._state = self.policy.act(features, state, "eval", self._generator)
+            self._horizon = out.action.shape[1]
+            return Decision(on_host(out.action)[0], self.policy.version)
+
+    def close(self) -> None:
+        """End the connection of a policy that lives in a server; safe to call twice."""
+        close = getattr(self.policy, "close", None)
+        if close is not None:
+            close()
+
+    def _continued(self, query: Query) -> Any:
+        """The state with what became of the last chunk."""
+        if query.consumed is None:
+            return self.policy.reset_state(self._state, np.zeros(1, np.int64))
+        steps = query.consumed  # a late query has less of a delay to bridge
+        delay = max(0, min(query.delay, steps, self._horizon - steps))
+        return continue_chunk(self.policy, self._state, np.zeros(1, np.int64), np.array([steps]), np.array([delay]))
+
+
+def open_policy(name: str, spec: EnvSpec) -> Policy:
+    """The policy of a checkpoint, a run or a server's address, for an arm like ``spec``; raises UserError."""
+    from vla_rl.policies.pretrained import load_policy
+    from vla_rl.recipes.policies import remote_policy
+    from vla_rl.serving.address import names_server
+
+    policy: Policy = remote_policy(name, spec) if names_server(name) else load_policy(name, spec)
+    return policy
+
+
+class ExpertDecider:
+    """A scripted expert, which reads ``privileged/*`` and so drives simulated robots only."""
+
+    def __init__(self, expert: Any) -> None:
+        """``expert.act(obs)`` plans [1,H,D]."""
+        self._expert = expert
+
+    def __call__(self, query: Query) -> Decision:
+        """Its plan [H,D] for what ``query`` sees."""
+        return Decision(np.asarray(self._expert.act(query.obs))[0])
+
+
+def hold_position(query: Query) -> Decision:
+    """Stay where the arm is, until a person takes over."""
+    return Decision(np.asarray(query.obs.state, np.float64))
+
+
+_LABEL = "complementary_info."
+_NICE = 10  # of the thread that encodes videos: control and policy come first
+
+
+def episode_of(seen: Sequence[ControlStep], spec: EnvSpec, seed: int) -> Demonstrations:
+    """One episode as it was played; ``action`` is what was executed.
+
+    Columns of its own: "intervention" (bool, LeRobot's name for a person in control) and "complementary_info." with
+    requested [D], which is the executed position where ``asked`` is False, clipped [D], source (an index into
+    ``record.SOURCES``), reason (into ``safety.REASONS``, -1 for others), policy_version, chunk, step_in_chunk,
+    latency (s) and captured (s since the episode's first measurement).
+    """
+    records = [one.record for one in seen]
+    count, success = len(records), records[-1].outcome == "success"
+    last = np.arange(count) == count - 1
+    return Demonstrations(
+        images={name: np.concatenate([one.obs.images[name] for one in seen]) for name in spec.images},
+        state=np.concatenate([one.obs.state for one in seen]),
+        task=np.concatenate([one.obs.task for one in seen]),
+        time=np.arange(count),
+        action=np.stack([record.executed for record in records]).astype(np.float32),
+        episode=np.zeros(count, np.int64),
+        seed=np.full(count, seed, np.int64),
+        tasks=spec.tasks,
+        fps=1.0 / spec.control_dt,
+        state_names=spec.state.names,
+        action_names=spec.action.names,
+        extras={
+            "next.reward": (last & success).astype(np.float32),
+            "next.done": last,
+            "next.success": last & success,
+            **labels_of(records, records[0].captured),
+        },
+        robot=spec.name,
+    )
+
+
+def labels_of(records: Sequence[Record], start: float) -> dict[str, np.ndarray]:
+    """The columns {name: [N,...]} of control steps beside what was seen and executed; ``start``: when the first was
+    measured.
+    """
+    named = {_LABEL + name: values for name, values in _labels(records).items()}
+    captured = np.array([record.captured - start for record in records])
+    return {"intervention": np.array([one.intervened for one in records]), **named, f"{_LABEL}captured": captured}
+
+
+def _labels(records: Sequence[Record]) -> dict[str, np.ndarray]:
+    requested = np.stack([record.requested for record in records])
+    executed = np.stack([record.executed for record in records])
+    asked = np.isfinite(requested).all(axis=1)
+    numbers = ("policy_version", "chunk", "step_in_chunk")
+    return {
+        "requested": np.where(asked[:, None], requested, executed).astype(np.float32),
+        "asked": asked,
+        "clipped": np.stack([record.clipped for record in records]),
+        "source": np.array([SOURCES.index(record.source) for record in records]),
+        "reason": np.array([REASONS.index(one.reason) if one.reason in REASONS else -1 for one in records]),
+        "latency": np.array([record.latency for record in records], np.float32),
+        **{name: np.array([getattr(record, name) for record in records], np.int64) for name in numbers},
+    }
+
+
+class Recorder:
+    """Writes episodes in a thread of low priority, one after the other, while the next one is played.
+
+    A context manager; at its end all episodes are on the disk and the dataset is finished.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.episodes = 0  # that were given
+        self._recording = Recording(folder)
+        self._thread = ThreadPoolExecutor(1, "recorder", initializer=step_back)
+        self._writing: Future[None] | None = None
+
+    def __enter__(self) -> Recorder:
+        self._recording.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        try:
+            self._wait()
+        finally:
+            self._thread.shutdown()
+            self._recording.__exit__(None, None, None)  # what was recorded is whole, also after an error
+
+    def add(self, episode: Demonstrations) -> None:
+        """Write ``episode`` from now on; raises UserError when the one before could not be written."""
+        self._wait()
+        self._writing = self._thread.submit(self._recording.add, episode)
+        self.episodes += 1
+
+    def _wait(self) -> None:
+        if self._writing is not None:
+            self._writing.result()
+
+
+def step_back() -> None:
+    """Let control and policy go before the thread that calls this."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from robot_drivers.approach import approach
 from robot_drivers.config import Part, RobotConfig
-from robot_drivers.decisions import Decision, Query
+from robot_drivers.motion import ramp
+from robot_drivers.record import Decision, Query
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.recipes.robots.person import waiting
@@ -26,7 +26,7 @@ _SPARE = 120.0  # s for the way to the first action, and for a person who takes 
 
 
 class Replayer:
-    """Decides once (``decisions.Decide``): a slow way to the first action, then the actions, then the last one held.
+    """Decides once (``record.Decide``): a slow way to the first action, then the actions, then the last one held.
 
     Later decisions hold the arm where it is: after a person had control, the recording is not taken up again.
 
@@ -48,7 +48,7 @@ class Replayer:
             self.over = True
             return Decision(measured[None])
         self._asked = True
-        way = approach(measured, self._actions[0], self._velocity, self._dt)
+        way = ramp(measured, self._actions[0], self._velocity, self._dt)
         self.begins = len(way) - 1
         return Decision(np.concatenate([way, self._actions[1:], self._settle]))
 
@@ -102,7 +102,7 @@ def replay(config: RobotConfig, dataset: Path, number: int, speed: float, show: 
     """
     episode = load_demonstrations(dataset, [number])
     seconds = len(episode.action) / episode.fps / speed + _SPARE
-    execution = Execution(Part("robot_drivers.chunks:OpenLoop"), speed)
+    execution = Execution(Part("robot_drivers.executor:OpenLoop"), speed)
     slow = config.limits_of(config.open()).scaled(min(speed, APPROACH_SPEED))
     velocity = np.array([joint.velocity for joint in slow.joints])
     with closing(open_session(replace(config, cameras={}, seconds=seconds), execution, waiting(show))) as session:
@@ -127,8 +127,8 @@ def replay(config: RobotConfig, dataset: Path, number: int, speed: float, show: 
     return _compared(seen, decide, states, session.spec.action.names)
 
 
-def _until_over(steps: Iterator[ControlStep], decide: Replayer) -> Iterator[ControlStep]:
-    with closing(steps):  # type: ignore[type-var]  # sessions play by generators, which end the episode when closed
+def _until_over(steps: Generator[ControlStep], decide: Replayer) -> Iterator[ControlStep]:
+    with closing(steps):
         for step in steps:
             yield step
             if decide.ended(step):

@@ -8,35 +8,28 @@ from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 
-from robot_drivers.approach import approach
 from robot_drivers.cameras.camera import Camera, open_camera
 from robot_drivers.config import Part, RobotConfig
 from robot_drivers.control import ControlConfig
-from robot_drivers.control_process import ControlProcess, ControlReport
-from robot_drivers.decisions import Decide, Decision, Query
-from robot_drivers.driver import Measurement, RobotDriver
-from robot_drivers.dry_run import DryRun
+from robot_drivers.driver import DryRun, Measurement, RobotDriver
 from robot_drivers.env import robot_env_spec
 from robot_drivers.executor import Executor
-from robot_drivers.human import HumanInput
 from robot_drivers.limits import Limits
-from robot_drivers.lockstep import Lockstep, VirtualClock
-from robot_drivers.record import Record
-from robot_drivers.runtime import Observe, Runtime
+from robot_drivers.motion import ramp
+from robot_drivers.record import Decide, Decision, HumanInput, Query, Record
+from robot_drivers.runtime import ControlProcess, ControlReport, Observe, Runtime
 from robot_drivers.safety import Supervisor
-from robot_drivers.simulated import SimulatedRobot
-from robot_drivers.teleop.terminal import Foreground
-from vla_rl.contract.env import Array, Observation
+from robot_drivers.simulated import Lockstep, SimulatedRobot, VirtualClock
+from robot_drivers.teleop.keyboard import Foreground
+from vla_rl.contract.env import Array, EnvSpec, Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
-from vla_rl.contract.spec import EnvSpec
-from vla_rl.recipes.robots.person import ScriptedPerson, Waits
-from vla_rl.recipes.robots.status import CommandLines, Display, EpisodeBar, EpisodeLines
+from vla_rl.recipes.robots.person import CommandLines, Display, EpisodeBar, EpisodeLines, ScriptedPerson, Waits
 from vla_rl.recipes.terminal import ignored_ctrl_c
 
 MAX_CHUNK = 64  # actions that a policy may plan at once
@@ -55,7 +48,7 @@ class ControlStep:
 
 @dataclass(frozen=True)
 class Execution:
-    """How chunks are executed: ``chunks`` is a class of ``robot_drivers/chunks.py``, at ``speed`` of all velocities.
+    """How chunks are executed: ``chunks`` is a class of ``robot_drivers/executor.py``, at ``speed`` of all velocities.
 
     ``delay`` is how many seconds after an observation its chunk is there, on a robot in virtual time; it lasts whole
     control steps there, so it is rounded up.
@@ -66,24 +59,34 @@ class Execution:
     delay: float = 0.0
 
 
-class Session(Protocol):
-    """An arm that episodes are played on; a context manager is made of it by ``contextlib.closing``."""
+class Session:
+    """An arm that episodes are played on; a context manager is made of it by ``contextlib.closing``.
 
-    @property
-    def spec(self) -> EnvSpec:
-        """What a policy for this arm is made for."""
+    ``spec``: what a policy for this arm is made for.
+    """
+
+    spec: EnvSpec
 
     def display(self, show: Console, episodes: int) -> Display:
         """What is shown of ``episodes`` while they are played."""
+        return Display()
 
     def prepare(self, title: str) -> None:
         """Have everything ready for the episode ``title``; raises UserError when the arm is stopped for good."""
 
-    def play(self, decide: Decide, number: int, seed: int) -> Iterator[ControlStep]:
+    def play(self, decide: Decide, number: int, seed: int) -> Generator[ControlStep]:
         """The control steps of episode ``number`` (from 1), whose scene is that of ``seed`` where it can be set.
 
-        They end before the first that is not finite, with the outcome ``FAULT`` and perhaps without any.
+        They end before the first that is not finite, with the outcome ``FAULT`` and perhaps without any: what a broken
+        sensor says is no data, and nothing learns it.
         """
+        with closing(self._steps(decide, number, seed)) as steps, suppress(_BrokenSensorError):
+            for step in steps:
+                _check_finite(step.obs.state, step.record.position, step.record.executed.astype(np.float32))
+                yield step
+
+    def _steps(self, decide: Decide, number: int, seed: int) -> Generator[ControlStep]:
+        raise NotImplementedError
 
     def close(self) -> None:
         """Bring the arm to rest and free everything; safe to call twice."""
@@ -96,14 +99,6 @@ def outcome_of(records: Sequence[Record]) -> str:
 
 class _BrokenSensorError(Exception):
     """What the arm measures is not finite, so nobody is asked to decide on it."""
-
-
-def _finite(steps: Generator[ControlStep]) -> Iterator[ControlStep]:
-    """``steps`` before the first that is not finite: what a broken sensor says is no data, and nothing learns it."""
-    with closing(steps), suppress(_BrokenSensorError):
-        for step in steps:
-            _check_finite(step.obs.state, step.record.position, step.record.executed.astype(np.float32))
-            yield step
 
 
 def _measured(measured: Measurement, obs: Observation) -> Observation:
@@ -145,7 +140,7 @@ class _ObservedRobot(SimulatedRobot):
         return measured
 
 
-class LockstepSession:
+class LockstepSession(Session):
     """A simulated robot in virtual time: as fast as it can be computed, and the same bit for bit."""
 
     def __init__(self, config: RobotConfig, execution: Execution, person: ScriptedPerson | None = None) -> None:
@@ -170,9 +165,6 @@ class LockstepSession:
                 f"The supervisor stopped the arm before {title} ({self._executor.stopped}), so it is not played; look "
                 "at what the arm measures, and begin again."
             )
-
-    def play(self, decide: Decide, number: int, seed: int) -> Iterator[ControlStep]:
-        return _finite(self._steps(decide, number, seed))
 
     def _steps(self, decide: Decide, number: int, seed: int) -> Generator[ControlStep]:
         robot, dt = self._robot, self.spec.control_dt
@@ -199,7 +191,7 @@ class LockstepSession:
         return None if self._person is None else self._person.look(self._robot.seen, measured, self.spec.control_dt)
 
 
-class RealTimeSession:
+class RealTimeSession(Session):
     """An arm whose control process keeps its rate, whatever the policy, cameras and recording do meanwhile."""
 
     def __init__(self, config: RobotConfig, execution: Execution, wait: Waits) -> None:
@@ -227,9 +219,6 @@ class RealTimeSession:
                 self._wait(f"{title}: prepare the scene, then press Enter.", self._control)
             if not self._control.newest().stopped:
                 return
-
-    def play(self, decide: Decide, number: int, seed: int) -> Iterator[ControlStep]:
-        return _finite(self._steps(decide, number, seed))
 
     def _steps(self, decide: Decide, number: int, seed: int) -> Generator[ControlStep]:
         if self._control.resets:
@@ -303,7 +292,7 @@ def dry(config: RobotConfig) -> RobotConfig:
         config,
         home=None,
         driver=Part(
-            "robot_drivers.dry_run:DryRun", {"driver": config.driver.name, "options": dict(config.driver.options)}
+            "robot_drivers.driver:DryRun", {"driver": config.driver.name, "options": dict(config.driver.options)}
         ),
     )
 
@@ -343,7 +332,7 @@ _NUMBER = 1 << 40  # of these episodes, which nobody records
 
 
 class Home:
-    """Where an arm waits between episodes (``decisions.Decide``: on the rest of the way to there).
+    """Where an arm waits between episodes (``record.Decide``: on the rest of the way to there).
 
     position  [D], in the joints' units
     limits    of the arm; its velocities are those of a run, of which the way has a quarter at most
@@ -385,4 +374,4 @@ class Home:
         return bool((np.abs(after - before) <= _STILL * _SETTLED * self._velocity).all())
 
     def _way(self, start: np.ndarray) -> np.ndarray:
-        return approach(start, self._position, self._velocity, self._dt)
+        return ramp(start, self._position, self._velocity, self._dt)

@@ -8,19 +8,18 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from rich.console import Console
 
-from robot_drivers.decisions import Decide, Decision, Query
-from robot_drivers.record import Record
+from robot_drivers.record import Decide, Decision, Query, Record
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import ContractError, UserError, cause_of
 from vla_rl.contract.policy import Policy
 from vla_rl.contract.spec import EnvSpec
@@ -35,7 +34,6 @@ from vla_rl.recipes.fleet.serving import PUBLIC_KEY
 from vla_rl.recipes.robots.drive import EpisodesConfig, decider_of
 from vla_rl.recipes.robots.recording import labels_of, step_back
 from vla_rl.recipes.robots.session import ControlStep, Session, outcome_of
-from vla_rl.recipes.robots.status import Display
 
 QUALITY = 90  # of JPEG
 _DISK_S = 30.0  # at the end, for the disk
@@ -92,7 +90,7 @@ def streaming(session: Session, config: ServerConfig, show: Console) -> Iterator
             show.print(f"{where}: {told}", highlight=False)
 
 
-class StreamedSession:
+class StreamedSession(Session):
     """A ``Session`` that gives every control step of ``session`` to ``spool``, in a thread that encodes pictures.
 
     With ``policy``, that decides, whoever else would.
@@ -105,12 +103,8 @@ class StreamedSession:
         self._thread = ThreadPoolExecutor(1, "streaming", initializer=step_back)
         self._working: deque[Future[None]] = deque()
         self._run, self._said = uuid.uuid4().hex[:12], ""  # episodes of all runs have different names
+        self.spec = session.spec
         spool.put("event", pack_introduction(session.spec))
-
-    @property
-    def spec(self) -> EnvSpec:
-        """That of the session."""
-        return self._session.spec
 
     def display(self, show: Console, episodes: int) -> Display:
         return self._session.display(show, episodes)
@@ -126,9 +120,9 @@ class StreamedSession:
             self._policy.ready()
         self._session.prepare(title)
 
-    def play(self, decide: Decide, number: int, seed: int) -> Iterator[ControlStep]:
+    def play(self, decide: Decide, number: int, seed: int) -> Generator[ControlStep]:
         name, records = f"{self._run}-{number}", list[Record]()
-        with closing(self._session.play(self._policy or decide, number, seed)) as steps:  # type: ignore[type-var]  # a generator
+        with closing(self._session.play(self._policy or decide, number, seed)) as steps:
             for step in steps:
                 records.append(step.record)
                 self._do(self._step, step, name, records[0].captured)
@@ -254,13 +248,6 @@ _LOOK_S = 0.2  # how often it is looked what the server wants
 _AGAIN_S = 2.0  # until a download that broke is tried again
 
 
-class PolicyServer(PolicySource, Protocol):
-    """A ``Link``."""
-
-    def status(self) -> LinkState:
-        """``policy``: the version that the server wants this robot to use, 0 for none."""
-
-
 @dataclass
 class _Refusal:
     """Why a version is not used, and from when on it is tried again (seconds of the monotonic clock)."""
@@ -280,7 +267,7 @@ class FleetPolicy:
     """
 
     def __init__(
-        self, cache: PolicyCache, server: PolicyServer, spec: EnvSpec, make: Callable[[Policy], Decide], show: Console
+        self, cache: PolicyCache, server: Link, spec: EnvSpec, make: Callable[[Policy], Decide], show: Console
     ) -> None:
         """``make`` makes the decider of a policy."""
         self.version = 0  # in use

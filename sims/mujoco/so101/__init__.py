@@ -1,1 +1,0 @@
-"""A tabletop with an arm like the SO-101."""
