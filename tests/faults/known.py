@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vla_rl.contract import wire
-from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.fleet.payloads import LOSSLESS, EpisodeEnd, FleetStep, pack_introduction
 
 EPISODE = 40  # records

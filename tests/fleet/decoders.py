@@ -16,7 +16,8 @@ from tests.fleet.fleets import MemoryPolicies, MemorySpool, hello
 from tests.fleet.manifests import manifest, signing_key
 from tests.fleet.mutations import change_header, change_json, change_message, change_wire
 from tests.fleet.records import chain
-from vla_rl.contract import env, wire
+from vla_rl.contract import env as spec
+from vla_rl.contract import wire
 from vla_rl.contract.errors import ContractError
 from vla_rl.fleet import disk, payloads, protocol, record, registry, transport
 from vla_rl.fleet import fleet_pb2 as pb

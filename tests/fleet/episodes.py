@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.fleet.payloads import LOSSLESS, EpisodeEnd, FleetStep, pack_introduction
 from vla_rl.fleet.record import NO_HASH, FleetRecord
 

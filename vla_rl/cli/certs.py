@@ -13,7 +13,6 @@ from rich.table import Table
 from vla_rl.cli.override import override
 from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.limits import check_limits
 from vla_rl.fleet.identity import Authority, now
 from vla_rl.recipes.terminal import console
 

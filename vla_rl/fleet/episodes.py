@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.fleet.payloads import EpisodeEnd, FleetStep, unpack_introduction
 from vla_rl.fleet.record import FleetRecord, Sender
 

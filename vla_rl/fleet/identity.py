@@ -38,9 +38,8 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.keys import read_key, sync_folder, write_whole
-from vla_rl.contract.streams import is_loopback
-from vla_rl.contract.trust import check_folder, read_bytes
+from vla_rl.contract.trust import check_folder, read_bytes, read_key, sync_folder, write_whole
+from vla_rl.contract.wire import is_loopback
 
 Role = Literal["robot", "server"]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 import grpc
 from google.protobuf.message import DecodeError
 
+from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.limits import check_limits
 from vla_rl.fleet import fleet_pb2 as pb
 from vla_rl.fleet.identity import Credentials, check_reach
 from vla_rl.fleet.protocol import (

@@ -29,8 +29,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.keys import read_key, write_whole
-from vla_rl.contract.spec import EnvSpec
+from vla_rl.contract.trust import read_key, write_whole
 
 CHUNK_BYTES = 4 << 20
 CLIENT = 1  # what this code can fetch and check; a manifest may ask for more

@@ -18,8 +18,8 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from vla_rl.contract import wire
+from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 MAX_CAMERAS, MAX_LABELS, MAX_LABEL = 16, 64, 1024  # and entries of a label
 _FAR = 10.0  # ranges beyond the declared one, within which a number is believed

@@ -15,8 +15,8 @@ from itertools import pairwise
 import grpc
 from google.protobuf.message import DecodeError
 
+from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.limits import check_limits
 from vla_rl.fleet import fleet_pb2 as pb
 from vla_rl.fleet.identity import Credentials, check_reach
 from vla_rl.fleet.record import MAX_PAYLOAD, FleetRecord

@@ -24,7 +24,6 @@ from typing import BinaryIO
 
 from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.fleet.identity import Credentials, Revoked, check_reach
 from vla_rl.fleet.ledger import Ledger
 from vla_rl.fleet.page import serve_page

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from pathlib import Path
 
+from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_limits
 from vla_rl.fleet.disk import Disk, StoreEndedError, StoreFullError
 from vla_rl.fleet.ledger import SEGMENT_BYTES, Ledger
 from vla_rl.fleet.protocol import MAX_RECORDS

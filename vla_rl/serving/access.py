@@ -21,8 +21,8 @@ from typing import Literal
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.keys import read_key
-from vla_rl.contract.streams import is_loopback
+from vla_rl.contract.trust import read_key
+from vla_rl.contract.wire import is_loopback
 
 log = logging.getLogger("vla_rl.serving")
 Refusal = tuple[HTTPStatus, str]  # of an opening request: the answer's status and text

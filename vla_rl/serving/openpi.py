@@ -32,8 +32,8 @@ from PIL import Image
 from websockets.frames import CloseCode
 
 from vla_rl import __version__
+from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.serving import arrays
 from vla_rl.serving.access import Access, ApiKey
 from vla_rl.serving.observation import Request, SingleObservation, chunk_of

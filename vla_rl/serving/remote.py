@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vla_rl.contract.env import Array
+from vla_rl.contract.env import Array, EnvSpec
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.load import load, name_of
 from vla_rl.contract.policy import ActionOut, Features, Mode, State

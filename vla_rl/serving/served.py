@@ -15,9 +15,9 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import torch
 
+from vla_rl.contract.config import check_limits
 from vla_rl.contract.env import PRIVILEGED, EnvSpec, on_host
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
-from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import Policy, State, encode_observation
 from vla_rl.policies.normalization import action_limits
 from vla_rl.serving.observation import SingleObservation, batch_of

@@ -26,8 +26,8 @@ import numpy as np
 from websockets.frames import CloseCode
 
 from vla_rl import __version__
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import ContractError, UserError, did_you_mean
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.serving import arrays
 from vla_rl.serving.access import Access, ApiKey
 from vla_rl.serving.observation import Request, SingleObservation, chunk_of

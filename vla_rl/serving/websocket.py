@@ -36,8 +36,7 @@ from websockets.uri import parse_uri
 
 from vla_rl.contract.config import check_positive
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_positive
-from vla_rl.contract.streams import is_loopback
+from vla_rl.contract.wire import is_loopback
 from vla_rl.serving.access import VARIABLE, Access, ApiKey, Refusal
 
 _frames = logging.getLogger("vla_rl.serving.frames")

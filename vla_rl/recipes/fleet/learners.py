@@ -21,10 +21,9 @@ from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig, mean
 from vla_rl.algorithms.recap import Recap, RecapConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.contract.batch import OneProcess, Resumable, Rollout
-from vla_rl.contract.config import to_json
+from vla_rl.contract.config import check_limits, check_positive, to_json
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.contract.policy import ActionOut, Features, Mode, Policy, State, recorded
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.mixture import choose, key_of

@@ -11,7 +11,6 @@ from vla_rl.contract import wire
 from vla_rl.contract.env import EnvSpec, on_host
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.policy import Policy, encode_observation
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.fleet.manifest import SigningKey, spec_hash
 from vla_rl.fleet.registry import Published, Registry
 from vla_rl.policies.pretrained import load_policy

@@ -17,8 +17,7 @@ from rich.table import Table
 
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.intervals import wilson
-from vla_rl.contract.keys import write_whole
-from vla_rl.contract.trust import check_folder
+from vla_rl.contract.trust import check_folder, write_whole
 from vla_rl.fleet.identity import Revoked, load_credentials
 from vla_rl.fleet.manifest import SigningKey
 from vla_rl.fleet.registry import Registry

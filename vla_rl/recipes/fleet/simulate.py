@@ -14,10 +14,9 @@ import numpy as np
 import torch
 
 from vla_rl.contract.batch import Rollout
-from vla_rl.contract.config import JsonObject
+from vla_rl.contract.config import JsonObject, check_limits, check_positive
 from vla_rl.contract.env import VecEnv, on_host
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.contract.load import load
 from vla_rl.contract.policy import Mode, Policy
 from vla_rl.evaluation import seed_ranges

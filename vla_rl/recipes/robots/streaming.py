@@ -22,17 +22,16 @@ from robot_drivers.record import Decide, Decision, Query, Record
 from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import ContractError, UserError, cause_of
 from vla_rl.contract.policy import Policy
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.fleet.identity import Credentials, load_credentials
-from vla_rl.fleet.link import Link, LinkOptions, LinkState, UnreachableError
+from vla_rl.fleet.link import Link, LinkOptions, UnreachableError
 from vla_rl.fleet.manifest import TrustedKeys, spec_hash
 from vla_rl.fleet.payloads import EpisodeEnd, FleetStep, pack_introduction
-from vla_rl.fleet.policy_cache import CachedPolicy, PolicyCache, PolicySource
+from vla_rl.fleet.policy_cache import CachedPolicy, PolicyCache
 from vla_rl.fleet.protocol import Backoff, BackoffOptions
 from vla_rl.fleet.spool import Spool
 from vla_rl.recipes.fleet.serving import PUBLIC_KEY
-from vla_rl.recipes.robots.drive import EpisodesConfig, decider_of
-from vla_rl.recipes.robots.recording import labels_of, step_back
+from vla_rl.recipes.robots.drive import EpisodesConfig, decider_of, labels_of, step_back
+from vla_rl.recipes.robots.person import Display
 from vla_rl.recipes.robots.session import ControlStep, Session, outcome_of
 
 QUALITY = 90  # of JPEG
