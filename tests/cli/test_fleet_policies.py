@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.fleet.checkpoints import KEY, PUBLISHED, checkpoint
-from vla_rl.cli.main import main
+from vla_rl.cli import main
 from vla_rl.contract.errors import ContractError
 from vla_rl.fleet.manifest import TrustedKeys
 from vla_rl.fleet.policy_cache import PolicyCache

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from vla_rl.cli.override import override
+from vla_rl.cli.override import override, positional
 from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
@@ -63,14 +63,10 @@ class ServePolicy:
 
 def serve_policy(arguments: Sequence[str]) -> None:
     """Load, listen, answer."""
-    given = list(arguments)
-    if given in (["-h"], ["--help"]):
-        override(ServePolicy(), given, "vla-rl serve-policy CHECKPOINT")
-    if not given or given[0].startswith("-"):
-        raise UserError("serve-policy needs a checkpoint or run folder, for example vla-rl serve-policy runs/demo.")
-    checkpoint = checkpoint_of(given[0])
+    (named,), rest = positional(arguments, "serve-policy CHECKPOINT", ServePolicy(), "runs/demo")
+    checkpoint = checkpoint_of(named)
     default = ServePolicy(vla=default_options(checkpoint))
-    config: ServePolicy = override(default, given[1:], "vla-rl serve-policy CHECKPOINT")
+    config: ServePolicy = override(default, rest, "vla-rl serve-policy CHECKPOINT")
     access = Access(config.host, config.tls_cert, config.tls_key, find_api_key(config.api_key_file))
     spec = config.env.spec() if config.env.name else None
     policy = placed(load_policy(checkpoint, spec, config.vla), resolve_device(config.device))

@@ -13,7 +13,7 @@ import pytest
 from tests.fleet.episodes import chained, episode, introduction
 from tests.fleet.fleets import wait_until
 from tests.recipes.fleet import quick_demo
-from vla_rl.cli.main import main
+from vla_rl.cli import main
 from vla_rl.contract.errors import UserError
 from vla_rl.fleet.identity import Authority
 from vla_rl.fleet.ledger import Ledger

@@ -19,7 +19,7 @@ from tests.commands import save_untrained
 from tests.fleet.fleets import wait_until
 from tests.recipes.fleet import quick_learners
 from tests.recipes.fleet.recorded_episodes import records
-from vla_rl.cli import serve
+from vla_rl.cli import fleet as cli
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.fleet.manifest import TrustedKeys, spec_hash
@@ -263,11 +263,11 @@ def test_another_config_begins_anew_and_the_same_one_goes_on(shown, tmp_path):
 
 def test_what_is_no_learner_is_refused_in_one_sentence(tmp_path):
     with pytest.raises(UserError, match="there is none; add --learn"):
-        serve.serve([str(tmp_path), "--learner.turn", "3"])
+        cli.serve([str(tmp_path), "--learner.turn", "3"])
     with pytest.raises(UserError, match="returns no Learn"):
-        serve.serve([str(tmp_path), "--learn", f"{quick_learners.__file__}:simulation"])
+        cli.serve([str(tmp_path), "--learn", f"{quick_learners.__file__}:simulation"])
     with pytest.raises(UserError, match="did you mean '--turn'"):
-        serve.serve([str(tmp_path), "--learn", f"{quick_learners.__file__}:corrections", "--learner.turm", "3"])
+        cli.serve([str(tmp_path), "--learn", f"{quick_learners.__file__}:corrections", "--learner.turm", "3"])
 
 
 @pytest.mark.parametrize("wrong", ["an episode", "a weight"])

@@ -14,7 +14,7 @@ from tests.commands import save_untrained
 from tests.recipes.fleet import quick_fleet
 from vla_rl.algorithms.chunks import DEMONSTRATED, chunks_of
 from vla_rl.algorithms.recap import outcomes_of
-from vla_rl.cli.main import main
+from vla_rl.cli import main
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.fleet.sampler import AdaptiveSampler, SamplerConfig
