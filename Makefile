@@ -15,7 +15,7 @@ SHARED := -n 3 --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo study compare imagine imagine-study fleet test pytest test-plain test-full test-sims mutants house soak faults bench peers gpu docs wheel lint types clean
+.PHONY: help install demo compare compare-samplers compare-imagination imagine fleet test pytest test-plain test-full test-sims mutants house soak faults bench peers gpu docs wheel lint types clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -36,8 +36,8 @@ install: .venv/.installed ## make .venv with everything that is needed (instant 
 demo: install ## teach a small policy by RL from pixels on two CPU cores
 	$(BIN)/vla-rl demo
 
-study: install ## compare the flow samplers
-	$(BIN)/vla-rl study
+compare-samplers: install ## compare the flow samplers
+	$(BIN)/vla-rl compare samplers
 
 compare: install ## ten ways to improve the same policies, side by side (hours; can be stopped and goes on)
 	$(BIN)/vla-rl compare
@@ -45,8 +45,8 @@ compare: install ## ten ways to improve the same policies, side by side (hours; 
 imagine: install ## train a world model, improve a policy in it by RL, and report both (half an hour)
 	$(BIN)/vla-rl imagine
 
-imagine-study: install ## the same with one part more or less at a time (hours; can be stopped and goes on)
-	$(BIN)/vla-rl imagine study
+compare-imagination: install ## the same with one part more or less at a time (hours; can be stopped and goes on)
+	$(BIN)/vla-rl compare imagination
 
 fleet: install ## a server, a learner, four simulated arms and a scripted person, with a page (a quarter of an hour)
 	$(BIN)/vla-rl fleet demo

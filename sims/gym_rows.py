@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -32,29 +32,12 @@ class Facts:
     time_limit: int | None
 
 
-class Rows(Protocol):
-    """``E`` environments.  One whose episode ended is neither stepped nor looked at until it is reset.
-
-    ``keys`` are the entries of ``info`` that results hold.
-    """
-
-    facts: Facts
-    keys: tuple[str, ...]
-
-    @property
-    def num_envs(self) -> int: ...
-
-    def reset(self, env_ids: Sequence[int], seeds: Sequence[int]) -> list[Any]:
-        """Start episodes; returns the first observation of each."""
-
-    def step(self, env_ids: Sequence[int], actions: Sequence[Any]) -> list[Result]:
-        """Execute one action in each of ``env_ids``."""
-
-    def close(self) -> None: ...
-
-
 class SingleRows:
-    """Single environments, stepped one after the other; an ended one is left alone."""
+    """Single environments, stepped one after the other.
+
+    ``keys`` are the entries of ``info`` that results hold.  An environment whose episode ended is neither stepped nor
+    looked at until it is reset.
+    """
 
     def __init__(self, envs: Sequence[gymnasium.Env[Any, Any] | FirstRow]) -> None:
         """``envs`` are equal and owned by this object."""
@@ -178,6 +161,10 @@ class VectorRows:
                 "so no episode could start with a seed of its own; leave vectorization_mode out, or use 'sync' or "
                 "'async'."
             )
+
+
+Rows: TypeAlias = SingleRows | VectorRows
+"""``E`` environments: ``reset`` gives first observations, ``step`` executes an action in each of ``env_ids``."""
 
 
 class FirstRow:

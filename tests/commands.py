@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sims.catalog import make
-from vla_rl.cli.main import main
+from vla_rl.cli import main
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA

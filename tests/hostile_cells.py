@@ -161,7 +161,7 @@ def _command(cell: dict[str, Any], place: Path) -> None:
     if not _watched:
         sys.addaudithook(_audit(place.parent))
         _watched.append(True)
-    from vla_rl.cli.main import main
+    from vla_rl.cli import main
 
     main(command)
 

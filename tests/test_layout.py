@@ -61,7 +61,7 @@ TORCH_FREE = (
     "sims.robosuite",
     "sims.toy",
     "sims.warp",
-    "vla_rl.cli.serve",
+    "vla_rl.cli.fleet",
 )
 PICKLES = (
     "pickle",

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from world_models.backbones import zero_init
 from world_models.heads import with_coordinates
 from world_models.types import uniform
 
@@ -167,10 +168,10 @@ class CropClassifier(ModeClassifier):
         """``sides`` (h, w) of a picture; ``side`` of the crop in pixels; the others as for :class:`StateDynamics`."""
         super().__init__()
         self.cameras = cameras
-        self.correction = nn.Sequential(nn.Linear(2 * state, 32), nn.SiLU(), _zero_init(nn.Linear(32, 2 * cameras)))
+        self.correction = nn.Sequential(nn.Linear(2 * state, 32), nn.SiLU(), zero_init(nn.Linear(32, 2 * cameras)))
         self.convs = _convs(((3, 16, 1), (16, 16, 2), (16, 32, 2)))
         self.think = nn.Linear(cameras * 32 * (-(-side // 4)) ** 2 + 2 * state + actions, 128)
-        self.leave = _zero_init(nn.Linear(128, modes * state))
+        self.leave = zero_init(nn.Linear(128, modes * state))
         steps = torch.arange(side) - (side - 1) / 2
         crop_grid = torch.stack(torch.meshgrid(2 * steps / sides[1], 2 * steps / sides[0], indexing="xy"), -1)
         self.register_buffer("crop_grid", crop_grid, persistent=False)
@@ -199,7 +200,7 @@ class PictureClassifier(ModeClassifier):
         height, width = (-(-side // 8) for side in sides)
         self.convs = _convs(((3 * cameras + 2, 32, 2), (32, 32, 2), (32, 32, 2)))
         self.think = nn.Linear(32 * height * width + 2 * state + actions, 128)
-        self.leave = _zero_init(nn.Linear(128, modes * state))
+        self.leave = zero_init(nn.Linear(128, modes * state))
 
     def picture_features(
         self, picture: Tensor, position: Tensor, start_and_end: Tensor, generator: torch.Generator | None
@@ -234,13 +235,6 @@ def _shifted(picture: Tensor, generator: torch.Generator) -> Tensor:
 def _convs(sizes: Sequence[tuple[int, int, int]]) -> nn.ModuleList:
     """Convolutions of 3 x 3: channels in and out, and stride."""
     return nn.ModuleList(nn.Conv2d(into, out, 3, stride, 1) for into, out, stride in sizes)
-
-
-def _zero_init(layer: nn.Linear) -> nn.Linear:
-    """``layer`` with zero weights and biases."""
-    nn.init.zeros_(layer.weight)
-    nn.init.zeros_(layer.bias)
-    return layer
 
 
 # -- where the robot is in a picture, without labels -------------------------------------------------------------------

@@ -76,9 +76,13 @@ def make_in_process(
     if num_envs < 1:
         raise UserError(f"num_envs={num_envs} leaves nothing to simulate; give at least 1.")
     require_package()
-    from sims.maniskill.pick_cube import build_lift
+    from sims.maniskill.build import env_of, require_gpu, worlds_of
+    from sims.maniskill.pick_cube import TASK, pick_cube
 
-    return build_lift(num_envs, found, LiftTask(), looks)
+    require_gpu(TASK, device)
+    task = LiftTask()
+    worlds = worlds_of(num_envs, device, lambda size: LiftWorld(pick_cube(size, found, task.model, looks), task))
+    return env_of(found, worlds, ends_at_success=True)
 
 
 def _spec(workers: int = 1, **options: Any) -> EnvSpec:

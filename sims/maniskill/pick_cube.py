@@ -10,11 +10,9 @@ import sapien
 from mani_skill.envs.tasks.tabletop.pick_cube import PickCubeEnv
 from mani_skill.sensors.camera import CameraConfig
 
-from sims.maniskill.build import backends, env_of, made, require_gpu, worlds_of
-from sims.maniskill.lift import LiftWorld
+from sims.maniskill.build import backends, made
 from sims.maniskill.world import World
-from sims.mujoco.tasks.lift import LiftTask
-from vla_rl.contract.env import EnvSpec, VecEnv
+from vla_rl.contract.env import EnvSpec
 
 _NEAR, _FAR = 0.01, 100.0  # metres, as ManiSkill's own
 _AMBIENT, _LIGHT = 0.5, 2.2  # with which the table comes out as bright as MuJoCo's
@@ -68,27 +66,25 @@ def _pose(camera: Any) -> Any:
     return sapien.Pose(pose)
 
 
-_TASK = "PickCube-v1"
+TASK = "PickCube-v1"
 _KINDS = {"maniskill": PickCube, "tabletop": PickCubeOnTabletop}
 
 
-def build_lift(num_envs: int, spec: EnvSpec, task: LiftTask, looks: str) -> VecEnv:
-    """The environment of ``sims.maniskill.lift:make_in_process``."""
-    require_gpu(_TASK, spec.device)
+def pick_cube(num_envs: int, spec: EnvSpec, model: Any, looks: str) -> World:
+    """``num_envs`` environments simulated together, with joint targets as their control mode.
 
-    def world(size: int) -> LiftWorld:
-        options: dict[str, Any] = {
-            "num_envs": size,
-            "obs_mode": "rgb+state_dict" if spec.images else "state_dict",
-            "control_mode": "pd_joint_pos",
-            "reward_mode": "none",
-            "model": task.model,
-            "views": tuple(spec.images),
-            "view_size": next((one.shape[0] for one in spec.images.values()), 0),
-            **backends(spec.device),
-        }
-        env = made(_TASK, {"cameras": list(spec.images)}, lambda: _KINDS[looks](**options))
-        env._sim_steps_per_control = round(spec.control_dt * env.sim_freq)  # ManiSkill takes whole Hertz only
-        return LiftWorld(World(env, whole_state=False), task)
-
-    return env_of(spec, worlds_of(num_envs, spec.device, world), ends_at_success=True)
+    Cameras, sizes and control rate are those of ``spec``; ``model`` says where the cameras are.
+    """
+    options: dict[str, Any] = {
+        "num_envs": num_envs,
+        "obs_mode": "rgb+state_dict" if spec.images else "state_dict",
+        "control_mode": "pd_joint_pos",
+        "reward_mode": "none",
+        "model": model,
+        "views": tuple(spec.images),
+        "view_size": next((one.shape[0] for one in spec.images.values()), 0),
+        **backends(spec.device),
+    }
+    env = made(TASK, {"cameras": list(spec.images)}, lambda: _KINDS[looks](**options))
+    env._sim_steps_per_control = round(spec.control_dt * env.sim_freq)  # ManiSkill takes whole Hertz only
+    return World(env, whole_state=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import mujoco
 import numpy as np
@@ -11,7 +12,7 @@ from array_api_compat import array_namespace
 
 from sims.mujoco.canvas import Canvas, view_of
 from sims.mujoco.scene import TEXTURES
-from sims.mujoco.task import Constant
+from sims.mujoco.task import Constant, Task, TaskState
 from vla_rl.contract.env import Array
 
 
@@ -91,6 +92,36 @@ def project(model: mujoco.MjModel, camera: str, points: np.ndarray) -> np.ndarra
 
 
 _GREY = Constant(np.full(3, 1.0 / np.sqrt(3.0)))  # the axis of greys
+
+
+class Scenes(NamedTuple):
+    """``n`` labelled pictures.
+
+    images  uint8 [n,size,size,3]
+    tasks   int64 [n]      index into the environment's ``spec.tasks``
+    uv      float32 [n,P,2]  the P positions that the instruction names: u right, v down, -1 to 1 from edge to edge
+    state   float32 [n,S]  as the environment's ``state``
+    """
+
+    images: np.ndarray
+    tasks: np.ndarray
+    uv: np.ndarray
+    state: np.ndarray
+
+
+def labelled(
+    task: Task, qpos: np.ndarray, ctrl: np.ndarray, task_state: TaskState, named: np.ndarray, size: int, camera: str
+) -> Scenes:
+    """Pictures of ``size`` pixels by ``camera`` of the states ``qpos`` [n,nq], ``ctrl`` [n,nu] and ``task_state``.
+
+    ``named`` [n,P,3]: the positions that the instructions name, metres.
+    """
+    renderer = Renderer(task.model, size, size, task.painted, task.placed)
+    out = np.empty((len(qpos), size, size, 3), np.uint8)
+    images = renderer.render(qpos, task.colours(task_state), task.mark_positions(task_state), camera, out)
+    renderer.close()
+    uv = project(task.model, camera, named)
+    return Scenes(images, task.instruction(task_state), uv, task.proprioception(qpos, ctrl))
 
 
 class Looks:

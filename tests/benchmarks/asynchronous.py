@@ -20,11 +20,11 @@ import sims.catalog
 from vla_rl.contract.config import JsonObject
 from vla_rl.evaluation.stats import Rate
 from vla_rl.recipes import metrics
+from vla_rl.recipes.compare import Cell, run_sweep
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.improve import Improve
-from vla_rl.recipes.sweep import Cell, run_sweep
 from vla_rl.training.tracking import write_json
 
 SEEDS, AHEAD = (1, 2, 3), (0, 1, 2, 8)

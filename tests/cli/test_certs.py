@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from vla_rl.cli.main import main
+from vla_rl.cli import main
 from vla_rl.fleet.identity import load_credentials, now
 
 

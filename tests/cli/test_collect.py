@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.patience import PATIENCE
-from vla_rl.cli.main import main
+from vla_rl.cli import main
 from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations

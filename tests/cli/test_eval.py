@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from docs.examples.noisy_policy import LinearGaussian
-from vla_rl.cli.main import main
+from vla_rl.cli import main
 from vla_rl.recipes.config_files import env_config_of
 from vla_rl.recipes.env_config import EnvConfig
 

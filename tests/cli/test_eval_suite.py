@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.recipes.quick_suite import quick, save_policy
-from vla_rl.cli.main import main
+from vla_rl.cli import main
 
 SUITE = f"{Path(__file__).parents[1] / 'recipes' / 'quick_suite.py'}:quick"
 

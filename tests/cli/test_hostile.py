@@ -19,12 +19,12 @@ from robot_drivers import setup, simulated_process
 from robot_drivers.config import CHAINS, OURS, Part, RobotConfig
 from tests.hostile import changed, checkpoint, code, run
 from tests.hostile_cells import KINDS, folder_name
-from vla_rl.cli import certs, fleet, fleet_policies, imagine, robot, sims
-from vla_rl.cli.main import main
+from vla_rl.cli import fleet, imagine, main, robot
+from vla_rl.cli import inspect as inspecting
 from vla_rl.contract import trust
 from vla_rl.pretrained import save_own
 
-main_module, eval_command = (importlib.import_module(f"vla_rl.cli.{name}") for name in ("main", "eval"))
+main_module, eval_command = (importlib.import_module(name) for name in ("vla_rl.cli", "vla_rl.cli.eval"))
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +107,7 @@ COMMANDS: dict[str, list[list[str]]] = {
     **{f"certs {name}": [["FOLDER", "arm"]] for name in ("robot", "revoke")},
     "certs init": [["FOLDER"]],
     "inspect": [["FOLDER"], ["FOLDER/checkpoints/best"]],
-    **{name: [["--out", "FOLDER", "--processes", "0"]] for name in ("study", "compare", "imagine", "imagine study")},
+    **{name: [["--out", "FOLDER", "--processes", "0"]] for name in ("compare", "imagine")},
     "imagine train": [["--out", "FOLDER", "--policy", "nosuch"]],
 }
 # Those that make their folders, which is theirs to be, of nothing that anybody gave them.
@@ -122,7 +122,7 @@ MADE_FOR = {  # of each kind of folder, the command that is most made for it
     "trace": ("eval --parity", 0),
     "size": ("inspect", 0),
     "certificates": ("certs list", 0),
-    "filled": ("study", 0),
+    "filled": ("compare", 0),
 }
 OTHERS = {  # where that does not look
     "run: kept file in a note": ("train", 0),
@@ -230,9 +230,10 @@ def test_nothing_hostile_does_harm_under_any_command(cells, command):
 
 
 def test_no_command_is_forgotten():
-    groups = {"robot": robot, "imagine": imagine, "sims": sims, "certs": certs, "fleet": fleet}
-    inner = {f"{name} {one}" for name, module in groups.items() for one in module.COMMANDS}
-    inner |= {f"fleet {one}" for one in fleet_policies.COMMANDS} | {f"eval {way}" for way in eval_command._WAYS}
+    groups = {"robot": robot.COMMANDS, "imagine": imagine.COMMANDS, "sims": inspecting.COMMANDS}
+    groups |= {"certs": fleet.CERTS, "fleet": fleet.COMMANDS}
+    inner = {f"{name} {one}" for name, table in groups.items() for one in table}
+    inner |= {f"eval {way}" for way in eval_command._WAYS}
     assert set(main_module.COMMANDS) | inner == set(COMMANDS) | WITHOUT
 
 

@@ -16,9 +16,9 @@ import pytest
 
 from tests.patience import PATIENCE
 from vla_rl.algorithms.group_relative import Constant, GRPOConfig
-from vla_rl.cli.collect import Collect
-from vla_rl.cli.main import COMMANDS, main
+from vla_rl.cli import COMMANDS, main
 from vla_rl.cli.override import override
+from vla_rl.cli.train import Collect
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.policies.flow import FlowOu, FlowSde
@@ -97,7 +97,7 @@ def test_every_command_can_be_loaded(name):
     assert callable(load(COMMANDS[name][0]))
 
 
-@pytest.mark.parametrize("command", ["collect", "study", "train demo.py:demo", "eval somewhere", "demo"])
+@pytest.mark.parametrize("command", ["collect", "compare samplers", "train demo.py:demo", "eval somewhere", "demo"])
 def test_help_of_a_command_shows_its_fields_and_runs_nothing(capsys, command):
     with pytest.raises(SystemExit) as stop:
         main([*command.split(), "--help"])
@@ -132,7 +132,10 @@ def test_help_of_a_command_shows_its_fields_and_runs_nothing(capsys, command):
             "train rewards.py:success --env= --out {tmp}/run",
             r"labelling frames needs an environment and none was named",
         ),
-        ("study --samplers last_step al_steps --out {tmp}", r"no config function 'al_steps'.* 'all_steps'\?"),
+        (
+            "compare samplers --samplers last_step al_steps --out {tmp}",
+            r"no config function 'al_steps'.* 'all_steps'\?",
+        ),
         ("inspect a b", r"takes one target"),
     ],
 )
@@ -251,12 +254,12 @@ def test_ctrl_c_before_the_first_iteration_can_be_gone_on_from(complaint, untrai
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["rl"]["episodes"] == 4
 
 
-def test_ctrl_c_during_a_study_keeps_what_is_finished(complaint, tmp_path, monkeypatch):
+def test_ctrl_c_during_a_sweep_keeps_what_is_finished(complaint, tmp_path, monkeypatch):
     def stop(cells, processes, what):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("vla_rl.recipes.sweep.run_cells", stop)
-    assert f"what is finished stays in {tmp_path}" in complaint("study", "--out", tmp_path, status=130)
+    monkeypatch.setattr("vla_rl.recipes.compare.run_cells", stop)
+    assert f"what is finished stays in {tmp_path}" in complaint("compare", "--out", tmp_path, status=130)
 
 
 def interrupt(command, when) -> tuple[int, str]:

@@ -13,7 +13,7 @@ from robot_drivers.config import Part, RobotConfig
 from robot_drivers.feetech import GOAL_POSITION, TORQUE_ENABLE
 from robot_drivers.simulated import SimulatedRobot
 from tests.robot_drivers.servo_bus import Port, Servos
-from vla_rl.cli.main import main
+from vla_rl.cli import main
 from vla_rl.contract.env import Observation
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.policies.function import FunctionPolicy

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from sims.installations import SHIPPED
-from vla_rl.cli.main import main
+from vla_rl.cli import main
 
 
 @pytest.fixture(autouse=True)

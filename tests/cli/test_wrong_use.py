@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.cli import certs, fleet, fleet_policies, imagine, robot, sims
-from vla_rl.cli.main import COMMANDS, main
+from vla_rl.cli import COMMANDS, fleet, imagine, main, robot
+from vla_rl.cli import inspect as inspecting
 
 _WITHIN = {
-    "certs": certs.COMMANDS,
-    "fleet": {**fleet.COMMANDS, **fleet_policies.COMMANDS},
+    "certs": fleet.CERTS,
+    "fleet": fleet.COMMANDS,
     "imagine": imagine.COMMANDS,
     "robot": robot.COMMANDS,
-    "sims": sims.COMMANDS,
+    "sims": inspecting.COMMANDS,
 }
 USES = {
     "demo": ["--out OUT", "--no-such 1"],
@@ -44,8 +44,7 @@ USES = {
         "--suite tabletop --policy expert --out OUT",
         "--suite IN --policy expert --out new",
     ],
-    "study": ["--config IN", "--out OUT --config IN"],
-    "compare": ["--config IN", "--out OUT --config IN"],
+    "compare": [f"{name}--config IN" for name in ("", "samplers ", "imagination ")] + ["--out OUT --config IN"],
     "serve-policy": ["IN", "IN --env point_mass", "IN --layout IN"],
     "serve": [
         "new --policy IN --port 0 --page-port 0",
@@ -75,7 +74,6 @@ USES = {
     "imagine rank": ["IN IN IN"],
     "imagine rollout": ["IN"],
     "imagine play": ["IN"],
-    "imagine study": ["--config IN", "--out OUT --config IN"],
     "robot setup": ["OUT"],
     "robot calibrate": ["IN"],
     "robot check": ["IN", "simulated --seconds 0.1 --policy IN"],

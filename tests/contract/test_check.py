@@ -31,7 +31,7 @@ from vla_rl.contract.errors import ContractError
 from vla_rl.contract.policy import Likelihood
 from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
 from vla_rl.policies.function import FunctionPolicy
-from vla_rl.recipes import inspect_folder
+from vla_rl.recipes import inspect as inspecting
 
 
 class Wrapped:
@@ -403,7 +403,7 @@ def test_a_policy_is_tried_on_a_robot_without_moving_it():
 
 
 def test_inspect_does_not_move_a_robot(monkeypatch):
-    monkeypatch.setattr(inspect_folder.sims, "make_env", lambda name, num_envs, **options: Robot())
+    monkeypatch.setattr(inspecting.sims, "make_env", lambda name, num_envs, **options: Robot())
     console = Console(record=True, width=120, file=io.StringIO())
     inspect.inspect("point_mass", console)
     printed = console.export_text()

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 import vla_rl.cli
+from tests.docs import command_page
 from tests.docs.conftest import ROOT, Command, commands
-from vla_rl.cli.main import COMMANDS, main
+from vla_rl.cli import COMMANDS, main
 from vla_rl.training.tracking import RunFolder
 
 ALL = list(commands())
@@ -107,50 +108,7 @@ def test_cheap_commands_run(command, tmp_path, monkeypatch):
     main(command.split()[1:])
 
 
-# -- docs/commands.md --------------------------------------------------------------------------------------------------
-
-SECTIONS = dict(
-    re.findall(r"^## vla-rl ([\w-]+)\n(.*?)(?=^## |\Z)", (ROOT / "docs/commands.md").read_text(), re.M | re.S)
-)
-_TRAIN = {
-    "--out",
-    "--seeds",
-    "--processes",
-    "--resume",
-    "--sources",
-    "--staleness",
-    "--shared",
-    "--engine",
-    "--address",
-    "--gpus",
-    "--env",
-    "--FIELD",
-}
-
-
-def test_every_command_has_a_section():
-    assert list(SECTIONS) == list(COMMANDS)
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_options_of_a_section_are_those_of_the_command(name, capsys):
-    documented = set(re.findall(r"`(--[\w.-]+)`", "".join(re.findall(r"^\| `--.*?\|", SECTIONS[name], re.M))))
-    if name == "train":
-        assert documented == _TRAIN
-        return
-    known = set(re.findall(r"(?<![\w-])--[a-z][\w.-]*", _help(name, capsys))) - {"--help"}
-    assert documented - known <= {"--out"}
-    missing = {option for option in known - documented if "." not in option}
-    assert not missing
-
-
-@pytest.mark.parametrize("name", ["train", "improve", "agreement", "rollout", "play", "study"])
-def test_commands_of_imagine_are_listed(name):
-    assert f"| `{name}` |" in SECTIONS["imagine"]
-
-
-def _help(name: str, capsys: pytest.CaptureFixture[str]) -> str:
-    arguments = [name, *{"train": ["demo.py:demo"], "eval": ["somewhere"]}.get(name, []), "--help"]
-    with pytest.raises(SystemExit) if name != "inspect" else nullcontext():
-        main(arguments)
-    return capsys.readouterr().out
+def test_the_page_of_commands_is_that_of_the_parsers():
+    """``python -m tests.docs.command_page`` makes it anew."""
+    assert list(command_page.SECTIONS) == list(COMMANDS)
+    assert command_page.PAGE.read_text(encoding="utf-8") == command_page.page()

@@ -18,8 +18,8 @@ from tests.fingerprints import imagined, shrunk
 from vla_rl.algorithms.guard import FallbackConfig, ReleaseConfig
 from vla_rl.algorithms.offline import CalQLConfig, IQLConfig
 from vla_rl.algorithms.policy_gradient import PolicyGradientConfig
-from vla_rl.cli.train import run
 from vla_rl.recipes.config_files import load_config
+from vla_rl.recipes.recipe import run
 
 # What makes the metrics that are not in every run, on top of the config that its page names.
 _Change = Callable[[Any], Any]

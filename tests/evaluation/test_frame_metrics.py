@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vla_rl.contract.errors import ContractError
-from vla_rl.evaluation.frame_metrics import (
+from vla_rl.evaluation.object_positions import (
     FrameAgreement,
     Millimetres,
     ObjectAgreement,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vla_rl.contract.errors import UserError
-from vla_rl.evaluation.novelty import Tried
+from vla_rl.evaluation.ranking import Tried
 
 
 def test_distances_are_in_standard_deviations_to_the_nearest_of_another_episode():

@@ -10,8 +10,7 @@ from tests.auditing import PrivilegedEnv
 from tests.visual_point_mass import VisualPointMass, tiny_vla
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.policy import ActionOut
-from vla_rl.evaluation.one_by_one import OneByOne
-from vla_rl.evaluation.run import play
+from vla_rl.evaluation.run import OneByOne, play
 from vla_rl.experience.collect import ExpertPolicy, features_of, observation_of
 
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from vla_rl.contract.errors import UserError
-from vla_rl.evaluation.paired import episodes_needed, independent_discordance, mcnemar_power
-from vla_rl.evaluation.stats import mcnemar_exact
+from vla_rl.evaluation.stats import episodes_needed, independent_discordance, mcnemar_exact, mcnemar_power
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vla_rl.evaluation.reward_metrics import reward_agreement
+from vla_rl.evaluation.agreement import reward_agreement
 
 RECORDED = np.array([[0.0, 1.0], [1.0, 1.0], [2.0, 1.0], [5.0, np.nan]])
 PREDICTED = np.array([[1.0, 2.0], [2.0, 3.0], [3.0, 1.0], [0.0, 9.0]])

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.cli.main import main
+from vla_rl.cli import main
 from vla_rl.policies.pretrained import load_policy
-from vla_rl.recipes.compare import Compared, steps_to, write_page
-from vla_rl.recipes.sweep import Cell
+from vla_rl.recipes.compare import Cell, Compared, steps_to, write_page
 
 CONFIG = str(Path(__file__).parent / "quick.py")
 
@@ -78,10 +77,10 @@ def test_samplers_are_compared_by_the_same_runner(tmp_path):
     out = tmp_path / "study"
     config = tmp_path / "samplers.py"
     config.write_text(Path(CONFIG).read_text() + "\n\ndef imitate() -> Imitate:\n    return imitate_lift()\n")
-    main(["study", "--config", str(config), "--seeds", "2", "--samplers", "improve", "--out", str(out)])
+    main(["compare", "samplers", "--config", str(config), "--seeds", "2", "--samplers", "improve", "--out", str(out)])
     assert {row["algorithm"] for row in json.loads((out / "results.json").read_text())} == {"improve"}
     assert (out / "imitate-2" / "checkpoints" / "imitation").is_dir() and (out / "improve-2" / "summary.json").is_file()
-    assert "vla-rl study" in (out / "report.html").read_text()
+    assert "vla-rl compare samplers" in (out / "report.html").read_text()
 
 
 def test_the_frozen_base_is_the_same_file_afterwards(tmp_path, untrained, quick):

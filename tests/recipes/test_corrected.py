@@ -12,7 +12,7 @@ import torch
 
 from tests.commands import save_untrained
 from tests.recipes import quick as configs
-from vla_rl.cli.main import main
+from vla_rl.cli import main
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import save_demonstrations

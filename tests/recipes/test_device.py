@@ -12,11 +12,10 @@ from safetensors.torch import load_file
 from tests.commands import save_untrained
 from tests.elsewhere import ELSEWHERE, elsewhere
 from tests.recipes import quick, quick_suite
-from vla_rl.cli import eval_checkpoint
-from vla_rl.cli.main import main
+from vla_rl.cli import eval, main
 from vla_rl.contract.errors import UserError
-from vla_rl.evaluation.one_by_one import OneByOne
 from vla_rl.evaluation.results import read_episodes
+from vla_rl.evaluation.run import OneByOne
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.recipes import imitate
 from vla_rl.recipes.env_config import EnvConfig
@@ -123,13 +122,13 @@ def test_a_suite_on_the_device_of_the_command(tmp_path, monkeypatch):
 
 
 def test_a_checkpoint_on_the_device_of_the_command(tmp_path, monkeypatch):
-    folder, devices, play = save_untrained(tmp_path / "policy"), set(), eval_checkpoint.evaluate
+    folder, devices, play = save_untrained(tmp_path / "policy"), set(), eval.evaluate
 
     def noted_play(env, policy, *given, **options):
         devices.update(item.device for item in policy.parameters())
         return play(env, policy, *given, **options)
 
-    monkeypatch.setattr(eval_checkpoint, "evaluate", noted_play)
+    monkeypatch.setattr(eval, "evaluate", noted_play)
     arguments = ["eval", str(folder), "--env", "lift", "--env.options", '{"deadline": 5}', "--episodes", "4"]
     with elsewhere():
         for device in ("cpu", ELSEWHERE.type):

@@ -6,9 +6,9 @@ import inspect
 
 import pytest
 
-from vla_rl.cli.collect import Collect
-from vla_rl.cli.eval_checkpoint import Evaluate
+from vla_rl.cli.eval import Evaluate
 from vla_rl.cli.override import override
+from vla_rl.cli.train import Collect
 from vla_rl.contract.errors import UserError
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.demo import Demo

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from vla_rl.cli.main import main
+from vla_rl.cli import main
 
 MODULE = """
 from dataclasses import replace

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from vla_rl.cli.main import main
+from vla_rl.cli import main
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.experience.datasets import load_demonstrations, save_demonstrations
 from vla_rl.policies.tiny import TinyVLA

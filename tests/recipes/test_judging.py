@@ -15,7 +15,7 @@ from tests.recipes.imagine.test_general import short
 from tests.recipes.imagine.test_grpo import imagined_lift
 from tests.recipes.test_rewarded import PPO
 from tests.rewards.test_judge import PROMPT, llava
-from vla_rl.cli.main import main
+from vla_rl.cli import main
 from vla_rl.contract.batch import OneProcess
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from vla_rl.cli.collect import Collect
 from vla_rl.cli.override import override
+from vla_rl.cli.train import Collect
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.diffusion import DiffusionConfig
 from vla_rl.policies.feed_forward import ActorConfig, CategoricalConfig, GaussianConfig

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from docs.examples import ball_env
-from vla_rl.cli.main import main
+from vla_rl.cli import main
 from vla_rl.cli.override import _fields
 from vla_rl.experience.collect import collect_demonstrations
 from vla_rl.experience.datasets import save_demonstrations

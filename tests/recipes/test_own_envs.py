@@ -15,7 +15,7 @@ from vla_rl.contract.errors import ContractError
 from vla_rl.experience.intervention import PersonConfig, SupervisedEnv
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.inspect_folder import _entries
+from vla_rl.recipes.inspect import _entries
 
 HERE = __name__
 

@@ -7,11 +7,10 @@ import pytest
 
 from tests.commands import save_untrained
 from tests.visual_point_mass import VisualPointMass, tiny_vla
-from vla_rl.cli.main import main
+from vla_rl.cli import main
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.evaluation.parity import Compared, explain, first_difference, replay_env
+from vla_rl.evaluation.parity import Compared, TraceRecorder, explain, first_difference, read_traces, replay_env
 from vla_rl.evaluation.run import evaluate
-from vla_rl.evaluation.trace import TraceRecorder, read_traces
 from vla_rl.policies.feed_forward import GaussianPolicy
 from vla_rl.recipes.parity import replay_checkpoint
 

@@ -14,8 +14,8 @@ from rich.console import Console
 from tests.policies.vla.toy_family import TARGET, write_folder
 from tests.recipes.quick_suite import quick
 from tests.visual_point_mass import VisualPointMass
+from vla_rl.cli import main
 from vla_rl.cli.inspect import inspect
-from vla_rl.cli.main import main
 from vla_rl.cli.override import override
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import UserError

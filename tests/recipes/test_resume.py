@@ -17,7 +17,7 @@ import pytest
 
 from tests.held import held_after
 from tests.patience import PATIENCE
-from vla_rl.cli.main import main
+from vla_rl.cli import main
 from vla_rl.training.checkpoint import latest_state
 
 ITERATIONS = 7

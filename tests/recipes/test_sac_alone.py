@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from vla_rl.cli.main import main
+from vla_rl.cli import main
 from vla_rl.contract.errors import UserError
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.env_config import EnvConfig

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-
 from vla_rl.cli.main import main
-from vla_rl.recipes.workers import LocalLauncher
+
+from vla_rl.recipes.workers import Launcher
 
 
 @pytest.mark.full
@@ -43,7 +43,7 @@ def test_each_seed_has_arguments_of_its_own_and_is_launched_once(quick, tmp_path
         _leave(Path(arguments[arguments.index("--out") + 1]), len(launched))
         return 0
 
-    monkeypatch.setattr(LocalLauncher, "launch", launch)
+    monkeypatch.setattr(Launcher, "launch", launch)
     out, policy = tmp_path / "runs", str(tmp_path / "policy-{seed}")
     command = ["train", quick, "--seeds", "2", "--processes", "1", "--policy", policy, "--out", str(out)]
     main(command)
@@ -59,7 +59,7 @@ def test_each_seed_has_arguments_of_its_own_and_is_launched_once(quick, tmp_path
 
 
 def test_returns_of_several_seeds_are_tabled(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("vla_rl.recipes.sweep.run_sweep", lambda out, groups, processes: _finished(groups["train"]))
+    monkeypatch.setattr("vla_rl.recipes.compare.run_sweep", lambda out, groups, processes: _finished(groups["train"]))
     main(["train", "gym.py:cartpole", "--seeds", "2", "--out", str(tmp_path)])
     page = (tmp_path / "report.html").read_text()
     assert "Mean return, each seed with its own interval; 64 episodes each" in page and "Validation mean return" in page

@@ -14,7 +14,7 @@ import pytest
 import vla_rl.recipes.improve
 from tests.commands import save_untrained
 from tests.recipes import quick as configs
-from vla_rl.cli.main import main
+from vla_rl.cli import main
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.pretrained import load_policy

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.cli.main import main
+from vla_rl.cli import main
 from vla_rl.policies.feed_forward import CategoricalPolicy
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.config_files import load_config

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from tests.recipes.quick_suite import quick
-from vla_rl.cli.main import main
+from vla_rl.cli import main
 from vla_rl.contract.errors import UserError
-from vla_rl.evaluation.paired import episodes_needed, independent_discordance, pairs_of
 from vla_rl.evaluation.results import EpisodeResult, write_tables
-from vla_rl.evaluation.stats import Rate, mcnemar_exact
+from vla_rl.evaluation.stats import Rate, episodes_needed, independent_discordance, mcnemar_exact, pairs_of
 from vla_rl.recipes.suite_run import compare, power_table, read_results, results_of
 from vla_rl.training.tracking import write_json
 

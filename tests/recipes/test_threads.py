@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from vla_rl.cli.main import choose_threads
+from vla_rl.cli import choose_threads
 from vla_rl.recipes import imitate
 from vla_rl.recipes.workers import worker_processes, workers
 from vla_rl.training.device import ALONE, alone, shared

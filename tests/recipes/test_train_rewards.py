@@ -11,7 +11,7 @@ import torch
 
 from sims.mujoco.tasks.lift import claims
 from sims.mujoco.tasks.place import claims as claims_about_place
-from vla_rl.cli.main import main
+from vla_rl.cli import main
 from vla_rl.contract.env import Observation
 from vla_rl.contract.intervals import wilson
 from vla_rl.evaluation.seed_ranges import TEST

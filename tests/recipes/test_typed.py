@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.cli.main import COMMANDS
+from vla_rl.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2] / "vla_rl"
 

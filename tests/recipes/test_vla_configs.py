@@ -15,7 +15,7 @@ import pytest
 
 from sims.catalog import declared_spec, spec_of
 from tests.policies.vla.tiny_folders import MAKERS
-from vla_rl.cli.main import main
+from vla_rl.cli import main
 from vla_rl.cli.override import override
 from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.policies.pretrained import load_policy

@@ -34,8 +34,12 @@ def test_a_step_before_the_first_reset_is_refused(env):
 @pytest.mark.parametrize("name", entries_that_run_here())
 def test_declared_equals_delivered(name):
     with closing(make(name, num_envs=3, **needed_options(name))) as made:
-        assert len(check_env(made, seed=11)) == 7
-        assert EnvSpec.from_json(json.loads(json.dumps(made.spec.to_json()))) == made.spec
+        delivers(made)
+
+
+def delivers(made):
+    assert len(check_env(made, seed=11)) == 7
+    assert EnvSpec.from_json(json.loads(json.dumps(made.spec.to_json()))) == made.spec
 
 
 def test_wrong_chunks_name_the_shape(env):
@@ -88,3 +92,16 @@ def test_observations_are_not_overwritten_later(env):
     kept = [array.copy() for array in arrays]
     env.step(np.full((3, 2, env.spec.action_dim), 0.02))
     assert all(np.array_equal(array, copy) for array, copy in zip(arrays, kept, strict=True))
+
+
+# Each is asked of an environment, of another file's too.
+CHECKS = [
+    test_a_step_before_the_first_reset_is_refused,
+    delivers,
+    test_wrong_chunks_name_the_shape,
+    test_a_nan_names_row_action_and_step_and_only_counts_in_active_rows,
+    test_a_row_given_twice_or_out_of_range_is_refused,
+    test_a_snapshot_that_does_not_fit_is_refused,
+    test_snapshots_hold_numbers_only,
+    test_observations_are_not_overwritten_later,
+]

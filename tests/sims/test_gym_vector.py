@@ -80,9 +80,8 @@ def test_a_vector_environment_plays_the_episodes_of_single_ones(kind, mode):
     env.close()
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_processes_play_them_too(mode):
-    env = make("gym", num_envs=4, id="TestWalk-v0", vectorization_mode="async", vector_kwargs={"autoreset_mode": mode})
+def test_processes_play_them_too():
+    env = make("gym", num_envs=4, id="TestWalk-v0", vectorization_mode="async")
     assert same(episodes(env), SINGLE)
     env.close()
 
@@ -92,13 +91,6 @@ def test_an_id_with_a_vector_form_only_is_played_row_by_row(mode):
     env = make("gym", num_envs=4, id="TestRow-v0", arguments={"autoreset_mode": mode})
     assert isinstance(env, Snapshots) and same(episodes(env), SINGLE)
     assert len(check_env(env, seed=1)) == 7
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_vector_environment_keeps_the_contract(mode):
-    env = make("gym", num_envs=3, id="Acrobot-v1", time_limit=9, vectorization_mode="sync",
-               vector_kwargs={"autoreset_mode": mode})  # fmt: skip
-    assert len(check_env(env, seed=5)) == 7
 
 
 def test_a_vector_environment_that_resets_all_rows_at_once_is_refused_and_single_ones_are_not():

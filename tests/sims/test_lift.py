@@ -378,3 +378,56 @@ def test_projection_of_the_camera_axis_is_the_middle():
     right = project(model, "front", ahead + np.array([0.05, 0, 0]))
     assert right[0] > 0.1 and abs(right[1]) < 1e-6
     assert project(model, "front", ahead + np.array([0, 0, 0.05]))[1] < -0.1
+
+
+CAMERAS = ("front", "side")
+
+
+def test_a_camera_of_its_own_size_sees_what_it_sees_alone():
+    both = make("lift", num_envs=1, cameras=CAMERAS, image_size={"front": 40, "side": 24})
+    alone = make("lift", num_envs=1, cameras=("side",), image_size=24)
+    seen, other = (env.reset(np.zeros(1, int), np.array([5])) for env in (both, alone))
+    assert {name: item.shape for name, item in both.spec.images.items()} == {"front": (40, 40, 3), "side": (24, 24, 3)}
+    assert seen.images["front"].shape == (1, 40, 40, 3) and seen.images["side"].std() > 10
+    assert np.array_equal(seen.images["side"], other.images["side"])
+
+
+@pytest.mark.parametrize(
+    "size, what",
+    [
+        ({"front": 40}, "gives the camera 'side' no size"),
+        ({"front": 40, "side": 0}, "leaves nothing to render"),
+        (0, "image_size=0 leaves nothing to render"),
+    ],
+)
+def test_a_camera_without_a_size_is_refused(size, what):
+    with pytest.raises(UserError, match=what):
+        make("lift", num_envs=1, cameras=CAMERAS, image_size=size)
+
+
+WHOLE = mujoco.mjtState.mjSTATE_INTEGRATION.value
+
+
+def fresh(task, seed):
+    """The whole integration state of a new ``MjData`` at the beginning of the episode of ``seed``."""
+    episode, data = task.sample_episode(np.random.Generator(np.random.PCG64(seed))), mujoco.MjData(task.model)
+    data.qpos[:], data.ctrl[:] = episode.qpos, episode.ctrl
+    state = np.empty(mujoco.mj_stateSize(task.model, WHOLE))
+    mujoco.mj_getState(task.model, data, state, WHOLE)
+    assert data.eq_active.all(), "the fingers are coupled by an equality, which is part of the state"
+    return state
+
+
+def test_a_reset_leaves_nothing_of_the_last_episode():
+    env = make("lift", num_envs=2, render=False)
+    env.reset([0, 1], [1, 2])
+    env.step(np.full((2, 20, 4), (0.01, 0.0, -0.01, 1.0), np.float32))
+    env.reset([1], [7])
+    assert np.array_equal(env.snapshot([1])["physics"][0], fresh(env.task, 7))
+    assert not np.array_equal(env.snapshot([0])["physics"][0], fresh(env.task, 1))
+
+
+def test_the_first_episode_begins_as_mujoco_does():
+    env = make("lift", num_envs=2, render=False)
+    env.reset([1, 0], [3, 4])
+    assert np.array_equal(env.snapshot([0, 1])["physics"], np.stack([fresh(env.task, 4), fresh(env.task, 3)]))

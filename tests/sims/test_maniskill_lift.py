@@ -21,12 +21,11 @@ from sims.mujoco.scene import CUBE_EDGE, FINGER_OPEN, WORKSPACE_HIGH, WORKSPACE_
 from sims.mujoco.tabletop import HOLD_STEPS, LIFT_HEIGHT
 from sims.mujoco.tasks.lift import LiftExpert, LiftTask
 from tests.franka_hand import hand_at
-from tests.sims import test_conformance
+from tests.sims.test_conformance import CHECKS
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.run import evaluate
 from vla_rl.experience.collect import ExpertPolicy
 
-CHECKS = [item for name, item in vars(test_conformance).items() if name.startswith("test_")]
 HALF = CUBE_EDGE / 2
 START = (0.1, -0.05, 0.2)  # of the pinch point, in ManiSkill's frame: higher than the workspace
 

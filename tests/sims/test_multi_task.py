@@ -11,7 +11,7 @@ import pytest
 
 from sims.catalog import make, spec_of
 from sims.toy.counting import CountingEnv
-from vla_rl.cli.main import main
+from vla_rl.cli import main
 from vla_rl.contract.check import check_env
 from vla_rl.contract.errors import ContractError, UserError
 

@@ -21,7 +21,7 @@ from sims.robosuite import INSTRUCTIONS
 from tests.benchmarks.maniskill import maniskill_vs_alone
 from tests.policies.vla.tiny_folders import MAKERS
 from tests.simulators import libero_boxes
-from vla_rl.cli.main import main as vla_rl
+from vla_rl.cli import main as vla_rl
 from vla_rl.contract.check import check_env
 from vla_rl.contract.env import VecEnv
 from vla_rl.evaluation.run import evaluate

@@ -7,7 +7,7 @@ import signal
 import sys
 from typing import Any
 
-from vla_rl.cli.main import main
+from vla_rl.cli import main
 from vla_rl.training import checkpoint
 
 

@@ -25,7 +25,10 @@ DIT = DiTConfig(fold=4, channels=8, lens=16, width=32, depth=2, heads=2)
 CONFIGS = {"dit": DIT, "wan": WanConfig(lora=None, width=32), "wan with LoRA": WanConfig(lora=Lora(rank=2), width=32)}
 FAR_APART = (("one", "dit"), ("two", "wan with LoRA"))
 CALL = ("noisy", "level", "frames", "context_noise", "vector", "map")
-every = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+every = pytest.mark.parametrize(
+    "config",
+    [pytest.param(config, id=name, marks=[pytest.mark.full] * (name == "wan")) for name, config in CONFIGS.items()],
+)
 views = pytest.mark.parametrize("cameras", [1, 2])
 
 

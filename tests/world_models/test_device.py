@@ -15,7 +15,7 @@ from tests.waiting import counted_waits
 from tests.world_models.pushing import played as recorded
 from tests.world_models.pushing import world
 from tests.world_models.small_models import SMALL, initial_states, model
-from tests.world_models.test_backbones import CONFIGS, built, call, numbers
+from tests.world_models.test_backbones import built, call, every, numbers
 from vla_rl.contract.check import check_env
 from vla_rl.contract.env import Step, on_host
 from vla_rl.contract.errors import NonFiniteError
@@ -75,6 +75,7 @@ def test_the_contract_holds_on_another_device():
     assert len(check_env(imagined(ELSEWHERE))) >= 5
 
 
+@pytest.mark.full
 def test_replays_on_another_device_are_those_of_the_host():
     made = model()
     chooser = np.random.default_rng(1)
@@ -106,6 +107,7 @@ def test_training_on_another_device_gives_the_weights_of_the_host():
     assert all(item.isfinite().all() for item in device.values())
 
 
+@pytest.mark.full
 def test_rollouts_from_another_device_are_on_the_policys_device():
     """A policy on the host learns from imagined rollouts elsewhere as from those on the host."""
     collected = []
@@ -127,7 +129,7 @@ def test_rollouts_from_another_device_are_on_the_policys_device():
             )
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@every
 def test_larger_backbones_predict_on_another_device_what_they_predict_on_the_host(config):
     video, given = built(config), numbers(built(config))
     host = call(video, given).clean

@@ -22,9 +22,8 @@ from world_models.model import WorldModel
 from world_models.types import Future
 
 
-@pytest.mark.parametrize("cameras", [("front",), ("side", "front")])
-def test_an_imagined_rollout_keeps_the_contract_of_a_simulator(cameras):
-    names = [line.name for line in check_env(imagined_env(3, cameras=cameras), seed=3)]
+def test_an_imagined_rollout_keeps_the_contract_of_a_simulator():
+    names = [line.name for line in check_env(imagined_env(3, cameras=("side", "front")), seed=3)]
     assert "snapshot" in names and "determinism" in names
 
 

@@ -1,17 +1,26 @@
-"""``vla-rl fleet simulate | demo [FILE.py:function] [options]`` and ``COMMAND FOLDER``: about a fleet of robots."""
+"""``vla-rl fleet``, ``serve`` and ``certs``: a fleet's policies and data, its server, and who may join it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from vla_rl.cli.override import override, take_option
-from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.load import load
+from rich.console import Console
+from rich.table import Table
+
+from vla_rl.cli.override import override, positional, subcommand, take_option
+from vla_rl.contract.config import check_limits
+from vla_rl.contract.errors import UserError
+from vla_rl.fleet.identity import Authority, now
 from vla_rl.recipes.config_files import file_of, load_config
-from vla_rl.recipes.recipe import run
-from vla_rl.recipes.terminal import console
+from vla_rl.recipes.terminal import console, sigterm_like_ctrl_c
+
+if TYPE_CHECKING:
+    from vla_rl.recipes.fleet import serving
+
 
 USAGE = """vla-rl fleet simulate [FILE.py:function] [--out FOLDER] [--FIELD value ...]
 
@@ -38,20 +47,17 @@ that is there is moved aside.  The server must not run meanwhile; after a crash 
 def fleet(arguments: Sequence[str]) -> None:
     """Run one of the commands."""
     given = list(arguments)
-    if given in ([], ["-h"], ["--help"]):
-        COMMANDS["simulate"](["--help"])
-    commands = COMMANDS if given[0] in COMMANDS else COMMANDS | load("vla_rl.cli.fleet_policies:COMMANDS")  # with gRPC
-    if given[0] not in commands:
-        raise UserError(f"fleet has no command {given[0]!r}; {did_you_mean(given[0], commands)}")
-    commands[given[0]](given[1:])
+    subcommand("fleet", ["simulate", "--help"] if given in ([], ["-h"], ["--help"]) else given, COMMANDS)
 
 
-def _run(command: str, usage: str, config: str, given: list[str]) -> None:
+def _run_config(command: str, usage: str, config: str, given: list[str]) -> None:
     """``vla-rl fleet simulate | demo [FILE.py:function] [--out FOLDER] [--FIELD value ...]``."""
     if given in (["-h"], ["--help"]):
         print(usage, end="\n\n", flush=True)
     target, rest = (given[0], given[1:]) if given and not given[0].startswith("-") else (config, given)
     out, rest = take_option(rest, "--out", f"runs/fleet/{target.rpartition(':')[2]}")
+    from vla_rl.recipes.recipe import run
+
     run(override(load_config(target), rest, f"vla-rl fleet {command} {target}"), out, file_of(target))
 
 
@@ -72,8 +78,271 @@ def export(given: list[str]) -> None:
     console.print(f"{summary}: {out}", highlight=False)
 
 
+@dataclass(frozen=True)
+class Change:
+    """Choose which policy the robots run from their next episode on; the server may be running."""
+
+    why: str = ""  # for the registry's history
+    robot: tuple[str, ...] = ()  # of try: choose of these; of pin and unpin: these; none: all
+    credentials: str = ""  # of publish: the folder with the signing key; "": FOLDER itself
+
+
+def _versions(folder: str, options: Change) -> str:
+    from vla_rl.recipes.fleet import serving
+
+    registry = serving.open_registry(Path(folder))
+    Console(highlight=False).print(serving.table(registry))
+    pins = registry.releases.pins.items()
+    return "\n".join(f"{robot} is pinned to version {version}" for robot, version in sorted(pins)) or "none is pinned"
+
+
+def _publish(folder: str, checkpoint: str, options: Change) -> str:
+    from vla_rl.recipes.fleet import serving
+    from vla_rl.recipes.fleet.publishing import publish
+
+    registry = serving.open_registry(Path(folder))
+    version = publish(registry, serving.signing_key(Path(folder), options.credentials), checkpoint, options.why)
+    return f"policy version {version} is staged; next: vla-rl fleet try {folder} {version}, or promote"
+
+
+def _try(folder: str, version: str, options: Change) -> str:
+    from vla_rl.recipes.fleet import serving
+
+    registry = serving.open_registry(Path(folder))
+    known = options.robot or {robot for robots in registry.outcomes().values() for robot in robots}
+    return f"tried by {', '.join(registry.try_on(serving.number(version), known, serving.user(), options.why))}"
+
+
+def _promote(folder: str, version: str, options: Change) -> str:
+    from vla_rl.recipes.fleet import serving
+
+    serving.open_registry(Path(folder)).promote(serving.number(version), serving.user(), options.why)
+    return f"policy version {version} is active"
+
+
+def _rollback(folder: str, options: Change) -> str:
+    from vla_rl.recipes.fleet import serving
+
+    return f"policy version {serving.open_registry(Path(folder)).roll_back(serving.user(), options.why)} is active"
+
+
+def _pin(folder: str, version: str, options: Change) -> str:
+    from vla_rl.recipes.fleet import serving
+
+    return serving.for_each(
+        Path(folder),
+        options.robot,
+        lambda one, robot: one.pin(serving.number(version), serving.user(), options.why, robot),
+    )
+
+
+def _unpin(folder: str, options: Change) -> str:
+    from vla_rl.recipes.fleet import serving
+
+    return serving.for_each(
+        Path(folder), options.robot, lambda one, robot: one.unpin(serving.user(), options.why, robot)
+    )
+
+
+def _change(do: Callable[..., str], usage: str, given: list[str]) -> None:
+    """``do`` with the positional arguments that ``usage`` names and the options after them; print what it says."""
+    named, rest = positional(given, f"fleet {usage}", Change())
+    options = override(Change(), rest, f"vla-rl fleet {usage}")
+    console.print(do(*named, options), highlight=False, markup=False, soft_wrap=True)
+
+
+_CHANGES: tuple[tuple[Callable[..., str], str], ...] = (
+    (_versions, "versions FOLDER"),
+    (_publish, "publish FOLDER CHECKPOINT"),
+    (_try, "try FOLDER VERSION"),
+    (_promote, "promote FOLDER VERSION"),
+    (_rollback, "rollback FOLDER"),
+    (_pin, "pin FOLDER VERSION"),
+    (_unpin, "unpin FOLDER"),
+)
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
-    "simulate": partial(_run, "simulate", USAGE, "fleet.py:hg_dagger"),
-    "demo": partial(_run, "demo", DEMO, "fleet.py:demo"),
+    "simulate": partial(_run_config, "simulate", USAGE, "fleet.py:hg_dagger"),
+    "demo": partial(_run_config, "demo", DEMO, "fleet.py:demo"),
     "export": export,
+    **{usage.split()[0]: partial(_change, do, usage) for do, usage in _CHANGES},
+}
+
+
+# -- the server --------------------------------------------------------------------------------------------------------
+
+OF_LEARNER = "--learner."  # before the fields of --learn
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Take in what the robots of a fleet do: every record is on the disk of FOLDER before the robot hears so.
+
+    A page on this machine shows robots, episodes, interventions and success.  After Ctrl-C or a power cut the same
+    command goes on; robots keep what is not acknowledged and come back by themselves.  FOLDER/ledger holds the records:
+    vla-rl fleet export makes a dataset of them, and with --learn a learner beside the server learns from them.
+    """
+
+    policy: str = ""  # checkpoint or run that the fleet begins with; one that has a policy keeps it
+    learn: str = ""  # FILE.py:function of a learner that runs beside the server; its fields are --learner.FIELD
+    host: str = "127.0.0.1"  # the address to listen on
+    port: int = 7790  # for robots; 0: any that is free
+    page_port: int = 7791  # of the page, for this machine alone; 0: any that is free
+    credentials: str = ""  # folder of the server's certificate, which vla-rl certs makes; needed for another host
+    max_robots: int = 256
+    memory_mb: int = 256  # for what robots have sent and the disk has not taken yet
+
+    def __post_init__(self) -> None:
+        """Raises UserError for numbers without meaning."""
+        check_limits(self, port=(0, 65535), page_port=(0, 65535), max_robots=(1, 4096), memory_mb=(1, 1 << 20))
+
+
+def serve(arguments: Sequence[str]) -> None:
+    """Open the folder, listen, store."""
+    from vla_rl.fleet.server import FleetServerConfig
+    from vla_rl.fleet.transport import TransportOptions
+    from vla_rl.recipes.fleet import serving
+
+    (folder,), rest = positional(arguments, "serve FOLDER", Serve(), "runs/fleet")
+    of_learner, rest = _split(rest)
+    config: Serve = override(Serve(), rest, "vla-rl serve FOLDER")
+    transport = TransportOptions(config.host, config.port, config.max_robots, config.memory_mb)
+    options, beginning = FleetServerConfig(transport, config.page_port), _beginning(config, of_learner)
+    with sigterm_like_ctrl_c():
+        try:
+            serving.serve(Path(folder), options, config.credentials, beginning, console)
+        except KeyboardInterrupt as stop:
+            raise type(stop)("stopped serving; what robots were told is stored is on the disk.") from stop
+
+
+def _split(given: list[str]) -> tuple[list[str], list[str]]:
+    """The options of the learner, without their prefix, and the others."""
+    ours, others = list[str](), list[str]()
+    target = others
+    for one in given:
+        if one.startswith("--"):
+            target = ours if one.startswith(OF_LEARNER) else others
+        target.append(one.replace(OF_LEARNER, "--", 1))
+    return ours, others
+
+
+def _beginning(config: Serve, of_learner: list[str]) -> serving.Beginning:
+    from vla_rl.recipes.fleet import serving
+
+    if not config.learn:
+        if of_learner:
+            raise UserError(f"{of_learner[0]!r} is of a learner and there is none; add --learn FILE.py:function.")
+        return serving.Beginning(config.policy)
+    from vla_rl.recipes.fleet.learners import Learn
+
+    found = override(load_config(config.learn), of_learner, f"vla-rl serve FOLDER --learn {config.learn}")
+    if not isinstance(found, Learn):
+        raise UserError(f"{config.learn} returns no Learn, so the server cannot run it; take one of configs/fleet.py.")
+    learn = replace(found, policy=config.policy) if config.policy else found
+    return serving.Beginning(learn.policy, learn, file_of(config.learn))
+
+
+# -- certificates ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Certs:
+    """Certificates of a fleet: its server and its robots know each other by them, across any network.
+
+    init FOLDER [--host ADDRESS ...] [--days N] makes an authority and the server's credentials, server FOLDER makes
+    those anew; robot FOLDER NAME [--days N] makes a robot's; revoke FOLDER NAME refuses that robot from now on; list
+    FOLDER prints all with their dates.
+    """
+
+
+@dataclass(frozen=True)
+class ServerCertificate:
+    """Make the credentials of the server, which go to its machine as the folder FOLDER/server."""
+
+    host: tuple[str, ...] = ()  # names and addresses by which robots reach the server; this machine's own always
+    days: int = 365  # how long the server's certificate is valid
+
+    def __post_init__(self) -> None:
+        """Raises UserError for days without meaning."""
+        check_limits(self, days=(1, 3650))
+
+
+@dataclass(frozen=True)
+class RobotCertificate:
+    """Make the credentials of a robot, which go to its computer as the folder FOLDER/robots/NAME."""
+
+    days: int = 365  # how long its certificate is valid
+
+    def __post_init__(self) -> None:
+        """Raises UserError for days without meaning."""
+        check_limits(self, days=(1, 3650))
+
+
+def certs(arguments: Sequence[str]) -> None:
+    """Run one of the commands."""
+    given = list(arguments)
+    if given[:1] in (["-h"], ["--help"]):
+        override(Certs(), given, "vla-rl certs")
+    subcommand("certs", given, CERTS)
+
+
+def _init(given: list[str]) -> None:
+    """``vla-rl certs init FOLDER [--host ADDRESS ...] [--days N]``."""
+    (folder,), options = _options(given, "init FOLDER", ServerCertificate())
+    made = Authority.create(Path(folder), options.host, options.days)
+    (issued,) = made.issued()
+    console.print(
+        f"{folder}/server goes to the server's machine; its certificate is valid until {issued.expires:%Y-%m-%d}.\n"
+        f"{folder}/authority stays here: whoever has it can make robots.  Next: vla-rl certs robot {folder} NAME",
+        highlight=False,
+    )
+
+
+def _server(given: list[str]) -> None:
+    """``vla-rl certs server FOLDER [--host ADDRESS ...] [--days N]``: a new certificate, when the old one ends."""
+    (folder,), options = _options(given, "server FOLDER", ServerCertificate())
+    authority = Authority(Path(folder))
+    made, issued = authority.server(options.host, options.days), authority.issued()[-1]
+    console.print(f"{made} goes to the server's machine; it is valid until {issued.expires:%Y-%m-%d}.", highlight=False)
+
+
+def _robot(given: list[str]) -> None:
+    """``vla-rl certs robot FOLDER NAME [--days N]``."""
+    (folder, name), options = _options(given, "robot FOLDER NAME", RobotCertificate())
+    authority = Authority(Path(folder))
+    made, issued = authority.robot(name, options.days), authority.issued()[-1]
+    console.print(f"{made} goes to robot {name}; it is valid until {issued.expires:%Y-%m-%d}.", highlight=False)
+
+
+def _revoke(given: list[str]) -> None:
+    """``vla-rl certs revoke FOLDER NAME``."""
+    (folder, name), _ = _options(given, "revoke FOLDER NAME", Certs())
+    count = Authority(Path(folder)).revoke(name)
+    console.print(
+        f"{count} certificate(s) of {name} revoked in {folder}/server/revoked.txt; a server that runs on a copy of the "
+        "folder refuses them once it has that file.",
+        highlight=False,
+    )
+
+
+def _list(given: list[str]) -> None:
+    """``vla-rl certs list FOLDER``."""
+    (folder,), _ = _options(given, "list FOLDER", Certs())
+    table = Table("role", "name", "valid until", "state")
+    for one in Authority(Path(folder)).issued():
+        state = "revoked" if one.revoked else "expired" if one.expires <= now() else "valid"
+        table.add_row(one.role, one.name, f"{one.expires:%Y-%m-%d}", state)
+    Console(highlight=False).print(table)
+
+
+def _options(given: list[str], usage: str, default: Any) -> tuple[list[str], Any]:
+    named, rest = positional(given, f"certs {usage}", default)
+    return named, override(default, rest, f"vla-rl certs {usage}")
+
+
+CERTS: dict[str, Callable[[list[str]], None]] = {
+    "init": _init,
+    "server": _server,
+    "robot": _robot,
+    "revoke": _revoke,
+    "list": _list,
 }

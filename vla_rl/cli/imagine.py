@@ -1,4 +1,4 @@
-"""``vla-rl imagine [train|improve|agreement|rank|rollout|play|study] ...``: RL in a learned world model.
+"""``vla-rl imagine [train|improve|agreement|rank|rollout|play] ...``: RL in a learned world model.
 
 Without a command, the whole comparison: imitation, a world model, RL in it, the same PPO in the simulator, and a page.
 """
@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from vla_rl.cli.override import override, take_option
-from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.cli.override import override, positional, subcommand, take_option
+from vla_rl.contract.errors import UserError
 from vla_rl.recipes.config_files import file_of, keep_file, load_config, load_kept_files
 from vla_rl.recipes.imagine.agreement import Rank, effort, evaluate_world_model, needed, rank_policies
-from vla_rl.recipes.imagine.comparison import ImagineComparison, ImagineStudy, compare, run_study
+from vla_rl.recipes.imagine.comparison import ImagineComparison, compare
 from vla_rl.recipes.imagine.play import Play, serve, steering_of
 from vla_rl.recipes.imagine.recipe import SavedRun, find_run
 from vla_rl.recipes.imagine.rollout import Rollout, write_rollout
@@ -28,9 +28,7 @@ def imagine(arguments: Sequence[str]) -> None:
     """Run one of the commands, or the whole comparison."""
     given = list(arguments)
     if given and not given[0].startswith("-"):
-        if given[0] not in COMMANDS:
-            raise UserError(f"imagine has no command {given[0]!r}; {did_you_mean(given[0], COMMANDS)}")
-        COMMANDS[given[0]](given[1:])
+        subcommand("imagine", given, COMMANDS)
         return
     config: ImagineComparison = override(ImagineComparison(), given, "vla-rl imagine")
     with config.on_engine():
@@ -126,13 +124,6 @@ def play(arguments: Sequence[str]) -> None:
             raise type(stop)(f"stopped playing; nothing in {run.folder} was changed.") from stop
 
 
-def study(arguments: Sequence[str]) -> None:
-    """``vla-rl imagine study``: RL in imagination with one part more or less at a time, on several training seeds."""
-    config: ImagineStudy = override(ImagineStudy(), arguments, "vla-rl imagine study")
-    with config.on_engine():
-        run_study(config)
-
-
 def _only_run(command: str, arguments: Sequence[str]) -> Path:
     if len(arguments) != 1 or arguments[0].startswith("-"):
         raise UserError(f"imagine {command} needs one run folder with a world model; write its path.")
@@ -141,16 +132,9 @@ def _only_run(command: str, arguments: Sequence[str]) -> Path:
 
 def _run_and_options(command: str, arguments: Sequence[str], default: Options) -> tuple[str, Options]:
     """The run folder, first of ``arguments``, and ``default`` overridden by the others; UserError without a folder."""
-    given, shown = list(arguments), f"vla-rl imagine {command} RUN"
-    if given[:1] in (["-h"], ["--help"]):
-        override(default, given, shown)
-    if not given or given[0].startswith("-"):
-        raise UserError(
-            f"imagine {command} needs a run folder, so it knows whose world model to use; write vla-rl imagine "
-            f"{command} RUN, for example runs/imagine."
-        )
-    options: Options = override(default, given[1:], shown)
-    return given[0], options
+    (folder,), rest = positional(arguments, f"imagine {command} RUN", default, "runs/imagine")
+    options: Options = override(default, rest, f"vla-rl imagine {command} RUN")
+    return folder, options
 
 
 COMMANDS = {
@@ -160,5 +144,4 @@ COMMANDS = {
     "rank": rank,
     "rollout": rollout,
     "play": play,
-    "study": study,
 }

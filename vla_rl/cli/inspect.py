@@ -1,23 +1,38 @@
 """``vla-rl inspect [TARGET]``: what is installed and works; an environment, checkpoint, config or run at a glance.
 
+``vla-rl sims [install NAME | serve NAME] ...``: simulators in installations of their own and on other machines.
+
 Nothing heavy is imported before it is looked at, so the command works on a machine where half of it is missing.
 """
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Column, Table
 
-from vla_rl.cli.override import override
+from vla_rl.cli.override import override, positional, subcommand
 from vla_rl.contract.config import to_json
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.recipes import sims
-from vla_rl.recipes.inspect_folder import show_environment, show_folder
-from vla_rl.recipes.inspect_installation import catalog, missing_package, show_installation
-from vla_rl.recipes.tables import sizes, table, tree
+from vla_rl.recipes import sims as recipe
+from vla_rl.recipes.inspect import (
+    catalog,
+    missing_package,
+    show_environment,
+    show_folder,
+    show_installation,
+    sizes,
+    table,
+    tree,
+)
+from vla_rl.recipes.terminal import console
 
 _USAGE = (
     "vla-rl inspect [ENVIRONMENT [--env.options JSON] | package.module:make | CHECKPOINT FOLDER | RUN FOLDER | "
@@ -65,7 +80,7 @@ def inspect(target: str | None, console: Console | None = None, given: Sequence[
 
 
 def _environment(show: Console, name: str, given: Sequence[str]) -> None:
-    options = override(sims.NamedEnv(), given, f"vla-rl inspect {name}").env.options if given else {}
+    options = override(recipe.NamedEnv(), given, f"vla-rl inspect {name}").env.options if given else {}
     show_environment(show, name, options)
 
 
@@ -96,3 +111,100 @@ def _run_of(show: Console, config: Any) -> None:
     from vla_rl.recipes.memory import show_memory
 
     show_memory(show, config)
+
+
+# -- simulators in installations of their own --------------------------------------------------------------------------
+
+_TO_DO = {"missing": "install", "unfinished": "finish", "outdated": "renew"}
+
+
+@dataclass(frozen=True)
+class Sims:
+    """Simulators that have a virtual environment of their own, what state it is in and what to do about it.
+
+    install NAME [--requirements FILE] [--python PYTHON] makes one.
+    serve NAME [--port PORT] [--host HOST] [--key FILE] [--certificate FILE] [--private-key FILE] lets learners on other
+    machines use an environment of this one.
+    """
+
+
+@dataclass(frozen=True)
+class ServeEnv:
+    """Serve an environment to learners on other machines (environment "remote"), until Ctrl-C.
+
+    Only this machine can connect, unless a certificate and a key file are given.
+    """
+
+    port: int = 7777  # 0: a free one
+    host: str = "127.0.0.1"  # the address to listen on
+    key: str = ""  # a file with the secret that clients have to know
+    certificate: str = ""  # PEM file of this server's certificate
+    private_key: str = ""  # PEM file of its private key
+
+
+@dataclass(frozen=True)
+class Install:
+    """Make the virtual environment of a simulator; one that is complete is left alone, any other is made anew."""
+
+    requirements: str = ""  # a pip file, for a simulator that is not ours
+    python: str = sys.executable  # the interpreter of the virtual environment
+
+
+def sims(arguments: Sequence[str]) -> None:
+    """Run one of the commands, or print the table."""
+    given = list(arguments)
+    if given and not given[0].startswith("-"):
+        subcommand("sims", given, COMMANDS)
+        return
+    override(Sims(), given, "vla-rl sims")
+    Console(highlight=False).print(_table())
+
+
+def install(arguments: list[str]) -> None:
+    """``vla-rl sims install NAME [--requirements FILE] [--python PYTHON]``."""
+    (name,), rest = positional(arguments, "sims install NAME", Install(), "metaworld")
+    options: Install = override(Install(), rest, "vla-rl sims install NAME")
+    requirements = Path(options.requirements) if options.requirements else None
+    with console.status(f"installing {name}") as status:
+        try:
+            made = recipe.installations().install(
+                name, lambda line: status.update(f"{name}: {line[:100]}"), requirements, options.python
+            )
+        except KeyboardInterrupt as stop:
+            raise KeyboardInterrupt(
+                f"stopped; {name} is half installed and will not be used until 'vla-rl sims install {name}' "
+                "has finished it."
+            ) from stop
+    console.print(f"{made.name} is installed in {made.folder}; its exact packages are in {made.lock}.")
+    for path, source in made.missing_files().items():
+        console.print(f"  {path} is missing: {source}.")
+
+
+def serve(arguments: list[str]) -> None:
+    """``vla-rl sims serve NAME [--port PORT] [--host HOST --key FILE --certificate FILE --private-key FILE]``."""
+    (name,), rest = positional(arguments, "sims serve NAME", ServeEnv(), "lift")
+    options: ServeEnv = override(ServeEnv(), rest, "vla-rl sims serve NAME")
+    security = (options.key, options.certificate, options.private_key)
+    with closing(recipe.env_server(name, options.port, options.host, *security)) as server:
+        console.print(f"{name} is served on {options.host}:{server.port}; Ctrl-C ends it.", highlight=False)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: server.close())
+        server.run()
+
+
+def _table() -> Table:
+    table = Table("simulator", "state", "version", Column("", overflow="fold"))
+    for one in recipe.installations().known():
+        state = one.state()
+        lacking = [f"{path} is missing: {source}" for path, source in one.missing_files().items()]
+        command = f"vla-rl sims install {one.name}"
+        table.add_row(
+            one.name,
+            "without files" if state == "ready" and lacking else state,
+            one.version(),
+            "; ".join(lacking) or str(one.folder) if state == "ready" else f"{_TO_DO[state]} it: {command}",
+        )
+    return table
+
+
+COMMANDS = {"install": install, "serve": serve}

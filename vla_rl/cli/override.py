@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_origin, get_type_hints
 
 import tyro
@@ -62,6 +62,30 @@ def take_option(arguments: list[str], name: str, default: str) -> tuple[str, lis
                 raise UserError(f"{name} needs a value, for example {name} {default}.")
             return arguments[i + 1], arguments[:i] + arguments[i + 2 :]
     return default, arguments
+
+
+def subcommand(name: str, given: list[str], commands: Mapping[str, Callable[[list[str]], None]]) -> None:
+    """Run the one of ``commands`` that ``given`` begins with; raises UserError for none of them."""
+    if not given or given[0].startswith("-"):
+        raise UserError(f"{name} needs a command: {', '.join(commands)}; vla-rl {name} --help explains them.")
+    if given[0] not in commands:
+        raise UserError(f"{name} has no command {given[0]!r}; {did_you_mean(given[0], commands)}")
+    commands[given[0]](given[1:])
+
+
+def positional(given: Sequence[str], usage: str, default: Any = None, example: str = "") -> tuple[list[str], list[str]]:
+    """The values that ``usage`` ("serve FOLDER") names in capitals, and the options after them.
+
+    ``default`` is the config whose fields ``--help`` shows.  Raises UserError where one is missing.
+    """
+    command, names = usage.partition(" [")[0].split(), [word for word in usage.split() if word.isupper()]
+    if list(given) in (["-h"], ["--help"]) and default is not None:
+        override(default, given, f"vla-rl {usage}")
+    if len(given) < len(names) or any(one.startswith("-") for one in given[: len(names)]):
+        what = " ".join(word for word in command if word not in names)
+        hint = f"for example vla-rl {what} {example}" if example else f"write vla-rl {usage}"
+        raise UserError(f"{what} needs {' and '.join(names)}, {hint}.")
+    return list(given[: len(names)]), list(given[len(names) :])
 
 
 def _name_of(argument: str, known: set[str]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from vla_rl.cli.override import override
+from vla_rl.cli.override import override, positional
 from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
@@ -19,15 +19,11 @@ from vla_rl.pretrained import checkpoint_of
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
 from vla_rl.recipes.terminal import console, sigterm_like_ctrl_c
 from vla_rl.recipes.trainers import placed
-from vla_rl.serving.access import Access
-from vla_rl.serving.address import find_api_key
-from vla_rl.serving.batching import Batching
-from vla_rl.serving.episode import ServedPolicy, StatelessPolicy
-from vla_rl.serving.listener import Listener, log
-from vla_rl.serving.openpi_server import OpenpiServer
-from vla_rl.serving.server import PolicyServer
-from vla_rl.serving.vla_eval import read_observation
-from vla_rl.serving.websocket import Limits
+from vla_rl.serving.access import Access, find_api_key
+from vla_rl.serving.openpi import OpenpiServer
+from vla_rl.serving.served import Batching, ServedPolicy, StatelessPolicy
+from vla_rl.serving.vla_eval import PolicyServer, read_observation
+from vla_rl.serving.websocket import Limits, Listener, log
 from vla_rl.training.device import resolve_device
 
 
@@ -67,14 +63,10 @@ class ServePolicy:
 
 def serve_policy(arguments: Sequence[str]) -> None:
     """Load, listen, answer."""
-    given = list(arguments)
-    if given in (["-h"], ["--help"]):
-        override(ServePolicy(), given, "vla-rl serve-policy CHECKPOINT")
-    if not given or given[0].startswith("-"):
-        raise UserError("serve-policy needs a checkpoint or run folder, for example vla-rl serve-policy runs/demo.")
-    checkpoint = checkpoint_of(given[0])
+    (named,), rest = positional(arguments, "serve-policy CHECKPOINT", ServePolicy(), "runs/demo")
+    checkpoint = checkpoint_of(named)
     default = ServePolicy(vla=default_options(checkpoint))
-    config: ServePolicy = override(default, given[1:], "vla-rl serve-policy CHECKPOINT")
+    config: ServePolicy = override(default, rest, "vla-rl serve-policy CHECKPOINT")
     access = Access(config.host, config.tls_cert, config.tls_key, find_api_key(config.api_key_file))
     spec = config.env.spec() if config.env.name else None
     policy = placed(load_policy(checkpoint, spec, config.vla), resolve_device(config.device))

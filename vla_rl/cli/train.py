@@ -1,16 +1,21 @@
-"""``vla-rl train FILE.py:function [--out FOLDER] [--seeds N] [--field value ...]``, ``vla-rl train --resume FOLDER``"""
+"""``vla-rl train``, ``demo``, ``collect`` and ``compare``: everything that runs configs and records for them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from vla_rl.cli.override import override, take_option
-from vla_rl.contract.errors import UserError
+from vla_rl.contract.config import check_limits
+from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.contract.load import load
+from vla_rl.evaluation import seed_ranges
 from vla_rl.recipes.config_files import file_of, load_config
-from vla_rl.recipes.recipe import resume, run
-from vla_rl.recipes.sweep import train_seeds
-from vla_rl.recipes.workers import new_engine, on_engine
+from vla_rl.recipes.env_config import NO_ENV, EnvConfig
+from vla_rl.recipes.terminal import bar, console
 
 USAGE = """vla-rl train FILE.py:function [options] [--field value ...]
 vla-rl train --resume RUN
@@ -43,6 +48,8 @@ def train(arguments: Sequence[str]) -> None:
     address, rest = take_option(rest, "--address", "")
     gpus, rest = take_option(rest, "--gpus", "0")
     stopped, others = take_option(rest, "--resume", "")
+    from vla_rl.recipes.workers import new_engine, on_engine
+
     with on_engine(new_engine(engine, address, _number("--gpus", gpus))):
         if stopped:
             _resume(stopped, others)
@@ -58,6 +65,9 @@ def _begin(arguments: list[str]) -> None:
     seeds, rest = take_option(rest, "--seeds", "")
     if {"-h", "--help"} & set(rest):
         print(USAGE, end="\n\n", flush=True)
+    from vla_rl.recipes.compare import train_seeds
+    from vla_rl.recipes.recipe import run
+
     processes = "2"
     if seeds:
         processes, rest = take_option(rest, "--processes", processes)
@@ -69,6 +79,8 @@ def _begin(arguments: list[str]) -> None:
 
 
 def _resume(stopped: str, others: Sequence[str]) -> None:
+    from vla_rl.recipes.recipe import resume
+
     resume(stopped, lambda config: override(config, others, f"vla-rl train --resume {stopped}") if others else config)
 
 
@@ -83,3 +95,104 @@ def _count(name: str, given: str) -> int:
     if not given.isdigit():
         raise UserError(f"{name} {given!r} is no number, so nothing was run; write for example {name} 3.")
     return int(given)
+
+
+DEMO = "demo.py:demo"
+
+
+def demo(arguments: Sequence[str]) -> None:
+    """Collect, ground, imitate, improve by RL, evaluate, report; nothing is downloaded."""
+    from vla_rl.recipes.recipe import run
+
+    out, rest = take_option(list(arguments), "--out", "runs/demo")
+    summary = run(override(load_config(DEMO), rest, "vla-rl demo"), out, file_of(DEMO))
+    before, after, seconds = summary["imitation"], summary["rl"], sum(summary["seconds"].values())
+    console.print(
+        f"\n[bold]imitation {before['success']:.1%}  ->  RL {after['success']:.1%}[/bold] on {after['episodes']} test "
+        f"episodes in {seconds:.0f} s.  Open {out}/report.html"
+    )
+
+
+@dataclass(frozen=True)
+class Collect:
+    """Record demonstrations of the scripted expert as a LeRobotDataset v3.0; failures are left out.
+
+    Every episode is on the disk when the next ones begin: ``--repair FOLDER`` finishes a recording that was killed.
+    """
+
+    env: EnvConfig = NO_ENV
+    expert: str = ""  # "module:Class" instead of the expert that the task declares
+    count: int = 30
+    seed: int = 1  # of the training run that they are for
+    num_envs: int = 16  # episodes played side by side
+    out: str = "runs/demonstrations"
+    video: Literal["auto", "always", "never"] = "auto"  # cameras as video: where it pays, all, or none (PNG)
+    repair: str = ""  # record nothing: finish what is in this folder
+
+    def __post_init__(self) -> None:
+        """Raises UserError for counts with which nothing would be recorded."""
+        check_limits(self, count=(1, math.inf), num_envs=(1, math.inf))
+
+
+def collect(arguments: Sequence[str]) -> None:
+    """Record episode by episode, then finish the dataset."""
+    from vla_rl.experience.collect import iter_demonstrations
+    from vla_rl.experience.datasets import Recording, move_aside
+
+    config: Collect = override(Collect(), arguments, "vla-rl collect")
+    if config.repair:
+        _repair(Path(config.repair))
+        return
+    env_config, out = config.env.required("collect"), Path(config.out)
+    env_config.check()
+    expert = load(config.expert)(horizon=1) if config.expert else env_config.make_expert()
+    env = env_config.make(min(config.num_envs, config.count))
+    aside = move_aside(out)
+    if aside:
+        console.print(f"an earlier dataset was in {out}; it is now {aside}")
+    seeds = list(seed_ranges.training_seeds(config.seed, "demonstrations")[: config.count])
+    episodes = steps = 0
+    try:
+        with Recording(out, config.video) as kept, bar("collect", config.count) as update:
+            for episode in iter_demonstrations(env, expert.act, seeds, lambda done: update(done, "demonstrations")):
+                kept.add(episode)
+                episodes, steps = episodes + 1, steps + len(episode.state)
+    except KeyboardInterrupt as stop:
+        if not episodes:
+            raise
+        raise KeyboardInterrupt(
+            f"stopped with {episodes} episodes recorded; finish them with: vla-rl collect --repair {out}"
+        ) from stop
+    finally:
+        env.close()
+    console.print(f"{episodes} episodes, {steps} control steps: {config.out}")
+
+
+def _repair(path: Path) -> None:
+    if not path.is_dir():
+        raise UserError(f"there is no folder {str(path)!r}, so nothing can be repaired; check its name.")
+    from vla_rl.experience.datasets import repair
+
+    lost = repair(path)
+    for problem in lost:
+        console.print(f"put aside, it is damaged: {problem}")
+    console.print(f"finished, {len(lost)} episodes put aside: {path}")
+
+
+PRESETS = {
+    "algorithms": "vla_rl.recipes.compare:Algorithms",
+    "samplers": "vla_rl.recipes.compare:Samplers",
+    "imagination": "vla_rl.recipes.imagine.comparison:ImagineStudy",
+}
+
+
+def compare(arguments: Sequence[str]) -> None:
+    """``vla-rl compare [algorithms | samplers | imagination] [--field value ...]``: methods x seeds, table, page."""
+    given = list(arguments)
+    name = given.pop(0) if given and not given[0].startswith("-") else "algorithms"
+    if name not in PRESETS:
+        raise UserError(f"compare knows no {name!r}; {did_you_mean(name, PRESETS)}")
+    config = override(load(PRESETS[name])(), given, f"vla-rl compare {name}")
+    with config.on_engine():
+        config.run()
+    console.print(f"{config.out}/results.json, {config.out}/report.html")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from vla_rl.contract.config import JsonObject
+from vla_rl.contract.config import JsonMapping, JsonObject
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.trust import read_json
 from vla_rl.evaluation.report import Series
@@ -34,12 +34,19 @@ def summary(run: Path) -> JsonObject:
     return found
 
 
-def validation_curve(name: str, lines: Sequence[JsonObject], clock: str) -> Series:
-    """Validation success with its interval over ``clock``, an entry of the lines."""
-    found = [line for line in lines if "eval/score" in line]
-    names = (clock, "eval/score", "eval/score_low", "eval/score_high")
-    x, success, low, high = ([line[key] for line in found] for key in names)
-    return Series(name, x, success, low, high)
+def validation_curve(name: str, lines: Sequence[JsonObject], clock: str, family: str = "") -> Series:
+    """Validation success over ``clock``, an entry of the lines: with its interval, or of one kind of task."""
+    key = f"eval/{family}" if family else "eval/score"
+    found = [line for line in lines if key in line and clock in line]
+    if family:
+        return Series(name, [line[clock] for line in found], [line[key] for line in found])
+    return curve_of(name, found, clock, key, "eval/score_low", "eval/score_high")
+
+
+def curve_of(name: str, lines: Sequence[JsonMapping], *keys: str) -> Series:
+    """A line from the entries ``keys``: x, y, low and high."""
+    x, y, low, high = ([line[key] for line in lines] for key in keys)
+    return Series(name, x, y, low, high)
 
 
 def watched(run: Path) -> list[JsonObject]:

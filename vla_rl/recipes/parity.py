@@ -12,9 +12,8 @@ import torch
 
 from vla_rl.contract.env import EnvSpec, on_host
 from vla_rl.contract.policy import Policy, encode_observation
-from vla_rl.evaluation.parity import Compared, replay_env, replay_policy
+from vla_rl.evaluation.parity import Compared, Trace, replay_env, replay_policy
 from vla_rl.evaluation.run import episode_generator
-from vla_rl.evaluation.trace import Trace
 from vla_rl.policies.noise import RecordedNoise
 from vla_rl.policies.pretrained import load_policy, read_config
 from vla_rl.recipes.env_config import EnvConfig

@@ -19,17 +19,15 @@ from vla_rl.contract import CONTRACT_VERSION
 from vla_rl.contract.config import JsonObject, check_limits, to_json
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.trust import read_json
-from vla_rl.evaluation.paired import episodes_needed, independent_discordance, pairs_by_task, pairs_of
 from vla_rl.evaluation.report import Bar, Cell, Recording, Report, Tile, mean_text, percent
 from vla_rl.evaluation.results import EPISODES, TABLES, EpisodeResult, Journal, read_episodes, write_tables
 from vla_rl.evaluation.run import Outcomes
-from vla_rl.evaluation.stats import MeanReturn, Rate
+from vla_rl.evaluation.stats import MeanReturn, Rate, episodes_needed, independent_discordance, pairs_by_task, pairs_of
 from vla_rl.policies.vla.checkpoint import is_public
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes import sims
 from vla_rl.recipes.policies import check_instructions, fingerprint
-from vla_rl.recipes.suite import Suite, SuiteTask, differing
-from vla_rl.recipes.suite_player import VIDEOS, Block
+from vla_rl.recipes.suite import VIDEOS, Block, Suite, SuiteTask, differing
 from vla_rl.recipes.terminal import bar
 from vla_rl.recipes.workers import SharedDisk, chosen_engine, worker_processes, workers
 from vla_rl.training.device import resolve_device

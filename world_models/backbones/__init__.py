@@ -6,8 +6,11 @@ This is their interface, whether they work on pixels or on the latents of an aut
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 from torch import Tensor, nn
+
+Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 
 @dataclass(frozen=True)
@@ -78,3 +81,10 @@ class VideoModel(nn.Module):
         would become constant, which is easily predicted.  None where there is nothing to train.
         """
         return None
+
+
+def zero_init(layer: Layer) -> Layer:
+    """``layer`` with zero weights and biases."""
+    for parameter in layer.parameters():
+        nn.init.zeros_(parameter)
+    return layer

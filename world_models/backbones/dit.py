@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vla_rl.contract.errors import UserError
-from world_models.backbones import ActionInput, ContextLatents, Denoised, VideoModel
+from world_models.backbones import ActionInput, ContextLatents, Denoised, VideoModel, zero_init
 
 _WAVES = 16  # frequencies that encode a noise level
 
@@ -77,7 +77,7 @@ class DiT(VideoModel):
         self.level = nn.Sequential(nn.Linear(2 * _WAVES, width), nn.SiLU(), nn.Linear(width, width))
         self.move = nn.Linear(actions, width)
         self.blocks = nn.ModuleList(Block(width, config.heads) for _ in range(config.depth))
-        self.steer, self.leave = _zero(nn.Linear(width, 2 * width)), _zero(nn.Linear(width, size))
+        self.steer, self.leave = zero_init(nn.Linear(width, 2 * width)), zero_init(nn.Linear(width, size))
         self.mix = nn.Linear(frames * width, width)
 
     def encode(self, pictures: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ class Block(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.steer = _zero(nn.Linear(width, 6 * width))
+        self.steer = zero_init(nn.Linear(width, 6 * width))
         self.enter, self.leave = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.think = nn.Sequential(
             nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width)
@@ -158,13 +158,6 @@ def _waves(level: Tensor) -> Tensor:
 
 def _normal(x: Tensor) -> Tensor:
     return functional.layer_norm(x, x.shape[-1:])
-
-
-def _zero(linear: nn.Linear) -> nn.Linear:
-    """``linear`` with zero weights and biases."""
-    nn.init.zeros_(linear.weight)
-    nn.init.zeros_(linear.bias)
-    return linear
 
 
 class Autoencoder(nn.Module):

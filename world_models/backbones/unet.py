@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from world_models.backbones import ActionInput, ContextLatents, Denoised, VideoModel
+from world_models.backbones import ActionInput, ContextLatents, Denoised, VideoModel, zero_init
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class UNet(VideoModel):
         self.grow = nn.Conv2d(config.deep, config.width, 3, 1, 1)
         self.up = _blocks(config.width, config.width, config, also=config.width)
         layers = context + 1  # of which a pixel is mixed: the context and a new colour
-        self.leave = _zero(nn.Conv2d(config.width, frames * (size + layers * patch * patch), 3, 1, 1))
+        self.leave = zero_init(nn.Conv2d(config.width, frames * (size + layers * patch * patch), 3, 1, 1))
         y, x = (torch.linspace(-1, 1, side) for side in self.latent[1:])
         stay = torch.zeros(layers)
         stay[context - 1] = 3.0  # initially hardly anything changes
@@ -117,7 +117,7 @@ class Block(nn.Module):
     def __init__(self, into: int, out: int, embedding: int) -> None:
         super().__init__()
         self.norms = nn.ModuleList([nn.GroupNorm(8, into, affine=False), nn.GroupNorm(8, out, affine=False)])
-        self.convs = nn.ModuleList([nn.Conv2d(into, out, 3, 1, 1), _zero(nn.Conv2d(out, out, 3, 1, 1))])
+        self.convs = nn.ModuleList([nn.Conv2d(into, out, 3, 1, 1), zero_init(nn.Conv2d(out, out, 3, 1, 1))])
         self.steer = nn.Linear(embedding, 2 * (into + out))
         self.aside = nn.Conv2d(into, out, 1) if into != out else nn.Identity()
         self.sizes = (into, into, out, out)
@@ -136,7 +136,7 @@ class Attention(nn.Module):
     def __init__(self, channels: int, heads: int) -> None:
         super().__init__()
         self.heads, self.norm = heads, nn.GroupNorm(8, channels)
-        self.enter, self.leave = nn.Conv2d(channels, 3 * channels, 1), _zero(nn.Conv2d(channels, channels, 1))
+        self.enter, self.leave = nn.Conv2d(channels, 3 * channels, 1), zero_init(nn.Conv2d(channels, channels, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         parts = self.enter(self.norm(x)).flatten(2).unflatten(1, (3, self.heads, -1)).transpose(-1, -2)
@@ -154,11 +154,3 @@ def _through(blocks: nn.ModuleList, x: Tensor, embedding: Tensor) -> Tensor:
     for block in blocks:
         x = block(x, embedding)
     return x
-
-
-def _zero(conv: nn.Conv2d) -> nn.Conv2d:
-    """``conv`` with zero weights and biases."""
-    with torch.no_grad():
-        for parameter in conv.parameters():
-            parameter.zero_()
-    return conv

@@ -5,11 +5,11 @@ These are the simulator's own labels: whoever trains with them should say so bes
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from sims.mujoco.render import Renderer, project
+from sims.mujoco.render import Scenes, labelled
 from sims.mujoco.scene import (
     CUBE_EDGE,
     CUBES_QPOS,
@@ -29,36 +29,6 @@ from sims.mujoco.tasks.push import PushTask
 _ELSEWHERE, _OVER_A_CUBE, _HOLDING = 0, 1, 2
 _SHARES = (0.45, 0.35, 0.20)  # of the pictures, by the pose of the gripper
 _TOUCHING = 0.3  # share of the pictures in which closed fingers stand beside a cube, as in a push; not in lift
-
-
-class Scenes(NamedTuple):
-    """``n`` labelled pictures.
-
-    images  uint8 [n,size,size,3]
-    tasks   int64 [n]      index into the environment's ``spec.tasks``
-    uv      float32 [n,P,2]  the P positions that the instruction names: u right, v down, -1 to 1 from edge to edge
-    state   float32 [n,S]  as the environment's ``state``
-    """
-
-    images: np.ndarray
-    tasks: np.ndarray
-    uv: np.ndarray
-    state: np.ndarray
-
-
-def labelled(
-    task: Tabletop, qpos: np.ndarray, ctrl: np.ndarray, task_state: TaskState, named: np.ndarray, size: int, camera: str
-) -> Scenes:
-    """Pictures of ``size`` pixels by ``camera`` of the states ``qpos`` [n,nq], ``ctrl`` [n,nu] and ``task_state``.
-
-    ``named`` [n,P,3]: the positions that the instructions name, metres.
-    """
-    renderer = Renderer(task.model, size, size, task.painted, task.placed)
-    out = np.empty((len(qpos), size, size, 3), np.uint8)
-    images = renderer.render(qpos, task.colours(task_state), task.mark_positions(task_state), camera, out)
-    renderer.close()
-    uv = project(task.model, camera, named)
-    return Scenes(images, task.instruction(task_state), uv, task.proprioception(qpos, ctrl))
 
 
 def lift(count: int, seed: int, size: int = 64, camera: str = "front", cubes: int = 3, colours: int = 4) -> Scenes:

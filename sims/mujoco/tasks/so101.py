@@ -10,21 +10,19 @@ least 6 cm above the table at the end of 5 control steps in a row.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sims.mujoco import so101 as arm
 from sims.mujoco.env import MujocoEnv, make_env, make_spec, parameters
+from sims.mujoco.render import Scenes, labelled
 from sims.mujoco.so101 import ROLL, So101
 from sims.mujoco.tabletop import Instruct
 from sims.mujoco.tasks.lift import LiftTask, lift_potential
 from vla_rl.contract.env import Observation, on_host
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.task import declare_task
-
-if TYPE_CHECKING:
-    from sims.mujoco.tasks.scenes import Scenes
 
 _OPTIONS = ("control_hz", "cubes", "colours", "instruct", "deadline", "seconds")
 STRIDE = 0.04  # radians per control step, of the joint that moves most
@@ -125,8 +123,6 @@ def potential(obs: Observation) -> np.ndarray:
 
 def scenes(count: int, seed: int, size: int = 64, camera: str = "front", cubes: int = 1, colours: int = 1) -> Scenes:
     """``count`` random pictures (``scenes.py``): the gripper anywhere above the cubes, close to one, or holding one."""
-    from sims.mujoco.tasks.scenes import labelled
-
     task, rng = So101Lift(cubes=cubes, colours=colours), np.random.Generator(np.random.PCG64(seed))
     episodes = [task.sample_episode(rng) for _ in range(count)]
     qpos, ctrl = (np.stack([getattr(episode, name) for episode in episodes]) for name in ("qpos", "ctrl"))

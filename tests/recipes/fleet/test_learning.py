@@ -19,23 +19,21 @@ from tests.commands import save_untrained
 from tests.fleet.fleets import wait_until
 from tests.recipes.fleet import quick_learners
 from tests.recipes.fleet.recorded_episodes import records
-from vla_rl.cli import serve
+from vla_rl.cli import fleet as cli
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import save_demonstrations
-from vla_rl.fleet.canary import Outcomes
-from vla_rl.fleet.feed import Inbox
-from vla_rl.fleet.manifest import spec_hash
+from vla_rl.fleet.manifest import TrustedKeys, spec_hash
 from vla_rl.fleet.policy_cache import PolicyCache
 from vla_rl.fleet.registry import Registry
-from vla_rl.fleet.server import FleetServer, FleetServerConfig
-from vla_rl.fleet.signing import TrustedKeys
+from vla_rl.fleet.releases import Outcomes
+from vla_rl.fleet.server import FleetServer, FleetServerConfig, Inbox
 from vla_rl.fleet.transport import TransportOptions
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.fleet.learn import LEARNER, Learn, command, prepare
+from vla_rl.recipes.fleet.learners import LEARNER, Learn, command, prepare
 from vla_rl.recipes.fleet.learning import Learning, Releasing, until_the_server_ends
-from vla_rl.recipes.fleet.policies import key_file, signing_key
 from vla_rl.recipes.fleet.publishing import publish_first
+from vla_rl.recipes.fleet.serving import key_file, signing_key
 from vla_rl.recipes.imitate import collect
 from vla_rl.recipes.robots.drive import PolicyDecider
 from vla_rl.recipes.robots.streaming import check_golden
@@ -194,23 +192,6 @@ def test_new_episodes_of_a_ledger_that_was_set_back_to_a_copy_are_learnt_from(sh
     assert third.episodes == 3 + 3
 
 
-def test_a_state_of_before_is_known_by_its_position(shown, tmp_path):
-    found = sent(shown, person=range(3, 6))
-    ends = [position for position, record in found if record.kind == "episode_end"]
-    first = learning(shown[0], tmp_path)
-    take(first, found[: ends[1]])
-    saved = first.run.save_state
-    first.run.save_state = lambda step, state: saved(step, {name: state[name] for name in state if name != "ends"})
-    first.save()
-    first.run.close()
-    for episodes in (3, 3):
-        one = learning(shown[0], tmp_path)
-        take(one, found)
-        assert one.episodes == episodes
-        one.save()
-        one.run.close()
-
-
 def test_a_residual_learns_from_what_robots_sent_goes_on_exactly_and_plays_on_an_arm(shown, tmp_path):
     config = replace(shown[0], method=quick_learners.residual().method)
     found = sent(shown, person=range(3, 6))
@@ -282,11 +263,11 @@ def test_another_config_begins_anew_and_the_same_one_goes_on(shown, tmp_path):
 
 def test_what_is_no_learner_is_refused_in_one_sentence(tmp_path):
     with pytest.raises(UserError, match="there is none; add --learn"):
-        serve.serve([str(tmp_path), "--learner.turn", "3"])
+        cli.serve([str(tmp_path), "--learner.turn", "3"])
     with pytest.raises(UserError, match="returns no Learn"):
-        serve.serve([str(tmp_path), "--learn", f"{quick_learners.__file__}:simulation"])
+        cli.serve([str(tmp_path), "--learn", f"{quick_learners.__file__}:simulation"])
     with pytest.raises(UserError, match="did you mean '--turn'"):
-        serve.serve([str(tmp_path), "--learn", f"{quick_learners.__file__}:corrections", "--learner.turm", "3"])
+        cli.serve([str(tmp_path), "--learn", f"{quick_learners.__file__}:corrections", "--learner.turm", "3"])
 
 
 @pytest.mark.parametrize("wrong", ["an episode", "a weight"])

@@ -217,7 +217,7 @@ def test_every_policy_is_rated_in_the_simulator_and_in_imagination_with_random_a
 @pytest.mark.parametrize("policy", ["", "mine"])
 def test_the_device_of_the_comparison_is_that_of_its_runs(policy, tmp_path, monkeypatch):
     cells = []
-    monkeypatch.setattr("vla_rl.recipes.sweep.run_cells", lambda found, *given: cells.extend(found))
+    monkeypatch.setattr("vla_rl.recipes.compare.run_cells", lambda found, *given: cells.extend(found))
     monkeypatch.setattr(comparison, "evaluate_world_model", stop := MagicMock(side_effect=RuntimeError))
     given = ["--out", str(tmp_path), "--policy", policy, "--device", "cuda"]
     with pytest.raises(RuntimeError):

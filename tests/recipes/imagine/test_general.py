@@ -13,7 +13,7 @@ import torch
 from tests.commands import save_untrained
 from tests.world_models.pushing import played
 from tests.world_models.small_models import SMALL
-from vla_rl.cli.main import main
+from vla_rl.cli import main
 from vla_rl.contract.batch import OneProcess
 from vla_rl.evaluation.agreement import TrustConfig
 from vla_rl.evaluation.report import Report

@@ -21,8 +21,8 @@ import pytest
 from tests.patience import PATIENCE
 from tests.recipes.imagine.runs import run_folder, steered
 from tests.world_models.small_models import SIDE
+from vla_rl.cli import main
 from vla_rl.cli.imagine import play
-from vla_rl.cli.main import main
 from vla_rl.contract.errors import UserError
 from vla_rl.recipes.imagine.play import Steering, serve
 from vla_rl.recipes.imagine.recipe import SavedRun

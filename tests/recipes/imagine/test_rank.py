@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.recipes.imagine.runs import CALM, push, run_folder
-from vla_rl.cli.main import main
+from vla_rl.cli import main
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.ranking import Played, expected_searches, rank

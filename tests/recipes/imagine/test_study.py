@@ -1,4 +1,4 @@
-"""``vla-rl imagine study``: which methods share a world model, how each is evaluated, and the final table."""
+"""``vla-rl compare imagination``: which methods share a world model, how each is evaluated, and the final table."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.cli.imagine import study
+from vla_rl.cli.train import compare
+from vla_rl.recipes.compare import Cell
 from vla_rl.recipes.imagine.comparison import ImagineStudy
-from vla_rl.recipes.sweep import Cell
 
 SHARING = "no_uncertainty", "with_keyframes", "with_resampling"
 SUCCESS = {"lift": 0.7, "with_coevolution": 0.6, "residual_td3": 0.9}
@@ -26,7 +26,7 @@ def asked(monkeypatch) -> list[list[Cell]]:
         for cell in cells:
             _leave(cell.out)
 
-    monkeypatch.setattr("vla_rl.recipes.sweep.run_cells", run)
+    monkeypatch.setattr("vla_rl.recipes.compare.run_cells", run)
     return turns
 
 
@@ -50,7 +50,7 @@ def _leave(out: Path) -> None:
 
 
 def test_methods_that_train_the_same_world_model_share_it(asked, tmp_path):
-    study(["--out", str(tmp_path)])
+    compare(["imagination", "--out", str(tmp_path)])
     imitation, own, rest = asked
     assert {cell.out.name for cell in imitation} == {f"imitation-{seed}" for seed in (1, 2, 3)}
     assert {cell.out.name for cell in own} == {f"{method}-{seed}" for method in SUCCESS for seed in (1, 2, 3)}
@@ -64,8 +64,16 @@ def test_methods_that_train_the_same_world_model_share_it(asked, tmp_path):
         assert ("--demonstrations" in given) == (method == "residual_td3")
 
 
+def test_the_device_is_that_of_every_run(asked, tmp_path):
+    compare(["imagination", "--out", str(tmp_path / "study"), "--device", "cuda:1"])
+    cells = [cell for cells in asked for cell in cells]
+    assert len(cells) == 21
+    for cell in cells:
+        assert cell.arguments[cell.arguments.index("--device") + 1] == "cuda:1"
+
+
 def test_every_method_is_tabled_over_its_seeds(asked, tmp_path):
-    study(["--out", str(tmp_path)])
+    compare(["imagination", "--out", str(tmp_path)])
     results = json.loads((tmp_path / "results.json").read_text())
     assert [row["method"] for row in results[::3]] == list(ImagineStudy().methods)
     assert [row["seed"] for row in results] == [1, 2, 3] * 6
@@ -94,3 +102,8 @@ def test_every_method_is_tabled_over_its_seeds(asked, tmp_path):
         "120",
     ]
     assert won["residual td3"] == ["–", "–", "–", "1256", "120"]
+
+
+def test_where_no_imagined_rollout_was_played_imitation_is_reported_by_its_validation(asked, tmp_path):
+    compare(["imagination", "--out", str(tmp_path), "--methods", "residual_td3"])
+    assert "51.0% [41.0,\N{NO-BREAK SPACE}61.0]" in (tmp_path / "report.html").read_text()

@@ -24,7 +24,7 @@ from tests.recipes.robots.openpi_process import ACTIONS
 from tests.robot_drivers.test_control import STEP, WATCHDOG, commands, ended, moving, wait_until
 from tests.robot_drivers.toy_arm import LIMITS
 from tests.serving.served import serving_openpi
-from vla_rl.cli.main import main
+from vla_rl.cli import main
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.function import FunctionPolicy

@@ -16,14 +16,21 @@ from vla_rl.contract.env import VecEnv, on_host
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import seed_ranges
-from vla_rl.evaluation.agreement import policy_agreement
-from vla_rl.evaluation.frame_metrics import frame_agreement, object_error
-from vla_rl.evaluation.novelty import Tried
-from vla_rl.evaluation.object_positions import TARGET, replayed_positions
-from vla_rl.evaluation.probe import ObjectProbe
-from vla_rl.evaluation.ranking import MOST, SPREAD, TOLERANCE, Pair, Played, Ranking, Searches, expected_searches, rank
+from vla_rl.evaluation.agreement import RewardAgreement, policy_agreement, reward_agreement
+from vla_rl.evaluation.object_positions import TARGET, ObjectProbe, frame_agreement, object_error, replayed_positions
+from vla_rl.evaluation.ranking import (
+    MOST,
+    SPREAD,
+    TOLERANCE,
+    Pair,
+    Played,
+    Ranking,
+    Searches,
+    Tried,
+    expected_searches,
+    rank,
+)
 from vla_rl.evaluation.report import Bar, Report
-from vla_rl.evaluation.reward_metrics import RewardAgreement, reward_agreement
 from vla_rl.evaluation.run import Outcomes, evaluate
 from vla_rl.evaluation.stats import Rate
 from vla_rl.experience.demonstrations import Trajectories

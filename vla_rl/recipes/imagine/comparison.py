@@ -13,16 +13,15 @@ from typing import Literal
 
 from vla_rl.contract.config import JsonMapping, JsonObject
 from vla_rl.contract.trust import read_json
-from vla_rl.evaluation.report import Bar, Point, Report, Series, Tile, across_seeds, percent
+from vla_rl.evaluation.report import Point, Report, Series, Tile, percent
 from vla_rl.evaluation.stats import Rate
 from vla_rl.recipes import metrics
+from vla_rl.recipes.compare import Cell, line, on_device, run_sweep, seed_bars, seeds_table
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.imagine.agreement import evaluate_world_model
 from vla_rl.recipes.imagine.recipe import Imagine, SavedRun
 from vla_rl.recipes.imagine.rollout import clips
 from vla_rl.recipes.metrics import rows, validation_curve, watched
-from vla_rl.recipes.sweep import Cell, on_device, run_sweep
-from vla_rl.recipes.terminal import console
 from vla_rl.recipes.workers import EngineOptions
 from vla_rl.training.tracking import write_json
 
@@ -344,23 +343,21 @@ class ImagineStudy(EngineOptions):
     device: str = "cpu"  # of all runs: "cpu", "cuda", "cuda:1", "auto"
     out: str = "runs/imagine-study"
 
-
-def run_study(config: ImagineStudy) -> None:
-    """Imitate once per seed, improve by every method, write ``results.json`` and ``report.html``."""
-    for function in (config.imitation, *(f"{config.config}:{method}" for method in config.methods)):
-        load_config(function)  # an unknown name should be known before hours of work
-    out = Path(config.out)
-    first = [Cell(_imitation(out, seed), config.imitation, _given(config, seed)) for seed in config.seeds]
-    second, third = (
-        [_cell(config, method, methods[method], seed) for seed in config.seeds for method in methods]
-        for methods in _in_turn(config)
-    )
-    steps = {"imitate": first, "train and improve": second, "improve": third}
-    run_sweep(out, steps, config.processes)
-    rows = [_row(out, method, seed) for method in config.methods for seed in config.seeds]
-    write_json(out / "results.json", rows)
-    _write_study(out, rows, config)
-    console.print(f"{out}/results.json, {out}/report.html")
+    def run(self) -> None:
+        """Imitate once per seed, improve by every method, write ``results.json`` and ``report.html``."""
+        for function in (self.imitation, *(f"{self.config}:{method}" for method in self.methods)):
+            load_config(function)  # an unknown name should be known before hours of work
+        out = Path(self.out)
+        first = [Cell(_imitation(out, seed), self.imitation, _given(self, seed)) for seed in self.seeds]
+        second, third = (
+            [_cell(self, method, methods[method], seed) for seed in self.seeds for method in methods]
+            for methods in _in_turn(self)
+        )
+        steps = {"imitate": first, "train and improve": second, "improve": third}
+        run_sweep(out, steps, self.processes)
+        rows = [_row(out, method, seed) for method in self.methods for seed in self.seeds]
+        write_json(out / "results.json", rows)
+        _write_study(out, rows, self)
 
 
 def _imitation(out: Path, seed: int) -> Path:
@@ -423,23 +420,22 @@ def _write_study(out: Path, rows: list[JsonObject], config: ImagineStudy) -> Non
         "The same imitation policies; success on test scenes of the simulator",
     )
     methods = {_name(method): [row for row in rows if row["method"] == method] for method in config.methods}
-    seeds = [f"seed {seed}" for seed in config.seeds]
     reached = {"imitation": [_before(out, rows, seed) for seed in config.seeds]} | methods
     rates = {name: [_rate(one) for one in found] for name, found in reached.items()}
-    header = ["", *seeds, "mean (min to max)"]
-    report.table(header, [[name, *across_seeds(found)] for name, found in rates.items()])
+    seeds_table(report, [line(name, found) for name, found in rates.items()], config.seeds)
     report.table(
-        ["points won", *seeds, "episodes", "seconds"],
+        ["points won", *(f"seed {seed}" for seed in config.seeds), "episodes", "seconds"],
         [[name, *_won(mine)] for name, mine in methods.items()],
         "Points won on imitation are measured on the same scenes, for methods in imagination. Simulated episodes are "
         "all that were played after imitation, except the test's. Methods that share a world model count its "
         "episodes, but not the seconds of its training, except for the first.",
     )
-    for seed in config.seeds:
-        mine = [row for row in rows if row["seed"] == seed]
-        bars = [Bar.of(_name(row["method"]), _rate(row)) for row in mine]
-        report.bars(f"Test success, seed {seed}", bars)
-    report.command("vla-rl imagine study")
+    shown = {
+        name: {seed: Rate(**rate) for seed, rate in zip(config.seeds, found, strict=True)}
+        for name, found in rates.items()
+    }
+    report.bars("Test success", seed_bars(shown, "imitation"))
+    report.command("vla-rl compare imagination")
     report.write(out / "report.html")
 
 
@@ -451,8 +447,8 @@ def _before(out: Path, rows: list[JsonObject], seed: int) -> JsonObject:
     return dict(metrics.summary(_imitation(out, seed))["validation"])
 
 
-def _rate(row: JsonObject) -> Rate:
-    return Rate(row["success"], row["low"], row["high"], row["episodes"])
+def _rate(row: JsonObject) -> JsonObject:
+    return {name: row[name] for name in ("success", "low", "high", "episodes")}
 
 
 def _won(mine: Sequence[JsonObject]) -> list[str | int | None]:

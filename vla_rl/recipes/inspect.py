@@ -1,26 +1,39 @@
-"""What ``vla-rl inspect`` says about a folder: a checkpoint of a policy or reward, a run, or a public checkpoint."""
+"""What ``vla-rl inspect`` says about this installation, an environment, or a folder: a checkpoint, a run, a dataset.
+
+Nothing heavy is imported before it is looked at, so it works on a machine where half of it is missing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import ast
+import importlib.util
+import os
+import platform
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
+from importlib import metadata
 from itertools import groupby
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
 
+from vla_rl.contract import CONTRACT_VERSION
 from vla_rl.contract.check import Checked, check_env, check_policy
 from vla_rl.contract.config import JsonMapping, JsonObject
 from vla_rl.contract.env import ArraySpec, EnvSpec, VecEnv
-from vla_rl.contract.errors import UserError
+from vla_rl.contract.errors import UserError, printable
 from vla_rl.contract.policy import Policy
 from vla_rl.contract.trust import read_json
 from vla_rl.recipes import sims
 from vla_rl.recipes.config_files import env_config_of
-from vla_rl.recipes.inspect_installation import catalog
-from vla_rl.recipes.tables import sizes, table, tree
+
+if TYPE_CHECKING:
+    from vla_rl.policies.vla.checkpoint import PublicCheckpoint
 
 _OF_A_DATASET = ("codebase_version", "robot_type", "total_episodes", "total_frames", "fps")
 _LARGEST = 2048  # pixels a side in which a policy is tried
@@ -43,8 +56,6 @@ def show_folder(show: Console, folder: Path) -> None:
         known = {name: info.get(name) for name in _OF_A_DATASET if info.get(name) is not None}
         show.print(tree(f"{folder}: a dataset", known | {"features": ", ".join(_mapping(info, "features"))}))
     elif {"type", "model_type"} & config.keys():
-        from vla_rl.recipes.inspect_public import describe_public  # reads weights, for which it needs torch
-
         show.print(table(f"{folder}: a public checkpoint", ("", ""), describe_public(folder)))
     else:
         raise UserError(
@@ -193,3 +204,168 @@ def _ranges(spec: ArraySpec, size: int) -> list[str]:
     size = max(len(low), len(high))  # one of them may be shared
     low, high = (bound if len(bound) == size else bound * size for bound in (low, high))
     return [f"{a:g} .. {b:g}" for a, b in zip(low, high, strict=True)]
+
+
+# Distribution -> the extra of vla-rl that brings it; "" for what comes always.
+PACKAGES = dict.fromkeys(("numpy", "msgpack", "tyro", "rich"), "")
+PACKAGES |= {"torch": "train", "safetensors": "train", "mujoco": "mujoco", "gymnasium": "gym", "diffusers": "diffusion"}
+PACKAGES |= {"av": "report", "pillow": "report", "jinja2": "report", "tensorboard": "tracking", "wandb": "tracking"}
+
+
+def show_installation(show: Console) -> None:
+    """Print versions, devices, renderers and environments; beside what is missing, the command that installs it."""
+    versions = [("python", platform.python_version())] + [(name, _version(name)) for name in PACKAGES]
+    show.print(table("installed", ("package", "version"), [*versions, ("contract", str(CONTRACT_VERSION))]))
+    show.print(table("devices", ("device", ""), _devices()))
+    drivers = [("Vulkan, for ManiSkill", sims.maniskill_driver())]
+    show.print(table("renderers", ("", ""), [*_renderers(), *drivers]))
+    show.print(table("environments", ("name", "what it is"), [(name, _about(name)) for name in sorted(catalog())]))
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return missing_package(package)
+
+
+def missing_package(package: str) -> str:
+    """That ``package`` is not installed, and the command that installs it."""
+    return f"not installed: pip install 'vla-rl[{PACKAGES.get(package) or 'all'}]'"
+
+
+def _devices() -> list[tuple[str, str]]:
+    found = [("cpu", f"{os.cpu_count()} cores")]
+    try:
+        import torch
+    except ImportError as error:
+        return [*found, ("cuda", f"unknown: torch cannot be imported ({error})")]
+    gpus = [(f"cuda:{i}", torch.cuda.get_device_name(i)) for i in range(torch.cuda.device_count())]
+    return found + (gpus or [("cuda", "none")])
+
+
+def _renderers() -> list[tuple[str, str]]:
+    try:
+        return list(sims.renderers().items())
+    except ImportError as error:
+        return [("none", f"mujoco cannot be imported ({error})")]
+
+
+def catalog() -> dict[str, str]:
+    """{name: "module:make"} of the environments that have a name."""
+    entries: dict[str, str] = sims.catalog().CATALOG
+    return entries
+
+
+def _about(name: str) -> str:
+    """The first line of the entry's docstring, read without importing what may not be installed."""
+    module = catalog()[name].partition(":")[0]
+    spec = importlib.util.find_spec(module)
+    source = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
+    return (ast.get_docstring(ast.parse(source)) or f"{module} is missing").partition("\n")[0]
+
+
+def describe_public(folder: Path) -> list[tuple[str, str]]:
+    """Rows (what, value); what is missing is said in its row.  Weights are not read, only their headers.
+
+    Raises UserError for a family that is not known and a damaged ``config.json``.
+    """
+    from vla_rl.policies.vla.checkpoint import read_public
+
+    checkpoint = read_public(folder)
+    known = {"state": checkpoint.state_size, "action": checkpoint.action_size}
+    return [
+        ("family", checkpoint.family),
+        ("cameras", _cameras(checkpoint)),
+        *((name, f"{size} entries" if size else "not declared") for name, size in known.items()),
+        ("actions", f"chunks of {checkpoint.chunk}, {checkpoint.executed} executed"),
+        ("tokenizer", _tokenizer(checkpoint)),
+        ("statistics", _or_problem(lambda: _statistics(checkpoint))),
+        ("weights", _or_problem(lambda: _weights(folder))),
+        ("open it", f"--policy {folder} --env NAME, and --vla.OPTION VALUE where one does not fit"),
+    ]
+
+
+def _or_problem(row: Callable[[], str]) -> str:
+    try:
+        return row()
+    except UserError as error:
+        return str(error)
+
+
+def _cameras(checkpoint: PublicCheckpoint) -> str:
+    if not checkpoint.cameras:
+        return "not named: the environment's, in order"
+    sizes = {name: f" {h}x{w}" for name, (h, w) in checkpoint.image_shapes.items()}
+    renamed = {name: f" (recorded as {old})" for name, old in checkpoint.renamed.items()}
+    return ", ".join(f"{name}{sizes.get(name, '')}{renamed.get(name, '')}" for name in checkpoint.cameras)
+
+
+def _tokenizer(checkpoint: PublicCheckpoint) -> str:
+    from vla_rl.policies.vla.tokenizer import FILE
+
+    if (checkpoint.folder / FILE).is_file():
+        return f"{FILE} in the folder"
+    if checkpoint.tokenizer:
+        return f"{checkpoint.tokenizer}, from the Hugging Face hub or its cache"
+    return f"missing: copy {FILE} into the folder"
+
+
+def _statistics(checkpoint: PublicCheckpoint) -> str:
+    from vla_rl.policies.vla.dataset_statistics import read_statistics
+
+    found = read_statistics(checkpoint.folder, checkpoint.modes)
+    state = "no state" if found.state is None else f"{len(found.state.offset)} state entries"
+    return f"{Path(found.source).name}: {state}, {len(found.action.offset)} action entries"
+
+
+def _weights(folder: Path) -> str:
+    from vla_rl.policies.vla.weights import tensor_sizes, weight_files
+
+    sizes = tensor_sizes(folder)
+    by_dtype: Counter[str] = Counter()
+    for dtype, count in sizes.values():
+        by_dtype[dtype] += count
+    numbers = ", ".join(f"{count:,} {dtype}" for dtype, count in by_dtype.most_common())
+    files = len(weight_files(folder))
+    return f"{len(sizes)} tensors in {files} {'file' if files == 1 else 'files'}: {numbers}"
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table of plain text: square brackets are no markup in it."""
+    made = Table(*columns, title=_text(title, "bold"), title_justify="left", show_header=any(columns))
+    for row in rows:
+        made.add_row(*(_text(cell) for cell in row))
+    return made
+
+
+def tree(name: str, value: Mapping[str, object]) -> Tree:
+    """Nested settings or results, one per line."""
+    made = Tree(_text(name, "bold"))
+    for key, item in value.items():
+        if isinstance(item, Mapping) and {"success", "low", "high", "episodes"} <= set(item):
+            interval = f"[{100 * item['low']:.1f}, {100 * item['high']:.1f}]"
+            made.add(_text(f"{key}: {item['success']:.1%} {interval} of {item['episodes']} episodes"))
+        elif isinstance(item, Mapping) and item:
+            kind = str(item.get("class", "")).rpartition(":")[2]
+            made.add(
+                tree(f"{key}: {kind}" if kind else key, {name: part for name, part in item.items() if name != "class"})
+            )
+        else:
+            made.add(_text(f"{key}: {item:.4g}" if isinstance(item, float) else f"{key}: {item}"))
+    return made
+
+
+def sizes(of: object) -> Table:
+    """Parameters per module, and how many of them are trained; none for what is no network."""
+    policy: Any = of
+    trained = {id(item) for item in policy.trainable().values()} if hasattr(policy, "trainable") else None
+    rows = []
+    for name, module in [*policy.named_children(), ("all", policy)] if hasattr(policy, "named_children") else []:
+        counts = [(item.numel(), trained is None or id(item) in trained) for item in module.parameters()]
+        rows.append((name, f"{sum(n for n, _ in counts):,}", f"{sum(n for n, learns in counts if learns):,}"))
+    return table(f"{type(policy).__name__}: parameters", ("module", "number", "trained"), rows)
+
+
+def _text(text: str, style: str = "") -> Text:
+    return Text(printable(text), style)
