@@ -78,7 +78,7 @@ def test_a_score_is_one_band_beside_its_beginning_and_what_is_constant_is_one_li
         score["low"][-1] == pytest.approx(0.807) and score["high"][-1] == pytest.approx(1.007) and len(kl["x"]) == 300
     )
     assert "eval/score_low" not in page and "<code>rollout/groups</code> 3." in page
-    assert re.findall('<span class="name">(.*?)</span><span class="value">(.*?)</span>', page)[:2] == [
+    assert re.findall(r'<span class="name">(.*?)</span>\s*<span class="value">(.*?)</span>', page)[:2] == [
         ("before", "0.7%"),
         ("after RL", "50.0%"),
     ]
