@@ -13,7 +13,7 @@ from vla_rl.algorithms.recap import RecapConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.algorithms.sac import RLPDConfig
 from vla_rl.experience.intervention import DemonstratorConfig
-from vla_rl.fleet.canary import CanaryRule
+from vla_rl.fleet.releases import CanaryRule
 from vla_rl.fleet.sampler import SamplerConfig
 from vla_rl.policies.feed_forward import SquashedConfig
 from vla_rl.policies.flow import AllSteps, FlowSampler, Ode
@@ -22,11 +22,8 @@ from vla_rl.policies.residual import BlendConfig, ResidualConfig
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.fleet.demo import FleetDemo
-from vla_rl.recipes.fleet.learn import Learn
-from vla_rl.recipes.fleet.learners import FleetMethod, LearnByAdvantage, LearnByCorrections
-from vla_rl.recipes.fleet.replaying import LearnByReplay
-from vla_rl.recipes.fleet.simulate import Corrects, Demonstrates, PersonFactory, Simulate
-from vla_rl.recipes.fleet.virtual import FleetTimes
+from vla_rl.recipes.fleet.learners import FleetMethod, Learn, LearnByAdvantage, LearnByCorrections, LearnByReplay
+from vla_rl.recipes.fleet.simulate import Corrects, Demonstrates, FleetTimes, PersonFactory, Simulate
 from vla_rl.recipes.imitate import Imitate, NewTinyOfJoints
 from vla_rl.recipes.off_policy import AdaptiveReplay
 from vla_rl.recipes.policies import SquashedActor, TD3Residual

@@ -26,8 +26,8 @@ from vla_rl.contract.config import to_json
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.lerobot.disk import digest
-from vla_rl.fleet.authority import Authority
-from vla_rl.fleet.disk import RealDisk
+from vla_rl.fleet.disk import Disk
+from vla_rl.fleet.identity import Authority
 from vla_rl.fleet.registry import History
 from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
 
@@ -349,7 +349,7 @@ def _history(*history: Any) -> Make:
     def make(folder: Path, canary: Path) -> None:
         (folder / "registry" / "manifests").mkdir(parents=True)
         (folder / "ledger").mkdir()
-        log = History(folder / "registry" / "history", RealDisk())
+        log = History(folder / "registry" / "history", Disk())
         log.new()
         for entry in history:
             log.append(entry)

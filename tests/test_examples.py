@@ -23,7 +23,7 @@ from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.critics import ValueCritic
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import collect
-from vla_rl.training.loop import InProcessPolicyStore, Loop, LoopConfig
+from vla_rl.training.loop import Loop, LoopConfig, PolicyStore
 
 DOCS = Path(__file__).parents[1] / "docs"
 EXAMPLES = sorted((DOCS / "examples").glob("[!_]*.py"))
@@ -102,7 +102,7 @@ def test_algorithms_and_policies_are_interchangeable():
     loop = Loop(  # type: ignore[arg-type]
         source,
         learner,
-        InProcessPolicyStore(policy),
+        PolicyStore(policy),
         lambda: evaluate(env, policy, range(64)).rate,
         LoopConfig(2, 1),
     )

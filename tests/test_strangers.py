@@ -41,7 +41,7 @@ from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.tokenizer import TokenizerPrompts
 from vla_rl.pretrained import load_module
 from vla_rl.recipes.config_files import load_config, read_config
-from vla_rl.recipes.fleet import learn
+from vla_rl.recipes.fleet import learners
 from vla_rl.recipes.imagine.recipe import load_run
 from vla_rl.rewards.judge import VLMJudge, VLMJudgeConfig
 from vla_rl.rewards.progress import ProgressConfig, ProgressCritic, SuccessClassifier, SuccessConfig
@@ -87,7 +87,7 @@ def robot(folder: Path) -> None:
 
 
 def learner(folder: Path) -> None:
-    learn.prepare(load_config("fleet.py:learn_corrections"), folder, None)
+    learners.prepare(load_config("fleet.py:learn_corrections"), folder, None)
 
 
 Write, Read = Callable[[Path], Any], Callable[[Path], Any]
@@ -113,7 +113,7 @@ WRITTEN: dict[str, tuple[Write, Read]] = {
     "run": (run("demo.py:demo"), read_config),
     "run that is resumed": (run("compare.py:residual_td3"), config_of),
     "run of imagination": (lambda folder: run_folder(folder, policy=False), load_run),
-    "fleet's learner": (learner, lambda folder: read_config(folder / learn.LEARNER)),
+    "fleet's learner": (learner, lambda folder: read_config(folder / learners.LEARNER)),
     "robot": (robot, lambda folder: RobotConfig.load(folder / "arm.json")),
 }
 

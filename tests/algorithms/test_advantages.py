@@ -35,8 +35,7 @@ def decisions(
             valid[j, e, : len(rewards)] = True
             value[j, e], ends[end][j, e] = v, True
             after[j, e] = final[0] if final else values[j + 1]
-    unit = options.get("unit", "decision")
-    return gae(reward, valid, ends["term"], ends["trunc"], value, after, options.get("gamma", 0.5), lam, unit)
+    return gae(reward, valid, ends["term"], ends["trunc"], value, after, options.get("gamma", 0.5), lam)
 
 
 def check(envs: list[list[tuple[Any, ...]]], last: list[float], expected: list[list[float]], **options: Any) -> Tensor:
@@ -50,10 +49,6 @@ def check(envs: list[list[tuple[Any, ...]]], last: list[float], expected: list[l
 
 def test_g1_lambda_per_decision():
     check([[([1.0, 2.0], 1, ""), ([0.0, 4.0], 2, "")]], [8], [[7 / 4, 2]])
-
-
-def test_g2_lambda_per_action():
-    check([[([1.0, 2.0], 1, ""), ([0.0, 4.0], 2, "")]], [8], [[13 / 8, 2]], unit="action")
 
 
 def test_g3_terminated_inside_a_chunk():
@@ -107,12 +102,12 @@ def test_latched_end_flags_change_nothing():
 # -- brute force ---------------------------------------------------------------------------------------------------
 
 
-def brute_force(row: list[dict[str, Any]], gamma: float, lam: float, unit: str) -> list[float]:
+def brute_force(row: list[dict[str, Any]], gamma: float, lam: float) -> list[float]:
     """2.4: advantages of an environment without idle decisions, each the weighted sum of its n-decision returns."""
-    return [_n_decision_returns(row, j, gamma, lam, unit) - d["value"] for j, d in enumerate(row)]
+    return [_n_decision_returns(row, j, gamma, lam) - d["value"] for j, d in enumerate(row)]
 
 
-def _n_decision_returns(row: list[dict[str, Any]], j: int, gamma: float, lam: float, unit: str) -> float:
+def _n_decision_returns(row: list[dict[str, Any]], j: int, gamma: float, lam: float) -> float:
     end = next((q for q in range(j, len(row)) if row[q]["end"]), len(row) - 1)
     total, gained, actions, weight = 0.0, 0.0, 0, 1.0
     for q in range(j, end + 1):
@@ -120,9 +115,8 @@ def _n_decision_returns(row: list[dict[str, Any]], j: int, gamma: float, lam: fl
             gained += gamma**actions * r
             actions += 1
         ahead = 0.0 if row[q]["end"] == "term" else row[q]["after"]
-        lambda_q = lam ** len(row[q]["reward"]) if unit == "action" else lam
-        total += weight * (1.0 if q == end else 1.0 - lambda_q) * (gained + gamma**actions * ahead)
-        weight *= lambda_q
+        total += weight * (1.0 if q == end else 1.0 - lam) * (gained + gamma**actions * ahead)
+        weight *= lam
     return total
 
 
@@ -157,18 +151,17 @@ def stack(envs: list[list[dict[str, Any]]], chunk: int, dtype: torch.dtype) -> t
     return reward, valid, *flags, *values
 
 
-@pytest.mark.parametrize("unit", ["decision", "action"])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-def test_equals_brute_force_on_300_ragged_cases(unit, dtype, bound):
+def test_equals_brute_force_on_300_ragged_cases(dtype, bound):
     rng = np.random.default_rng(0)
     for _ in range(300):
         length, chunk = int(rng.integers(1, 9)), int(rng.integers(1, 6))
         gamma, lam = rng.uniform(0.5, 1.0), rng.uniform(0.0, 1.0)
         envs = [random_env(rng, length, chunk) for _ in range(3)]
-        advantage, returns = gae(*stack(envs, chunk, dtype), gamma, lam, unit)
+        advantage, returns = gae(*stack(envs, chunk, dtype), gamma, lam)
         assert advantage.dtype == returns.dtype == dtype
         for e, env in enumerate(envs):
-            wanted = iter(brute_force([d for d in env if d["reward"]], gamma, lam, unit))
+            wanted = iter(brute_force([d for d in env if d["reward"]], gamma, lam))
             for j, d in enumerate(env):
                 expected = next(wanted) if d["reward"] else 0.0
                 assert abs(advantage[j, e].item() - expected) <= bound
@@ -178,19 +171,18 @@ def test_equals_brute_force_on_300_ragged_cases(unit, dtype, bound):
 # -- what must agree ------------------------------------------------------------------------------------------------
 
 
-def chunked(size: int, lam: float, unit: str) -> Tensor:
+def chunked(size: int, lam: float) -> Tensor:
     """Advantages of one 20-action episode at its decisions, in chunks of ``size``, [20/size]."""
     rng = np.random.default_rng(3)
     reward, value = torch.tensor(rng.normal(size=20)), torch.tensor(rng.normal(size=21))
     valid, none = torch.ones(20 // size, 1, size, dtype=torch.bool), torch.zeros(20 // size, 1, dtype=torch.bool)
     first, last = value[:-1:size].unsqueeze(1), value[size::size].unsqueeze(1)
-    advantage, _ = gae(reward.view(-1, 1, size), valid, none, none, first, last, 0.9, lam, unit)
+    advantage, _ = gae(reward.view(-1, 1, size), valid, none, none, first, last, 0.9, lam)
     return advantage[:, 0]
 
 
-@pytest.mark.parametrize("unit", ["decision", "action"])
-def test_with_lambda_one_the_chunking_does_not_matter(unit):
-    torch.testing.assert_close(chunked(5, 1.0, unit), chunked(1, 1.0, unit)[::5], rtol=0, atol=1e-12)
+def test_with_lambda_one_the_chunking_does_not_matter():
+    torch.testing.assert_close(chunked(5, 1.0), chunked(1, 1.0)[::5], rtol=0, atol=1e-12)
 
 
 def test_one_action_per_decision_is_ordinary_gae():
@@ -200,8 +192,7 @@ def test_one_action_per_decision_is_ordinary_gae():
     for t in reversed(range(20)):
         advantage = reward[t] + 0.9 * value[t + 1] - value[t] + 0.9 * 0.7 * advantage
         expected[t] = advantage
-    for unit in ("decision", "action"):
-        np.testing.assert_allclose(chunked(1, 0.7, unit), expected, atol=1e-12)
+    np.testing.assert_allclose(chunked(1, 0.7), expected, atol=1e-12)
 
 
 def test_chunk_reward_discounts_over_valid_actions():

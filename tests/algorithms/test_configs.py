@@ -18,10 +18,9 @@ from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.algorithms.sac import RLPDConfig, SACConfig
 from vla_rl.contract.errors import UserError
 
-ON_POLICY = {"epochs": 0, "minibatch": 0, "lr": 0.0, "target_kl": 0.0, "stop_kl": -1.0, "lr_factor": 0.9}
+ON_POLICY = {"epochs": 0, "minibatch": 0, "lr": 0.0, "target_kl": 0.0, "stop_kl": -1.0}
 ON_POLICY |= {"grad_norm": 0.0, "max_age": -1, "micro_batch": -1, "max_logprob_gap": math.nan, "lr_bounds": (1.0, 0.1)}
 PPO = {"gamma": 1.5, "lam": -0.1, "clip_low": 0.0, "clip_high": -1.0, "critic_lr": 0.0, "critic_warmup": -1}
-PPO |= {"lambda_per": "step"}
 OFF_POLICY = {
     "batch": 0,
     "utd_ratio": 0.0,

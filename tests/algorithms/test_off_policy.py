@@ -13,11 +13,13 @@ import pytest
 import torch
 from torch import nn
 
+from tests.algorithms import test_dsrl, test_offline, test_sac
 from tests.algorithms.ppo_learners import learner as ppo_learner
 from tests.algorithms.test_offline import QUICK as IQL
 from tests.algorithms.test_residual_td3 import whole
 from tests.algorithms.test_sac import QUICK as SAC
 from tests.by_hand import Line, Recorded, batch, build, learnt
+from tests.latent import toy_base
 from tests.off_policy_toys import critics, env_spec, recorded, squashed
 from tests.residuals import POINT, SMALL, StateEncoder, biased_base
 from tests.toys import TwoProcesses, bandit, seeded
@@ -31,6 +33,7 @@ from vla_rl.experience.curriculum import SeedStream
 from vla_rl.experience.replay import Replay
 from vla_rl.policies.critics import ValueCritic
 from vla_rl.policies.residual import GaussianResidual
+from vla_rl.training.checkpoint import latest_state, save_state
 
 
 def test_the_minimum_is_over_a_random_pair_without_replacement():
@@ -408,3 +411,45 @@ def test_after_a_rollback_ppo_has_no_moments_and_a_lower_rate():
         for seed in range(3):
             learner.update(bandit(learner.policy, 64, seeded(seed)))
         assert learner.lr == lr / 2, "the KL is far below its target, and still"
+
+
+# -- a run that goes on -----------------------------------------------------------------------------------------------
+
+
+def fed(made: Any, count: int) -> tuple[Any, Any]:
+    """A learner with experience of its own policy in the bandit."""
+    generator = seeded(1)
+    return made, lambda: bandit(made.policy, count, generator)
+
+
+def residual(seed: int) -> tuple[Any, Any]:
+    """On the point mass, whose episodes go on from rollout to rollout."""
+    source, td3 = whole(seed)
+    return td3, source.next
+
+
+RESUMED = {
+    "SAC": lambda seed: fed(test_sac.learner(), 8),
+    "IQL": lambda seed: fed(test_offline.learner(replace(IQL, learning_starts=1), 64), 8),
+    "DSRL": lambda seed: fed(test_dsrl.learner(toy_base(), test_dsrl.SAC), 32),
+    "aliased DSRL": lambda seed: fed(test_dsrl.learner(toy_base(), test_dsrl.ALIASED), 32),
+    "residual TD3": residual,
+}
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_resumed_learner_is_the_same_bit_for_bit(name, tmp_path):
+    """Networks, targets, optimizers, replay buffer, input statistics, temperature, generator and counters."""
+    ours, feed = RESUMED[name](1)
+    for _ in range(3):
+        ours.update(feed())
+    assert ours.steps > 5
+    save_state(tmp_path, 1, ours.state_dict())
+    theirs, _ = RESUMED[name](2)
+    theirs.load_state_dict(latest_state(tmp_path)[1])
+    for rollout in (feed(), feed()):
+        assert ours.update(rollout) == theirs.update(rollout)
+    states = [one.state_dict() for one in (ours, theirs)]
+    names = [state["replay"].pop("robots") for state in states]  # texts, which torch does not compare
+    assert names[0] == names[1]
+    torch.testing.assert_close(*states, rtol=0, atol=0, equal_nan=True)

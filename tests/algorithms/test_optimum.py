@@ -42,7 +42,7 @@ from vla_rl.policies.flow import (
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import DeterministicResidual, GaussianResidual, ResidualConfig
 from vla_rl.training.fit import FitConfig, ImitationConfig, imitate
-from vla_rl.training.loop import InProcessPolicyStore, Loop, LoopConfig
+from vla_rl.training.loop import Loop, LoopConfig, PolicyStore
 
 SCHEDULES = [FlowSde(0.5), FlowOu(0.5, 0.05), FlowDdim(0.5, 0.05), FlowCps(0.5, 0.05), FlowNoise(0.08, 0.3)]
 NOISE_PLACEMENTS = [AllSteps(), OneRandomStep(), LastStep(), LastStepFromNoise()]
@@ -172,7 +172,7 @@ def test_grpo_in_the_loop_reaches_the_optimum_of_the_point_mass(config):
     source = GroupConfig(groups=16, size=8, ahead=4).build(env, policy, SeedStream(0, 10**6), seeded(1))
     validate = lambda: evaluate(held_out, policy, range(10**6, 10**6 + 64), 2).rate  # noqa: E731
     assert regret(policy)[1] < 0.2
-    best = Loop(source, learner, InProcessPolicyStore(policy), validate, LoopConfig(20, 10)).run()
+    best = Loop(source, learner, PolicyStore(policy), validate, LoopConfig(20, 10)).run()
     missing, success = regret(policy)
     assert best.score > 0.95 and missing < 0.6 and success > 0.95
 

@@ -14,6 +14,7 @@ from torch import nn
 from sims.catalog import make
 from tests.algorithms.ppo_learners import CONFIG, Watching, learner, same, weights
 from tests.toys import FlowToy, TwoProcesses, bandit, rollout, seeded
+from vla_rl.algorithms.policy_gradient import LR_FACTOR
 from vla_rl.algorithms.ppo import PPO, PPOConfig, _Batch
 from vla_rl.contract.errors import NonFiniteError, UserError
 from vla_rl.contract.policy import Likelihood
@@ -435,7 +436,7 @@ def test_epochs_end_early_when_the_kl_is_too_large():
     assert metrics["policy/stopped"] == 1 and ppo.steps.count("critic") == 40
     count = ppo.steps.count("policy")
     assert 1 < count < 20 and ppo.steps[: 2 * count] == ["critic", "policy"] * count, "none after the stop"
-    assert ppo.lr == pytest.approx(1e-2 / CONFIG.lr_factor)
+    assert ppo.lr == pytest.approx(1e-2 / LR_FACTOR)
 
 
 def test_the_kl_is_that_of_the_old_policy_to_the_new_one():
@@ -453,16 +454,16 @@ def test_the_kl_is_that_of_the_old_policy_to_the_new_one():
     [
         (0.1, False, 1e-3, 1e-3),
         (0.149, False, 1e-3, 1e-3),
-        (0.151, False, 1e-3, 5e-4),
+        (0.151, False, 1e-3, 1e-3 / LR_FACTOR),
         (0.068, False, 1e-3, 1e-3),
-        (0.066, False, 1e-3, 2e-3),
-        (0.1, True, 1e-3, 5e-4),
-        (0.0, True, 1e-3, 5e-4),
-        (0.9, False, 1.5e-5, 1e-5),
+        (0.066, False, 1e-3, 1e-3 * LR_FACTOR),
+        (0.1, True, 1e-3, 1e-3 / LR_FACTOR),
+        (0.0, True, 1e-3, 1e-3 / LR_FACTOR),
+        (0.9, False, 1.2e-5, 1e-5),
         (0.0, False, 9e-3, 1e-2),
     ],
 )
 def test_the_learning_rate_follows_the_kl_within_its_bounds(kl, stopped, start, expected):
-    ppo = learner(target_kl=0.1, lr_factor=2.0, lr=start)
+    ppo = learner(target_kl=0.1, lr=start)
     ppo._adapt_lr(kl, stopped)
     assert ppo.lr == pytest.approx(expected)

@@ -136,10 +136,10 @@ def test_what_a_person_did_is_always_good() -> None:
     found = episodes([[2], [2]], ["failure", "failure"], intervened=human)
     agent.add(found)
     agent.add(replace(found, intervened=torch.zeros_like(human), version=torch.full((1, 2), DEMONSTRATED)))
-    assert agent.chunks is not None and agent.outcomes is not None
-    assert agent.chunks.counts.tolist() == [[False, True], [True, True], [True, True], [True, True]]
+    assert agent.kept is not None and agent.outcomes is not None
+    assert agent.kept.counts.tolist() == [[False, True], [True, True], [True, True], [True, True]]
     agent.add(episodes([[2]], ["success"]))
-    labelled, metrics = agent.labelled(agent.chunks, agent.outcomes)
+    labelled, metrics = agent.labelled(agent.kept, agent.outcomes)
     assert labelled.features[INDICATOR].tolist() == [1, 0, 1, 1, 1]
     assert metrics["rollout/human"] == pytest.approx(3 / 5)
 
@@ -150,8 +150,8 @@ def test_too_old_decisions_are_counted_and_not_imitated() -> None:
     agent.add(episodes([[2]], ["success"], version=torch.full((1, 1), DEMONSTRATED)))
     agent.policy.version = 2
     agent.add(episodes([[2]], ["success"], version=torch.full((1, 1), 1)))
-    assert agent.chunks is not None and agent.outcomes is not None
-    labelled, metrics = agent.labelled(agent.chunks, agent.outcomes)
+    assert agent.kept is not None and agent.outcomes is not None
+    labelled, metrics = agent.labelled(agent.kept, agent.outcomes)
     assert labelled.version.tolist() == [DEMONSTRATED, 1] and metrics["rollout/too_old"] == 2.0
 
 

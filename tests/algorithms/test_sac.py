@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import replace
 
@@ -131,23 +130,6 @@ def test_it_reaches_the_optimum_of_the_point_mass():
         sac.update(source.next())
     missing, success = regret(policy)
     assert missing < 0.4 and success > 0.9
-
-
-def test_a_resumed_run_is_bit_identical():
-    ours, generator = learner(), seeded(1)
-    for _ in range(2):
-        ours.update(bandit(ours.policy, 8, generator))
-    theirs = learner()
-    theirs.load_state_dict(copy.deepcopy(ours.state_dict()))  # as if it came from the disk
-    state = {"state": torch.linspace(-1, 1, 5)[:, None]}
-    for one in (ours, theirs):
-        one.update(recorded(8, seeded(5)))
-    assert float(ours.temperature) == float(theirs.temperature) != pytest.approx(0.1, rel=1e-3)
-    for name, parameter in ours.parameters.items():
-        assert torch.equal(parameter, theirs.parameters[name]), name
-    # The policy's inputs are standardised by data, so these statistics change its actions.
-    outs = [one.policy.act(state, {}, "eval", seeded())[0].action for one in (ours, theirs)]
-    assert torch.equal(*outs)
 
 
 def test_rlpds_actor_steps_after_the_last_of_its_critic_steps():

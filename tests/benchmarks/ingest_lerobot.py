@@ -22,10 +22,9 @@ import numpy as np
 from tests.benchmarks.measure import Contender, NotRun, Row, interleave, rate_row
 from tests.benchmarks.vla_inference import INSTALL, PACKAGES
 from tests.fleet.fleets import MemoryPolicies, MemorySpool
-from vla_rl.fleet.attempt import LinkOptions
 from vla_rl.fleet.ledger import Ledger
-from vla_rl.fleet.link import Link
-from vla_rl.fleet.step import FleetStep
+from vla_rl.fleet.link import Link, LinkOptions
+from vla_rl.fleet.payloads import FleetStep
 from vla_rl.fleet.transport import FleetTransport, TransportOptions
 
 QUALITY, SIDE, STATE, ACTION = 90, 128, 18, 4  # LeRobot's pictures and sizes in its actor and learner

@@ -10,14 +10,14 @@ import pytest
 from tests.fleet.checkpoints import KEY, PUBLISHED, checkpoint
 from vla_rl.cli import main
 from vla_rl.contract.errors import ContractError
-from vla_rl.fleet.canary import Outcomes
+from vla_rl.fleet.manifest import TrustedKeys
 from vla_rl.fleet.policy_cache import PolicyCache
 from vla_rl.fleet.registry import Registry
-from vla_rl.fleet.signing import TrustedKeys
+from vla_rl.fleet.releases import Outcomes
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.fleet import serving
-from vla_rl.recipes.fleet.policies import signing_key
 from vla_rl.recipes.fleet.publishing import answer, publish_first
+from vla_rl.recipes.fleet.serving import signing_key
 
 
 @pytest.fixture

@@ -26,8 +26,7 @@ from tests.serving.test_access import FILES, SECRET, trusting
 from vla_rl.cli import main
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.serving.observation import SingleObservation
-from vla_rl.serving.server import PolicyServer
-from vla_rl.serving.vla_eval import observation_payload
+from vla_rl.serving.vla_eval import PolicyServer, observation_payload
 
 
 @contextmanager

@@ -16,8 +16,7 @@ from sims.base import NumpyEnv
 from tests.breaking import BreakingEnv
 from tests.docs.conftest import ROOT
 from tests.experience.test_breakdowns import HORIZON, LONG, Patient
-from tests.experience.test_groups import same
-from tests.experience.test_groups_fairness import Uniform
+from tests.experience.test_groups import Uniform, same
 from vla_rl.cli.override import override
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import ArraySpec, EnvSpec

@@ -11,10 +11,20 @@ import pytest
 
 from sims.catalog import make
 from sims.toy.counting import episode_length, expected_reward
+from tests.auditing import AuditingPolicy
+from tests.world_models.pushing import played
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.experience.collect import collect_demonstrations, iter_demonstrations
+from vla_rl.contract.policy import ActionOut
+from vla_rl.experience.collect import collect_demonstrations, collect_trajectories, iter_demonstrations
 from vla_rl.experience.datasets import Recording, load_demonstrations, save_demonstrations, stream_demonstrations
-from vla_rl.experience.demonstrations import Demonstrations
+from vla_rl.experience.demonstrations import (
+    Demonstrations,
+    Trajectories,
+    call_batch,
+    context_at,
+    make_sequences,
+    sequence_batch,
+)
 
 
 def count(obs):
@@ -76,17 +86,9 @@ def test_saved_episodes_come_back(episodes, tmp_path):
     save_demonstrations(episodes, path)
     assert [item.name for item in path.parent.iterdir()] == ["demos"]
     assert same(load_demonstrations(path), episodes)
-    assert same(
-        load_demonstrations(path, [2, 0]), Demonstrations.joined([list(stream_demonstrations(path))[i] for i in (2, 0)])
-    )
-
-
-def test_episodes_one_at_a_time_are_the_same_and_keep_their_numbers(episodes, tmp_path):
-    save_demonstrations(episodes, tmp_path / "demos")
-    parts = list(stream_demonstrations(tmp_path / "demos"))
-    assert [set(part.episode) for part in parts] == [{0}, {1}, {2}, {3}] and same(
-        Demonstrations.joined(parts), episodes
-    )
+    parts = list(stream_demonstrations(path))
+    assert [set(part.episode) for part in parts] == [{0}, {1}, {2}, {3}]
+    assert same(load_demonstrations(path, [2, 0]), Demonstrations.joined([parts[2], parts[0]]))
 
 
 def test_joined_episodes_share_a_table_of_tasks_and_are_renumbered(episodes):
@@ -115,7 +117,6 @@ def test_an_earlier_dataset_is_moved_aside_and_other_things_are_left_alone(episo
     for _ in range(3):
         save_demonstrations(episodes, tmp_path / "demos")
     assert sorted(item.name for item in tmp_path.iterdir()) == ["demos", "demos.1", "demos.2"]
-    assert same(load_demonstrations(tmp_path / "demos.1"), episodes)
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter").write_text("one")
     with pytest.raises(UserError, match="is no dataset, so it was left alone"):
@@ -176,3 +177,217 @@ def test_without_the_dataset_libraries_the_error_names_the_extra(episodes, tmp_p
 def test_an_expert_that_never_succeeds_is_named():
     with pytest.raises(UserError, match="none of 2 demonstrations"):
         collect_demonstrations(make("counting", num_envs=2), count, [101, 103])
+
+
+# -- trajectories: nothing is lost between an environment and the training sequences of a world model ------------------
+
+
+class Walker:
+    """Chunks of three actions, drawn from the generator."""
+
+    version = 0
+
+    def __init__(self, env) -> None:
+        self.spec = env.spec
+
+    def encode(self, obs):
+        return {"state": obs.state}
+
+    def initial_state(self, num_envs):
+        return {}
+
+    def reset_state(self, state, env_ids):
+        return state
+
+    def act(self, features, state, mode, generator):
+        size = (len(features["state"]), 3, self.spec.action_dim)
+        action = generator.uniform(self.spec.action.low, self.spec.action.high, size).astype(np.float32)
+        return ActionOut(action, action, np.zeros(len(action), np.float32), {}, 0), state
+
+
+def test_an_episode_has_every_time_step_and_the_actions_between():
+    """Replayed action by action, the environment has the same frames."""
+    env = make("point_mass", num_envs=3)
+    trajectories = collect_trajectories(env, Walker(env), [5, 6, 7, 8], np.random.default_rng(0))
+    assert trajectories.count == 4 and trajectories.steps == len(trajectories.state) - 4
+    for (begin, end), seed in zip(trajectories.spans(), [5, 6, 7, 8], strict=True):
+        assert (trajectories.seed[begin:end] == seed).all()
+        obs, steps = env.reset(np.array([1]), np.array([seed])), []
+        for moment in range(begin, end):
+            np.testing.assert_array_equal(trajectories.state[moment], obs.state[1])
+            if moment == end - 1:
+                step = steps[-1]
+                assert step.done[1] and trajectories.success[moment] == step.success[1]
+                assert trajectories.failed[moment] == (step.terminated[1] and not step.success[1])
+                assert not trajectories.action[moment].any() and not trajectories.reward[moment]
+            else:
+                assert not trajectories.success[moment] and not trajectories.failed[moment]
+                steps.append(env.step(np.repeat(trajectories.action[moment][None, None], 3, 0)))
+                assert trajectories.reward[moment] == steps[-1].reward[1, 0]
+                obs = steps[-1].obs
+
+
+def test_sequences_stay_inside_their_episode():
+    trajectories = played(3, seed=0, length=7)
+    table = make_sequences(trajectories, frames=2, context=2)
+    assert len(table["count"]) == trajectories.steps
+    for past, ahead, count in zip(table["past"], table["future"], table["count"], strict=True):
+        ((begin, end),) = [span for span in trajectories.spans() if span[0] <= past[-1] < span[1]]
+        step = past[-1]
+        assert past.tolist() == [begin, max(begin, step - 2), step]
+        assert ahead.tolist() == [min(step + i, end - 1) for i in (1, 2, 3, 4)]
+        assert count == min(4, end - 1 - step)
+
+
+def test_a_sequence_holds_context_actions_and_outcomes():
+    trajectories = played(4, seed=2, length=7)
+    table = make_sequences(trajectories, frames=2, context=2)
+    chosen = np.arange(len(table["count"]))[::-1]
+    batch = sequence_batch(trajectories, table, chosen)
+    assert batch["pictures"].shape[1:] == (7, 3, 16, 16) and batch["state"].shape[1:] == (5, 3)
+    assert 0 < trajectories.outcomes.sum() < 4
+    for row, index in enumerate(chosen):
+        step, ahead = table["past"][index, -1], table["future"][index]
+        np.testing.assert_array_equal(batch["pictures"][row, 2], np.moveaxis(trajectories.images["front"][step], -1, 0))
+        np.testing.assert_array_equal(
+            batch["pictures"][row, 3], np.moveaxis(trajectories.images["front"][ahead[0]], -1, 0)
+        )
+        np.testing.assert_array_equal(batch["state"][row], trajectories.state[[step, *ahead]])
+        np.testing.assert_array_equal(batch["actions"][row], trajectories.action[[step, *ahead[:-1]]])
+        np.testing.assert_array_equal(batch["reward"][row], trajectories.reward[[step, *ahead[:-1]]])
+        np.testing.assert_array_equal(batch["outcome"][row, :, 0], trajectories.success[ahead])
+        np.testing.assert_array_equal(batch["outcome"][row, :, 1], trajectories.failed[ahead])
+        (end,) = [end for begin, end in trajectories.spans() if begin <= step < end]
+        assert (batch["outcome"][row, :, 2] == trajectories.success[end - 1]).all()
+        assert batch["task"][row] == trajectories.task[step]
+
+
+def test_the_outcome_of_a_sequence_is_that_of_its_own_episode():
+    """Also at its first and its last time step, where another episode is the neighbour."""
+    trajectories = played(4, seed=2, length=7)
+    wins = trajectories.outcomes
+    assert (wins[1:] != wins[:-1]).any()
+    table = make_sequences(trajectories, frames=2, context=2)
+    batch = sequence_batch(trajectories, table, np.arange(len(table["count"])))
+    own = wins[trajectories.episode[table["past"][:, -1]]]
+    assert (batch["outcome"][..., 2] == own[:, None]).all()
+
+
+def test_a_call_is_the_first_half_of_its_sequence():
+    trajectories = played(3, seed=0, length=7)
+    table = make_sequences(trajectories, frames=2, context=2)
+    index = np.arange(len(table["count"]))
+    call, window = call_batch(trajectories, table, index), sequence_batch(trajectories, table, index)
+    assert np.array_equal(call["count"], np.minimum(window["count"], 2)) and call["count"].max() == 2
+    assert np.array_equal(call["state"], window["state"][:, :3])
+    assert np.array_equal(call["actions"], window["actions"][:, :2])
+    assert np.array_equal(call["pictures"], window["pictures"][:, 2])
+
+
+def test_frames_and_outcomes_end_where_the_episode_ends():
+    """Also inside a chunk, and while an environment waits for the others."""
+    seeds = [300, 301, 302, 303, 304]
+    found = collect_trajectories(make("counting", num_envs=3), AuditingPolicy(4), seeds, None)
+    for (begin, end), seed in zip(found.spans(), seeds, strict=True):
+        length = int(episode_length(np.array(seed)))
+        assert found.state[begin:end, 1].tolist() == list(range(length + 1))
+        assert found.success[begin:end].tolist() == [False] * length + [seed % 2 == 0]
+        assert not found.failed[begin:end].any()
+
+
+def test_progress_counts_all_successes():
+    env, reported = make("counting", num_envs=2), []  # even seeds succeed
+    collect_trajectories(
+        env, AuditingPolicy(4), range(300, 308), None, report=lambda *numbers: reported.append(numbers)
+    )
+    assert reported == [(2, 1), (4, 2), (6, 3), (8, 4)]
+
+
+def test_context_at_equals_the_context_of_a_sequence():
+    trajectories = played(3, seed=0, length=7)
+    table = make_sequences(trajectories, frames=2, context=2)
+    batch, start = (
+        sequence_batch(trajectories, table, np.arange(8)),
+        context_at(trajectories, table["past"][:8, -1], 2, 2),
+    )
+    np.testing.assert_array_equal(start["pictures"], batch["pictures"][:, :3])
+    np.testing.assert_array_equal(start["state"], batch["state"][:, 0])
+    np.testing.assert_array_equal(start["task"], batch["task"])
+    begins = np.repeat(
+        [begin for begin, _ in trajectories.spans()], [end - begin for begin, end in trajectories.spans()]
+    )
+    np.testing.assert_array_equal(start["time"], table["past"][:8, -1] - begins[table["past"][:8, -1]])
+
+
+def test_episodes_are_selected_and_joined_without_loss():
+    trajectories = played(4, seed=1)
+    joined = Trajectories.joined([trajectories.select([0, 1]), trajectories.select([2, 3])])
+    for name in ("state", "action", "episode", "success", "reward"):
+        np.testing.assert_array_equal(getattr(joined, name), getattr(trajectories, name))
+    turned = trajectories.select([2, 0])
+    assert turned.count == 2 and turned.outcomes.tolist() == trajectories.outcomes[[2, 0]].tolist()
+    assert turned.episode.tolist() == sorted(turned.episode.tolist())
+
+
+def test_trajectories_of_other_cameras_cannot_be_joined():
+    one, other = played(1, seed=1), played(1, seed=2)
+    other = Trajectories(
+        {"side": other.images["front"]}, **{n: getattr(other, n) for n in vars(other) if n != "images"}
+    )
+    with pytest.raises(ContractError, match="cameras"):
+        Trajectories.joined([one, other])
+
+
+def logged(success: bool, **extras: np.ndarray) -> Demonstrations:
+    """Two episodes of three control steps, as a LeRobot folder has them: no picture after the last action."""
+    count, last = 6, np.array([False, False, True] * 2)
+    wins = {"next.success": last & np.array([success] * 3 + [True] * 3)}
+    return Demonstrations(
+        {"front": np.arange(count, dtype=np.uint8)[:, None, None, None].repeat(3, -1)},
+        state=np.arange(count, dtype=np.float32)[:, None],
+        task=np.zeros(count, np.int64),
+        time=np.arange(count) % 3,
+        action=np.ones((count, 2), np.float32),
+        episode=np.repeat([0, 1], 3),
+        seed=np.full(count, -1),
+        tasks=("push",),
+        fps=10.0,
+        extras=wins | extras,
+    )
+
+
+def test_recorded_episodes_have_their_outcome_at_their_last_picture():
+    trajectories = Trajectories.from_demonstrations(
+        logged(False, **{"next.terminated": np.array([False, False, True] * 2)})
+    )
+    assert (
+        trajectories.outcomes.tolist() == [False, True]
+        and trajectories.failed.tolist() == [False, False, True] + [False] * 3
+    )
+    assert trajectories.success.tolist() == [False] * 5 + [True] and trajectories.steps == 4
+    assert trajectories.action[:, 0].tolist() == [1, 1, 0, 1, 1, 0]
+
+
+def test_the_last_reward_of_a_recorded_episode_is_paid_with_the_last_action_that_is_kept():
+    """So the return is the recorded one; an episode of one action keeps none."""
+    rewarded = logged(False, **{"next.reward": np.arange(1.0, 7.0)})
+    assert Trajectories.from_demonstrations(rewarded).reward.tolist() == [1, 5, 0, 4, 11, 0]
+    single = replace(rewarded, episode=np.array([0, 0, 0, 0, 0, 1]))
+    assert Trajectories.from_demonstrations(single).reward.tolist() == [1, 2, 3, 9, 0, 0]
+    with pytest.raises(UserError, match="2 of 2 episodes have no rewards recorded"):
+        Trajectories.from_demonstrations(logged(False)).recorded_rewards()
+
+
+def test_rewards_are_saved(tmp_path):
+    episodes = played(3, seed=0)
+    episodes.save(tmp_path / "new.npz")
+    again = Trajectories.load(tmp_path / "new.npz")
+    np.testing.assert_array_equal(again.reward, episodes.reward)
+    np.testing.assert_array_equal(again.recorded_rewards(), np.delete(episodes.reward, episodes.ends - 1))
+
+
+def test_recorded_episodes_without_outcomes_are_refused():
+    episodes = logged(True)
+    bare = Demonstrations(**{name: item for name, item in vars(episodes).items() if name != "extras"})
+    with pytest.raises(UserError, match="no 'next"):
+        Trajectories.from_demonstrations(bare)

@@ -213,15 +213,14 @@ def test_a_flipped_bit_never_changes_a_number_silently(whole, tmp_path):
     """The pages of our parquet files have checksums; what is not blamed is as it was."""
     root, noticed = shutil.copytree(whole, tmp_path / "set"), 0
     sound = (root / FIRST).read_bytes()
-    for place in range(1, 24):
+    for place in range(1, 24, 2):
         (root / FIRST).write_bytes(sound)
         flip(place / 32)(root / FIRST)
-        reader = DatasetReader(root)
-        lost = {episode for problem in check(reader) for episode in problem.episodes}
+        lost: list[Problem] = []
+        for found in DatasetReader(root).episodes([0, 1], on_damage=lost.append):
+            assert_is(found, found.index)
         noticed += bool(lost)
-        for episode in {0, 1} - lost:
-            assert_is(reader.read(episode), episode)
-    assert noticed > 8
+    assert noticed > 4
 
 
 def test_without_the_table_of_tasks_episodes_with_one_task_know_its_text(root):

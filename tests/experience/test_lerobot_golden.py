@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
-import pytest
 
 from tests.experience.lerobot_makers import check
 from vla_rl.experience.datasets import load_demonstrations
@@ -165,9 +164,3 @@ def test_a_grown_golden_dataset_keeps_its_episodes(tmp_path):
         assert np.abs(read.columns[FRONT].astype(int) - columns(source)[FRONT]).mean() < 1.5
     schemas = [pq.read_schema(path) for path in sorted((root / "meta" / "episodes").rglob("*.parquet"))]
     assert len(schemas) > 1 and all(item.remove_metadata() == schemas[0].remove_metadata() for item in schemas)
-
-
-@pytest.mark.parametrize("file", ["requirements.txt", "write.py", "real.py"])
-def test_what_wrote_it_is_beside_it(file):
-    assert (GOLDEN / file).read_text(encoding="utf-8")
-    assert sum(path.stat().st_size for path in DATASET.rglob("*") if path.is_file()) <= 200_000

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import copy
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from tests.experience.test_replay import line, same
 from tests.toys import seeded
+from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.experience.mixture import Mixture, concatenate
+from vla_rl.experience.mixture import Mixture, Strata, concatenate
 from vla_rl.experience.replay import Interventions, Replay
+from vla_rl.fleet.sampler import AdaptiveSampler, SamplerConfig
 
 
 def replay(number, filled=True):
@@ -96,3 +101,125 @@ def test_shares_that_fit_nothing_are_refused(shares):
 def test_a_mixture_needs_an_online_part():
     with pytest.raises(UserError, match=r"\['demonstrations'\] is 'online'"):
         Mixture({"demonstrations": replay(0)}, {"demonstrations": 1.0})
+
+
+# -- by task and kind of data: what is drawn, what is too old, and that the learner's losses are heard -----------------
+
+ONLINE, CORRECTED, RECORDED = range(3)
+
+
+@dataclass
+class Learner:
+    version: int = 0
+
+
+@dataclass
+class Listening:
+    """A sampler that draws every stratum in turn, and keeps what it is told."""
+
+    told: list[Any] = field(default_factory=list)
+
+    def draw(self, counts: np.ndarray, size: int, generator: np.random.Generator) -> np.ndarray:
+        present = np.argwhere(counts > 0)
+        return present[np.arange(size) % len(present)]
+
+    def record(self, drawn: np.ndarray, losses: np.ndarray) -> None:
+        self.told.append((drawn, losses))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def episode(number: int, task: int, human: bool = False, version: int = 0) -> Rollout:
+    """Three decisions with ids ``number`` and the two after it."""
+    every = torch.ones(3, 1, dtype=torch.long)
+    person = torch.full((3, 1, 1), human)
+    return line([1.0, 2.0, 3.0], number, task=task * every, intervened=person, version=version * every)
+
+
+def strata(sampler: Any, learner: Learner, max_age: int = 5) -> Strata:
+    """Task 0 with all strata, task 1 without a correction, task 2 recorded only."""
+    online, recorded = Replay(100, 1.0), Replay(100, 1.0)
+    for number, task, human in ((0, 0, False), (100, 0, True), (200, 1, False)):
+        online.add(episode(number, task, human))
+    for number, task in ((300, 0), (400, 1), (500, 2)):
+        recorded.add(episode(number, task))
+    return Strata(online, recorded, sampler, lambda: learner.version, max_age)
+
+
+def test_counts_are_those_of_tasks_and_kinds() -> None:
+    found = strata(Listening(), Learner())
+    assert found.counts().tolist() == [[3, 3, 3], [3, 0, 3], [0, 0, 3]] and len(found) == 18
+
+
+def test_every_decision_drawn_is_of_its_task_and_stratum_and_none_is_left_out() -> None:
+    sampler, learner = Listening(), Learner()
+    buffer = strata(sampler, learner)
+    batch = buffer.sample(600, seeded())
+    buffer.read_losses(torch.arange(600.0))
+    ((drawn, losses),) = sampler.told
+    assert losses.tolist() == list(range(600))
+    of = {(0, ONLINE): 0, (0, CORRECTED): 1, (1, ONLINE): 2, (0, RECORDED): 3, (1, RECORDED): 4, (2, RECORDED): 5}
+    assert (batch.features["id"] // 100).tolist() == [of[task, kind] for task, kind in drawn.tolist()]
+    assert batch.task.tolist() == drawn[:, 0].tolist()
+    assert set(batch.features["id"].tolist()) == {100 * part + i for part in range(6) for i in range(3)}
+
+
+def test_autonomous_decisions_that_are_too_old_are_not_drawn_and_corrections_are() -> None:
+    learner = Learner()
+    buffer = strata(Listening(), learner)
+    learner.version = 5
+    assert buffer.counts()[0].tolist() == [3, 3, 3]
+    learner.version = 6
+    assert buffer.counts().tolist() == [[0, 3, 3], [0, 0, 3], [0, 0, 3]]
+    assert not set((buffer.sample(200, seeded()).features["id"] // 100).tolist()) & {0, 2}
+    buffer.add(episode(600, 1, version=6))
+    assert buffer.counts()[1].tolist() == [3, 0, 3]
+
+
+def test_the_adaptive_sampler_draws_what_is_not_learnt_yet() -> None:
+    """Of one task: equal shares at first, then the upper bound once robots' data have the larger loss."""
+    online, recorded = Replay(100, 1.0), Replay(100, 1.0)
+    online.add(episode(0, 0))
+    recorded.add(episode(100, 0))
+    buffer = Strata(online, recorded, AdaptiveSampler(SamplerConfig(a=1.0)), lambda: 0, 5)
+    generator = seeded()
+
+    def share() -> float:
+        return float((buffer.sample(4000, generator).features["id"] < 100).double().mean())
+
+    assert share() == pytest.approx(0.5, abs=0.04)
+    batch = buffer.sample(64, generator)
+    buffer.read_losses(torch.where(batch.features["id"].flatten() < 100, 9.0, 0.0))
+    assert share() == pytest.approx(0.8, abs=0.04)
+
+
+def test_losses_are_of_the_batch_although_a_learner_has_drawn_others_since() -> None:
+    """A learner that fits its normalization draws more, between its first batch and the losses of that."""
+    sampler = Listening()
+    buffer = strata(sampler, Learner())
+    buffer.sample(6, seeded())
+    buffer.sample(600, seeded())
+    buffer.read_losses(torch.arange(6.0))
+    ((drawn, losses),) = sampler.told
+    assert len(drawn) == len(losses) == 6
+
+
+def test_a_saved_one_draws_the_same() -> None:
+    buffer, other = (strata(AdaptiveSampler(), Learner()) for _ in range(2))
+    buffer.add(episode(700, 1))
+    buffer.sample(64, seeded())
+    buffer.read_losses(torch.linspace(0, 3, 64))
+    other.load_state_dict(copy.deepcopy(buffer.state_dict()))
+    first, second = (each.sample(50, seeded(3)).features["id"] for each in (buffer, other))
+    assert torch.equal(first, second) and other.counts()[1, ONLINE] == 6
+
+
+def test_without_data_nothing_is_drawn() -> None:
+    empty = Strata(Replay(10, 1.0), Replay(10, 1.0), AdaptiveSampler(), lambda: 0, 5)
+    assert len(empty) == 0
+    with pytest.raises(UserError, match="no task has any data"):
+        empty.sample(3, seeded())

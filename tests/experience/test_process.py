@@ -18,7 +18,7 @@ from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.experience.process import ProcessSource, changing
 from vla_rl.experience.worker import COMMAND, Pipes, Worker
 from vla_rl.policies.critics import ValueCritic
-from vla_rl.training.loop import InProcessPolicyStore
+from vla_rl.training.loop import PolicyStore
 
 ROOT = str(Path(__file__).resolve().parents[2])
 MAKE = "tests.experience.makers:{}"
@@ -126,7 +126,7 @@ def test_weights_that_do_not_fit_are_refused(shared):
 def learn(source, policy, iterations):
     """Mean reward of every rollout while PPO learns from ``source``."""
     torch.manual_seed(0)
-    critic, store = ValueCritic({"state": 2, "time": 1}, width=32), InProcessPolicyStore(policy)
+    critic, store = ValueCritic({"state": 2, "time": 1}, width=32), PolicyStore(policy)
     config = PPOConfig(epochs=4, minibatch=64, lr=3e-3, lr_bounds=(1e-4, 1e-2), critic_warmup=1)
     ppo = PPO(policy, policy.trainable(), critic, config, torch.Generator().manual_seed(0))
     rewards = []

@@ -16,13 +16,12 @@ from vla_rl.contract.batch import Rollout
 from vla_rl.contract.policy import Policy
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
-from vla_rl.fleet.canary import CanaryRule
+from vla_rl.fleet.releases import CanaryRule
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.vla.tokenizer import Vocabulary
-from vla_rl.recipes.fleet.learn import Learn
-from vla_rl.recipes.fleet.learners import LearnByCorrections
+from vla_rl.recipes.fleet.learners import Learn, LearnByCorrections
 from vla_rl.recipes.trainers import Trainable
 
 _SIZES = TinyConfig(

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vla_rl.fleet.backoff import SystemClock
+from vla_rl.fleet.protocol import Clock
 
 
 def around(*steps: str) -> tuple[str, ...]:
@@ -83,7 +83,7 @@ class Board:
         self.reach(f"after {name}")
 
 
-class BoardClock(SystemClock):
+class BoardClock(Clock):
     """The machine's clock, as far ahead as the board says."""
 
     def __init__(self, board: Board) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.board import POINTS, Board
-from vla_rl.fleet.disk import File, RealDisk
+from vla_rl.fleet.disk import Disk, File
 
 
-class CrashDisk(RealDisk):
+class CrashDisk(Disk):
     """Steps are told to ``board`` before and after; while it says full, there is no room."""
 
     def __init__(self, board: Board) -> None:
@@ -54,7 +54,7 @@ class CrashDisk(RealDisk):
         return sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0, factory=Connection)
 
 
-class _CrashFile:
+class _CrashFile(File):
     def __init__(self, disk: CrashDisk, file: File) -> None:
         self._disk, self._file = disk, file
 

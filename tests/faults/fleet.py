@@ -15,7 +15,7 @@ from tests.faults.board import SLOTS, Board
 from tests.faults.learnt import Learnt, Versions
 from tests.faults.sides import KINDS
 from tests.fleet.proxy import Proxy
-from vla_rl.fleet.authority import Authority
+from vla_rl.fleet.identity import Authority
 
 # Before processes are forked: what they run, and what an optimizer and a dataset import when they are made.
 _IMPORTED = ["tests.faults.sides", "torch._dynamo", "vla_rl.experience.lerobot.reader"]

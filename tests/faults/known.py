@@ -15,10 +15,7 @@ import numpy as np
 
 from vla_rl.contract import wire
 from vla_rl.contract.env import ArraySpec, EnvSpec
-from vla_rl.fleet.episode_end import EpisodeEnd
-from vla_rl.fleet.introduction import pack_introduction
-from vla_rl.fleet.pictures import LOSSLESS
-from vla_rl.fleet.step import FleetStep
+from vla_rl.fleet.payloads import LOSSLESS, EpisodeEnd, FleetStep, pack_introduction
 
 EPISODE = 40  # records
 LARGE = 97  # every so many records there is an event of 20 kB

@@ -27,10 +27,10 @@ from vla_rl.fleet.disk import File
 from vla_rl.fleet.record import FleetRecord
 from vla_rl.fleet.registry import Registry
 from vla_rl.recipes.fleet import learning
-from vla_rl.recipes.fleet.learn import prepare
+from vla_rl.recipes.fleet.learners import prepare
 from vla_rl.recipes.fleet.learning import Learning, Releasing
-from vla_rl.recipes.fleet.policies import key_file, signing_key
 from vla_rl.recipes.fleet.publishing import publish_first
+from vla_rl.recipes.fleet.serving import key_file, signing_key
 from vla_rl.training import checkpoint
 
 PIPES = "pipes"  # the socket at which a server's stand-in waits, in the fleet's folder
@@ -155,7 +155,7 @@ class _RegistryDisk(CrashDisk):
         return _History(self.board, file) if path.name == "history" else file
 
 
-class _History:
+class _History(File):
     def __init__(self, board: Board, file: File) -> None:
         self._board, self._file = board, file
         self.truncate, self.sync, self.close = file.truncate, file.sync, file.close

@@ -15,9 +15,9 @@ from tests.faults.known import identity
 from vla_rl.contract.errors import ContractError
 from vla_rl.fleet.episodes import EpisodeReader
 from vla_rl.fleet.ledger import Ledger
+from vla_rl.fleet.manifest import TrustedKeys
 from vla_rl.fleet.registry import Registry
 from vla_rl.fleet.releases import REMOVED
-from vla_rl.fleet.signing import TrustedKeys
 from vla_rl.training.checkpoint import latest_state
 
 _PAGE = 2000

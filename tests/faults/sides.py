@@ -25,12 +25,11 @@ from tests.faults.source import WatchedSpool
 from tests.fleet.fleets import MemoryPolicies
 from vla_rl.contract.errors import UserError
 from vla_rl.fleet import server as fleet_server
-from vla_rl.fleet.attempt import LinkOptions
-from vla_rl.fleet.backoff import BackoffOptions
-from vla_rl.fleet.errors import StoreEndedError
+from vla_rl.fleet.disk import StoreEndedError
 from vla_rl.fleet.identity import Revoked, load_credentials
 from vla_rl.fleet.ledger import Ledger, Receipt
-from vla_rl.fleet.link import Link
+from vla_rl.fleet.link import Link, LinkOptions
+from vla_rl.fleet.protocol import BackoffOptions
 from vla_rl.fleet.record import FleetRecord, Sender
 from vla_rl.fleet.server import LearnerProcess
 from vla_rl.fleet.status import Status

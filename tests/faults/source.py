@@ -6,8 +6,7 @@ from pathlib import Path
 
 from tests.faults.board import Board
 from vla_rl.fleet.disk import Disk
-from vla_rl.fleet.spool import Spool
-from vla_rl.fleet.spool_store import SpoolOptions
+from vla_rl.fleet.spool import Spool, SpoolOptions
 
 # So little that a robot whose server is away drops episodes.
 OPTIONS = SpoolOptions(quota_mb=0.5, reserve_mb=1, queue_mb=0.5)

@@ -8,9 +8,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from tests.fleet.manifests import digest, signing_key
-from vla_rl.fleet.manifest import CHUNK_BYTES
+from vla_rl.fleet.manifest import CHUNK_BYTES, TrustedKeys
 from vla_rl.fleet.registry import Published, Registry
-from vla_rl.fleet.signing import TrustedKeys
 
 KEY = signing_key()
 TRUSTED = TrustedKeys([KEY.public_pem()])

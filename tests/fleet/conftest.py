@@ -9,9 +9,8 @@ from functools import partial
 import pytest
 
 from tests.fleet.fleets import MemoryPolicies, MemoryStore
-from vla_rl.fleet.attempt import LinkOptions
-from vla_rl.fleet.backoff import BackoffOptions
-from vla_rl.fleet.link import Link
+from vla_rl.fleet.link import Link, LinkOptions
+from vla_rl.fleet.protocol import BackoffOptions
 from vla_rl.fleet.transport import FleetTransport, TransportOptions
 
 QUICK = BackoffOptions(first_s=0.01, longest_s=0.05)

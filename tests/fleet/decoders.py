@@ -16,16 +16,15 @@ from tests.fleet.fleets import MemoryPolicies, MemorySpool, hello
 from tests.fleet.manifests import manifest, signing_key
 from tests.fleet.mutations import change_header, change_json, change_message, change_wire
 from tests.fleet.records import chain
-from vla_rl.contract import env, wire
+from vla_rl.contract import env as spec
+from vla_rl.contract import wire
 from vla_rl.contract.errors import ContractError
-from vla_rl.fleet import downloads, envelope, introduction, pictures, record, registry, segments, signing
-from vla_rl.fleet import episode_end as ends
+from vla_rl.fleet import disk, payloads, protocol, record, registry, transport
 from vla_rl.fleet import fleet_pb2 as pb
 from vla_rl.fleet import manifest as manifests
-from vla_rl.fleet import step as steps
 
 ROBOT, EPOCH = "arm-1", "0" * 32
-SEGMENT = segments.Name(7, 1234)
+SEGMENT = disk.SegmentName(7, 1234)
 
 
 @dataclass(frozen=True)
@@ -51,31 +50,31 @@ def decoders() -> dict[str, Decoder]:
 def _messages() -> dict[str, Decoder]:
     spool = MemorySpool(ROBOT, EPOCH, payload=b"some payload")
     spool.put(5)
-    valid = [envelope.write_records(spool.records), envelope.write_records(spool.records[2:3])]
+    valid = [protocol.write_records(spool.records), protocol.write_records(spool.records[2:3])]
     valid += [hello(spool).SerializeToString(), pb.FromRobot(heartbeat=pb.Heartbeat(sent_ns=5)).SerializeToString()]
     valid.append(b"\x79" + bytes(8) + b"\x7d" + bytes(4) + b"\x78\x05" + valid[1])  # fields that are not known
-    valid.append(envelope.write_records([_dropped()]))
-    many = pb.Records(records=[pb.Record()] * (envelope.MAX_RECORDS + 100))
+    valid.append(protocol.write_records([_dropped()]))
+    many = pb.Records(records=[pb.Record()] * (protocol.MAX_RECORDS + 100))
     valid.append(pb.FromRobot(records=many).SerializeToString())
     answers = [
         pb.FromServer(welcome=pb.Welcome(server=bytes(16), durable_seq=-1, credit_bytes=5)),
         pb.FromServer(ack=pb.Ack(durable_seq=4, credit_bytes=1)),
         pb.FromServer(nack=pb.Nack(expected=4)),
     ]
-    frames = [segments.frame(SEGMENT, i, segments.RECORD, one.encoded) for i, one in enumerate(chain(3), 1)]
-    sides = (envelope._fields, envelope._varint, envelope._outer_fields)
+    frames = [disk.frame_head(SEGMENT, i, disk.RECORD, one.encoded) + one.encoded for i, one in enumerate(chain(3), 1)]
+    sides = (protocol._fields, protocol._varint, protocol._outer_fields)
     own = record.FleetRecord
     return {
         "from a robot": Decoder(
             _from_robot,
             valid,
-            (envelope.read_from_robot, envelope.read_records, envelope.check_hello, envelope._from_message, *sides),
+            (protocol.read_from_robot, protocol.read_records, protocol.check_hello, protocol._from_message, *sides),
             change_message(pb.FromRobot),
         ),
         "from a server": Decoder(
-            envelope.read_from_server,
+            protocol.read_from_server,
             [one.SerializeToString() for one in answers],
-            (envelope.read_from_server,),
+            (protocol.read_from_server,),
             change_message(pb.FromServer),
         ),
         "record": Decoder(
@@ -84,9 +83,9 @@ def _messages() -> dict[str, Decoder]:
             (record.decode, own.__post_init__, own._wrong, record._is_text),
         ),
         "segment": Decoder(
-            lambda data: [one for one in segments.scan(SEGMENT, data)],
+            lambda data: [one for one in disk.scan_frames(SEGMENT, data)],
             [b"".join(frames), frames[0], b"vsegvseg" + frames[1]],
-            (segments.parse, segments.scan, segments._next),
+            (disk.parse_frame, disk.scan_frames, disk._next_frame),
         ),
     }
 
@@ -103,30 +102,34 @@ def _payloads() -> dict[str, Decoder]:
         (wire.unpack, wire._decode, wire._mapping, wire._sequence, wire._plain, wire._array_head),
     )
     image = np.random.default_rng(0).integers(0, 255, (12, 10, 3), np.uint8)
-    end = ends.EpisodeEnd("success", 20, 3, 1, 2.5)
+    end = payloads.EpisodeEnd("success", 20, 3, 1, 2.5)
     made = [step(i) for i in range(2)]
     return {
         "introduction": Decoder(
-            introduction.unpack_introduction,
-            [introduction.pack_introduction(SPEC), wire.pack({"event": "other", "spec": spec_of})],
-            (introduction.unpack_introduction, env.EnvSpec.from_json.__func__, env._array_spec),  # type: ignore[attr-defined]
+            payloads.unpack_introduction,
+            [payloads.pack_introduction(SPEC), wire.pack({"event": "other", "spec": spec_of})],
+            (payloads.unpack_introduction, spec.EnvSpec.from_json.__func__, spec._array_spec),  # type: ignore[attr-defined]
             change_wire,
         ),
         "step": Decoder(
-            steps.FleetStep.from_payload,
-            [one.payload(quality) for one in made for quality in (pictures.LOSSLESS, 90)],
-            (steps.FleetStep.from_payload.__func__, steps._is_vector, steps._are, *shared),  # type: ignore[attr-defined]
+            payloads.FleetStep.from_payload,
+            [one.payload(quality) for one in made for quality in (payloads.LOSSLESS, 90)],
+            (payloads.FleetStep.from_payload.__func__, payloads._is_vector, payloads._are, *shared),  # type: ignore[attr-defined]
             change_wire,
         ),
         "picture": Decoder(
-            pictures.decode,
-            [pictures.encode(image, 90), pictures.encode(image, 0), pictures.encode(image[..., :1], 0)],
-            (pictures.decode,),
+            payloads.decode_picture,
+            [
+                payloads.encode_picture(image, 90),
+                payloads.encode_picture(image, 0),
+                payloads.encode_picture(image[..., :1], 0),
+            ],
+            (payloads.decode_picture,),
         ),
         "episode's end": Decoder(
-            ends.EpisodeEnd.from_payload,
+            payloads.EpisodeEnd.from_payload,
             [end.payload()],
-            (ends.EpisodeEnd.from_payload.__func__, ends.EpisodeEnd.__post_init__),  # type: ignore[attr-defined]
+            (payloads.EpisodeEnd.from_payload.__func__, payloads.EpisodeEnd.__post_init__),  # type: ignore[attr-defined]
             change_wire,
         ),
     }
@@ -134,7 +137,7 @@ def _payloads() -> dict[str, Decoder]:
 
 def _policies() -> dict[str, Decoder]:
     key, body = signing_key(), manifest().encode()
-    trusted = signing.TrustedKeys([key.public_pem()])
+    trusted = manifests.TrustedKeys([key.public_pem()])
     inner = (manifests._manifest, manifests._file, manifests._tensor, manifests._blob, manifests._golden)
     checks = (manifests._distinct, manifests._known, manifests._require, manifests._list, manifests._text)
     rest = (manifests._int, manifests._number, manifests.check_path, manifests.check_digest)
@@ -151,7 +154,7 @@ def _policies() -> dict[str, Decoder]:
             (manifests.Manifest.decode.__func__, *inner, *checks, *rest),  # type: ignore[attr-defined]
             change_json,
         ),
-        "signed manifest": Decoder(trusted.read, [key.sign(manifest())], (signing.TrustedKeys.read, signing._made)),
+        "signed manifest": Decoder(trusted.read, [key.sign(manifest())], (manifests.TrustedKeys.read, manifests._made)),
         "safetensors": Decoder(
             lambda data: registry.read_header(io.BytesIO(data), len(data)),
             [len(packed).to_bytes(8, "little") + packed + bytes(24)],
@@ -177,19 +180,19 @@ class _Context:
 def _requests() -> dict[str, Decoder]:
     policies = MemoryPolicies()
     chunk = pb.ChunkRequest(sha256=policies.publish(b"abc"), offset=1, count=2)
-    served, context = downloads.Downloads(policies, lambda context: ""), _Context()
-    answer = downloads.Downloads._answer
+    served, context = transport.Downloads(policies, lambda context: ""), _Context()
+    answer = transport.Downloads._answer
     return {
         "request for a manifest": Decoder(
             lambda data: served._manifest(data, context),
             [pb.ManifestRequest(version=1).SerializeToString()],
-            (downloads.Downloads._manifest,),
+            (transport.Downloads._manifest,),
             change_message(pb.ManifestRequest),
         ),
         "request for a chunk": Decoder(
             lambda data: served._chunk(data, context),
             [chunk.SerializeToString()],
-            (downloads.Downloads._chunk, answer),
+            (transport.Downloads._chunk, answer),
             change_message(pb.ChunkRequest),
         ),
     }
@@ -197,9 +200,9 @@ def _requests() -> dict[str, Decoder]:
 
 def _from_robot(data: bytes) -> object:
     """As a session reads it: a message, then its records or its introduction."""
-    message = envelope.read_from_robot(data)
+    message = protocol.read_from_robot(data)
     if message.WhichOneof("message") == "records":
-        return [one.encoded for one in envelope.read_records(ROBOT, EPOCH, message.records)]
+        return [one.encoded for one in protocol.read_records(ROBOT, EPOCH, message.records)]
     if message.WhichOneof("message") == "hello":
-        envelope.check_hello(message.hello)
+        protocol.check_hello(message.hello)
     return message

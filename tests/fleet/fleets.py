@@ -15,12 +15,10 @@ import pytest
 from tests.patience import PATIENCE
 from vla_rl.contract import wire
 from vla_rl.fleet import fleet_pb2 as pb
-from vla_rl.fleet.backoff import SystemClock
-from vla_rl.fleet.channels import STREAM, open_channel, path
-from vla_rl.fleet.envelope import PROTOCOL
-from vla_rl.fleet.errors import ConflictError, GapError, RefusedError
-from vla_rl.fleet.ledger import Receipt
+from vla_rl.fleet.ledger import ConflictError, GapError, Receipt, RefusedError
+from vla_rl.fleet.protocol import PROTOCOL, STREAM, Clock, call_path, open_channel
 from vla_rl.fleet.record import NO_HASH, FleetRecord, Sender
+from vla_rl.fleet.releases import MissingError
 
 
 def wait_until(reached: Callable[[], object]) -> None:
@@ -31,7 +29,7 @@ def wait_until(reached: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
-class JumpingClock(SystemClock):
+class JumpingClock(Clock):
     """The machine's clock, which can be set forward."""
 
     def __init__(self) -> None:
@@ -157,10 +155,14 @@ class MemoryPolicies:
         return self._changes
 
     def manifest(self, version):
+        if version not in self._manifests:
+            raise MissingError(f"there is no policy version {version}.")
         return self._manifests[version]
 
-    def chunk(self, sha256, offset, count):
-        return self._chunks[sha256][offset : offset + count]
+    def chunk(self, digest, offset, count):
+        if bytes.fromhex(digest) not in self._chunks:
+            raise MissingError(f"there is no chunk {digest}.")
+        return self._chunks[bytes.fromhex(digest)][offset : offset + count]
 
 
 class Hand:
@@ -169,7 +171,7 @@ class Hand:
     def __init__(self, port, credentials=None) -> None:
         self.channel = open_channel(f"127.0.0.1:{port}", credentials)
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._call = self.channel.stream_stream(path(STREAM))(iter(self._queue.get, None))
+        self._call = self.channel.stream_stream(call_path(STREAM))(iter(self._queue.get, None))
 
     def __enter__(self):
         return self

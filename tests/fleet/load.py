@@ -30,11 +30,9 @@ from typing import Any
 import numpy as np
 
 from tests.fleet.fleets import MemoryPolicies
-from vla_rl.fleet.attempt import LinkOptions
-from vla_rl.fleet.authority import Authority
-from vla_rl.fleet.identity import load_credentials
+from vla_rl.fleet.identity import Authority, load_credentials
 from vla_rl.fleet.ledger import Ledger
-from vla_rl.fleet.link import Link
+from vla_rl.fleet.link import Link, LinkOptions
 from vla_rl.fleet.record import NO_HASH, FleetRecord
 from vla_rl.fleet.transport import FleetTransport, TransportOptions
 

@@ -6,8 +6,7 @@ import hashlib
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from vla_rl.fleet.manifest import CHUNK_BYTES, Blob, FileEntry, Golden, Manifest, TensorEntry
-from vla_rl.fleet.signing import SigningKey
+from vla_rl.fleet.manifest import CHUNK_BYTES, Blob, FileEntry, Golden, Manifest, SigningKey, TensorEntry
 
 
 def digest(text: str) -> str:

@@ -9,8 +9,8 @@ import pytest
 from tests.fleet.fleets import MemorySpool, hello
 from vla_rl.contract.errors import ContractError
 from vla_rl.fleet import fleet_pb2 as pb
-from vla_rl.fleet.attempt import Attempt, LinkOptions, LinkState
-from vla_rl.fleet.envelope import MAX_RECORDS
+from vla_rl.fleet.link import Attempt, LinkOptions, LinkState
+from vla_rl.fleet.protocol import MAX_RECORDS
 from vla_rl.fleet.record import FleetRecord
 
 BATCH = 1024  # bytes, of which a message has about as many
@@ -70,7 +70,7 @@ def size(records: list[FleetRecord]) -> int:
 
 @pytest.fixture(autouse=True)
 def glance(monkeypatch):
-    monkeypatch.setattr("vla_rl.fleet.attempt._GLANCE_S", 0.01)
+    monkeypatch.setattr("vla_rl.fleet.link._GLANCE_S", 0.01)
 
 
 @pytest.mark.parametrize(("spare", "second"), [(0, True), (-1, False)])
@@ -139,23 +139,17 @@ def test_a_policy_is_told_when_it_changes_and_once():
     assert robot.told == [(1, "canary"), (1, "active")] and robot.state.policy == (1, "active")
 
 
-def test_a_heartbeat_says_nanoseconds_and_the_quickest_answer_tells_the_servers_clock():
+def test_a_heartbeat_says_nanoseconds():
     robot = Robot(records=0)
     assert pb.FromRobot.FromString(next(robot.wire.outgoing)).WhichOneof("message") == "hello"
     robot.spool.wait = lambda seq, seconds: setattr(robot.clock, "time", robot.clock.time + 3.0)  # type: ignore[method-assign]
     beat = pb.FromRobot.FromString(next(robot.wire.outgoing)).heartbeat
     assert beat.sent_ns == round(robot.clock.time * 1e9)
-    for waited, offset in ((0.5, 7.0), (2.0, 9.0), (0.5, 8.0), (0.25, 6.0), (1.0, 1.0)):
-        echo = robot.clock.time
-        robot.clock.time += waited
-        wall = robot.clock.wall_ns() + int((offset - waited / 2) * 1e9)
-        robot.hears(clock=pb.Clock(wall_ns=wall, echo_ns=round(echo * 1e9)))
-    assert robot.state.round_trip_s == pytest.approx(0.25) and robot.state.offset_ns == pytest.approx(6e9, abs=1e3)
 
 
-def test_an_answer_from_the_future_tells_no_clock_and_one_to_a_heartbeat_is_progress():
+def test_an_answer_to_a_heartbeat_is_progress():
     robot = Robot(records=0)
     robot.hears(clock=pb.Clock(wall_ns=1, echo_ns=0))
     assert not robot.attempt._progress, "it answers no heartbeat"
     robot.hears(clock=pb.Clock(wall_ns=1, echo_ns=round((robot.clock.time + 9) * 1e9)))
-    assert robot.attempt._progress and robot.state.round_trip_s == float("inf") and robot.state.offset_ns == 0
+    assert robot.attempt._progress

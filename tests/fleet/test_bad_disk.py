@@ -16,11 +16,9 @@ from tests.fleet.records import EPOCH, chain, follow
 from tests.fleet.test_power_cut import BATCHES, CHAINS, Story
 from tests.fleet.torn_disk import Point, TornDisk, Truncate
 from vla_rl.contract.errors import UserError
-from vla_rl.fleet.disk import RealDisk
-from vla_rl.fleet.errors import StoreEndedError, StoreFullError
+from vla_rl.fleet.disk import FRAME_BYTES, Disk, StoreEndedError, StoreFullError
 from vla_rl.fleet.ledger import Ledger
 from vla_rl.fleet.record import Sender
-from vla_rl.fleet.segments import FRAME_BYTES
 
 GROWTH, SYNCS = ("write", "create", "folder"), ("sync", "sync_folder")
 CHANGES = (*GROWTH, "truncate", "remove", "rename")
@@ -239,7 +237,7 @@ def flip(index, small, tmp_path, caplog, stride):
 def test_a_segment_that_lost_its_end_is_told(small, tmp_path, caplog):
     root, segment, data = small
     (root / segment).write_bytes(data[:-1])
-    ledger = Ledger(root / "ledger", RealDisk(), reserve=0)
+    ledger = Ledger(root / "ledger", Disk(), reserve=0)
     assert "ends after" in caplog.text
     assert len(ledger.read(0, 100)) == 3 and ledger.damaged() == [4]
     ledger.close()
@@ -248,12 +246,12 @@ def test_a_segment_that_lost_its_end_is_told(small, tmp_path, caplog):
 def test_a_segment_that_is_gone_is_told(small, caplog):
     root, segment, _ = small
     (root / segment).unlink()
-    ledger = Ledger(root / "ledger", RealDisk(), reserve=0)
+    ledger = Ledger(root / "ledger", Disk(), reserve=0)
     assert "is gone" in caplog.text and ledger.read(0, 100) == [] and ledger.damaged() == [1, 2, 3, 4]
     ledger.close()
 
 
-class Unreadable(RealDisk):
+class Unreadable(Disk):
     """Cannot read segments while ``fails``."""
 
     fails = False
@@ -276,7 +274,7 @@ def test_what_cannot_be_read_for_a_moment_is_not_damaged(tmp_path):
 
 
 def test_what_cannot_be_read_for_long_is_left_out_until_it_can_when_the_ledger_is_opened(tmp_path, monkeypatch):
-    monkeypatch.setattr("vla_rl.fleet.segments.PATIENCE_S", -1.0)
+    monkeypatch.setattr("vla_rl.fleet.disk.PATIENCE_S", -1.0)
     ledger = Ledger(tmp_path / "ledger", disk := Unreadable(), reserve=0)
     ledger.append(records := chain(3))
     disk.fails = True
@@ -315,7 +313,7 @@ def calls(monkeypatch):
 
 
 def test_the_real_disk_syncs_files_and_folders(calls, tmp_path):
-    disk = RealDisk()
+    disk = Disk()
     file = disk.open(tmp_path / "file")
     file.write(b"data")
     file.sync()
@@ -325,7 +323,7 @@ def test_the_real_disk_syncs_files_and_folders(calls, tmp_path):
 
 
 def test_the_real_disk_is_a_disk(tmp_path):
-    disk = RealDisk()
+    disk = Disk()
     disk.make_folder(tmp_path / "folder")
     assert disk.is_folder(tmp_path / "folder") and not disk.is_folder(tmp_path / "nothing")
     path = tmp_path / "folder" / "a"

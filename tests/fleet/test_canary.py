@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vla_rl.contract.intervals import poisson_rate, wilson
-from vla_rl.fleet.canary import CanaryRule, Outcomes, choose_canaries, judge
+from vla_rl.fleet.releases import CanaryRule, Outcomes, choose_canaries, judge
 
 RULE = CanaryRule(min_episodes=5)
 

@@ -12,10 +12,10 @@ import pytest
 
 from tests.fleet.fleets import Hand, MemoryPolicies, MemorySpool, wait_until
 from vla_rl.contract.errors import UserError
-from vla_rl.fleet import connections, downloads, transport
 from vla_rl.fleet import fleet_pb2 as pb
-from vla_rl.fleet.connections import most_connections, peer_of
-from vla_rl.fleet.envelope import write_records
+from vla_rl.fleet import transport
+from vla_rl.fleet.protocol import write_records
+from vla_rl.fleet.transport import most_connections, peer_of
 
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"  # HTTP/2: the handshake is over
 
@@ -48,7 +48,7 @@ def is_open(sock: socket.socket) -> bool:
 
 
 def test_strangers_give_way_and_a_robot_that_is_here_stays(serve, monkeypatch):
-    monkeypatch.setattr(connections, "HANDSHAKE_S", 1e9)
+    monkeypatch.setattr(transport, "HANDSHAKE_S", 1e9)
     given_back: list[bool] = []
     monkeypatch.setattr(transport, "give_back", lambda: given_back.append(True))
     server, spool = serve(max_robots=4), spool_of(2)
@@ -64,8 +64,8 @@ def test_strangers_give_way_and_a_robot_that_is_here_stays(serve, monkeypatch):
 
 
 def test_streams_on_which_nobody_introduces_himself_give_way(serve, monkeypatch):
-    monkeypatch.setattr(connections, "_OF_ADDRESS", 1000)
-    monkeypatch.setattr(connections, "HANDSHAKE_S", 1e9)
+    monkeypatch.setattr(transport, "_OF_ADDRESS", 1000)
+    monkeypatch.setattr(transport, "HANDSHAKE_S", 1e9)
     server = serve(max_robots=2, silence_s=3600.0)
 
     def welcome() -> bool:
@@ -127,11 +127,11 @@ class Reading:
 def test_a_robot_downloads_so_many_pieces_at_once_and_no_more():
     policies = MemoryPolicies()
     asked = pb.ChunkRequest(sha256=policies.publish(b"abc"), offset=0, count=3).SerializeToString()
-    served = downloads.Downloads(policies, lambda context: context.peer().split(":")[1])
-    running = [Reading("ipv4:192.0.2.7:1") for _ in range(downloads._AT_ONCE)]
+    served = transport.Downloads(policies, lambda context: context.peer().split(":")[1])
+    running = [Reading("ipv4:192.0.2.7:1") for _ in range(transport._AT_ONCE)]
     for one in running:
         assert served._chunk(asked, one)
-    with pytest.raises(UserError, match=f"RESOURCE_EXHAUSTED: a robot may download {downloads._AT_ONCE} pieces"):
+    with pytest.raises(UserError, match=f"RESOURCE_EXHAUSTED: a robot may download {transport._AT_ONCE} pieces"):
         served._chunk(asked, Reading("ipv4:192.0.2.7:1"))
     assert served._chunk(asked, Reading("ipv4:192.0.2.8:1")), "another robot"
     running[0].ends[0]()

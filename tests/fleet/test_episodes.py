@@ -10,7 +10,7 @@ import pytest
 
 from tests.fleet.episodes import SPEC, chained, episode, introduction, step
 from vla_rl.fleet.episodes import EpisodeReader, FleetEpisode
-from vla_rl.fleet.pictures import LOSSLESS
+from vla_rl.fleet.payloads import LOSSLESS
 from vla_rl.fleet.record import FleetRecord
 
 

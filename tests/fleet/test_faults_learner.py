@@ -13,12 +13,12 @@ from tests.faults.learnt import Learnt, Versions, audit_learner
 from tests.faults.shifts import Shifts
 from tests.fleet.checkpoints import PUBLISHED, checkpoint
 from tests.fleet.records import EPOCH
-from vla_rl.fleet.disk import RealDisk
+from vla_rl.fleet.disk import Disk
 from vla_rl.fleet.episodes import EpisodeReader
 from vla_rl.fleet.ledger import Ledger
 from vla_rl.fleet.record import NO_HASH, FleetRecord
 from vla_rl.fleet.registry import History, Registry
-from vla_rl.recipes.fleet.policies import signing_key
+from vla_rl.recipes.fleet.serving import signing_key
 from vla_rl.training.checkpoint import save_state
 
 
@@ -104,7 +104,7 @@ def test_versions_that_broke_or_were_published_twice_are_said(tmp_path):
     chunk.write_bytes(b"x" + chunk.read_bytes()[1:])
     manifest = tmp_path / "registry" / "manifests" / "0000000001"
     manifest.write_bytes(b"x" + manifest.read_bytes()[1:])
-    history = History(tmp_path / "registry" / "history", RealDisk())
+    history = History(tmp_path / "registry" / "history", Disk())
     history.append({**history.new()[0], "version": 2})
     versions.look(last=True)
     assert [next(word for word in ("twice", "another", "signed", "whole") if word in one) for one in found.wrong] == [

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from vla_rl.contract.errors import ContractError
-from vla_rl.fleet.disk import RealDisk
+from vla_rl.fleet.disk import Disk
 from vla_rl.fleet.registry import History
 
 
 def history(tmp_path):
-    return History(tmp_path / "history", RealDisk())
+    return History(tmp_path / "history", Disk())
 
 
 def test_entries_come_back_once_and_in_order(tmp_path):

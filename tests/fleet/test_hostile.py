@@ -17,7 +17,7 @@ from tests.fleet.fuzz import fuzz
 from vla_rl.contract import wire
 from vla_rl.contract.errors import ContractError
 from vla_rl.fleet import fleet_pb2 as pb
-from vla_rl.fleet.envelope import (
+from vla_rl.fleet.protocol import (
     MAX_MESSAGE,
     MAX_RECORDS,
     check_hello,

@@ -11,8 +11,7 @@ from datetime import timedelta
 import pytest
 
 from vla_rl.contract.errors import UserError
-from vla_rl.fleet.authority import Authority
-from vla_rl.fleet.identity import RefusedError, Revoked, check_reach, load_credentials, now, robot_of
+from vla_rl.fleet.identity import Authority, RefusedError, Revoked, check_reach, load_credentials, now, robot_of
 
 
 @pytest.fixture(scope="module")

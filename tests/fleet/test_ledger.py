@@ -6,8 +6,8 @@ import pytest
 
 from tests.fleet.records import EPOCH, chain, follow
 from vla_rl.contract.errors import UserError
-from vla_rl.fleet.errors import ConflictError, GapError, StoreEndedError, StoreFullError
-from vla_rl.fleet.ledger import Ledger
+from vla_rl.fleet.disk import StoreEndedError, StoreFullError
+from vla_rl.fleet.ledger import ConflictError, GapError, Ledger
 from vla_rl.fleet.record import FleetRecord, Sender
 
 ARM = Sender("arm", EPOCH)
@@ -103,27 +103,15 @@ def test_a_dropped_record_closes_the_gap_it_stands_for(ledger):
     assert ledger.sent_by(ARM, 5, 2) == [dropped.after(3, records[3].hash), records[6]]
 
 
-def test_consumers_keep_their_places(ledger, folder):
-    ledger.append(chain(9))
-    ledger.advance("learner", 4)
-    ledger.advance("page", 9)
-    ledger.close()
-    again = Ledger(folder)
-    assert (again.cursor("learner"), again.cursor("page"), again.cursor("nobody")) == (4, 9, 0)
-    again.close()
-
-
 def test_a_lost_index_is_made_anew_from_the_segments(ledger, folder):
     records = chain(30)
     for i in range(0, 30, 4):
         ledger.append(records[i : i + 4])
-        ledger.advance("learner", i)
     ledger.close()
     for path in folder.glob("index.sqlite*"):
         path.unlink()
     again = Ledger(folder)
     assert stored(again) == records and again.head(*ARM) == (29, records[-1].hash)
-    assert 20 <= again.cursor("learner") <= 28  # where it was when the newest segment began
     assert again.append(follow(records, 1)).durable == {ARM: 30}
     again.close()
 

@@ -9,8 +9,8 @@ import pytest
 from tests.fleet.fleets import Hand, JumpingClock, MemorySpool, wait_until
 from tests.fleet.proxy import Proxy
 from vla_rl.contract.errors import UserError
-from vla_rl.fleet.attempt import LinkOptions
-from vla_rl.fleet.backoff import Backoff, BackoffOptions
+from vla_rl.fleet.link import LinkOptions
+from vla_rl.fleet.protocol import Backoff, BackoffOptions
 
 
 @pytest.fixture

@@ -32,15 +32,13 @@ from tests.recipes.fleet.recorded_episodes import records
 from vla_rl.contract import wire
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.fleet import fleet_pb2 as pb
-from vla_rl.fleet.envelope import write_records
-from vla_rl.fleet.episode_end import EpisodeEnd
 from vla_rl.fleet.ledger import Ledger
-from vla_rl.fleet.pictures import LOSSLESS
+from vla_rl.fleet.payloads import LOSSLESS, EpisodeEnd, FleetStep
+from vla_rl.fleet.protocol import write_records
 from vla_rl.fleet.record import FleetRecord
-from vla_rl.fleet.step import FleetStep
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.fleet.learn import LEARNER
+from vla_rl.recipes.fleet.learners import LEARNER
 from vla_rl.recipes.imitate import collect
 from vla_rl.training.checkpoint import latest_state
 

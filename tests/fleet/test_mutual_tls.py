@@ -10,11 +10,9 @@ import pytest
 
 from tests.fleet.fleets import Hand, MemorySpool, hello, wait_until
 from vla_rl.contract.errors import UserError
-from vla_rl.fleet.attempt import LinkOptions
-from vla_rl.fleet.authority import Authority
-from vla_rl.fleet.envelope import write_records
-from vla_rl.fleet.identity import Credentials, Revoked, load_credentials, now
-from vla_rl.fleet.link import Link
+from vla_rl.fleet.identity import Authority, Credentials, Revoked, load_credentials, now
+from vla_rl.fleet.link import Link, LinkOptions
+from vla_rl.fleet.protocol import write_records
 
 Code = grpc.StatusCode
 
@@ -153,10 +151,10 @@ def test_a_revoked_robot_downloads_nothing(serve, made, tmp_path, policies):
     authority.revoke("arm-1")
     with Hand(server.port, mine) as hand:
         from vla_rl.fleet import fleet_pb2 as pb
-        from vla_rl.fleet.channels import MANIFEST, path
+        from vla_rl.fleet.protocol import MANIFEST, call_path
 
         with pytest.raises(grpc.RpcError) as caught:
-            hand.channel.unary_unary(path(MANIFEST))(pb.ManifestRequest(version=1).SerializeToString(), timeout=60)
+            hand.channel.unary_unary(call_path(MANIFEST))(pb.ManifestRequest(version=1).SerializeToString(), timeout=60)
     assert caught.value.code() is Code.PERMISSION_DENIED
 
 

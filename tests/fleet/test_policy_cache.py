@@ -10,7 +10,7 @@ import pytest
 from tests.fleet.checkpoints import KEY, PUBLISHED, SPEC_HASH, TRUSTED, Link, checkpoint, content, registry
 from tests.fleet.manifests import digest, signing_key
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.fleet.disk import RealDisk
+from vla_rl.fleet.disk import Disk, File
 from vla_rl.fleet.manifest import CHUNK_BYTES, CLIENT
 from vla_rl.fleet.policy_cache import SPARE_BYTES, PolicyCache
 
@@ -123,7 +123,7 @@ def test_what_a_power_cut_spoilt_of_a_chunk_is_fetched_again(tmp_path):
     assert content(cache.fetch(1, SPEC_HASH, Link(link.registry)).folder) == content(tmp_path / "1")
 
 
-class SmallDisk(RealDisk):
+class SmallDisk(Disk):
     """Holds ``room`` more bytes; says that it has ``claimed`` of them."""
 
     def __init__(self, room, claimed):
@@ -142,7 +142,7 @@ class SmallDisk(RealDisk):
                 disk.room -= len(data)
                 return file.write(data)
 
-            truncate, sync, close = file.truncate, file.sync, file.close
+            truncate, sync, close, write_all = file.truncate, file.sync, file.close, File.write_all
 
         return Limited()
 
@@ -205,7 +205,7 @@ def test_flipped_bits_are_seen_and_mended(tmp_path):
     assert not link.asked  # all of it is in version 2 or undamaged
 
 
-class Dies(RealDisk):
+class Dies(Disk):
     """Dies at its ``step``-th rename, removal or sync."""
 
     def __init__(self, step):

@@ -17,9 +17,9 @@ from tests.fleet.checkpoints import KEY, PUBLISHED, SPEC_HASH, TRUSTED, Link
 from tests.fleet.sqlite_files import PowerCut
 from tests.fleet.test_power_cut import at
 from tests.fleet.torn_disk import TornDisk
-from vla_rl.fleet.canary import Outcomes
 from vla_rl.fleet.policy_cache import PolicyCache
 from vla_rl.fleet.registry import Registry
+from vla_rl.fleet.releases import Outcomes
 
 WHO = ("learner", "a test")
 Told = dict[str, list[int]]

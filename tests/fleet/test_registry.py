@@ -12,9 +12,9 @@ import pytest
 
 from tests.fleet.checkpoints import KEY, PUBLISHED, TRUSTED, checkpoint, registry
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.fleet.canary import CanaryRule, Outcomes
-from vla_rl.fleet.disk import RealDisk
+from vla_rl.fleet.disk import Disk, File
 from vla_rl.fleet.registry import Registry
+from vla_rl.fleet.releases import CanaryRule, Outcomes
 
 WHO = ("an operator", "a test")
 ROBOTS = [f"arm{i}" for i in range(20)]
@@ -161,7 +161,7 @@ def test_two_who_publish_at_once_get_two_numbers(tmp_path):
     assert len({made.manifest(version) for version in range(1, 6)}) == 5
 
 
-class DiesAt(RealDisk):
+class DiesAt(Disk):
     """Dies at its ``step``-th write, rename or sync, and forgets that write."""
 
     def __init__(self, step):
@@ -186,7 +186,7 @@ class DiesAt(RealDisk):
                 disk.tick()
                 file.sync()
 
-            truncate, close = file.truncate, file.close
+            truncate, close, write_all = file.truncate, file.close, File.write_all
 
         return Watched()
 

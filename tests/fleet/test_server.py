@@ -24,8 +24,7 @@ from vla_rl.cli import main
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.fleet import disk
-from vla_rl.fleet.episode_end import EpisodeEnd
-from vla_rl.fleet.pictures import LOSSLESS
+from vla_rl.fleet.payloads import LOSSLESS, EpisodeEnd
 from vla_rl.fleet.policy_cache import PolicyCache
 from vla_rl.fleet.server import FleetServer, FleetServerConfig
 from vla_rl.fleet.transport import TransportOptions
@@ -167,19 +166,19 @@ def test_a_disk_that_fails_is_an_alarm_while_it_does_and_costs_nothing(code, ala
     server, spool = opened(), spool_of(episode("a", 3))
     link(server.transport.port, spool)
     wait_until(lambda: spool.acknowledgements[-1:] == [4])
-    write, free = disk._RealFile.write, disk.RealDisk.free
+    write, free = disk.File.write, disk.Disk.free
 
     def fail(file, data):
         raise OSError(code, "the test's disk")
 
-    monkeypatch.setattr(disk._RealFile, "write", fail)
+    monkeypatch.setattr(disk.File, "write", fail)
     if code == errno.ENOSPC:
-        monkeypatch.setattr(disk.RealDisk, "free", lambda self, folder: 0)
+        monkeypatch.setattr(disk.Disk, "free", lambda self, folder: 0)
     records = len(spool.records)
     spool.put(20)
     wait_until(lambda: any(alarm in one["sentence"] for one in shown(server)["alarms"]))
-    monkeypatch.setattr(disk._RealFile, "write", write)
-    monkeypatch.setattr(disk.RealDisk, "free", free)
+    monkeypatch.setattr(disk.File, "write", write)
+    monkeypatch.setattr(disk.Disk, "free", free)
     wait_until(lambda: spool.acknowledgements[-1] == records + 19)
     wait_until(lambda: not any(alarm in one["sentence"] for one in shown(server)["alarms"]))
     assert [record for _, record in server.ledger.read(0, 100)] == spool.records

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from tests.fleet.fleets import MemorySpool
-from vla_rl.fleet.backoff import SystemClock
-from vla_rl.fleet.committer import Batch, Outcome
-from vla_rl.fleet.envelope import write_records
-from vla_rl.fleet.errors import GapError
+from vla_rl.fleet.ledger import GapError
+from vla_rl.fleet.protocol import Clock, write_records
 from vla_rl.fleet.record import Sender
-from vla_rl.fleet.session import Session
+from vla_rl.fleet.session import Batch, Outcome, Session
 
 
 class Server:
@@ -18,7 +16,7 @@ class Server:
         self.spool, self.batches = MemorySpool(), list[Batch]()
         self.spool.put(records)
         sender = Sender(self.spool.robot, self.spool.epoch)
-        self.session = Session(sender, -1, self, SystemClock(), credit, lambda _: None)  # type: ignore[arg-type]
+        self.session = Session(sender, -1, self, Clock(), credit, lambda _: None)  # type: ignore[arg-type]
 
     def submit(self, batch: Batch) -> None:
         self.batches.append(batch)

@@ -11,8 +11,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from tests.fleet.manifests import manifest, signing_key
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.fleet.manifest import Manifest
-from vla_rl.fleet.signing import MAX_SIGNED_BYTES, SIGNATURE_BYTES, SigningKey, TrustedKeys
+from vla_rl.fleet.manifest import MAX_SIGNED_BYTES, SIGNATURE_BYTES, Manifest, SigningKey, TrustedKeys
 
 
 def test_what_was_signed_is_read():
@@ -41,7 +40,7 @@ def test_anything_else_is_refused_before_it_is_parsed(monkeypatch):
 def test_a_manifest_that_is_too_large_is_not_even_hashed(monkeypatch):
     key = signing_key()
     trusted = TrustedKeys([key.public_pem()])
-    monkeypatch.setattr("vla_rl.fleet.signing._made", lambda *parts: pytest.fail("all of it was hashed"))
+    monkeypatch.setattr("vla_rl.fleet.manifest._made", lambda *parts: pytest.fail("all of it was hashed"))
     with pytest.raises(ContractError, match="not signed by a key"):
         trusted.read(bytes(MAX_SIGNED_BYTES + 1))
 

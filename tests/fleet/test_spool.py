@@ -19,11 +19,10 @@ from tests.fleet.test_power_cut import at
 from tests.fleet.torn_disk import Point, TornDisk
 from tests.patience import PATIENCE
 from vla_rl.contract.errors import UserError
-from vla_rl.fleet.errors import StoreEndedError, StoreFullError
+from vla_rl.fleet.disk import StoreEndedError, StoreFullError
 from vla_rl.fleet.ledger import Ledger
 from vla_rl.fleet.record import NO_HASH, FleetRecord
-from vla_rl.fleet.spool import Spool
-from vla_rl.fleet.spool_store import SpoolOptions, SpoolStore
+from vla_rl.fleet.spool import Spool, SpoolOptions, SpoolStore
 
 SMALL = SpoolOptions(quota_mb=0.004, reserve_mb=0)
 

@@ -10,8 +10,7 @@ from tests.fleet.fleets import wait_until
 from tests.fleet.test_spool import episode, put
 from vla_rl.fleet.ledger import Ledger
 from vla_rl.fleet.record import Sender
-from vla_rl.fleet.spool import Spool
-from vla_rl.fleet.spool_store import SpoolOptions
+from vla_rl.fleet.spool import Spool, SpoolOptions
 from vla_rl.fleet.transport import FleetTransport, TransportOptions
 
 

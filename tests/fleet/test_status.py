@@ -10,8 +10,8 @@ import pytest
 from vla_rl.contract import wire
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.intervals import wilson
-from vla_rl.fleet.episode_end import EpisodeEnd
 from vla_rl.fleet.page import metrics
+from vla_rl.fleet.payloads import EpisodeEnd
 from vla_rl.fleet.status import ALARMS, ALARMS_OF_ONE, OTHERS, RECENT, VERSIONS_OF_ONE, Status
 
 SUCCESS = EpisodeEnd("success", steps=100, intervened=10, clipped=3, seconds=4.0)

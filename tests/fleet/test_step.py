@@ -11,9 +11,15 @@ from PIL import Image
 from tests.fleet.episodes import SPEC, step
 from vla_rl.contract import wire
 from vla_rl.contract.errors import ContractError
-from vla_rl.fleet import pictures
-from vla_rl.fleet.introduction import pack_introduction, unpack_introduction
-from vla_rl.fleet.step import MAX_CAMERAS, FleetStep
+from vla_rl.fleet.payloads import (
+    LOSSLESS,
+    MAX_CAMERAS,
+    FleetStep,
+    decode_picture,
+    encode_picture,
+    pack_introduction,
+    unpack_introduction,
+)
 
 
 def picture(*shape: int) -> np.ndarray:
@@ -22,19 +28,19 @@ def picture(*shape: int) -> np.ndarray:
 
 @pytest.mark.parametrize("shape", [(5, 7, 3), (5, 7, 1), (1, 1, 3)], ids=str)
 def test_a_lossless_picture_comes_back_bit_for_bit(shape: tuple[int, ...]):
-    np.testing.assert_array_equal(pictures.decode(pictures.encode(picture(*shape), pictures.LOSSLESS)), picture(*shape))
+    np.testing.assert_array_equal(decode_picture(encode_picture(picture(*shape), LOSSLESS)), picture(*shape))
 
 
 def test_a_jpeg_is_close_and_its_channels_are_in_order():
     smooth = np.zeros((32, 32, 3), np.uint8) + np.array([200, 100, 30], np.uint8)
-    found = pictures.decode(pictures.encode(smooth, 95))
+    found = decode_picture(encode_picture(smooth, 95))
     assert found.shape == smooth.shape and np.abs(found.astype(int) - smooth).max() <= 3
 
 
 def test_colours_keep_their_resolution():
     edges = np.zeros((16, 16, 3), np.uint8)
     edges[:, ::2], edges[:, 1::2] = (255, 0, 0), (0, 0, 255)
-    assert np.abs(pictures.decode(pictures.encode(edges, 100)).astype(int) - edges).max() < 40
+    assert np.abs(decode_picture(encode_picture(edges, 100)).astype(int) - edges).max() < 40
 
 
 @pytest.mark.parametrize(
@@ -42,7 +48,7 @@ def test_colours_keep_their_resolution():
 )
 def test_what_is_no_picture_is_not_sent(wrong: np.ndarray):
     with pytest.raises(ContractError, match="so it is not sent"):
-        pictures.encode(wrong, 90)
+        encode_picture(wrong, 90)
 
 
 def _file(image: Image.Image, kind: str) -> bytes:
@@ -56,8 +62,8 @@ def _file(image: Image.Image, kind: str) -> bytes:
     [
         b"",
         b"no picture",
-        pictures.encode(picture(8, 8, 3), pictures.LOSSLESS)[:-30],
-        pictures.encode(picture(32, 32, 3), 90)[:200],
+        encode_picture(picture(8, 8, 3), LOSSLESS)[:-30],
+        encode_picture(picture(32, 32, 3), 90)[:200],
         _file(Image.new("RGB", (8, 8)), "BMP"),
         _file(Image.new("RGBA", (8, 8)), "PNG"),
         _file(Image.new("L", (4097, 1)), "PNG"),
@@ -66,12 +72,12 @@ def _file(image: Image.Image, kind: str) -> bytes:
 )
 def test_what_is_no_picture_is_not_taken(data: bytes):
     with pytest.raises(ContractError, match="cannot be read"):
-        pictures.decode(data)
+        decode_picture(data)
 
 
 def test_a_step_comes_back():
     sent = step(3)
-    found = FleetStep.from_payload(sent.payload(pictures.LOSSLESS))
+    found = FleetStep.from_payload(sent.payload(LOSSLESS))
     np.testing.assert_array_equal(found.images["front"], sent.images["front"])
     np.testing.assert_array_equal(found.state, sent.state)
     np.testing.assert_array_equal(found.action, sent.action)
@@ -103,7 +109,7 @@ def test_a_step_comes_back():
     ids=str,
 )
 def test_a_wrong_step_is_refused(changed: dict[str, object]):
-    message = wire.unpack(step(0).payload(pictures.LOSSLESS))
+    message = wire.unpack(step(0).payload(LOSSLESS))
     with pytest.raises(ContractError):
         FleetStep.from_payload(wire.pack(message | changed))
 

@@ -8,9 +8,9 @@ import pytest
 from tests.fleet.fleets import Hand, MemorySpool, hello, wait_until
 from vla_rl.contract.errors import UserError
 from vla_rl.fleet import fleet_pb2 as pb
-from vla_rl.fleet.envelope import MAX_RECORDS, write_records
-from vla_rl.fleet.errors import StoreFullError
+from vla_rl.fleet.disk import StoreFullError
 from vla_rl.fleet.link import UnreachableError
+from vla_rl.fleet.protocol import MAX_RECORDS, write_records
 from vla_rl.fleet.transport import FleetTransport, TransportOptions
 
 Code = grpc.StatusCode
@@ -193,7 +193,7 @@ def test_a_slow_store_slows_robots_and_memory_stays_bounded(serve, link, store):
     states = [link(server.port, spool, batch_kb=64).status for spool in spools]
     # Each has 256 kB of credit and sends messages of at most 6 records of 10 kB.
     wait_until(lambda: all(state().sent == 24 for state in states))
-    wait_until(lambda: all(one.session.received == 24 for one in server._connected.values()))
+    wait_until(lambda: all(one.session._expected == 24 for one in server._connected.values()))
     for one in server._connected.values():
         assert one.session._in_flight <= 256 << 10
     store.slow.set()
@@ -223,7 +223,7 @@ def test_batches_that_wait_share_a_commit(serve, link, store):
     server = serve()
     spools = [spool_of(1, robot=f"arm-{n}") for n in range(6)]
     states = [link(server.port, spool).status for spool in spools]
-    wait_until(lambda: store.waiting and all(one.session.received for one in server._connected.values()))
+    wait_until(lambda: store.waiting)
     wait_until(lambda: len(server._connected) == 6 and all(one.session.busy for one in server._connected.values()))
     store.slow.set()
     wait_until(lambda: all(state().durable == 0 for state in states))
@@ -272,7 +272,7 @@ def test_policies_are_announced_and_downloaded_in_ranges(serve, link, policies):
         assert len(piece) <= 1 << 20
         got += piece
     assert got == b"0123456789" * 300_000 and robot.chunk(second.hex(), 1, 1) == b"b"
-    with pytest.raises(UnreachableError, match="has no"):
+    with pytest.raises(UnreachableError, match="there is no policy version"):
         robot.manifest(3)
     with pytest.raises(UnreachableError, match="ask by its SHA-256"):
         robot.chunk(b"short".hex(), 0, 1)
@@ -287,12 +287,6 @@ def test_without_a_server_downloads_say_so(link):
 def test_a_port_that_is_taken_is_one_sentence(serve, store, policies):
     with pytest.raises(UserError, match="cannot be listened on"):
         FleetTransport(store, policies, TransportOptions(port=serve().port))
-
-
-def test_the_clocks_are_compared(serve, link):
-    state = link(serve().port, spool_of(1), heartbeat_s=0.05, silence_s=60.0).status
-    wait_until(lambda: state().round_trip_s < float("inf"))
-    assert abs(state().offset_ns) <= state().round_trip_s * 1e9
 
 
 def test_a_message_may_hold_as_many_records_as_the_robot_sends(serve, link, store):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.fleet.sqlite_files import NAME, VFS, PowerCut
-from vla_rl.fleet.disk import File, RealDisk
+from vla_rl.fleet.disk import Disk, File
 
 FOLDER = -1  # in place of a file's number
 SECTOR = 64  # bytes that are written together; real ones are larger, and a record of a test smaller
@@ -36,7 +36,7 @@ class Point(NamedTuple):
 Content = tuple[bytes, list[Write | Truncate]]
 
 
-class TornDisk(RealDisk):
+class TornDisk(Disk):
     """A disk below ``root``, whose files are real ones: what the operating system has in memory.
 
     ``before(point)`` is called before every change and every sync; it may raise OSError, or PowerCut by ``cut``.
@@ -181,7 +181,7 @@ class TornDisk(RealDisk):
         path.write_bytes(disk._files[number][0])
 
 
-class _TornFile:
+class _TornFile(File):
     def __init__(self, disk: TornDisk, path: Path, file: File) -> None:
         self._disk, self._path, self._file = disk, path, file
 

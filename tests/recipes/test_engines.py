@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vla_rl.contract.errors import UserError
-from vla_rl.recipes.workers import LocalEngine, new_engine, on_engine, workers
+from vla_rl.recipes.workers import Engine, new_engine, on_engine, workers
 
 
 def test_a_mistake_is_one_sentence(complaint):
@@ -22,7 +22,7 @@ def test_a_mistake_is_one_sentence(complaint):
     assert "no engine 'rai'" in complaint("train", "demo.py:demo", "--engine", "rai")
 
 
-class Small(LocalEngine):
+class Small(Engine):
     """Has room for one process, and notes what happens."""
 
     def __init__(self) -> None:
@@ -44,5 +44,5 @@ def test_the_engine_of_a_block_starts_its_processes_and_is_closed_after_them():
         with pytest.raises(UserError, match="room for one"):
             workers(2)
     assert engine.closed == 1 and pool.all[0].lost
-    with on_engine(LocalEngine()):
-        assert isinstance(workers(0).engine, LocalEngine)
+    with on_engine(Engine()):
+        assert isinstance(workers(0).engine, Engine)

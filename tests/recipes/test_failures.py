@@ -18,7 +18,7 @@ from vla_rl.contract.errors import ContractError, NonFiniteError
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.recipe import run
-from vla_rl.training.loop import InProcessPolicyStore
+from vla_rl.training.loop import PolicyStore
 
 # Imitates a full disk: a write fails with EFBIG instead of ENOSPC.
 FULL_DISK = """
@@ -100,7 +100,7 @@ def test_a_nan_ends_the_run_with_good_weights_on_disk(
     untrained, quick, tmp_path, monkeypatch, validate_every, sentence, logged
 ):
     """The weights become NaN in the second iteration, which its validation, or else the next rollout, detects."""
-    publish = InProcessPolicyStore.publish
+    publish = PolicyStore.publish
 
     def poison(store, weights, progress=0.0):
         version = publish(store, weights, progress)
@@ -109,7 +109,7 @@ def test_a_nan_ends_the_run_with_good_weights_on_disk(
                 weights["connector.0.weight"][0, 0] = float("nan")
         return version
 
-    monkeypatch.setattr(InProcessPolicyStore, "publish", poison)
+    monkeypatch.setattr(PolicyStore, "publish", poison)
     best = tmp_path / "run" / "checkpoints" / "best"
     recipe = override(load_config(quick), [f"--rl.loop.validate_every={validate_every}"], "test")
     with pytest.raises(NonFiniteError, match=sentence) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.experience.test_strata import Learner, episode
+from tests.experience.test_mixture import Learner, episode
 from tests.toys import seeded
 from vla_rl.experience.mixture import Strata
 from vla_rl.experience.replay import Replay

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from vla_rl.cli.main import main
 
-from vla_rl.cli import main
-from vla_rl.recipes.workers import LocalLauncher
+from vla_rl.recipes.workers import Launcher
 
 
 @pytest.mark.full
@@ -43,7 +43,7 @@ def test_each_seed_has_arguments_of_its_own_and_is_launched_once(quick, tmp_path
         _leave(Path(arguments[arguments.index("--out") + 1]), len(launched))
         return 0
 
-    monkeypatch.setattr(LocalLauncher, "launch", launch)
+    monkeypatch.setattr(Launcher, "launch", launch)
     out, policy = tmp_path / "runs", str(tmp_path / "policy-{seed}")
     command = ["train", quick, "--seeds", "2", "--processes", "1", "--policy", policy, "--out", str(out)]
     main(command)

@@ -28,7 +28,7 @@ from vla_rl.evaluation.run import evaluate
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.suite import find_suite
 from vla_rl.recipes.suite_run import SuiteRun, results_of
-from vla_rl.recipes.workers import LocalEngine, on_engine, workers
+from vla_rl.recipes.workers import Engine, on_engine, workers
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,7 +69,7 @@ def test_the_number_of_processes_changes_no_byte(policy, undisturbed, tmp_path):
     assert (tmp_path / EPISODES).read_bytes() == undisturbed
 
 
-class Away(LocalEngine):
+class Away(Engine):
     """Processes of this machine, as those of another one are asked for."""
 
     away = True

@@ -22,9 +22,9 @@ from vla_rl.recipes import compare as sweep
 from vla_rl.recipes.compare import Cell, run_cells, run_sweep
 from vla_rl.recipes.workers import (
     ClusterLauncher,
+    Engine,
     EngineOptions,
-    LocalEngine,
-    LocalLauncher,
+    Launcher,
     Machine,
     chosen_engine,
     on_engine,
@@ -109,7 +109,7 @@ def test_before_it_goes_on_what_has_locked_its_folder_has_ended(cell, monkeypatc
     assert asked == [cell.out]
 
 
-class Room(LocalEngine):
+class Room(Engine):
     """Gives out one launcher, and notes for what."""
 
     def __init__(self, launcher) -> None:
@@ -156,7 +156,7 @@ def test_ctrl_c_ends_what_runs_and_says_how_to_go_on(tmp_path, monkeypatch):
     cells = [Cell(tmp_path / f"{i}", "demo.py:imitate", ()) for i in range(2)]
     monkeypatch.setattr(sweep, "bar", lambda what, total: nullcontext(stop))
     launcher = Stopped(cells[0].out, "ends")
-    monkeypatch.setattr(LocalEngine, "launcher", lambda *given: launcher)
+    monkeypatch.setattr(Engine, "launcher", lambda *given: launcher)
     with pytest.raises(KeyboardInterrupt, match=r"what is finished stays in .*, the same command goes on"):
         run_sweep(tmp_path, {"all": cells}, 2)
     assert in_time == [True]
@@ -181,7 +181,7 @@ def test_a_command_ends_with_the_process_that_it_belongs_to(tmp_path, sleeper):
 
 @pytest.mark.full
 def test_a_command_ends_with_its_worker_and_with_its_launcher(tmp_path, sleeper):
-    launcher = ClusterLauncher(LocalEngine().link, 1, tmp_path)
+    launcher = ClusterLauncher(Engine().link, 1, tmp_path)
     with ThreadPoolExecutor(1) as pool, closing(launcher):
         first = pool.submit(launcher.launch, SLEEPS, tmp_path / "first.log")
         pid = _pid(sleeper)
@@ -204,7 +204,7 @@ def test_a_command_ends_with_its_worker_and_with_its_launcher(tmp_path, sleeper)
 
 
 def test_the_status_and_output_of_a_command_are_handed_back(tmp_path):
-    assert LocalLauncher().launch(["evil"], tmp_path / "log") == 2
+    assert Launcher().launch(["evil"], tmp_path / "log") == 2
     assert "did you mean 'eval'" in (tmp_path / "log").read_text()
 
 
@@ -275,7 +275,7 @@ def test_options_of_a_sweep_choose_its_engine():
     with pytest.raises(UserError, match=r"Ray cannot give 1\.5 GPUs"):
         EngineOptions(engine="ray", address="a:1", gpus=1.5).on_engine()
     with EngineOptions().on_engine():
-        assert isinstance(chosen_engine(), LocalEngine)
+        assert isinstance(chosen_engine(), Engine)
 
 
 def _pid(path: Path) -> int:

@@ -39,7 +39,7 @@ from vla_rl.recipes.policies import NewPolicy, StartFrom, TD3Residual
 from vla_rl.recipes.trainers import OnPolicyRL, RLConfig, RunContext, TrainerConfig
 from vla_rl.recipes.workers import worker_processes, workers
 from vla_rl.training.distributed import SummedCounters
-from vla_rl.training.loop import InProcessPolicyStore, LoopConfig
+from vla_rl.training.loop import LoopConfig, PolicyStore
 from vla_rl.training.tracking import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -155,7 +155,7 @@ def test_collectors_are_processes_whose_rollouts_are_those_of_sources_here(monke
         policy = trainer.build_policy(context, POINT_MASS.make(1))
         sources = [trainer.build_source(part, trainer.build_env(part), policy) for part in context.split(2)]
         source = Collectors(sources, policy)
-        return TrainingSetup(policy, None, source, None, InProcessPolicyStore(policy), source.close)
+        return TrainingSetup(policy, None, source, None, PolicyStore(policy), source.close)
 
     with worker_processes(""):
         rollouts, states = [], []

@@ -94,6 +94,7 @@ def test_progress_follows_the_order_of_time(taught):
         assert done[-1] and not done[:-4].any()
 
 
+@pytest.mark.full
 def test_regression_stagnation_and_a_second_attempt_are_noticed(taught):
     up, still = np.linspace(BOTTOM, TOP, 13).round().astype(int), np.full(8, 9)
     course = np.concatenate([up[:7], still, up[6::-1], up])  # half-way up, waiting, back down, all the way
@@ -106,6 +107,7 @@ def test_regression_stagnation_and_a_second_attempt_are_noticed(taught):
         assert top > 0.75 and not done[:-4].any()
 
 
+@pytest.mark.full
 def test_a_wrong_instruction_is_no_progress(taught):
     for seed in range(8):
         rng, named = np.random.default_rng([5, seed]), seed % 2
@@ -115,16 +117,23 @@ def test_a_wrong_instruction_is_no_progress(taught):
         assert wrong.max() < 0.25 < 0.8 < right[-1] and not done.any()
 
 
-def test_swapping_the_frames_changes_the_sign(taught):
+def test_swapping_the_frames_changes_the_sign():
+    """By construction, so in an untaught one as well."""
     frames = lessons(3, 6)
-    pairs = PairSampler(frames, 3, np.random.default_rng(0)).draw(40)
+    critic, pairs = new(frames).eval(), PairSampler(frames, 3, np.random.default_rng(0)).draw(40)
     first, second, text = pairs.first.images, pairs.second.images, pairs.first.text
-    forth, back = taught.difference(first, second, text), taught.difference(second, first, text)
+    forth, back = critic.difference(first, second, text), critic.difference(second, first, text)
     np.testing.assert_allclose(forth, -back, atol=1e-6)
-    assert np.abs(forth).max() > 0.3 and np.abs(forth).max() < 1
-    assert not taught.difference(first, first, text).any(), "no progress lies between equal pictures"
+    assert 0 < np.abs(forth).max() < 1
+    assert not critic.difference(first, first, text).any(), "no progress lies between equal pictures"
+
+
+@pytest.mark.full
+def test_most_pairs_are_ordered_by_what_was_taught(taught):
+    pairs = PairSampler(lessons(3, 6), 3, np.random.default_rng(0)).draw(40)
+    forth = taught.difference(pairs.first.images, pairs.second.images, pairs.first.text)
     known = (pairs.before != pairs.after) & (np.abs(pairs.before - pairs.after) > 0.2)
-    assert (np.sign(forth) == np.sign(pairs.after - pairs.before))[known].mean() > 0.95
+    assert np.abs(forth).max() > 0.3 and (np.sign(forth) == np.sign(pairs.after - pairs.before))[known].mean() > 0.95
 
 
 # -- equations --------------------------------------------------------------------------------------------------------
@@ -240,28 +249,29 @@ def test_a_reset_affects_its_row_only():
 # -- the rest of a reward ---------------------------------------------------------------------------------------------
 
 
-def test_a_folder_restores_the_same_critic_and_it_is_a_reward(taught, tmp_path):
+def test_a_folder_restores_the_same_critic_and_it_is_a_reward(tmp_path):
+    critic = new(lessons(3, 6)).eval()
     rng = np.random.default_rng(8)
     pictures = film(rising(rng), 0, rng)
-    taught.threshold = 0.25
-    taught.save_pretrained(tmp_path / "progress")
+    critic.threshold = 0.25
+    critic.save_pretrained(tmp_path / "progress")
     restored = load_reward(tmp_path / "progress")
-    taught_progress, _ = followed(taught, pictures, instruction(0))
+    progress, _ = followed(critic, pictures, instruction(0))
     assert (
         type(restored) is ProgressCritic
         and isinstance(restored, Reward)
         and (restored.threshold, restored.config) == (0.25, SMALL)
     )
-    assert np.array_equal(followed(restored, pictures, instruction(0))[0], taught_progress)
-    taught.threshold = 0.0
+    assert np.array_equal(followed(restored, pictures, instruction(0))[0], progress)
 
 
-def test_other_words_and_cameras_are_refused(taught):
+def test_other_words_and_cameras_are_refused():
+    critic = new(lessons(3, 6)).eval()
     pictures, yes = np.zeros((1, 2, 24, 24, 3), np.uint8), np.ones((1, 2), bool)
     with pytest.raises(ContractError, match="'green' is not in its vocabulary"):
-        taught.evaluate({"up": pictures}, ["raise the green square"], yes, taught.initial_state(1))
+        critic.evaluate({"up": pictures}, ["raise the green square"], yes, critic.initial_state(1))
     with pytest.raises(ContractError, match="made for images"):
-        taught.evaluate({"up": pictures[:, :, :9]}, [instruction(0)], yes, taught.initial_state(1))
+        critic.evaluate({"up": pictures[:, :, :9]}, [instruction(0)], yes, critic.initial_state(1))
 
 
 def test_the_loss_takes_pairs():

@@ -17,12 +17,10 @@ from vla_rl.contract.policy import ActionOut
 from vla_rl.policies.function import BlackBoxPolicy, FunctionPolicy
 from vla_rl.policies.noise import normal
 from vla_rl.serving import vla_eval
-from vla_rl.serving.episode import ServedPolicy, StatelessPolicy
-from vla_rl.serving.listener import Listener
-from vla_rl.serving.openpi_server import OpenpiServer
-from vla_rl.serving.server import PolicyServer
-from vla_rl.serving.vla_eval import Kind, Message
-from vla_rl.serving.websocket import Connection, Limits, connect
+from vla_rl.serving.openpi import OpenpiServer
+from vla_rl.serving.served import ServedPolicy, StatelessPolicy
+from vla_rl.serving.vla_eval import Kind, Message, PolicyServer
+from vla_rl.serving.websocket import Connection, Limits, Listener, connect
 
 CHUNK = 3
 PATIENT = Limits(opening_s=PATIENCE, message_s=PATIENCE, idle_s=PATIENCE)

@@ -23,8 +23,7 @@ from tests.serving.test_remote import follow
 from tests.tls import CERTIFICATE, private_key, secret_file
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.driver import Driver
-from vla_rl.serving.access import Access
-from vla_rl.serving.address import Address, ApiKey, find_api_key
+from vla_rl.serving.access import Access, Address, ApiKey, find_api_key
 from vla_rl.serving.remote import RemotePolicy
 from vla_rl.serving.websocket import DisconnectedError, connect
 

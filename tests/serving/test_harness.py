@@ -20,10 +20,10 @@ from tests.serving.served import CHUNK, counted, echo_policy, serving, serving_o
 from tests.serving.test_remote import chunk_of_five, follow
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.serving import openpi, vla_eval
-from vla_rl.serving.episode import ServedPolicy
 from vla_rl.serving.observation import SingleObservation
-from vla_rl.serving.openpi_server import fitted
+from vla_rl.serving.openpi import fitted
 from vla_rl.serving.remote import RemotePolicy
+from vla_rl.serving.served import ServedPolicy
 from vla_rl.serving.vla_eval import Kind, Message
 
 pytestmark = pytest.mark.usefixtures("harness")

@@ -21,7 +21,7 @@ from tests.serving.served import PATIENT, echo_policy, serving_openpi
 from tests.serving.test_websocket import OPENING, frame
 from vla_rl.contract.errors import ContractError
 from vla_rl.serving import openpi, websocket
-from vla_rl.serving.openpi_server import LiberoLayout, OpenpiServer, fitted
+from vla_rl.serving.openpi import LiberoLayout, OpenpiServer, fitted
 
 SPEC = counting.spec()
 repeatably = settings(

@@ -23,11 +23,10 @@ from vla_rl.contract.policy import ActionOut
 from vla_rl.evaluation.run import evaluate
 from vla_rl.policies.function import BlackBoxPolicy, FunctionPolicy
 from vla_rl.policies.residual import GaussianResidual
-from vla_rl.serving.batching import Batching
-from vla_rl.serving.episode import StatelessPolicy
 from vla_rl.serving.observation import SingleObservation
-from vla_rl.serving.openpi_server import LiberoLayout, fitted
+from vla_rl.serving.openpi import LiberoLayout, fitted
 from vla_rl.serving.remote import RemotePolicy
+from vla_rl.serving.served import Batching, StatelessPolicy
 from vla_rl.serving.websocket import Connection
 
 SOON = 120.0  # seconds in which a server that answers pings has done so on any machine

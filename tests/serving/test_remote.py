@@ -27,7 +27,7 @@ from vla_rl.policies.residual import GaussianResidual
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.policies import deployed_policy, start_policy
 from vla_rl.serving import openpi, vla_eval
-from vla_rl.serving.address import Address, names_server
+from vla_rl.serving.access import Address, names_server
 from vla_rl.serving.observation import SingleObservation
 from vla_rl.serving.remote import RemotePolicy
 from vla_rl.serving.vla_eval import Kind, Message

@@ -19,10 +19,9 @@ from vla_rl.contract.env import ArraySpec
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.serving import vla_eval
-from vla_rl.serving.episode import ServedPolicy
 from vla_rl.serving.observation import SingleObservation
-from vla_rl.serving.server import PolicyServer, introduction
-from vla_rl.serving.vla_eval import Kind
+from vla_rl.serving.served import ServedPolicy
+from vla_rl.serving.vla_eval import Kind, PolicyServer, introduction
 from vla_rl.serving.websocket import DisconnectedError
 
 

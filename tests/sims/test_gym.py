@@ -60,7 +60,7 @@ def countdown(num_envs=3, **options) -> GymEnv:
     return make("gym", num_envs=num_envs, id="TestCountdown-v0", **options)
 
 
-@pytest.mark.parametrize("id", ["HalfCheetah-v5", "Hopper-v5", "Humanoid-v5", "Pendulum-v1"])
+@pytest.mark.parametrize("id", ["Humanoid-v5", "Pendulum-v1"])
 def test_tasks_of_many_kinds_keep_the_contract(id):
     env = make("gym", num_envs=3, id=id, time_limit=20, privileged={"some": [1, 2]})
     assert len(check_env(env, seed=3)) == 7

@@ -149,6 +149,7 @@ def test_the_arm_starts_elsewhere_within_reach(so101):
 # -- the task ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_the_expert_succeeds_in_95_of_100_scenes(so101):
     step, _ = play(so101(100), np.arange(5000, 5100))
     assert step.success.sum() >= 95

@@ -41,13 +41,12 @@ def test_x_runs_along_columns_and_y_down_rows():
 
 
 def test_the_loss_by_hand():
-    config = GroundingConfig(cell_weight=0.5, position_weight=2.0)
     uv = torch.tensor([[[-0.5, -0.5]]])  # the centre of the first of 2x2 cells
     logits = torch.tensor([[[0.0, 0.0, 0.0, 0.0], [9.0, -9.0, -9.0, -9.0]]])
     found_uv = torch.tensor([[[0.0, 0.0], [-0.5, -0.5]]])
-    loss, info = pointing_loss(BackboneOutput(torch.zeros(1, 1), found_uv, logits), uv, config)
+    loss, info = pointing_loss(BackboneOutput(torch.zeros(1, 1), found_uv, logits), uv)
     cross = (torch.log(torch.tensor(4.0)) + torch.log(1 + 3 * torch.exp(torch.tensor(-18.0)))) / 2
-    assert loss.item() == pytest.approx(0.5 * cross.item() + 2.0 * 0.25 / 2)
+    assert loss.item() == pytest.approx(0.3 * cross.item() + 3.0 * 0.25 / 2)
     assert info["pointing_error"] == pytest.approx(0.5**0.5 / 2)
 
 

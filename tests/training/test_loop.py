@@ -14,7 +14,7 @@ from torch import nn
 
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.stats import Rate
-from vla_rl.training.loop import BestWeights, Hook, InProcessPolicyStore, Loop, LoopConfig
+from vla_rl.training.loop import BestWeights, Hook, Loop, LoopConfig, PolicyStore
 
 
 class Fake:
@@ -58,7 +58,7 @@ def run(rates, kind=Fake, **config):
     loop = Loop(
         fake,
         fake,
-        InProcessPolicyStore(fake),
+        PolicyStore(fake),
         fake.validate,
         replace(LoopConfig(iterations=4, validate_every=1), **config),
         on_best=lambda iteration: kept.append((iteration, fake.parameters["w"][0].item())),
@@ -81,9 +81,9 @@ def test_of_equals_the_later_one_is_kept():
 
 
 def test_a_collapse_goes_back_to_the_best_weights_and_slows_down():
-    found = run([0.2, 0.8, 0.6, 0.7, 0.66], collapse=0.15, collapse_lr_factor=0.25)
+    found = run([0.2, 0.8, 0.6, 0.7, 0.66], collapse=0.15)
     assert found.fake.weights_at == [0, 1, 2, 2, 3]  # back to 1 after the third validation
-    assert found.fake.lr == 0.25 and found.final == [1.0, 1.0]
+    assert found.fake.lr == 0.5 and found.final == [1.0, 1.0]
     assert [found.reports[i]["eval/collapsed"] for i in range(5)] == [0, 0, 1, 0, 0]
     assert found.fake.version == 6  # restored weights are published too, and the best ones at the end
 
@@ -116,7 +116,7 @@ def test_the_best_weights_are_validated_again_in_a_changed_world():
     """Before the third iteration; the weights that were best in the old environment score 0.1 in the new one."""
     fake = Fake([0.2, 0.8, 0.5, 0.1, 0.3, 0.2])
     hook, config = Renewing(fake), LoopConfig(4, 1, collapse=1.0)
-    best = Loop(fake, fake, InProcessPolicyStore(fake), fake.validate, config, hook=hook).run()
+    best = Loop(fake, fake, PolicyStore(fake), fake.validate, config, hook=hook).run()
     assert fake.weights_at == [0.0, 1.0, 2.0, 1.0, 3.0, 4.0]
     assert hook.asked_at == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0)]
     assert (best.score, best.iteration) == (0.3, 3) and fake.parameters["w"].tolist() == [3.0, 3.0]
@@ -143,10 +143,10 @@ def test_a_resumed_run_validates_at_the_same_actions():
     undisturbed = run([0.1] * 9, iterations=8, validate_every=0, validate_steps=25)
     config, states, reports = LoopConfig(8, 0, validate_steps=25), [], {}
     fake = Fake([0.1] * 9)
-    loop = Loop(fake, fake, InProcessPolicyStore(fake), fake.validate, config)
+    loop = Loop(fake, fake, PolicyStore(fake), fake.validate, config)
     loop.save = lambda iteration: states.append(loop.state_dict())
     loop.run()
-    resumed = Loop(fake, fake, InProcessPolicyStore(fake), lambda: Rate(0.1, 0.0, 1.0, 9), config)
+    resumed = Loop(fake, fake, PolicyStore(fake), lambda: Rate(0.1, 0.0, 1.0, 9), config)
     resumed.report = lambda i, metrics: reports.update({i: metrics})
     resumed.load_state_dict(states[5])
     resumed.run()
@@ -175,10 +175,8 @@ def test_kept_weights_are_copies():
 
 def test_publishing_raises_the_version_that_decisions_carry():
     fake = Fake([])
-    store = InProcessPolicyStore(fake)
-    assert store.latest()[0] == 0 and store.publish(fake.parameters) == 1 and fake.version == 1
-    version, weights = store.latest()
-    assert version == 1 and weights is fake.parameters
+    store = PolicyStore(fake)
+    assert fake.version == 0 and store.publish(fake.parameters) == 1 and fake.version == 1
 
 
 def test_a_loop_goes_on_with_its_best_weights_and_its_counters():
@@ -193,7 +191,7 @@ def test_a_loop_goes_on_with_its_best_weights_and_its_counters():
         loop = Loop(
             fake,
             fake,
-            InProcessPolicyStore(fake),
+            PolicyStore(fake),
             fake.validate,
             config,
             report=lambda i, metrics, into=reports: into.update({i: metrics}),
@@ -237,7 +235,7 @@ def test_the_seconds_of_an_iteration_are_those_of_its_parts():
 
 
 def test_a_part_that_cannot_save_its_state_is_named():
-    loop = Loop(object(), Fake([]), InProcessPolicyStore(Fake([])), Fake([]).validate, LoopConfig())
+    loop = Loop(object(), Fake([]), PolicyStore(Fake([])), Fake([]).validate, LoopConfig())
     with pytest.raises(UserError, match="the source object cannot save its state"):
         loop.state_dict()
 
@@ -252,7 +250,7 @@ def test_a_run_whose_parts_cannot_save_their_state_says_so_and_runs(part):
             self.parameters, self.lr = getattr(whole, "parameters", None), 1.0
 
     fake = Fake([])
-    parts = {"learner": fake, "source": fake, "store": InProcessPolicyStore(fake)}
+    parts = {"learner": fake, "source": fake, "store": PolicyStore(fake)}
     store = parts["store"]
     fake.publish = store.publish
     parts[part] = Stateless(fake)
@@ -267,7 +265,7 @@ def test_without_validation_the_last_weights_are_kept():
     loop = Loop(
         fake,
         fake,
-        InProcessPolicyStore(fake),
+        PolicyStore(fake),
         None,
         LoopConfig(iterations=3, validate_every=1),
         on_best=kept.append,
@@ -290,11 +288,11 @@ def test_the_share_that_is_done_is_published_with_the_weights():
     fake.encode = fake.initial_state = fake.reset_state = fake.act = print  # never called; they make it a policy
     fake.set_progress = fake.done.append
     config = LoopConfig(iterations=4, validate_every=1)
-    loop = Loop(fake, fake, InProcessPolicyStore(fake), fake.validate, config)
+    loop = Loop(fake, fake, PolicyStore(fake), fake.validate, config)
     loop.save = lambda iteration: states.append(loop.state_dict())
     loop.run()
     assert fake.done == [0.0, 0.25, 0.25, 0.5, 0.75, 1.0, 1.0]
-    resumed = Loop(fake, fake, InProcessPolicyStore(fake), fake.validate, config)
+    resumed = Loop(fake, fake, PolicyStore(fake), fake.validate, config)
     resumed.load_state_dict(states[2])
     assert fake.done[-2:] == [0.0, 0.5]
 
@@ -303,7 +301,7 @@ def test_the_share_of_the_actions_is_published_too():
     """10 actions an iteration; the run ends after 40."""
     published = []
 
-    class Store(InProcessPolicyStore):
+    class Store(PolicyStore):
         def publish(self, weights, progress=0.0):
             published.append(progress)
             return super().publish(weights, progress)
@@ -316,7 +314,7 @@ def test_the_share_of_the_actions_is_published_too():
 def test_the_share_that_is_done_is_never_more_than_all():
     """The last iteration takes more actions than were left; noise that falls with the share must not fall below 0."""
     fake = Fake([])
-    loop = Loop(fake, fake, InProcessPolicyStore(fake), None, LoopConfig(iterations=100, env_steps=3))
+    loop = Loop(fake, fake, PolicyStore(fake), None, LoopConfig(iterations=100, env_steps=3))
     loop.run()
     assert (loop.env_steps, loop.progress()) == (10.0, 1.0)
 
@@ -329,7 +327,6 @@ def test_the_share_that_is_done_is_never_more_than_all():
         {"save_every": 0},
         {"collapse": -0.1},
         {"collapse": math.nan},
-        {"collapse_lr_factor": 1.5},
         {"env_steps": -1},
         {"validate_steps": -1},
         {"collectors": 0},
@@ -360,7 +357,7 @@ class RollingBack(Fake):
 
 def test_after_a_collapse_the_learner_restores_its_own_state_of_the_best_weights():
     fake = RollingBack([0.2, 0.7, 0.3, 0.6])
-    store, saved = InProcessPolicyStore(fake), {}
+    store, saved = PolicyStore(fake), {}
     config = LoopConfig(iterations=3, validate_every=1)
     loop = Loop(
         fake, fake, store, fake.validate, config, save=lambda i: saved.update({i: copy.deepcopy(loop.state_dict())})
@@ -369,7 +366,7 @@ def test_after_a_collapse_the_learner_restores_its_own_state_of_the_best_weights
     assert [call for call in fake.calls if isinstance(call, tuple)] == [("roll back", 1.0, 0.5)]
     assert fake.weights_at == [0, 1, 2, 2], "the third update starts from the best weights"
     other = RollingBack([0.1])
-    resumed = Loop(other, other, InProcessPolicyStore(other), other.validate, config)
+    resumed = Loop(other, other, PolicyStore(other), other.validate, config)
     resumed.load_state_dict(saved[1])
     resumed.iteration = 2
     resumed.run()

@@ -48,7 +48,7 @@ from vla_rl.policies.smolvla.policy import SmolVLA
 from vla_rl.policies.vla.options import TrainAll, VLAOptions
 from vla_rl.training.checkpoint import latest_state, save_state
 from vla_rl.training.fit import FitConfig, ImitationConfig, imitate
-from vla_rl.training.loop import InProcessPolicyStore, Loop, LoopConfig
+from vla_rl.training.loop import Loop, LoopConfig, PolicyStore
 
 pytestmark = pytest.mark.slow  # all of them together
 ENVS = 4
@@ -174,7 +174,7 @@ def run(name: str, device: torch.device, folder: Path) -> tuple[Any, dict[str, A
         policy, learner, source = build(name, device)
         env = VisualPointMass(3)
         validate = lambda: evaluate(env, policy, range(3)).rate  # noqa: E731
-        return Loop(source, learner, InProcessPolicyStore(policy), validate, config), policy
+        return Loop(source, learner, PolicyStore(policy), validate, config), policy
 
     first, _ = loop()
     first.save = lambda iteration: (

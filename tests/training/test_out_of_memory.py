@@ -16,7 +16,7 @@ from tests.patience import PATIENCE
 from tests.training.test_loop import Fake
 from vla_rl.contract.errors import NonFiniteError, UserError
 from vla_rl.policies.vla.options import VLAOptions
-from vla_rl.training.loop import InProcessPolicyStore, Loop, LoopConfig
+from vla_rl.training.loop import Loop, LoopConfig, PolicyStore
 from vla_rl.training.out_of_memory import COLLECT, LEARN, VALIDATE, OutOfMemoryError, naming_knobs, phase_of_memory
 
 CUDA = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 23.6 GiB"
@@ -34,7 +34,7 @@ def raising(error):
 def test_the_loop_says_in_which_phase(phase, method):
     fake = Fake([0.5] * 9)
     setattr(fake, method, raising(torch.OutOfMemoryError(CUDA)))
-    loop = Loop(fake, fake, InProcessPolicyStore(fake), lambda: fake.validate(), LoopConfig(iterations=1))
+    loop = Loop(fake, fake, PolicyStore(fake), lambda: fake.validate(), LoopConfig(iterations=1))
     with pytest.raises(OutOfMemoryError, match=rf"the device ran out of memory .* '{phase}' \(2.50 GiB more"):
         loop.run()
 

@@ -11,7 +11,7 @@ from tests.training.test_loop import Fake
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.driver import KINDS, LIMIT, OWN
 from vla_rl.training import timeline as module
-from vla_rl.training.loop import InProcessPolicyStore, Loop, LoopConfig
+from vla_rl.training.loop import Loop, LoopConfig, PolicyStore
 from vla_rl.training.timeline import RECENT, TRACE, Timeline
 from vla_rl.training.tracking import RunFolder
 
@@ -184,9 +184,7 @@ def test_a_run_writes_its_timeline_and_a_resumed_one_continues_it(clock, tmp_pat
 
 def test_the_loop_says_what_it_does():
     fake = Fake([0.1, 0.9, 0.5])
-    loop = Loop(
-        fake, fake, InProcessPolicyStore(fake), fake.validate, LoopConfig(2, validate_every=1), timeline=Timeline()
-    )
+    loop = Loop(fake, fake, PolicyStore(fake), fake.validate, LoopConfig(2, validate_every=1), timeline=Timeline())
     loop.run()
     did = [{KINDS[kind] for kind, _, _ in lanes[OWN]} for lanes in loop.timeline.recent.values()]
     assert did[0] == {"validating", "saving"}

@@ -200,29 +200,38 @@ def mean_loss(policy: ImitationPolicy, chunks: Chunks, draws: int, generator: to
 
 
 @dataclass(frozen=True)
-class GradientConfig:
-    """What a gradient step is made of, and the weight of demonstrations."""
+class StepConfig:
+    """What a gradient step is made of."""
 
-    batch: int = 64  # decisions to imitate in a step, and as many demonstrations
+    batch: int = 64  # decisions to imitate in a step
     draws: int = 2  # random draws, of noise and time for instance, per decision and step
-    alpha: float = 1.0  # weight of the demonstrations
     capacity: int = 50_000  # decisions that are kept
     lr: float = 3e-4
     weight_decay: float = 1e-4
     grad_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        count = (1, math.inf)
-        check_limits(self, batch=count, draws=count, capacity=count)
-        check_limits(self, alpha=(0, math.inf), weight_decay=(0, math.inf))
+        check_limits(self, batch=(1, math.inf), draws=(1, math.inf), capacity=(1, math.inf))
+        check_limits(self, weight_decay=(0, math.inf))
         check_positive(self, "lr", "grad_norm")
 
 
-Config = TypeVar("Config", bound=GradientConfig)
+@dataclass(frozen=True)
+class GradientConfig(StepConfig):
+    """And the weight of demonstrations, of which a step has as many."""
+
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_limits(self, alpha=(0, math.inf))
+
+
+Config = TypeVar("Config", bound=StepConfig)
 
 
 class ChunkLearner(Generic[Config]):
-    """Imitates the decisions that it keeps, and demonstrations: what HG-DAgger and self-imitation share."""
+    """Imitates the decisions that it keeps, and demonstrations: what HG-DAgger, self-imitation and RECAP share."""
 
     name, imitated = "", ""  # of the algorithm; of what is kept, in metrics
 
@@ -239,10 +248,11 @@ class ChunkLearner(Generic[Config]):
 
         Raises UserError for a policy without a loss for every action (``ImitationPolicy``).
         """
-        self._sampler = sampler or TasksEqually()
+        self.sampler = sampler or TasksEqually()
         self.policy, self.config = require_imitation(policy, self.name), config
         self.parameters, self.generator = dict(parameters), generator
-        self.demonstrations = demonstrations if config.alpha and demonstrations else None
+        self.alpha = config.alpha if isinstance(config, GradientConfig) else 0.0
+        self.demonstrations = demonstrations if self.alpha and demonstrations else None
         self.kept: Chunks | None = None
         self.steps = 0
         trained = [parameter for parameter in self.parameters.values() if parameter.requires_grad]
@@ -275,23 +285,28 @@ class ChunkLearner(Generic[Config]):
         if self.demonstrations is not None:
             recorded = mean_loss(self.policy, self._drawn(self.demonstrations), config.draws, self.generator)
             metrics["policy/demonstration_loss"] = float(recorded.detach())
-            loss = loss + config.alpha * recorded
-        self.optimizer.zero_grad(set_to_none=True)
+            loss = loss + self.alpha * recorded
+        norm = self.descend(self.optimizer, loss)
+        self.steps += 1
+        return {**metrics, "policy/loss": float(loss.detach()), "policy/grad_norm": norm}
+
+    def descend(self, optimizer: torch.optim.Optimizer, loss: Tensor) -> float:
+        """A step of ``optimizer`` on ``loss``, before a NaN could enter; returns the gradient's norm."""
+        optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        norm = float(nn.utils.clip_grad_norm_(trained, config.grad_norm))
+        trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        norm = float(nn.utils.clip_grad_norm_(trained, self.config.grad_norm))
         if not math.isfinite(norm):
             raise NonFiniteError(
                 f"the gradient of {self.name}'s step {self.steps} is not finite, so the step was not taken; lower the "
                 "learning rate or look for NaN in what was recorded."
             )
-        self.optimizer.step()
-        self.steps += 1
-        return {**metrics, "policy/loss": float(loss.detach()), "policy/grad_norm": norm}
+        optimizer.step()
+        return norm
 
     def _drawn(self, chunks: Chunks) -> Chunks:
         human = torch.ones_like(chunks.task, dtype=torch.bool)
-        return chunks.select(self._sampler.draw(chunks, human, self.config.batch, self.generator))
+        return chunks.select(self.sampler.draw(chunks, human, self.config.batch, self.generator))
 
     def _newest(self, kept: Chunks) -> Chunks:
         return kept.select(torch.arange(len(kept))[-self.config.capacity :])

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from vla_rl.algorithms.decisions import forget_moments, mean, mean_gradients
 from vla_rl.algorithms.guard import FallbackConfig, Guard, ReleaseConfig
-from vla_rl.contract.batch import LossReader, OneProcess, Reducer, ReplayBuffer, Rollout, Transitions
+from vla_rl.contract.batch import OneProcess, Reducer, ReplayBuffer, Rollout, Transitions
 from vla_rl.contract.config import check_limits, check_ordered, check_positive
 from vla_rl.contract.errors import NonFiniteError, UserError
 from vla_rl.contract.policy import ReparametrisedPolicy, public, require, set_released
@@ -192,7 +192,7 @@ class OffPolicy:
         errors = (value - target).square()
         loss = errors.mean(1).sum() + self.regularizer(batch, value)
         self.optimizer_step(self.critic_optimizer, loss, self._critic_parameters, "critic")
-        if isinstance(self.replay, LossReader):
+        if hasattr(self.replay, "read_losses"):
             self.replay.read_losses(errors.detach().mean(0))
         spread = value.detach().std(0).mean() if len(value) > 1 else torch.zeros(())
         return {

@@ -62,6 +62,8 @@ from vla_rl.contract.config import check_limits, check_ordered, check_positive
 from vla_rl.contract.errors import ContractError, NonFiniteError
 from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, Observer, public, require
 
+LR_FACTOR = 1.4  # by which the learning rate changes when the last epoch's KL misses the target
+
 
 @dataclass(frozen=True)
 class PolicyGradientConfig:
@@ -72,7 +74,6 @@ class PolicyGradientConfig:
     lr: float = 5e-5
     target_kl: float = 0.04
     stop_kl: float = 4.0  # no further policy step in this update beyond stop_kl * target_kl
-    lr_factor: float = 1.4  # changes the learning rate when the last epoch's KL misses the target
     lr_bounds: tuple[float, float] = (1e-6, 1e-3)
     entropy: float = 0.0  # weight of the chain's summed entropy (only for learned noise, such as Flow-Noise)
     grad_norm: float = 1.0
@@ -84,7 +85,6 @@ class PolicyGradientConfig:
     def __post_init__(self) -> None:
         check_limits(self, epochs=(1, math.inf), minibatch=(1, math.inf))
         check_positive(self, "lr", "target_kl", "stop_kl", "grad_norm", "max_importance_weight")
-        check_limits(self, lr_factor=(1, math.inf))
         check_limits(self, max_logprob_gap=(0, math.inf), max_age=(0, math.inf), micro_batch=(0, math.inf))
         check_ordered(self, "lr_bounds")
 
@@ -345,9 +345,9 @@ class PolicyGradient(Generic[B]):
 
     def _adapt_lr(self, kl: float, stopped: bool) -> None:
         if stopped or kl > 1.5 * self.config.target_kl:
-            self.lr /= self.config.lr_factor
+            self.lr /= LR_FACTOR
         elif kl < 0.67 * self.config.target_kl:
-            self.lr *= self.config.lr_factor
+            self.lr *= LR_FACTOR
 
 
 def clipped_objective(ratio: Tensor, advantage: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from vla_rl.algorithms.decisions import Decisions, Gathered, flatten, micro_batches, select, select_each
 from vla_rl.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig, clipped_objective, surrogate
 from vla_rl.contract.batch import Reducer, Rollout
-from vla_rl.contract.config import check_choice, check_limits, check_positive
+from vla_rl.contract.config import check_limits, check_positive
 from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, Observer, public
 
 
@@ -40,7 +40,6 @@ class PPOConfig(PolicyGradientConfig):
 
     gamma: float = 0.99  # per low-level action
     lam: float = 0.95
-    lambda_per: LambdaPer = "decision"  # or "action": lam^n for a decision of n actions
     clip_low: float = 0.3
     clip_high: float = 0.3
     critic_lr: float = 1e-3
@@ -53,7 +52,6 @@ class PPOConfig(PolicyGradientConfig):
         check_limits(self, clip_low=(0, 1))
         check_positive(self, "clip_high", "critic_lr")
         check_limits(self, critic_warmup=(0, math.inf))
-        check_choice(self, "lambda_per", "decision", "action")
 
     @property
     def learner(self) -> type[PPO]:
@@ -125,7 +123,6 @@ class PPO(PolicyGradient[_Batch]):
             next_value,
             self.config.gamma,
             self.config.lam,
-            self.config.lambda_per,
         )
         metrics: dict[str, float] = {}
         usable, age = self._usable(rollout, metrics)
@@ -196,9 +193,6 @@ def _quality(returns: Tensor, value: Tensor) -> dict[str, float]:
     return {"rollout/decisions": float(len(returns)), **explained}
 
 
-LambdaPer: TypeAlias = Literal["decision", "action"]
-
-
 def chunk_reward(reward: Tensor, valid: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
     """``R = sum_i gamma^i r_i`` over the valid actions and ``n``, their number; [...,H] -> float64 and int64 [...].
 
@@ -218,7 +212,6 @@ def gae(
     next_value: Tensor,
     gamma: float,
     lam: float,
-    lambda_per: LambdaPer,
 ) -> tuple[Tensor, Tensor]:
     """Advantage and return, both [T,E] in the dtype of ``value``; computed in float64.
 
@@ -228,18 +221,17 @@ def gae(
     next_value            [T,E]    V of the observation after the decision (at the end of an episode its last one, not
                                    the first one of the next); ignored where terminated
     gamma                 discount per low-level action
-    lam                   per decision, or per low-level action (then ``lam^n``), as ``lambda_per`` says
+    lam                   per decision
 
     ``delta = R + gamma^n V_next - V`` and ``A_j = delta_j + gamma^n lam A_{j+1}``, cut at the end of an episode.
     A decision without valid actions has advantage 0 and is skipped; its end flag still separates two episodes.
     """
     chunk, count = chunk_reward(reward, valid, gamma)
     discount = torch.pow(gamma, count.double())
-    decay = torch.pow(lam, count.double()) if lambda_per == "action" else torch.full_like(discount, lam)
     bootstrap = torch.where(terminated, 0.0, next_value.double())
     delta = chunk + discount * bootstrap - value.double()
     ended = terminated | truncated
-    advantage = _accumulate(delta, torch.where(ended, 0.0, discount * decay), count > 0, ended)
+    advantage = _accumulate(delta, torch.where(ended, 0.0, discount * lam), count > 0, ended)
     return advantage.to(value.dtype), (advantage + value.double()).to(value.dtype)
 
 

@@ -29,7 +29,7 @@ any more has the advantage 0 and not a negative one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -38,17 +38,16 @@ from torch import Tensor, nn
 
 from vla_rl.algorithms.chunks import (
     DEMONSTRATED,
+    ChunkLearner,
     Chunks,
     ChunkSampler,
-    TasksEqually,
+    StepConfig,
     chunks_of,
     joined,
-    require_imitation,
 )
 from vla_rl.algorithms.decisions import ages, flatten, mean
 from vla_rl.contract.batch import OneProcess, Rollout
 from vla_rl.contract.config import check_limits, check_positive
-from vla_rl.contract.errors import NonFiniteError
 from vla_rl.policies.advantage_conditioned import INDICATOR, NEGATIVE, POSITIVE, UNKNOWN
 from vla_rl.policies.critics import DistributionalValue
 
@@ -56,7 +55,7 @@ _PART = 4096  # decisions that are valued at a time
 
 
 @dataclass(frozen=True)
-class RecapConfig:
+class RecapConfig(StepConfig):
     """The share of good decisions, and the schedule of gradient steps."""
 
     positive: float = 0.4  # p: of a task's autonomous decisions (the paper's .3 in pre-training, .4 in fine-tuning)
@@ -64,22 +63,16 @@ class RecapConfig:
     failure_cost: float = 1.0  # C, in time limits
     dropout: float = 0.3  # of the indicator
     max_age: int = 1000  # updates after which autonomous decisions are no longer imitated
-    capacity: int = 50_000  # decisions that are kept
     value_steps: int = 50  # gradient steps of the value per rollout
     steps: int = 50  # of the policy
-    batch: int = 64
-    draws: int = 2  # random draws, of noise and time for instance, per decision and step
-    lr: float = 3e-4
     value_lr: float = 1e-3
-    weight_decay: float = 1e-4
-    grad_norm: float = 1.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         count, share = (1, math.inf), (0.0, 1.0)
         check_limits(self, positive=share, dropout=share, failure_cost=(0, math.inf), max_age=(0, math.inf))
-        check_limits(self, lookahead=count, capacity=count, value_steps=count, steps=count, batch=count, draws=count)
-        check_limits(self, weight_decay=(0, math.inf))
-        check_positive(self, "lr", "value_lr", "grad_norm")
+        check_limits(self, lookahead=count, value_steps=count, steps=count)
+        check_positive(self, "value_lr")
 
 
 @dataclass(frozen=True)
@@ -144,8 +137,10 @@ def threshold(advantage: Tensor, task: Tensor, autonomous: Tensor, positive: flo
     return found
 
 
-class Recap:
+class Recap(ChunkLearner[RecapConfig]):
     """A ``LoopLearner`` of an ``AdvantageConditioned`` policy, with its value."""
+
+    name = "RECAP"
 
     def __init__(
         self,
@@ -161,25 +156,11 @@ class Recap:
 
         Raises UserError for a policy without a loss for every action.
         """
-        self.sampler = sampler or TasksEqually()
-        self.policy, self.value, self.time_limit = require_imitation(policy, "RECAP"), value, time_limit
-        self.parameters, self.config, self.generator = dict(parameters), config, generator
-        self.chunks: Chunks | None = None
+        super().__init__(policy, parameters, None, config, generator, sampler)
+        self.value, self.time_limit = value, time_limit
         self.outcomes: Outcomes | None = None
-        self.steps = 0
-        trained = [parameter for parameter in self.parameters.values() if parameter.requires_grad]
-        decay = {"weight_decay": config.weight_decay, "fused": True}
-        self.optimizer = torch.optim.AdamW(trained, lr=config.lr, **decay)  # type: ignore[arg-type]
-        self.value_optimizer = torch.optim.AdamW(value.parameters(), lr=config.value_lr, **decay)  # type: ignore[arg-type]
-
-    @property
-    def lr(self) -> float:
-        """The policy's learning rate."""
-        return float(self.optimizer.param_groups[0]["lr"])
-
-    @lr.setter
-    def lr(self, value: float) -> None:
-        self.optimizer.param_groups[0]["lr"] = value
+        decay = config.weight_decay
+        self.value_optimizer = torch.optim.AdamW(value.parameters(), config.value_lr, weight_decay=decay, fused=True)
 
     # -- experience -------------------------------------------------------------------------------------------------
 
@@ -195,11 +176,11 @@ class Recap:
         counts = torch.where(human.any(-1, keepdim=True), human, rollout.valid) & known[..., None]
         new = chunks_of(rollout, counts, self.policy)
         if len(new):
-            chunks = joined([self.chunks, new]) if self.chunks else new
+            chunks = joined([self.kept, new]) if self.kept else new
             parts = [self.outcomes, outcomes] if self.outcomes else [outcomes]
             merged = Outcomes(*(torch.cat([getattr(part, item.name) for part in parts]) for item in fields(Outcomes)))
             newest = torch.arange(len(chunks), device=chunks.task.device)[-self.config.capacity :]
-            self.chunks, self.outcomes = chunks.select(newest), merged.select(newest)
+            self.kept, self.outcomes = chunks.select(newest), merged.select(newest)
         return len(new)
 
     # -- learning ---------------------------------------------------------------------------------------------------
@@ -220,14 +201,14 @@ class Recap:
         The value takes ``value_steps / steps`` of the config as many.  Without an ended episode nothing happens, and
         there are no metrics.
         """
-        if self.chunks is None or self.outcomes is None:
+        if self.kept is None or self.outcomes is None:
             return {}
         value_steps = round(steps * self.config.value_steps / self.config.steps)
-        infos = [self._value_step(self.chunks, self.outcomes) for _ in range(value_steps)]
-        learnable, labels = self.labelled(self.chunks, self.outcomes)
-        human = self.outcomes.human[self._fresh(self.chunks, self.outcomes)]
+        infos = [self._value_step(self.kept, self.outcomes) for _ in range(value_steps)]
+        learnable, labels = self.labelled(self.kept, self.outcomes)
+        human = self.outcomes.human[self._fresh(self.kept, self.outcomes)]
         infos += [self._policy_step(learnable, human) for _ in range(steps)]
-        return {**labels, "replay/size": float(len(self.chunks)), **mean(infos)}
+        return {**labels, "replay/size": float(len(self.kept)), **mean(infos)}
 
     def labelled(self, chunks: Chunks, outcomes: Outcomes) -> tuple[Chunks, dict[str, float]]:
         """The decisions to imitate, with ``INDICATOR`` among their features, and metrics."""
@@ -262,7 +243,7 @@ class Recap:
             self.value.calibrate(chunks.features, OneProcess())
         index = torch.randint(len(chunks), (self.config.batch,), generator=self.generator).to(chunks.task.device)
         loss = self.value.loss(chunks.select(index).features, outcomes.target[index])
-        self._descend(self.value_optimizer, loss, dict(self.value.named_parameters()))
+        self.descend(self.value_optimizer, loss)
         return {"value/loss": float(loss.detach())}
 
     def _policy_step(self, chunks: Chunks, human: Tensor) -> dict[str, float]:
@@ -273,48 +254,27 @@ class Recap:
         batch = replace(batch, features={**batch.features, INDICATOR: indicator})
         losses = self.policy.imitation_losses(batch.features, batch.actions, config.draws, self.generator)
         loss = losses[batch.counts].mean()
-        self._descend(self.optimizer, loss, self.parameters)
+        self.descend(self.optimizer, loss)
         self.sampler.record((losses.detach() * batch.counts).sum(1) / batch.counts.sum(1))
         self.steps += 1
         return {"policy/loss": float(loss.detach())}
 
-    def _descend(self, optimizer: torch.optim.Optimizer, loss: Tensor, parameters: Mapping[str, nn.Parameter]) -> None:
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        norm = float(nn.utils.clip_grad_norm_(parameters.values(), self.config.grad_norm))
-        if not math.isfinite(norm):
-            raise NonFiniteError(
-                f"a gradient of RECAP is not finite at step {self.steps}, so the step was not taken; lower the "
-                "learning rates or look for NaN in what was recorded."
-            )
-        optimizer.step()
-
     # -- state ------------------------------------------------------------------------------------------------------
 
-    def _saved(self) -> Iterator[tuple[str, Any]]:
-        yield from (("value", self.value), ("optimizer", self.optimizer), ("value_optimizer", self.value_optimizer))
-
     def state_dict(self) -> dict[str, Any]:
-        """Weights, optimizers, experience, generator and counter (see ``Resumable``)."""
+        """And the value with its optimizer, outcomes, and the sampler."""
         outcomes = self.outcomes
         return {
-            "parameters": {name: parameter.detach() for name, parameter in self.parameters.items()},
-            **{name: part.state_dict() for name, part in self._saved()},
-            "chunks": self.chunks.to_state() if self.chunks else {},
+            **super().state_dict(),
+            "value": self.value.state_dict(),
+            "value_optimizer": self.value_optimizer.state_dict(),
             "outcomes": {item.name: getattr(outcomes, item.name) for item in fields(Outcomes)} if outcomes else {},
-            "generator": self.generator.get_state(),
             "sampler": self.sampler.state_dict(),
-            "steps": self.steps,
         }
 
-    @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, parameter in self.parameters.items():
-            parameter.copy_(state["parameters"][name])
-        for name, part in self._saved():
-            part.load_state_dict(state[name])
-        self.chunks = Chunks(**state["chunks"]) if state["chunks"] else None
+        super().load_state_dict(state)
+        self.value.load_state_dict(state["value"])
+        self.value_optimizer.load_state_dict(state["value_optimizer"])
         self.outcomes = Outcomes(**state["outcomes"]) if state["outcomes"] else None
-        self.generator.set_state(state["generator"])
         self.sampler.load_state_dict(state["sampler"])
-        self.steps = state["steps"]

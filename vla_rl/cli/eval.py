@@ -36,7 +36,7 @@ from vla_rl.recipes.suite import find_suite
 from vla_rl.recipes.suite_run import COMPARISON, SuiteRun, compare, needed_between, power_table, read_results, row
 from vla_rl.recipes.terminal import bar, console
 from vla_rl.recipes.workers import EngineOptions
-from vla_rl.serving.address import names_server
+from vla_rl.serving.access import names_server
 from vla_rl.training.tracking import write_json
 
 

@@ -14,8 +14,7 @@ from rich.table import Table
 from vla_rl.cli.override import override, positional, subcommand, take_option
 from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import UserError
-from vla_rl.fleet.authority import Authority
-from vla_rl.fleet.identity import now
+from vla_rl.fleet.identity import Authority, now
 from vla_rl.recipes.config_files import file_of, load_config
 from vla_rl.recipes.terminal import console, sigterm_like_ctrl_c
 
@@ -89,59 +88,59 @@ class Change:
 
 
 def _versions(folder: str, options: Change) -> str:
-    from vla_rl.recipes.fleet import policies
+    from vla_rl.recipes.fleet import serving
 
-    registry = policies.open_registry(Path(folder))
-    Console(highlight=False).print(policies.table(registry))
+    registry = serving.open_registry(Path(folder))
+    Console(highlight=False).print(serving.table(registry))
     pins = registry.releases.pins.items()
     return "\n".join(f"{robot} is pinned to version {version}" for robot, version in sorted(pins)) or "none is pinned"
 
 
 def _publish(folder: str, checkpoint: str, options: Change) -> str:
-    from vla_rl.recipes.fleet import policies
+    from vla_rl.recipes.fleet import serving
     from vla_rl.recipes.fleet.publishing import publish
 
-    registry = policies.open_registry(Path(folder))
-    version = publish(registry, policies.signing_key(Path(folder), options.credentials), checkpoint, options.why)
+    registry = serving.open_registry(Path(folder))
+    version = publish(registry, serving.signing_key(Path(folder), options.credentials), checkpoint, options.why)
     return f"policy version {version} is staged; next: vla-rl fleet try {folder} {version}, or promote"
 
 
 def _try(folder: str, version: str, options: Change) -> str:
-    from vla_rl.recipes.fleet import policies
+    from vla_rl.recipes.fleet import serving
 
-    registry = policies.open_registry(Path(folder))
+    registry = serving.open_registry(Path(folder))
     known = options.robot or {robot for robots in registry.outcomes().values() for robot in robots}
-    return f"tried by {', '.join(registry.try_on(policies.number(version), known, policies.user(), options.why))}"
+    return f"tried by {', '.join(registry.try_on(serving.number(version), known, serving.user(), options.why))}"
 
 
 def _promote(folder: str, version: str, options: Change) -> str:
-    from vla_rl.recipes.fleet import policies
+    from vla_rl.recipes.fleet import serving
 
-    policies.open_registry(Path(folder)).promote(policies.number(version), policies.user(), options.why)
+    serving.open_registry(Path(folder)).promote(serving.number(version), serving.user(), options.why)
     return f"policy version {version} is active"
 
 
 def _rollback(folder: str, options: Change) -> str:
-    from vla_rl.recipes.fleet import policies
+    from vla_rl.recipes.fleet import serving
 
-    return f"policy version {policies.open_registry(Path(folder)).roll_back(policies.user(), options.why)} is active"
+    return f"policy version {serving.open_registry(Path(folder)).roll_back(serving.user(), options.why)} is active"
 
 
 def _pin(folder: str, version: str, options: Change) -> str:
-    from vla_rl.recipes.fleet import policies
+    from vla_rl.recipes.fleet import serving
 
-    return policies.for_each(
+    return serving.for_each(
         Path(folder),
         options.robot,
-        lambda one, robot: one.pin(policies.number(version), policies.user(), options.why, robot),
+        lambda one, robot: one.pin(serving.number(version), serving.user(), options.why, robot),
     )
 
 
 def _unpin(folder: str, options: Change) -> str:
-    from vla_rl.recipes.fleet import policies
+    from vla_rl.recipes.fleet import serving
 
-    return policies.for_each(
-        Path(folder), options.robot, lambda one, robot: one.unpin(policies.user(), options.why, robot)
+    return serving.for_each(
+        Path(folder), options.robot, lambda one, robot: one.unpin(serving.user(), options.why, robot)
     )
 
 
@@ -233,7 +232,7 @@ def _beginning(config: Serve, of_learner: list[str]) -> serving.Beginning:
         if of_learner:
             raise UserError(f"{of_learner[0]!r} is of a learner and there is none; add --learn FILE.py:function.")
         return serving.Beginning(config.policy)
-    from vla_rl.recipes.fleet.learn import Learn
+    from vla_rl.recipes.fleet.learners import Learn
 
     found = override(load_config(config.learn), of_learner, f"vla-rl serve FOLDER --learn {config.learn}")
     if not isinstance(found, Learn):

@@ -19,15 +19,11 @@ from vla_rl.pretrained import checkpoint_of
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
 from vla_rl.recipes.terminal import console, sigterm_like_ctrl_c
 from vla_rl.recipes.trainers import placed
-from vla_rl.serving.access import Access
-from vla_rl.serving.address import find_api_key
-from vla_rl.serving.batching import Batching
-from vla_rl.serving.episode import ServedPolicy, StatelessPolicy
-from vla_rl.serving.listener import Listener, log
-from vla_rl.serving.openpi_server import OpenpiServer
-from vla_rl.serving.server import PolicyServer
-from vla_rl.serving.vla_eval import read_observation
-from vla_rl.serving.websocket import Limits
+from vla_rl.serving.access import Access, find_api_key
+from vla_rl.serving.openpi import OpenpiServer
+from vla_rl.serving.served import Batching, ServedPolicy, StatelessPolicy
+from vla_rl.serving.vla_eval import PolicyServer, read_observation
+from vla_rl.serving.websocket import Limits, Listener, log
 from vla_rl.training.device import resolve_device
 
 

@@ -90,7 +90,12 @@ class Transitions:
 
 
 class ReplayBuffer(Protocol):
-    """Recorded decisions that can be sampled many times."""
+    """Recorded decisions that can be sampled many times.
+
+    One whose next samples depend on the losses of the latest one has ``read_losses(losses)``: the learner's losses [B],
+    without gradient, of the ``B`` decisions that ``sample`` returned last.  A learner may have drawn another number of
+    them since, to fit the normalization of its inputs.
+    """
 
     def __len__(self) -> int: ...
 
@@ -105,17 +110,6 @@ class ReplayBuffer(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-@runtime_checkable
-class LossReader(Protocol):
-    """A replay buffer whose next samples depend on the losses of the latest one."""
-
-    def read_losses(self, losses: Array) -> None:
-        """The learner's losses [B], without gradient, of the ``B`` decisions that ``sample`` returned last.
-
-        A learner may have drawn another number of them since, to fit the normalization of its inputs.
-        """
-
-
 class ExperienceSource(Protocol):
     """Anything that produces experience: a simulator, a world model, a fleet."""
 
@@ -128,19 +122,6 @@ class Learner(Protocol):
 
     def update(self, rollout: Rollout) -> dict[str, float]:
         """Learn from one rollout; returns metrics."""
-
-
-class PolicyStore(Protocol):
-    """Holds the newest weights for the processes that act."""
-
-    def publish(self, weights: Mapping[str, Array], progress: float = 0.0) -> int:
-        """Store ``weights`` as the newest; returns their version.
-
-        ``progress``, the share of the run that is done, is for a policy with ``set_progress``.
-        """
-
-    def latest(self) -> tuple[int, Mapping[str, Array]]:
-        """The newest version and its weights."""
 
 
 @runtime_checkable

@@ -187,10 +187,11 @@ def continue_chunk(policy: Policy, state: State, env_ids: Array, consumed: Array
 
 def require(policy: object, needed_by: str, methods: Sequence[str], otherwise: str) -> None:
     """Raise UserError unless ``policy`` has ``methods``; ``otherwise`` says the consequence and the cure."""
-    if any(not hasattr(policy, method) for method in methods):
+    lacking = [method for method in methods if not hasattr(policy, method)]
+    if lacking:
         raise UserError(
-            f"{needed_by} needs a policy with {' and '.join(methods)} but {type(policy).__name__} lacks "
-            f"{'them' if len(methods) > 1 else 'it'}, {otherwise}"
+            f"{needed_by} needs a policy with {' and '.join(lacking)} but {type(policy).__name__} lacks "
+            f"{'them' if len(lacking) > 1 else 'it'}, {otherwise}"
         )
 
 

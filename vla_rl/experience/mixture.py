@@ -115,7 +115,7 @@ class StratumSampler(Protocol):
 
 
 class Strata:
-    """A ``ReplayBuffer`` of ``online`` decisions, where rollouts are added, and ``recorded`` ones (a ``LossReader``).
+    """A ``ReplayBuffer`` of ``online`` decisions, where rollouts are added, and ``recorded`` ones (which reads losses).
 
     Of the online decisions of each task, those in which a person acted are a stratum of their own and have no age; the
     others are drawn while they are at most ``max_age`` versions older than the learner's, which ``version`` tells.

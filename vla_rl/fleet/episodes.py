@@ -10,10 +10,8 @@ from dataclasses import dataclass, field
 
 from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import ContractError
-from vla_rl.fleet.episode_end import EpisodeEnd
-from vla_rl.fleet.introduction import unpack_introduction
+from vla_rl.fleet.payloads import EpisodeEnd, FleetStep, unpack_introduction
 from vla_rl.fleet.record import FleetRecord, Sender
-from vla_rl.fleet.step import FleetStep
 
 log = logging.getLogger("vla_rl.fleet")
 MAX_EPISODE = 512 << 20  # bytes of an open episode's steps, encoded

@@ -1,8 +1,7 @@
-"""The SQLite index of a ledger: which record is where, how far every sender and consumer is.
+"""The SQLite index of a ledger: which record is where, and how far every sender is.
 
-The segments are the truth about records, and the index is rebuilt from them when it is lost; the consumers' cursors and
-the refused records are in the index alone (a segment begins with a copy of the cursors).  A transaction is durable when
-it is committed: WAL with synchronous=FULL.
+The segments are the truth about records, and the index is rebuilt from them when it is lost; the refused records are in
+the index alone.  A transaction is durable when it is committed: WAL with synchronous=FULL.
 """
 
 from __future__ import annotations
@@ -13,9 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from vla_rl.fleet.disk import Disk
+from vla_rl.fleet.disk import Disk, SegmentName
 from vla_rl.fleet.record import KINDS, NO_HASH, FleetRecord, Sender
-from vla_rl.fleet.segments import Name
 
 LAYOUT = 1  # of the tables
 _REMOVED = -1  # in place of a segment's committed bytes: its file is being removed
@@ -59,7 +57,7 @@ class Place(NamedTuple):
     """Where a stored record is, and the sequence number that it ends with."""
 
     position: int
-    name: Name
+    name: SegmentName
     start: int
     length: int
     last: int
@@ -192,7 +190,7 @@ class Index:
             "SELECT position, number, seed, start, length, last, hash FROM records JOIN segments ON number = segment"
             f" WHERE damaged = {damaged} AND {where}"
         )
-        return [Place(row[0], Name(*row[1:3]), *row[3:]) for row in self._all(query, *values)]
+        return [Place(row[0], SegmentName(*row[1:3]), *row[3:]) for row in self._all(query, *values)]
 
     def spans(self, sender: Sender) -> list[Span]:
         """Where the records of ``sender`` are, by sequence number."""
@@ -227,43 +225,35 @@ class Index:
 
     # Segments
 
-    def segments(self) -> dict[int, tuple[Name, int]]:
+    def segments(self) -> dict[int, tuple[SegmentName, int]]:
         """Name and committed bytes of every segment, by number."""
         found = self._all("SELECT number, seed, committed FROM segments WHERE committed != ?", _REMOVED)
-        return {row[0]: (Name(*row[:2]), row[2]) for row in found}
+        return {row[0]: (SegmentName(*row[:2]), row[2]) for row in found}
 
-    def set_segment(self, name: Name, committed: int) -> None:
+    def set_segment(self, name: SegmentName, committed: int) -> None:
         """Note up to where a segment counts; part of a transaction."""
         self._db.execute("REPLACE INTO segments VALUES (?, ?, ?)", (*name, committed))
 
-    def remove_segments(self, sender: Sender, seq: int, but: Name | None) -> list[Name]:
+    def remove_segments(self, sender: Sender, seq: int, but: SegmentName | None) -> None:
         """Forget the segments, but one, that hold nothing but records of ``sender`` up to ``seq``; part of a
-        transaction.  Their files are to be removed, and then :meth:`forget_removed` called.
+        transaction.  Their files, :meth:`removed`, are to be removed, and then :meth:`forget_removed` called.
         """
         needed = "SELECT segment FROM records WHERE sender != ? OR last > ?"
         query = f"UPDATE segments SET committed = {_REMOVED} WHERE number != ? AND number NOT IN ({needed})"
         self._db.execute(query, (but.number if but else -1, self._ids.get(sender, -1), seq))
         gone = f"SELECT number FROM segments WHERE committed = {_REMOVED}"
         self._db.execute(f"DELETE FROM records WHERE segment IN ({gone})")
-        return self.removed()
 
-    def removed(self) -> list[Name]:
+    def removed(self) -> list[SegmentName]:
         """The segments whose files may be there, and count for nothing."""
-        return [Name(*row) for row in self._all("SELECT number, seed FROM segments WHERE committed = ?", _REMOVED)]
+        found = self._all("SELECT number, seed FROM segments WHERE committed = ?", _REMOVED)
+        return [SegmentName(*row) for row in found]
 
     def forget_removed(self) -> None:
         """The files are gone, and stay so after a power cut; part of a transaction."""
         self._db.execute("DELETE FROM segments WHERE committed = ?", (_REMOVED,))
 
-    # Consumers and refused records
-
-    def cursors(self) -> dict[str, int]:
-        """How far every consumer is."""
-        return dict(self._all("SELECT name, position FROM consumers"))
-
-    def set_cursor(self, consumer: str, position: int) -> None:
-        """Note how far a consumer is; part of a transaction."""
-        self._db.execute("REPLACE INTO consumers VALUES (?, ?)", (consumer, position))
+    # Refused records
 
     def add_conflict(self, record: FleetRecord) -> None:
         """Keep a refused record, and the newest of them only; part of a transaction."""

@@ -11,15 +11,14 @@ import hashlib
 import json
 import shutil
 from collections.abc import Collection
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.fleet.disk import Disk, File, RealDisk
-from vla_rl.fleet.manifest import Manifest, check_client, check_digest
-from vla_rl.fleet.signing import TrustedKeys
+from vla_rl.fleet.disk import WRITING, Disk
+from vla_rl.fleet.manifest import Manifest, TrustedKeys, check_client
 
 PIECE_BYTES = 1 << 20  # asked for at once
 SPARE_BYTES = 64 << 20  # of the disk, left for everything else
@@ -49,10 +48,10 @@ class PolicyCache:
     """Policies on a robot: the one in use, the one before it, and one that is being fetched."""
 
     def __init__(self, folder: Path, keys: TrustedKeys, disk: Disk | None = None) -> None:
-        self._folder, self._keys, self._disk = folder, keys, disk or RealDisk()
+        self._folder, self._keys, self._disk = folder, keys, disk or Disk()
         self._incoming = folder / "incoming"
         self._held: dict[str, Place] | None = None  # where chunks lie; None: to be read again
-        make_folders(self._disk, self._incoming)
+        self._disk.make_folders(self._incoming)
 
     # -- what is here -------------------------------------------------------------------------------------------------
 
@@ -71,7 +70,7 @@ class PolicyCache:
         """Remember that the robot acts by ``version`` from now on, which survives a power cut."""
         self.get(version)
         current = [version, *(other for other in self.in_use() if other != version)][:2]
-        write_whole(self._disk, self._folder / "in_use", json.dumps(current).encode())
+        self._disk.write_whole(self._folder / "in_use", json.dumps(current).encode())
         self._disk.sync_folder(self._folder)
 
     def get(self, version: int) -> CachedPolicy:
@@ -147,8 +146,7 @@ class PolicyCache:
 
     def _append(self, path: Path, digest: str, size: int, source: PolicySource) -> bool:
         """Bring the rest of a chunk; returns whether the beginning of it was here already."""
-        file = self._disk.open(path)
-        try:
+        with closing(self._disk.open(path)) as file:
             if self._disk.size(path) > size:
                 file.truncate(0)
             resumed = self._disk.size(path) > 0
@@ -159,9 +157,7 @@ class PolicyCache:
                         f"the server sent {len(piece)} bytes of a chunk that lacks {size - there}, so the policy is "
                         "not used; look at the server."
                     )
-                _write(file, piece)
-        finally:
-            file.close()
+                file.write_all(piece)
         return resumed
 
     # -- putting together ---------------------------------------------------------------------------------------------
@@ -172,24 +168,20 @@ class PolicyCache:
         writing = folder.with_name(folder.name + WRITING)
         for entry in manifest.files:
             path = writing / entry.path
-            make_folders(self._disk, path.parent)
-            file = self._disk.open(path)
-            try:
-                for blob in entry.blobs:
-                    for digest in blob.chunks:
-                        _write(file, self._content(digest))
+            self._disk.make_folders(path.parent)
+            with closing(self._disk.open(path)) as file:
+                for digest in (digest for blob in entry.blobs for digest in blob.chunks):
+                    file.write_all(self._content(digest))
                 file.sync()
-            finally:
-                file.close()
             self._disk.sync_folder(path.parent)
         observation = b"".join(self._content(digest) for digest in manifest.golden.observation.chunks)
         if manifest.version in self.versions():  # it is damaged
             self._disk.remove(self._path(manifest.version, ".manifest"))
             shutil.rmtree(folder)
         self._disk.rename(writing, folder)
-        write_whole(self._disk, self._path(manifest.version, ".observation"), observation)
+        self._disk.write_whole(self._path(manifest.version, ".observation"), observation)
         self._disk.sync_folder(self._folder)
-        write_whole(self._disk, self._path(manifest.version, ".manifest"), signed)
+        self._disk.write_whole(self._path(manifest.version, ".manifest"), signed)
         self._disk.sync_folder(self._folder)
         self._held = None
         self._keep_incoming(())
@@ -267,84 +259,7 @@ class PolicyCache:
         return self._folder / f"{version:010d}{suffix}"
 
 
-def _write(file: File, data: bytes) -> None:
-    while data:
-        data = data[file.write(data) :]
-
-
 def _no_room(version: int, why: str) -> UserError:
     return UserError(
         f"policy version {version} has no room on this robot ({why}), so the policy in use stays; free some disk space."
     )
-
-
-WRITING = ".writing"  # suffix of what is not whole yet
-
-
-def write_whole(disk: Disk, path: Path, data: bytes) -> None:
-    """Write a file so that it is there whole or not at all; its name survives a power cut after ``sync_folder``."""
-    writing = path.with_name(path.name + WRITING)
-    file = disk.open(writing)
-    try:
-        file.truncate(0)
-        rest = memoryview(data)
-        while rest:
-            rest = rest[file.write(bytes(rest)) :]
-        file.sync()
-    finally:
-        file.close()
-    disk.rename(writing, path)
-
-
-def make_folders(disk: Disk, folder: Path) -> None:
-    """Make ``folder`` and its parents; their names survive a power cut."""
-    if not disk.is_folder(folder):
-        make_folders(disk, folder.parent)
-        disk.make_folder(folder)
-    disk.sync_folder(folder.parent)  # also of a folder that is there: who made it may have been killed before
-
-
-class ContentStore:
-    """Chunks in a folder."""
-
-    def __init__(self, folder: Path, disk: Disk) -> None:
-        self._folder, self._disk = folder, disk
-        make_folders(disk, folder)
-
-    def put(self, data: bytes) -> str:
-        """Store ``data`` unless it is there; returns its SHA-256.  It survives a power cut after :meth:`sync`."""
-        digest = hashlib.sha256(data).hexdigest()
-        if digest not in self:
-            write_whole(self._disk, self._folder / digest, data)
-        return digest
-
-    def sync(self) -> None:
-        """Return when all that was put survives a power cut."""
-        self._disk.sync_folder(self._folder)
-
-    def __contains__(self, digest: str) -> bool:
-        try:
-            self._disk.size(self._folder / check_digest(digest))
-        except FileNotFoundError:
-            return False
-        return True
-
-    def read(self, digest: str, offset: int, count: int) -> bytes:
-        """``count`` bytes of a chunk from ``offset`` on, fewer at its end; ContractError for one that is not here."""
-        path = self._folder / check_digest(digest)
-        try:
-            return self._disk.read(path, offset, count)
-        except FileNotFoundError as error:
-            raise ContractError(
-                f"there is no chunk {digest[:12]}..., so it cannot be sent; ask for the manifest again: its version "
-                "may have been removed."
-            ) from error
-
-    def keep_only(self, digests: Collection[str]) -> int:
-        """Remove all other chunks, and what was left half written; returns how many bytes that freed."""
-        freed = 0
-        for name in self._disk.names(self._folder):
-            if name not in digests:
-                freed += self._disk.size(self._folder / name)
-                self._disk.remove(self._folder / name)
-        return freed

@@ -12,35 +12,45 @@ The format: 8 bytes with the header's length (unsigned, little-endian), the head
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import math
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.fleet.canary import CanaryRule, Outcomes, Verdict, choose_canaries, judge
-from vla_rl.fleet.disk import Disk, RealDisk
+from vla_rl.fleet.disk import Disk
 from vla_rl.fleet.manifest import (
     CHUNK_BYTES,
     ITEM_BYTES,
     MAX_FILES,
+    SIGNATURE_BYTES,
     Blob,
     FileEntry,
     Golden,
     Manifest,
+    SigningKey,
     TensorEntry,
+    check_digest,
     check_path,
 )
-from vla_rl.fleet.policy_cache import ContentStore, make_folders, write_whole
-from vla_rl.fleet.releases import EVERY_ROBOT, Releases
-from vla_rl.fleet.signing import SIGNATURE_BYTES, SigningKey
+from vla_rl.fleet.releases import (
+    EVERY_ROBOT,
+    CanaryRule,
+    MissingError,
+    Outcomes,
+    Releases,
+    Verdict,
+    choose_canaries,
+    judge,
+)
 
 T = TypeVar("T")
 MOST_VERSIONS = 10**10  # a manifest is called by ten digits
@@ -70,8 +80,8 @@ class Registry:
         disk: Disk | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._folder, self._rule, self._disk, self._clock = folder, rule or CanaryRule(), disk or RealDisk(), clock
-        make_folders(self._disk, folder / "manifests")
+        self._folder, self._rule, self._disk, self._clock = folder, rule or CanaryRule(), disk or Disk(), clock
+        self._disk.make_folders(folder / "manifests")
         self._store = ContentStore(folder / "chunks", self._disk)
         self._history, self._log = History(folder / "history", self._disk), History(folder / "outcomes", self._disk)
         self._releases, self._changes = Releases(), list[dict[str, Any]]()
@@ -90,17 +100,27 @@ class Registry:
                 self._changes.append(change)
             return self._releases
 
+    def head(self, robot: str) -> tuple[int, str]:
+        """What ``robot`` runs from its next episode on: version and stage; (0, "") for nothing."""
+        releases = self.releases
+        version = releases.version_for(robot)
+        return (0, "") if version is None else (version, releases.stages[version])
+
+    def changes(self) -> int:
+        """How many changes there were, of other processes too."""
+        return self.releases.head
+
     def manifest(self, version: int) -> bytes:
-        """The signed manifest of ``version``; raises UserError for one that is not there."""
+        """The signed manifest of ``version``; raises MissingError for one that is not there."""
         self.releases.check(version)
         return self._disk.read(self._manifest_path(version))
 
     def chunk(self, digest: str, offset: int, count: int) -> bytes:
-        """At most ``count`` bytes of a chunk from ``offset`` on; ContractError for one that is not here."""
+        """At most ``count`` bytes of a chunk from ``offset`` on; MissingError for one that is not here."""
         return self._store.read(digest, offset, count)
 
     def get(self, version: int) -> Manifest:
-        """The manifest of ``version``, as this server wrote it; raises UserError for one that is not there."""
+        """The manifest of ``version``, as this server wrote it; raises MissingError for one that is not there."""
         return Manifest.decode(self.manifest(version)[SIGNATURE_BYTES:])
 
     # -- what people and learners do ----------------------------------------------------------------------------------
@@ -139,7 +159,7 @@ class Registry:
             metrics=published.metrics,
         )
         Manifest.decode(manifest.encode())  # what no robot would accept is not signed
-        write_whole(self._disk, self._manifest_path(version), key.sign(manifest))
+        self._disk.write_whole(self._manifest_path(version), key.sign(manifest))
         self._disk.sync_folder(self._folder / "manifests")
         self._change("publish", who, why, version=version)
         return version
@@ -465,14 +485,10 @@ class History:
         """Write ``entry`` behind what :meth:`new` has returned; returns when it survives a power cut."""
         text = json.dumps(entry, sort_keys=True, allow_nan=False).encode()
         line = b"%08x %s\n" % (zlib.crc32(text), text)
-        file = self._disk.open(self._path)
-        try:
+        with closing(self._disk.open(self._path)) as file:
             file.truncate(self._end)
-            while line:
-                line = line[file.write(line) :]
+            file.write_all(line)
             file.sync()
-        finally:
-            file.close()
         self._disk.sync_folder(self._path.parent)
 
 
@@ -483,3 +499,49 @@ def _change(line: bytes) -> dict[str, Any] | None:
         return None
     entry: dict[str, Any] = json.loads(text)
     return entry
+
+
+class ContentStore:
+    """Chunks in a folder."""
+
+    def __init__(self, folder: Path, disk: Disk) -> None:
+        self._folder, self._disk = folder, disk
+        disk.make_folders(folder)
+
+    def put(self, data: bytes) -> str:
+        """Store ``data`` unless it is there; returns its SHA-256.  It survives a power cut after :meth:`sync`."""
+        digest = hashlib.sha256(data).hexdigest()
+        if digest not in self:
+            self._disk.write_whole(self._folder / digest, data)
+        return digest
+
+    def sync(self) -> None:
+        """Return when all that was put survives a power cut."""
+        self._disk.sync_folder(self._folder)
+
+    def __contains__(self, digest: str) -> bool:
+        try:
+            self._disk.size(self._folder / check_digest(digest))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def read(self, digest: str, offset: int, count: int) -> bytes:
+        """``count`` bytes of a chunk from ``offset`` on, fewer at its end; MissingError for one that is not here."""
+        path = self._folder / check_digest(digest)
+        try:
+            return self._disk.read(path, offset, count)
+        except FileNotFoundError as error:
+            raise MissingError(
+                f"there is no chunk {digest[:12]}..., so it cannot be sent; ask for the manifest again: its version "
+                "may have been removed."
+            ) from error
+
+    def keep_only(self, digests: Collection[str]) -> int:
+        """Remove all other chunks, and what was left half written; returns how many bytes that freed."""
+        freed = 0
+        for name in self._disk.names(self._folder):
+            if name not in digests:
+                freed += self._disk.size(self._folder / name)
+                self._disk.remove(self._folder / name)
+        return freed

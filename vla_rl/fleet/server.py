@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import logging
 import random
+import struct
 import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,23 +24,112 @@ from typing import BinaryIO
 
 from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.fleet import feed
-from vla_rl.fleet.backoff import Backoff, BackoffOptions
-from vla_rl.fleet.canary import CanaryRule, Outcomes
-from vla_rl.fleet.episode_end import EpisodeEnd
 from vla_rl.fleet.identity import Credentials, Revoked, check_reach
-from vla_rl.fleet.introduction import unpack_introduction
 from vla_rl.fleet.ledger import Ledger
 from vla_rl.fleet.page import serve_page
-from vla_rl.fleet.record import FleetRecord, Sender
+from vla_rl.fleet.payloads import EpisodeEnd, check_step, unpack_introduction
+from vla_rl.fleet.protocol import Backoff, BackoffOptions
+from vla_rl.fleet.record import FleetRecord, Sender, decode
 from vla_rl.fleet.registry import Registry
+from vla_rl.fleet.releases import CanaryRule, Outcomes
 from vla_rl.fleet.status import Status
-from vla_rl.fleet.step import check_step
 from vla_rl.fleet.transport import FleetTransport, TransportOptions
 from vla_rl.pages import PageAddress
 
+log = logging.getLogger("vla_rl.fleet")
+LEDGER, REGISTRY = "ledger", "registry"  # in a fleet's folder
+_FED = struct.Struct("<QI")  # position in the ledger, bytes of the record
+_FEED_S = 0.1  # how often the ledger is looked at when everything was sent
+INBOX = 1024  # records that wait in a reader for being taken
 _BATCH = 256  # records that are read at a time
 _SHARE = 16  # one of so many steps is looked into while there is no time for all
+PATIENCE_S = 60.0  # at the end, for the learner to save its state
+_STEADY_S = 60.0  # a learner that ran for so long is started again at once
+_MAX_LINE = 1 << 16
+_LOW = 4 << 30  # bytes: with less room for records, a person should make some
+_LOOK_S, _RETRY_S = 0.2, 1.0  # how often the ledger is looked at, and after a failure
+
+
+@dataclass(frozen=True)
+class FleetServerConfig:
+    """Where robots connect, and the port of the page, which this machine alone can open (0: any that is free)."""
+
+    transport: TransportOptions = field(default_factory=TransportOptions)
+    page_port: int = 7791
+    canary: CanaryRule = field(default_factory=CanaryRule)
+
+
+class FleetServer:
+    """Serves the fleet in ``folder`` until :meth:`close`.
+
+    A SIGKILL at any moment loses nothing that was acknowledged.  Raises UserError when other machines could connect
+    without certificates, when a port is taken, and when another server has the folder.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: FleetServerConfig | None = None,
+        credentials: Credentials | None = None,
+        revoked: Revoked | None = None,
+    ) -> None:
+        config = config or FleetServerConfig()
+        check_reach(config.transport.host, credentials)
+        self.status, self._ending = Status(), threading.Event()
+        with ExitStack() as opening:
+            self.ledger = opening.enter_context(closing(Ledger(folder / LEDGER)))
+            self.registry = Registry(folder / REGISTRY, config.canary)
+            self.registry.set_back(self.ledger.position)
+            self.page = opening.enter_context(closing(serve_page(self.status, PageAddress(port=config.page_port))))
+            transport = FleetTransport(self.ledger, self.registry, config.transport, credentials, revoked)
+            self.transport = opening.enter_context(closing(transport))
+            self._watcher = Watcher(self.ledger, self.registry, self.status, transport.waiting, transport.alarms)
+            self._thread = threading.Thread(target=self._watch, name="fleet-watcher", daemon=True)
+            self._thread.start()
+            self._opened = opening.pop_all()
+
+    def learn(self, command: Sequence[str]) -> LearnerProcess:
+        """Keep ``command`` running beside the server; it gets every record."""
+        return self._opened.enter_context(closing(LearnerProcess(command, self.ledger, self.status)))
+
+    def close(self) -> None:
+        """End learner, connections and page; what was acknowledged is on the disk.  Safe to call twice."""
+        self._ending.set()
+        self._thread.join()
+        self._opened.close()
+
+    def _tell_of_the_disk(self) -> None:
+        """What is wrong with it now, long before it is full."""
+        folder, failed, trouble = self.ledger.folder, self.ledger.failed, self.transport.trouble
+        kept = "robots keep what they do and send it when it can be stored"
+        failing = f"nothing is stored in {folder}, because {failed}; {kept}: look at the disk." if failed else ""
+        self.status.standing("ledger", failing)
+        refused = f"what robots sent last could not be stored ({trouble}); {kept}." if trouble and not failed else ""
+        self.status.standing("storing", refused)
+        room = self.ledger.room()
+        low = ""
+        if room == 0:
+            low = f"the disk of {folder} is full, so nothing is stored; {kept}: free space on it."
+        elif room < _LOW:
+            low = f"the disk of {folder} has room for {room / 1e9:.1f} GB more; free space on it before it is full."
+        self.status.standing("disk", low)
+
+    def _watch(self) -> None:
+        trouble = ""
+        while not self._ending.is_set():
+            more, now = False, ""
+            try:
+                self._tell_of_the_disk()
+                self.ledger.reopen()
+                more = self._watcher.look()
+            except (
+                Exception
+            ) as error:  # whatever it is, it may work in a moment, and the page says since when it stands
+                now = str(error) or type(error).__name__
+                if now != trouble:
+                    log.exception("what robots sent cannot be counted now")
+            trouble = now
+            self._ending.wait(_RETRY_S if trouble else 0.0 if more else _LOOK_S)
 
 
 @dataclass(frozen=True)
@@ -176,15 +266,10 @@ class Watcher:
             self._status.alarm(f"the canary was taken back: {verdict.why}; look at what it learned.")
 
 
-PATIENCE_S = 60.0  # at the end, for the learner to save its state
-_STEADY_S = 60.0  # a learner that ran for so long is started again at once
-_MAX_LINE = 1 << 16
-
-
 class LearnerProcess:
     """Keeps ``command`` running until :meth:`close`.
 
-    It reads records from its standard input (``feed.received``) and ends when that ends.  Each line of its standard
+    It reads records from its standard input (``received``) and ends when that ends.  Each line of its standard
     output is JSON: ``{"alarm": sentence}``, or ``{"learner": {name: number}}`` for the page.
     """
 
@@ -260,7 +345,7 @@ class LearnerProcess:
 
     def _feed(self, pipe: BinaryIO, over: threading.Event) -> None:
         with suppress(OSError):  # it is gone, which is told by its exit code
-            feed.send(self._ledger, pipe, over)
+            send_records(self._ledger, pipe, over)
         with suppress(OSError):
             pipe.close()
 
@@ -278,121 +363,87 @@ class LearnerProcess:
                 log.warning("the learner says %r, which is no message", line[:200])
 
 
-log = logging.getLogger("vla_rl.fleet")
-LEDGER, REGISTRY = "ledger", "registry"  # in a fleet's folder
-_LOW = 4 << 30  # bytes: with less room for records, a person should make some
-_LOOK_S, _RETRY_S = 0.2, 1.0  # how often the ledger is looked at, and after a failure
+def send_records(ledger: Ledger, pipe: BinaryIO, ending: threading.Event) -> None:
+    """Write the records of ``ledger`` from its beginning, and new ones as they come, until ``ending``.
 
-
-@dataclass(frozen=True)
-class FleetServerConfig:
-    """Where robots connect, and the port of the page, which this machine alone can open (0: any that is free)."""
-
-    transport: TransportOptions = field(default_factory=TransportOptions)
-    page_port: int = 7791
-    canary: CanaryRule = field(default_factory=CanaryRule)
-
-
-class FleetServer:
-    """Serves the fleet in ``folder`` until :meth:`close`.
-
-    A SIGKILL at any moment loses nothing that was acknowledged.  Raises UserError when other machines could connect
-    without certificates, when a port is taken, and when another server has the folder.
+    A reader that is slow is waited for, and so is a ledger that gives nothing now.  Raises OSError when the reader is
+    gone.
     """
-
-    def __init__(
-        self,
-        folder: Path,
-        config: FleetServerConfig | None = None,
-        credentials: Credentials | None = None,
-        revoked: Revoked | None = None,
-    ) -> None:
-        config = config or FleetServerConfig()
-        check_reach(config.transport.host, credentials)
-        self.status, self._ending = Status(), threading.Event()
-        with ExitStack() as opening:
-            self.ledger = opening.enter_context(closing(Ledger(folder / LEDGER)))
-            self.registry = Registry(folder / REGISTRY, config.canary)
-            self.registry.set_back(self.ledger.position)
-            policies = RegisteredPolicies(self.registry)
-            self.page = opening.enter_context(closing(serve_page(self.status, PageAddress(port=config.page_port))))
-            transport = FleetTransport(self.ledger, policies, config.transport, credentials, revoked)
-            self.transport = opening.enter_context(closing(transport))
-            self._watcher = Watcher(self.ledger, self.registry, self.status, transport.waiting, transport.alarms)
-            self._thread = threading.Thread(target=self._watch, name="fleet-watcher", daemon=True)
-            self._thread.start()
-            self._opened = opening.pop_all()
-
-    def learn(self, command: Sequence[str]) -> LearnerProcess:
-        """Keep ``command`` running beside the server; it gets every record."""
-        return self._opened.enter_context(closing(LearnerProcess(command, self.ledger, self.status)))
-
-    def close(self) -> None:
-        """End learner, connections and page; what was acknowledged is on the disk.  Safe to call twice."""
-        self._ending.set()
-        self._thread.join()
-        self._opened.close()
-
-    def _tell_of_the_disk(self) -> None:
-        """What is wrong with it now, long before it is full."""
-        folder, failed, trouble = self.ledger.folder, self.ledger.failed, self.transport.trouble
-        kept = "robots keep what they do and send it when it can be stored"
-        failing = f"nothing is stored in {folder}, because {failed}; {kept}: look at the disk." if failed else ""
-        self.status.standing("ledger", failing)
-        refused = f"what robots sent last could not be stored ({trouble}); {kept}." if trouble and not failed else ""
-        self.status.standing("storing", refused)
-        room = self.ledger.room()
-        low = ""
-        if room == 0:
-            low = f"the disk of {folder} is full, so nothing is stored; {kept}: free space on it."
-        elif room < _LOW:
-            low = f"the disk of {folder} has room for {room / 1e9:.1f} GB more; free space on it before it is full."
-        self.status.standing("disk", low)
-
-    def _watch(self) -> None:
-        trouble = ""
-        while not self._ending.is_set():
-            more, now = False, ""
-            try:
-                self._tell_of_the_disk()
-                self.ledger.reopen()
-                more = self._watcher.look()
-            except (
-                Exception
-            ) as error:  # whatever it is, it may work in a moment, and the page says since when it stands
-                now = str(error) or type(error).__name__
-                if now != trouble:
-                    log.exception("what robots sent cannot be counted now")
-            trouble = now
-            self._ending.wait(_RETRY_S if trouble else 0.0 if more else _LOOK_S)
-
-
-class RegisteredPolicies:
-    """The versions of ``registry``; a robot's head is what it runs from its next episode on, (0, "") for nothing."""
-
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-
-    def head(self, robot: str) -> tuple[int, str]:
-        """Version and state: "canary", "active", or whatever it is pinned to."""
-        releases = self._registry.releases
-        version = releases.version_for(robot)
-        return (0, "") if version is None else (version, releases.stages[version])
-
-    def changes(self) -> int:
-        """How many changes the registry has seen, of other processes too."""
-        return self._registry.releases.head
-
-    def manifest(self, version: int) -> bytes:
-        """The signed manifest; raises KeyError for a version that is not there."""
+    position, trouble = 0, ""
+    while not ending.is_set():
         try:
-            return self._registry.manifest(version)
-        except UserError as error:
-            raise KeyError(str(error)) from error
+            found, now = ledger.read(position, _BATCH), ""
+        except (UserError, OSError, MemoryError) as error:
+            found, now = [], str(error) or type(error).__name__
+        if now and now != trouble:
+            log.warning("the learner waits for the ledger: %s", now)
+        trouble = now
+        for position, record in found:
+            pipe.write(_FED.pack(position, len(record.encoded)) + record.encoded)
+        pipe.flush()
+        if not found:
+            ending.wait(_FEED_S)
 
-    def chunk(self, sha256: bytes, offset: int, count: int) -> bytes:
-        """At most ``count`` bytes from ``offset`` on; raises KeyError for a chunk that is not there."""
+
+def received(pipe: BinaryIO) -> Iterator[tuple[int, FleetRecord]]:
+    """Positions and records until the writer ends; a record of which only a part came is left out.
+
+    Raises ContractError for other bytes.
+    """
+    last = 0
+    while len(head := pipe.read(_FED.size)) == _FED.size:
+        position, size = _FED.unpack(head)
+        if position <= last:
+            raise ContractError(
+                f"the record at position {position} came behind the one at {last}, so none is taken from here on; look "
+                "at the program that writes them."
+            )
+        data = pipe.read(size)
+        if len(data) < size:
+            return
+        yield position, decode(data)
+        last = position
+
+
+class Inbox:
+    """What :func:`received` gives, read by a thread: whoever takes it never waits for the pipe."""
+
+    def __init__(self, pipe: BinaryIO) -> None:
+        self._pipe, self._held = pipe, deque[tuple[int, FleetRecord]]()
+        self._changed, self._over = threading.Condition(), False
+        self._error: ContractError | None = None
+        threading.Thread(target=self._read, name="fleet-inbox", daemon=True).start()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the writer has ended and everything is taken."""
+        with self._changed:
+            return self._over and not self._held
+
+    def take(self) -> list[tuple[int, FleetRecord]]:
+        """What is there, at most ``INBOX``; raises ContractError when the pipe brought something else."""
+        with self._changed:
+            found = list(self._held)
+            self._held.clear()
+            self._changed.notify_all()
+            if not found and self._error is not None:
+                raise self._error
+            return found
+
+    def wait(self, seconds: float) -> None:
+        """Until something is there, for ``seconds`` at most."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._held or self._over, seconds)
+
+    def _read(self) -> None:
         try:
-            return self._registry.chunk(sha256.hex(), offset, count)
+            for item in received(self._pipe):
+                with self._changed:
+                    self._changed.wait_for(lambda: len(self._held) < INBOX)
+                    self._held.append(item)
+                    self._changed.notify_all()
         except ContractError as error:
-            raise KeyError(str(error)) from error
+            self._error = error
+        with self._changed:
+            self._over = self._error is None
+            self._changed.notify_all()

@@ -4,21 +4,91 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import grpc
 
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.fleet import fleet_pb2 as pb
-from vla_rl.fleet.backoff import Clock
-from vla_rl.fleet.committer import Batch, Committer, Outcome
-from vla_rl.fleet.envelope import read_from_robot, read_records
-from vla_rl.fleet.errors import ConflictError, GapError
-from vla_rl.fleet.record import Sender
+from vla_rl.fleet.ledger import ConflictError, GapError, Ledger, RefusedError
+from vla_rl.fleet.protocol import Clock, read_from_robot, read_records
+from vla_rl.fleet.record import FleetRecord, Sender
 
 log = logging.getLogger("vla_rl.fleet")
 Code = grpc.StatusCode
+_COMMIT_BYTES = 16 << 20  # stored at once
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Consecutive records of one sender; ``done`` gets what became of them, in the committer's thread."""
+
+    records: Sequence[FleetRecord]
+    size: int  # bytes
+    done: Callable[[Batch, Outcome], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``durable``: the sender's newest stored record; or why nothing was stored."""
+
+    durable: int = -1
+    refused: RefusedError | None = None
+    failed: Exception | None = None
+
+
+class Committer:
+    """Stores batches in the order in which they come, for ever; who sends bounds how many bytes wait."""
+
+    def __init__(self, store: Ledger) -> None:
+        self._store, self._waiting = store, deque[Batch]()
+        self.trouble = ""  # why the last batches were not stored
+        self._wake, self._closed = threading.Condition(), False
+        self._thread = threading.Thread(target=self._run, name="fleet-committer", daemon=True)
+        self._thread.start()
+
+    def submit(self, batch: Batch) -> None:
+        """Store ``batch`` as soon as those before it are; after :meth:`close` nothing is stored."""
+        with self._wake:
+            self._waiting.append(batch)
+            self._wake.notify()
+
+    def close(self) -> None:
+        """End once the present commit is over."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while batches := self._next():
+            outcomes = self._store_all(batches)
+            for batch, outcome in zip(batches, outcomes, strict=True):
+                try:
+                    batch.done(batch, outcome)
+                except Exception:  # of one robot's connection; the others are stored as before
+                    log.exception("a robot could not be told what became of what it sent")
+
+    def _next(self) -> list[Batch]:
+        with self._wake:
+            self._wake.wait_for(lambda: self._waiting or self._closed)
+            taken: list[Batch] = []
+            while self._waiting and not self._closed and sum(one.size for one in taken) < _COMMIT_BYTES:
+                taken.append(self._waiting.popleft())
+            return taken
+
+    def _store_all(self, batches: Sequence[Batch]) -> list[Outcome]:
+        try:
+            receipt = self._store.append([record for batch in batches for record in batch.records])
+        except Exception as error:  # whatever it is, the robots keep their records and the server goes on
+            log.error("%d batches were not stored: %s", len(batches), error)
+            self.trouble = str(error) or type(error).__name__
+            return [Outcome(failed=error)] * len(batches)
+        self.trouble = ""
+        senders = [batch.records[0].sender for batch in batches]
+        return [Outcome(receipt.durable[sender], receipt.refused.get(sender)) for sender in senders]
 
 
 @dataclass(frozen=True)
@@ -49,7 +119,6 @@ class Session:
         self.durable = durable
         self.policy: tuple[int, str] | None = None  # what the robot was sent
         self.offered = durable  # the newest record that the robot had when it came
-        self.received = 0  # records
         self._expected = durable + 1
         self._refusing = False  # everything until the expected record comes
         self._in_flight = 0  # bytes
@@ -137,7 +206,6 @@ class Session:
             self._refusing = False
             self._expected = max(self._expected, records[-1].last + 1)
             self._in_flight += size
-        self.received += len(records)
         self._committer.submit(Batch(records, size, self._stored))
         with self._changed:
             self._changed.wait_for(lambda: self._in_flight <= self._credit or self._end)

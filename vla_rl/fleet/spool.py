@@ -8,22 +8,43 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
 from pathlib import Path
 
+from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import UserError
-from vla_rl.fleet.disk import Disk
-from vla_rl.fleet.errors import StoreEndedError, StoreFullError
-from vla_rl.fleet.record import NO_HASH, FleetRecord
-from vla_rl.fleet.spool_store import SpoolOptions, SpoolStore
+from vla_rl.fleet.disk import Disk, StoreEndedError, StoreFullError
+from vla_rl.fleet.ledger import SEGMENT_BYTES, Ledger
+from vla_rl.fleet.protocol import MAX_RECORDS
+from vla_rl.fleet.record import NO_HASH, FleetRecord, Sender
 
 log = logging.getLogger("vla_rl.fleet")
 _GROUP = 256  # records that share a sync at most
 _PATIENCE = 4  # times the memory of others that an episode with an intervention may take while the disk is slow
 _RETRY_S = 1.0  # after the disk was full or failed
+
+
+@dataclass(frozen=True)
+class SpoolOptions:
+    """How much of the robot's disk and memory its records may take.
+
+    quota_mb    of records on the disk; episodes with an intervention may exceed it
+    reserve_mb  of the disk that stay free
+    queue_mb    of records that wait for the disk in memory; four times as much in an episode with an intervention
+    """
+
+    quota_mb: float = 20_000
+    reserve_mb: float = 256
+    queue_mb: float = 64
+
+    def __post_init__(self) -> None:
+        """Raises UserError for numbers without meaning."""
+        check_limits(self, quota_mb=(0.001, 1e9), reserve_mb=(0, 1e9), queue_mb=(0.001, 1e6))
 
 
 @dataclass
@@ -35,7 +56,7 @@ class _Lost:
 
 
 class Spool:
-    """Records of ``robot`` in ``folder``: a :class:`vla_rl.fleet.attempt.Source` for the link.
+    """Records of ``robot`` in ``folder``: a :class:`vla_rl.fleet.link.Source` for the link.
 
     Raises UserError for a folder of another robot, or one that another process has open.
     """
@@ -257,3 +278,227 @@ class Spool:
 def _identity(record: FleetRecord) -> tuple[object, ...]:
     """What tells a record from others before it has a number."""
     return (record.wall_ns, record.captured_ns, record.episode, record.kind, record.payload)
+
+
+@dataclass
+class _Episode:
+    name: str  # "" for what is in no episode
+    first: int
+    last: int
+    size: int
+    kept: bool  # it is never dropped
+
+
+class SpoolStore:
+    """The records of ``robot`` in ``folder``, in episodes; for one process and any of its threads.
+
+    A new folder is a new epoch.  When the quota or the disk is full, the oldest autonomous episode is dropped whole: a
+    record of kind "dropped" stands for its records from then on.  ``dropped_episodes`` and ``dropped_records`` count
+    them since the store was opened.  Raises UserError for a folder of another robot.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        robot: str,
+        options: SpoolOptions | None = None,
+        disk: Disk | None = None,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        options = options or SpoolOptions()
+        self._quota, reserve = round(options.quota_mb * 2**20), round(options.reserve_mb * 2**20)
+        self._ledger = Ledger(folder, disk, reserve=reserve, segment_bytes=segment_bytes)
+        self._lock = threading.RLock()
+        try:
+            self.sender = _sender(self._ledger, robot)
+        except UserError:
+            self._ledger.close()
+            raise
+        self.dropped_episodes = self.dropped_records = 0
+        self._untold = 0  # records that were dropped before they had a number
+        self._given_up: str | None = None  # the running episode, of which nothing more is stored
+        self._acknowledged = -1
+        self._episodes: list[_Episode] = []
+        for span in self._ledger.spans(self.sender):
+            self._note(_Episode(*span))
+        self._ledger.roll()
+
+    def go_on_from(self, before: SpoolStore) -> None:
+        """Know what ``before``, of the same folder, knew of the running episode and could not bring to the disk."""
+        self._given_up, self._untold = before._given_up, before._untold
+
+    @property
+    def first(self) -> int:
+        """The oldest record that is here; the next one when there is none."""
+        with self._lock:
+            return self._episodes[0].first if self._episodes else self.last + 1
+
+    @property
+    def last(self) -> int:
+        """The newest record that survives a power cut; -1 for none."""
+        return self._ledger.durable(*self.sender)
+
+    def add(self, records: Sequence[FleetRecord]) -> None:
+        """Number ``records`` and store them; on the disk when this returns.
+
+        Raises StoreFullError when there is no room and nothing that may be dropped, and StoreEndedError when the disk
+        failed; then some of them may be stored, which ``last`` says of the same store when it is opened again.
+        """
+        with self._lock:
+            for name, group in groupby(records, lambda record: record.episode):
+                self._add_to(name, list(group))
+
+    def _add_to(self, name: str, records: Sequence[FleetRecord]) -> None:
+        if not self._episodes or self._episodes[-1].name != name:
+            self._ledger.roll()
+        kept = not name or any(record.intervened for record in records)
+        if kept and self._episodes and self._episodes[-1].name == name:
+            self._episodes[-1].kept = True
+        size = sum(len(record.encoded) for record in records)
+        while self._given_up != name and self._used() + size > self._quota and self._drop_oldest(name):
+            pass
+        while True:
+            if self._given_up == name and name:
+                self._count(len(records))
+                return
+            self._given_up = None
+            try:
+                return self._append(name, kept, records)
+            except StoreFullError:
+                if not self._drop_oldest(name):
+                    raise
+
+    def _append(self, name: str, kept: bool, records: Sequence[FleetRecord]) -> None:
+        self._tell()
+        last, previous = self._ledger.head(*self.sender)
+        chained: list[FleetRecord] = []
+        for record in records:
+            last, robot = last + 1, self.sender.robot
+            chained.append(replace(record, robot=robot, epoch=self.sender.epoch, seq=last, previous=previous))
+            previous = chained[-1].hash
+        self._ledger.append(chained)
+        self._note(_Episode(name, chained[0].seq, chained[-1].last, sum(len(one.encoded) for one in chained), kept))
+
+    def _tell(self) -> None:
+        """Store how many records were dropped before they had a number."""
+        if self._untold:
+            last, hash = self._ledger.head(*self.sender)
+            self._ledger.roll()
+            self._ledger.append([self._dropped(last + 1, last + self._untold, hash, hash)])
+            self._ledger.roll()
+            self._episodes.append(_Episode("", last + 1, last + self._untold, 0, True))
+            self._untold = 0
+
+    def _note(self, new: _Episode) -> None:
+        """Take records into account that are behind all others."""
+        last = self._episodes[-1] if self._episodes else None
+        if last is not None and last.name == new.name and last.last + 1 == new.first and last.name:
+            last.last, last.size, last.kept = new.last, last.size + new.size, last.kept or new.kept
+        else:
+            self._episodes.append(new)
+
+    def lose(self, episode: str, count: int) -> None:
+        """Note that ``count`` records of the running ``episode`` were dropped before they came here."""
+        with self._lock:
+            running = self._episodes[-1] if self._episodes else None
+            if self._given_up != episode:
+                self._given_up = episode
+                if running is not None and running.name == episode and not running.kept:
+                    self._drop(running)
+                else:
+                    self.dropped_episodes += 1
+            self._count(count)
+
+    def _count(self, records: int) -> None:
+        self._untold += records
+        self.dropped_records += records
+
+    def _used(self) -> int:
+        return sum(one.size for one in self._episodes)
+
+    def _drop_oldest(self, running: str) -> bool:
+        """Drop the oldest episode that may go; whether there was one."""
+        self._trim()
+        oldest = next((one for one in self._episodes if not one.kept), None)
+        if oldest is None:
+            return False
+        if oldest is self._episodes[-1] and oldest.name == running:
+            self._given_up = running
+        self._drop(oldest)
+        return True
+
+    def _drop(self, episode: _Episode) -> None:
+        log.warning(
+            "episode %s is dropped with its %d records, because the robot's disk is full; the server does not get "
+            "it: connect the robot, or give the spool more of the disk.",
+            *(episode.name, episode.last - episode.first + 1),
+        )
+        at = self._episodes.index(episode)
+        begin = self._episodes[at - 1] if at and self._episodes[at - 1].size == 0 else episode
+        self._give_up(begin.first, episode.last)
+        self._episodes[at] = _Episode("", begin.first, episode.last, 0, True)
+        if begin is not episode:
+            del self._episodes[at - 1]
+        self.dropped_episodes += 1
+        self.dropped_records += episode.last - episode.first + 1
+        self._ledger.trim(self.sender, self._acknowledged)
+
+    def _give_up(self, first: int, last: int) -> None:
+        """Have a record stand for these; its hashes are those of the index, or of what is readable beside them."""
+        before, end = (self._ledger.hash_at(self.sender, seq) for seq in (first - 1, last))
+        if before is None and (here := self._ledger.sent_by(self.sender, first, 1)) and here[0].seq == first:
+            before = here[0].previous
+        if end is None and (behind := self._ledger.sent_by(self.sender, last + 1, 1)) and behind[0].seq == last + 1:
+            end = behind[0].previous
+        self._ledger.give_up(self._dropped(first, last, before or NO_HASH, end or NO_HASH))
+
+    def _dropped(self, first: int, last: int, before: bytes, hash: bytes) -> FleetRecord:
+        robot, epoch = self.sender
+        return FleetRecord(
+            robot=robot, epoch=epoch, seq=first, count=last - first + 1, kind="dropped", previous=before, payload=hash
+        )
+
+    def acknowledged(self, seq: int) -> None:
+        """The server has all up to ``seq``: what is not needed any more is removed from the disk."""
+        with self._lock:
+            if seq > self._acknowledged:
+                self._acknowledged = seq
+                self._trim()
+
+    def _trim(self) -> None:
+        if self._episodes and self._episodes[0].last <= self._acknowledged:
+            self._ledger.trim(self.sender, self._acknowledged)
+            self._episodes = [one for one in self._episodes if one.last > self._acknowledged]
+
+    def read(self, seq: int, max_bytes: int) -> list[FleetRecord]:
+        """Records from ``seq`` on; what the disk has spoilt among them becomes a record of kind "dropped"."""
+        with self._lock:
+            found = self._ledger.sent_by(self.sender, seq, MAX_RECORDS, max_bytes)
+            end = found[0].seq if found else self.last + 1
+            if seq < end:
+                self._give_up(seq, end - 1)
+                self.dropped_records += end - seq
+                return self.read(seq, max_bytes)
+            gap = (i for i, (one, other) in enumerate(pairwise(found), 1) if one.last + 1 != other.seq)
+            return found[: next(gap, len(found))]
+
+    def close(self) -> None:
+        """Release the folder; everything that was added is on the disk already."""
+        try:
+            with self._lock, suppress(UserError):  # of a disk that is full or failed
+                self._tell()
+        finally:
+            self._ledger.close()
+
+
+def _sender(ledger: Ledger, robot: str) -> Sender:
+    """Whose records these are; a new epoch when there are none."""
+    senders = list(ledger.senders())
+    if not senders:
+        return Sender(robot, uuid.uuid4().hex)
+    if senders[0].robot != robot:
+        raise UserError(
+            f"the spool in {ledger.folder} is of robot {senders[0].robot!r} and not of {robot!r}, so nothing is added "
+            "to it; start the robot by its own name, or in another folder."
+        )
+    return senders[0]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vla_rl.contract.intervals import wilson
-from vla_rl.fleet.episode_end import EpisodeEnd
+from vla_rl.fleet.payloads import EpisodeEnd
 
 ALARMS = 50  # sentences that are kept, the newest
 ALARMS_OF_ONE = 5  # of a robot

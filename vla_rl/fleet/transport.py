@@ -2,41 +2,70 @@
 
 A robot says which spool it has (Hello), hears how far that is on disk (Welcome), sends from there and is told what has
 reached the disk (Ack).  Nothing else makes sure of anything: after any failure on either side it connects again.
+
+Connections of nobody: how many may be open at the server's port, and for how long.
+
+gRPC bounds all of them before a handshake, and ends those whose handshake takes too long.  What it cannot do is done
+here: of those behind which no robot is known, each address keeps a few, and they give way to newer ones.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import os
+import resource
+import socket
+import stat
 import threading
 import time
 import uuid
-from collections import deque
-from collections.abc import Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
+from urllib.parse import unquote
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.fleet import fleet_pb2 as pb
-from vla_rl.fleet.backoff import Clock, SystemClock
-from vla_rl.fleet.channels import OPTIONS, SERVICE, STREAM, add_port
-from vla_rl.fleet.committer import Committer, Store
-from vla_rl.fleet.connections import Connections, give_back, most_connections, peer_of
-from vla_rl.fleet.downloads import Downloads, Policies
-from vla_rl.fleet.envelope import PROTOCOL, check_hello, read_from_robot
 from vla_rl.fleet.identity import NAME, Credentials, Revoked, robot_of
+from vla_rl.fleet.ledger import Ledger
+from vla_rl.fleet.protocol import (
+    CHUNK,
+    CHUNK_BYTES,
+    MANIFEST,
+    OPTIONS,
+    PROTOCOL,
+    SERVICE,
+    STREAM,
+    Clock,
+    add_port,
+    check_hello,
+    read_from_robot,
+)
 from vla_rl.fleet.record import Sender
-from vla_rl.fleet.session import Code, End, Session
+from vla_rl.fleet.registry import Registry
+from vla_rl.fleet.releases import MissingError
+from vla_rl.fleet.session import Code, Committer, End, Session
 
 log = logging.getLogger("vla_rl.fleet")
+_AT_ONCE = 4  # downloads of a robot, also those that it does not read
 _TICK_S = 0.2  # how often connections and policies are looked at
 _ALARMS = 100  # that are remembered
 _SPOOLS = 4  # connections of one name
 _UNKNOWN = 32  # that have not introduced themselves, of all who need no certificate
 _MIN_CREDIT, _MAX_CREDIT = 64 << 10, 8 << 20
+HANDSHAKE_S = 10.0  # after which a connection behind which no robot is known is ended
+_OF_ADDRESS, _OF_ALL = 32, 128  # connections behind which no robot is known
+_FEWEST, _MOST = 64, 512  # connections besides those of robots
+_RESERVE = 192  # files for ledger, registry, page, learner and gRPC itself
+_FOLDER = "/dev/fd"  # the files that this process has open
+Peer = tuple[str, int]  # address and port
 
 
 @dataclass(frozen=True)
@@ -88,8 +117,8 @@ class FleetTransport:
 
     def __init__(
         self,
-        store: Store,
-        policies: Policies,
+        store: Ledger,
+        policies: Registry,
         options: TransportOptions,
         credentials: Credentials | None = None,
         revoked: Revoked | None = None,
@@ -98,7 +127,7 @@ class FleetTransport:
     ) -> None:
         self._store, self._policies, self._options, self._schema = store, policies, options, schema_hash
         self._credentials, self._revoked = credentials, revoked or Revoked(None)
-        self._clock = clock or SystemClock()
+        self._clock = clock or Clock()
         self.id = uuid.uuid4()
         self.alarms: deque[str] = deque(maxlen=_ALARMS)
         self._connected: dict[Sender, _Connected] = {}
@@ -361,3 +390,157 @@ class FleetTransport:
 def _certificate(context: grpc.ServicerContext) -> bytes:
     """What the robot has shown, in PEM; b"" without TLS."""
     return b"".join(context.auth_context().get("x509_pem_cert", ()))
+
+
+class Downloads:
+    """Answers from ``policies`` to whom ``admit`` lets in; it raises UserError for anybody else."""
+
+    def __init__(self, policies: Registry, admit: Callable[[grpc.ServicerContext], str]) -> None:
+        self._policies, self._admit, self._lock = policies, admit, threading.Lock()
+        self._running: list[tuple[str, Peer]] = []  # whose, and where to
+
+    def peers(self) -> set[Peer]:
+        """Where something is on its way to."""
+        with self._lock:
+            return {peer for _, peer in self._running}
+
+    def calls(self) -> dict[str, grpc.RpcMethodHandler]:
+        """gRPC's handlers by name."""
+        return {
+            MANIFEST: grpc.unary_unary_rpc_method_handler(self._manifest),
+            CHUNK: grpc.unary_unary_rpc_method_handler(self._chunk),
+        }
+
+    def _manifest(self, data: bytes, context: grpc.ServicerContext) -> bytes:
+        def read() -> bytes:
+            return self._policies.manifest(pb.ManifestRequest.FromString(data).version)
+
+        return self._answer(read, context)
+
+    def _chunk(self, data: bytes, context: grpc.ServicerContext) -> bytes:
+        def read() -> bytes:
+            asked = pb.ChunkRequest.FromString(data)
+            if len(asked.sha256) != 32:
+                raise ContractError(f"a chunk was asked for by {len(asked.sha256)} bytes; ask by its SHA-256.")
+            return self._policies.chunk(asked.sha256.hex(), asked.offset, min(asked.count, CHUNK_BYTES))
+
+        return self._answer(read, context)
+
+    def _answer(self, read: Callable[[], bytes], context: grpc.ServicerContext) -> bytes:
+        code, sentence = Code.INTERNAL, "the server made a mistake, which is in its log."
+        try:
+            self._begin(self._admit(context), context)
+            data: bytes = pb.Bytes(data=read()).SerializeToString()
+            return data
+        except MissingError as error:
+            code, sentence = Code.NOT_FOUND, str(error)
+        except ContractError as error:
+            code, sentence = Code.INVALID_ARGUMENT, f"a request for a policy was refused: {error}"
+        except DecodeError as error:
+            code, sentence = Code.INVALID_ARGUMENT, f"a request for a policy cannot be read ({error}); update vla-rl."
+        except UserError as error:
+            code, sentence = Code.PERMISSION_DENIED, str(error)
+        except BlockingIOError as error:
+            code, sentence = Code.RESOURCE_EXHAUSTED, str(error)
+        except Exception:
+            log.exception("a download failed")
+        log.warning("a download by %s was refused: %s", context.peer(), sentence)
+        context.abort(code, sentence)
+        raise AssertionError("abort raises")
+
+    def _begin(self, robot: str, context: grpc.ServicerContext) -> None:
+        """Count it until it has arrived or was given up; raises BlockingIOError where a robot has too many."""
+        peer = peer_of(context.peer())
+        one = (robot or f"{peer}", peer)  # without certificates a connection is a robot
+        with self._lock:
+            if sum(owner == one[0] for owner, _ in self._running) >= _AT_ONCE:
+                raise BlockingIOError(f"a robot may download {_AT_ONCE} pieces at once, so this one waits; ask later.")
+            self._running.append(one)
+        if not context.add_callback(lambda: self._end(one)):
+            self._end(one)
+
+    def _end(self, one: tuple[str, Peer]) -> None:
+        with self._lock:
+            self._running.remove(one)
+
+
+def most_connections(robots: int) -> int:
+    """How many connections a server of so many robots takes; raises UserError when too few files may be open.
+
+    The limit of open files is raised as far as it may be.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = robots + _MOST + _RESERVE
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    left = _MOST if soft == resource.RLIM_INFINITY else min(_MOST, soft - _RESERVE - robots)
+    if left < _FEWEST:
+        raise UserError(
+            f"this process may open {soft} files, too few for {robots} robots, which need "
+            f"{robots + _FEWEST + _RESERVE}, so no server is started; raise the limit (ulimit -n), or lower max_robots."
+        )
+    return robots + left
+
+
+def peer_of(text: str) -> Peer:
+    """Address and port in gRPC's words, as "ipv4:10.0.0.7:5512"; ("", 0) for others."""
+    host, _, port = unquote(text.partition(":")[2]).rpartition(":")
+    return (host.strip("[]").removeprefix("::ffff:"), int(port)) if port.isdigit() else ("", 0)
+
+
+def give_back() -> None:
+    """Return to the system the memory of connections that ended: the C library keeps it for later."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    if trim is not None:
+        trim(0)
+
+
+class Connections:
+    """Those that were accepted at ``port`` of this process."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._since: dict[Peer, float] = {}
+
+    def end_strangers(self, known: Set[Peer], now: float) -> dict[str, int]:
+        """End connections of others than ``known`` that are too old or too many, the oldest first; how many of whom.
+
+        ``now``: seconds of a clock that only grows.
+        """
+        found = {peer: handle for peer, handle in self._accepted() if peer not in known}
+        self._since = {peer: self._since.get(peer, now) for peer in found}
+        left: defaultdict[str, int] = defaultdict(int)
+        ended: defaultdict[str, int] = defaultdict(int)
+        for peer in sorted(found, key=lambda peer: -self._since[peer]):  # the newest first
+            left[peer[0]] += 1
+            left[""] += 1
+            old = now - self._since[peer] > HANDSHAKE_S
+            if old or left[peer[0]] > _OF_ADDRESS or left[""] > _OF_ALL:
+                self._peer(found[peer], peer)
+                ended[peer[0]] += 1
+        return ended
+
+    def _accepted(self) -> Iterator[tuple[Peer, int]]:
+        for name in os.listdir(_FOLDER):
+            if (peer := self._peer(int(name))) is not None:
+                yield peer, int(name)
+
+    def _peer(self, handle: int, ending: Peer | None = None) -> Peer | None:
+        """Who is connected by this open file, None where it is something else; ended if it is ``ending``.
+
+        A copy of the file is looked at, one at a time, as gRPC may close its own at any moment.
+        """
+        try:
+            if not stat.S_ISSOCK(os.fstat(handle).st_mode):
+                return None
+            with socket.socket(fileno=os.dup(handle)) as sock:
+                if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.getsockname()[1] != self._port:
+                    return None
+                host, port = sock.getpeername()[:2]
+                peer = (host.removeprefix("::ffff:"), port)
+                if peer == ending:
+                    sock.shutdown(socket.SHUT_RDWR)
+                return peer
+        except OSError:  # it listens, was closed meanwhile, or there is no file for a copy
+            return None

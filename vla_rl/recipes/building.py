@@ -24,7 +24,7 @@ from vla_rl.recipes.terminal import console
 from vla_rl.recipes.trainers import CPU, RunContext, Trainable, TrainerConfig, generator, placed
 from vla_rl.recipes.workers import workers
 from vla_rl.training.distributed import SummedCounters
-from vla_rl.training.loop import InProcessPolicyStore, LoopLearner
+from vla_rl.training.loop import LoopLearner, PolicyStore
 from vla_rl.training.out_of_memory import BUILD, phase_of_memory
 from vla_rl.training.sharding import ShardedGroup
 
@@ -37,7 +37,7 @@ class TrainingSetup:
     env: VecEnv
     source: ExperienceSource
     learner: LoopLearner
-    store: InProcessPolicyStore
+    store: PolicyStore
     close: Callable[[], None]
 
 
@@ -60,7 +60,7 @@ def build(trainer: TrainerConfig, context: RunContext) -> TrainingSetup:
         if isinstance(context.group, ShardedGroup):
             context.group.shard(policy, context.device)
         learner = trainer.build_learner(context, env, policy)
-        store = InProcessPolicyStore(policy)
+        store = PolicyStore(policy)
         if remote is None:
             sources = [trainer.build_source(shares[0], env, policy)]
         else:

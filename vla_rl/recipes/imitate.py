@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from vla_rl.algorithms.chunks import Chunks, ImitationPolicy, demonstrated
 from vla_rl.contract.config import JsonObject, check_positive
 from vla_rl.contract.env import EnvSpec
+from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.collect import collect_demonstrations
@@ -32,19 +33,47 @@ from vla_rl.recipes.evaluators import EvaluationConfig, play
 from vla_rl.recipes.terminal import bar, clock
 from vla_rl.recipes.trainers import CPU, generator, placed
 from vla_rl.training.device import alone, resolve_device
-from vla_rl.training.fit import (
-    GroundingConfig,
-    ImitationConfig,
-    ground,
-    imitate,
-)
+from vla_rl.training.fit import GroundingConfig, ImitationConfig, ground, imitate
 from vla_rl.training.fit import imitate_from_pixels as fit_from_pixels
 from vla_rl.training.tracking import RunFolder
 
+Report: TypeAlias = Callable[[int, dict[str, float]], None]
+
 
 @dataclass(frozen=True)
-class NewTiny(TinyConfig):
-    """A TinyVLA without training (a ``GroundedPolicyConfig``); a checkpoint of it holds a plain ``TinyConfig``."""
+class Scenes:
+    """Labelled pictures, where the policy is.
+
+    images  uint8 [N,h,w,3]
+    tasks   int64 [N]         index of the instruction
+    uv      float32 [N,P,2]   where the named objects are: x right, y down, in [-1,1]
+    """
+
+    images: Tensor
+    tasks: Tensor
+    uv: Tensor
+
+
+class NewImitator:
+    """Base class of the frozen dataclasses of untrained policies that imitate."""
+
+    def build(self, spec: EnvSpec, episodes: Demonstrations, seed: int) -> ImitationPolicy:
+        """The policy for ``spec``, on the host; ``episodes`` give statistics of its inputs."""
+        raise NotImplementedError
+
+    def ground(
+        self, policy: Any, scenes: Scenes, config: GroundingConfig, generator: torch.Generator, report: Report
+    ) -> None:
+        """Train the perception of what :meth:`build` returned to point; ``report(step, metrics)`` after every step."""
+        raise UserError(
+            f"{type(self).__name__} has no ground, so its perception cannot learn to point at objects; imitate a "
+            "dataset with it, or choose another policy."
+        )
+
+
+@dataclass(frozen=True)
+class NewTiny(TinyConfig, NewImitator):
+    """A TinyVLA without training; a checkpoint of it holds a plain ``TinyConfig``."""
 
     smallest_scale: float = 1e-3  # of a state's entry that demonstrations hardly vary, in its unit: a joint at rest
 
@@ -53,7 +82,6 @@ class NewTiny(TinyConfig):
         check_positive(self, "smallest_scale")
 
     def build(self, spec: EnvSpec, episodes: Demonstrations, seed: int) -> TinyVLA:
-        """The policy for ``spec``, on the host; its input statistics are those of the demonstrations."""
         torch.manual_seed(seed)  # module initialisation has no generator argument
         config = TinyConfig(**{item.name: getattr(self, item.name) for item in fields(TinyConfig)})
         return TinyVLA(spec, Vocabulary.from_texts(spec.tasks), *self.scales(config, episodes))
@@ -63,10 +91,9 @@ class NewTiny(TinyConfig):
         return Affine.from_data(torch.as_tensor(episodes.state), self.smallest_scale), config, None
 
     def ground(
-        self, policy: object, scenes: Scenes, config: GroundingConfig, generator: torch.Generator, report: Report
+        self, policy: Any, scenes: Scenes, config: GroundingConfig, generator: torch.Generator, report: Report
     ) -> None:
         """Train the backbone to point at the named object."""
-        assert isinstance(policy, TinyVLA)
         ground(policy.backbone, scenes.images, (policy.tokens[scenes.tasks],), scenes.uv, config, generator, report)
 
 
@@ -92,7 +119,7 @@ class Imitate:
 
     seed: int = 1
     env: EnvConfig = field(kw_only=True)
-    new: GroundedPolicyConfig = field(default_factory=NewTiny)
+    new: NewImitator = field(default_factory=NewTiny)
     grounding: GroundingConfig = field(default_factory=GroundingConfig)
     imitation: ImitationConfig = field(default_factory=ImitationConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -103,10 +130,7 @@ class Imitate:
         """Train and validate."""
         seconds: dict[str, float] = {}
         policy = self.imitate(*self.ground(folder, seconds), folder, seconds)
-        validation = seed_ranges.held_out(seed_ranges.VALIDATION, self.evaluation.validation)
-        outcomes = play(self.env, policy, validation, self.evaluation, self.seed, "validate")
-        families = {name: asdict(rate) for name, rate in outcomes.families.items()}
-        return {"validation": asdict(outcomes.rate), "families": families, "seconds": seconds, "seed": self.seed}
+        return {**validated(self.env, policy, self.evaluation, self.seed), "seconds": seconds, "seed": self.seed}
 
     def ground(self, folder: RunFolder, seconds: dict[str, float]) -> tuple[ImitationPolicy, Demonstrations]:
         """A policy that points at objects, and the demonstrations to imitate; a resumed run takes its own."""
@@ -147,39 +171,18 @@ def collect(env_config: EnvConfig, count: int, seed: int, num_envs: int = 64) ->
     return episodes
 
 
-Report: TypeAlias = Callable[[int, dict[str, float]], None]
-
-
-@dataclass(frozen=True)
-class Scenes:
-    """Labelled pictures, where the policy is.
-
-    images  uint8 [N,h,w,3]
-    tasks   int64 [N]         index of the instruction
-    uv      float32 [N,P,2]   where the named objects are: x right, y down, in [-1,1]
-    """
-
-    images: Tensor
-    tasks: Tensor
-    uv: Tensor
-
-
-class GroundedPolicyConfig(Protocol):
-    """The frozen dataclass of an untrained policy whose perception is trained to point, before it imitates."""
-
-    def build(self, spec: EnvSpec, episodes: Demonstrations, seed: int) -> ImitationPolicy:
-        """The policy for ``spec``, on the host; ``episodes`` give statistics of its inputs."""
-
-    def ground(
-        self, policy: object, scenes: Scenes, config: GroundingConfig, generator: torch.Generator, report: Report
-    ) -> None:
-        """Train the perception of what :meth:`build` returned; ``report(step, metrics)`` is called after every step."""
+def validated(env: EnvConfig, policy: Policy, config: EvaluationConfig, seed: int) -> JsonObject:
+    """How often ``policy`` succeeds on the validation seeds, in all and by family of tasks."""
+    seeds = seed_ranges.held_out(seed_ranges.VALIDATION, config.validation)
+    outcomes = play(env, policy, seeds, config, seed, "validate")
+    families = {name: asdict(rate) for name, rate in outcomes.families.items()}
+    return {"validation": asdict(outcomes.rate), "families": families}
 
 
 def grounded_policy(
     env: EnvConfig,
     episodes: Demonstrations,
-    new: GroundedPolicyConfig,
+    new: NewImitator,
     config: GroundingConfig,
     seed: int,
     device: torch.device = CPU,
@@ -192,7 +195,7 @@ def grounded_policy(
     steps = config.fit.steps
     with bar("ground", steps) as update:
         report = every(
-            25, steps, lambda step, info: update(step, f"points within {info['pointing_error']:.3f} half-widths")
+            steps, lambda step, info: update(step, f"points within {info['pointing_error']:.3f} half-widths")
         )
         with alone():
             new.ground(policy, Scenes(shown, named, where), config, generator(seed, 1), report)
@@ -200,14 +203,13 @@ def grounded_policy(
 
 
 @dataclass(frozen=True)
-class NewSmolVLA:
-    """A SmolVLA of random weights (a ``GroundedPolicyConfig``); without a ``shape`` about two million of them."""
+class NewSmolVLA(NewImitator):
+    """A SmolVLA of random weights; without a ``shape`` about two million of them."""
 
     shape: SmolVLAShape | None = None
     options: VLAOptions = field(default_factory=VLAOptions)
 
     def build(self, spec: EnvSpec, episodes: Demonstrations, seed: int) -> SmolVLA:
-        """The policy for ``spec``, on the host; its input statistics are those of the demonstrations."""
         torch.manual_seed(seed)  # module initialisation has no generator argument
         state = Affine.from_data(torch.as_tensor(episodes.state))
         policy = SmolVLA.new(spec, state, self.shape, self.options)
@@ -215,18 +217,14 @@ class NewSmolVLA:
         return policy
 
     def ground(
-        self, policy: object, scenes: Scenes, config: GroundingConfig, generator: torch.Generator, report: Report
+        self, policy: Any, scenes: Scenes, config: GroundingConfig, generator: torch.Generator, report: Report
     ) -> None:
         """Train the vision-language model to point at the named object; the expert stays as it is."""
-        assert isinstance(policy, SmolVLA)
         prompts = policy.tokens[scenes.tasks], policy.token_mask[scenes.tasks]
-        vlm = PointingVLM(policy.network)  # type: ignore[arg-type]  # a SmolVLANetwork
+        vlm = PointingVLM(policy.network)
         vlm.requires_grad_(True)
         ground(vlm, scenes.images, prompts, scenes.uv, config, generator, report)
-        policy.network.train(False)  # type: ignore[attr-defined]
-
-
-_LOG_EVERY = 25  # steps
+        policy.network.train(False)
 
 
 def imitate_policy(
@@ -248,7 +246,7 @@ def imitate_policy(
     chunks = demonstrated_chunks(policy, episodes, features, length)
     chunks = chunks.select(torch.as_tensor(episodes.time % config.stride == 0))
     with bar("imitate", config.fit.steps) as update:
-        report = every(_LOG_EVERY, config.fit.steps, _report(update, folder))
+        report = every(config.fit.steps, _report(update, folder))
         with alone():
             imitate(policy, chunks, config, generator(seed, 2), report)
 
@@ -259,7 +257,7 @@ def imitate_from_pixels(
     """Train all of ``policy`` on the demonstrations, perception included, in place."""
     chunks = demonstrated_chunks(policy, episodes, {}, policy.horizon)
     with bar("imitate", config.fit.steps) as update:
-        report = every(_LOG_EVERY, config.fit.steps, _report(update, folder))
+        report = every(config.fit.steps, _report(update, folder))
         fit_from_pixels(policy, episodes.observation(), chunks, config, generator(seed, 2), report)
 
 
@@ -270,11 +268,9 @@ def encode_episodes(policy: Policy, episodes: Demonstrations, part: int = 256) -
     return {name: torch.cat([item[name] for item in parts]) for name in parts[0]}
 
 
-def every(
-    steps: int, last: int, report: Callable[[int, dict[str, float]], None]
-) -> Callable[[int, dict[str, float]], None]:
-    """Call ``report`` after every so many steps, and after the ``last`` one."""
-    return lambda step, info: report(step, info) if (step + 1) % steps == 0 or step + 1 == last else None
+def every(steps: int, report: Report) -> Report:
+    """Call ``report`` after every 25 of the ``steps``, and after the last one."""
+    return lambda step, info: report(step, info) if (step + 1) % 25 == 0 or step + 1 == steps else None
 
 
 def demonstrated_chunks(
@@ -291,7 +287,7 @@ def demonstrated_chunks(
     return demonstrated(features, policy.action_scale.normalize(actions), counts, task)
 
 
-def _report(update: Callable[[int, str], None], folder: RunFolder | None) -> Callable[[int, dict[str, float]], None]:
+def _report(update: Callable[[int, str], None], folder: RunFolder | None) -> Report:
     """Metrics to the progress bar and, if there is one, to the run folder."""
 
     def report(step: int, info: dict[str, float]) -> None:

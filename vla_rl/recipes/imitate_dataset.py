@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from vla_rl.contract.config import JsonObject, check_limits
 from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.errors import ContractError, UserError, did_you_mean
 from vla_rl.contract.policy import require
-from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.datasets import load_demonstrations, save_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.pretrained import load_policy
@@ -25,21 +24,14 @@ from vla_rl.policies.vla.checkpoint import is_public
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import save_own
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
-from vla_rl.recipes.evaluators import EvaluationConfig, play
-from vla_rl.recipes.imitate import NewTiny, collect, imitate_from_pixels, imitate_policy
+from vla_rl.recipes.evaluators import EvaluationConfig
+from vla_rl.recipes.imitate import NewImitator, NewTiny, collect, imitate_from_pixels, imitate_policy, validated
 from vla_rl.recipes.policies import check_if_foreign, names_class, new_policy
 from vla_rl.recipes.terminal import clock, console
 from vla_rl.recipes.trainers import placed
 from vla_rl.training.device import resolve_device
 from vla_rl.training.fit import FitConfig, ImitationConfig
 from vla_rl.training.tracking import RunFolder
-
-
-class NewPolicyConfig(Protocol):
-    """The frozen dataclass of an untrained policy that imitates a dataset."""
-
-    def build(self, spec: EnvSpec, episodes: Demonstrations, seed: int) -> ImitationPolicy:
-        """The policy for ``spec``; ``episodes`` give statistics of its inputs."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +50,7 @@ class ImitateDataset:
     env: EnvConfig = NO_ENV  # where the policy will act
     accept: tuple[str, ...] = ()  # differences from env or policy that do no harm here: "names", "rate", "bounds"
     policy: str = ""  # a checkpoint folder, a public one, or module:Class
-    new: NewPolicyConfig = field(default_factory=NewTiny)
+    new: NewImitator = field(default_factory=NewTiny)
     image_size: int = 0  # pictures are shrunk to so many pixels a side while learning; 0: as they were recorded
     leave_out_damaged: bool = False  # go on without episodes that cannot be read
     seed: int = 1
@@ -244,7 +236,7 @@ class ImitateExpert:
 
     seed: int = 1
     env: EnvConfig = field(kw_only=True)
-    new: NewPolicyConfig = field(default_factory=NewTiny)
+    new: NewImitator = field(default_factory=NewTiny)
     imitation: ImitationConfig = field(default_factory=ImitationConfig)  # of as many demonstrations as are recorded
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     device: str = "cpu"  # where the policy learns: "cpu", "cuda", "cuda:1", "auto"
@@ -264,8 +256,5 @@ class ImitateExpert:
         learned = learning.run(folder)
         policy = placed(load_policy(folder.checkpoint("imitation"), self.env.spec()), resolve_device(self.device))
         with clock(seconds, "evaluation"):
-            validation = seed_ranges.held_out(seed_ranges.VALIDATION, self.evaluation.validation)
-            outcomes = play(self.env, policy, validation, self.evaluation, self.seed, "validate")
-        families = {name: asdict(rate) for name, rate in outcomes.families.items()}
-        took = {**seconds, **learned["seconds"]}
-        return {**learned, "validation": asdict(outcomes.rate), "families": families, "seconds": took}
+            rates = validated(self.env, policy, self.evaluation, self.seed)
+        return {**learned, **rates, "seconds": {**seconds, **learned["seconds"]}}

@@ -28,18 +28,19 @@ from vla_rl.algorithms.chunks import ImitationPolicy
 from vla_rl.contract.batch import OneProcess, Rollout
 from vla_rl.contract.env import Array, ArraySpec, EnvSpec, Observation, Observe, Step, VecEnv
 from vla_rl.contract.errors import UserError
+from vla_rl.evaluation.stats import MeanReturn, Rate
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.building import TrainingSetup, build
 from vla_rl.recipes.demo import Demo
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig
-from vla_rl.recipes.imitate_dataset import NewPolicyConfig
+from vla_rl.recipes.imitate import NewImitator
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.inspect import sizes, table
 from vla_rl.recipes.policies import names_class, new_policy
 from vla_rl.recipes.trainers import RunContext, Trainable, TrainerConfig
-from vla_rl.training.loop import CanRollBack, EvaluationResult, Loop
+from vla_rl.training.loop import Loop
 from vla_rl.training.out_of_memory import BUILD, COLLECT, LEARN, VALIDATE
 from vla_rl.training.shapes_only import META, LiveBytes, bytes_of, shapes_only
 
@@ -122,7 +123,7 @@ def estimate(
                 setup = build(trainer, context)
         with closing(setup), closing(replace(evaluation, processes=1).evaluator(envs)) as evaluator:
 
-            def validate() -> EvaluationResult:
+            def validate() -> Rate | MeanReturn:
                 with live.watch(_phase(found, VALIDATE).note):
                     return evaluator.evaluate(setup.policy, range(evaluation.num_envs), seed).score
 
@@ -170,7 +171,7 @@ def _play(
     live: LiveBytes,
     trainer: TrainerConfig,
     setup: TrainingSetup,
-    validate: Callable[[], EvaluationResult],
+    validate: Callable[[], Rate | MeanReturn],
 ) -> Loop:
     """Run the loop of ``setup`` until the policy has learnt; returns the loop."""
     policy = {id(item) for item in setup.policy.trainable().values()}
@@ -207,10 +208,10 @@ def _play(
     return loop
 
 
-def _keep_better(loop: Loop, result: EvaluationResult) -> None:
+def _keep_better(loop: Loop, result: Rate | MeanReturn) -> None:
     """Copy weights that validated better, as the loop does while it still holds the earlier copies."""
     loop.best.offer(max(result.score, loop.best.score), loop.iteration, loop.learner.parameters)
-    if isinstance(loop.learner, CanRollBack):
+    if hasattr(loop.learner, "best_state"):
         loop.best.learner = loop.learner.best_state()
 
 
@@ -453,7 +454,7 @@ def _start(config: Improve, spec: EnvSpec) -> Trainable | None:
     return cast(Trainable, load_policy(config.policy, spec))
 
 
-def untrained(new: NewPolicyConfig, spec: EnvSpec) -> ImitationPolicy:
+def untrained(new: NewImitator, spec: EnvSpec) -> ImitationPolicy:
     """The policy that ``new`` makes, for its sizes."""
     state, action = (np.zeros((2, size), np.float32) for size in (spec.state.shape[0], spec.action_dim))
     none = np.zeros(2, np.int64)

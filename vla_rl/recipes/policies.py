@@ -33,7 +33,7 @@ from vla_rl.pretrained import checkpoint_of
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import imitate_policy
 from vla_rl.recipes.trainers import RunContext, Trainable, generator, placed
-from vla_rl.serving.address import names_server
+from vla_rl.serving.access import names_server
 from vla_rl.training.device import resolve_device
 from vla_rl.training.fit import ImitationConfig
 
@@ -230,7 +230,7 @@ def deployed_policy(
 
     ``name`` is a checkpoint folder; a public folder, opened by ``options``; a run folder (its best checkpoint);
     "module:Class", called with the environment's spec after torch was seeded with ``seed``; "expert", the task's
-    scripted expert; or the address of a policy server (``vla_rl/serving/address.py``).  Raises UserError when it or the
+    scripted expert; or the address of a policy server (``vla_rl/serving/access.py``).  Raises UserError when it or the
     device does not exist, and ContractError when it does not fit the environment.
     """
     if name == EXPERT:

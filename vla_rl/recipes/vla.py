@@ -25,6 +25,7 @@ from vla_rl.policies.residual import ResidualConfig
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig
+from vla_rl.recipes.imitate import NewImitator
 from vla_rl.recipes.imitate_dataset import ImitateDataset
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.off_policy import OffPolicyRL, ReplayConfig
@@ -42,7 +43,7 @@ _GROUPS = GroupConfig(groups=16, size=8)
 
 
 @dataclass(frozen=True)
-class Downloaded:
+class Downloaded(NewImitator):
     """No policy from nothing: a downloaded folder has to be named."""
 
     family: str

@@ -16,7 +16,6 @@ from pathlib import Path
 from queue import Empty, LifoQueue, SimpleQueue
 from tempfile import TemporaryDirectory
 from threading import Lock
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -31,57 +30,35 @@ from vla_rl.training.device import ALONE
 _FOLDER = "vla_rl.recipes.workers:Folder"
 
 
-class Engine(Protocol):
-    """Starts worker processes, each of which computes with one thread.
+class Engine:
+    """Starts worker processes, each of which computes with one thread: here, of this machine."""
 
-    ``away`` says whether they may be on other machines, where the process that asks is none of them.
-    """
-
-    away: bool
+    away = False  # whether they may be on other machines, where the process that asks is none of them
 
     def require(self, workers: int) -> None:
-        """Raise UserError when there is no room for so many at once."""
+        """Raise UserError when there is no room for so many at once; here, more than cores are slow, and work."""
 
     def link(self) -> Link:
         """A new process."""
+        return Pipes(COMMAND, {**os.environ, **ONE_THREAD})
 
     @contextmanager
     def placed(self, worker: Worker, folder: str) -> Iterator[str]:
         """The path under which ``worker`` finds what is in ``folder``; "" stays ""."""
+        yield folder
 
     def launcher(self, count: int, folder: Path) -> Launcher:
         """What starts the commands of whole runs that write into ``folder``, ``count`` at once.
 
         Raises UserError when there is no room for so many, and for machines that do not see ``folder``.
         """
+        return Launcher()
 
     def close(self) -> None:
         """End what was started besides processes."""
 
 
-class LocalEngine:
-    """Processes of this machine."""
-
-    away = False
-
-    def require(self, workers: int) -> None:
-        """More processes than cores are slow, and work."""
-
-    def link(self) -> Link:
-        return Pipes(COMMAND, {**os.environ, **ONE_THREAD})
-
-    @contextmanager
-    def placed(self, worker: Worker, folder: str) -> Iterator[str]:
-        yield folder
-
-    def launcher(self, count: int, folder: Path) -> Launcher:
-        return LocalLauncher()
-
-    def close(self) -> None:
-        """Nothing: processes are the pool's."""
-
-
-class RayEngine:
+class RayEngine(Engine):
     """Actors of a Ray cluster, which get files sent: they may be on machines without this one's disk.
 
     Whole runs leave too many files for that: their machines must share it.
@@ -179,11 +156,11 @@ def new_engine(name: str, address: str = "", gpus: float = 0.0) -> Engine:
                 f"the engine 'local' starts processes of this machine, so {option} {given} would change nothing; leave "
                 "it out, or add --engine ray."
             )
-    return LocalEngine()
+    return Engine()
 
 
 JOBS = "vla_rl.recipes.evaluators:Jobs"
-_HERE = LocalEngine()
+_HERE = Engine()
 FOLDER = "policy"  # the argument of a job that names a folder of this machine
 
 
@@ -195,7 +172,7 @@ class WorkerPool:
 
         ``engine`` starts them (None: on this machine).
         """
-        self.run, self.engine = run, engine or LocalEngine()
+        self.run, self.engine = run, engine or Engine()
         self.all: list[Worker] = []
         self._idle: LifoQueue[int] = LifoQueue()  # the first ones, which collect, are taken last
         self._jobs: dict[Worker, int] = {}
@@ -318,30 +295,24 @@ _MACHINE = "vla_rl.recipes.workers:Machine"
 ONE_THREAD = {"OMP_NUM_THREADS": "1", ALONE: "1"}
 
 
-class Launcher(Protocol):
-    """Starts commands of ``vla-rl`` and waits for them; any number of threads may ask it at once."""
+class Launcher:
+    """Starts commands of ``vla-rl`` and waits for them; any number of threads may ask it at once.
+
+    Here, they are processes of this machine, which a terminal's Ctrl-C reaches: each saves its state and ends.
+    """
 
     def launch(self, arguments: Sequence[str], log: Path) -> int:
         """Exit status of ``vla-rl`` with ``arguments``, whose output goes to the end of ``log``.
 
         Raises LostWorkerError when the process that it belongs to has died, and it with that.
         """
+        return run_command(arguments, log)
 
     def close(self) -> None:
         """Start no more commands, and end those that would not hear of a Ctrl-C by themselves."""
 
 
-class LocalLauncher:
-    """Commands are processes of this machine, which a terminal's Ctrl-C reaches: each saves its state and ends."""
-
-    def launch(self, arguments: Sequence[str], log: Path) -> int:
-        return run_command(arguments, log)
-
-    def close(self) -> None:
-        """Nothing: they end by themselves, or with this process."""
-
-
-class ClusterLauncher:
+class ClusterLauncher(Launcher):
     """Every command belongs to a worker of its own, on any machine that sees this one's working folder and ``folder``.
 
     When a worker dies, so does its command.

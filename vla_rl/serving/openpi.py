@@ -6,22 +6,45 @@ its metadata.  Every message is one msgpack map; an array is the map ``{b"__ndar
 b"shape"}``, a numpy scalar ``{b"__npgeneric__": True, b"data", b"dtype"}``.  A text instead of bytes is the server's
 traceback.  The server keeps no state between requests, so one connection serves all environments, and it draws its own
 noise: answers to equal observations differ.
+
+Serves a policy to openpi's clients: pictures, state and prompt come in, a chunk of actions goes out.
+
+The protocol is in ``openpi.py``.  Like openpi's own server it speaks first, answers GET /healthz, and says how long it
+took.  Unlike that one it computes the requests of several clients together, answers pings meanwhile, and refuses what
+:class:`Listener` refuses, in one sentence and not by a traceback.
+
+What openpi's clients send, as an observation of ours: the keys of its LIBERO policies, pictures of any size.
+
+Source: github.com/Physical-Intelligence/openpi, ``src/openpi/policies/libero_policy.py`` (keys, float pictures,
+channels first) and ``packages/openpi-client/src/openpi_client/image_tools.py`` (scaling without distortion).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, wait
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
+from PIL import Image
+from websockets.frames import CloseCode
 
+from vla_rl import __version__
+from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.serving import arrays
-from vla_rl.serving.address import ApiKey
+from vla_rl.serving.access import Access, ApiKey
 from vla_rl.serving.observation import Request, SingleObservation, chunk_of
-from vla_rl.serving.websocket import DisconnectedError, Limits, connect
+from vla_rl.serving.served import Batcher, Batching, StatelessPolicy
+from vla_rl.serving.websocket import LIMITS, Connection, DisconnectedError, Limits, Listener, connect, log
 
 CAMERAS = ("observation/image", "observation/wrist_image")
+Layout = Callable[[Mapping[str, Any]], SingleObservation]
+_PINGS_S = 0.1  # how long a ping may wait while the policy computes
+_FAREWELL = 1.0  # seconds that a running computation has when the server is closed
+_OVERSHOOT = 0.5  # beyond 0 and 1, of a picture that was scaled; others are in 0 to 255 or -1 to 1
 
 
 def pack(message: Mapping[str, Any]) -> bytes:
@@ -122,3 +145,217 @@ def _decode(item: dict[Any, Any]) -> Any:
             raise ContractError(f"a message holds a {type(value).__name__} as a number, so it is refused; send one.")
         return value
     return item
+
+
+@dataclass(frozen=True)
+class _Decision:
+    """A chunk float32 [H,D], and what the forward pass took that chose it."""
+
+    chunk: np.ndarray
+    infer_ms: float
+    batch_size: int
+
+
+class OpenpiServer(Listener):
+    """Answers every request with a chunk, by itself; ``layout`` reads requests.
+
+    Without one they have the keys of openpi's LIBERO policies.  Pictures are fitted to the policy's sizes either way.
+    The rest is as :class:`Listener` has it.
+    """
+
+    pages: ClassVar = {"/healthz": "OK\n"}
+
+    def __init__(
+        self,
+        served: StatelessPolicy,
+        port: int,
+        layout: Layout | None = None,
+        limits: Limits = LIMITS,
+        max_connections: int = 256,
+        access: Access | None = None,
+        batching: Batching | None = None,
+    ) -> None:
+        self.served, self.layout = served, layout or LiberoLayout(served.spec)
+        self.metadata = introduction(served, self.layout)
+        super().__init__(port, limits, max_connections, access)
+        self.batcher = Batcher(self._decide, batching or Batching())
+
+    def server_close(self) -> None:
+        """As every listener; what has not been computed is not."""
+        self.batcher.close(_FAREWELL)
+        super().server_close()
+
+    def serve_connection(self, connection: Connection) -> None:
+        """The metadata, then the requests of one client."""
+        with self.batcher.client():  # before it may ask: a batch waits for those who are connected
+            connection.send(pack(self.metadata))
+            previous: dict[str, float] = {}
+            while True:
+                data, started = connection.receive(), time.monotonic()
+                self._answer(connection, data, previous)
+                previous = {"prev_total_ms": _ms_since(started)}
+
+    def _answer(self, connection: Connection, data: bytes | str, timing: Mapping[str, float]) -> None:
+        """Answer one message with a chunk, or with a text that says what is wrong with this observation."""
+        request, started = _request(connection, data), time.monotonic()
+        try:
+            seen = fitted(self.layout(request), self.served.spec).checked(self.served.spec)
+            decision = _wait(connection, self.batcher.ask(seen))
+        except DisconnectedError:
+            raise
+        except UserError as error:
+            log.warning("%s: %s", connection.peer, error)
+            connection.send(str(error))
+        except CancelledError:
+            _refuse(connection, CloseCode.GOING_AWAY, "the server stops, so no action was chosen; start it again.")
+        except Exception as error:  # of a policy or layout of the user's own: the client is told
+            log.exception("%s: no action", connection.peer)
+            connection.send(
+                f"the policy failed ({type(error).__name__}: {error!s:.300}); look at the server's messages."
+            )
+        else:
+            policy = {"infer_ms": decision.infer_ms, "batch_size": decision.batch_size}
+            server = {"infer_ms": _ms_since(started), **timing}
+            connection.send(pack({"actions": decision.chunk, "server_timing": server, "policy_timing": policy}))
+
+    def _decide(self, seen: Sequence[SingleObservation]) -> list[_Decision | Exception]:
+        started = time.monotonic()
+        chunks = self.served.decide(seen)
+        took = _ms_since(started)
+        return [one if isinstance(one, Exception) else _Decision(one, took, len(seen)) for one in chunks]
+
+
+def introduction(served: StatelessPolicy, layout: Layout) -> dict[str, Any]:
+    """The metadata, with which the server begins: what a request has to hold, and what is answered."""
+    spec = served.spec
+    return {
+        "server": f"vla-rl {__version__}",
+        "policy": type(served.policy).__name__,
+        "layout": _name_of(layout),
+        **({"keys": [*layout.keys, "observation/state", "prompt"]} if isinstance(layout, LiberoLayout) else {}),
+        "images": {name: list(item.shape) for name, item in spec.images.items()},
+        "resize": "bilinear, padded with black",
+        "state": _entries(spec.state),
+        "actions": {**_entries(spec.action), "max_chunk": spec.max_chunk},
+        "control_dt": spec.control_dt,
+        "prompts": list(spec.tasks),
+    }
+
+
+def _name_of(layout: Layout) -> str:
+    """ "libero", or the function that the user named."""
+    if isinstance(layout, LiberoLayout):
+        return "libero"
+    return f"{layout.__module__}:{getattr(layout, '__qualname__', type(layout).__qualname__)}"
+
+
+def _entries(spec: ArraySpec) -> dict[str, Any]:
+    return {"size": spec.shape[-1], "names": list(spec.names), "unit": spec.unit}
+
+
+def _request(connection: Connection, data: bytes | str) -> dict[str, Any]:
+    """The request in ``data``; whoever sends something else is refused by a code, because what follows is no better."""
+    if isinstance(data, str):
+        _refuse(connection, CloseCode.UNSUPPORTED_DATA, "a request is a text, so it is refused; send msgpack.")
+    try:
+        return unpack(data)
+    except ContractError as error:
+        _refuse(connection, CloseCode.INVALID_DATA, str(error))
+
+
+def _refuse(connection: Connection, code: CloseCode, why: str) -> NoReturn:
+    connection.send(why)
+    connection.close(code, why)
+    raise DisconnectedError(f"{connection.peer} was refused: {why}")
+
+
+def _wait(connection: Connection, asked: Future[_Decision]) -> _Decision:
+    """The answer; pings are answered meanwhile, and nothing more is computed for a client that leaves."""
+    try:
+        while not wait([asked], _PINGS_S).done:
+            connection.attend()
+    except DisconnectedError:
+        asked.cancel()
+        raise
+    return asked.result()
+
+
+def _ms_since(started: float) -> float:
+    return 1000 * (time.monotonic() - started)
+
+
+class LiberoLayout:
+    """Reads the keys ``observation/image``, ``observation/wrist_image``, ``observation/state`` and ``prompt``.
+
+    The policy's cameras are taken in the spec's order, the scene first and then the wrist; other keys are ignored.
+    Without a prompt, a policy that knows one instruction follows that.  Raises UserError for more than two cameras.
+    """
+
+    def __init__(self, spec: EnvSpec) -> None:
+        if len(spec.images) > len(CAMERAS):
+            raise UserError(
+                f"the policy sees {len(spec.images)} cameras, but openpi's LIBERO keys have two, so requests could not "
+                "be read; write a function and give --layout module:function."
+            )
+        self.keys = dict(zip(CAMERAS, spec.images, strict=False))
+        self._only = spec.tasks[0] if len(spec.tasks) == 1 else None
+
+    def __call__(self, request: Mapping[str, Any]) -> SingleObservation:
+        """The observation in ``request``; raises ContractError where a key lacks or holds something else."""
+        images = {camera: picture_of(_array(request, key)) for key, camera in self.keys.items()}
+        words = request.get("prompt", self._only)
+        if not isinstance(words, str):
+            raise ContractError("the request has no text 'prompt', so the policy does not know what to do; send one.")
+        return SingleObservation(images, _array(request, "observation/state"), words)
+
+
+def picture_of(array: np.ndarray) -> np.ndarray:
+    """uint8 [h,w,c] of a picture that may be float within [0, 1] or [c,h,w]; raises ContractError for others."""
+    if array.ndim != 3 or not array.size:
+        raise ContractError(f"the request has a picture of shape {list(array.shape)}, so it is refused; send [h,w,c].")
+    if array.dtype.kind == "f":
+        if not np.isfinite(array).all():
+            raise ContractError("the request has a picture that is not finite, so it is refused; look at the camera.")
+        low, high = float(array.min()), float(array.max())
+        if not -_OVERSHOOT <= low <= high <= 1.0 + _OVERSHOOT:
+            raise ContractError(
+                f"the request has a picture of floats from {low:.3g} to {high:.3g}, so it is refused; send 0 to 1, or "
+                "uint8."
+            )
+        array = (255 * np.clip(array, 0.0, 1.0)).astype(np.uint8)
+    return np.moveaxis(array, 0, -1) if array.shape[0] == 3 != array.shape[-1] else array
+
+
+def fitted(seen: SingleObservation, spec: EnvSpec) -> SingleObservation:
+    """``seen`` with its RGB pictures in the sizes of ``spec``: scaled bilinearly, padded with black, undistorted.
+
+    Pictures that have their size, and those that the spec does not know or that are no RGB, stay as they are.
+    """
+    images = {
+        name: _fit(image, *spec.images[name].shape[:2]) if name in spec.images else image
+        for name, image in seen.images.items()
+    }
+    return replace(seen, images=images)
+
+
+def _fit(image: np.ndarray, height: int, width: int) -> np.ndarray:
+    rgb = isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[-1] == 3
+    if not rgb or image.shape[:2] == (height, width) or not image.size:
+        return image
+    share = max(image.shape[0] / height, image.shape[1] / width)
+    size = max(1, int(image.shape[0] / share)), max(1, int(image.shape[1] / share))
+    scaled = Image.fromarray(np.ascontiguousarray(image)).resize(size[::-1], Image.Resampling.BILINEAR)
+    top, left = (height - size[0]) // 2, (width - size[1]) // 2
+    padded = np.zeros((height, width, 3), np.uint8)
+    padded[top : top + size[0], left : left + size[1]] = np.asarray(scaled)
+    return padded
+
+
+def _array(request: Mapping[str, Any], key: str) -> np.ndarray:
+    found = request.get(key)
+    if not isinstance(found, np.ndarray):
+        raise ContractError(
+            f"the request has no array {key!r} but {', '.join(map(repr, request)):.200}, so the policy cannot act; "
+            "send it, or start the server with --layout module:function."
+        )
+    return found

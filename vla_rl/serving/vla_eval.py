@@ -7,24 +7,35 @@ integer and float dtypes only, pictures ``{"__image__": True, format, data, shap
 
 The benchmark says HELLO and gets HELLO; EPISODE_START and EPISODE_END have no answer; every OBSERVATION gets one ACTION
 or ERROR with its ``seq``.  A server answers with one action, and keeps the rest of a chunk for the next observations.
+
+Serves a policy to benchmarks of the vla-eval harness.
+
+Like the harness's own model servers it answers GET /health.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+from websockets.frames import CloseCode
 
 from vla_rl import __version__
-from vla_rl.contract.errors import ContractError, did_you_mean
+from vla_rl.contract.env import EnvSpec
+from vla_rl.contract.errors import ContractError, UserError, did_you_mean
 from vla_rl.serving import arrays
-from vla_rl.serving.observation import SingleObservation
+from vla_rl.serving.access import Access, ApiKey
+from vla_rl.serving.observation import Request, SingleObservation, chunk_of
+from vla_rl.serving.served import Episode, ServedPolicy
+from vla_rl.serving.websocket import LIMITS, Connection, DisconnectedError, Limits, Listener, connect, log
 
 PROTOCOL_VERSION = 1
+Layout = Callable[[Mapping[str, Any]], SingleObservation]
 
 
 class Kind(StrEnum):
@@ -129,3 +140,201 @@ def _decode(item: dict[Any, Any]) -> Any:
     if "__image__" in item or "__ndarray__" in item:
         return arrays.read_array(item.get("dtype"), item.get("shape"), item.get("data"))
     return item
+
+
+class VlaEvalClient:
+    """Asks a model server for an action per environment and step; all environments are asked before one is awaited.
+
+    Connections that were not used for longest are closed when there are more than 16, and more than two for each of the
+    environments that are played side by side; an episode that was left so goes on with a new connection and chunk.
+    """
+
+    default_layout = staticmethod(observation_payload)
+
+    def __init__(self, url: str, answer_s: float, limits: Limits, key: ApiKey | None = None) -> None:
+        self.url, self.answer_s, self.limits, self._key = url, answer_s, limits, key
+        self._sessions: OrderedDict[int, _ClientSession] = OrderedDict()  # the last used at the end
+        self._next, self._most = 0, 16
+
+    def new_sessions(self, count: int) -> list[int]:
+        """The numbers of ``count`` sessions; each has a connection of its own."""
+        self._next, self._most = self._next + count, max(self._most, 2 * count)
+        return list(range(self._next - count, self._next))
+
+    def act(self, requests: Sequence[Request]) -> list[np.ndarray]:
+        """The chunk float32 [H,D] for every one of ``requests``; the server is told when an episode begins."""
+        self._most = max(self._most, 2 * len(requests))
+        sessions = [self._session(request.session) for request in requests]
+        for session, request in zip(sessions, requests, strict=True):
+            if request.first or not session.in_episode:
+                session.start_episode({"name": str(request.payload.get("task_description", ""))})
+            session.ask(request.payload)
+        return [session.answer() for session in sessions]
+
+    def close(self) -> None:
+        """End all connections; safe to call twice."""
+        for session in self._sessions.values():
+            session.close()
+        self._sessions.clear()
+
+    def _session(self, number: int) -> _ClientSession:
+        if number not in self._sessions:
+            while len(self._sessions) >= self._most:
+                self._sessions.popitem(last=False)[1].close()
+            self._sessions[number] = _ClientSession(self.url, self.answer_s, self.limits, self._key)
+        self._sessions.move_to_end(number)
+        return self._sessions[number]
+
+
+class _ClientSession:
+    """One connection: one environment's episodes."""
+
+    def __init__(self, url: str, answer_s: float, limits: Limits, key: ApiKey | None) -> None:
+        self.url, self.answer_s = url, answer_s
+        self._connection: Connection = connect(url, limits, key)
+        self._seq, self.in_episode = 0, False
+        try:
+            self._send(Kind.HELLO, hello())
+            check_hello(self._receive(Kind.HELLO).payload)
+        except UserError:
+            self.close()
+            raise
+
+    def start_episode(self, task: Mapping[str, Any]) -> None:
+        if self.in_episode:
+            self._send(Kind.EPISODE_END, {})
+        self._send(Kind.EPISODE_START, {"task": dict(task)})
+        self.in_episode = True
+
+    def ask(self, payload: Mapping[str, Any]) -> None:
+        self._send(Kind.OBSERVATION, payload)
+
+    def answer(self) -> np.ndarray:
+        return chunk_of(self._receive(Kind.ACTION).payload, f"the model server {self.url}")
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _send(self, kind: Kind, payload: Mapping[str, Any]) -> None:
+        self._seq += 1
+        self._connection.send(pack(Message(kind, payload, self._seq)))
+
+    def _receive(self, wanted: Kind) -> Message:
+        """The answer to the last message; raises UserError when the server reports an error or answers another one."""
+        message = unpack(self._connection.receive(self.answer_s))
+        if message.kind is Kind.ERROR:
+            said = message.payload.get("error", message.payload)
+            text = repr(said) if isinstance(said, str) else arrays.shown(said)
+            raise UserError(
+                f"the model server {self.url} failed ({text:.300}), so no action was chosen; look at its messages."
+            )
+        if message.kind is not wanted or message.seq != self._seq:
+            self.close()
+            raise UserError(
+                f"the model server {self.url} answered message {self._seq} with {message.kind.value} {message.seq} "
+                f"instead of {wanted.value}, so its answers cannot be told apart; serve it in the sync mode."
+            )
+        return message
+
+
+class PolicyServer(Listener):
+    """Answers every observation with an action; ``layout`` turns the harness's observation into ours.
+
+    The rest is as :class:`Listener` has it.
+    """
+
+    pages: ClassVar = {"/health": '{"status": "ok"}\n'}
+
+    def __init__(
+        self,
+        served: ServedPolicy,
+        port: int,
+        layout: Layout = read_observation,
+        limits: Limits = LIMITS,
+        max_connections: int = 256,
+        access: Access | None = None,
+    ) -> None:
+        self.served, self.layout = served, layout
+        super().__init__(port, limits, max_connections, access)
+
+    def serve_connection(self, connection: Connection) -> None:
+        """The messages of one benchmark."""
+        _Benchmark(connection, self.served, self.layout).run()
+
+
+class _Benchmark:
+    """The messages of one benchmark, in order."""
+
+    def __init__(self, connection: Connection, served: ServedPolicy, layout: Layout) -> None:
+        self.connection, self.served, self.layout = connection, served, layout
+        self.episode: Episode | None = None
+
+    def run(self) -> None:
+        """Answer until the connection ends; raises DisconnectedError then, or when it is refused."""
+        while True:
+            data = self.connection.receive()
+            try:
+                message = unpack(data)
+                self._handle(message)
+            except ContractError as error:
+                self._send(Kind.ERROR, {"error": str(error)}, 0)
+                self.connection.close(CloseCode.INVALID_DATA, "malformed message")
+                raise DisconnectedError(f"{self.connection.peer} was refused: {error}") from error
+
+    def _handle(self, message: Message) -> None:
+        """Answer one message; raises ContractError for one that this protocol has no place for."""
+        if message.kind is Kind.HELLO:
+            check_hello(message.payload)
+            self._send(Kind.HELLO, hello(**introduction(self.served)), message.seq)
+        elif message.kind is Kind.EPISODE_START:
+            task = message.payload.get("task", {})
+            if not isinstance(task, dict):
+                raise ContractError(f"an episode's task is {arrays.shown(task)}, so it is not started; send a map.")
+            self.episode = self.served.begin(task)
+        elif message.kind is Kind.OBSERVATION:
+            self._act(message)
+        elif message.kind is Kind.EPISODE_END:
+            self.episode = None
+        elif message.kind is Kind.ERROR:
+            log.warning("%s reports: %s", self.connection.peer, arrays.shown(message.payload.get("error")))
+        else:
+            raise ContractError(f"a benchmark sent {message.kind.value!r}, so it is refused; only servers act.")
+
+    def _act(self, message: Message) -> None:
+        """Answer with an action, or with what is wrong with this observation; the connection goes on in either case."""
+        try:
+            if self.episode is None:
+                raise ContractError("an observation came outside an episode, so nothing was chosen; start one first.")
+            action = self.episode.act(self.layout(message.payload))
+        except UserError as error:
+            log.warning("%s: %s", self.connection.peer, error)
+            self._send(Kind.ERROR, {"error": str(error)}, message.seq)
+        except Exception as error:  # of a policy or layout of the user's own: the benchmark counts a failed episode
+            log.exception("%s: no action", self.connection.peer)
+            self._send(Kind.ERROR, {"error": f"the policy failed ({type(error).__name__}: {error})"}, message.seq)
+        else:
+            self._send(Kind.ACTION, {"actions": action}, message.seq)
+
+    def _send(self, kind: Kind, payload: Mapping[str, Any], seq: int) -> None:
+        self.connection.send(pack(Message(kind, payload, seq)))
+
+
+def introduction(served: ServedPolicy) -> dict[str, Any]:
+    """What the server's HELLO says of the policy: its class, what it has to be shown, and what it answers with."""
+    spec = served.spec
+    return {
+        "model_server": type(served.policy).__name__,
+        "capabilities": {},
+        "observation_params": _benchmark_parameters(spec),
+        "observation_spec": {
+            **{name: {"name": "image", "dims": 0, "format": "rgb_hwc_uint8"} for name in spec.images},
+            "state": {"name": "state", "dims": spec.state.shape[0], "format": "raw"},
+            "language": {"name": "language", "dims": 0, "format": "language"},
+        },
+        "action_spec": {"actions": {"name": "actions", "dims": spec.action_dim, "format": "raw"}},
+    }
+
+
+def _benchmark_parameters(spec: EnvSpec) -> dict[str, Any]:
+    """Arguments that the harness gives a benchmark that has them: proprioception, and a second camera."""
+    return {"send_state": True, **({"send_wrist_image": True} if len(spec.images) > 1 else {})}

@@ -179,17 +179,19 @@ def imitate_from_pixels(
     fit(dict(policy.named_parameters()), loss, batches, config.fit, report)
 
 
+CELL_WEIGHT = 0.3  # of the cross-entropy of the attention with the object's cell
+POSITION_WEIGHT = 3.0  # of the squared error of the soft-argmax position, image half-widths squared
+
+
 @dataclass(frozen=True)
 class GroundingConfig:
     """Number of rendered scenes and length of training."""
 
     scenes: int = 4000
     fit: FitConfig = field(default_factory=lambda: FitConfig(steps=500, batch=64, lr=2e-3))
-    cell_weight: float = 0.3  # cross-entropy of the attention with the object's cell
-    position_weight: float = 3.0  # squared error of the soft-argmax position, image half-widths squared
 
 
-def pointing_loss(output: BackboneOutput, uv: Tensor, config: GroundingConfig) -> tuple[Tensor, dict[str, float]]:
+def pointing_loss(output: BackboneOutput, uv: Tensor) -> tuple[Tensor, dict[str, float]]:
     """Cross-entropy and distance of the queries to ``uv`` [B,P,2]; each of the ``P`` positions gets as many queries.
 
     ``info["pointing_error"]`` is the mean distance in half-widths.
@@ -199,7 +201,7 @@ def pointing_loss(output: BackboneOutput, uv: Tensor, config: GroundingConfig) -
     target = cell_weights(uv, side)
     cross = -(target * output.logits.log_softmax(-1)).sum(-1).mean()
     error = output.uv - uv
-    loss = config.cell_weight * cross + config.position_weight * error.square().mean()
+    loss = CELL_WEIGHT * cross + POSITION_WEIGHT * error.square().mean()
     return loss, {"pointing_error": float(error.detach().norm(dim=-1).mean())}
 
 
@@ -228,7 +230,7 @@ def ground(
     """
 
     def loss(index: Tensor) -> tuple[Tensor, dict[str, float]]:
-        return pointing_loss(backbone(images[index], *(item[index] for item in tokens)), uv[index], config)
+        return pointing_loss(backbone(images[index], *(item[index] for item in tokens)), uv[index])
 
     batches = shuffled(len(images), config.fit.batch, generator)
     backbone.train()

@@ -10,18 +10,21 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from vla_rl.contract.batch import ExperienceSource, Learner, PolicyStore, Reducer, Resumable
+from vla_rl.contract.batch import ExperienceSource, Learner, Reducer, Resumable
 from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import LikelihoodPolicy, set_progress
+from vla_rl.evaluation.stats import MeanReturn, Rate
 from vla_rl.experience.driver import now
 from vla_rl.training.out_of_memory import COLLECT, LEARN, VALIDATE, phase_of_memory
 from vla_rl.training.timeline import Timeline
+
+COLLAPSE_LR_FACTOR = 0.5  # of the learning rate after a collapse
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,7 @@ class LoopConfig:
     iterations: int = 110
     validate_every: int = 20  # iterations; 0: validate only before the first and after the last one
     save_every: int = 1  # iterations between two states on disk; a killed run repeats at most this many
-    collapse: float = 0.15  # a validation score this far below the best one restores the best weights
-    collapse_lr_factor: float = 0.5  # and multiplies the learning rate
+    collapse: float = 0.15  # a validation score this far below the best one restores the best weights, and halves lr
     collectors: int = 1  # processes that collect (1: this one), each with its share of the environments
     staleness: int = 0  # collectors play on, at most this many updates ahead (experience/sources.py); 0: in step
     env_steps: int = 0  # stop after this many low-level actions in all; 0: no limit
@@ -41,42 +43,19 @@ class LoopConfig:
     def __post_init__(self) -> None:
         count = (0, math.inf)
         check_limits(self, iterations=count, validate_every=count, save_every=(1, math.inf), collapse=count)
-        check_limits(self, collapse_lr_factor=(0, 1), env_steps=count, validate_steps=count)
+        check_limits(self, env_steps=count, validate_steps=count)
         check_limits(self, collectors=(1, math.inf), staleness=count)
 
 
 class LoopLearner(Learner, Resumable, Protocol):
-    """A learner whose weights the loop publishes and may restore, with a lower learning rate after a collapse."""
+    """A learner whose weights the loop publishes and may restore, with a lower learning rate after a collapse.
+
+    One that restores more than its weights then (critics, targets, optimizers) has ``best_state() -> dict``, a copy of
+    all that, nested dicts of tensors and JSON values; and ``roll_back(state, lr_factor)``, which restores it.
+    """
 
     parameters: dict[str, nn.Parameter]
     lr: float
-
-
-@runtime_checkable
-class CanRollBack(Protocol):
-    """A learner that restores more than its weights after a collapse: critics, targets, optimizers."""
-
-    def best_state(self) -> dict[str, Any]:
-        """A copy of all that :meth:`roll_back` restores: nested dicts of tensors and JSON values."""
-
-    def roll_back(self, state: dict[str, Any], lr_factor: float) -> None:
-        """Restore :meth:`best_state` and learn on more slowly by ``lr_factor``."""
-
-
-class EvaluationResult(Protocol):
-    """The score of a policy with its interval, if it has one: ``Rate`` of success or ``MeanReturn``."""
-
-    @property
-    def score(self) -> float: ...
-
-    @property
-    def low(self) -> float | None: ...
-
-    @property
-    def high(self) -> float | None: ...
-
-    @property
-    def episodes(self) -> int: ...
 
 
 class AlgorithmConfig(Protocol):
@@ -117,7 +96,7 @@ class BestWeights:
     score: float = -math.inf
     iteration: int = 0
     weights: dict[str, Tensor] = field(default_factory=dict)
-    learner: dict[str, Any] = field(default_factory=dict)  # see ``CanRollBack``
+    learner: dict[str, Any] = field(default_factory=dict)  # see ``LoopLearner``
 
     def offer(self, score: float, iteration: int, parameters: Mapping[str, nn.Parameter]) -> bool:
         """Keep a copy of ``parameters`` if their score is at least as high; returns whether it is."""
@@ -137,7 +116,7 @@ class BestWeights:
 class Loop:
     """``source`` -> ``learner`` -> ``store``; validation decides which weights are kept.
 
-    ``validate() -> EvaluationResult`` plays validation seeds; without it (None) the last weights are kept.
+    ``validate()`` plays validation seeds; without it (None) the last weights are kept.
     ``on_best(iteration)`` saves the present weights as the best ones.  ``report(iteration, metrics)`` is called after
     every iteration, then ``save(iteration)``, which may call :meth:`state_dict`.  ``timeline`` collects what takes
     the time.
@@ -152,7 +131,7 @@ class Loop:
         source: ExperienceSource,
         learner: LoopLearner,
         store: PolicyStore,
-        validate: Callable[[], EvaluationResult] | None,
+        validate: Callable[[], Rate | MeanReturn] | None,
         config: LoopConfig,
         on_best: Callable[[int], None] = lambda iteration: None,
         report: Callable[[int, dict[str, float]], None] = lambda iteration, metrics: None,
@@ -275,12 +254,13 @@ class Loop:
 
     def _roll_back(self) -> None:
         """Return to the best weights, with a lower learning rate and without what led away from them."""
-        if isinstance(self.learner, CanRollBack) and self.best.learner:
-            self.learner.roll_back(self.best.learner, self.config.collapse_lr_factor)
+        if self.best.learner:
+            learner: Any = self.learner
+            learner.roll_back(self.best.learner, COLLAPSE_LR_FACTOR)
             self._publish()
             return
         self._restore_and_publish(self.best)
-        self.learner.lr *= self.config.collapse_lr_factor
+        self.learner.lr *= COLLAPSE_LR_FACTOR
 
     def _validate(self) -> dict[str, float]:
         if self.validate is None:
@@ -291,7 +271,7 @@ class Loop:
         seconds = time.perf_counter() - start
         collapsed = found.score < self.best.score - self.config.collapse
         if self.best.offer(found.score, self.iteration, self.learner.parameters):
-            if isinstance(self.learner, CanRollBack):
+            if hasattr(self.learner, "best_state"):
                 self.best.learner = self.learner.best_state()
             with self.timeline.span("saving"):
                 self.on_best(self.iteration)
@@ -307,8 +287,8 @@ class Loop:
         }
 
 
-class InProcessPolicyStore:
-    """A ``PolicyStore`` for the synchronous loop.
+class PolicyStore:
+    """Holds the newest weights for those who act.
 
     Actor and learner hold the same module, so :meth:`publish` changes only its version and its progress.
     """
@@ -330,9 +310,6 @@ class InProcessPolicyStore:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.policy.version, self.progress = state["version"], state["progress"]
         self._apply()
-
-    def latest(self) -> tuple[int, Mapping[str, Tensor]]:
-        return int(self.policy.version), self.policy.trainable()
 
     def _apply(self) -> None:
         set_progress(self.policy, self.progress)

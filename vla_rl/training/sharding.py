@@ -18,18 +18,20 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
 
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, LikelihoodPolicy, Mode, State
 from vla_rl.contract.tracker import is_shard
 from vla_rl.training.distributed import ProcessGroup
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
 
 SMALLEST = 2**14  # numbers of a part that is shared
 _PARTS = (nn.Linear, nn.Embedding, nn.Conv2d)
@@ -232,10 +234,14 @@ class LockstepActing:
 @functools.cache
 def mesh_on(kind: str) -> DeviceMesh:
     """All processes in a row, which compute on devices of this ``kind`` ("cpu", "cuda")."""
+    from torch.distributed.device_mesh import init_device_mesh  # see is_shard
+
     return init_device_mesh(kind, (dist.get_world_size(),))
 
 
 def shard_of(own: Tensor, shape: torch.Size, kind: str) -> DTensor:
     """The tensor of ``shape`` that is cut along its first dimension and of which this process has ``own``."""
     stride = torch.empty(shape, device="meta").stride()
+    from torch.distributed.tensor import DTensor, Shard  # see is_shard
+
     return DTensor.from_local(own, mesh_on(kind), [Shard(0)], run_check=False, shape=shape, stride=stride)

@@ -42,20 +42,6 @@ def wide(features):
 
 
 @BOTH
-@pytest.mark.parametrize("kept", ["prefix", "pictures"])
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5 * math.sqrt(2 * D)), (torch.float64, 1e-9)])
-def test_learning_sees_the_density_of_acting(options, kept, dtype, bound):
-    policy = tiny_policy(replace(options, kept=kept, temperature=1.6)).to(dtype)
-    features = wide(policy.encode(observed())) if dtype is torch.float64 else policy.encode(observed())
-    out, _ = policy.act(features, {}, "sample", seeded(1))
-    assert out.sample.shape == (ROWS, 2, D) and out.sample.dtype == torch.int64 and out.logprob.dtype == torch.float64
-    for size in (1, 4, ROWS):
-        parts = torch.arange(ROWS).split(size)
-        again = [policy.log_prob(rows(features, index), out.sample[index], {}).logprob for index in parts]
-        assert (torch.cat(again) - out.logprob).abs().max() <= bound
-
-
-@BOTH
 def test_in_bfloat16_first_ratios_stay_within_the_bound(options):
     """A language model in bfloat16: the log-prob of a chunk of 6 tokens is off by less than .05 a token."""
     policy = tiny_policy(options).to(torch.bfloat16)
@@ -155,7 +141,9 @@ def test_probabilities_and_score_gradient_are_those_enumerated(options):
             assert one.norm() / other.norm() == pytest.approx(1, abs=0.02)
 
 
-@BOTH
+@pytest.mark.parametrize(
+    "options", [IN_TURN, pytest.param(AT_ONCE, marks=pytest.mark.full)], ids=["in-turn", "at-once"]
+)
 def test_chunks_are_drawn_as_often_as_their_density_says(options):
     policy, count = few_bins(options), 3000
     features = wide(policy.encode(observed(1)))

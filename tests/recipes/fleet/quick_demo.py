@@ -3,12 +3,11 @@
 from dataclasses import replace
 
 from vla_rl.algorithms.chunks import HGDaggerConfig
-from vla_rl.fleet.canary import CanaryRule
+from vla_rl.fleet.releases import CanaryRule
 from vla_rl.policies.flow import AllSteps, FlowSampler, Ode
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.fleet.demo import FleetDemo
-from vla_rl.recipes.fleet.learn import Learn
-from vla_rl.recipes.fleet.learners import LearnByCorrections
+from vla_rl.recipes.fleet.learners import Learn, LearnByCorrections
 from vla_rl.recipes.imitate import Imitate, NewTinyOfJoints
 from vla_rl.training.fit import FitConfig, GroundingConfig, ImitationConfig
 

@@ -12,10 +12,8 @@ from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import ResidualConfig
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig
-from vla_rl.recipes.fleet.learners import LearnByAdvantage, LearnByCorrections
-from vla_rl.recipes.fleet.replaying import LearnByReplay
-from vla_rl.recipes.fleet.simulate import Corrects, Demonstrates, Simulate
-from vla_rl.recipes.fleet.virtual import FleetTimes
+from vla_rl.recipes.fleet.learners import LearnByAdvantage, LearnByCorrections, LearnByReplay
+from vla_rl.recipes.fleet.simulate import Corrects, Demonstrates, FleetTimes, Simulate
 from vla_rl.recipes.off_policy import AdaptiveReplay, ReplayConfig
 from vla_rl.recipes.policies import SquashedActor, TD3Residual
 

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 from tests.recipes.fleet.quick_fleet import REPLAY
 from vla_rl.algorithms.chunks import HGDaggerConfig
-from vla_rl.fleet.canary import CanaryRule
-from vla_rl.recipes.fleet.learn import Learn
-from vla_rl.recipes.fleet.learners import LearnByCorrections
+from vla_rl.fleet.releases import CanaryRule
+from vla_rl.recipes.fleet.learners import Learn, LearnByCorrections
 
 
 def corrections() -> Learn:

@@ -8,11 +8,8 @@ import numpy as np
 
 from vla_rl.contract.env import EnvSpec
 from vla_rl.experience.demonstrations import Demonstrations
-from vla_rl.fleet.episode_end import EpisodeEnd
-from vla_rl.fleet.introduction import pack_introduction
-from vla_rl.fleet.pictures import LOSSLESS
+from vla_rl.fleet.payloads import LOSSLESS, EpisodeEnd, FleetStep, pack_introduction
 from vla_rl.fleet.record import NO_HASH, FleetRecord
-from vla_rl.fleet.step import FleetStep
 
 EPOCH = "0" * 31 + "1"
 

@@ -15,9 +15,9 @@ from tests.fleet.fleets import wait_until
 from tests.recipes.fleet import quick_demo
 from vla_rl.cli import main
 from vla_rl.contract.errors import UserError
-from vla_rl.fleet.authority import Authority
-from vla_rl.fleet.episode_end import EpisodeEnd
+from vla_rl.fleet.identity import Authority
 from vla_rl.fleet.ledger import Ledger
+from vla_rl.fleet.payloads import EpisodeEnd
 from vla_rl.fleet.registry import Registry
 from vla_rl.recipes.fleet.demo import Played, RobotProcesses, played_in, windows
 from vla_rl.training.tracking import RunFolder

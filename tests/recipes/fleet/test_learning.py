@@ -22,20 +22,18 @@ from tests.recipes.fleet.recorded_episodes import records
 from vla_rl.cli import fleet as cli
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import save_demonstrations
-from vla_rl.fleet.canary import Outcomes
-from vla_rl.fleet.feed import Inbox
-from vla_rl.fleet.manifest import spec_hash
+from vla_rl.fleet.manifest import TrustedKeys, spec_hash
 from vla_rl.fleet.policy_cache import PolicyCache
 from vla_rl.fleet.registry import Registry
-from vla_rl.fleet.server import FleetServer, FleetServerConfig
-from vla_rl.fleet.signing import TrustedKeys
+from vla_rl.fleet.releases import Outcomes
+from vla_rl.fleet.server import FleetServer, FleetServerConfig, Inbox
 from vla_rl.fleet.transport import TransportOptions
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.fleet.learn import LEARNER, Learn, command, prepare
+from vla_rl.recipes.fleet.learners import LEARNER, Learn, command, prepare
 from vla_rl.recipes.fleet.learning import Learning, Releasing, until_the_server_ends
-from vla_rl.recipes.fleet.policies import key_file, signing_key
 from vla_rl.recipes.fleet.publishing import publish_first
+from vla_rl.recipes.fleet.serving import key_file, signing_key
 from vla_rl.recipes.imitate import collect
 from vla_rl.recipes.robots.drive import PolicyDecider
 from vla_rl.recipes.robots.streaming import check_golden
@@ -192,23 +190,6 @@ def test_new_episodes_of_a_ledger_that_was_set_back_to_a_copy_are_learnt_from(sh
     third = learning(shown[0], tmp_path)
     take(third, copy + new)
     assert third.episodes == 3 + 3
-
-
-def test_a_state_of_before_is_known_by_its_position(shown, tmp_path):
-    found = sent(shown, person=range(3, 6))
-    ends = [position for position, record in found if record.kind == "episode_end"]
-    first = learning(shown[0], tmp_path)
-    take(first, found[: ends[1]])
-    saved = first.run.save_state
-    first.run.save_state = lambda step, state: saved(step, {name: state[name] for name in state if name != "ends"})
-    first.save()
-    first.run.close()
-    for episodes in (3, 3):
-        one = learning(shown[0], tmp_path)
-        take(one, found)
-        assert one.episodes == episodes
-        one.save()
-        one.run.close()
 
 
 def test_a_residual_learns_from_what_robots_sent_goes_on_exactly_and_plays_on_an_arm(shown, tmp_path):

@@ -19,18 +19,16 @@ from vla_rl.contract.env import Observation, VecEnv
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.experience.intervention import PersonConfig
 from vla_rl.experience.replay import Replay
-from vla_rl.fleet.episode_end import EpisodeEnd
 from vla_rl.fleet.episodes import FleetEpisode
+from vla_rl.fleet.payloads import EpisodeEnd, FleetStep
 from vla_rl.fleet.record import Sender
 from vla_rl.fleet.sampler import SamplerConfig
-from vla_rl.fleet.step import FleetStep
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.residual import DeterministicResidual, ResidualConfig
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.fleet.replaying import LearnByReplay, ReplayLearner, relabelled_episode
-from vla_rl.recipes.fleet.simulate import Corrects
-from vla_rl.recipes.fleet.virtual import FleetTimes, Releases, Timeline, VirtualRobot, micros
+from vla_rl.recipes.fleet.learners import LearnByReplay, ReplayLearner, relabelled_episode
+from vla_rl.recipes.fleet.simulate import Corrects, FleetTimes, Timeline, VirtualReleases, VirtualRobot, micros
 from vla_rl.recipes.imitate import collect
 from vla_rl.recipes.off_policy import AdaptiveReplay
 from vla_rl.recipes.policies import SACLatent
@@ -104,7 +102,7 @@ def played(policy: Any, person: PersonConfig, deadline: int, seconds: float) -> 
         sent = FleetEpisode(sender, str(number), task, SPEC, tuple(steps), versions, tuple(people), end)
         found.append((rollout, sent))
 
-    VirtualRobot(0, env, iter(range(100)), Releases(policy), TIMES, timeline, deliver, 1, "sample")
+    VirtualRobot(0, env, iter(range(100)), VirtualReleases(policy), TIMES, timeline, deliver, 1, "sample")
     timeline.run(micros(seconds))
     env.close()
     return found

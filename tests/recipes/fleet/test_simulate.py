@@ -17,10 +17,10 @@ from vla_rl.algorithms.recap import outcomes_of
 from vla_rl.cli import main
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import save_demonstrations
-from vla_rl.fleet.sampler import SamplerConfig
+from vla_rl.fleet.sampler import AdaptiveSampler, SamplerConfig
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.fleet.learners import balanced, recorded_rollout
+from vla_rl.recipes.fleet.learners import BalancedChunks, recorded_rollout
 from vla_rl.recipes.imitate import collect
 
 CONFIG = str(Path(quick_fleet.__file__).resolve())
@@ -116,7 +116,7 @@ def test_corrections_are_drawn_as_often_as_the_sampler_says(start) -> None:
     chunks = chunks_of(replace(rollout, version=rollout.version.clone()), rollout.valid, policy)
     kind = torch.arange(len(chunks)) % 10  # 0: a correction, 1 to 4 alone, others recorded
     chunks = replace(chunks, version=torch.where(kind < 5, 3, DEMONSTRATED), task=torch.zeros(len(chunks), dtype=int))
-    sampler = balanced(SamplerConfig(min_corrections=0.3), ["lift"])
+    sampler = BalancedChunks(AdaptiveSampler(SamplerConfig(min_corrections=0.3)), torch.zeros(1, dtype=int))
     generator = torch.Generator().manual_seed(0)
     drawn = kind[sampler.draw(chunks, kind != 1, 4000, generator)]
     sampler.record(torch.ones(4000))

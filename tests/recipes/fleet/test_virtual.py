@@ -17,7 +17,7 @@ from vla_rl.contract.env import Observation, VecEnv
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import ActionOut, Features, Mode, State
 from vla_rl.experience.intervention import DemonstratedEnv, DemonstratorConfig, PersonConfig, SupervisedEnv
-from vla_rl.recipes.fleet.virtual import (
+from vla_rl.recipes.fleet.simulate import (
     ARRIVAL,
     ROBOT,
     SECOND,

@@ -19,18 +19,18 @@ from tests.recipes.robots.test_robot_recording import OPEN_LOOP, simulated
 from tests.recipes.robots.test_streaming import server_in
 from vla_rl.cli import robot
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.fleet.attempt import LinkState
-from vla_rl.fleet.backoff import BackoffOptions
+from vla_rl.fleet.link import LinkState
+from vla_rl.fleet.manifest import SigningKey, TrustedKeys
 from vla_rl.fleet.policy_cache import PolicyCache
-from vla_rl.fleet.signing import SigningKey, TrustedKeys
+from vla_rl.fleet.protocol import BackoffOptions
 from vla_rl.policies.flow import AllSteps, FlowSampler, Ode
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.vla.tokenizer import Vocabulary
 from vla_rl.recipes.fleet import publishing
-from vla_rl.recipes.fleet.policies import signing_key
 from vla_rl.recipes.fleet.publishing import publish
+from vla_rl.recipes.fleet.serving import signing_key
 from vla_rl.recipes.robots import drive
 from vla_rl.recipes.robots import streaming as to_a_fleet
 from vla_rl.recipes.robots.session import open_session

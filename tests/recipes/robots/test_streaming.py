@@ -23,12 +23,9 @@ from vla_rl.cli import robot
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.intervention import PersonConfig
-from vla_rl.fleet.episode_end import EpisodeEnd
-from vla_rl.fleet.introduction import pack_introduction
 from vla_rl.fleet.ledger import Ledger
-from vla_rl.fleet.pictures import LOSSLESS
+from vla_rl.fleet.payloads import LOSSLESS, EpisodeEnd, FleetStep, pack_introduction
 from vla_rl.fleet.server import FleetServer, FleetServerConfig
-from vla_rl.fleet.step import FleetStep
 from vla_rl.fleet.transport import TransportOptions
 from vla_rl.recipes.fleet.export import LEDGER, export
 from vla_rl.recipes.robots import drive

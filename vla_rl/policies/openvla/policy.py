@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vla_rl.contract.env import Array, EnvSpec, Observation
+from vla_rl.contract.env import EnvSpec, Observation
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
 from vla_rl.policies.feed_forward import sum_per
 from vla_rl.policies.noise import Generators, uniform
-from vla_rl.policies.normalization import Affine, action_limits
+from vla_rl.policies.normalization import Affine
 from vla_rl.policies.openvla.decoding import STOP, OpenVLAOptions, own_options
 from vla_rl.policies.openvla.network import VISION, OpenVLANetwork, OpenVLAShape, Prefix, ViTShape
 from vla_rl.policies.vla.checkpoint import match_cameras, read_public
@@ -42,8 +42,6 @@ class OpenVLA(SavedVLA):
     """
 
     cameras: tuple[str, ...]  # none is missing
-    action_low: Tensor
-    action_high: Tensor
     tokens: Tensor
     token_mask: Tensor
     options_class = OpenVLAOptions
@@ -75,9 +73,9 @@ class OpenVLA(SavedVLA):
         cast_frozen(network, trained, options.torch_dtype)
         checkpoint_gradients(network, options.gradient_checkpointing)
         self.trained_names = frozenset(trained)  # of the network; moving a module may make new parameters
-        low, high = action_limits(spec)
+        self.set_limits(spec)
         tokens, mask = prompts.encode(spec.tasks)
-        for name, item in {"action_low": low, "action_high": high, "tokens": tokens, "token_mask": mask}.items():
+        for name, item in {"tokens": tokens, "token_mask": mask}.items():
             self.register_buffer(name, item, persistent=False)
         self.kept = _choose_kept(self)
 
@@ -125,12 +123,6 @@ class OpenVLA(SavedVLA):
         return self.network.prefix(patches, self.tokens[task], self.token_mask[task], features["state"])
 
     # -- acting -----------------------------------------------------------------------------------------------------
-
-    def initial_state(self, num_envs: int) -> State:
-        return {}
-
-    def reset_state(self, state: State, env_ids: Array) -> State:
-        return state
 
     @torch.no_grad()
     def act(self, features: Features, state: State, mode: Mode, generator: Generators) -> tuple[ActionOut, State]:

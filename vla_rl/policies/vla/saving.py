@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -14,14 +14,14 @@ from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import name_of
-from vla_rl.policies.normalization import Affine, check_same_env
+from vla_rl.policies.normalization import Affine, StatelessPolicy, check_same_env
 from vla_rl.policies.pretrained import read_config
 from vla_rl.policies.vla.checkpoint import CONFIG
 from vla_rl.policies.vla.network import FlowNetwork, NetworkShape
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.tokenizer import Prompts
 from vla_rl.policies.vla.weights import fill_module, without_weights
-from vla_rl.pretrained import WEIGHTS, Saveable, load_module, save_folder
+from vla_rl.pretrained import WEIGHTS, load_module, save_folder
 
 _BASE = "base"  # entry of a saved config
 _SAMPLES, _SAMPLE = 16, 4096  # pieces of a file that are hashed, and their bytes
@@ -76,41 +76,6 @@ def fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def save_learnt(
-    folder: Path,
-    config: Mapping[str, Any],
-    module: nn.Module,
-    learnt: Collection[str],
-    base: Base | None,
-    inside: Mapping[str, Saveable] | None = None,
-) -> None:
-    """Write a checkpoint atomically: of ``module``'s tensors only those called ``learnt`` when there is a ``base``.
-
-    Without one it holds everything.  ``config`` and ``inside`` are those of ``save_folder``.
-    """
-    tensors = _unshared(module)
-    if base is not None:
-        tensors = {name: item for name, item in tensors.items() if name in learnt}
-    reference = None if base is None else {"folder": base.folder, "fingerprint": base.fingerprint}
-    save_folder(folder, {**config, _BASE: reference}, tensors, inside)
-
-
-def saved_base(config: Mapping[str, Any]) -> Base | None:
-    """The base of a saved config; None where everything is in the checkpoint."""
-    found = config.get(_BASE)
-    return None if found is None else Base(found["folder"], found["fingerprint"])
-
-
-def load_learnt(module: nn.Module, folder: Path, learnt: Collection[str], base: Base | None) -> None:
-    """Fill ``module``, which has its base's weights already, with what :func:`save_learnt` wrote.
-
-    Raises UserError that lists what is missing, superfluous or of another shape.
-    """
-    everything = set(module.state_dict())
-    absent = () if base is None else everything - set(learnt)
-    fill_module(module, folder, (folder / WEIGHTS,), dtype=None, absent=absent)
-
-
 def filled(shape: NetworkShape, folder: Path) -> FlowNetwork:
     """The network of ``shape`` with the weights of a public ``folder``; it is never in memory twice."""
     with without_weights():
@@ -130,7 +95,7 @@ def _unshared(module: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-class SavedVLA(nn.Module):
+class SavedVLA(StatelessPolicy):
     """A policy that is made of ``spec, network, prompts, state_scale, action_scale, cameras, config, base``.
 
     ``base`` is the public folder that the weights of ``network`` come from, None where they come from none.
@@ -160,7 +125,11 @@ class SavedVLA(nn.Module):
             "state_scale": to_json(self.state_scale),
             "action_scale": to_json(self.action_scale),
         }
-        save_learnt(Path(folder), config, self, self.trainable(), self.base, {"prompts": self.prompts})
+        tensors, reference = _unshared(self), None
+        if self.base is not None:
+            tensors = {name: item for name, item in tensors.items() if name in self.trainable()}
+            reference = {"folder": self.base.folder, "fingerprint": self.base.fingerprint}
+        save_folder(Path(folder), {**config, _BASE: reference}, tensors, {"prompts": self.prompts})
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, spec: EnvSpec | None = None) -> Self:
@@ -169,7 +138,8 @@ class SavedVLA(nn.Module):
         Raises UserError when the folder that it builds on is not there or has changed.
         """
         saved: dict[str, Any] = read_config(Path(folder))
-        trained, base, shape = EnvSpec.from_json(saved["spec"]), saved_base(saved), from_json(saved["shape"])
+        trained, shape = EnvSpec.from_json(saved["spec"]), from_json(saved["shape"])
+        base = Base(**saved[_BASE]) if saved[_BASE] else None
         options = from_json(saved["config"])
         if spec is not None:
             check_same_env(trained, spec)
@@ -184,7 +154,8 @@ class SavedVLA(nn.Module):
             options,
             base,
         )
-        load_learnt(policy, Path(folder), policy.trainable(), base)
+        absent = set(policy.state_dict()) - set(policy.trainable()) if base is not None else ()
+        fill_module(policy, Path(folder), (Path(folder) / WEIGHTS,), dtype=None, absent=absent)
         return policy.eval()
 
     @classmethod

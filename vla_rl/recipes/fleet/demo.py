@@ -22,25 +22,24 @@ from vla_rl.contract.config import JsonMapping, JsonObject, check_limits
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.evaluation.report import Cell, Clip, Report, Series, Tile, percent
 from vla_rl.evaluation.stats import Rate
-from vla_rl.fleet.authority import Authority
-from vla_rl.fleet.episode_end import EpisodeEnd
 from vla_rl.fleet.episodes import EpisodeReader, FleetEpisode
+from vla_rl.fleet.identity import Authority
 from vla_rl.fleet.ledger import Ledger
-from vla_rl.fleet.manifest import spec_hash
+from vla_rl.fleet.manifest import TrustedKeys, spec_hash
+from vla_rl.fleet.payloads import EpisodeEnd
 from vla_rl.fleet.policy_cache import PolicyCache
 from vla_rl.fleet.registry import Registry
 from vla_rl.fleet.server import LEDGER, REGISTRY, FleetServer, FleetServerConfig
-from vla_rl.fleet.signing import TrustedKeys
 from vla_rl.fleet.transport import TransportOptions
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.fleet import serving
 from vla_rl.recipes.fleet.export import records
-from vla_rl.recipes.fleet.learn import Learn
-from vla_rl.recipes.fleet.policies import PUBLIC_KEY
+from vla_rl.recipes.fleet.learners import Learn
+from vla_rl.recipes.fleet.serving import PUBLIC_KEY
 from vla_rl.recipes.imitate import Imitate
 from vla_rl.recipes.robots import drive
 from vla_rl.recipes.terminal import bar, clock, console
-from vla_rl.serving.episode import servable_spec
+from vla_rl.serving.served import servable_spec
 from vla_rl.training.device import shared
 from vla_rl.training.tracking import RunFolder
 

@@ -21,16 +21,14 @@ import numpy as np
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.fleet.episodes import EpisodeReader, FleetEpisode, tell_log
-from vla_rl.fleet.feed import INBOX, Inbox
-from vla_rl.fleet.manifest import spec_hash
+from vla_rl.fleet.manifest import SigningKey, spec_hash
 from vla_rl.fleet.record import FleetRecord
 from vla_rl.fleet.registry import Registry
-from vla_rl.fleet.server import REGISTRY
-from vla_rl.fleet.signing import SigningKey
+from vla_rl.fleet.server import INBOX, REGISTRY, Inbox
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.pretrained import save_own
 from vla_rl.recipes.config_files import load_kept_files
-from vla_rl.recipes.fleet.learn import LEARNER, Learn
+from vla_rl.recipes.fleet.learners import LEARNER, Learn
 from vla_rl.recipes.fleet.publishing import publish
 from vla_rl.training.device import alone
 from vla_rl.training.tracking import RunFolder
@@ -59,7 +57,6 @@ class Learning:
         self.learner: Any = config.method.build(base, shown, config.seed)
         self.position, self.episodes, self.updates, self.published = 0, 0, 0, 0
         self._known = dict[int, bytes]()  # the ends of episodes that it has learnt from, or put aside: their hashes
-        self._passing = 0  # position up to which a ledger without such hashes was learnt from
         self.metrics: dict[str, float] = {}
         self._reader, self._complained = EpisodeReader(self._complain), dict[str, set[str]]()
         self._robots = set[str]()  # that ended an episode since the last publication
@@ -78,8 +75,7 @@ class Learning:
         One is known by the position and the hash of its end: in a ledger that was set back to a copy, others are there.
         """
         ends, self.position = record.kind == "episode_end", position
-        if ends and (position <= self._passing or self._known.get(position) == _name(record)):
-            self._known[position] = _name(record)
+        if ends and self._known.get(position) == _name(record):
             self._reader.skip(record)
             return
         episode = self._reader.add(record)
@@ -217,11 +213,8 @@ class Learning:
             self.updates, self.published = state["updates"], state["published"]
             self._saved = self.updates
             self._robots = set(state["robots"])
-            if "ends" in state:
-                positions, names = (np.asarray(item) for item in state["ends"])
-                self._known = {int(at): name.tobytes() for at, name in zip(positions, names, strict=True)}
-            else:
-                self._passing = self.position
+            positions, names = (np.asarray(item) for item in state["ends"])
+            self._known = {int(at): name.tobytes() for at, name in zip(positions, names, strict=True)}
         else:
             self.save()
 

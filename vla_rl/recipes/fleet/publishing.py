@@ -11,14 +11,13 @@ from vla_rl.contract import wire
 from vla_rl.contract.env import EnvSpec, on_host
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.policy import Policy, encode_observation
-from vla_rl.fleet.manifest import spec_hash
+from vla_rl.fleet.manifest import SigningKey, spec_hash
 from vla_rl.fleet.registry import Published, Registry
-from vla_rl.fleet.signing import SigningKey
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.pretrained import checkpoint_of
-from vla_rl.recipes.fleet.policies import user
-from vla_rl.serving.episode import servable_spec
+from vla_rl.recipes.fleet.serving import user
 from vla_rl.serving.observation import SingleObservation, batch_of
+from vla_rl.serving.served import servable_spec
 
 
 def publish(registry: Registry, key: SigningKey, checkpoint: str | Path, why: str, who: str = "") -> int:

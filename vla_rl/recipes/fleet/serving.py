@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import getpass
 import logging
+import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.table import Table
 
-from vla_rl.contract.trust import check_folder
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.intervals import wilson
+from vla_rl.contract.trust import check_folder, write_whole
 from vla_rl.fleet.identity import Revoked, load_credentials
-from vla_rl.fleet.server import FleetServer, FleetServerConfig, log
-from vla_rl.recipes.fleet.policies import key_file, signing_key
+from vla_rl.fleet.manifest import SigningKey
+from vla_rl.fleet.registry import Registry
+from vla_rl.fleet.releases import EVERY_ROBOT, Outcomes
+from vla_rl.fleet.server import REGISTRY, FleetServer, FleetServerConfig, log
 
 if TYPE_CHECKING:
-    from vla_rl.recipes.fleet.learn import Learn
+    from vla_rl.recipes.fleet.learners import Learn
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,7 @@ def _begin(server: FleetServer, folder: Path, credentials: str, beginning: Begin
 
         show.print(publish_first(server.registry, key, policy), highlight=False, markup=False)
     if learn:
-        from vla_rl.recipes.fleet.learn import LEARNER, command, prepare
+        from vla_rl.recipes.fleet.learners import LEARNER, command, prepare
 
         if aside := prepare(learn, folder, beginning.source):
             show.print(f"an earlier learner is now in {aside}", highlight=False)
@@ -75,3 +82,73 @@ def _print_log() -> None:
     """Who comes, leaves and is refused, on standard error."""
     log.setLevel(logging.INFO)
     log.addHandler(logging.StreamHandler())
+
+
+KEY, PUBLIC_KEY = "signing.key", "signing.pub"
+
+
+def open_registry(folder: Path) -> Registry:
+    """The registry of a fleet's folder; raises UserError where there is none."""
+    if not (folder / REGISTRY).is_dir():
+        raise UserError(f"{str(folder)!r} is no fleet's folder: it has no {REGISTRY}; give the one of vla-rl serve.")
+    check_folder(folder)
+    return Registry(folder / REGISTRY)
+
+
+def signing_key(folder: Path, credentials: str) -> SigningKey:
+    """The key in the folder ``credentials``, or of ``folder`` itself where that is "", made when it is first needed.
+
+    Robots trust its public half: ``signing.pub``, of their own certificate's folder or of ``folder``.
+    """
+    path = key_file(folder, credentials)
+    if credentials:
+        return SigningKey.load(path)
+    try:
+        key = SigningKey.load(path) if path.exists() else SigningKey.create(path)
+    except UserError:
+        if not path.exists():
+            raise
+        key = SigningKey.load(path)  # another process was quicker
+    public = folder / PUBLIC_KEY
+    if not public.exists() or public.read_bytes() != key.public_pem():
+        write_whole(public, key.public_pem(), 0o644)
+    return key
+
+
+def key_file(folder: Path, credentials: str) -> Path:
+    """Where :func:`signing_key` finds or makes it."""
+    return (Path(credentials) if credentials else folder) / KEY
+
+
+def user() -> str:
+    """Who is at the keyboard, for the registry's history."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # this number has no name
+        return f"user {os.getuid()}"
+
+
+def table(registry: Registry) -> Table:
+    """Versions, their stage, and how they did on the robots: success with its interval (Wilson, 95 %)."""
+    made, played = Table("version", "stage", "episodes", "success"), registry.outcomes()
+    for version, stage in sorted(registry.releases.stages.items()):
+        total = sum(played.get(version, {}).values(), Outcomes())
+        low, high = wilson(total.successes, total.episodes)
+        rate = f"{total.successes / total.episodes:.0%} [{low:.0%}, {high:.0%}]" if total.episodes else ""
+        made.add_row(str(version), stage, str(total.episodes), rate)
+    return made
+
+
+def for_each(folder: Path, robots: Sequence[str], do: Callable[[Registry, str], None]) -> str:
+    """``do`` with every one of ``robots``, or once for all when none is named; returns what a person should read."""
+    registry = open_registry(folder)
+    for robot in robots or (EVERY_ROBOT,):
+        do(registry, robot)
+    return f"{', '.join(robots) or 'every robot'}: done"
+
+
+def number(text: str) -> int:
+    """A version; raises UserError."""
+    if not text.isdigit():
+        raise UserError(f"{text!r} is no version of a policy, so nothing changes; vla-rl fleet versions lists them.")
+    return int(text)

@@ -2,38 +2,335 @@
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import torch
 
+from vla_rl.contract.batch import Rollout
 from vla_rl.contract.config import JsonObject, check_limits, check_positive
-from vla_rl.contract.env import Observation, VecEnv
-from vla_rl.contract.errors import UserError
+from vla_rl.contract.env import VecEnv, on_host
+from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.load import load
-from vla_rl.contract.policy import Policy
+from vla_rl.contract.policy import Mode, Policy
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.report import Cell, Report, Series, Tile, percent
 from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.stats import Rate
 from vla_rl.experience.curriculum import SeedStream
 from vla_rl.experience.datasets import load_demonstrations
+from vla_rl.experience.driver import Decision, Driver
 from vla_rl.experience.intervention import DemonstratedEnv, DemonstratorConfig, People, PersonConfig, SupervisedEnv
+from vla_rl.experience.rollout import episode_column
+from vla_rl.experience.sources import acting_copy
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import save_own
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig, Evaluator
-from vla_rl.recipes.fleet.learners import FleetMethod
-from vla_rl.recipes.fleet.virtual import SECOND, VALIDATION, FleetTimes, VirtualFleet, micros, virtual_fleet
+from vla_rl.recipes.fleet.learners import FleetLearner, FleetMethod
 from vla_rl.recipes.policies import start_policy
 from vla_rl.recipes.terminal import bar, clock, console
 from vla_rl.recipes.trainers import Trainable
 from vla_rl.training.device import alone
 from vla_rl.training.tracking import RunFolder
+
+SECOND = 1_000_000  # microseconds
+NEVER = 2**62
+# Of events at the same moment: what arrives is learnt from before a publication, which robots and validations see.
+ARRIVAL, PUBLICATION, ROBOT, VALIDATION = range(4)
+
+
+def micros(seconds: float) -> int:
+    """Microseconds."""
+    return round(seconds * SECOND)
+
+
+def steps_due(time: int, per_second: float) -> int:
+    """How many events of a steady rate have happened by ``time``, microseconds; exact for rates in millionths."""
+    return time * micros(per_second) // SECOND**2
+
+
+class Timeline:
+    """Runs events in the order of their time, then of their kind, then as they were added."""
+
+    def __init__(self) -> None:
+        self.now = 0  # microseconds
+        self._events: list[tuple[int, int, int, Callable[[], None]]] = []
+        self._added = 0
+
+    def at(self, time: int, kind: int, event: Callable[[], None]) -> None:
+        """``event()`` happens at ``time``; raises ContractError for a time that has passed."""
+        if time < self.now:
+            raise ContractError(
+                f"an event was set for {time} us of virtual time and it is {self.now} us already, so it would never "
+                "happen; set it for now or later."
+            )
+        heapq.heappush(self._events, (time, kind, self._added, event))
+        self._added += 1
+
+    def run(self, until: int) -> None:
+        """Let happen what is due by ``until``, that moment included."""
+        while self._events and self._events[0][0] <= until:
+            self.now, _, _, event = heapq.heappop(self._events)
+            event()
+        self.now = until
+
+
+@dataclass(frozen=True)
+class OutageConfig:
+    """How often something goes down, and for how long; both are exponentially distributed."""
+
+    per_hour: float = 0.0  # of the time that it is up
+    seconds: float = 60.0  # mean length
+
+    def __post_init__(self) -> None:
+        check_limits(self, per_hour=(0, math.inf))
+        check_positive(self, "seconds")
+
+
+class Outages:
+    """The outages of one thing, drawn from ``generator`` in their order, so that they depend on nothing else."""
+
+    def __init__(self, config: OutageConfig, generator: np.random.Generator) -> None:
+        self.config, self._generator = config, generator
+        self._begin, self._end = NEVER, NEVER
+        self._draw(0)
+
+    def next(self, time: int) -> tuple[int, int]:
+        """Begin and end of the outage at ``time``, or of the first one after; ``time`` must not fall between calls."""
+        while self._end <= time:
+            self._draw(self._end)
+        return self._begin, self._end
+
+    def over(self, time: int) -> int:
+        """``time``, or the end of the outage that there is then."""
+        begin, end = self.next(time)
+        return end if begin <= time else time
+
+    def _draw(self, after: int) -> None:
+        if not self.config.per_hour:
+            return
+        up = micros(self._generator.exponential(3600.0 / self.config.per_hour))
+        self._begin = after + up
+        self._end = self._begin + max(1, micros(self._generator.exponential(self.config.seconds)))
+
+
+@dataclass(frozen=True)
+class FleetTimes:
+    """How long everything takes, in seconds of virtual time; control steps take the environment's ``control_dt``.
+
+    A robot that is ``broken`` stands still: the episode that it was in is lost, for nobody knows how it would have
+    ended, and the next one begins after the repair and a reset.  One that is ``offline`` goes on with the policy that
+    it has; its episodes wait on its disk and are uploaded, each once, when the link is back.
+    """
+
+    decision: float = 0.1  # from an observation to the first action of its chunk; the robot waits
+    reset: float = 3.0  # between two episodes
+    upload: float = 2.0  # from an episode's end to the learner
+    download: float = 2.0  # from a publication until a robot can take it, between two of its episodes
+    sync: float = 20.0  # between two publications
+    updates_per_second: float = 5.0  # gradient steps; none while there is nothing to learn from
+    broken: OutageConfig = OutageConfig()
+    offline: OutageConfig = OutageConfig()
+
+    def __post_init__(self) -> None:
+        delay = (0, math.inf)
+        check_limits(self, decision=delay, reset=delay, upload=delay, download=delay, updates_per_second=delay)
+        check_positive(self, "sync")
+
+
+class VirtualReleases:
+    """The versions of the policy that were published, as long as a robot could still take them."""
+
+    def __init__(self, policy: Policy) -> None:
+        """``policy`` is the first version; every robot has it from the beginning."""
+        self._released = [(-(2**62), acting_copy(policy))]
+
+    @property
+    def newest(self) -> Policy:
+        """The version that was published last."""
+        return self._released[-1][1]
+
+    def publish(self, time: int, policy: Policy) -> None:
+        """A copy of ``policy`` from ``time`` on, under the next version's number."""
+        policy.version += 1
+        self._released.append((time, acting_copy(policy)))
+
+    def by(self, time: int) -> Policy:
+        """The newest one that was published by ``time``, which must not fall between calls."""
+        while len(self._released) > 1 and self._released[1][0] <= time:
+            del self._released[0]
+        return self._released[0][1]
+
+
+@dataclass
+class Counts:
+    """What a robot, or a fleet, has done."""
+
+    episodes: int = 0  # that ended
+    successes: int = 0  # of them, rescued ones included
+    lost: int = 0  # episodes that the robot broke in
+    steps: int = 0  # control steps, those of lost episodes included
+    person: int = 0  # of them, those in which a person acted
+    swaps: int = 0  # to a newer policy
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
+
+    @property
+    def share(self) -> float:
+        """The person's share of the control steps."""
+        return self.person / max(1, self.steps)
+
+
+class VirtualRobot:
+    """One robot, ``env`` with one row: resets, decides, executes, breaks down, uploads.
+
+    Everything random about it follows from ``seed`` and ``number``: its outages, and the noise of its policy.  It acts
+    as it would be deployed (``mode`` "eval") or explores.  After a decision in which a person acted, the policy's state
+    begins anew, as on a robot: none of its chunks counts any more.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        env: VecEnv,
+        seeds: Iterator[int],
+        releases: VirtualReleases,
+        times: FleetTimes,
+        timeline: Timeline,
+        deliver: Callable[[Rollout], None],
+        seed: int,
+        mode: Mode = "eval",
+    ) -> None:
+        """``deliver(episode)`` is called when an episode has reached the learner."""
+        self.name, self.env, self.seeds, self.releases = f"robot-{number}", env, seeds, releases
+        self.times, self.timeline, self.deliver, self.counts = times, timeline, deliver, Counts()
+        kinds = (np.random.default_rng([seed, number, kind]) for kind in range(3))
+        self.broken, self.offline = Outages(times.broken, next(kinds)), Outages(times.offline, next(kinds))
+        noise = torch.Generator().manual_seed(int(next(kinds).integers(2**62)))
+        self.driver = Driver(env, releases.by(timeline.now), [noise], mode)
+        self._decisions: list[Decision] = []
+        self._dt = micros(env.spec.control_dt)
+        timeline.at(timeline.now, ROBOT, self.begin)
+
+    def begin(self) -> None:
+        """An episode with the newest policy that the robot can have; a broken one is repaired first."""
+        now, times = self.timeline.now, self.times
+        if (repaired := self.broken.over(now)) > now:
+            self.timeline.at(repaired, ROBOT, self.begin)
+            return
+        if self.offline.over(now) == now:
+            newest = self.releases.by(now - micros(times.download))
+            self.counts.swaps += newest.version > self.driver.policy.version
+            self.driver.policy = newest
+        self._decisions = []
+        self.driver.reset(np.zeros(1, np.int64), np.array([next(self.seeds)]))
+        self.decide()
+
+    def decide(self) -> None:
+        """One decision: what the robot does until the next one, or until it breaks."""
+        decision, now = self.driver.step(), self.timeline.now
+        valid, first = decision.host.valid[0], now + micros(self.times.decision)
+        end = first + int(valid.sum()) * self._dt
+        breaks, repaired = self.broken.next(now)
+        executed = np.arange(len(valid)) < max(0, (min(end, breaks) - first) // self._dt)
+        self.counts.steps += int((valid & executed).sum())
+        self.counts.person += int((on_host(decision.step.intervened)[0] & valid & executed).sum())
+        if on_host(decision.step.intervened).any():
+            self.driver.state = self.driver.policy.reset_state(self.driver.state, np.zeros(1, np.int64))
+        self._decisions.append(decision.without_pictures())
+        if breaks < end:
+            self.counts.lost += 1
+            self.timeline.at(repaired + micros(self.times.reset), ROBOT, self.begin)
+        else:
+            self.timeline.at(end, ROBOT, self.end if decision.host.done[0] else self.decide)
+
+    def end(self) -> None:
+        """Send the episode, and make room for the next one."""
+        last, now = self._decisions[-1], self.timeline.now
+        self.counts.episodes += 1
+        self.counts.successes += int(last.host.success[0])
+        final = None
+        if last.host.truncated[0]:
+            final = {name: item[0] for name, item in self.driver.final_features(np.zeros(1, np.int64)).items()}
+        episode = episode_column(self._decisions, 0, int(last.seeds[0]), final, self.name)
+        sent = self.offline.over(now) + micros(self.times.upload)
+        self.timeline.at(sent, ARRIVAL, lambda: self.deliver(episode))
+        self.timeline.at(now + micros(self.times.reset), ROBOT, self.begin)
+
+
+class VirtualLearner:
+    """The learner that all robots share: a fixed number of gradient steps a second, a publication every ``sync``.
+
+    A step that is due at some moment learns from what has arrived by then.
+    """
+
+    def __init__(self, learner: FleetLearner, releases: VirtualReleases, times: FleetTimes, timeline: Timeline) -> None:
+        self.learner, self.releases, self.times, self.timeline = learner, releases, times, timeline
+        self.received, self.publications = 0, 0
+        self.metrics: dict[str, float] = {}
+        self._due = steps_due(timeline.now, times.updates_per_second)
+        timeline.at(timeline.now + micros(times.sync), PUBLICATION, self.publish)
+
+    def receive(self, episode: Rollout) -> None:
+        """Learn from what was there until now, and from ``episode`` as well from now on."""
+        self.catch_up()  # without it
+        self.learner.add(episode)
+        self.received += 1
+
+    def publish(self) -> None:
+        """The next version."""
+        self.catch_up()
+        self.releases.publish(self.timeline.now, self.learner.policy)
+        self.publications += 1
+        self.timeline.at(self.timeline.now + micros(self.times.sync), PUBLICATION, self.publish)
+
+    def catch_up(self) -> None:
+        """Take the gradient steps that are due."""
+        due = steps_due(self.timeline.now, self.times.updates_per_second)
+        if due > self._due:
+            self.metrics = self.learner.learn(due - self._due) or self.metrics
+        self._due = due
+
+
+@dataclass
+class VirtualFleet:
+    """The parts of a fleet, for whoever runs the ``timeline``."""
+
+    timeline: Timeline
+    releases: VirtualReleases
+    learner: VirtualLearner
+    robots: list[VirtualRobot] = field(default_factory=list)
+
+    @property
+    def counts(self) -> Counts:
+        """Of all robots together."""
+        return sum((robot.counts for robot in self.robots), Counts())
+
+    def close(self) -> None:
+        """Close the robots' environments."""
+        for robot in self.robots:
+            robot.env.close()
+
+
+def virtual_fleet(
+    envs: list[VecEnv], learner: FleetLearner, times: FleetTimes, seeds: Iterator[int], seed: int, mode: Mode = "eval"
+) -> VirtualFleet:
+    """A robot for each of ``envs``, which have one row each; ``seeds`` are those of their episodes, as they begin."""
+    timeline, releases = Timeline(), VirtualReleases(learner.policy)
+    shared = VirtualLearner(learner, releases, times, timeline)
+    fleet = VirtualFleet(timeline, releases, shared)
+    for number, env in enumerate(envs):
+        robot = VirtualRobot(number, env, seeds, releases, times, timeline, shared.receive, seed, mode)
+        fleet.robots.append(robot)
+    return fleet
 
 
 @dataclass(frozen=True)
@@ -226,9 +523,8 @@ class Corrects:
 
     def watch(self, envs: Sequence[VecEnv], config: EnvConfig) -> list[VecEnv]:
         """Raises UserError for an environment without a scripted expert."""
-        people = People(self.people or len(envs))
-        expert, progress = config.make_expert().act, _progress(self.progress)
-        return [SupervisedEnv(env, expert, progress, self.person, people) for env in envs]
+        people, expert = People(self.people or len(envs)), config.make_expert().act
+        return [SupervisedEnv(env, expert, load(self.progress), self.person, people) for env in envs]
 
 
 @dataclass(frozen=True)
@@ -241,15 +537,3 @@ class Demonstrates:
         """Raises UserError for an environment without a scripted expert."""
         own = replace(self.demonstrator, steps=self.demonstrator.steps // len(envs))
         return [DemonstratedEnv(env, config.make_expert().act, own) for env in envs]
-
-
-class Progress(Protocol):
-    """How far the tasks have come."""
-
-    def __call__(self, obs: Observation) -> np.ndarray:
-        """[E] from 0 to 1."""
-
-
-def _progress(name: str) -> Progress:
-    found: Progress = load(name)
-    return found

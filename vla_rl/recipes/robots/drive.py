@@ -42,7 +42,7 @@ _SIMULATED_SO101 = Part("robot_drivers.simulated:SimulatedRobot")
 class EpisodesConfig:
     """Episodes to play.
 
-    policy     checkpoint or run folder; address of a policy server (``vla_rl/serving/address.py``); "expert" for the
+    policy     checkpoint or run folder; address of a policy server (``vla_rl/serving/access.py``); "expert" for the
                scripted expert of a simulated robot; "" for a person only
     episodes   how many
     seed       of the training run that a recording is for, and of the policy's noise
@@ -266,7 +266,7 @@ def open_policy(name: str, spec: EnvSpec) -> Policy:
     """The policy of a checkpoint, a run or a server's address, for an arm like ``spec``; raises UserError."""
     from vla_rl.policies.pretrained import load_policy
     from vla_rl.recipes.policies import remote_policy
-    from vla_rl.serving.address import names_server
+    from vla_rl.serving.access import names_server
 
     policy: Policy = remote_policy(name, spec) if names_server(name) else load_policy(name, spec)
     return policy

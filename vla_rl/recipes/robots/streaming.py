@@ -22,18 +22,14 @@ from robot_drivers.record import Decide, Decision, Query, Record
 from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import ContractError, UserError, cause_of
 from vla_rl.contract.policy import Policy
-from vla_rl.fleet.attempt import LinkOptions
-from vla_rl.fleet.backoff import Backoff, BackoffOptions
-from vla_rl.fleet.episode_end import EpisodeEnd
 from vla_rl.fleet.identity import Credentials, load_credentials
-from vla_rl.fleet.introduction import pack_introduction
-from vla_rl.fleet.link import Link, UnreachableError
-from vla_rl.fleet.manifest import spec_hash
+from vla_rl.fleet.link import Link, LinkOptions, UnreachableError
+from vla_rl.fleet.manifest import TrustedKeys, spec_hash
+from vla_rl.fleet.payloads import EpisodeEnd, FleetStep, pack_introduction
 from vla_rl.fleet.policy_cache import CachedPolicy, PolicyCache
-from vla_rl.fleet.signing import TrustedKeys
+from vla_rl.fleet.protocol import Backoff, BackoffOptions
 from vla_rl.fleet.spool import Spool
-from vla_rl.fleet.step import FleetStep
-from vla_rl.recipes.fleet.policies import PUBLIC_KEY
+from vla_rl.recipes.fleet.serving import PUBLIC_KEY
 from vla_rl.recipes.robots.drive import EpisodesConfig, decider_of, labels_of, step_back
 from vla_rl.recipes.robots.person import Display
 from vla_rl.recipes.robots.session import ControlStep, Session, outcome_of
@@ -390,7 +386,7 @@ class FleetPolicy:
 def check_golden(policy: Policy, cached: CachedPolicy) -> None:
     """Raise ContractError unless ``policy`` answers here what it answered where it was published."""
     from vla_rl.recipes.fleet.publishing import answer
-    from vla_rl.serving.episode import servable_spec
+    from vla_rl.serving.served import servable_spec
 
     golden, bounds = cached.manifest.golden, servable_spec(policy).action
     found, wanted = answer(policy, cached.observation, golden.seed), np.array(golden.action)

@@ -1,14 +1,24 @@
-"""Messages of fleet.proto: what is read from another machine is bounded and checked before anything is made of it."""
+"""What both ends of the transport agree on: messages of fleet.proto, names of calls, gRPC's limits, and waits.
+
+What is read from another machine is bounded and checked before anything is made of it.
+"""
 
 from __future__ import annotations
 
+import random
+import threading
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from itertools import pairwise
 
+import grpc
 from google.protobuf.message import DecodeError
 
+from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import ContractError
 from vla_rl.fleet import fleet_pb2 as pb
+from vla_rl.fleet.identity import Credentials, check_reach
 from vla_rl.fleet.record import MAX_PAYLOAD, FleetRecord
 
 PROTOCOL = 1
@@ -18,6 +28,27 @@ _SPARE_FIELDS = 64  # that a newer version may add to a message
 _DELIMITED = 2  # protobuf's wire type of bytes, texts and messages
 _FIXED = {1: 8, 5: 4}
 _VARINT_BYTES = 10
+# Fields that a record and its message have in common.
+_ALIKE = [one.name for one in fields(FleetRecord) if one.name not in ("robot", "epoch", "kind")]
+SERVICE = "vla_rl.fleet.Fleet"
+STREAM, MANIFEST, CHUNK = "Stream", "Manifest", "Chunk"
+CHUNK_BYTES = 1 << 20  # in one answer
+_LIMITS = {
+    "grpc.max_receive_message_length": MAX_MESSAGE,
+    "grpc.max_send_message_length": MAX_MESSAGE,
+    "grpc.max_metadata_size": 8192,
+    # Identity alone: a compressed message could become a thousand times its size.
+    "grpc.compression_enabled_algorithms_bitset": 1,
+    "grpc.so_reuseport": 0,  # a second server on the port fails instead of sharing it
+    "grpc.max_concurrent_streams": 8,
+    "grpc.max_connection_idle_ms": 60_000,
+    "grpc.server_handshake_timeout_ms": 5_000,
+    # A connection is made once and belongs to one attempt; what comes after a failure is ours to decide.
+    "grpc.use_local_subchannel_pool": 1,
+    "grpc.enable_retries": 0,
+    "grpc.enable_http_proxy": 0,
+}
+OPTIONS = tuple(_LIMITS.items())
 
 
 def read_from_robot(data: bytes) -> pb.FromRobot:
@@ -93,38 +124,13 @@ def check_hello(hello: pb.Hello) -> None:
 
 
 def _to_message(record: FleetRecord) -> pb.Record:
-    return pb.Record(
-        seq=record.seq,
-        kind=pb.Record.Kind.Value(record.kind.upper()),
-        episode=record.episode,
-        task=record.task,
-        policy_version=record.policy_version,
-        captured_ns=record.captured_ns,
-        wall_ns=record.wall_ns,
-        previous=record.previous,
-        payload=record.payload,
-        intervened=record.intervened,
-        count=record.count,
-    )
+    alike = {name: getattr(record, name) for name in _ALIKE}
+    return pb.Record(kind=pb.Record.Kind.Value(record.kind.upper()), **alike)
 
 
 def _from_message(robot: str, epoch: str, record: pb.Record) -> FleetRecord:
     kind = pb.Record.Kind.Name(record.kind).lower() if record.kind in pb.Record.Kind.values() else str(record.kind)
-    return FleetRecord(
-        robot=robot,
-        epoch=epoch,
-        seq=record.seq,
-        kind=kind,
-        previous=record.previous,
-        episode=record.episode,
-        task=record.task,
-        policy_version=record.policy_version,
-        intervened=record.intervened,
-        captured_ns=record.captured_ns,
-        wall_ns=record.wall_ns,
-        count=record.count,
-        payload=record.payload,
-    )
+    return FleetRecord(robot=robot, epoch=epoch, kind=kind, **{name: getattr(record, name) for name in _ALIKE})
 
 
 def _outer_fields(data: bytes) -> Iterator[int]:
@@ -168,3 +174,73 @@ def _refused(data: bytes, why: str) -> ContractError:
         f"a message of {len(data)} bytes {why}, so it is refused; look for a foreign or broken program at the other "
         "end."
     )
+
+
+def call_path(call: str) -> str:
+    """The name of a call as gRPC sends it."""
+    return f"/{SERVICE}/{call}"
+
+
+def open_channel(address: str, credentials: Credentials | None) -> grpc.Channel:
+    """A channel to ``HOST:PORT``; raises UserError without credentials, unless it is this machine."""
+    check_reach(address.rpartition(":")[0], credentials)
+    if credentials is None:
+        return grpc.insecure_channel(address, OPTIONS)
+    tls = grpc.ssl_channel_credentials(credentials.authority, credentials.private_key, credentials.certificate)
+    return grpc.secure_channel(address, tls, OPTIONS)
+
+
+def add_port(server: grpc.Server, host: str, port: int, credentials: Credentials | None) -> int:
+    """Listen and return the port; raises UserError as :func:`open_channel`, RuntimeError when the port is taken."""
+    check_reach(host, credentials)
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if credentials is None:
+        return int(server.add_insecure_port(address))
+    pair = (credentials.private_key, credentials.certificate)
+    tls = grpc.ssl_server_credentials([pair], credentials.authority, require_client_auth=True)
+    return int(server.add_secure_port(address, tls))
+
+
+@dataclass(frozen=True)
+class BackoffOptions:
+    """Seconds: the first wait at most, and the longest."""
+
+    first_s: float = 0.5
+    longest_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Raises UserError for waits without meaning."""
+        check_limits(self, first_s=(0.001, 3600.0), longest_s=(self.first_s, 86400.0))
+
+
+class Backoff:
+    """Waits between a half and the whole of ``first_s`` · 2^failures, so that robots do not come back all at once."""
+
+    def __init__(self, options: BackoffOptions, draw: random.Random) -> None:
+        self._options, self._draw, self._failures = options, draw, 0
+
+    def next(self) -> float:
+        """Seconds to wait now, after another failure."""
+        limit = min(self._options.first_s * 2.0 ** min(self._failures, 60), self._options.longest_s)
+        self._failures += 1
+        return limit * self._draw.uniform(0.5, 1.0)
+
+    def reset(self) -> None:
+        """Begin with the shortest wait again."""
+        self._failures = 0
+
+
+class Clock:
+    """The clock of this machine; a test puts another in its place."""
+
+    def now(self) -> float:
+        """Seconds that only grow."""
+        return time.monotonic()
+
+    def wall_ns(self) -> int:
+        """Nanoseconds since 1970."""
+        return time.time_ns()
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        """Whether ``event`` came within ``seconds``."""
+        return event.wait(seconds)
