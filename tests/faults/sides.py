@@ -29,10 +29,10 @@ from vla_rl.fleet.disk import StoreEndedError
 from vla_rl.fleet.identity import Revoked, load_credentials
 from vla_rl.fleet.ledger import Ledger, Receipt
 from vla_rl.fleet.link import Link, LinkOptions
+from vla_rl.fleet.page import Status
 from vla_rl.fleet.protocol import BackoffOptions
 from vla_rl.fleet.record import FleetRecord, Sender
 from vla_rl.fleet.server import LearnerProcess
-from vla_rl.fleet.status import Status
 from vla_rl.fleet.transport import FleetTransport, TransportOptions
 
 FAILED = 3  # exit code: the disk failed

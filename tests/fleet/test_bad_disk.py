@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import shutil
-import sqlite3
 import time
 from pathlib import Path
 
@@ -320,25 +318,3 @@ def test_the_real_disk_syncs_files_and_folders(calls, tmp_path):
     disk.sync_folder(tmp_path)
     assert calls == ["file", "folder"]
     file.close()
-
-
-def test_the_real_disk_is_a_disk(tmp_path):
-    disk = Disk()
-    disk.make_folder(tmp_path / "folder")
-    assert disk.is_folder(tmp_path / "folder") and not disk.is_folder(tmp_path / "nothing")
-    path = tmp_path / "folder" / "a"
-    for data in (b"12345", b"678"):
-        file = disk.open(path)
-        assert file.write(data) == len(data)
-        file.close()
-    assert disk.size(path) == 8 and disk.read(path) == b"12345678" and disk.read(path, 2, 3) == b"345"
-    file = disk.open(path)
-    file.truncate(4)
-    file.write(b"x")
-    file.close()
-    disk.rename(path, tmp_path / "folder" / "b")
-    assert disk.names(tmp_path / "folder") == ["b"] and disk.read(tmp_path / "folder" / "b") == b"1234x"
-    disk.remove(tmp_path / "folder" / "b")
-    assert disk.names(tmp_path / "folder") == [] and disk.free(tmp_path) > 0
-    with contextlib.closing(disk.database(tmp_path / "db")) as db:
-        assert db.isolation_level is None and isinstance(db, sqlite3.Connection)

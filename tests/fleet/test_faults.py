@@ -6,7 +6,7 @@ import pytest
 
 from tests.faults.__main__ import what_is_wrong
 from tests.faults.audit import Claim, Findings, audit, enter
-from tests.faults.known import fields_of, is_known
+from tests.faults.known import fields_of
 from tests.faults.shifts import play
 from tests.fleet.records import EPOCH
 from vla_rl.fleet.ledger import Ledger
@@ -63,22 +63,3 @@ def test_the_audit_counts_what_is_there_twice_or_too_late():
     for seq in (0, 2, 1, 3, 3):
         enter(made[seq], found, there, last)
     assert (found.duplicated, found.reordered, there) == (1, 2, {0, 1, 2, 3})
-
-
-def test_an_episode_that_a_robot_gave_up_is_counted_and_an_intervention_is_missed():
-    found = Findings()
-    for seq in (1, 41):  # episodes of 40 behind an introduction; a person chose in every fifth, and so in the first
-        given = {"robot": "arm", "epoch": EPOCH, "kind": "dropped", "previous": NO_HASH, "payload": bytes(32)}
-        enter(FleetRecord(seq=seq, count=2, **given), found, set(), {})
-    assert (found.dropped, found.stored) == (4, 0)
-    assert found.strangers == [f"record {seq} of an intervention was dropped by arm" for seq in (1, 2)]
-
-
-@pytest.mark.parametrize("field", ["payload", "task", "episode", "policy_version"])
-def test_a_record_that_is_not_as_it_was_made_is_a_stranger(field):
-    (made,) = records(1)
-    assert is_known(made)
-    changed = {"payload": made.payload[:-1], "task": "x", "episode": "x", "policy_version": 9}[field]
-    assert not is_known(
-        FleetRecord(**{name: getattr(made, name) for name in made.__dataclass_fields__} | {field: changed})
-    )

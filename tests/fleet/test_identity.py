@@ -11,7 +11,7 @@ from datetime import timedelta
 import pytest
 
 from vla_rl.contract.errors import UserError
-from vla_rl.fleet.identity import Authority, RefusedError, Revoked, check_reach, load_credentials, now, robot_of
+from vla_rl.fleet.identity import Authority, CertificateError, Revoked, check_reach, load_credentials, now, robot_of
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +25,9 @@ def made(tmp_path_factory):
 
 def test_a_certificate_names_its_robot_and_nobody_else_is_one(made):
     assert robot_of((made / "robots/arm-1/robot.pem").read_bytes(), Revoked(None)) == "arm-1"
-    with pytest.raises(RefusedError, match="of no robot"):
+    with pytest.raises(CertificateError, match="of no robot"):
         robot_of((made / "server/server.pem").read_bytes(), Revoked(None))
-    with pytest.raises(RefusedError, match="cannot be read"):
+    with pytest.raises(CertificateError, match="cannot be read"):
         robot_of(b"no certificate", Revoked(None))
 
 
@@ -35,9 +35,9 @@ def test_an_expired_certificate_and_one_of_the_future_are_refused(made):
     pem = (made / "robots/short/robot.pem").read_bytes()
     assert robot_of(pem, Revoked(None), lambda: now() + timedelta(hours=23)) == "short"
     for days in (-1, 2):
-        with pytest.raises(RefusedError, match=r"valid from .* set the clock"):
+        with pytest.raises(CertificateError, match=r"valid from .* set the clock"):
             robot_of(pem, Revoked(None), lambda days=days: now() + timedelta(days=days))
-        with pytest.raises(RefusedError, match=r"valid from .* set the clock"):
+        with pytest.raises(CertificateError, match=r"valid from .* set the clock"):
             load_credentials(made / "robots/short", "robot", lambda days=days: now() + timedelta(days=days))
 
 
@@ -49,7 +49,7 @@ def test_a_revoked_robot_is_refused_at_once_and_its_successor_is_not(tmp_path):
     with pytest.raises(UserError, match="two of one name"):
         authority.robot("arm-1")
     assert authority.revoke("arm-1") == 1
-    with pytest.raises(RefusedError, match="'arm-1' has been revoked"):
+    with pytest.raises(CertificateError, match="'arm-1' has been revoked"):
         robot_of(old, revoked)
     assert robot_of((authority.robot("arm-1") / "robot.pem").read_bytes(), revoked) == "arm-1"
 
@@ -89,7 +89,7 @@ def test_who_was_revoked_once_is_refused_while_the_list_is_written_anew(tmp_path
     authority.revoke("arm-1")
     revoked = Revoked(path)
     path.write_text("")  # a copy of it is on its way
-    with pytest.raises(RefusedError, match="has been revoked"):
+    with pytest.raises(CertificateError, match="has been revoked"):
         robot_of(pem, revoked)
 
 
@@ -141,14 +141,14 @@ def test_killed_before_any_change_of_the_disk_nobody_who_was_revoked_is_let_in(t
         }[command]
         killed = _killed(monkeypatch, at, do)
         for _ in range(2):  # as it was left, and after the person tries again
-            with pytest.raises(RefusedError, match="has been revoked"):
+            with pytest.raises(CertificateError, match="has been revoked"):
                 robot_of(gone, Revoked(folder / "server/revoked.txt"))
             assert {key.stat().st_mode & 0o777 for key in folder.rglob("*.key")} == {0o600}
             with suppress(UserError):  # "new" has a certificate, or "stays" is revoked, already
                 do()
         revoked = Revoked(folder / "server/revoked.txt")
         if command == "revoke":
-            with pytest.raises(RefusedError):
+            with pytest.raises(CertificateError):
                 robot_of(stays, revoked)
         else:
             assert robot_of(stays, revoked) == "stays"

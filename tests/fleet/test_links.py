@@ -102,19 +102,6 @@ def test_a_slow_disk_is_no_silence(serve, link, store, spool):
     assert state().attempts == 1 and one.session.durable == 59
 
 
-def test_a_server_that_comes_back_on_its_store_is_found(serve, link, store, spool):
-    first = serve()
-    with Proxy(first.port) as proxy:
-        state = link(proxy.port, spool).status
-        wait_until(lambda: state().durable == 59)
-        first.close()
-        wait_until(lambda: not state().connected)
-        spool.put(10)
-        proxy.to = serve().port
-        wait_until(lambda: state().durable == 69)
-    assert store.records == spool.records and "the server ends" not in state().trouble
-
-
 def test_a_robot_begins_before_its_server(serve, link, store, spool):
     with Proxy(1) as proxy:
         proxy.refuse()

@@ -158,14 +158,6 @@ def test_a_revoked_robot_downloads_nothing(serve, made, tmp_path, policies):
     assert caught.value.code() is Code.PERMISSION_DENIED
 
 
-def test_another_address_refuses_to_start_without_certificates(serve, made):
-    for host in ("0.0.0.0", "::", "10.1.2.3"):
-        with pytest.raises(UserError, match="leads to other machines"):
-            serve(host=host)
-        with pytest.raises(UserError, match="leads to other machines"):
-            Link(spool_of(), LinkOptions(address=f"{host}:1"))
-
-
 def test_a_robot_does_not_start_with_the_certificate_of_another(made):
     with pytest.raises(UserError, match="'arm-2'"):
         Link(spool_of(), LinkOptions(), robot(made, "arm-2"))

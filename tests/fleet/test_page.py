@@ -17,8 +17,7 @@ from tests.patience import PATIENCE
 from vla_rl import pages
 from vla_rl.contract.errors import UserError
 from vla_rl.fleet.identity import Authority
-from vla_rl.fleet.page import serve_page
-from vla_rl.fleet.status import Status
+from vla_rl.fleet.page import Status, serve_page
 from vla_rl.pages import PageAddress, PageServer
 
 TOKEN = "a-token-of-this-test"

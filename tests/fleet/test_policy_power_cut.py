@@ -49,7 +49,7 @@ def cuts(
             return
 
 
-@pytest.mark.parametrize(("left", "seed"), [("nothing", 0), ("torn", 1)])
+@pytest.mark.parametrize(("left", "seed"), [("torn", 1), pytest.param("nothing", 0, marks=pytest.mark.full)])
 def test_what_was_published_and_promoted_survives_a_power_cut_at_any_point(left, seed, tmp_path):
     folders = [small(tmp_path / str(number), number) for number in (1, 2)]
 
@@ -73,7 +73,7 @@ def test_what_was_published_and_promoted_survives_a_power_cut_at_any_point(left,
         assert counted >= sum(told.get("episodes", ()))
 
 
-@pytest.mark.parametrize(("left", "seed"), [("nothing", 0), ("torn", 1)])
+@pytest.mark.parametrize(("left", "seed"), [("torn", 1), pytest.param("nothing", 0, marks=pytest.mark.full)])
 def test_a_robots_policies_survive_a_power_cut_at_any_point(left, seed, tmp_path):
     made = Registry(tmp_path / "server")
     for number in (1, 2):

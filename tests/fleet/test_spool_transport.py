@@ -73,15 +73,3 @@ def test_a_spool_that_was_full_is_told_to_the_server_which_takes_the_rest(tmp_pa
         found = names(ledger)
         assert "dropped" in found and found.count("b") == 5 and found.count("e") == 5
         assert ledger.head(*Sender(spool.robot, spool.epoch)).last == spool.next_seq - 1
-
-
-def test_a_robot_replaced_by_another_of_its_name_is_told(tmp_path, opened, policies, link):
-    with closing(FleetTransport(opened(), policies, TransportOptions(port=0))) as server:
-        for folder in ("first", "second"):
-            with closing(spool_in(tmp_path / folder)) as spool:
-                put(spool, episode("a"))
-                connected = link(server.port, spool)
-                wait_until(lambda spool=spool: spool.next_seq == 5 and not spool.unsent)
-                if folder == "second":
-                    wait_until(lambda one=connected: "had another one before" in one.status().notice)
-                connected.close()

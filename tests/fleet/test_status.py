@@ -10,9 +10,8 @@ import pytest
 from vla_rl.contract import wire
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.intervals import wilson
-from vla_rl.fleet.page import metrics
+from vla_rl.fleet.page import ALARMS, ALARMS_OF_ONE, OTHERS, RECENT, VERSIONS_OF_ONE, Status, metrics
 from vla_rl.fleet.payloads import EpisodeEnd
-from vla_rl.fleet.status import ALARMS, ALARMS_OF_ONE, OTHERS, RECENT, VERSIONS_OF_ONE, Status
 
 SUCCESS = EpisodeEnd("success", steps=100, intervened=10, clipped=3, seconds=4.0)
 FAILURE = EpisodeEnd("time_limit", steps=200, intervened=0, clipped=1, seconds=8.0)

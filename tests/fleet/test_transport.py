@@ -62,36 +62,6 @@ def test_duplicates_are_acknowledged_and_dropped(serve, store):
     assert store.records == spool.records
 
 
-def test_a_gap_is_answered_by_the_expected_record_once(serve, store):
-    spool = spool_of(6)
-    with Hand(serve().port) as hand:
-        hand.greet(spool)
-        hand.send(write_records(spool.records[:2]))
-        for start in (3, 4, 5):
-            hand.send(write_records(spool.records[start : start + 1]))
-        assert hand.next("nack").expected == 2
-        hand.send(write_records(spool.records[2:]))
-        while hand.next("ack").durable_seq < 5:  # that of the first two may come after the refusal
-            pass
-    assert store.records == spool.records and sum(store.commits) == 6  # it saw none of what was refused
-
-
-def test_a_gap_that_only_the_store_sees_is_made_up_for(serve, link, store):
-    spool = spool_of(40, payload=b"x" * 10_000)
-    real, lost = store.durable, []
-    store.durable = lambda *sender: 9 if not lost and not lost.append(1) else real(*sender)  # it says too much, once
-    state = link(serve(**ONE_MESSAGE).port, spool, batch_kb=64).status
-    wait_until(lambda: state().durable == 39)
-    assert store.records == spool.records
-
-
-def test_the_credit_of_one_message_is_given_back_with_its_acknowledgement(serve, link, store):
-    spool = spool_of(30, payload=b"x" * 20_000)
-    state = link(serve(**ONE_MESSAGE).port, spool, batch_kb=64).status
-    wait_until(lambda: state().durable == 29)
-    assert store.records == spool.records and len(store.commits) == 10
-
-
 def test_a_conflict_is_an_alarm_and_ends_the_connection(serve, store):
     spool = spool_of(3)
     store.append(spool.records)

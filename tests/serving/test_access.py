@@ -172,16 +172,6 @@ def test_no_log_has_the_key_or_a_wrong_one(caplog):
     assert SECRET not in caplog.text and OTHER not in caplog.text
 
 
-def test_a_refusal_is_logged_with_the_address(caplog):
-    caplog.set_level(logging.INFO, "vla_rl.serving")
-    with guarded() as server:
-        for key in ("", OTHER):
-            with pytest.raises(InvalidStatus):
-                OpenpiStyle(server.url, key, ssl=trusting())
-    assert "refused 127.0.0.1: no API key" in caplog.text and "refused 127.0.0.1: a wrong API key" in caplog.text
-    assert OTHER not in caplog.text
-
-
 # -- our own clients ---------------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-import msgpack
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -25,7 +24,7 @@ from vla_rl.serving.openpi import LiberoLayout, OpenpiServer, fitted
 
 SPEC = counting.spec()
 repeatably = settings(
-    max_examples=80,
+    max_examples=25,
     derandomize=True,
     database=None,
     deadline=None,
@@ -48,7 +47,7 @@ NUMBERS = st.fixed_dictionaries(
 )
 LEAVES = st.none() | st.booleans() | SMALL | st.floats() | st.text(max_size=9) | st.binary(max_size=9)
 VALUES = st.recursive(
-    LEAVES | ARRAYS | NUMBERS, lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner), max_leaves=6
+    LEAVES | ARRAYS | NUMBERS, lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner), max_leaves=4
 )
 REQUESTS = st.dictionaries(KEYS, VALUES, max_size=5)
 
@@ -71,7 +70,7 @@ def test_bytes_that_are_no_message_are_refused(data):
 
 
 @given(REQUESTS)
-@repeatably
+@settings(repeatably, max_examples=12)
 def test_messages_of_anything_are_refused(request_):
     taken(packed(request_))
 
@@ -125,7 +124,7 @@ ACTS = st.lists(FRAMES | st.binary(max_size=60) | REQUESTS.map(lambda one: frame
 
 
 @given(st.sampled_from([b"", OPENING, OPENING + b"\r\n", b"\x16\x03\x01"]), ACTS)
-@settings(repeatably, max_examples=60)
+@settings(repeatably, max_examples=20)
 def test_whatever_a_client_sends_the_others_are_answered(served, opening, acts):
     server, client = served
     with socket.create_connection(server.server_address, timeout=PATIENCE) as hostile:
@@ -159,9 +158,3 @@ def test_a_large_message_that_never_comes_takes_no_memory(served):
     assert client.infer(asked(seed=6))["actions"][0, 1] == 6
     for sock in held:
         sock.close()
-
-
-def test_msgpack_that_is_deep_or_repeats_keys_is_refused_or_read():
-    assert not taken(b"\x91" * 100_000)
-    assert not taken(b"\x81\xa1a" * 2000 + b"\x01")
-    assert not taken(msgpack.packb({"prompt": msgpack.ExtType(5, b"x")}))

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 from contextlib import ExitStack
-from dataclasses import replace
 
-import msgpack
 import numpy as np
 import pytest
 import torch
 
 from sims.toy import counting, point_mass
 from tests.patience import PATIENCE, wait_until
-from tests.serving.served import CHUNK, PATIENT, Benchmark, NoisyPolicy, counted, echo_policy, serving
+from tests.serving.served import CHUNK, Benchmark, NoisyPolicy, counted, echo_policy, serving
 from vla_rl.contract.env import ArraySpec
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.function import FunctionPolicy
@@ -22,7 +19,6 @@ from vla_rl.serving import vla_eval
 from vla_rl.serving.observation import SingleObservation
 from vla_rl.serving.served import ServedPolicy
 from vla_rl.serving.vla_eval import Kind, PolicyServer, introduction
-from vla_rl.serving.websocket import DisconnectedError
 
 
 def test_every_observation_gets_the_next_action_of_the_chunk():
@@ -110,23 +106,6 @@ def test_a_second_camera_is_asked_for():
     }
 
 
-@pytest.mark.parametrize(
-    ("payload", "sentence"),
-    [
-        (counted(images={}), "has no camera 'audit'"),
-        (counted(states=None), "send images"),
-        (counted(states=np.zeros(3)), "state has shape [3]"),
-        (counted(task_description="sing"), "knows no instruction 'sing'"),
-        (counted(states=np.full(4, np.inf)), "not finite"),
-    ],
-)
-def test_a_wrong_observation_is_an_error_and_the_connection_goes_on(payload, sentence):
-    with serving(echo_policy()) as server, Benchmark(server.url) as benchmark:
-        benchmark.start()
-        assert sentence in benchmark.fail(payload)
-        assert benchmark.act(counted(seed=4)).tolist() == [0, 4], "what was refused is no step of the episode"
-
-
 def test_an_observation_outside_an_episode_is_an_error():
     with serving(echo_policy()) as server, Benchmark(server.url) as benchmark:
         assert "outside an episode" in benchmark.fail(counted())
@@ -169,69 +148,6 @@ def test_a_layout_of_the_users_own_translates():
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
-
-
-def ends(benchmark: Benchmark) -> str:
-    """What the server says before it hangs up."""
-    said = vla_eval.unpack(benchmark.connection.receive(PATIENCE))
-    assert said.kind is Kind.ERROR
-    with pytest.raises(DisconnectedError, match="1007"):
-        benchmark.connection.receive(PATIENCE)
-    return str(said.payload["error"])
-
-
-@pytest.mark.parametrize(
-    ("data", "sentence"),
-    [
-        (b"\xc1", "cannot be read"),
-        (msgpack.packb({"type": "observation"}), "lacks type, payload, seq or timestamp"),
-        (msgpack.packb({"type": "action", "payload": {}, "seq": 1, "timestamp": 0.0}), "only servers act"),
-        (
-            msgpack.packb({"type": "hello", "payload": {"protocol_version": 2}, "seq": 1, "timestamp": 0.0}),
-            "speaks version 2",
-        ),
-        (
-            msgpack.packb({"type": "episode_start", "payload": {"task": {"a": {b"x": 1}}}, "seq": 1, "timestamp": 0.0}),
-            "a task cannot be named",
-        ),
-    ],
-)
-def test_malformed_messages_end_the_connection_and_no_other(data, sentence):
-    with serving(echo_policy()) as server, Benchmark(server.url) as good, Benchmark(server.url) as bad:
-        good.start()
-        bad.connection.send(data)
-        assert sentence in ends(bad)
-        assert good.act(counted(seed=6)).tolist() == [0, 6]
-
-
-def test_an_oversized_message_ends_the_connection_and_no_other():
-    with (
-        serving(echo_policy(), replace(PATIENT, message_bytes=10_000)) as server,
-        Benchmark(server.url) as good,
-        Benchmark(server.url) as bad,
-    ):
-        good.start()
-        bad.start()
-        with pytest.raises(DisconnectedError, match=r"1009|broke the connection"):
-            bad.ask(Kind.OBSERVATION, counted(states=np.zeros(100_000)))
-        assert good.act(counted(seed=6)).tolist() == [0, 6]
-
-
-def test_a_slow_message_ends_the_connection_and_no_other(caplog):
-    caplog.set_level(logging.WARNING)
-    with serving(echo_policy()) as server, Benchmark(server.url) as benchmark:
-        benchmark.start()
-        server.limits = replace(PATIENT, message_s=0.3)
-        opening = (
-            b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-            b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-        )
-        with socket.create_connection(server.server_address, timeout=PATIENCE) as slow:
-            slow.sendall(opening + b"\x82\xfe\x10\x00\0\0\0\0half")  # 4096 bytes are announced
-            data = b"".join(iter(lambda: slow.recv(4096), b""))
-        assert b"was too slow with a message" in data
-        assert benchmark.act(counted(seed=2)).tolist() == [0, 2]
-        wait_until(lambda: "was too slow with a message" in caplog.text)
 
 
 def test_more_connections_than_allowed_are_refused_until_one_leaves():

@@ -55,7 +55,7 @@ _SERIAL = 40  # hexadecimal digits at most
 _HERE = ("localhost", "127.0.0.1", "::1")
 
 
-class RefusedError(UserError):
+class CertificateError(UserError):
     """A certificate that is valid for TLS, but not for this."""
 
 
@@ -114,15 +114,17 @@ def load_credentials(folder: Path, role: Role, clock: Callable[[], datetime] = n
 def robot_of(certificate: bytes, revoked: Revoked, clock: Callable[[], datetime] = now) -> str:
     """The robot that ``certificate`` (PEM) names; TLS has made sure of its authority.
 
-    Raises RefusedError when it has been revoked, has expired or is not a robot's.
+    Raises CertificateError when it has been revoked, has expired or is not a robot's.
     """
     try:
         read = x509.load_pem_x509_certificate(certificate)
     except ValueError as error:
-        raise RefusedError(f"a certificate cannot be read ({error}), so its owner is refused; make another.") from error
+        raise CertificateError(
+            f"a certificate cannot be read ({error}), so its owner is refused; make another."
+        ) from error
     name = _checked(read, "robot", clock())
     if read.serial_number in revoked:
-        raise RefusedError(
+        raise CertificateError(
             f"the certificate of robot {name!r} has been revoked, so it is refused; make another with: "
             f"{_COMMANDS['robot']}."
         )
@@ -179,7 +181,7 @@ def uri(role: Role, name: str) -> str:
 
 
 def _checked(certificate: x509.Certificate, role: Role, at: datetime) -> str:
-    """The name that ``certificate`` gives a ``role``; raises RefusedError for another role or time."""
+    """The name that ``certificate`` gives a ``role``; raises CertificateError for another role or time."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         uris = names.get_values_for_type(x509.UniformResourceIdentifier)
@@ -188,12 +190,12 @@ def _checked(certificate: x509.Certificate, role: Role, at: datetime) -> str:
     start = uri(role, "")
     owner = [text.removeprefix(start) for text in uris if text.startswith(start)]
     if len(owner) != 1 or not NAME.fullmatch(owner[0]):
-        raise RefusedError(
+        raise CertificateError(
             f"a certificate is of {', '.join(uris)[:200] or 'nobody'} and of no {role}, so its owner is refused; make "
             f"one with: {_COMMANDS[role]}."
         )
     if not certificate.not_valid_before_utc <= at <= certificate.not_valid_after_utc:
-        raise RefusedError(
+        raise CertificateError(
             f"the certificate of {role} {owner[0]!r} is valid from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} "
             f"to {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC only, so its owner is refused; set the clock of "
             f"this machine, or make another with: {_COMMANDS[role]}."

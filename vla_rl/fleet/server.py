@@ -26,13 +26,12 @@ from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.fleet.identity import Credentials, Revoked, check_reach
 from vla_rl.fleet.ledger import Ledger
-from vla_rl.fleet.page import serve_page
+from vla_rl.fleet.page import Status, serve_page
 from vla_rl.fleet.payloads import EpisodeEnd, check_step, unpack_introduction
 from vla_rl.fleet.protocol import Backoff, BackoffOptions
 from vla_rl.fleet.record import FleetRecord, Sender, decode
 from vla_rl.fleet.registry import Registry
 from vla_rl.fleet.releases import CanaryRule, Outcomes
-from vla_rl.fleet.status import Status
 from vla_rl.fleet.transport import FleetTransport, TransportOptions
 from vla_rl.pages import PageAddress
 

@@ -51,11 +51,9 @@ class ServedPolicy:
 
     def decide(self, obs: SingleObservation, time: int, state: State, generator: torch.Generator) -> tuple[Any, State]:
         """The chunk float32 [H,D] after ``time`` actions, clipped to the bounds, and the policy's next state."""
-        with self._lock, torch.no_grad():
-            batch = batch_of([obs], time, self.spec)
-            features, state = encode_observation(self.policy, batch, state, [generator])
-            out, state = self.policy.act(features, state, "eval", [generator])
-        chunk = on_host(out.action)[0]
+        with self._lock:
+            chunks, state = answer(self.policy, [obs], time, state, [generator])
+        chunk = chunks[0]
         if not np.isfinite(chunk).all():
             raise NonFiniteError("the policy chose an action that is not finite, so none is sent; serve another one.")
         return np.clip(chunk.astype(np.float32), self._low, self._high)[: self.spec.max_chunk], state
@@ -106,10 +104,8 @@ class StatelessPolicy:
     def decide(self, seen: Sequence[SingleObservation]) -> list[np.ndarray | Exception]:
         """For each of ``seen``, which are checked, the chunk float32 [H,D] within the bounds, or what is wrong."""
         generators = [torch.Generator().manual_seed(self._noise_of(one)) for one in seen]
-        with torch.no_grad():
-            features, state = encode_observation(self.policy, batch_of(seen, 0, self.spec), {}, generators)
-            out, _ = self.policy.act(features, state, "eval", generators)
-        chunks = on_host(out.action).astype(np.float32)[:, : self.spec.max_chunk]
+        answered, _ = answer(self.policy, seen, 0, {}, generators)
+        chunks = answered.astype(np.float32)[:, : self.spec.max_chunk]
         return [self._checked(chunk) for chunk in chunks]
 
     def _checked(self, chunk: np.ndarray) -> np.ndarray | Exception:
@@ -123,6 +119,17 @@ class StatelessPolicy:
         for array in (seen.state, *seen.images.values()):
             digest.update(np.ascontiguousarray(array).data)
         return int.from_bytes(digest.digest())
+
+
+def answer(
+    policy: Any, seen: Sequence[SingleObservation], time: int, state: State, generators: list[torch.Generator]
+) -> tuple[np.ndarray, State]:
+    """The chunks [N,H,D] of ``policy`` in mode "eval" for N observations that were checked, and its next state."""
+    with torch.no_grad():
+        features, state = encode_observation(policy, batch_of(seen, time, policy.spec), state, generators)
+        out, state = policy.act(features, state, "eval", generators)
+    chunks: np.ndarray = on_host(out.action)
+    return chunks, state
 
 
 def servable_spec(policy: Policy) -> EnvSpec:

@@ -70,7 +70,7 @@ def take(one: Learning, found) -> None:
         one.take(position, record)
 
 
-def test_it_imitates_what_the_person_did_and_the_robots_try_it(shown, tmp_path):
+def test_it_imitates_the_person_and_robots_try_one_at_a_time(shown, tmp_path):
     one = learning(shown[0], tmp_path)
     take(one, sent(shown, person=range(3, 6)))
     corrected, reach = one.learner.corrections, one.learner.policy.horizon
@@ -84,11 +84,6 @@ def test_it_imitates_what_the_person_did_and_the_robots_try_it(shown, tmp_path):
     releases = one.releasing.registry.releases
     assert (releases.active, releases.canary, releases.canary_robots, one.updates) == (1, 2, {"arm"}, 4)
     assert one.learner.policy.version == 2
-
-
-def test_a_trial_ends_by_the_rule_and_one_at_a_time_is_tried(shown, tmp_path):
-    one = learning(shown[0], tmp_path)
-    take(one, sent(shown, person=range(3, 6)))
     while one.updates < 12:
         one.turn()
     registry = one.releasing.registry

@@ -65,7 +65,8 @@ def test_recap_learns_in_a_fleet_and_the_same_seed_gives_the_same_weights(start,
     assert any(not torch.equal(one[f"base.{name}"], item) for name, item in began.items())
 
 
-@pytest.mark.parametrize("config", ["residual", pytest.param("rlpd", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("config", ["residual", "rlpd"])
 def test_off_policy_learners_learn_in_a_fleet_and_the_same_seed_gives_the_same_weights(start, tmp_path, config) -> None:
     for run in ("one", "two"):
         simulated(config, tmp_path / run, *start)

@@ -1,4 +1,4 @@
-"""A checkpoint becomes a version in a fleet's registry."""
+"""A checkpoint becomes a version in a fleet's registry, with its self-test: an observation and the expected action."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import numpy as np
 import torch
 
 from vla_rl.contract import wire
-from vla_rl.contract.env import EnvSpec, on_host
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.policy import Policy, encode_observation
+from vla_rl.contract.policy import Policy
 from vla_rl.fleet.manifest import SigningKey, spec_hash
 from vla_rl.fleet.registry import Published, Registry
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.pretrained import checkpoint_of
 from vla_rl.recipes.fleet.serving import user
-from vla_rl.serving.observation import SingleObservation, batch_of
+from vla_rl.serving import served
+from vla_rl.serving.observation import SingleObservation
 from vla_rl.serving.served import servable_spec
 
 
@@ -57,13 +58,9 @@ def answer(policy: Policy, observation: bytes, seed: int) -> np.ndarray:
     if not isinstance(message, dict) or message.keys() != {"images", "state", "task", "time"}:
         raise ContractError("a golden observation has other fields than a policy reads, so it is not used; publish it.")
     seen = SingleObservation(message["images"], message["state"], message["task"]).checked(spec)
-    generators = [torch.Generator().manual_seed(seed)]
-    with torch.no_grad():
-        state = policy.reset_state(policy.initial_state(1), np.zeros(1, np.int64))
-        batch = batch_of([seen], message["time"], spec)
-        features, state = encode_observation(policy, batch, state, generators)
-        out, _ = policy.act(features, state, "eval", generators)
-    chunk: np.ndarray = on_host(out.action)[0]
+    state = policy.reset_state(policy.initial_state(1), np.zeros(1, np.int64))
+    chunks, _ = served.answer(policy, [seen], message["time"], state, [torch.Generator().manual_seed(seed)])
+    chunk: np.ndarray = chunks[0]
     return chunk
 
 
