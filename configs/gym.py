@@ -78,22 +78,13 @@ def asymmetric_hopper() -> StateBased:
 
 def cartpole() -> StateBased:
     """Balance a pole on a cart that is pushed left or right: discrete actions, a categorical policy, seconds."""
-    return StateBased(
-        EnvConfig("gym", {"id": "CartPole-v1"}),
-        algorithm=PPO,
-        experience=WindowConfig(num_envs=16, decisions=64),
-        loop=LoopConfig(iterations=60, validate_every=5, save_every=5, collapse=math.inf),
-    )
+    return replace(inverted_pendulum(), env=EnvConfig("gym", {"id": "CartPole-v1"}))
 
 
 def pendulum() -> StateBased:
     """Swing a pendulum up and hold it there."""
-    return StateBased(
-        EnvConfig("gym", {"id": "Pendulum-v1"}),
-        algorithm=replace(PPO, gamma=0.9, epochs=10, minibatch=512),
-        experience=WindowConfig(num_envs=16, decisions=128),
-        loop=LoopConfig(iterations=100, validate_every=10, save_every=10, collapse=math.inf),
-    )
+    algorithm = replace(PPO, gamma=0.9, epochs=10, minibatch=512)
+    return replace(task(), env=EnvConfig("gym", {"id": "Pendulum-v1"}), algorithm=algorithm)
 
 
 def sac() -> Improve:

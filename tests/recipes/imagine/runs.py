@@ -9,15 +9,31 @@ from typing import Any
 import numpy as np
 import torch
 
+from tests.commands import save_untrained
 from tests.world_models import pushing, small_models
 from vla_rl.contract.env import Observation
+from vla_rl.evaluation.agreement import TrustConfig
+from vla_rl.experience.datasets import save_demonstrations
+from vla_rl.experience.demonstrations import Trajectories
+from vla_rl.experience.rollout import WindowConfig
+from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.recipes.config_files import load_config
-from vla_rl.recipes.imagine.calibrated_model import CalibratedModel
+from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig
+from vla_rl.recipes.imagine.calibrated_model import CalibratedModel, recorded_initial_states
+from vla_rl.recipes.imagine.plan import CollectConfig, Plan
 from vla_rl.recipes.imagine.play import Steering, steering_of
-from vla_rl.recipes.imagine.recipe import SavedRun
+from vla_rl.recipes.imagine.recipe import Imagine, SavedRun
+from vla_rl.recipes.imitate import collect
+from vla_rl.recipes.trainers import RLConfig
+from vla_rl.training.fit import FitConfig
+from vla_rl.training.loop import LoopConfig
 from vla_rl.training.tracking import RunFolder
-from world_models.config import ImaginationConfig, Limits
+from vla_rl.training.world_model import WorldModelFit
+from world_models.config import ImaginationConfig, Limits, WorldModelConfig
+from world_models.env import ImaginedEnv
+from world_models.initial_states import KeyframeConfig
 from world_models.model import WorldModel
 
 NAMES = ("dx", "grip")  # from -0.5 to 0.5, and from -2 to 1
@@ -25,6 +41,32 @@ FAR = Limits((1e9, 2e9))  # no uncertainty comes near
 CALM = ImaginationConfig(
     horizon=12, batch_size=4, success_threshold=2.0, failure_threshold=2.0
 )  # nothing but time and uncertainty ends an imagined rollout
+
+
+def small_recipe(folder: Path, horizon: int, loop: LoopConfig, decisions: int = 1, **plan: Any) -> Imagine:
+    """Lift, imagined by the smallest of everything, and trusted whatever comes out; with two demonstrations."""
+    save_demonstrations(collect(EnvConfig("lift"), 2, seed=1), folder / "demonstrations", video="never")
+    given = {
+        "collect": CollectConfig(2, 1, 2, calibration=1, held_out=2, num_envs=4),
+        "demonstrations": str(folder / "demonstrations"),
+        "fit": WorldModelFit(*[FitConfig(steps=2, batch=4)] * 4),
+        "refit": WorldModelFit(*[FitConfig(steps=1, batch=4)] * 4),
+        "trust": TrustConfig(max_hallucinated=1.0, max_missed=1.0),
+        **plan,
+    }
+    imagination = ImaginationConfig(horizon=horizon, deadline=horizon, batch_size=4)
+    whole = Plan(WorldModelConfig(backbone=small_models.SMALL), imagination, KeyframeConfig(), **given)
+    method = RLConfig(FlowSampler(FlowSde(0.5), LastStep(), 4), WindowConfig(4, decisions), loop=loop)
+    evaluation = EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4)
+    env = EnvConfig("lift", options={"deadline": max(7, horizon + 2)})
+    return Imagine(method, whole, str(save_untrained(folder / "policy")), env=env, evaluation=evaluation)
+
+
+def one_env(run: SavedRun, recorded: Trajectories | None = None, **numbers: Any) -> ImaginedEnv:
+    """A single imagined environment that begins like ``recorded`` or held-out episodes; nothing ends a rollout."""
+    config = replace(CALM, **{"resamples": 0, "mid_call_steps": 0, "batch_size": 1, **numbers})
+    pool = recorded_initial_states(run.calibrated.model, recorded or run.held_out)
+    return ImaginedEnv(run.calibrated.model, pool, 1, None, config)
 
 
 def world_model(names: tuple[str, ...] = NAMES, cameras: tuple[str, ...] = ("front",)) -> WorldModel:

@@ -12,31 +12,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.commands import save_untrained
-from tests.world_models.small_models import SMALL
+from tests.recipes.imagine.runs import small_recipe
 from vla_rl.contract.errors import UserError
-from vla_rl.evaluation.agreement import TrustConfig
-from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.experience.demonstrations import Trajectories
-from vla_rl.experience.rollout import WindowConfig
-from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
-from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imagine import calibrated_model, plan
 from vla_rl.recipes.imagine import recipe as imagination
 from vla_rl.recipes.imagine.calibrated_model import CalibratedModel, calibrate
 from vla_rl.recipes.imagine.plan import CollectConfig, Plan
 from vla_rl.recipes.imagine.recipe import Imagine
-from vla_rl.recipes.imitate import collect
-from vla_rl.recipes.trainers import RLConfig
-from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import Loop, LoopConfig
 from vla_rl.training.tracking import RunFolder, read_metrics
-from vla_rl.training.world_model import CoevolutionConfig, WorldModelFit
-from world_models.config import ImaginationConfig, WorldModelConfig
-from world_models.initial_states import KeyframeConfig
+from vla_rl.training.world_model import CoevolutionConfig
 
-ENV = EnvConfig("lift", options={"deadline": 12})
 HORIZONS = (5, 10, 5)  # trusted before any purchase, after the first and after the second
 ITERATIONS = 5  # decisions before the third and the fifth
 
@@ -48,23 +35,13 @@ class Killed(BaseException):
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory) -> Imagine:
     """Two purchases of one episode each: the signal of uncertainty always fires."""
-    folder = tmp_path_factory.mktemp("before")
-    save_demonstrations(collect(EnvConfig("lift"), 2, seed=1), folder / "demonstrations", video="never")
-    plan = Plan(
-        WorldModelConfig(backbone=SMALL),
-        ImaginationConfig(horizon=10, deadline=12, batch_size=4),
-        KeyframeConfig(),
-        CollectConfig(2, 1, 1, calibration=1, held_out=1, num_envs=4),
-        demonstrations=str(folder / "demonstrations"),
-        fit=WorldModelFit(*[FitConfig(steps=2, batch=4)] * 4),
-        refit=WorldModelFit(*[FitConfig(steps=1, batch=4)] * 4),
-        trust=TrustConfig(max_hallucinated=1.0, max_missed=1.0),
+    return small_recipe(
+        tmp_path_factory.mktemp("before"),
+        10,
+        LoopConfig(ITERATIONS, validate_every=2, save_every=2),
+        collect=CollectConfig(2, 1, 1, calibration=1, held_out=1, num_envs=4),
         coevolution=CoevolutionConfig(budget=2, batch=1, every=2, uncertainty_rise=-1.0),
     )
-    loop = LoopConfig(ITERATIONS, validate_every=2, save_every=2)
-    method = RLConfig(FlowSampler(FlowSde(0.5), LastStep(), 2), WindowConfig(4, 1), loop=loop)
-    evaluation = EvaluationConfig(validation=4, test=2, ablation=4, num_envs=4)
-    return Imagine(method, plan, str(save_untrained(folder / "policy")), env=ENV, evaluation=evaluation)
 
 
 @pytest.fixture(autouse=True)

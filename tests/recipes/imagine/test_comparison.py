@@ -16,18 +16,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.commands import save_untrained
 from tests.elsewhere import ELSEWHERE, elsewhere
+from tests.recipes.imagine.runs import small_recipe
 from tests.world_models.pushing import played
-from tests.world_models.small_models import SMALL
 from vla_rl.cli import imagine as commands
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.agreement import TrustConfig
 from vla_rl.evaluation.stats import Rate
-from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.experience.demonstrations import Trajectories
-from vla_rl.experience.rollout import WindowConfig
-from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig
@@ -40,17 +36,12 @@ from vla_rl.recipes.imagine.agreement import (
     rate_policies,
 )
 from vla_rl.recipes.imagine.comparison import _LOSSES, headline_agreement, summarize, write_report
-from vla_rl.recipes.imagine.plan import CollectConfig, Plan
 from vla_rl.recipes.imagine.recipe import Imagine, SavedRun, find_run, load_run
-from vla_rl.recipes.imitate import collect
 from vla_rl.recipes.metrics import watched
-from vla_rl.recipes.trainers import RLConfig
 from vla_rl.training.fit import FitConfig, fit_probe
 from vla_rl.training.loop import LoopConfig
 from vla_rl.training.tracking import RunFolder
-from vla_rl.training.world_model import CoevolutionConfig, WorldModelFit, fit_world_model
-from world_models.config import ImaginationConfig, WorldModelConfig
-from world_models.initial_states import KeyframeConfig
+from vla_rl.training.world_model import fit_world_model
 
 ENV = EnvConfig("lift", options={"deadline": 7})
 SCENES = [1_100_000_000 + i for i in range(3)]
@@ -58,25 +49,7 @@ SCENES = [1_100_000_000 + i for i in range(3)]
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory) -> Imagine:
-    folder = tmp_path_factory.mktemp("before")
-    save_demonstrations(collect(EnvConfig("lift"), 2, seed=1), folder / "demonstrations", video="never")
-    plan = Plan(
-        WorldModelConfig(backbone=SMALL),
-        ImaginationConfig(horizon=5, deadline=5, batch_size=4),
-        KeyframeConfig(),
-        CollectConfig(
-            policy_episodes=2, epsilon_random_episodes=1, random_episodes=2, calibration=1, held_out=2, num_envs=4
-        ),
-        demonstrations=str(folder / "demonstrations"),
-        fit=WorldModelFit(*[FitConfig(steps=2, batch=4)] * 4),
-        trust=TrustConfig(max_hallucinated=1.0, max_missed=1.0),
-        coevolution=CoevolutionConfig(budget=0),
-    )
-    method = RLConfig(
-        FlowSampler(FlowSde(0.5), LastStep(), 4), WindowConfig(4, 1), loop=LoopConfig(1, validate_every=1)
-    )
-    evaluation = EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4)
-    return Imagine(method, plan, str(save_untrained(folder / "policy")), env=ENV, evaluation=evaluation)
+    return small_recipe(tmp_path_factory.mktemp("before"), 5, LoopConfig(1, validate_every=1))
 
 
 @pytest.fixture(scope="module")

@@ -11,18 +11,17 @@ import pytest
 import torch
 
 from tests.commands import save_untrained
+from tests.recipes.imagine.runs import small_recipe
 from tests.world_models.small_models import SMALL
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import UserError
-from vla_rl.evaluation.agreement import TrustConfig
 from vla_rl.experience.collect import collect_trajectories
-from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.experience.demonstrations import Trajectories
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.evaluators import EvaluationConfig
+from vla_rl.recipes.evaluators import EvaluationConfig, improve
 from vla_rl.recipes.imagine.calibrated_model import (
     ImaginedEnvFactory,
     measure_rollouts,
@@ -30,15 +29,11 @@ from vla_rl.recipes.imagine.calibrated_model import (
     replay_trajectories,
     success_probability,
 )
-from vla_rl.recipes.imagine.plan import CollectConfig, CollectedEpisodes, Plan, collect_episodes
-from vla_rl.recipes.imagine.recipe import Imagine
-from vla_rl.recipes.imitate import collect
-from vla_rl.recipes.improve import improve
+from vla_rl.recipes.imagine.plan import CollectConfig, CollectedEpisodes, collect_episodes
 from vla_rl.recipes.trainers import RLConfig, RunContext, generator
-from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import LoopConfig
 from vla_rl.training.tracking import RunFolder
-from vla_rl.training.world_model import CoevolutionConfig, WorldModelFit, load_world_model, save_world_model, statistics
+from vla_rl.training.world_model import CoevolutionConfig, load_world_model, save_world_model, statistics
 from world_models.config import ImaginationConfig, Limits, WorldModelConfig
 from world_models.env import ImaginedEnv
 from world_models.initial_states import KeyframeConfig
@@ -218,34 +213,19 @@ def test_a_checkpoint_restores_the_same_world_model_and_is_refused_for_other_cam
         other.close()
 
 
-def test_a_policy_improves_in_imagination(tmp_path, policy):
+def test_a_policy_improves_in_imagination(tmp_path):
     """The whole recipe; without demonstrations, an untrained policy's episodes teach nothing about success."""
-    start, demonstrations = tmp_path / "start", tmp_path / "demonstrations"
-    policy.save_pretrained(start)
-    save_demonstrations(collect(EnvConfig("lift"), 2, seed=1), demonstrations, video="never")
-    sampler, loop = FlowSampler(FlowSde(0.5), LastStep(), 4), LoopConfig(3, validate_every=1)
-    plan = Plan(
-        WorldModelConfig(backbone=SMALL),
-        ImaginationConfig(horizon=10, deadline=10, batch_size=4),
-        KeyframeConfig(),
-        COLLECT,
-        fit=WorldModelFit(*[FitConfig(steps=3, batch=4)] * 4),
-        refit=WorldModelFit(*[FitConfig(steps=1, batch=4)] * 4),
-        trust=TrustConfig(max_hallucinated=1.0, max_missed=1.0),
-        coevolution=CoevolutionConfig(
-            budget=3, batch=2, every=1, uncertainty_rise=-1.0
-        ),  # the uncertainty signal always fires
+    shown = small_recipe(
+        tmp_path,
+        10,
+        LoopConfig(3, validate_every=1),
+        decisions=2,
+        collect=COLLECT,
+        coevolution=CoevolutionConfig(budget=3, batch=2, every=1, uncertainty_rise=-1.0),  # this signal always fires
     )
-    recipe = Imagine(
-        RLConfig(sampler, WindowConfig(4, 2), loop=loop),
-        plan,
-        str(start),
-        env=ENV,
-        evaluation=EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4),
-    )
+    recipe = replace(shown, plan=replace(shown.plan, demonstrations=""))
     with pytest.raises(UserError, match="none of 5 episodes succeeded"):
         recipe.run(RunFolder(tmp_path / "failures", recipe))
-    shown = replace(recipe, plan=replace(plan, demonstrations=str(demonstrations)))
     folder = RunFolder(tmp_path / "run", shown)
     found = shown.run(folder)
     assert found["simulator_episodes"] == 8 + 3 and found["bought"] == 3  # all that was allowed

@@ -11,18 +11,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.recipes.imagine.runs import CALM, run_folder
+from tests.recipes.imagine.runs import CALM, one_env, run_folder
 from tests.world_models import pushing
 from tests.world_models.small_models import SIDE
 from vla_rl.cli.imagine import rollout
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.video import Media
 from vla_rl.recipes.imagine import rollout as filming
-from vla_rl.recipes.imagine.calibrated_model import CalibratedModel, recorded_initial_states, replay_trajectories
+from vla_rl.recipes.imagine.calibrated_model import CalibratedModel, replay_trajectories
 from vla_rl.recipes.imagine.recipe import SavedRun
 from vla_rl.recipes.imagine.rollout import clips
 from world_models.config import Limits
-from world_models.env import ImaginedEnv
 
 # Episodes are longer, and still replayed to the end.
 SHORT = replace(CALM, horizon=5, deadline=4, resamples=0)
@@ -47,13 +46,7 @@ def run(tmp_path_factory) -> SavedRun:
 @pytest.fixture(scope="module")
 def by_hand(run):
     """Every episode imagined alone, step by step: pictures, probability of "done" and uncertainty after each step."""
-    env = ImaginedEnv(
-        run.calibrated.model,
-        recorded_initial_states(run.calibrated.model, run.held_out),
-        1,
-        None,
-        replace(CALM, resamples=0, mid_call_steps=0),
-    )
+    env = one_env(run)
     found = []
     for episode, (begin, end) in enumerate(run.held_out.spans()):
         pictures = [env.reset(np.zeros(1, int), [episode]).images["front"][0]]
@@ -162,5 +155,5 @@ def test_what_is_no_run_of_imagine_is_refused_by_what_it_lacks(run, tmp_path):
     shutil.copytree(run.folder / "episodes", other / "episodes")
     (other / "config.json").write_text(json.dumps({"class": "EnvConfig", "name": "lift"}))
     refused(other, "is a run of EnvConfig")
-    with pytest.raises(UserError, match="rollout needs a run folder"):
+    with pytest.raises(UserError, match="rollout needs RUN"):
         rollout([])

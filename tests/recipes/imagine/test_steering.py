@@ -9,15 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.recipes.imagine.runs import CALM, FAR, changed, push, run_folder, steered, world_model
+from tests.recipes.imagine.runs import CALM, FAR, changed, one_env, push, run_folder, steered, world_model
 from vla_rl.contract.env import ArraySpec
 from vla_rl.contract.policy import ActionOut
 from vla_rl.policies.function import FunctionPolicy
-from vla_rl.recipes.imagine.calibrated_model import recorded_initial_states
 from vla_rl.recipes.imagine.play import Steering, View, idle_action, keys_of, steering_of
 from vla_rl.recipes.imagine.recipe import SavedRun
 from world_models.config import Limits
-from world_models.env import ImaginedEnv
 
 OPEN, CLOSED = -2.0, 1.0  # of "grip" in these runs; most recordings start closer to the first
 
@@ -91,13 +89,7 @@ def test_every_key_is_one_control_step_of_the_action_it_stands_for(run, hands):
         ("A", (-0.5, CLOSED)),
         (" ", (0.0, OPEN)),
     ]
-    env = ImaginedEnv(
-        run.calibrated.model,
-        recorded_initial_states(run.calibrated.model, run.held_out),
-        1,
-        None,
-        replace(CALM, horizon=8, batch_size=1, resamples=0, mid_call_steps=0),
-    )
+    env = one_env(run, horizon=8)
     env.reset(np.zeros(1, int), [0])
     np.testing.assert_array_equal(hands.view.pictures[0], run.held_out.images["front"][0])
     assert (
@@ -120,13 +112,7 @@ def test_every_key_is_one_control_step_of_the_action_it_stands_for(run, hands):
 def test_each_direction_has_its_own_bound_and_shift_a_share_of_it(tmp_path):
     run = SavedRun.load(run_folder(tmp_path / "run", names=("yaw", "x"), policy=False))
     hands = steering_of(changed(run, limits=FAR), 8)[0]
-    env = ImaginedEnv(
-        run.calibrated.model,
-        recorded_initial_states(run.calibrated.model, run.held_out),
-        1,
-        None,
-        replace(CALM, batch_size=1, resamples=0, mid_call_steps=0),
-    )
+    env = one_env(run)
     env.reset(np.zeros(1, int), [0])
     for key, action in (("a", -2.0), ("d", 1.0), ("shift+a", -0.5), ("shift+d", 0.25)):
         view = hands.press(key)
@@ -166,13 +152,7 @@ def test_the_next_imagined_rollout_begins_like_the_next_episode_and_after_the_la
 
 def test_the_policy_decides_once_and_is_shown_step_by_step(run, hands):
     """On what the imagined rollout shows; the gripper stays as the policy left it."""
-    env = ImaginedEnv(
-        run.calibrated.model,
-        recorded_initial_states(run.calibrated.model, run.held_out),
-        1,
-        None,
-        replace(CALM, horizon=8, batch_size=1, resamples=0, mid_call_steps=0),
-    )
+    env = one_env(run, horizon=8)
     obs = env.reset(np.zeros(1, int), [0])
     for _ in range(2):
         view = hands.press("p")
