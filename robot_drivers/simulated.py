@@ -427,6 +427,4 @@ def _tuples(imperfections: Mapping[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    from robot_drivers.simulated_process import main
-
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(load("robot_drivers.simulated_process:main")(sys.argv[1:]))  # by name: it imports this module

@@ -59,7 +59,7 @@ def test_the_server_gets_another_certificate_of_the_same_authority(folder):
         (["robot", "CERTS"], "needs FOLDER and NAME"),
         (["init", "CERTS"], "has an authority already"),
         (["robot", "CERTS", "../arm"], "cannot be a robot's name"),
-        (["robot", "CERTS", "arm", "--days", "0"], "Robot.days is 0"),
+        (["robot", "CERTS", "arm", "--days", "0"], "RobotCertificate.days is 0"),
         (["revoke", "CERTS", "nobody"], "has no certificate that could be revoked"),
         (["robot", "nowhere", "arm"], "nowhere holds no authority"),
     ],

@@ -142,8 +142,8 @@ def test_a_downloaded_folder_is_served_for_the_environment_that_is_named(tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ((), "serve-policy needs a checkpoint or run folder"),
-        (("--port", "1"), "serve-policy needs a checkpoint or run folder"),
+        ((), "serve-policy needs CHECKPOINT"),
+        (("--port", "1"), "serve-policy needs CHECKPOINT"),
         (("{}", "--port", "70000"), "port is 70000, which has no meaning"),
         (("{}", "--max-connections", "0"), "max_connections is 0"),
         (("{}", "--limits.message-s", "0"), "message_s is 0"),

@@ -27,7 +27,7 @@ def test_the_table_says_what_is_missing_and_how_to_install_it(capsys, tmp_path):
 
 def test_a_simulator_that_nobody_knows_is_refused(complaint, tmp_path):
     assert "no simulator of ours is called 'metaword'" in complaint("sims", "install", "metaword")
-    assert "needs a simulator" in complaint("sims", "install")
+    assert "sims install needs NAME" in complaint("sims", "install")
     assert "did you mean 'install'?" in complaint("sims", "instal")
     assert "absent.txt cannot be read" in complaint(
         "sims", "install", "mine", "--requirements", str(tmp_path / "absent.txt")

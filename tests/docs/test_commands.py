@@ -37,6 +37,7 @@ def parse(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     for module in [importlib.import_module(name) for name in names if not name.endswith("__main__")]:
         _stop_after_parsing(module, monkeypatch)
     monkeypatch.setattr(RunFolder, "resume", _stop)
+    monkeypatch.setattr("vla_rl.recipes.recipe.resume", _stop)
 
     def run(words: Sequence[str], folder: Path = ROOT) -> None:
         monkeypatch.chdir(folder)

@@ -33,7 +33,6 @@ def test_sharded_without_torchrun_is_refused(untrained, complaint) -> None:
     [
         ("residual", [], "cannot be cut into shards"),
         ("improve", [], "TinyVLA has no network"),
-        ("improve", ["--rl.loop.staleness", "1"], "nobody else can collect"),
         ("improve", ["--evaluation.processes", "2"], "hold no weights"),
     ],
 )
@@ -54,8 +53,9 @@ def test_a_sharded_run_is_that_of_processes_with_all_weights_and_goes_on_after_a
     env.close()
     learning = ["--rl.loop.iterations", "4", "--rl.algorithm.critic-warmup", "0", "--rl.algorithm.micro-batch", "3"]
     recipe = ["train", f"{CONFIG}:paid", "--policy", str(policy), *learning]
-    runs = {name: tmp_path / name for name in ("replicated", "whole", "killed")}
-    for name, options in (("replicated", []), ("whole", ["--sharded"])):
+    runs = {name: tmp_path / name for name in ("replicated", "whole", "killed", "collected")}
+    collected = ["--sharded", "--rl.loop.collectors", "2"]  # by processes that hold whole policies
+    for name, options in (("replicated", []), ("whole", ["--sharded"]), ("collected", collected)):
         done = torchrun("-m", "vla_rl.cli", *recipe, "--out", str(runs[name]), *options)
         assert done.returncode == 0, done.stderr
     stopped = torchrun("-m", "tests.training.killed", "2", *recipe, "--out", str(runs["killed"]), "--sharded")
@@ -64,6 +64,8 @@ def test_a_sharded_run_is_that_of_processes_with_all_weights_and_goes_on_after_a
     assert done.returncode == 0, done.stderr
     weights = {name: load_file(run / "checkpoints" / "best" / "model.safetensors") for name, run in runs.items()}
     start = load_file(policy / "model.safetensors")
+    learnt = weights.pop("collected")
+    assert sum(not torch.equal(start[name], item) for name, item in learnt.items()) > 20
     assert sum(not torch.equal(start[name], item) for name, item in weights["whole"].items()) > 20
     for name, item in weights["whole"].items():
         assert torch.equal(item, weights["killed"][name]), name

@@ -64,13 +64,6 @@ def context(rank: int = 0, base=None) -> RunContext:
     return RunContext(EnvConfig("lift"), base, 1, Process(rank))
 
 
-def test_processes_play_different_seeds():
-    first, second = (set(islice(context(rank).seeds(), 1000)) for rank in (0, 1))
-    assert len(first) == len(second) == 1000 and not first & second
-    together = set(islice(RunContext(EnvConfig("lift"), None, 1, OneProcess()).seeds(), 2000))
-    assert first | second == together, "together they play what one process would"
-
-
 def test_the_collectors_of_all_processes_play_different_seeds_with_different_noise():
     parts = [part for rank in (0, 1) for part in context(rank).split(3)]
     seeds = [set(islice(part.seeds(), 500)) for part in parts]
@@ -222,24 +215,9 @@ def test_a_source_that_cannot_change_weights_between_decisions_is_not_asynchrono
         build(Whole(LoopConfig(staleness=1)), RunContext(POINT_MASS, None, 1, OneProcess()))
 
 
-def test_what_another_process_cannot_make_is_not_shared():
-    class Here:
-        """Makes environments that exist here alone."""
-
-        make = make_training = POINT_MASS.make
-
-    with pytest.raises(UserError, match="Here exists in this process alone"):
-        build(Collecting(LoopConfig(collectors=2)), RunContext(Here(), None, 1, OneProcess()))
-
-
 def test_a_rollout_ahead_of_a_learning_world_model_is_refused():
     with pytest.raises(UserError, match="set staleness to 0"):
         Imagine(Collecting(LoopConfig(staleness=1)), None, env=POINT_MASS)
-
-
-def test_processes_explore_with_different_noise():
-    first, second = (torch.randn(8, generator=context(rank).exploration()) for rank in (0, 1))
-    assert not torch.equal(first, second)
 
 
 def test_processes_draw_different_decisions():
@@ -296,12 +274,6 @@ class Careless(Straight):
         return replace(out, action=out.action + 10.0), state
 
 
-@dataclass(frozen=True)
-class CarelessConfig:
-    def build(self, context: RunContext) -> Careless:
-        return Careless(context.env.make(1).spec)
-
-
 class Timeless(Straight):
     """Critics get no time."""
 
@@ -332,11 +304,3 @@ def test_a_new_policy_is_checked_before_its_learner_is_built(kind, sentence, tra
     with pytest.raises(ContractError, match=sentence):
         few = EvaluationConfig(validation=2, test=2, num_envs=2)
         improve(trainer(NewPolicy(target)), rail, few, RunFolder(tmp_path / "run", {}))
-
-
-def test_a_policy_of_ones_own_is_checked_before_it_is_trained(tmp_path):
-    rail = RunContext(EnvConfig("tests.recipes.outside.rail:make"), None, 1, OneProcess())
-    folder = RunFolder(tmp_path / "run", {})
-    with pytest.raises(ContractError, match="action"):
-        improve(OnPolicyRL(CarelessConfig()), rail, EvaluationConfig(validation=2, test=2, num_envs=2), folder)
-    assert not folder.metrics("rl")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
 
 from robot_drivers.kinematics import Chain
 from robot_drivers.limits import Limits
@@ -73,3 +76,21 @@ def _places(limits: Limits, chain: Chain, positions: Sequence[np.ndarray]) -> It
     names = [joint.name for joint in limits.joints]
     for points in chain.positions(np.asarray(positions)[:, [names.index(joint) for joint in chain.joints]]):
         yield {point.name: place for point, place in zip(chain.points, points, strict=True)}
+
+
+GENERATE = (Phase.explicit, Phase.generate)  # a failure is reported as it was found, within seconds
+DETERMINISTIC = settings(derandomize=True, deadline=None, database=None, phases=GENERATE)
+
+
+def holds_for(*strategies: Any, gate: int, full: int) -> Callable[[Callable[..., None]], Callable[[int], None]]:
+    """A test of a property, of ``gate`` examples of the ``strategies``; of ``full`` ones where there is time."""
+
+    def decorate(test: Callable[..., None]) -> Callable[[int], None]:
+        @pytest.mark.parametrize("examples", [gate, pytest.param(full, marks=pytest.mark.full)])
+        def run(examples: int) -> None:
+            settings(DETERMINISTIC, max_examples=examples)(given(*strategies)(test))()
+
+        run.__name__, run.__doc__ = test.__name__, test.__doc__
+        return run
+
+    return decorate

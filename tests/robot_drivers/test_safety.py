@@ -7,18 +7,15 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from robot_drivers import kinematics
 from robot_drivers.limits import Box
 from robot_drivers.safety import Request, Supervisor
 from tests.robot_drivers.arms import STEP, measured, so101, two_joints
-from tests.robot_drivers.checking import check, check_apart, check_workspace
+from tests.robot_drivers.checking import check, check_apart, check_workspace, holds_for
 from vla_rl.contract.errors import ContractError
 
-GENERATE = (Phase.explicit, Phase.generate)  # a failure is reported as it was found, within seconds
-DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=60, database=None, phases=GENERATE)
 ANY = st.floats(allow_nan=True, allow_infinity=True, width=64)
 PLACE = st.one_of(st.floats(-2, 2), ANY)
 FOLLOWS = st.sampled_from([1.0, 0.9, 0.3, 0.0])  # how much of its way an arm makes in a step; 0: it is blocked
@@ -70,8 +67,15 @@ def seen(kind, arm, position, now):
     return None if kind == "none" else measured(where, now - 1 if kind == "old" else now)
 
 
-@settings(DETERMINISTIC, max_examples=150)
-@given(st.lists(STRETCH, min_size=1, max_size=8), st.floats(-1, 1.5), st.floats(-0.2, 0.8), st.booleans(), FOLLOWS)
+@holds_for(
+    st.lists(STRETCH, min_size=1, max_size=8),
+    st.floats(-1, 1.5),
+    st.floats(-0.2, 0.8),
+    st.booleans(),
+    FOLLOWS,
+    gate=52,
+    full=150,
+)
 def test_no_command_violates_a_limit(stretches, quick, slow, deadman, follows):
     limits = two_joints(deadman=deadman)
     supervisor, arm = Supervisor(limits), np.array([quick, slow])
@@ -94,8 +98,7 @@ def test_no_command_violates_a_limit(stretches, quick, slow, deadman, follows):
     check(limits, times, positions)
 
 
-@settings(DETERMINISTIC, max_examples=25)
-@given(st.data())
+@holds_for(st.data(), gate=10, full=25)
 def test_no_point_of_the_arm_leaves_the_workspace(data):
     limits = so101(BOX)
     chain = kinematics.so101()
@@ -139,8 +142,12 @@ NARROW = Box((-0.1, -0.1, -0.005), (0.42, 0.1, 0.3))
 STRAYED = st.tuples(*[st.floats(-0.45, 0.45)] * 5)  # within the lead, as the arm that is followed
 
 
-@settings(DETERMINISTIC, max_examples=40)
-@given(STRAYED, st.lists(st.tuples(*[st.floats(-1.5, 1.5)] * 5), min_size=1, max_size=4))
+@holds_for(
+    STRAYED,
+    st.lists(st.tuples(*[st.floats(-1.5, 1.5)] * 5), min_size=1, max_size=4),
+    gate=14,
+    full=40,
+)
 def test_an_arm_that_is_measured_outside_its_workspace_is_led_inward_only(away, goals):
     """It sags, or somebody pushed it: the command is inside, and the arm keeps its distance from it."""
     limits, chain = so101(NARROW), kinematics.so101()
@@ -218,8 +225,12 @@ def test_moments_of_speed_do_not_add_up():
     assert supervisor.stopped == ""
 
 
-@DETERMINISTIC
-@given(st.lists(st.tuples(PLACE, PLACE, st.integers(1, 15)), min_size=1, max_size=8), st.sampled_from([0.0, 0.05, 0.2]))
+@holds_for(
+    st.lists(st.tuples(PLACE, PLACE, st.integers(1, 15)), min_size=1, max_size=8),
+    st.sampled_from([0.0, 0.05, 0.2]),
+    gate=21,
+    full=60,
+)
 def test_an_arm_that_does_what_it_is_sent_is_not_too_fast(goals, lag):
     supervisor = Supervisor(two_joints())
     stream(supervisor, [goal for *goal, steps in goals for _ in range(steps)], lag=lag)
@@ -235,8 +246,12 @@ def test_the_jaw_does_not_open_into_the_table():
     check_workspace(limits, chain, [command.position for command in commands])
 
 
-@DETERMINISTIC
-@given(st.floats(1.51, 3.0), st.lists(st.sampled_from([-9.0, 9.0, 0.0, 1.4, 2.9]), min_size=10, max_size=60))
+@holds_for(
+    st.floats(1.51, 3.0),
+    st.lists(st.sampled_from([-9.0, 9.0, 0.0, 1.4, 2.9]), min_size=10, max_size=60),
+    gate=21,
+    full=60,
+)
 def test_an_arm_outside_its_limits_moves_inward_only_and_slowly(start, goals):
     limits = two_joints()
     supervisor = Supervisor(limits)
@@ -248,8 +263,7 @@ def test_an_arm_outside_its_limits_moves_inward_only_and_slowly(start, goals):
             assert 0 <= before[0] - after[0] <= 0.1 * 3.0 * STEP + 1e-9
 
 
-@DETERMINISTIC
-@given(st.floats(0.5, 3.0), st.floats(0, 1), st.booleans())
+@holds_for(st.floats(0.5, 3.0), st.floats(0, 1), st.booleans(), gate=21, full=60)
 def test_a_request_that_runs_up_to_a_limit_is_braked_before_it(speed, phase, onward):
     limits = two_joints()
     path = -1 + speed * STEP * (phase + np.arange(300))
@@ -258,8 +272,7 @@ def test_a_request_that_runs_up_to_a_limit_is_braked_before_it(speed, phase, onw
     check(limits, STEP * np.arange(len(commands)), [command.position for command in commands])
 
 
-@DETERMINISTIC
-@given(st.floats(0.0, 0.5), st.floats(0, 2), st.sampled_from([-9.0, 9.0]))
+@holds_for(st.floats(0.0, 0.5), st.floats(0, 2), st.sampled_from([-9.0, 9.0]), gate=21, full=60)
 def test_a_late_step_finds_the_arm_braking_already(moving_for, gap, goal):
     limits = two_joints()
     supervisor = Supervisor(limits)
@@ -285,8 +298,14 @@ def test_a_gentle_stream_within_the_limits_passes_unchanged():
     assert supervisor.counts == {"": 400} and not supervisor.clipped.any()
 
 
-@DETERMINISTIC
-@given(st.floats(-1, 1.5), st.floats(-0.2, 0.8), st.floats(-1, 1.5), st.floats(-0.2, 0.8))
+@holds_for(
+    st.floats(-1, 1.5),
+    st.floats(-0.2, 0.8),
+    st.floats(-1, 1.5),
+    st.floats(-0.2, 0.8),
+    gate=21,
+    full=60,
+)
 def test_a_request_within_the_limits_is_reached_soon_and_kept_exactly(quick, slow, first, second):
     limits = two_joints()
     goal = np.array([quick, slow])

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example
 from hypothesis import strategies as st
 
 from robot_drivers.driver import Measurement
@@ -15,8 +15,8 @@ from robot_drivers.record import Decision, HumanInput
 from robot_drivers.safety import Request, Supervisor
 from robot_drivers.simulated import VirtualClock
 from tests.robot_drivers.arms import STEP, measured, two_joints
-from tests.robot_drivers.checking import check
-from tests.robot_drivers.test_safety import DETERMINISTIC, moving
+from tests.robot_drivers.checking import check, holds_for
+from tests.robot_drivers.test_safety import moving
 from tests.robot_drivers.toy_arm import DT, LIMITS, ToyArm
 from vla_rl.contract.errors import ContractError
 
@@ -64,20 +64,12 @@ def sensor(kind, size):
     return measure
 
 
-@settings(DETERMINISTIC, max_examples=30)
-@given(
-    st.sampled_from(WRONG),
-    st.floats(-8, 8),
-    st.floats(-2, 2),
-    st.booleans(),
-    st.booleans(),
-)
+@holds_for(st.sampled_from(WRONG), st.floats(-8, 8), st.floats(-2, 2), st.booleans(), st.booleans(), gate=10, full=30)
 def test_no_wrong_sensor_takes_a_command_out_of_the_limits(kind, size, goal, confirm, still):
     drifts(sensor(kind, size), goal, 1.5 if still else 3.0, confirm)
 
 
-@settings(DETERMINISTIC, max_examples=25)
-@given(
+@holds_for(
     st.sampled_from(WRONG),
     st.floats(-8, 8),
     st.floats(-3, 3),
@@ -85,6 +77,8 @@ def test_no_wrong_sensor_takes_a_command_out_of_the_limits(kind, size, goal, con
     st.sampled_from([0, 0, 30, 45]),  # control steps between two times that a person says that it is there; 0: never
     st.sampled_from([0.0, 0.0, 2.3, -2.5]),  # where it begins, of -2 to 2
     st.booleans(),  # whether what is asked for moves
+    gate=10,
+    full=25,
 )
 @example("jump", -2.0, -2.0, "policy", 30, -2.5, False)
 def test_no_wrong_sensor_takes_a_command_farther_out_whoever_drives_and_re_arms(

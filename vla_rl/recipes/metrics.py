@@ -43,10 +43,10 @@ def validation_curve(name: str, lines: Sequence[JsonObject], clock: str, family:
     return curve_of(name, found, clock, key, "eval/score_low", "eval/score_high")
 
 
-def curve_of(name: str, lines: Sequence[JsonMapping], *keys: str) -> Series:
-    """A line from the entries ``keys``: x, y, low and high."""
-    x, y, low, high = ([line[key] for line in lines] for key in keys)
-    return Series(name, x, y, low, high)
+def curve_of(name: str, lines: Sequence[JsonMapping], x: str, y: str, low: str, high: str) -> Series:
+    """A line from entries of ``lines``; its band where all have one (returns of few episodes have no interval)."""
+    band = [[line[end] for line in lines] for end in (low, high) if all(line.get(end) is not None for line in lines)]
+    return Series(name, [line[x] for line in lines], [line[y] for line in lines], *(band if len(band) == 2 else ()))
 
 
 def watched(run: Path) -> list[JsonObject]:

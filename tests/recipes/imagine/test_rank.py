@@ -137,4 +137,4 @@ def test_less_can_be_asked_for_and_nonsense_is_refused(run, policies, complaint,
     assert "SUCCESSES/EPISODES" in complaint(*command, *policies, "--real", "13/12")
     assert "SUCCESSES/EPISODES" in complaint(*command, *policies, "--real", f"{policies[0]}=13/12")
     assert "which is not ranked" in complaint(*command, *policies, "--real", "other=1/12")
-    assert "needs a run folder" in complaint("imagine", "rank")
+    assert "imagine rank needs RUN" in complaint("imagine", "rank")

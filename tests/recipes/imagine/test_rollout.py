@@ -155,5 +155,5 @@ def test_what_is_no_run_of_imagine_is_refused_by_what_it_lacks(run, tmp_path):
     shutil.copytree(run.folder / "episodes", other / "episodes")
     (other / "config.json").write_text(json.dumps({"class": "EnvConfig", "name": "lift"}))
     refused(other, "is a run of EnvConfig")
-    with pytest.raises(UserError, match="rollout needs a run folder"):
+    with pytest.raises(UserError, match="rollout needs RUN"):
         rollout([])

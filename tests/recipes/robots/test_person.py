@@ -155,7 +155,7 @@ def test_a_person_who_sees_nothing_happen_does_the_task_and_it_is_said():
 
 
 def test_the_hand_is_unsteady_and_the_same_seed_gives_the_same_episode():
-    one, other, steady = (played(config)[0] for config in (ALWAYS, ALWAYS, replace(ALWAYS, noise=0.0)))
+    one, other, steady = (played(config, seconds=1.5)[0] for config in (ALWAYS, ALWAYS, replace(ALWAYS, noise=0.0)))
     for a, b in zip(one, other, strict=True):
         np.testing.assert_array_equal(a.executed, b.executed)
     assert any(not np.array_equal(a.executed, b.executed) for a, b in zip(one, steady, strict=False))
