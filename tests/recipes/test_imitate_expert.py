@@ -12,7 +12,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.policies.tiny import TinyVLA
-from vla_rl.recipes import imitate_dataset
+from vla_rl.recipes import imitate, imitate_dataset
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig
@@ -33,8 +33,8 @@ def recipe(count: int = 2, **options: int) -> ImitateExpert:
 
 
 def test_the_expert_is_recorded_imitated_and_the_policy_validated(tmp_path, monkeypatch):
-    played, play = [], imitate_dataset.play
-    monkeypatch.setattr(imitate_dataset, "play", lambda *given: played.extend(given[2]) or play(*given))
+    played, play = [], imitate.play
+    monkeypatch.setattr(imitate, "play", lambda *given: played.extend(given[2]) or play(*given))
     run(recipe(), str(tmp_path / "run"))
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["episodes"] == 2 and summary["validation"]["episodes"] == 4

@@ -176,7 +176,7 @@ def test_json_with_a_wrong_name_is_refused():
     with pytest.raises(ContractError, match="did you mean 'watchdog'"):
         Limits.from_json({**value, "watchdgo": 1.0})
     del value["joints"][0]["jerk"]
-    with pytest.raises(ContractError, match="JointLimits lacks 'jerk'"):
+    with pytest.raises(ContractError, match="a joint of the limits lacks 'jerk'"):
         Limits.from_json(value)
 
 

@@ -21,7 +21,7 @@ from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.evaluators import EvaluationConfig, improve
+from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imagine.calibrated_model import (
     ImaginedEnvFactory,
     measure_rollouts,
@@ -30,6 +30,7 @@ from vla_rl.recipes.imagine.calibrated_model import (
     success_probability,
 )
 from vla_rl.recipes.imagine.plan import CollectConfig, CollectedEpisodes, collect_episodes
+from vla_rl.recipes.improve import improve
 from vla_rl.recipes.trainers import RLConfig, RunContext, generator
 from vla_rl.training.loop import LoopConfig
 from vla_rl.training.tracking import RunFolder
