@@ -10,12 +10,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.load import load
 from vla_rl.contract.task import Parameter, TaskExtras, extras_of, resolve
+
+if TYPE_CHECKING:
+    from vla_rl.contract.env import EnvSpec
 
 CATALOG: dict[str, str] = {
     "lift": "sims.mujoco.tasks.lift:make",

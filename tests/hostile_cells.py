@@ -47,11 +47,7 @@ TICK_S, AGAIN_S = 0.2, 4.0
 SERVES = b"Ctrl-C ends it"  # said by what would serve for ever
 _WATCHED = 0x20 | 0x02 | 0x100 | 0x200 | 0x40 | 0x80  # IN_OPEN, MODIFY, CREATE, DELETE, MOVED
 _MODULES = (  # imported before the first fork
-    *(
-        f"vla_rl.cli.{name}"
-        for name in ["eval", "inspect", "train", "robot", "fleet", "fleet_policies", "imagine", "serve", "serve_policy"]
-    ),
-    *(f"vla_rl.cli.{name}" for name in ["collect", "certs", "sims", "compare", "demo"]),
+    *(f"vla_rl.cli.{name}" for name in ["eval", "inspect", "train", "robot", "fleet", "imagine", "serve_policy"]),
     *(
         f"vla_rl.recipes.{name}"
         for name in ["imitate_dataset", "state_ppo", "robots.drive", "fleet.publishing", "fleet.export"]

@@ -98,7 +98,7 @@ class Reinforce:
         next_value = value[1:].clone()
         next_value[tuple(rollout.final_index.T)] = self.critic(rollout.final_features)
         ends = rollout.terminated, rollout.truncated
-        return gae(rollout.reward, rollout.valid, *ends, value[:-1], next_value, self.config.gamma, 1.0, "decision")
+        return gae(rollout.reward, rollout.valid, *ends, value[:-1], next_value, self.config.gamma, 1.0)
 
 
 def _step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:

@@ -126,7 +126,7 @@ class _Bare:
     """``mujoco.rollout`` with a persistent pool and everything allocated beforehand."""
 
     def __init__(self, env: Any, physics: np.ndarray, chunk: np.ndarray) -> None:
-        task = env._task
+        task = env.task
         self.model, self.steps = task.model, task.substeps * chunk.shape[1]
         parts = {name: self._slice(name) for name in ("CTRL", "WARMSTART")}
         ctrl, targets = physics[:, parts["CTRL"]], []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -114,7 +115,8 @@ def options(config: Any, prefix: str = "") -> Iterator[tuple[str, str, str]]:
         if dataclasses.is_dataclass(value):
             yield from options(value, f"{name}.")
         else:
-            yield name, "" if value in ("", ()) else f"`{value}`".replace("|", "/"), meaning.replace("|", "/")
+            shown = "python" if value == sys.executable else value  # a default must not name the machine
+            yield name, "" if value in ("", ()) else f"`{shown}`".replace("|", "/"), meaning.replace("|", "/")
 
 
 def _meaning(config: type, field: str) -> str:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import ray
 from ray.cluster_utils import Cluster
-from tests.experience.test_asynchronous import require_whole, train
 
 from tests.auditing import AuditingPolicy
 from tests.experience.makers import gaussian
 from tests.experience.test_process import COUNTING, MAKE, same
+from tests.experience.test_sources import require_whole, train
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.experience.process import ProcessSource
 from vla_rl.experience.ray_cluster import RayCluster

@@ -122,13 +122,13 @@ def test_a_suite_on_the_device_of_the_command(tmp_path, monkeypatch):
 
 
 def test_a_checkpoint_on_the_device_of_the_command(tmp_path, monkeypatch):
-    folder, devices, play = save_untrained(tmp_path / "policy"), set(), eval.evaluate
+    folder, devices, play = save_untrained(tmp_path / "policy"), set(), eval.play_seeds
 
     def noted_play(env, policy, *given, **options):
         devices.update(item.device for item in policy.parameters())
         return play(env, policy, *given, **options)
 
-    monkeypatch.setattr(eval, "evaluate", noted_play)
+    monkeypatch.setattr(eval, "play_seeds", noted_play)
     arguments = ["eval", str(folder), "--env", "lift", "--env.options", '{"deadline": 5}', "--episodes", "4"]
     with elsewhere():
         for device in ("cpu", ELSEWHERE.type):

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from vla_rl.cli.main import main
 
+from vla_rl.cli import main
 from vla_rl.recipes.workers import Launcher
 
 

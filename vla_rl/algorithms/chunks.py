@@ -220,7 +220,7 @@ class StepConfig:
 class GradientConfig(StepConfig):
     """And the weight of demonstrations, of which a step has as many."""
 
-    alpha: float = 1.0
+    alpha: float = 1.0  # weight of the demonstrations beside what is learnt; 0: none are drawn
 
     def __post_init__(self) -> None:
         super().__post_init__()

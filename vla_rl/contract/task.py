@@ -10,13 +10,15 @@ import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-import numpy as np
-
-from vla_rl.contract.env import PRIVILEGED, Array, EnvSpec, Observation
 from vla_rl.contract.errors import ContractError, UserError, did_you_mean
 from vla_rl.contract.load import load
+
+if TYPE_CHECKING:  # the catalogue is read without numpy
+    import numpy as np
+
+    from vla_rl.contract.env import Array, EnvSpec, Observation
 
 Named: TypeAlias = str | Callable[..., Any]  # "package.module:name", or the object itself
 Make = TypeVar("Make", bound=Callable[..., Any])
@@ -111,7 +113,7 @@ class Parameter:
         return tuple(sorted({min(max(value, self.low), self.high) for value in rounded}))
 
 
-RANDOMIZATION = PRIVILEGED + "randomization"  # extra: float32 [E,P], the value of every declared parameter
+RANDOMIZATION = "privileged/randomization"  # extra: float32 [E,P], the value of every declared parameter
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,8 @@ class Randomization:
 
     def draw(self, declared: Sequence[Parameter], seeds: Sequence[int] | np.ndarray) -> np.ndarray:
         """float64 [R,P]: the value of every ``declared`` parameter in the episodes of ``seeds`` [R]."""
+        import numpy as np
+
         values = np.tile([parameter.nominal for parameter in declared], (len(seeds), 1))
         for column, parameter in enumerate(declared):
             distribution = self.distributions.get(parameter.name)
@@ -214,6 +218,8 @@ def parameter_rows(declared: Sequence[Parameter], given: Mapping[str, Array] | N
 
     Raises UserError for a name that is not ``declared`` and ContractError for another number of values.
     """
+    import numpy as np
+
     names = [parameter.name for parameter in declared]
     rows = np.tile([parameter.nominal for parameter in declared], (len(env_ids), 1)).reshape(len(env_ids), len(names))
     for name, values in (given or {}).items():
@@ -230,6 +236,8 @@ def parameter_rows(declared: Sequence[Parameter], given: Mapping[str, Array] | N
 
 def parameter_generator(seed: int, name: str) -> np.random.Generator:
     """The generator of parameter ``name`` in the episode of ``seed``."""
+    import numpy as np
+
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, zlib.crc32(name.encode())])))
 
 

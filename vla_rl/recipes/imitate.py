@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -62,7 +62,12 @@ class NewImitator:
         raise NotImplementedError
 
     def ground(
-        self, policy: Any, scenes: Scenes, config: GroundingConfig, generator: torch.Generator, report: Report
+        self,
+        policy: ImitationPolicy,
+        scenes: Scenes,
+        config: GroundingConfig,
+        generator: torch.Generator,
+        report: Report,
     ) -> None:
         """Train the perception of what :meth:`build` returned to point; ``report(step, metrics)`` after every step."""
         raise UserError(
@@ -91,10 +96,16 @@ class NewTiny(TinyConfig, NewImitator):
         return Affine.from_data(torch.as_tensor(episodes.state), self.smallest_scale), config, None
 
     def ground(
-        self, policy: Any, scenes: Scenes, config: GroundingConfig, generator: torch.Generator, report: Report
+        self,
+        policy: ImitationPolicy,
+        scenes: Scenes,
+        config: GroundingConfig,
+        generator: torch.Generator,
+        report: Report,
     ) -> None:
         """Train the backbone to point at the named object."""
-        ground(policy.backbone, scenes.images, (policy.tokens[scenes.tasks],), scenes.uv, config, generator, report)
+        made: Any = policy  # of build
+        ground(made.backbone, scenes.images, (made.tokens[scenes.tasks],), scenes.uv, config, generator, report)
 
 
 @dataclass(frozen=True)
@@ -217,14 +228,20 @@ class NewSmolVLA(NewImitator):
         return policy
 
     def ground(
-        self, policy: Any, scenes: Scenes, config: GroundingConfig, generator: torch.Generator, report: Report
+        self,
+        policy: ImitationPolicy,
+        scenes: Scenes,
+        config: GroundingConfig,
+        generator: torch.Generator,
+        report: Report,
     ) -> None:
         """Train the vision-language model to point at the named object; the expert stays as it is."""
-        prompts = policy.tokens[scenes.tasks], policy.token_mask[scenes.tasks]
-        vlm = PointingVLM(policy.network)
+        made: Any = policy  # of build
+        prompts = made.tokens[scenes.tasks], made.token_mask[scenes.tasks]
+        vlm = PointingVLM(made.network)
         vlm.requires_grad_(True)
         ground(vlm, scenes.images, prompts, scenes.uv, config, generator, report)
-        policy.network.train(False)
+        made.network.train(False)
 
 
 def imitate_policy(

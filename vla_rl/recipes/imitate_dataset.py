@@ -118,11 +118,11 @@ class ImitateDataset:
             check_policy_methods(policy, ("save_pretrained",))
 
 
-def _require_imitating(policy: Any, name: str) -> ImitationPolicy:
+def _require_imitating(policy: object, name: str) -> ImitationPolicy:
     """``policy``; raises UserError when it lacks something that imitation needs."""
     for method in ("imitation_losses", "action_scale", "horizon", "trainable"):
         require(policy, f"imitation by {name!r}", (method,), "so it cannot imitate; see docs/bring/policy.md.")
-    found: ImitationPolicy = policy
+    found: Any = policy
     return found
 
 

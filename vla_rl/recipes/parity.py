@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +35,7 @@ def replay_simulator(env: EnvConfig, trace: Trace, tolerance: float) -> list[Com
         return replay_env(made, trace, tolerance)
 
 
-def noise_of(trace: Trace) -> Callable[[int], Any] | None:
+def noise_of(trace: Trace) -> Callable[[int], Sequence[object]] | None:
     """The generators of the trace's decisions: its recorded noise, or that of its seeds; None when it has neither."""
     if "noise" in trace.arrays:
         return lambda step: [RecordedNoise(torch.from_numpy(np.array(trace.arrays["noise"][step])))]

@@ -29,7 +29,7 @@ from vla_rl.contract.batch import OneProcess
 from vla_rl.experience.rollout import SeedStream
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.improve import StateBased
-from vla_rl.recipes.trainers import generator
+from vla_rl.recipes.trainers import RunContext, generator
 
 RECIPE = load_config("configs/gym.py:half_cheetah")
 GOAL = 1000.0  # mean return
@@ -53,7 +53,9 @@ class Ours:
 
     def __init__(self, recipe: StateBased, env: Any, seed: int) -> None:
         recipe = replace(recipe, seed=seed)
-        self._policy, self._learner = recipe.learner(env, OneProcess())
+        context = RunContext(recipe.env, None, seed, OneProcess())
+        self._policy = recipe.build_policy(context, env)
+        self._learner = recipe.build_learner(context, env, self._policy)
         seeds = SeedStream(seed * 10_000_000, (seed + 1) * 10_000_000)
         self._source = recipe.experience.build(env, self._policy, seeds, generator(seed, 5))
 

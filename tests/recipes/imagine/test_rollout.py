@@ -46,7 +46,7 @@ def run(tmp_path_factory) -> SavedRun:
 @pytest.fixture(scope="module")
 def by_hand(run):
     """Every episode imagined alone, step by step: pictures, probability of "done" and uncertainty after each step."""
-    env = one_env(run)
+    env = one_env(run, batch_size=CALM.batch_size)  # as clips are made: a batch of one rounds differently
     found = []
     for episode, (begin, end) in enumerate(run.held_out.spans()):
         pictures = [env.reset(np.zeros(1, int), [episode]).images["front"][0]]
