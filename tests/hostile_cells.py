@@ -50,7 +50,7 @@ _MODULES = (  # imported before the first fork
     *(f"vla_rl.cli.{name}" for name in ["eval", "inspect", "train", "robot", "fleet", "imagine", "serve_policy"]),
     *(
         f"vla_rl.recipes.{name}"
-        for name in ["imitate_dataset", "state_ppo", "robots.drive", "fleet.publishing", "fleet.export"]
+        for name in ["imitate_dataset", "improve", "robots.drive", "fleet.publishing", "fleet.export"]
     ),
     "vla_rl.experience.lerobot.reader",
     "vla_rl.policies.smolvla.policy",

@@ -56,7 +56,7 @@ class _Lost:
 
 
 class Spool:
-    """Records of ``robot`` in ``folder``: a :class:`vla_rl.fleet.link.Source` for the link.
+    """Records of ``robot`` in ``folder``, oldest first, for the link.
 
     Raises UserError for a folder of another robot, or one that another process has open.
     """
