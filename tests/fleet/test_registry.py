@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-import shutil
 import threading
 from dataclasses import replace
 
@@ -12,7 +9,6 @@ import pytest
 
 from tests.fleet.checkpoints import KEY, PUBLISHED, TRUSTED, checkpoint, registry
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.fleet.disk import Disk, File
 from vla_rl.fleet.registry import Registry
 from vla_rl.fleet.releases import CanaryRule, Outcomes
 
@@ -159,63 +155,6 @@ def test_two_who_publish_at_once_get_two_numbers(tmp_path):
         thread.join()
     assert sorted(made.releases.stages) == [1, 2, 3, 4, 5]
     assert len({made.manifest(version) for version in range(1, 6)}) == 5
-
-
-class DiesAt(Disk):
-    """Dies at its ``step``-th write, rename or sync, and forgets that write."""
-
-    def __init__(self, step):
-        self.left = step
-
-    def tick(self):
-        if not self.left:
-            raise OSError(5, "power cut")
-        self.left -= 1
-
-    def open(self, path):
-        file, disk = super().open(path), self
-
-        class Watched:
-            def write(self, data):
-                if disk.left == 0:
-                    file.write(data[: len(data) // 2])  # torn
-                disk.tick()
-                return file.write(data)
-
-            def sync(self):
-                disk.tick()
-                file.sync()
-
-            truncate, close, write_all = file.truncate, file.close, File.write_all
-
-        return Watched()
-
-    def rename(self, path, target):
-        self.tick()
-        super().rename(path, target)
-
-    def sync_folder(self, folder):
-        self.tick()
-        super().sync_folder(folder)
-
-
-def test_a_publication_counts_whole_or_not_at_all_and_its_number_is_used_once(tmp_path):
-    registry(tmp_path / "made", 1)
-    checkpoint(tmp_path / "new", 2)
-    for step in itertools.count():
-        shutil.copytree(tmp_path / "made" / "server", tmp_path / f"step {step}")
-        try:
-            Registry(tmp_path / f"step {step}", disk=DiesAt(step)).publish(tmp_path / "new", PUBLISHED, KEY, *WHO)
-            break
-        except (OSError, UserError):  # in the folder, or while it is opened
-            after = Registry(tmp_path / f"step {step}")
-        shown = 2 in after.releases.stages
-        version = after.publish(tmp_path / "new", PUBLISHED, KEY, *WHO)
-        assert version == 3 or not shown
-        for known in after.releases.stages:  # nothing that counts lacks anything
-            for digest, size in after.get(known).chunks().items():
-                assert hashlib.sha256(after.chunk(digest, 0, size)).hexdigest() == digest
-    assert step > 10
 
 
 def test_a_number_whose_manifest_was_written_is_not_used_again(tmp_path):

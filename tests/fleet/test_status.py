@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 
 import pytest
 
@@ -90,23 +89,6 @@ def test_memory_is_bounded():
     assert seen["alarmed"] == ALARMS + 5 and len(seen["alarms"]) == ALARMS
     assert seen["alarms"][0]["sentence"] == str(ALARMS + 4), "the newest first"
     assert len(seen["recent"]) == RECENT and seen["total"]["episodes"] == RECENT + 5
-
-
-def test_threads_lose_no_count():
-    status = Status()
-
-    def count() -> None:
-        for _ in range(500):
-            status.episode("r", 1, SUCCESS)
-            status.stored("r", "", 1, 10, 0)
-
-    threads = [threading.Thread(target=count) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    robot = status.snapshot()["robots"]["r"]
-    assert robot["episodes"] == robot["records"] == 2000
 
 
 def test_prometheus_reads_the_same_numbers():
