@@ -11,9 +11,8 @@ import grpc
 import msgpack
 import pytest
 
-from tests.fleet.decoders import decoders
-from tests.fleet.fleets import Hand, MemorySpool, hello, wait_until
-from tests.fleet.fuzz import fuzz
+from tests.fleet.fleets import Hand, hello, spool_of, wait_until
+from tests.fleet.fuzz import decoders, fuzz
 from vla_rl.contract import wire
 from vla_rl.contract.errors import ContractError
 from vla_rl.fleet import fleet_pb2 as pb
@@ -26,12 +25,6 @@ from vla_rl.fleet.protocol import (
 )
 
 Code = grpc.StatusCode
-
-
-def spool_of(count, **given):
-    spool = MemorySpool(**given)
-    spool.put(count)
-    return spool
 
 
 def delimited(number: int, data: bytes) -> bytes:
