@@ -26,9 +26,9 @@ from PIL import Image
 from tests.commands import save_untrained
 from tests.docs.conftest import ROOT
 from tests.fleet.fleets import Hand, MemorySpool, wait_until
+from tests.fleet.records import recorded
 from tests.fleet.test_transport import strangers
-from tests.recipes.fleet import quick_learners
-from tests.recipes.fleet.recorded_episodes import records
+from tests.recipes.fleet import configs
 from vla_rl.contract import wire
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.fleet import fleet_pb2 as pb
@@ -175,7 +175,7 @@ def test_a_server_that_learns_loses_nothing_and_lives_among_all_that_is_wrong_at
     episodes = collect(EnvConfig("lift"), 3, 1, 2)
     save_demonstrations(episodes, tmp_path / "shown", video="never")
     policy = save_untrained(tmp_path / "policy")
-    made = records(load_policy(policy).spec, episodes, person=range(3, 6))
+    made = recorded(load_policy(policy).spec, episodes, person=range(3, 6))
     introduction, episode = made[0], made[1 : [one.kind for one in made].index("episode_end") + 1]
     with ExitStack() as opened:
         opened.enter_context(small_disk(tmp_path / "disk"))
@@ -254,7 +254,7 @@ def _learners(server: int) -> set[int]:
 
 @contextmanager
 def _serving(fleet, policy, shown) -> Iterator[subprocess.Popen]:
-    learn = [f"{quick_learners.__file__}:corrections", "--learner.demonstrations", str(shown)]
+    learn = [f"{configs.__file__}:corrections", "--learner.demonstrations", str(shown)]
     ports = ["--port", "0", "--page-port", "0", "--policy", str(policy), "--learner.rest-after", "2"]
     command = [sys.executable, "-m", "vla_rl.cli", "serve", str(fleet), *ports, "--learn", *learn]
 
