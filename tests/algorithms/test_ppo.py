@@ -221,9 +221,8 @@ def test_a_rescue_is_cut_out_of_the_return():
     value = torch.tensor([1.0, 6.0, 2.0, 8.0])
     state = value[:, None, None]
     outs = [ppo.policy.act({"state": state[t]}, {}, "sample", torch.Generator())[0] for t in range(3)]
-    parts = [
-        rollout({"state": state[:2]}, out, torch.tensor([[[earned]]])) for out, earned in zip(outs, (0.0, 1.0, 4.0))
-    ]
+    earned = zip(outs, (0.0, 1.0, 4.0), strict=True)
+    parts = [rollout({"state": state[:2]}, out, torch.tensor([[[reward]]])) for out, reward in earned]
     one, shared = parts[0], ("sample", "executed", "logprob", "reward", "valid", "intervened", "version", "seeds")
     no = torch.zeros(3, 1, dtype=torch.bool)
     experience = replace(
