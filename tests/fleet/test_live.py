@@ -26,7 +26,7 @@ from PIL import Image
 from tests.commands import save_untrained
 from tests.docs.conftest import ROOT
 from tests.fleet.fleets import Hand, MemorySpool, wait_until
-from tests.fleet.test_connections import strangers
+from tests.fleet.test_transport import strangers
 from tests.recipes.fleet import quick_learners
 from tests.recipes.fleet.recorded_episodes import records
 from vla_rl.contract import wire

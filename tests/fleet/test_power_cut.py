@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.fleet.records import EPOCH, chain
-from tests.fleet.sqlite_files import PowerCut
-from tests.fleet.torn_disk import Point, TornDisk
+from tests.fleet.torn_disk import Point, PowerCut, TornDisk
 from vla_rl.contract.errors import UserError
 from vla_rl.fleet.disk import StoreEndedError
 from vla_rl.fleet.ledger import Ledger

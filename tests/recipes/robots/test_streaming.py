@@ -14,8 +14,8 @@ from rich.console import Console
 
 from robot_drivers.record import Decision
 from robot_drivers.simulated import SimulatedRobot
-from tests.fleet.episodes import chained, introduction
 from tests.fleet.fleets import wait_until
+from tests.fleet.records import chained, introduction
 from tests.patience import PATIENCE
 from tests.recipes.robots.test_person import ENV
 from tests.recipes.robots.test_robot_recording import OPEN_LOOP, simulated
