@@ -18,7 +18,7 @@ from vla_rl.contract.config import JsonObject
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import seed_ranges
-from vla_rl.evaluation.parity import Compared, Trace, TraceRecorder, first_difference, read_traces
+from vla_rl.recipes.parity import Compared, Trace, TraceRecorder, first_difference, read_traces
 from vla_rl.evaluation.report import mean_text, percent
 from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.run import evaluate as play_seeds

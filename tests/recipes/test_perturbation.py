@@ -7,7 +7,7 @@ import pytest
 
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.task import Parameter
-from vla_rl.evaluation.perturbation import PerturbedEpisodes, curves, worst_case
+from vla_rl.recipes.perturbation import PerturbedEpisodes, curves, worst_case
 from vla_rl.evaluation.stats import MeanReturn, Rate
 
 FRICTION = Parameter("friction", 1.0, 0.5, 2.0, "factor", "")
