@@ -390,22 +390,20 @@ def row(name: str, task: JsonObject) -> list[Cell]:
 
 # -- power -------------------------------------------------------------------------------------------------------------
 
-_BASES = (0.5, 0.7, 0.8, 0.9, 0.95)
+COMMON_RATES = (0.5, 0.7, 0.8, 0.9, 0.95)  # of a policy that has not been evaluated
 
 
-def power_table(difference: float, rates: Sequence[float] = _BASES) -> list[tuple[float, int, int]]:
-    """(success, episodes if outcomes are independent, if one policy wins wherever the other does) for each rate.
+def needed_from(rate: float, difference: float) -> tuple[int, int] | None:
+    """Episodes if outcomes are independent, and if one policy wins wherever the other does; from the success of one.
 
-    The other policy has ``success + difference``, or ``success - difference`` where that would be more than 1; rates
-    that leave no room for either are left out.
+    The other has ``rate + difference``, or ``rate - difference`` where that would be more than 1; None where neither
+    can be.
     """
-    alike = episodes_needed(difference, difference)
-    rows = []
-    for rate in rates:
-        other = rate + difference if rate + difference <= 1 else rate - difference
-        if other >= 0:
-            rows.append((rate, episodes_needed(difference, independent_discordance(rate, other - rate)), alike))
-    return rows
+    other = rate + difference if rate + difference <= 1 else rate - difference
+    if other < 0:
+        return None
+    independent = independent_discordance(rate, other - rate)
+    return episodes_needed(difference, independent), episodes_needed(difference, difference)
 
 
 def needed_between(task: JsonObject, difference: float) -> int:
