@@ -21,7 +21,7 @@ from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.report import mean_text, percent
 from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.run import evaluate as play_seeds
-from vla_rl.evaluation.stats import MeanReturn, Rate
+from vla_rl.evaluation.stats import MeanReturn
 from vla_rl.policies.flow_policy import at_temperature
 from vla_rl.policies.function import Renumbered
 from vla_rl.policies.pretrained import default_options
@@ -47,6 +47,7 @@ from vla_rl.recipes.suite_run import (
     compare,
     needed_between,
     needed_from,
+    rate_of,
     read_results,
     row,
 )
@@ -188,10 +189,10 @@ def print_results(results: JsonObject) -> None:
 
 
 def _score(found: JsonObject) -> str:
-    if "success" in found:
-        return percent(Rate(found["success"], found["low"], found["high"], found["episodes"]))
-    earned = MeanReturn(**found["returns"])
-    return f"mean return {mean_text(earned.mean, earned.low, earned.high)}"
+    if rate := rate_of(found):
+        return percent(rate)
+    earned = found["returns"]
+    return f"mean return {mean_text(earned['mean'], earned['low'], earned['high'])}"
 
 
 @dataclass(frozen=True)
