@@ -175,7 +175,7 @@ def test_the_action_of_an_expert_is_its_sample():
     assert isinstance(out, ActionOut) and out.action.shape == (2, 2, 2) and np.array_equal(out.action, out.sample)
 
 
-# -- spans: what a driver did when, bounded, and in whose lane -----------------------------------------------------------
+# -- spans: what a driver did when, bounded, and in whose lane ---------------------------------------------------------
 
 
 def seconds(found) -> dict[str, float]:

@@ -213,7 +213,7 @@ def test_the_audit_notices_a_policy_that_is_not_reset():
         maker.next()
 
 
-# -- executed actions, and the context of policies that have one ---------------------------------------------------------
+# -- executed actions, and the context of policies that have one -------------------------------------------------------
 
 
 class Supervised:
