@@ -33,7 +33,13 @@ EXPECTED = {
     "prefix_stored_vs_recomputed": 2,
 }
 # They take seconds; isolation, streams and estimates have tests of their own.
-SLOW = {"memory_estimate", "imagined_vs_simulator", "isolated_vs_inprocess"}
+SLOW = {
+    "memory_estimate",
+    "imagined_vs_simulator",
+    "isolated_vs_inprocess",
+    "prefix_stored_vs_recomputed",
+    "wan_frames",
+}
 
 
 def test_every_benchmark_is_tested():
