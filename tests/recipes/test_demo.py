@@ -38,11 +38,10 @@ FEWER = replace(
     rl=replace(SMALL.rl, experience=WindowConfig(num_envs=16), loop=LoopConfig(4, validate_every=2)),
     evaluation=EvaluationConfig(validation=8, test=32, ablation=64),
 )
-
-
 # It leaves the same files and learns next to nothing.
 TINY = replace(
     FEWER,
+    rl=replace(FEWER.rl, experience=WindowConfig(num_envs=8, decisions=16)),
     new=NewTiny(width=32, blocks=1),
     grounding=GroundingConfig(64, FitConfig(10, batch=16)),
     imitation=replace(SMALL.imitation, demonstrations=8, fit=FitConfig(40, batch=16, lr=4e-3)),

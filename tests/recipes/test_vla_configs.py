@@ -116,7 +116,7 @@ def test_a_recorded_dataset_is_imitated(folders, tmp_path, capsys, family):
     assert json.loads(capsys.readouterr().out)["episodes"] == 2
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["openvla_oft", pytest.param("pi0", marks=pytest.mark.full)])
 def test_without_a_folder_it_says_what_to_name(complaint, tmp_path, family):
     for function in ("imitate", *FAMILIES[family]):
         data = {"dataset": ROOT / "tests/golden/lerobot/dataset", **FEW_STEPS}
