@@ -78,6 +78,7 @@ def test_off_policy_rl_with_its_replay_on_the_device_of_the_config(keep, tmp_pat
     assert found["critic/value"] == pytest.approx(expected["critic/value"], abs=1e-4) and expected["critic/value"] != 0
 
 
+@pytest.mark.full
 def test_reward_models_on_the_device_of_the_config(tmp_path, monkeypatch):
     counts = {"training": 4, "calibration": 2, "test": 2, "num_envs": 4, "random_action_prob": 0.0, "precision": 0.05}
     env, fit = EnvConfig("lift", options={"image_size": 24}), FitConfig(steps=3, batch=12)
@@ -95,6 +96,7 @@ def test_reward_models_on_the_device_of_the_config(tmp_path, monkeypatch):
     require_equal(on_host, on_device)
 
 
+@pytest.mark.full
 def test_a_suite_on_the_device_of_the_command(tmp_path, monkeypatch):
     suite = replace(quick_suite.quick(), episodes=2)
     run = SuiteRun(suite, quick_suite.save_policy(tmp_path / "policy"), tmp_path / "host", videos=0)

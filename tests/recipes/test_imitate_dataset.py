@@ -19,7 +19,7 @@ from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate_dataset import require_fit
 
 CONFIG = "imitate.py:from_dataset"
-FEW = ["--imitation.fit.steps", "30", "--imitation.fit.batch", "16", "--imitation.draws", "1"]
+FEW = ["--imitation.fit.steps", "4", "--imitation.fit.batch", "8", "--imitation.draws", "1"]
 SMALL = ["--new.width", "32", "--new.blocks", "1"]
 
 

@@ -36,7 +36,7 @@ def of_case(name: str) -> MemoryEstimate:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.full] * (name == "smolvla_prefix")) for name in sorted(CASES)]
+    "name", [pytest.param(name, marks=[pytest.mark.full] * (name != "tiny_ppo")) for name in sorted(CASES)]
 )
 def test_the_estimate_is_what_the_run_takes(name):
     with made_envs(CASES[name]) as envs:

@@ -76,6 +76,7 @@ def test_a_run_killed_after_pre_training_goes_on_without_it(at, recipe, whole, t
     assert all(torch.equal(found[name], item) for name, item in expected.items())
 
 
+@pytest.mark.full
 def test_a_run_that_is_killed_while_pre_training_begins_anew(recipe, whole, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(WSRL, "pretrain", stop)
