@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.patience import PATIENCE
+from vla_rl.cli import main
 
 FILES = Path(__file__).parent / "outside"
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -50,23 +51,29 @@ def result(printed: str) -> dict[str, float]:
     return json.loads(next(line for line in printed.splitlines() if line.startswith("{")))
 
 
-def test_a_policy_an_environment_and_a_config_of_ones_own(outside):
+def test_a_policy_an_environment_and_a_config_of_ones_own(outside, monkeypatch, capsys):
     """Trained, gone on with from the run's own copy of the config, inspected and evaluated."""
     run = outside / "runs" / "built"
     vla_rl(outside, ("train", "mine.py:built", "--rl.loop.iterations", "10"))
     (outside / "mine.py").unlink()  # the run has its own copy
-    targets = ("runs/built", "runs/built/checkpoints/best", "rail:make")
-    resume, evaluate = ("train", "--resume", "runs/built", "--rl.loop.iterations", "40"), ("eval", "runs/built")
-    printed = vla_rl(outside, resume, (*evaluate, "--episodes", "16"), *(("inspect", target) for target in targets))
-    assert f"done: {run.relative_to(outside)}" in printed[0]
+    monkeypatch.chdir(outside)
+    monkeypatch.setattr(sys, "path", [item for item in sys.path if item])
+    main(["train", "--resume", "runs/built", "--rl.loop.iterations", "40"])
+    assert f"done: {run.relative_to(outside)}" in capsys.readouterr().err
     summary = json.loads((run / "summary.json").read_text())
     assert summary["rl"]["success"] > 0.9 and summary["env_steps"] == 40 * 16 * 8
     steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(41)), "no iteration is lost or doubled"
     assert "StraightConfig" in (run / "config.json").read_text()
-    assert all(word in found for word, found in zip(("best", "act", "determinism"), printed[2:], strict=True))
-    played = result(printed[1])
+    main(["eval", "runs/built", "--episodes", "16"])
+    played = result(capsys.readouterr().out)
     assert played["success"] > 0.9 and played["episodes"] == 16
+    targets = {"runs/built": "best", "runs/built/checkpoints/best": "act", "rail:make": "determinism"}
+    for target, word in targets.items():
+        main(["inspect", target])
+        assert word in capsys.readouterr().out
+    for name in ("straight", "rail"):
+        del sys.modules[name]
 
 
 @pytest.mark.full
