@@ -168,5 +168,5 @@ def test_by_command_a_person_watches_and_no_test_is_practised(monkeypatch):
 
 def test_a_person_at_the_arm_is_counted():
     settings = drive.EpisodesConfig("", 1, 1, OPEN_LOOP, person=True)
-    helped = drive.drive(simulated(1.0, **BLIND), settings, None, console)
-    assert 0 < helped.intervened < helped.steps == 25
+    helped = drive.drive(simulated(3.0, **BLIND), settings, None, console)
+    assert 0 < helped.intervened < helped.steps == 75
