@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,12 +27,13 @@ FIT = WorldModelFit(
     *(FitConfig(*numbers) for numbers in ((300, 128, 4e-3), (100, 128, 4e-3), (300, 32, 4e-3), (200, 64, 2e-3)))
 )
 # The robot is learnt, the pictures hardly: what is computed from them can be seen all the same.
-ROBOT_ONLY = replace(FIT, video=FitConfig(10, 16, 4e-3), mode_classifier=FitConfig(10, 16, 2e-3))
+BRIEF = FitConfig(10, 16, 4e-3)
+ROBOT_ONLY = WorldModelFit(FitConfig(200, 128, 4e-3), BRIEF, BRIEF, BRIEF)
 
 
 @pytest.fixture(scope="module")
 def learnt() -> WorldModel:
-    return fitted(ROBOT_ONLY)
+    return fitted(ROBOT_ONLY, episodes=100)
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +41,9 @@ def well_learnt() -> WorldModel:
     return fitted(FIT)
 
 
-def fitted(fit: WorldModelFit, backbone: Any = UNET) -> WorldModel:
+def fitted(fit: WorldModelFit, backbone: Any = UNET, episodes: int = 300) -> WorldModel:
     torch.manual_seed(0)
-    trajectories, config = played(300, seed=1), WorldModelConfig(FRAMES, FRAMES, backbone=backbone)
+    trajectories, config = played(episodes, seed=1), WorldModelConfig(FRAMES, FRAMES, backbone=backbone)
     made = WorldModel(world(), config, *statistics(trajectories))
     fit_world_model(made, trajectories, fit, torch.Generator().manual_seed(1))
     return made.eval()
