@@ -113,7 +113,7 @@ def test_all_kinds_of_numbers_come_in_one_transfer_unchanged(waits):
         np.testing.assert_array_equal(found[name], item.numpy())
 
 
-def test_episodes_on_a_device_are_those_of_the_host_and_wait_once_a_decision(waits):
+def test_episodes_on_a_device_are_the_hosts_and_wait_once(waits):
     ours, theirs = WalkThere(), Walk()
     for chunk in chunks():
         given = torch.from_numpy(chunk).to(ELSEWHERE)
@@ -143,7 +143,7 @@ def test_what_was_replaced_in_a_step_is_read_anew(waits):
     assert read_step(step).finite and not read_step(broken).finite
 
 
-def test_the_observation_of_a_reset_is_looked_at_with_the_next_step(waits):
+def test_a_resets_observation_is_looked_at_with_the_next_step(waits):
     env = WalkThere()
     for factor, finite in ((1.0, True), (float("nan"), False)):
         obs = env._observe(place(env.book.time))
@@ -169,7 +169,7 @@ def test_what_is_not_finite_on_a_device_is_known_with_the_step(waits, where):
     assert not read_step(Spoilt().step(chunks()[1])).finite
 
 
-def test_an_action_that_is_not_finite_moves_nothing_and_counts_only_where_an_episode_runs(waits):
+def test_an_action_that_is_not_finite_moves_nothing(waits):
     env = WalkThere()
     env.step(chunks()[0])
     before, time = on_host(env.position).copy(), env.book.time.copy()

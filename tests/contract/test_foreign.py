@@ -122,7 +122,7 @@ def test_a_spec_that_does_not_fit_together_is_refused(changes, sentence):
     check_spec(replace(SPEC, success=None))
 
 
-def test_the_check_takes_few_actions_and_leaves_every_episode_at_its_start():
+def test_the_check_leaves_every_episode_at_its_start():
     env = CountingEnv(3)
     check_env_quickly(env)
     assert (env._book.time == 0).all()

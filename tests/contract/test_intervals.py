@@ -51,7 +51,7 @@ def test_wilson_refuses_what_is_no_proportion(bad):
 
 
 @pytest.mark.parametrize(("count", "duration"), [(1, 2.0), (7, 0.5), (400, 60.0)])
-def test_the_ends_of_a_rates_interval_are_z_deviations_from_what_was_counted(count, duration):
+def test_the_ends_of_a_rates_interval_are_z_deviations_away(count, duration):
     low, high = poisson_rate(count, duration)
     for rate, sign in ((low, 1), (high, -1)):
         assert count - rate * duration == pytest.approx(sign * (Z95 * math.sqrt(rate * duration) + 0.5))

@@ -34,7 +34,7 @@ def test_a_missing_one_is_one_sentence(tmp_path):
         read_key(tmp_path / "key")
 
 
-def test_what_guards_is_its_owners_from_the_beginning_and_never_there_in_part(tmp_path, monkeypatch):
+def test_what_guards_is_its_owners_at_once_and_never_in_part(tmp_path, monkeypatch):
     path, before, seen = tmp_path / "signing.key", b"old", list[tuple[bytes, set[int]]]()
     path.write_bytes(before)
 

@@ -13,8 +13,7 @@ import numpy as np
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import serve
 
-from tests.robot_drivers.file_arm import SPEED
-from tests.robot_drivers.toy_arm import DT
+from tests.robot_drivers.arms import DT, SPEED
 from vla_rl.serving import openpi
 
 ACTIONS = 16  # of a chunk

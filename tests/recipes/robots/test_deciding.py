@@ -41,7 +41,7 @@ def query(time: int, consumed: int | None) -> Query:
     return Query(Observation(pictures, state, np.zeros(1, np.int64), np.array([time])), time, consumed, 0)
 
 
-def test_a_residual_follows_its_bases_chunk_on_an_arm_until_no_chunk_counts() -> None:
+def test_a_residual_follows_its_bases_chunk_on_an_arm() -> None:
     policy = DeterministicResidual(FunctionPolicy(SPEC, counting), OfState())  # type: ignore[arg-type]
     decide = PolicyDecider(policy, torch.Generator())
     asked = [(0, None), (1, 1), (2, 1), (3, 1), (4, None), (5, 1)]

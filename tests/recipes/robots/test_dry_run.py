@@ -14,7 +14,7 @@ from robot_drivers.config import Part, RobotConfig
 from robot_drivers.driver import DryRun
 from robot_drivers.record import Decision, Query
 from robot_drivers.runtime import ControlProcess
-from tests.robot_drivers.toy_arm import ARM, LIMITS
+from tests.robot_drivers.arms import ARM, LIMITS
 from vla_rl.cli import robot
 from vla_rl.contract.errors import UserError
 from vla_rl.recipes.robots import drive
@@ -34,7 +34,7 @@ def nobody(sentence: str, control: ControlProcess) -> None:
 
 def arm(path: Path) -> RobotConfig:
     """An arm in another process that writes every command that it is sent to ``path``."""
-    part = Part("tests.robot_drivers.file_arm:FileArm", {"path": str(path)})
+    part = Part("tests.robot_drivers.arms:FileArm", {"path": str(path)})
     return RobotConfig(part, limits=LIMITS.to_json(), tasks=("lift",), seconds=0.4)
 
 
@@ -52,7 +52,7 @@ def played(config: RobotConfig) -> tuple[list[ControlStep], str]:
     return seen, printed.getvalue()
 
 
-def test_an_arm_is_measured_and_sent_nothing_and_every_command_is_a_line(tmp_path):
+def test_an_arm_is_sent_nothing_and_every_command_is_a_line(tmp_path):
     seen, printed = played(dry(arm(tmp_path / "sent")))
     assert (tmp_path / "sent").read_text() == "end\n"
     decided = [one.record for one in seen if one.record.source == "policy"]

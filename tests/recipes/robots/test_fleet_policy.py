@@ -120,7 +120,7 @@ def fetched(session, version):
     wait_until(lambda: session._policy._fetched == version or version in session._policy._refused)
 
 
-def test_it_runs_what_the_server_wants_from_one_episode_to_the_next(fleet, tmp_path):
+def test_it_runs_what_the_server_wants_from_the_next_episode_on(fleet, tmp_path):
     fleet.add()
     wanted = iter((None, 2, 1))
 
@@ -137,9 +137,7 @@ def test_it_runs_what_the_server_wants_from_one_episode_to_the_next(fleet, tmp_p
     assert "version 1 from now on\n" in said and "2 from now on (was 1)" in said and "1 from now on (was 2)" in said
 
 
-def test_a_policy_that_answers_otherwise_or_is_not_signed_is_refused_and_the_old_one_stays(
-    fleet, tmp_path, monkeypatch
-):
+def test_a_policy_that_is_wrong_or_not_signed_is_refused(fleet, tmp_path, monkeypatch):
     fleet.add()
     real, checks = publishing.answer, iter((0.0, 1.0))
     monkeypatch.setattr(publishing, "answer", lambda *given: real(*given) + next(checks))
@@ -212,7 +210,7 @@ def test_what_failed_for_a_passing_reason_is_tried_again(fleet, checkpoint, tmp_
     assert "version 1 from now on" in printed.file.getvalue()
 
 
-def test_without_its_server_it_begins_with_what_it_ran_last_and_with_none_it_waits(fleet, tmp_path):
+def test_without_its_server_it_begins_with_what_it_ran_last(fleet, tmp_path):
     port = fleet.transport.port
     threading.Timer(0.5, fleet.add).start()
     assert "waiting for the server's first policy" in Run(tmp_path, port).play()

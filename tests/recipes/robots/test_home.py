@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from robot_drivers.config import Part, RobotConfig
-from tests.robot_drivers.toy_arm import LIMITS
+from tests.robot_drivers.arms import LIMITS
 from vla_rl.cli import robot
 from vla_rl.contract.errors import UserError
 from vla_rl.recipes.robots import drive
@@ -23,7 +23,7 @@ HOME = (0.15, 0.6)
 @pytest.fixture
 def arm(tmp_path):
     """An arm in another process, at [0, .5], that writes every command to the file "sent"."""
-    part = Part("tests.robot_drivers.file_arm:FileArm", {"path": str(tmp_path / "sent")})
+    part = Part("tests.robot_drivers.arms:FileArm", {"path": str(tmp_path / "sent")})
     return RobotConfig(part, limits=LIMITS.to_json(), home=HOME)
 
 
@@ -44,7 +44,7 @@ def prepared(config, execution=OPEN_LOOP, meanwhile=lambda control: None):
 
 
 @pytest.mark.parametrize("execution", [OPEN_LOOP, HORIZON], ids=["open loop", "receding horizon"])
-def test_it_goes_there_slowly_once_a_person_has_pressed_enter_and_then_waits(arm, execution, tmp_path):
+def test_it_goes_home_slowly_once_a_person_has_pressed_enter(arm, execution, tmp_path):
     told, places, last = prepared(arm, execution)
     assert told[0].startswith("Episode 1: the arm goes home") and places[0].tolist() == [0.0, 0.5]
     assert told[1:] == [f"Episode {n}: prepare the scene, then press Enter." for n in (1, 2)]  # it is home already
@@ -55,13 +55,13 @@ def test_it_goes_there_slowly_once_a_person_has_pressed_enter_and_then_waits(arm
 
 
 def test_an_arm_that_does_not_arrive_is_named(arm):
-    stuck = replace(arm, driver=Part("tests.robot_drivers.file_arm:StuckArm", arm.driver.options))
+    stuck = replace(arm, driver=Part("tests.robot_drivers.arms:StuckArm", arm.driver.options))
     told, places, _ = prepared(stuck)
     assert told[1] == "gripper is -0.1 from home, where the arm came to rest. Look at it; Enter goes on from there."
     assert told[2].startswith("Episode 1: prepare") and places[2].tolist() == [0.0, 0.5]
 
 
-def test_an_arm_that_is_stopped_on_its_way_is_armed_anew_and_goes_on(arm):
+def test_an_arm_that_is_stopped_on_its_way_goes_on_when_armed(arm):
     stops = iter([True])
 
     def press(control):
@@ -100,7 +100,7 @@ def test_home_is_written_where_the_arm_is(arm, tmp_path, capsys):
         ([0.1, "half"], "home is .0.1, 'half'., so the arm"),
     ],
 )
-def test_a_home_that_the_arm_cannot_have_is_refused_before_it_is_opened(arm, home, says, tmp_path):
+def test_a_home_that_the_arm_cannot_have_is_refused(arm, home, says, tmp_path):
     value = json.loads(json.dumps(arm.to_json())) | {"home": home}
     with pytest.raises(UserError, match=says):
         open_session(RobotConfig.from_json(value), OPEN_LOOP, lambda *_: None)

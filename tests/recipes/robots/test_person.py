@@ -17,7 +17,7 @@ from rich.console import Console
 from robot_drivers.config import Part, RobotConfig
 from tests.patience import PATIENCE
 from tests.recipes.robots.test_robot_recording import OPEN_LOOP, OPTIONS, simulated
-from tests.robot_drivers.toy_arm import LIMITS
+from tests.robot_drivers.arms import LIMITS
 from vla_rl.cli import robot
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.intervention import PersonConfig
@@ -89,7 +89,7 @@ class Reports:
         return self.later.pop(0)
 
 
-def test_the_teleoperator_answers_too_and_not_before_the_question(monkeypatch):
+def test_the_teleoperator_answers_too_after_the_question(monkeypatch):
     reader, writer = os.pipe()
     monkeypatch.setattr(EnterKey.__init__, "__defaults__", (reader,))
     show = Console(file=io.StringIO())
@@ -103,7 +103,7 @@ def test_the_teleoperator_answers_too_and_not_before_the_question(monkeypatch):
     os.close(reader)
 
 
-def test_the_line_says_who_moves_the_arm_what_was_clipped_how_often_it_is_measured_and_why_it_is_stopped():
+def test_the_line_says_who_moves_the_arm_and_why_it_is_stopped():
     line = StatusLine(Console(file=io.StringIO()), "Episode 1 of 2")
     for step in range(4):
         record = report(source="human", reason="rate", clipped=step == 3, captured=0.04 * step).record
@@ -112,8 +112,8 @@ def test_the_line_says_who_moves_the_arm_what_was_clipped_how_often_it_is_measur
     assert line.text(record, "a person pressed stop").plain.endswith("   STOPPED: a person pressed stop")
 
 
-def test_a_stop_that_nobody_could_end_ends_the_episode_and_a_person_re_arms_before_the_next(tmp_path):
-    arm = Part("tests.robot_drivers.file_arm:FileArm", {"path": str(tmp_path / "commands.txt")})
+def test_a_stop_that_nobody_could_end_ends_the_episode(tmp_path):
+    arm = Part("tests.robot_drivers.arms:FileArm", {"path": str(tmp_path / "commands.txt")})
     config, asked = RobotConfig(arm, limits=LIMITS.to_json(), seconds=1e4), []
     execution = drive.execution("open_loop", 8, 1.0)
     with closing(RealTimeSession(config, execution, lambda sentence, control: asked.append(sentence))) as session:
@@ -143,7 +143,7 @@ def played(config: PersonConfig, seed: int = 3, seconds: float = 6.0):
         return [one.record for one in session.play(hold_position, 1, seed)], person
 
 
-def test_a_person_who_sees_nothing_happen_does_the_task_and_it_is_said():
+def test_a_person_who_sees_nothing_happen_does_the_task():
     records, person = played(ALWAYS)
     acted = [record.intervened for record in records]
     # Nothing new in the third step, two more until the hand, and the last of these is the first of the person's.
@@ -154,7 +154,7 @@ def test_a_person_who_sees_nothing_happen_does_the_task_and_it_is_said():
     assert person.share > 0.5
 
 
-def test_the_hand_is_unsteady_and_the_same_seed_gives_the_same_episode():
+def test_the_hand_is_unsteady_and_follows_from_the_seed():
     one, other, steady = (played(config, seconds=1.5)[0] for config in (ALWAYS, ALWAYS, replace(ALWAYS, noise=0.0)))
     for a, b in zip(one, other, strict=True):
         np.testing.assert_array_equal(a.executed, b.executed)
@@ -173,7 +173,7 @@ def test_control_comes_back_and_the_share_is_kept_over_episodes():
         assert len(interventions) >= 2 and min(interventions) >= 4
 
 
-def test_by_command_a_person_watches_and_what_a_server_gets_is_of_no_test(monkeypatch):
+def test_by_command_a_person_watches_and_no_test_is_practised(monkeypatch):
     seen = []
     monkeypatch.setattr(drive, "drive", lambda config, settings, *_: seen.append(settings))
     for options in (["--person"], ["--server", "127.0.0.1:1", "--seed", "4"]):

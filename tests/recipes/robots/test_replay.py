@@ -44,14 +44,14 @@ def test_a_recorded_success_succeeds_again_where_it_was_recorded(dataset):
     assert "the episode ended by success" in str(done) and "shoulder_pan.pos" in str(done)
 
 
-def test_in_another_scene_it_does_not_succeed_but_is_executed_to_its_end(dataset, tmp_path):
+def test_in_another_scene_it_is_executed_without_success(dataset, tmp_path):
     episode = load_demonstrations(dataset, [1])
     save_demonstrations(replace(episode, seed=np.full_like(episode.seed, 3)), tmp_path / "elsewhere")
     done = replay(simulated(), tmp_path / "elsewhere", 0, 1.0, console)
     assert done.outcome == "" and len(done.distance) == done.actions == len(episode.action)
 
 
-def test_at_half_the_speed_the_arm_never_moves_faster_than_half_of_its_limits(dataset, monkeypatch):
+def test_at_half_the_speed_half_of_the_limits_are_kept(dataset, monkeypatch):
     seen, play = [], session.LockstepSession.play
 
     def watched(self, *arguments):
@@ -67,7 +67,7 @@ def test_at_half_the_speed_the_arm_never_moves_faster_than_half_of_its_limits(da
     assert (np.abs(np.diff(seen, axis=0)) * 25 <= 0.5 * np.array(velocity) + 1e-6).all()
 
 
-def test_the_way_to_the_first_action_is_a_chunk_of_the_same_decision():
+def test_the_way_to_the_first_action_is_of_the_same_chunk():
     actions = np.array([[0.5], [0.6], [0.7]])
     decide = Replayer(actions, np.array([1.0]), 0.1)
     obs = Observation({}, np.array([[0.2]], np.float32), np.zeros(1, np.int64), np.zeros(1, np.int64))
@@ -93,7 +93,7 @@ def test_a_recording_is_interpolated_to_the_arms_rate_and_speed(dataset):
     np.testing.assert_array_equal(fast[-1], episode.action[-1])
 
 
-def test_another_arm_and_a_missing_episode_are_refused_in_one_sentence(dataset, tmp_path):
+def test_another_arm_and_a_missing_episode_are_refused(dataset, tmp_path):
     episode = load_demonstrations(dataset, [0])
     swapped = episode.action_names[::-1]
     save_demonstrations(replace(episode, action_names=swapped), tmp_path / "other")

@@ -52,7 +52,7 @@ def recorded(tmp_path_factory):
     return summary, load_demonstrations(folder)
 
 
-def test_the_expert_succeeds_through_the_supervisor_and_is_recorded(recorded):
+def test_the_expert_succeeds_under_supervision_and_is_recorded(recorded):
     summary, episodes = recorded
     assert summary.outcomes == Counter(success=2) and episodes.count == 2
     assert summary.steps == len(episodes.state) and summary.intervened == 0
@@ -176,7 +176,7 @@ class Ends:
         yield ControlStep(None, record)
 
 
-def test_an_episode_that_a_person_rejects_is_played_again_and_not_kept():
+def test_an_episode_that_a_person_rejects_is_played_again():
     session, show = Ends("redo", "failure", "redo", "success"), Console(file=io.StringIO(), width=200)
     settings = drive.EpisodesConfig("", 2, 1, OPEN_LOOP)
     with EpisodeLines(show, 2) as display:
@@ -202,9 +202,9 @@ def test_a_stopped_arm_ends_the_session_in_one_sentence():
             session.prepare("Episode 2 of 2")
 
 
-def test_the_expert_of_a_real_arm_and_guidance_without_a_velocity_field_are_refused(tmp_path):
+def test_the_expert_of_a_real_arm_is_refused(tmp_path):
     settings = drive.EpisodesConfig("expert", 1, 1, OPEN_LOOP)
-    real = RobotConfig(Part("tests.robot_drivers.file_arm:FileArm", {"path": str(tmp_path / "commands.txt")}))
+    real = RobotConfig(Part("tests.robot_drivers.arms:FileArm", {"path": str(tmp_path / "commands.txt")}))
     with pytest.raises(UserError, match=r"scripted expert reads .* drive it by a teleoperator"):
         drive.build_decider(SimpleNamespace(), real, settings)
     with pytest.raises(UserError, match=r"scripted person reads .*FileArm does not have"):
@@ -238,7 +238,7 @@ class Remembers(FunctionPolicy):
         return SimpleNamespace(action=chunk), {"count": state["count"] + 1}
 
 
-def test_a_policy_goes_on_until_the_runtime_says_that_no_chunk_counts():
+def test_a_policy_goes_on_until_no_chunk_counts():
     spec = SimulatedRobot(options=OPTIONS).env_spec
     policy = Remembers(spec, None)
     decide = PolicyDecider(policy, None)

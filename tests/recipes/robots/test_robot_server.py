@@ -21,8 +21,8 @@ from robot_drivers.limits import Limits
 from robot_drivers.simulated import SimulatedRobot
 from tests.patience import PATIENCE
 from tests.recipes.robots.openpi_process import ACTIONS
+from tests.robot_drivers.arms import LIMITS
 from tests.robot_drivers.test_control import STEP, WATCHDOG, commands, ended, moving, wait_until
-from tests.robot_drivers.toy_arm import LIMITS
 from tests.serving.served import serving_openpi
 from vla_rl.cli import main
 from vla_rl.contract.env import Observation
@@ -57,7 +57,7 @@ def executed(policy: str) -> np.ndarray:
         return np.stack([step.record.executed for step in session.play(decide, 1, 7)])
 
 
-def test_a_server_drives_the_simulated_arm_as_its_policy_does_here(tmp_path):
+def test_a_server_drives_an_arm_as_its_policy_does_here(tmp_path):
     policy = FunctionPolicy(SimulatedRobot(options=OPTIONS).env_spec, leaning, f"{__name__}:leaning")
     policy.save_pretrained(tmp_path / "policy")
     local = executed(str(tmp_path / "policy"))
@@ -67,7 +67,7 @@ def test_a_server_drives_the_simulated_arm_as_its_policy_does_here(tmp_path):
     np.testing.assert_array_equal(remote, local)
 
 
-def test_the_command_takes_an_address_and_says_in_one_sentence_when_nobody_answers(complaint, capsys, tmp_path):
+def test_the_command_takes_an_address_that_has_to_answer(complaint, capsys, tmp_path):
     policy = FunctionPolicy(SimulatedRobot().env_spec, leaning, f"{__name__}:leaning")
     simulated(0.4).save(tmp_path / "arm.json")
     with serving_openpi(policy) as server:
@@ -101,7 +101,7 @@ def server() -> Iterator[tuple[str, int]]:
 )
 def test_when_the_server_fails_in_mid_episode_the_arm_holds(server, number, says, tmp_path: Path):
     path, (address, pid) = tmp_path / "commands", server
-    arm = Part("tests.robot_drivers.file_arm:FileArm", {"path": str(path)})
+    arm = Part("tests.robot_drivers.arms:FileArm", {"path": str(path)})
     config = RobotConfig(arm, limits=LIMITS.to_json(), tasks=("lift",), seconds=PATIENCE)
     settings = drive.EpisodesConfig(address + LAYOUT, 1, 1, CHUNKS)
     said: list[str] = []

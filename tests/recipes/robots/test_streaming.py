@@ -48,7 +48,7 @@ def played(config, episodes, address, folder):
     return drive.drive(config, settings, None, console, through), printed.file.getvalue()
 
 
-def test_every_step_is_on_the_server_and_its_dataset_has_the_episodes(tmp_path):
+def test_every_step_is_on_the_server_and_in_its_dataset(tmp_path):
     config = replace(simulated(), seconds=1.0)
     with server_in(tmp_path / "fleet") as server:
         summary, printed = played(config, 2, f"127.0.0.1:{server.transport.port}", tmp_path / "spool")
@@ -63,7 +63,7 @@ def test_every_step_is_on_the_server_and_its_dataset_has_the_episodes(tmp_path):
     assert dataset.tasks == ("pick up the red cube",) and set(dataset.extras["complementary_info.robot"]) == {"arm-1"}
 
 
-def test_the_end_of_an_episode_belongs_to_the_version_that_it_was_played_with_whoever_acted_last(tmp_path):
+def test_an_episodes_end_belongs_to_the_version_that_played(tmp_path):
     always = PersonConfig(patience=3, delay=0, hold=200, max_share=1.0)
     person = ScriptedPerson(ENV.make_expert().act, ENV.progress(), always)
     printed = Console(file=io.StringIO())
@@ -93,7 +93,7 @@ def test_without_a_server_a_robot_goes_on_and_sends_it_next_time(tmp_path):
 
 
 @pytest.mark.parametrize("at", [0, 3])
-def test_an_episode_ends_before_the_first_step_that_is_not_finite(at, tmp_path, monkeypatch):
+def test_an_episode_ends_before_a_step_that_is_not_finite(at, tmp_path, monkeypatch):
     observe, count = SimulatedRobot.observe, itertools.count()
 
     def broken(self):
@@ -119,7 +119,7 @@ def test_an_episode_ends_before_the_first_step_that_is_not_finite(at, tmp_path, 
         assert not records
 
 
-def test_a_dry_run_sends_nothing_and_another_machine_needs_certificates(tmp_path, monkeypatch):
+def test_a_dry_run_sends_nothing_and_machines_need_certificates(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="nothing to send; leave --server or --dry-run out"):
         robot.robot(["run", "simulated", "--policy", "expert", "--dry-run", "--server", "127.0.0.1:1"])
     monkeypatch.chdir(tmp_path)
