@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.robot_drivers.toy_arm import LIMITS
 
 from robot_drivers.config import Part, RobotConfig
 from robot_drivers.feetech import GOAL_POSITION, TORQUE_ENABLE
@@ -21,7 +22,6 @@ from robot_drivers.simulated import SimulatedRobot
 from tests.docs.conftest import ROOT
 from tests.patience import PATIENCE
 from tests.robot_drivers.servo_bus import Port, Servos
-from tests.robot_drivers.toy_arm import LIMITS
 from vla_rl.cli import main
 from vla_rl.contract.env import Observation
 from vla_rl.experience.datasets import load_demonstrations
