@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.commands import save_untrained
-from tests.experience.test_process import same
+from tests.experience.makers import equal_rollouts as same
 from tests.recipes import quick
 from tests.recipes.outside.straight import Straight
 from vla_rl.contract.batch import OneProcess
