@@ -6,14 +6,11 @@ import json
 import re
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
-import numpy as np
 import pytest
 
 from vla_rl.recipes.improve import exploring, windows
 from vla_rl.recipes.recipe import run, thinned
-from vla_rl.recipes.terminal import Clock, mostly, steps_per_second
 
 
 @dataclass(frozen=True)
