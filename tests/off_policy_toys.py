@@ -13,7 +13,7 @@ from sims.toy.point_mass import optimal_return
 from tests.toys import bandit_reward, rollout, seeded
 from vla_rl.contract.batch import Rollout, Transitions
 from vla_rl.contract.env import ArraySpec, EnvSpec
-from vla_rl.contract.policy import ActionOut, CriticAction, Features, State
+from vla_rl.contract.policy import ActionOut, CriticAction, Features, State, encode_observation
 from vla_rl.policies.critics import QEnsemble
 from vla_rl.policies.feed_forward import GaussianPolicy, SquashedConfig, SquashedPolicy
 from vla_rl.policies.heads import HeadConfig
@@ -53,20 +53,14 @@ def recorded(num_envs: int, generator: torch.Generator, width: float = 1.0) -> R
     return rollout({"state": torch.stack([state, state])}, out, bandit_reward(state, action[:, 0])[None, :, None])
 
 
-def deployed(policy: Any) -> float:
-    """Mean reward of the deployed policy in the bandit; the optimum is 0."""
-    state = torch.linspace(-1, 1, 256)[:, None]
-    out, _ = policy.act({"state": state}, {}, "eval", seeded(9))
-    return float(bandit_reward(state, out.action[:, 0]).mean())
-
-
 def regret(policy: Any) -> tuple[float, float]:
     """Mean shortfall from the optimal return of the point mass, and success, of the deployed policy on 64 new seeds."""
     env, env_ids = make("point_mass", num_envs=64), np.arange(64)
-    obs = env.reset(env_ids, 10_000 + env_ids)
+    obs, state = env.reset(env_ids, 10_000 + env_ids), policy.reset_state(policy.initial_state(64), env_ids)
     shortfall = optimal_return(obs.state)
     for _ in range(env.spec.time_limit):
-        out, _ = policy.act(policy.encode(obs), {}, "eval", seeded())
+        features, state = encode_observation(policy, obs, state, seeded())
+        out, state = policy.act(features, state, "eval", seeded())
         step = env.step(out.action.numpy())
         obs, shortfall = step.obs, shortfall - step.reward[:, 0]
     return float(shortfall.mean()), float(step.success.mean())

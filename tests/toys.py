@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -151,6 +152,13 @@ def bandit(policy: Any, num_envs: int, generator: torch.Generator) -> Rollout:
     return rollout({"state": torch.stack([state, state])}, out, reward, version=version)
 
 
+def deployed(policy: Any, mode: Mode = "eval") -> float:
+    """Mean reward of ``policy`` in the bandit, over all states; 0 at best."""
+    state = torch.linspace(-1, 1, 512)[:, None]
+    out, _ = policy.act({"state": state}, {}, mode, seeded(9))
+    return float(bandit_reward(state, out.action[:, 0]).mean())
+
+
 def rollout(features: dict[str, Tensor], out: ActionOut, reward: Tensor, **changes: Any) -> Rollout:
     """One decision in ``E`` environments with ``reward`` [1,E,H], valid and terminated unless ``changes`` differ."""
     yes, num_envs = torch.ones_like(reward, dtype=torch.bool), reward.shape[1]
@@ -173,6 +181,27 @@ def rollout(features: dict[str, Tensor], out: ActionOut, reward: Tensor, **chang
         "info": {"env/steps": float(num_envs)},
     }
     return Rollout(**{**parts, **changes})
+
+
+def columns(whole: Rollout, part: slice) -> Rollout:
+    """The environments ``part`` of a rollout; the observations after truncations stay as they are."""
+    every, changes = whole.valid.shape[1], {}
+    for name, item in vars(whole).items():
+        if name in ("features", "aux"):
+            changes[name] = {key: value[:, part] for key, value in item.items()}
+        elif isinstance(item, Tensor) and name != "final_index":
+            assert item.shape[1] == every
+            changes[name] = item[:, part]
+    return replace(whole, **changes)
+
+
+def weights(module: nn.Module) -> list[Tensor]:
+    """Copies of the parameters that learn, without the statistics of inputs."""
+    return [p.detach().clone() for p in module.parameters() if p.requires_grad]
+
+
+def same(one: Iterable[Tensor], other: Iterable[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 class TwoProcesses:

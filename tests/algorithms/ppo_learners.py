@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import nn
 
 from tests.toys import FlowToy, seeded
 from vla_rl.algorithms.ppo import PPO, PPOConfig
@@ -29,15 +28,6 @@ def learner(policy=None, kind=PPO, reducer=None, **changes) -> PPO:
     policy = policy or FlowToy(sampler=SDE, width=16)
     critic = ValueCritic({"state": 1}, width=16)
     return kind(policy, policy.trainable(), critic, replace(CONFIG, **changes), seeded(), reducer)
-
-
-def weights(module: nn.Module) -> list[torch.Tensor]:
-    """Copies of the trainable parameters, without the statistics of the inputs."""
-    return [p.detach().clone() for p in module.parameters() if p.requires_grad]
-
-
-def same(one, other) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 class Watching(PPO):

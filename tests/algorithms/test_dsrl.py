@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.latent import deployed, toy_base
-from tests.toys import bandit, seeded
+from tests.latent import toy_base
+from tests.toys import bandit, deployed, seeded
 from vla_rl.algorithms.dsrl import DSRL, DSRLConfig, NoiseAliasedConfig
 from vla_rl.contract.batch import Transitions
 from vla_rl.contract.errors import UserError

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 
-from tests.latent import ToyBase, deployed, toy_base
-from tests.toys import FlowToy, TwoProcesses, bandit, seeded
+from tests.latent import ToyBase, toy_base
+from tests.toys import FlowToy, TwoProcesses, bandit, columns, deployed, seeded
 from vla_rl.algorithms.gorl import GoRL, GoRLConfig, RefitConfig, prior_kl
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import UserError
@@ -198,25 +198,6 @@ def test_noise_that_went_through_an_earlier_decoder_is_dropped(imitated):
     assert dropped == [0, 0, 16, 0, 16] and made.stage == 2
 
 
-def half(rollout: Rollout, rank: int) -> Rollout:
-    """Five of eight environments for the first process, three for the second."""
-    mine = slice(0, 5) if rank == 0 else slice(5, 8)
-    names = (
-        "version",
-        "sample",
-        "executed",
-        "logprob",
-        "reward",
-        "valid",
-        "intervened",
-        "terminated",
-        "truncated",
-        "success",
-    )
-    parts: dict[str, Any] = {name: getattr(rollout, name)[:, mine] for name in (*names, "version")}
-    return replace(rollout, features={name: item[:, mine] for name, item in rollout.features.items()}, **parts)
-
-
 def test_two_processes_that_share_environments_end_as_one(imitated):
     config = replace(CONFIG, iterations=2, window=2, minibatch=3, epochs=1, refit=RefitConfig(2, 1e-3))
     config = replace(config, max_logprob_gap=1e9)  # the rollouts are all of the first policy
@@ -228,7 +209,7 @@ def test_two_processes_that_share_environments_end_as_one(imitated):
 
     def work(rank: int) -> None:
         for part in experience:
-            pair[rank].update(half(part, rank))
+            pair[rank].update(columns(part, slice(0, 5) if rank == 0 else slice(5, 8)))
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in (0, 1)]
     for thread in threads:

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.off_policy_toys import Scripted, Table, critics, deployed, env_spec, recorded, squashed, transitions
-from tests.toys import bandit, bandit_reward, seeded
+from tests.off_policy_toys import Scripted, Table, critics, env_spec, recorded, squashed, transitions
+from tests.toys import bandit, bandit_reward, deployed, seeded
 from vla_rl.algorithms.offline import (
     IQL,
     WSRL,

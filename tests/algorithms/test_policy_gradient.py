@@ -7,18 +7,19 @@ import math
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
 
 from sims.catalog import make
-from tests.algorithms.ppo_learners import CONFIG, SDE, Watching, same, weights
+from tests.algorithms.ppo_learners import CONFIG, SDE, Watching
 from tests.algorithms.ppo_learners import learner as ppo_learner
 from tests.algorithms.test_grpo import learner as grpo_learner
 from tests.algorithms.test_grpo import play
 from tests.token_toys import HORIZON, PARTS, SPEC, right, token_bandit, token_policy
-from tests.toys import FlowToy, TwoProcesses, bandit, seeded
+from tests.toys import FlowToy, TwoProcesses, bandit, same, seeded, weights
 from vla_rl.algorithms.decisions import Decisions
 from vla_rl.algorithms.dppo import DPPO, DPPOConfig
 from vla_rl.algorithms.group_relative import GRPO, GRPOConfig, RLOOConfig
@@ -125,9 +126,7 @@ def test_rounding_of_the_same_version_is_corrected_and_said_once():
         assert ppo.update(bandit(ppo.policy, 64, seeded(3)))["policy/logprob_recomputed"] == 0
 
 
-@pytest.mark.parametrize(
-    "change", [lambda p: p + 0.3, lambda p: p - 0.2, lambda p: 0.5 * p], ids=["+.3", "-.2", "half"]
-)
+@pytest.mark.parametrize("change", [lambda p: p - 0.2, lambda p: 0.5 * p], ids=["-.2", "half"])
 def test_a_log_prob_that_is_not_the_density_is_refused(change):
     ppo = ppo_learner()
     experience = bandit(ppo.policy, 64, seeded(1))
@@ -140,7 +139,7 @@ def test_a_log_prob_that_is_not_the_density_is_refused(change):
 @pytest.mark.parametrize("terms", [8, 80, 6400])
 def test_rounding_to_bfloat16_passes_for_actions_of_any_size(terms):
     each = torch.full((500,), float(terms))
-    for case in range(20):
+    for case in range(5):
         gap = 0.011 * terms**0.5 * torch.randn(500, generator=seeded(case))
         check_density(gap, each, OneProcess())
     check_density(torch.full((1,), 0.02), each[:1], OneProcess())
@@ -191,11 +190,19 @@ def test_all_processes_correct_or_refuse_together():
 # -- age --------------------------------------------------------------------------------------------------------------
 
 
+def played(kind, **changes):
+    """A learner of ``kind`` and experience of its policy."""
+    if kind == "ppo":
+        learner = ppo_learner(**changes)
+        return learner, bandit(learner.policy, 64, seeded(1))
+    learner = grpo_learner(**changes)
+    return learner, play(learner.policy)
+
+
 @BOTH
 def test_the_age_counts_from_the_learners_version(kind):
     """Not from the newest decision of the rollout, which may be as old as all others."""
-    learner = ppo_learner() if kind == "ppo" else grpo_learner()
-    experience = bandit(learner.policy, 64, seeded(1)) if kind == "ppo" else play(learner.policy)
+    learner, experience = played(kind)
     learner.policy.version = 3
     batch, _ = learner._make_batch(experience)
     assert (batch.age == 3).all()
@@ -205,8 +212,7 @@ def test_the_age_counts_from_the_learners_version(kind):
 
 @BOTH
 def test_decisions_beyond_the_age_bound_are_dropped_and_counted(kind):
-    learner = ppo_learner(max_age=2) if kind == "ppo" else grpo_learner(max_age=2)
-    experience = bandit(learner.policy, 64, seeded(1)) if kind == "ppo" else play(learner.policy)
+    learner, experience = played(kind, max_age=2)
     count = int(experience.valid.any(-1).sum())
     for version, dropped in ((2, 0), (3, count)):
         learner.policy.version = version
@@ -229,8 +235,7 @@ def test_dropped_decisions_leave_grpos_denominators():
 
 @BOTH
 def test_a_decision_from_the_future_is_refused(kind):
-    learner = ppo_learner() if kind == "ppo" else grpo_learner()
-    experience = bandit(learner.policy, 64, seeded(1)) if kind == "ppo" else play(learner.policy)
+    learner, experience = played(kind)
     with pytest.raises(ContractError, match=r"policy version 2 but the learner has version 0.*same state"):
         learner.update(replace(experience, version=experience.version + 2))
     idle = experience.version + torch.where(experience.valid.any(-1), 0, 9)
@@ -352,9 +357,9 @@ def test_actions_that_were_not_executed_have_no_say(logprob_per):
 
 
 @EACH
-@pytest.mark.parametrize("minibatch", [1, 7, 64])
+@pytest.mark.parametrize("minibatch", [7, 64])
 def test_every_parts_ratio_is_one_before_the_first_update(logprob_per, minibatch):
-    learner = ppo(logprob_per, Watching, 0.5, minibatch=minibatch, epochs=1 if minibatch == 1 else 3)
+    learner = ppo(logprob_per, Watching, 0.5, minibatch=minibatch, epochs=3)
     metrics = learner.update(token_bandit(learner.policy, 16, 4, seeded(1)))
     limit = 1e-5 * math.sqrt(PARTS["token"])
     assert learner.gaps[0] <= limit and metrics["policy/logprob_gap"] <= limit
@@ -401,7 +406,7 @@ def test_wrong_parts_are_refused():
 # -- experience -------------------------------------------------------------------------------------------------------
 
 
-@EACH
+@pytest.mark.parametrize("logprob_per", ["chunk", "action"])
 def test_parts_pass_through_windows_and_groups(logprob_per):
     env = make("gym", num_envs=4, id="CartPole-v1", time_limit=12)
     torch.manual_seed(0)
@@ -426,10 +431,10 @@ def test_parts_pass_through_windows_and_groups(logprob_per):
 @pytest.mark.parametrize(
     ("made", "logprob_per"),
     [
-        pytest.param(made, part, id=f"{made.__name__}-{part}", marks=marks)
-        for made in (ppo, grpo)
-        for part in PARTS
-        for marks in ([] if (made, part) == (ppo, "token") else [pytest.mark.full],)
+        pytest.param(
+            made, part, id=f"{made.__name__}-{part}", marks=[pytest.mark.full] * ((made, part) != (ppo, "token"))
+        )
+        for made, part in product((ppo, grpo), PARTS)
     ],
 )
 def test_ppo_and_grpo_reach_the_optimum(made, logprob_per):

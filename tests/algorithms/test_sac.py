@@ -10,8 +10,8 @@ import torch
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
 from sims.catalog import make
-from tests.off_policy_toys import Scripted, Table, critics, deployed, env_spec, recorded, regret, squashed, transitions
-from tests.toys import bandit, seeded
+from tests.off_policy_toys import Scripted, Table, critics, env_spec, recorded, regret, squashed, transitions
+from tests.toys import bandit, deployed, seeded
 from vla_rl.algorithms.sac import SAC, RLPDConfig, SACConfig
 from vla_rl.experience.mixture import Mixture
 from vla_rl.experience.replay import Replay

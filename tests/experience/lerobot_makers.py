@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from vla_rl.experience.lerobot.disk import DamagedError, Problem
 from vla_rl.experience.lerobot.features import Feature, Schema
 from vla_rl.experience.lerobot.layout import Limits
 from vla_rl.experience.lerobot.reader import DatasetReader, RecordedEpisode
@@ -106,20 +106,10 @@ def assert_holds(root: Path, indices: list[int]) -> None:
         assert_is(found, index)
 
 
-def check(reader: DatasetReader) -> list[Problem]:
-    """All that is damaged, everything read: one entry per file and column, with the affected episodes."""
-    found = [problem for problem in reader.problems if not problem.episodes]
-    for episode in range(len(reader)):
-        try:
-            reader.read(episode)
-        except DamagedError as error:
-            found.append(error.problem)
-    return merged(found)
+def files(root: Path, pattern: str) -> list[str]:
+    return sorted(path.relative_to(root).as_posix() for path in root.rglob(pattern) if path.is_file())
 
 
-def merged(problems: Iterable[Problem]) -> list[Problem]:
-    """One entry per file, column and damage, with all the episodes that cannot be read."""
-    found: dict[tuple[str, str, str], list[int]] = {}
-    for problem in problems:
-        found.setdefault((problem.file, problem.column, problem.what), []).extend(problem.episodes)
-    return [Problem(file, what, tuple(sorted(set(lost))), column) for (file, column, what), lost in found.items()]
+def info(root: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((root / "meta" / "info.json").read_text(encoding="utf-8"))
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from sims.catalog import make
 from tests.auditing import AuditingPolicy
 from vla_rl.contract.batch import Rollout
 from vla_rl.experience.rollout import RolloutSource, SeedStream
-from vla_rl.experience.worker import Worker
 from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
 
 
@@ -25,6 +24,16 @@ def gaussian(env: str, num_envs: int, decisions: int, horizon: int, seed: int) -
     policy = GaussianPolicy(toy.spec, config=GaussianConfig(horizon, width=32))
     noise = torch.Generator().manual_seed(seed)
     return RolloutSource(toy, policy, decisions, SeedStream(1000 * seed, 1000 * seed + 500), noise)
+
+
+def equal_rollouts(one: Rollout, other: Rollout) -> bool:
+    """Bit for bit, but for counters and times."""
+    names = [item.name for item in fields(Rollout) if item.name not in ("info", "spans", "robot", "stream")]
+    pairs = [(getattr(one, name), getattr(other, name)) for name in names]
+    flat = [pair for a, b in pairs for pair in ([(a, b)] if torch.is_tensor(a) else [(a[n], b[n]) for n in {**a, **b}])]
+    return (one.robot, one.stream) == (other.robot, other.stream) and all(
+        a.dtype == b.dtype and torch.equal(a, b) for a, b in flat
+    )
 
 
 class Counter:
@@ -56,15 +65,6 @@ class Counter:
 
     def _secret(self) -> None:
         """Not to be called from elsewhere."""
-
-
-class Owner:
-    """Has a worker of its own."""
-
-    def start(self) -> int:
-        self.worker = Worker()
-        self.worker.make("tests.experience.makers:Counter", start=0)
-        return self.worker.pid
 
 
 class Annealed(GaussianPolicy):

@@ -8,15 +8,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from sims.catalog import make
 from sims.toy.counting import episode_length, expected_reward
+from tests.algorithms.test_hg_dagger import Table
 from tests.auditing import AuditingPolicy
+from tests.toys import seeded
 from tests.world_models.pushing import played
+from vla_rl.algorithms.chunks import demonstrated, mean_loss
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import ActionOut
-from vla_rl.experience.collect import collect_demonstrations, collect_trajectories, iter_demonstrations
-from vla_rl.experience.datasets import Recording, load_demonstrations, save_demonstrations, stream_demonstrations
+from vla_rl.experience.collect import collect_demonstrations, collect_trajectories
 from vla_rl.experience.demonstrations import (
     Demonstrations,
     Trajectories,
@@ -73,22 +76,18 @@ def test_names_units_and_flags_are_recorded_too(episodes):
     assert np.array_equal(episodes.extras["next.reward"], expected_reward(episodes.time + 1))
 
 
-def same(one: Demonstrations, other: Demonstrations) -> bool:
-    arrays = [{**vars(item), **item.images, **item.extras, "images": 0, "extras": 0} for item in (one, other)]
-    return arrays[0].keys() == arrays[1].keys() and all(
-        np.array_equal(value, arrays[1][name]) and np.asarray(value).dtype == np.asarray(arrays[1][name]).dtype
-        for name, value in arrays[0].items()
-    )
-
-
-def test_saved_episodes_come_back(episodes, tmp_path):
-    path = tmp_path / "deep" / "demos"
-    save_demonstrations(episodes, path)
-    assert [item.name for item in path.parent.iterdir()] == ["demos"]
-    assert same(load_demonstrations(path), episodes)
-    parts = list(stream_demonstrations(path))
-    assert [set(part.episode) for part in parts] == [{0}, {1}, {2}, {3}]
-    assert same(load_demonstrations(path, [2, 0]), Demonstrations.joined([parts[2], parts[0]]))
+def test_the_repeated_last_action_has_no_weight() -> None:
+    four = replace(logged(True), action=np.arange(1, 5, dtype=np.float32)[:, None], episode=np.zeros(4, np.int64))
+    policy, (actions, counts) = Table(), four.chunks(3)
+    shown = demonstrated({}, torch.as_tensor(actions), torch.as_tensor(counts), torch.zeros(4, dtype=torch.long))
+    loss = mean_loss(policy, shown, 1, seeded())
+    assert float(loss.detach()) == pytest.approx((1 + 4 + 9 + 16 + 4 + 9 + 16 + 9 + 16) / 9)  # not of 12 actions
+    loss.backward()
+    assert policy.rows.grad is not None
+    assert policy.rows.grad.flatten().tolist() == pytest.approx([-20 / 9, -18 / 9, -14 / 9])
+    policy.rows.grad = None
+    mean_loss(policy, shown.select(torch.tensor([3])), 1, seeded()).backward()
+    assert policy.rows.grad.flatten().tolist() == [-8.0, 0.0, 0.0]
 
 
 def test_joined_episodes_share_a_table_of_tasks_and_are_renumbered(episodes):
@@ -108,75 +107,9 @@ def test_tasks_are_renumbered_in_another_table(episodes):
         episodes.with_tasks(("count the odd episode",))
 
 
-def test_a_folder_without_a_dataset_is_refused_in_one_sentence(tmp_path):
-    with pytest.raises(UserError, match=r"has no meta/info\.json, so it holds no readable episodes"):
-        load_demonstrations(tmp_path / "nothing")
-
-
-def test_an_earlier_dataset_is_moved_aside_and_other_things_are_left_alone(episodes, tmp_path):
-    for _ in range(3):
-        save_demonstrations(episodes, tmp_path / "demos")
-    assert sorted(item.name for item in tmp_path.iterdir()) == ["demos", "demos.1", "demos.2"]
-    (tmp_path / "thesis").mkdir()
-    (tmp_path / "thesis" / "chapter").write_text("one")
-    with pytest.raises(UserError, match="is no dataset, so it was left alone"):
-        save_demonstrations(episodes, tmp_path / "thesis")
-    assert [item.name for item in (tmp_path / "thesis").iterdir()] == ["chapter"]
-    assert not list(tmp_path.glob("*.writing"))
-
-
-def test_a_write_that_fails_changes_nothing(episodes, tmp_path, monkeypatch):
-    path = tmp_path / "demos"
-    save_demonstrations(episodes, path)
-    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
-    monkeypatch.setattr("os.replace", lambda *names: (_ for _ in ()).throw(OSError(28, "no space left")))
-    with pytest.raises(UserError, match="no space left"):
-        save_demonstrations(episodes, path)
-    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
-    assert [item.name for item in tmp_path.iterdir()] == ["demos"]
-
-
-def test_a_recording_that_stops_keeps_what_was_added(episodes, tmp_path):
-    parts = list_of_episodes(episodes)
-    with pytest.raises(ZeroDivisionError), Recording(tmp_path / "demos") as kept:
-        kept.add(parts[0])
-        kept.add(parts[1])
-        raise ZeroDivisionError
-    assert same(load_demonstrations(tmp_path / "demos"), Demonstrations.joined(parts[:2]))
-    with Recording(tmp_path / "demos") as kept:
-        kept.add(parts[2])
-    assert same(load_demonstrations(tmp_path / "demos"), Demonstrations.joined(parts[:3]))
-    assert not (tmp_path / "demos" / "recording").exists()
-
-
-def list_of_episodes(episodes: Demonstrations) -> list[Demonstrations]:
-    return list(iter_demonstrations(make("counting", num_envs=3), count, sorted(set(episodes.seed.tolist()))))
-
-
-def test_an_episode_that_a_dataset_cannot_hold_is_refused(episodes, tmp_path):
-    with pytest.raises(ContractError, match="does not count 0, 1, 2"):
-        save_demonstrations(replace(episodes, time=episodes.time + 1), tmp_path / "demos")
-    with pytest.raises(ContractError, match="two tasks have the same text"):
-        save_demonstrations(replace(episodes, tasks=("count", "count")), tmp_path / "demos")
-    assert not list(tmp_path.iterdir())
-
-
 def test_recording_needs_no_dataset_libraries_until_it_writes():
     code = "import sys, vla_rl.experience.demonstrations; assert not {'pyarrow', 'av'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
-def test_without_the_dataset_libraries_the_error_names_the_extra(episodes, tmp_path, monkeypatch):
-    for name in [name for name in sys.modules if name.startswith("vla_rl.experience.lerobot")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UserError, match=r"pyarrow is not installed.*pip install 'vla-rl\[data\]'"):
-        save_demonstrations(episodes, tmp_path / "demos")
-
-
-def test_an_expert_that_never_succeeds_is_named():
-    with pytest.raises(UserError, match="none of 2 demonstrations"):
-        collect_demonstrations(make("counting", num_envs=2), count, [101, 103])
 
 
 # -- trajectories: nothing is lost between an environment and the training sequences of a world model ------------------
@@ -262,17 +195,6 @@ def test_a_sequence_holds_context_actions_and_outcomes():
         assert batch["task"][row] == trajectories.task[step]
 
 
-def test_the_outcome_of_a_sequence_is_that_of_its_own_episode():
-    """Also at its first and its last time step, where another episode is the neighbour."""
-    trajectories = played(4, seed=2, length=7)
-    wins = trajectories.outcomes
-    assert (wins[1:] != wins[:-1]).any()
-    table = make_sequences(trajectories, frames=2, context=2)
-    batch = sequence_batch(trajectories, table, np.arange(len(table["count"])))
-    own = wins[trajectories.episode[table["past"][:, -1]]]
-    assert (batch["outcome"][..., 2] == own[:, None]).all()
-
-
 def test_a_call_is_the_first_half_of_its_sequence():
     trajectories = played(3, seed=0, length=7)
     table = make_sequences(trajectories, frames=2, context=2)
@@ -293,14 +215,6 @@ def test_frames_and_outcomes_end_where_the_episode_ends():
         assert found.state[begin:end, 1].tolist() == list(range(length + 1))
         assert found.success[begin:end].tolist() == [False] * length + [seed % 2 == 0]
         assert not found.failed[begin:end].any()
-
-
-def test_progress_counts_all_successes():
-    env, reported = make("counting", num_envs=2), []  # even seeds succeed
-    collect_trajectories(
-        env, AuditingPolicy(4), range(300, 308), None, report=lambda *numbers: reported.append(numbers)
-    )
-    assert reported == [(2, 1), (4, 2), (6, 3), (8, 4)]
 
 
 def test_context_at_equals_the_context_of_a_sequence():
@@ -327,15 +241,6 @@ def test_episodes_are_selected_and_joined_without_loss():
     turned = trajectories.select([2, 0])
     assert turned.count == 2 and turned.outcomes.tolist() == trajectories.outcomes[[2, 0]].tolist()
     assert turned.episode.tolist() == sorted(turned.episode.tolist())
-
-
-def test_trajectories_of_other_cameras_cannot_be_joined():
-    one, other = played(1, seed=1), played(1, seed=2)
-    other = Trajectories(
-        {"side": other.images["front"]}, **{n: getattr(other, n) for n in vars(other) if n != "images"}
-    )
-    with pytest.raises(ContractError, match="cameras"):
-        Trajectories.joined([one, other])
 
 
 def logged(success: bool, **extras: np.ndarray) -> Demonstrations:
@@ -376,18 +281,3 @@ def test_the_last_reward_of_a_recorded_episode_is_paid_with_the_last_action_that
     assert Trajectories.from_demonstrations(single).reward.tolist() == [1, 2, 3, 9, 0, 0]
     with pytest.raises(UserError, match="2 of 2 episodes have no rewards recorded"):
         Trajectories.from_demonstrations(logged(False)).recorded_rewards()
-
-
-def test_rewards_are_saved(tmp_path):
-    episodes = played(3, seed=0)
-    episodes.save(tmp_path / "new.npz")
-    again = Trajectories.load(tmp_path / "new.npz")
-    np.testing.assert_array_equal(again.reward, episodes.reward)
-    np.testing.assert_array_equal(again.recorded_rewards(), np.delete(episodes.reward, episodes.ends - 1))
-
-
-def test_recorded_episodes_without_outcomes_are_refused():
-    episodes = logged(True)
-    bare = Demonstrations(**{name: item for name, item in vars(episodes).items() if name != "extras"})
-    with pytest.raises(UserError, match="no 'next"):
-        Trajectories.from_demonstrations(bare)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import count, islice
 
 import numpy as np
@@ -14,6 +14,8 @@ from sims.base import NumpyEnv
 from sims.catalog import make
 from sims.toy.counting import CountingEnv, episode_length, expected_reward
 from tests.auditing import STEPS, AuditingPolicy, PrivilegedEnv
+from tests.experience.makers import equal_rollouts
+from tests.experience.test_rollout import Failing
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
@@ -76,32 +78,31 @@ def seeds_of(rollout: Rollout, size: int = SMALL.size) -> list[int]:
 
 def audit(rollout: Rollout, horizon: int, size: int) -> None:
     """Recompute every number of every column from the rules of the counting environment alone."""
-    truncated = []
-    for e, seed in enumerate(rollout.seeds[0].tolist()):
-        length = int(episode_length(np.array(seed)))
-        for t in range(len(rollout.reward)):
-            before, after = min(t * horizon, length), min((t + 1) * horizon, length)
-            number = t * horizon + np.arange(1, horizon + 1)
-            valid, ends = number <= length, before < length == after
-            reward = np.where(valid, expected_reward(number), 0) + (number == length) * luck(seed, e % size, size)
-            assert rollout.valid[t, e].tolist() == valid.tolist() and rollout.reward[t, e].tolist() == reward.tolist()
-            assert bool(rollout.terminated[t, e]) == bool(rollout.success[t, e]) == (ends and seed % 2 == 0)
-            assert bool(rollout.truncated[t, e]) == (ends and seed % 2 == 1)
-            if valid.any():
-                assert rollout.features["counters"][t, e].tolist() == [seed, before]
-                assert rollout.sample[t, e, :, 0].tolist() == number.tolist() and rollout.logprob[t, e] == -before
-            truncated += [(t, e, seed, length)] if ends and seed % 2 else []
-        last = rollout.features["counters"][-1, e].tolist()
-        assert last == [seed, length if seed % 2 else (length - 1) // horizon * horizon]
-    order = sorted(truncated, key=lambda item: item[1])
-    assert rollout.final_index.tolist() == [[t, e] for t, e, _, _ in order]
-    assert rollout.final_features["counters"].tolist() == [[seed, length] for _, _, seed, length in order]
+    seeds, t = rollout.seeds[0].numpy(), horizon * np.arange(len(rollout.reward))[:, None]
+    length, even = episode_length(seeds), seeds % 2 == 0
+    before, after = np.minimum(t, length), np.minimum(t + horizon, length)
+    number = t[..., None] + np.arange(1, horizon + 1)  # [T,1,H]
+    valid, ends = number <= length[:, None], (before < length) & (after == length)
+    extra = np.array([luck(seed, e % size, size) for e, seed in enumerate(seeds.tolist())])
+    reward = np.where(valid, expected_reward(number), 0) + (number == length[:, None]) * extra[:, None]
+    assert np.array_equal(rollout.valid, valid) and np.array_equal(rollout.reward, reward)
+    for name, wanted in (("terminated", ends & even), ("success", ends & even), ("truncated", ends & ~even)):
+        assert np.array_equal(getattr(rollout, name), wanted), name
+    counters, acted = np.stack([np.broadcast_to(seeds, before.shape), before], -1), valid.any(-1)
+    assert np.array_equal(rollout.features["counters"][:-1][acted], counters[acted])
+    assert np.array_equal(rollout.sample[..., 0][acted], np.broadcast_to(number, valid.shape)[acted])
+    assert np.array_equal(rollout.logprob[acted], -before[acted])
+    last = np.where(even, (length - 1) // horizon * horizon, length)
+    assert np.array_equal(rollout.features["counters"][-1], np.stack([seeds, last], 1))
+    e, at = (ends & ~even).T.nonzero()
+    assert np.array_equal(rollout.final_index, np.stack([at, e], 1))
+    assert np.array_equal(rollout.final_features["counters"], np.stack([seeds[e], length[e]], 1))
 
 
 # -- nothing lost, doubled or reordered -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("num_envs", "horizon", "ahead"), [(1, 4, 2), (7, 1, 0), (12, 8, 2), (12, 4, 0)])
+@pytest.mark.parametrize(("num_envs", "horizon", "ahead"), [(3, 4, 2), (7, 1, 0), (12, 8, 2)])
 def test_groups_are_recomputed_and_come_in_the_order_of_launch(num_envs, horizon, ahead):
     maker = source(replace(SMALL, ahead=ahead), num_envs, horizon)
     rollouts = [maker.next() for _ in range(4)]
@@ -252,19 +253,6 @@ def test_every_launched_environment_is_reset_in_the_policy_too_and_nothing_privi
     assert all(names == {"force"} for names in extras)
 
 
-class Failing(AuditingPolicy):
-    """Chooses a NaN for environment 2 at its eighth decision, unless mended."""
-
-    calls, mended = 0, False
-
-    def act(self, features, state, mode, generator):
-        out, after = super().act(features, state, mode, generator)
-        self.calls += 1
-        if self.calls >= 8 and not self.mended:
-            out.action[2, 0, 1] = float("nan")
-        return out, after
-
-
 def test_a_nan_is_refused_before_anything_moves_and_nothing_is_lost():
     maker = source(policy=Failing(4))
     for _ in range(2):
@@ -274,23 +262,13 @@ def test_a_nan_is_refused_before_anything_moves_and_nothing_is_lost():
             maker.state_dict()
     maker.policy.mended = True
     whole = source()
-    for _ in range(3):
+    for _ in range(2):
         same(maker.next(), whole.next())
 
 
 def same(one: Rollout, other: Rollout) -> None:
-    for item in fields(Rollout):
-        a, b = getattr(one, item.name), getattr(other, item.name)
-        if isinstance(a, torch.Tensor):
-            assert torch.equal(a, b), item.name
-        elif item.name == "info":
-            assert {k: v for k, v in a.items() if not k.endswith("_s")} == {
-                k: v for k, v in b.items() if not k.endswith("_s")
-            }
-        elif item.name in ("robot", "stream", "others"):
-            assert a == b
-        elif item.name != "spans":
-            assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a), item.name
+    counters = [{name: value for name, value in it.info.items() if not name.endswith("_s")} for it in (one, other)]
+    assert equal_rollouts(one, other) and counters[0] == counters[1]
 
 
 def gaussian_source(seed: int):
@@ -417,7 +395,7 @@ def contributions(rollouts) -> dict[bool, tuple[float, float]]:
 def collect(kind: type[GroupSource], ahead: int) -> list[Rollout]:
     config = GroupConfig(groups=24, size=4, ahead=ahead, limit=1000)
     maker = kind(CoinEnv(96), Uniform(), config, SeedStream(0, 10**6), torch.Generator())
-    return [maker.next() for _ in range(30)]
+    return [maker.next() for _ in range(16)]
 
 
 @pytest.mark.parametrize("ahead", [pytest.param(0, marks=pytest.mark.full), 20])

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from tests.experience.lerobot_makers import check
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.lerobot import video
 from vla_rl.experience.lerobot.features import NAMES, Feature, Schema, combined, episode_statistics
@@ -68,7 +67,7 @@ def test_every_episode_is_read_from_its_files():
                 assert np.array_equal(read, values), name
         assert {found.tasks[i] for i in found.task} == {VALUES.TASKS[found.index]}
         assert np.array_equal(found.time, np.arange(VALUES.LENGTHS[found.index]))
-    assert check(reader) == []
+    assert reader.problems == ()
 
 
 def test_the_golden_dataset_is_loaded_as_demonstrations():
@@ -156,7 +155,7 @@ def test_a_grown_golden_dataset_keeps_its_episodes(tmp_path):
         writer.add(columns(2), "a new task")
         writer.add(columns(0), VALUES.TASKS[0])
     reader = DatasetReader(root)
-    assert len(reader) == 7 and check(reader) == [] and reader.tasks[-1] == "a new task"
+    assert len(reader) == 7 and reader.problems == () and reader.tasks[-1] == "a new task"
     for number, source in {0: 0, 4: 4, 5: 2, 6: 0}.items():
         read = reader.read(number)
         assert np.array_equal(read.columns["ticks"], columns(source)["ticks"])

@@ -74,10 +74,6 @@ def test_shapes_are_those_of_lerobot(values, feature, shape):
     assert found["min"].dtype == values.dtype and found["count"] == len(values)
 
 
-def test_text_has_no_statistics():
-    assert episode_statistics({"x": np.array(["a"])}, {"x": Feature("string")}) == {}
-
-
 def test_parts_are_combined_as_if_they_had_been_one():
     random = np.random.default_rng(3)
     parts = [random.normal(i, 1 + i, (5 + 3 * i, 2)) for i in range(4)]
@@ -90,14 +86,6 @@ def test_parts_are_combined_as_if_they_had_been_one():
     for name in QUANTILES:
         wanted = sum(w * item["x"][name] for w, item in zip(weights, split, strict=True)) / weights.sum()
         np.testing.assert_allclose(one[name], wanted, rtol=1e-12, err_msg=name)
-
-
-def test_a_column_that_only_some_parts_have_is_combined_from_those():
-    feature = {"x": Feature("float64"), "y": Feature("float64")}
-    both = episode_statistics({"x": np.zeros(2), "y": np.arange(3.0)}, feature)
-    only = episode_statistics({"x": np.ones(2)}, feature)
-    found = combined([both, only])
-    assert found["x"]["mean"] == 0.5 and found["y"]["mean"] == 1 and found["y"]["count"] == 3
 
 
 def test_they_survive_json_exactly():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import product
 
 import av
 import numpy as np
@@ -17,8 +18,7 @@ SHAPE = (32, 48, 3)
 ONE = Codec()
 
 
-@pytest.mark.parametrize("codec", [ONE, H264], ids=["AV1", "H.264"])
-@pytest.mark.parametrize("fps", [10, 30, FPS, 29.97])
+@pytest.mark.parametrize(("codec", "fps"), [(ONE, 10), (ONE, FPS), (H264, 29.97)])
 def test_frames_are_found_by_their_time(tmp_path, codec, fps):
     frames = pictures(SHAPE, 1, 9)
     video.encode(tmp_path / "a.mp4", frames, fps, codec)
@@ -80,41 +80,36 @@ def test_a_file_without_pictures_is_reported(tmp_path):
         video.decode(tmp_path / "b.mkv", np.array([0.0]), 10)
 
 
+CONCAT = "ffconcat version 1.0\nfile {1}\n"
 HLS = "#EXTM3U\n#EXT-X-MEDIA-SEQUENCE:0\n#EXTINF:1.0,\n{0}\n#EXT-X-ENDLIST\n"
 SDP = "v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 5004 RTP/AVP 96\na=rtpmap:96 H264/90000\n"
 
 
-@pytest.mark.parametrize("name", ["a.mp4", "a.m3u8", "a.sdp", "a.ffconcat"])
-@pytest.mark.parametrize("text", [HLS, SDP, "ffconcat version 1.0\nfile {1}\n"], ids=["HLS", "SDP", "concat"])
-def test_a_list_of_other_files_and_addresses_is_no_video_and_no_picture(tmp_path, monkeypatch, name, text):
+def test_a_list_of_other_files_is_no_video_and_no_picture(tmp_path, monkeypatch):
     """ffmpeg would open what it lists, if it were let take a file for whatever it looks like."""
     monkeypatch.chdir(tmp_path)
     video.encode(tmp_path / "other.mp4", pictures(SHAPE, 1, 4), 10, ONE)
-    (tmp_path / name).write_text(text.format(tmp_path / "other.mp4", "other.mp4"))
-    with pytest.raises(DamagedFramesError, match=r"is no MP4, Matroska or AVI|cannot be decoded"):
-        video.decode(tmp_path / name, np.array([0.0]), 10)
-    with pytest.raises(DamagedFramesError, match="cannot be decoded"):
-        video.decode_picture((tmp_path / name).read_bytes(), 3)
+    for name, text in product(("a.mp4", "a.m3u8", "a.sdp", "a.ffconcat"), (HLS, SDP, CONCAT)):
+        (tmp_path / name).write_text(text.format(tmp_path / "other.mp4", "other.mp4"))
+        with pytest.raises(DamagedFramesError, match=r"is no MP4, Matroska or AVI|cannot be decoded"):
+            video.decode(tmp_path / name, np.array([0.0]), 10)
+        with pytest.raises(DamagedFramesError, match="cannot be decoded"):
+            video.decode_picture((tmp_path / name).read_bytes(), 3)
 
 
-@pytest.mark.parametrize("shape", [(32, 48, 3), (3, 32, 48), (32, 48, 1), (32, 48), ()])
-def test_what_is_as_large_as_declared_is_read(tmp_path, shape):
-    frames = pictures(SHAPE, 1, 2)
-    video.encode(tmp_path / "a.mp4", frames, 10, ONE)
-    assert video.decode(tmp_path / "a.mp4", np.array([0.0, 0.1]), 10, shape).shape == frames.shape
-    assert np.array_equal(video.decode_picture(video.encode_png(frames[0]), 3, shape), frames[0])
-
-
-@pytest.mark.parametrize("shape", [(32, 46, 3), (3, 16, 48), (30, 48, 1), (32, 40)])
-def test_what_is_larger_than_declared_is_not_read(tmp_path, shape):
+def test_only_what_is_as_large_as_declared_is_read(tmp_path):
     """Memory was counted by what is declared: a thousand times as many black pixels take no more on the disk."""
-    frames = pictures(SHAPE, 1, 2)
+    frames, times = pictures(SHAPE, 1, 2), np.array([0.0, 0.1])
     video.encode(tmp_path / "a.mp4", frames, 10, ONE)
+    for shape in ((32, 48, 3), (3, 32, 48), (32, 48, 1), (32, 48), ()):
+        assert video.decode(tmp_path / "a.mp4", times, 10, shape).shape == frames.shape
+        assert np.array_equal(video.decode_picture(video.encode_png(frames[0]), 3, shape), frames[0])
     match = r"holds a picture of 32 x 48 pixels where \[.*\] is declared"
-    with pytest.raises(DamagedFramesError, match=match):
-        video.decode(tmp_path / "a.mp4", np.array([0.0, 0.1]), 10, shape)
-    with pytest.raises(DamagedFramesError, match=match):
-        video.decode_picture(video.encode_png(frames[0]), 3, shape)
+    for shape in ((32, 46, 3), (3, 16, 48), (30, 48, 1), (32, 40)):
+        with pytest.raises(DamagedFramesError, match=match):
+            video.decode(tmp_path / "a.mp4", times, 10, shape)
+        with pytest.raises(DamagedFramesError, match=match):
+            video.decode_picture(video.encode_png(frames[0]), 3, shape)
 
 
 def test_what_is_far_larger_than_declared_is_not_even_decoded():
@@ -153,21 +148,19 @@ def test_other_pictures_are_read_too():
         ((128, 128, 1), "auto", "image"),
         ((480, 640, 3), "never", "image"),
         ((16, 16, 3), "always", "video"),
+        ((33, 32, 3), "always", "cannot be video"),
+        ((32, 32), "auto", "no pictures"),
+        ((32, 32, 4), "auto", "no pictures"),
     ],
 )
 def test_cameras_become_video_where_it_pays(shape, wanted, kind):
+    if kind not in ("image", "video"):
+        with pytest.raises(ContractError, match=kind):
+            video.camera(shape, 10, wanted)
+        return
     feature = video.camera(shape, 10, wanted)
     assert feature.dtype == kind and feature.shape == shape and feature.is_camera
     assert bool(feature.info) == (kind == "video")
-
-
-def test_what_cannot_be_video_is_refused():
-    with pytest.raises(ContractError, match="cannot be video"):
-        video.camera((33, 32, 3), 10, "always")
-    with pytest.raises(ContractError, match="no pictures"):
-        video.camera((32, 32), 10, "auto")
-    with pytest.raises(ContractError, match="no pictures"):
-        video.camera((32, 32, 4), 10, "auto")
 
 
 def test_the_codec_is_recorded_and_kept():

@@ -132,6 +132,12 @@ class MemorySpool:
             return self._more.wait_for(lambda: len(self.records) > seq, seconds)
 
 
+def spool_of(count, **given):
+    spool = MemorySpool(**given)
+    spool.put(count)
+    return spool
+
+
 class MemoryPolicies:
     """Versions of a policy, of one chunk each."""
 

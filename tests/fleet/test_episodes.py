@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.fleet.episodes import SPEC, chained, episode, introduction, step
+from tests.fleet.records import SPEC, chained, episode, introduction, step
 from vla_rl.fleet.episodes import EpisodeReader, FleetEpisode
 from vla_rl.fleet.payloads import LOSSLESS
 from vla_rl.fleet.record import FleetRecord

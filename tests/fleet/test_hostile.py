@@ -4,35 +4,27 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import tracemalloc
 
 import grpc
 import msgpack
 import pytest
 
-from tests.fleet.decoders import decoders
-from tests.fleet.fleets import Hand, MemorySpool, wait_until
-from tests.fleet.fuzz import fuzz
+from tests.fleet.fleets import Hand, hello, spool_of, wait_until
+from tests.fleet.fuzz import decoders, fuzz
 from vla_rl.contract import wire
 from vla_rl.contract.errors import ContractError
 from vla_rl.fleet import fleet_pb2 as pb
 from vla_rl.fleet.protocol import (
     MAX_MESSAGE,
     MAX_RECORDS,
-    check_hello,
     read_from_robot,
     read_from_server,
-    read_records,
     write_records,
 )
 
 Code = grpc.StatusCode
-
-
-def spool_of(count, **given):
-    spool = MemorySpool(**given)
-    spool.put(count)
-    return spool
 
 
 def delimited(number: int, data: bytes) -> bytes:
@@ -59,37 +51,36 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("case", BROKEN)
-def test_what_is_no_message_ends_its_connection_alone(serve, store, case, caplog):
-    server = serve()
-    other = spool_of(2, robot="arm-2")
-    with Hand(server.port) as good, Hand(server.port) as bad:
+def test_what_is_no_message_ends_its_connection_alone(serve, store, caplog):
+    server, other = serve(), spool_of(2 * len(BROKEN), robot="arm-2")
+    with Hand(server.port) as good:
         good.greet(other)
-        bad.greet(spool_of(1))
-        bad.send(BROKEN[case])
-        code, sentence = bad.ending()
-        assert code is Code.INVALID_ARGUMENT and sentence.endswith(".") and "\n" not in sentence
-        good.send(write_records(other.records))
-        assert good.next("ack").durable_seq == 1
+        for number, message in enumerate(BROKEN.values()):
+            with Hand(server.port) as bad:
+                bad.greet(spool_of(1))
+                bad.send(message)
+                code, sentence = bad.ending()
+            assert code is Code.INVALID_ARGUMENT and sentence.endswith(".") and "\n" not in sentence
+            assert sentence in caplog.text
+            good.send(write_records(other.records[2 * number : 2 * number + 2]))
+            assert good.next("ack").durable_seq == 2 * number + 1
     assert store.records == other.records
-    assert any(sentence in record.getMessage() for record in caplog.records)
 
 
-@pytest.mark.parametrize("case", BROKEN)
-def test_what_is_no_hello_is_refused(serve, case):
-    with Hand(serve().port) as hand:
-        hand.send(BROKEN[case])
-        assert hand.ending()[0] in (Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION)
+def test_what_is_no_hello_is_refused(serve):
+    port = serve().port
+    for message in BROKEN.values():
+        with Hand(port) as hand:
+            hand.send(message)
+            assert hand.ending()[0] in (Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION)
 
 
 def test_a_message_that_is_too_large_is_refused_before_it_is_read(serve, store):
     server = serve()
-    with Hand(server.port) as hand:
-        hand.greet(spool_of(1))
-        # gRPC's own limit of what is sent would stop an honest robot; this one has none.
-        huge = grpc.insecure_channel(f"127.0.0.1:{server.port}", [("grpc.max_send_message_length", -1)])
-        with huge, pytest.raises(grpc.RpcError) as caught:
-            list(huge.stream_stream("/vla_rl.fleet.Fleet/Stream")(iter([bytes(MAX_MESSAGE + 1)])))
+    # gRPC's own limit of what is sent would stop an honest robot; this one has none.
+    huge = grpc.insecure_channel(f"127.0.0.1:{server.port}", [("grpc.max_send_message_length", -1)])
+    with huge, pytest.raises(grpc.RpcError) as caught:
+        list(huge.stream_stream("/vla_rl.fleet.Fleet/Stream")(iter([bytes(MAX_MESSAGE + 1)])))
     assert caught.value.code() is Code.RESOURCE_EXHAUSTED and not store.records
     with pytest.raises(ContractError, match="is larger than"):
         read_from_robot(bytes(MAX_MESSAGE + 1))
@@ -100,8 +91,6 @@ def test_a_compressed_bomb_is_refused(serve, store):
     options = [("grpc.max_send_message_length", -1)]
     with grpc.insecure_channel(f"127.0.0.1:{server.port}", options, compression=grpc.Compression.Gzip) as channel:
         call = channel.stream_stream("/vla_rl.fleet.Fleet/Stream")
-        from tests.fleet.fleets import hello
-
         with pytest.raises(grpc.RpcError) as caught:
             list(call(iter([hello(spool).SerializeToString(), write_records(spool.records)])))
     assert caught.value.code() in (Code.UNIMPLEMENTED, Code.INTERNAL) and not store.records
@@ -118,8 +107,6 @@ def test_fields_are_counted_before_they_become_objects():
 
 
 def test_bytes_that_are_no_protocol_at_all_do_not_end_the_server(serve):
-    import socket
-
     server = serve()
     for data in (b"GET / HTTP/1.1\r\n\r\n", os.urandom(5000), b"\x16\x03\x01" + bytes(500)):
         with socket.create_connection(("127.0.0.1", server.port)) as sock:
@@ -138,39 +125,6 @@ def test_replayed_and_reordered_messages_change_nothing(serve, store):
             hand.send(piece)
         wait_until(lambda: store.durable(spool.robot, spool.epoch) == 11)
     assert store.records == spool.records
-
-
-def test_mutated_messages_are_read_or_refused_and_nothing_else():
-    draw = random.Random(1)
-    spool = spool_of(5, payload=b"some payload")
-    originals = [write_records(spool.records), write_records(spool.records[:1])]
-    originals += [pb.FromRobot(hello=pb.Hello(protocol=1, robot="arm-1", epoch=bytes(16))).SerializeToString()]
-    read = 0
-    for _ in range(5000):
-        data = bytearray(draw.choice(originals))
-        for _ in range(draw.randint(1, 4)):
-            at = draw.randrange(len(data))
-            match draw.randrange(4):
-                case 0:
-                    data[at] = draw.randrange(256)
-                case 1:
-                    data[at] ^= 1 << draw.randrange(8)
-                case 2:
-                    del data[at : at + draw.randint(1, 8)]
-                    data += b"\0"
-                case 3:
-                    data[at:at] = draw.randbytes(draw.randint(1, 8))
-        try:
-            message = read_from_robot(bytes(data))
-            if message.WhichOneof("message") == "records":
-                records = read_records(spool.robot, spool.epoch, message.records)
-                assert all(one.hash == spool.records[one.seq].hash for one in records)
-            elif message.WhichOneof("message") == "hello":
-                check_hello(message.hello)
-            read += 1
-        except ContractError as error:
-            assert str(error).endswith(".")
-    assert read  # some changes are of what the hash does not cover, or of nothing
 
 
 def test_everything_that_reads_foreign_bytes_reads_or_refuses_them():

@@ -1,20 +1,119 @@
-"""Policies arrive whole or not at all, whatever happens to the link, the disk and the server."""
+"""Policies arrive whole or not at all, whatever happens to link, disk, server and power; so are they published."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import hashlib
+import json
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count
+from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
-from tests.fleet.checkpoints import KEY, PUBLISHED, SPEC_HASH, TRUSTED, Link, checkpoint, content, registry
-from tests.fleet.manifests import digest, signing_key
+from tests.fleet.checkpoints import (
+    KEY,
+    PUBLISHED,
+    SPEC_HASH,
+    TRUSTED,
+    Link,
+    checkpoint,
+    content,
+    digest,
+    registry,
+    signing_key,
+)
+from tests.fleet.test_power_cut import at
+from tests.fleet.torn_disk import PowerCut, TornDisk
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.fleet.disk import Disk, File
 from vla_rl.fleet.manifest import CHUNK_BYTES, CLIENT
 from vla_rl.fleet.policy_cache import SPARE_BYTES, PolicyCache
+from vla_rl.fleet.registry import Registry
+from vla_rl.fleet.releases import Outcomes
 
 WHO = ("learner", "a test")
+Told = dict[str, list[int]]
+LEFT = [("torn", 3), *(pytest.param(left, 1, marks=pytest.mark.full) for left in ("torn", "nothing"))]
+
+
+def small(folder: Path, number: int) -> Path:
+    (folder / "base").mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"number": number}))
+    save_file({"head": np.full(3, number, np.float32)}, folder / "base" / "model.safetensors")
+    return folder
+
+
+def cuts(
+    tmp_path: Path, live: Callable[[TornDisk, Told], None], left: str, stride: int
+) -> Iterator[tuple[TornDisk, Told]]:
+    """What is left when the power is cut at every ``stride``-th point, and what the program was told until then."""
+    for number in count(1, stride):
+        root = tmp_path / f"at{number}"
+        root.mkdir()
+        disk, told = TornDisk(root), Told()
+        disk.before = at(number, disk.cut)
+        with contextlib.suppress(PowerCut):
+            live(disk, told)
+        yield disk.left(tmp_path / f"left{number}", left, number), told
+        if disk.points < number:
+            assert number > 20
+            return
+
+
+@pytest.mark.parametrize(("left", "stride"), LEFT)
+def test_what_was_published_and_promoted_survives_a_power_cut_at_any_point(left, stride, tmp_path):
+    folders = [small(tmp_path / str(number), number) for number in (1, 2)]
+
+    def live(disk: TornDisk, told: Told) -> None:
+        made = Registry(disk.root / "server", disk=disk)
+        for folder in folders:
+            told["published"] = [*told.get("published", ()), made.publish(folder, PUBLISHED, KEY, *WHO)]
+            made.promote(told["published"][-1], *WHO)
+            told["active"] = told["published"][-1:]
+            made.record(len(told["published"]), "arm", 1, Outcomes(1, 1))
+            told["episodes"] = [len(told["published"])]
+
+    for disk, told in cuts(tmp_path, live, left, stride):
+        made = Registry(disk.root / "server", disk=disk)
+        assert {*told.get("published", ())} <= {*made.releases.stages}
+        for version in made.releases.stages:  # nothing that counts lacks anything
+            assert TRUSTED.read(made.manifest(version)).version == version
+            for name, size in made.get(version).chunks().items():
+                assert hashlib.sha256(made.chunk(name, 0, size)).hexdigest() == name
+        assert (made.releases.active or 0) >= sum(told.get("active", ()))
+        counted = sum(one.episodes for robots in made.outcomes().values() for one in robots.values())
+        assert counted >= sum(told.get("episodes", ()))
+        shown = max([0, *made.releases.stages])
+        assert made.publish(folders[0], PUBLISHED, KEY, *WHO) > shown, "its number is used once"
+
+
+@pytest.mark.parametrize(("left", "stride"), LEFT)
+def test_a_robots_policies_survive_a_power_cut_at_any_point(left, stride, tmp_path):
+    made = Registry(tmp_path / "server")
+    for number in (1, 2, 3):
+        made.publish(small(tmp_path / str(number), number), PUBLISHED, KEY, *WHO)
+
+    def live(disk: TornDisk, told: Told) -> None:
+        cache = PolicyCache(disk.root / "robot", TRUSTED, disk)
+        for version in (1, 2, 3):
+            cache.fetch(version, SPEC_HASH, Link(made))
+            told["here"] = [*told.get("here", ()), version][-2:]  # the first one goes when the third comes
+            cache.use(version)
+            told["used"] = [version]
+
+    for disk, told in cuts(tmp_path, live, left, stride):
+        cache = PolicyCache(disk.root / "robot", TRUSTED, disk)
+        used = cache.in_use()[0] if cache.in_use() else 0
+        assert used >= sum(told.get("used", ()))
+        for version in {*told.get("here", ()), *cache.in_use(), *cache.versions()}:
+            assert cache.get(version).manifest.version == version
+            assert (cache.get(version).folder / "config.json").read_text() == json.dumps({"number": version})
+        assert cache.fetch(2, SPEC_HASH, Link(made)).manifest.version == 2
 
 
 def fetched(cache, version, link):
@@ -203,50 +302,3 @@ def test_flipped_bits_are_seen_and_mended(tmp_path):
     link = Link(made)
     assert content(cache.fetch(1, SPEC_HASH, link).folder) == content(tmp_path / "1")
     assert not link.asked  # all of it is in version 2 or undamaged
-
-
-class Dies(Disk):
-    """Dies at its ``step``-th rename, removal or sync."""
-
-    def __init__(self, step):
-        self.left = step
-
-    def tick(self):
-        if not self.left:
-            raise InterruptedError("killed")
-        self.left -= 1
-
-    def rename(self, path, target):
-        self.tick()
-        super().rename(path, target)
-
-    def remove(self, path):
-        self.tick()
-        super().remove(path)
-
-    def sync_folder(self, folder):
-        self.tick()
-        super().sync_folder(folder)
-
-
-def test_a_robot_that_dies_anywhere_keeps_a_whole_policy(tmp_path):
-    made = registry(tmp_path, 3)
-    cache = PolicyCache(tmp_path / "robot", TRUSTED)
-    for version in (1, 2):
-        cache.fetch(version, SPEC_HASH, Link(made))
-        cache.use(version)
-    steps = 0
-    while True:
-        dying = PolicyCache(tmp_path / "robot", TRUSTED)
-        dying._disk = Dies(steps)
-        try:
-            dying.fetch(3, SPEC_HASH, Link(made))
-            dying.use(3)
-            break
-        except InterruptedError:
-            steps += 1
-        again = PolicyCache(tmp_path / "robot", TRUSTED)
-        for version in again.versions():
-            assert content(again.get(version).folder) == content(tmp_path / str(version))
-        assert set(again.in_use()) <= set(again.versions()) and again.in_use()[0] in (2, 3)
-    assert steps > 5 and cache.in_use() == (3, 2)

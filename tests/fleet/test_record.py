@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.fleet.generate import GENERATED, generate
 from tests.fleet.records import EPOCH, chain
+from tests.test_layout import ROOT
 from vla_rl.contract.errors import ContractError
 from vla_rl.fleet.record import MAX_PAYLOAD, MAX_TASK, NO_HASH, FleetRecord, decode
 
@@ -90,3 +92,12 @@ def test_a_dropped_record_stands_for_several_and_the_chain_goes_on_behind_it():
     assert dropped.last == 2 and dropped.hash == records[3].previous and decode(dropped.encoded) == dropped
     rest = dropped.after(0, records[0].hash)
     assert (rest.seq, rest.last, rest.previous, rest.hash) == (1, 2, records[1].previous, records[2].hash)
+
+
+def test_generating_again_changes_nothing(tmp_path):
+    pytest.importorskip("grpc_tools", reason="needs grpcio-tools, which the extra dev brings")
+    generate(tmp_path)
+    for name in GENERATED:
+        assert (tmp_path / name).read_text() == (ROOT / name).read_text(), (
+            f"{name} is old: python -m tests.fleet.generate"
+        )

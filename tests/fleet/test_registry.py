@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-import shutil
+import io
+import json
 import threading
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
 
 from tests.fleet.checkpoints import KEY, PUBLISHED, TRUSTED, checkpoint, registry
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.fleet.disk import Disk, File
-from vla_rl.fleet.registry import Registry
-from vla_rl.fleet.releases import CanaryRule, Outcomes
+from vla_rl.contract.intervals import poisson_rate, wilson
+from vla_rl.fleet.disk import Disk
+from vla_rl.fleet.registry import History, Registry, read_header
+from vla_rl.fleet.releases import CanaryRule, Outcomes, choose_canaries, judge
 
 WHO = ("an operator", "a test")
 ROBOTS = [f"arm{i}" for i in range(20)]
@@ -161,63 +165,6 @@ def test_two_who_publish_at_once_get_two_numbers(tmp_path):
     assert len({made.manifest(version) for version in range(1, 6)}) == 5
 
 
-class DiesAt(Disk):
-    """Dies at its ``step``-th write, rename or sync, and forgets that write."""
-
-    def __init__(self, step):
-        self.left = step
-
-    def tick(self):
-        if not self.left:
-            raise OSError(5, "power cut")
-        self.left -= 1
-
-    def open(self, path):
-        file, disk = super().open(path), self
-
-        class Watched:
-            def write(self, data):
-                if disk.left == 0:
-                    file.write(data[: len(data) // 2])  # torn
-                disk.tick()
-                return file.write(data)
-
-            def sync(self):
-                disk.tick()
-                file.sync()
-
-            truncate, close, write_all = file.truncate, file.close, File.write_all
-
-        return Watched()
-
-    def rename(self, path, target):
-        self.tick()
-        super().rename(path, target)
-
-    def sync_folder(self, folder):
-        self.tick()
-        super().sync_folder(folder)
-
-
-def test_a_publication_counts_whole_or_not_at_all_and_its_number_is_used_once(tmp_path):
-    registry(tmp_path / "made", 1)
-    checkpoint(tmp_path / "new", 2)
-    for step in itertools.count():
-        shutil.copytree(tmp_path / "made" / "server", tmp_path / f"step {step}")
-        try:
-            Registry(tmp_path / f"step {step}", disk=DiesAt(step)).publish(tmp_path / "new", PUBLISHED, KEY, *WHO)
-            break
-        except (OSError, UserError):  # in the folder, or while it is opened
-            after = Registry(tmp_path / f"step {step}")
-        shown = 2 in after.releases.stages
-        version = after.publish(tmp_path / "new", PUBLISHED, KEY, *WHO)
-        assert version == 3 or not shown
-        for known in after.releases.stages:  # nothing that counts lacks anything
-            for digest, size in after.get(known).chunks().items():
-                assert hashlib.sha256(after.chunk(digest, 0, size)).hexdigest() == digest
-    assert step > 10
-
-
 def test_a_number_whose_manifest_was_written_is_not_used_again(tmp_path):
     made = registry(tmp_path, 1)
     (tmp_path / "server" / "manifests" / f"{7:010d}").touch()  # died before it counted
@@ -289,3 +236,188 @@ def test_a_canary_that_does_worse_is_rolled_back_by_itself(tmp_path):
     last = made.history()[-1]
     assert (last["do"], last["who"], last["version"]) == ("roll back", "canary rule", 2)
     assert "0/5" in last["why"] and "40/40" in last["why"]
+
+
+RULE = CanaryRule(min_episodes=5)
+
+
+@pytest.mark.parametrize(
+    ("canary", "active", "rollback"),
+    [
+        ((10, 0), (100, 90), True),
+        ((100, 70), (100, 90), True),
+        ((100, 80), (100, 90), False),  # the intervals overlap: [.71, .87] and [.83, .94]
+        ((100, 90), (100, 70), False),  # better
+        ((4, 0), (100, 100), False),  # too few
+        ((100, 0), (4, 4), False),
+        ((5, 0), (8, 8), True),
+    ],
+)
+def test_a_canary_is_taken_back_when_its_interval_lies_below(canary, active, rollback):
+    verdict = judge(Outcomes(*canary), Outcomes(*active), RULE)
+    assert verdict.rollback is rollback
+    if min(canary[0], active[0]) >= 5:
+        assert rollback == (wilson(canary[1], canary[0])[1] < wilson(active[1], active[0])[0])
+        assert f"{canary[1]}/{canary[0]}" in verdict.why and f"{active[1]}/{active[0]}" in verdict.why
+
+
+def test_a_rise_of_interventions_or_clips_per_minute_is_an_alarm():
+    active = Outcomes(50, 40, 3000.0, 50, 100)
+    assert judge(Outcomes(10, 8, 600.0, 10, 20), active, RULE).alarms == ()
+    more = judge(Outcomes(10, 8, 600.0, 40, 20), active, RULE)
+    assert not more.rollback and len(more.alarms) == 1 and "interventions per minute" in more.alarms[0]
+    low, high = (poisson_rate(40, 10)[0], poisson_rate(50, 50)[1])  # in minutes
+    assert f"at least {low:.2g} interventions" in more.alarms[0] and f"at most {high:.2g};" in more.alarms[0]
+    overlapping = Outcomes(10, 8, 600.0, 16, 20)
+    assert poisson_rate(50, 50)[0] < poisson_rate(16, 10)[0] < high < 1.6 < poisson_rate(16, 10)[1]
+    assert judge(overlapping, active, RULE).alarms == ()
+    assert "clips per minute" in judge(Outcomes(10, 8, 600.0, 10, 90), active, RULE).alarms[0]
+    assert judge(Outcomes(10, 8, 60.0, 10, 20), active, RULE).alarms != ()  # the same number in less time
+
+
+def test_how_often_the_rule_is_right():
+    """The docstring's figures, with fewer trials."""
+    generator = np.random.default_rng(0)
+
+    def taken_back(active_rate, canary_rate, active_episodes, trials=60):
+        count, rule = 0, CanaryRule()
+        for _ in range(trials):
+            active = Outcomes(active_episodes, int(generator.binomial(active_episodes, active_rate)))
+            successes = np.cumsum(generator.random(200) < canary_rate)
+            count += any(judge(Outcomes(i + 1, int(s)), active, rule).rollback for i, s in enumerate(successes))
+        return count / trials
+
+    assert taken_back(0.9, 0.9, 200) < 0.15
+    assert taken_back(0.9, 0.7, 200) > 0.95
+
+
+def test_some_robots_try_a_version_and_others_the_next():
+    robots = [f"arm{i}" for i in range(30)]
+    chosen = [choose_canaries(robots, version, 0.1) for version in range(20)]
+    assert {len(some) for some in chosen} == {3} and len(set(chosen)) > 15
+    assert choose_canaries(reversed(robots), 4, 0.1) == chosen[4]
+    assert choose_canaries(["only"], 1, 0.1) == ("only",)
+
+
+def test_the_share_of_canaries_is_rounded_to_the_nearest_robot():
+    assert [len(choose_canaries(map(str, range(count)), 2, 0.1)) for count in (1, 14, 16, 30)] == [1, 1, 2, 3]
+
+
+def history(tmp_path):
+    return History(tmp_path / "history", Disk())
+
+
+def test_entries_come_back_once_and_in_order(tmp_path):
+    written, read = history(tmp_path), history(tmp_path)
+    assert read.new() == []
+    for number in range(3):
+        written.append({"number": number, "text": "line\nbreak"})
+        written.new()
+    assert [entry["number"] for entry in read.new()] == [0, 1, 2]
+    assert read.new() == []
+    written.append({"number": 3})
+    assert read.new() == [{"number": 3}]
+
+
+def test_whatever_is_left_of_a_torn_entry_does_not_count(tmp_path):
+    first = history(tmp_path)
+    first.append({"number": 0})
+    whole = (tmp_path / "history").read_bytes()
+    first.new()
+    first.append({"number": 1})
+    both = (tmp_path / "history").read_bytes()
+    for cut in range(len(whole), len(both)):
+        for tail in (b"", b"\0\0\n"):
+            (tmp_path / "history").write_bytes(both[:cut] + tail)
+            after = history(tmp_path)
+            assert after.new() == [{"number": 0}]
+            after.append({"number": 2})
+            assert history(tmp_path).new() == [{"number": 0}, {"number": 2}]
+
+
+def test_damage_that_others_follow_is_told(tmp_path):
+    made = history(tmp_path)
+    for number in range(3):
+        made.append({"number": number})
+        made.new()
+    data = bytearray((tmp_path / "history").read_bytes())
+    data[data.index(b"1}")] ^= 1
+    (tmp_path / "history").write_bytes(data)
+    with pytest.raises(ContractError, match="damaged at byte"):
+        history(tmp_path).new()
+
+
+TENSORS = {
+    "b.weight": torch.arange(6, dtype=torch.float32).reshape(2, 3),
+    "a.half": torch.ones(4, dtype=torch.bfloat16),
+    "empty": torch.zeros(0, 5),
+    "scalar": torch.tensor(7),
+    "flags": torch.tensor([True, False, True]),
+}
+
+
+def test_places_are_those_of_the_formats_own_library(tmp_path):
+    data = save(TENSORS, metadata={"format": "pt"})
+    (tmp_path / "x.safetensors").write_bytes(data)
+    head, places = read_header(io.BytesIO(data), len(data))
+    assert {place.name for place in places} == set(TENSORS)
+    begin = len(head)
+    with safe_open(tmp_path / "x.safetensors", "pt") as file:
+        for place in places:
+            assert (list(place.shape), place.dtype) == (
+                file.get_slice(place.name).get_shape(),
+                file.get_slice(place.name).get_dtype(),
+            )
+            raw = data[begin : begin + place.size]
+            assert raw == TENSORS[place.name].contiguous().flatten().view(torch.uint8).numpy().tobytes()
+            begin += place.size
+    assert begin == len(data)
+
+
+def file_of(header, content=b"", length=None):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return (len(text) if length is None else length).to_bytes(8, "little") + text + content
+
+
+def entry(begin=0, end=8, dtype="F32", shape=(2,)):
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x08\0\0",
+        file_of({}, length=1 << 60),
+        file_of({}, length=3),
+        file_of(b"[]"),
+        file_of(b"{"),
+        file_of(b"\xff\xff"),
+        file_of(b"[" * 50_000),
+        file_of({"a": entry()}),  # cut short
+        file_of({"a": entry()}, bytes(9)),  # more than the tensors
+        file_of({"a": entry(shape=(3,))}, bytes(8)),
+        file_of({"a": entry(dtype="F9")}, bytes(8)),
+        file_of({"a": entry(shape=(-2,), end=-8)}, bytes(8)),
+        file_of({"a": entry(shape=(2.0,))}, bytes(8)),
+        file_of({"a": entry(), "b": entry(4, 12)}, bytes(12)),  # overlap
+        file_of({"a": entry(), "b": entry(12, 20)}, bytes(20)),  # gap
+        file_of({"a": entry(4, 12)}, bytes(12)),
+        file_of({"a": {"dtype": "F32", "shape": [2]}}, bytes(8)),
+        file_of(b'{"a":%b,"a":%b}' % (json.dumps(entry()).encode(), json.dumps(entry(8, 16)).encode()), bytes(16)),
+    ],
+)
+def test_a_damaged_file_is_refused(data):
+    with pytest.raises(ContractError, match="not published"):
+        read_header(io.BytesIO(data), len(data))
+
+
+def test_no_more_is_read_than_there_is():
+    class Watched(io.BytesIO):
+        def read(self, size=-1):
+            assert 0 <= size <= 10
+            return super().read(size)
+
+    data = file_of({}, length=11)
+    with pytest.raises(ContractError, match="not published"):
+        read_header(Watched(data), len(data))

@@ -13,16 +13,16 @@ import pytest
 
 from tests.fleet.fleets import wait_until
 from tests.fleet.records import EPOCH
-from tests.fleet.sqlite_files import PowerCut
 from tests.fleet.test_bad_disk import Unreadable
 from tests.fleet.test_power_cut import at
-from tests.fleet.torn_disk import Point, TornDisk
+from tests.fleet.torn_disk import Point, PowerCut, TornDisk
 from tests.patience import PATIENCE
 from vla_rl.contract.errors import UserError
 from vla_rl.fleet.disk import StoreEndedError, StoreFullError
 from vla_rl.fleet.ledger import Ledger
-from vla_rl.fleet.record import NO_HASH, FleetRecord
+from vla_rl.fleet.record import NO_HASH, FleetRecord, Sender
 from vla_rl.fleet.spool import Spool, SpoolOptions, SpoolStore
+from vla_rl.fleet.transport import FleetTransport, TransportOptions
 
 SMALL = SpoolOptions(quota_mb=0.004, reserve_mb=0)
 
@@ -189,7 +189,7 @@ def live(spool: SpoolStore, told: list[int]) -> None:
 
 @pytest.mark.parametrize("left", ["nothing", "torn"])
 def test_after_a_power_cut_at_any_point_what_was_on_the_disk_is_sent_in_order(left, tmp_path):
-    stride = 3 if left == "nothing" else 7
+    stride = 9 if left == "nothing" else 13
     for number in count(1, stride):
         root = tmp_path / f"cut{number}"
         root.mkdir()
@@ -356,3 +356,60 @@ def test_the_link_waits_for_what_is_on_the_disk_and_unsent_records_are_counted(t
         assert spool.wait(4, 10) and spool.unsent == 5
         spool.acknowledged(2)
         assert spool.unsent == 2 and [one.seq for one in spool.unacknowledged(3, 10_000)] == [3, 4]
+
+
+@pytest.fixture
+def opened(tmp_path, ending):
+    """``opened()``: the server's ledger, opened again each time."""
+
+    def open_ledger():
+        return ending.enter_context(closing(Ledger(tmp_path / "server", reserve=0)))
+
+    return open_ledger
+
+
+def spool_in(folder, **options):
+    return Spool(folder, "arm", SpoolOptions(**{"reserve_mb": 0, **options}))
+
+
+def test_records_arrive_once_through_restarts_of_either_side(tmp_path, opened, policies, link):
+    sent, ledger = [], opened()
+    server = FleetTransport(ledger, policies, TransportOptions(port=0))
+    options = TransportOptions(port=server.port)
+    for number in range(4):
+        spool = spool_in(tmp_path / "spool")
+        name = f"e{number}"
+        put(spool, episode(name, 20))
+        sent += [name] * 21
+        if number == 1:  # without a server
+            server.close()
+            ledger.close()
+            put(spool, episode("offline", 5))
+            sent += ["offline"] * 6
+            assert spool.flush(10)
+        connected = link(options.port, spool)
+        if number == 2:
+            ledger = opened()
+            server = FleetTransport(ledger, policies, options)
+        if number != 1:
+            wait_until(lambda spool=spool: spool.next_seq == len(sent) and not spool.unsent)  # noqa: B023
+        connected.close()
+        spool.close()
+    assert names([one for _, one in ledger.read(0, 10_000)]) == sent and len(ledger.senders()) == 1
+    server.close()
+
+
+def test_a_spool_that_was_full_is_told_to_the_server_which_takes_the_rest(tmp_path, opened, policies, link):
+    with closing(spool_in(tmp_path / "spool", quota_mb=0.004)) as spool:
+        for name, person in (("a", -1), ("b", 1), ("c", -1), ("d", -1), ("e", -1)):
+            put(spool, episode(name, person=person))
+            assert spool.flush(10)
+        ledger = opened()
+        with closing(FleetTransport(ledger, policies, TransportOptions(port=0))) as on:
+            connected = link(on.port, spool)
+            wait_until(lambda: not spool.unsent)
+            assert ledger.durable(spool.robot, spool.epoch) == 24
+            connected.close()
+        found = names([one for _, one in ledger.read(0, 10_000)])
+        assert "dropped" in found and found.count("b") == 5 and found.count("e") == 5
+        assert ledger.head(*Sender(spool.robot, spool.epoch)).last == spool.next_seq - 1

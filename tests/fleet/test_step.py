@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.fleet.episodes import SPEC, step
+from tests.fleet.records import SPEC, step
 from vla_rl.contract import wire
 from vla_rl.contract.errors import ContractError
 from vla_rl.fleet.payloads import (

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import resource
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+
 import grpc
 import pytest
 
-from tests.fleet.fleets import Hand, MemorySpool, hello, wait_until
+from tests.fleet.fleets import Hand, MemoryPolicies, MemorySpool, hello, spool_of, wait_until
 from vla_rl.contract.errors import UserError
 from vla_rl.fleet import fleet_pb2 as pb
+from vla_rl.fleet import transport
 from vla_rl.fleet.disk import StoreFullError
+from vla_rl.fleet.ledger import GapError
 from vla_rl.fleet.link import UnreachableError
-from vla_rl.fleet.protocol import MAX_RECORDS, write_records
-from vla_rl.fleet.transport import FleetTransport, TransportOptions
+from vla_rl.fleet.protocol import Clock, write_records
+from vla_rl.fleet.record import Sender
+from vla_rl.fleet.session import Batch, Outcome, Session
+from vla_rl.fleet.transport import FleetTransport, TransportOptions, most_connections, peer_of
 
 Code = grpc.StatusCode
 ONE_MESSAGE = {"memory_mb": 1, "max_robots": 16}  # the credit of a robot: what remains in flight stops it
-
-
-def spool_of(count, **given):
-    spool = MemorySpool(**given)
-    spool.put(count)
-    return spool
 
 
 def test_every_record_arrives_once_in_order_and_as_it_was(serve, link, store):
@@ -140,10 +143,8 @@ def test_a_server_with_another_ledger_is_noticed(serve, link, store):
 def test_whoever_does_not_fit_is_refused_in_one_sentence(serve, fields, code, sentence):
     with Hand(serve(schema_hash=bytes(32)).port) as hand:
         hand.send(hello(spool_of(1), **fields))
-        assert hand.ending()[0] is code
-    with Hand(serve(schema_hash=bytes(32)).port) as hand:
-        hand.send(hello(spool_of(1), **fields))
-        assert sentence in hand.ending()[1]
+        said = hand.ending()
+    assert said[0] is code and sentence in said[1]
 
 
 def test_a_server_that_is_full_says_so_and_has_room_again(serve, link):
@@ -200,24 +201,22 @@ def test_batches_that_wait_share_a_commit(serve, link, store):
     assert len(store.commits) <= 2 and sum(store.commits) == 6
 
 
-def test_a_store_that_fails_costs_nothing(serve, link, store):
-    store.error = StoreFullError("no room is left; free some.")
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (StoreFullError("no room is left; free some."), "no room is left"),
+        (ZeroDivisionError("a bug"), "could not store a batch"),
+    ],
+)
+def test_a_store_that_fails_costs_nothing(serve, link, store, error, said):
+    store.error = error
     spool = spool_of(4)
     state = link(serve().port, spool).status
-    wait_until(lambda: "no room is left" in state().trouble)
+    wait_until(lambda: said in state().trouble)
     assert not spool.acknowledgements
     store.error = None
     wait_until(lambda: state().durable == 3)
     assert store.records == spool.records
-
-
-def test_a_mistake_of_the_store_does_not_end_the_server(serve, link, store):
-    store.error = ZeroDivisionError("a bug")
-    spool = spool_of(4)
-    state = link(serve().port, spool).status
-    wait_until(lambda: "could not store a batch" in state().trouble)
-    store.error = None
-    wait_until(lambda: state().durable == 3)
 
 
 def test_a_spool_that_fails_does_not_end_the_link(serve, link, store):
@@ -259,15 +258,172 @@ def test_a_port_that_is_taken_is_one_sentence(serve, store, policies):
         FleetTransport(store, policies, TransportOptions(port=serve().port))
 
 
-def test_a_message_may_hold_as_many_records_as_the_robot_sends(serve, link, store):
-    spool = spool_of(MAX_RECORDS + 40, payload=b"\x80")
-    state = link(serve().port, spool).status
-    wait_until(lambda: state().durable == MAX_RECORDS + 39)
-    assert store.records == spool.records
-
-
 def test_a_heartbeat_is_answered(serve):
     with Hand(serve().port) as hand:
         hand.greet(spool_of(1))
         hand.send(pb.FromRobot(heartbeat=pb.Heartbeat(sent_ns=42)))
         assert hand.next("clock").echo_ns == 42
+
+
+class Server:
+    """A session, and the batches that it would store."""
+
+    def __init__(self, records: int = 10, credit: int = 1 << 20) -> None:
+        self.spool, self.batches = MemorySpool(), list[Batch]()
+        self.spool.put(records)
+        sender = Sender(self.spool.robot, self.spool.epoch)
+        self.session = Session(sender, -1, self, Clock(), credit, lambda _: None)  # type: ignore[arg-type]
+
+    def submit(self, batch: Batch) -> None:
+        self.batches.append(batch)
+
+    def hears(self, first: int, last: int) -> list[int] | None:
+        """The records that are stored of ``first`` to ``last``; None where they are refused."""
+        count = len(self.batches)
+        self.session._take(write_records(self.spool.records[first : last + 1]))
+        return [one.seq for one in self.batches[-1].records] if len(self.batches) > count else None
+
+    def asks_for(self) -> int | None:
+        """From which record on it wants to hear again, if it has said so since the last time."""
+        message = self.session._outbox.pop("nack", None)
+        return message.nack.expected if message else None
+
+
+def test_a_gap_is_told_once_and_the_next_gap_again():
+    server = Server()
+    assert server.hears(0, 1) == [0, 1] and server.hears(3, 4) is None and server.asks_for() == 2
+    assert server.hears(5, 6) is None and server.asks_for() is None, "it was on its way"
+    assert server.hears(2, 3) == [2, 3]
+    assert server.hears(5, 6) is None and server.asks_for() == 4
+    assert server.hears(4, 6) == [4, 5, 6] and server.asks_for() is None
+
+
+def test_what_comes_twice_sets_nothing_back():
+    server = Server()
+    assert server.hears(0, 4) == [0, 1, 2, 3, 4] and server.hears(0, 1) == [0, 1]
+    assert server.hears(5, 6) == [5, 6] and server.asks_for() is None
+
+
+def test_a_gap_that_the_store_finds_is_asked_for_from_there():
+    server = Server()
+    server.hears(0, 6)
+    (batch,) = server.batches
+    server.session._stored(batch, Outcome(2, GapError(server.spool.records[5], 3)))
+    assert not server.session.busy
+    assert server.asks_for() == 3 and server.hears(7, 8) is None and server.asks_for() is None
+    assert server.hears(3, 8) == [3, 4, 5, 6, 7, 8]
+
+
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"  # HTTP/2: the handshake is over
+
+
+def strangers(port: int, count: int, held: ExitStack) -> list[socket.socket]:
+    made = []
+    for _ in range(count):
+        with suppress(OSError):  # those that are too many are ended at once
+            made.append(held.enter_context(socket.create_connection(("127.0.0.1", port), 5)))
+            made[-1].sendall(GREETING)
+            made[-1].setblocking(False)
+    return made
+
+
+def is_open(sock: socket.socket) -> bool:
+    try:
+        while data := sock.recv(1 << 16):
+            assert data
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def test_strangers_give_way_and_a_robot_that_is_here_stays(serve, monkeypatch):
+    monkeypatch.setattr(transport, "HANDSHAKE_S", 1e9)
+    given_back: list[bool] = []
+    monkeypatch.setattr(transport, "give_back", lambda: given_back.append(True))
+    server, spool = serve(max_robots=4), spool_of(2)
+    with ExitStack() as held, Hand(server.port) as robot:
+        robot.greet(spool)
+        silent = strangers(server.port, 120, held)
+        wait_until(lambda: sum(map(is_open, silent)) <= 32)
+        wait_until(lambda: given_back)
+        with Hand(server.port) as newcomer:
+            newcomer.greet(spool_of(1, robot="arm-2"))
+        robot.send(write_records(spool.records))
+        assert robot.next("ack").durable_seq == 1
+
+
+def test_streams_on_which_nobody_introduces_himself_give_way(serve, monkeypatch):
+    monkeypatch.setattr(transport, "_OF_ADDRESS", 1000)
+    monkeypatch.setattr(transport, "HANDSHAKE_S", 1e9)
+    server = serve(max_robots=2, silence_s=3600.0)
+
+    def welcome() -> bool:
+        with Hand(server.port) as newcomer, suppress(grpc.RpcError):
+            newcomer.greet(spool_of(1))
+            return True
+        return False
+
+    with ExitStack() as held:
+        for _ in range(100):  # more than there are threads for
+            held.enter_context(Hand(server.port))
+        wait_until(welcome)
+
+
+@pytest.mark.parametrize(
+    ("text", "peer"),
+    [
+        ("ipv4:10.0.0.7:5512", ("10.0.0.7", 5512)),
+        ("ipv6:%5B::1%5D:77", ("::1", 77)),
+        ("ipv6:[::ffff:10.0.0.7]:5", ("10.0.0.7", 5)),
+        ("unix:/tmp/x", ("", 0)),
+    ],
+)
+def test_a_peer_is_read_from_grpcs_words(text, peer):
+    assert peer_of(text) == peer
+
+
+def test_too_few_files_are_one_sentence_and_the_limit_is_raised(monkeypatch):
+    limits = [(1024, 1024)]
+    monkeypatch.setattr(resource, "getrlimit", lambda what: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda what, to: limits.append(to))
+    assert most_connections(256) == 256 + 512
+    limits.append((256, 1024))
+    assert most_connections(256) == 256 + 512 and limits[-1] == (960, 1024)
+    limits.append((511, 511))
+    with pytest.raises(UserError, match="may open 511 files, too few for 256 robots"):
+        most_connections(256)
+    limits.append((512, 512))
+    assert most_connections(256) == 256 + 64
+
+
+class Reading:
+    """What gRPC says of a download that a robot has not read to its end."""
+
+    def __init__(self, peer: str) -> None:
+        self._peer, self.ends = peer, list[Callable[[], None]]()
+
+    def peer(self) -> str:
+        return self._peer
+
+    def add_callback(self, done: Callable[[], None]) -> bool:
+        self.ends.append(done)
+        return True
+
+    def abort(self, code: grpc.StatusCode, sentence: str) -> None:
+        raise UserError(f"{code.name}: {sentence}")
+
+
+def test_a_robot_downloads_so_many_pieces_at_once_and_no_more():
+    policies = MemoryPolicies()
+    asked = pb.ChunkRequest(sha256=policies.publish(b"abc"), offset=0, count=3).SerializeToString()
+    served = transport.Downloads(policies, lambda context: context.peer().split(":")[1])
+    running = [Reading("ipv4:192.0.2.7:1") for _ in range(transport._AT_ONCE)]
+    for one in running:
+        assert served._chunk(asked, one)
+    with pytest.raises(UserError, match=f"RESOURCE_EXHAUSTED: a robot may download {transport._AT_ONCE} pieces"):
+        served._chunk(asked, Reading("ipv4:192.0.2.7:1"))
+    assert served._chunk(asked, Reading("ipv4:192.0.2.8:1")), "another robot"
+    running[0].ends[0]()
+    assert served._chunk(asked, Reading("ipv4:192.0.2.7:1"))

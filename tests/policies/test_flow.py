@@ -126,12 +126,7 @@ def test_density_is_the_sum_of_torch_normals(schedule, noisy_steps):
             assert density.entropy[b].item() == pytest.approx(entropy, abs=1e-9)
 
 
-def test_kl_equals_torch_and_the_velocity_form():
-    parts = [torch.rand(5, 4, 3, generator=seeded(i), dtype=torch.float64) + 0.1 for i in range(4)]
-    old, new = (torch.distributions.Normal(*parts[i : i + 2]) for i in (0, 2))
-    expected = torch.distributions.kl_divergence(old, new).sum((1, 2))
-    torch.testing.assert_close(gaussian_kl(*parts), expected, rtol=0, atol=1e-9)
-
+def test_kl_is_the_weighted_distance_of_velocities():
     for k, weight in enumerate((0.125, 0.2109375, 0.6328125, 1.8984375)):
         points = torch.randn(1, 5, 2, generator=seeded(), dtype=torch.float64)
         sampler, chain = FlowSampler(FlowSde(0.5), OneRandomStep(), 4), Chain(points, torch.tensor([[k]]))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.fleet.episodes import chained, episode, introduction
+from tests.fleet.records import chained, episode, introduction
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.fleet.ledger import Ledger

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch.distributions import Categorical, kl_divergence
+from torch.distributions import Categorical
 
 from tests.algorithms.ppo_learners import CONFIG
 from tests.elsewhere import elsewhere
@@ -39,34 +39,6 @@ def wide(features):
 
 
 # -- densities --------------------------------------------------------------------------------------------------------
-
-
-@BOTH
-def test_in_bfloat16_first_ratios_stay_within_the_bound(options):
-    """A language model in bfloat16: the log-prob of a chunk of 6 tokens is off by less than .05 a token."""
-    policy = tiny_policy(options).to(torch.bfloat16)
-    features = policy.encode(observed())
-    out, _ = policy.act(features, {}, "sample", seeded(1))
-    gap = (policy.log_prob(features, out.sample, {}).logprob - out.logprob).abs().max()
-    assert gap <= 0.05 * 2 * D
-
-
-@BOTH
-def test_density_entropy_and_kl_are_those_of_torch(options):
-    one, two = (tiny_policy(replace(options, temperature=1.3)).double() for _ in range(2))
-    with torch.no_grad():
-        two.network.language_model.lm_head.weight.mul_(1.2)
-    features = wide(one.encode(observed()))
-    out, _ = one.act(features, {}, "sample", seeded(1))
-    bins = out.sample.flatten(1)
-    raw = [p.config.decoding.logits(p.network, p._prefix(features), bins, D) for p in (one, two)]
-    laws = [Categorical(logits=item / 1.3) for item in raw]
-    found = [policy.log_prob(features, out.sample, {}) for policy in (one, two)]
-    for law, likelihood in zip(laws, found, strict=True):
-        torch.testing.assert_close(likelihood.logprob, law.log_prob(bins).sum(1))
-        torch.testing.assert_close(likelihood.entropy, law.entropy().sum(1))
-    torch.testing.assert_close(one.kl(found[0].params, found[1].params), kl_divergence(*laws).sum(1))
-    assert one.kl(found[0].params, found[0].params).abs().max() == 0
 
 
 @BOTH
@@ -141,30 +113,7 @@ def test_probabilities_and_score_gradient_are_those_enumerated(options):
             assert one.norm() / other.norm() == pytest.approx(1, abs=0.02)
 
 
-@pytest.mark.parametrize(
-    "options", [IN_TURN, pytest.param(AT_ONCE, marks=pytest.mark.full)], ids=["in-turn", "at-once"]
-)
-def test_chunks_are_drawn_as_often_as_their_density_says(options):
-    policy, count = few_bins(options), 3000
-    features = wide(policy.encode(observed(1)))
-    out, _ = policy.act(rows(features, [0] * count), {}, "sample", seeded(3))
-    shares = torch.bincount(out.sample.flatten(1) @ torch.tensor([3, 1]), minlength=9) / count
-    expected = by_hand(policy, features, 0).detach().float()
-    assert ((shares - expected).abs() <= 4 * (expected * (1 - expected) / count).sqrt() + 1e-6).all()
-
-
 # -- decisions --------------------------------------------------------------------------------------------------------
-
-
-@BOTH
-def test_rows_are_independent(options):
-    policy = tiny_policy(options)
-    features, generators = policy.encode(observed()), [seeded(k) for k in range(ROWS)]
-    out, _ = policy.act(features, {}, "sample", generators)
-    for index in ([4], [3, 0]):
-        some, _ = policy.act(rows(features, index), {}, "sample", [seeded(k) for k in index])
-        assert torch.equal(some.sample, out.sample[index])
-        torch.testing.assert_close(some.logprob, out.logprob[index], rtol=0, atol=1e-5)
 
 
 @BOTH

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional as F
 
-from tests.golden.vla.pi0.cases import ACTION, CASES, CHUNK, PATCHES, SIDE, STATE, STEPS, TIMES, VOCABULARY, inputs
+from tests.golden.vla.pi0.cases import ACTION, CASES, CHUNK, SIDE, STATE, STEPS, TIMES, VOCABULARY, inputs
 from tests.golden.vla.weights import weight
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.flow import AllSteps, Field, FlowSampler, Ode, flow_matching_errors
@@ -143,65 +142,6 @@ def test_a_frozen_model_in_bfloat16_leaves_the_expert_exact(network):
     assert found.dtype == torch.float32
 
 
-def test_a_row_does_not_depend_on_the_other_rows(network):
-    given, row = tensors(PADDED), slice(1, 2)
-    together = network.condition(seen(network, PADDED), given["state"])
-    alone = network.condition(seen(network, PADDED, row, length=2), given["state"][row])  # without any padding
-    expected, _ = network.velocity(alone, given["noise"][row], given["time"][row])
-    found, _ = network.velocity(together, given["noise"], given["time"])
-    torch.testing.assert_close(found[row], expected, atol=1e-5, rtol=0)
-    pooled = seen(network, PADDED)["pooled"][row]
-    torch.testing.assert_close(pooled, seen(network, PADDED, row, length=2)["pooled"], atol=1e-5, rtol=0)
-
-
-def test_what_is_under_the_padding_changes_nothing(network):
-    given, case = tensors(PADDED), CASES[PADDED]
-    pictures = [picture if there else None for there, picture in zip(case.cameras, given["pictures"], strict=True)]
-    other = torch.where(given["mask"], given["tokens"], 17)
-    found = network.encode(pictures, other, given["mask"])
-    assert torch.equal(found["pooled"], seen(network, PADDED)["pooled"])
-
-
-def test_every_picture_word_and_state_counts(network):
-    given = tensors("padded prompts")
-
-    def velocity(**changed: torch.Tensor) -> torch.Tensor:
-        now = {**given, **changed}
-        prefix = network.encode(list(now["pictures"]), now["tokens"], now["mask"])
-        return network.velocity(network.condition(prefix, now["state"]), now["noise"], now["time"])[0]
-
-    before = velocity()
-    for i in (0, 1):
-        pictures = given["pictures"].clone()
-        pictures[i] = 255 - pictures[i]
-        assert (velocity(pictures=pictures) - before).abs().amax((1, 2)).min() > 1e-3
-    for key, changed in (("tokens", given["tokens"].clamp(max=100)), ("state", -given["state"])):
-        assert (velocity(**{key: changed}) - before).abs().amax((1, 2)).min() > 1e-3
-
-
-def test_in_float64_nothing_is_rounded_to_less(network):
-    """A small step changes the velocity by what the gradient says, to more digits than float32 has."""
-    network.double()
-    given = {key: item.double() if item.is_floating_point() else item for key, item in tensors(PADDED).items()}
-    with torch.no_grad():
-        condition = network.condition(seen(network, PADDED), given["state"])
-
-    def total(x: torch.Tensor) -> torch.Tensor:
-        return network.velocity(condition, x, given["time"])[0].square().sum()
-
-    step, x = 1e-5 * given["actions"], given["noise"].requires_grad_()
-    (gradient,) = torch.autograd.grad(total(x), x)
-    with torch.no_grad():
-        change = total(x + step) - total(x - step)
-    assert change.item() == pytest.approx(2.0 * (gradient * step).sum().item(), rel=1e-6)
-
-
-def test_without_any_camera_it_says_so(network):
-    given = tensors("padded prompts")
-    with pytest.raises(UserError, match="all cameras of this pi0 are missing"):
-        network.encode([None, None], given["tokens"], given["mask"])
-
-
 def test_a_step_leaves_the_condition_as_it_is(network):
     given = tensors(PADDED)
     condition = network.condition(seen(network, PADDED), given["state"])
@@ -209,20 +149,6 @@ def test_a_step_leaves_the_condition_as_it_is(network):
     first, second = (network.velocity(condition, given["noise"], given["time"])[0] for _ in range(2))
     assert torch.equal(first, second) and condition.keys() == before.keys()
     assert all(torch.equal(item, condition[name]) for name, item in before.items())
-
-
-def test_points_of_a_chain_share_keys_and_see_no_other(network, monkeypatch):
-    given, shapes, attend = tensors(PADDED), [], F.scaled_dot_product_attention
-    condition = network.condition(seen(network, PADDED), given["state"])
-    x, t = torch.stack([given["noise"], given["actions"], -given["noise"]], 1), torch.tensor([0.9, 0.5, 0.2])
-    alone = [network.velocity(condition, x[:, i], t[i].expand(3)) for i in range(3)]
-    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: shapes.append(a[1].shape) or attend(*a, **k))
-    together = network.velocity(condition, x.flatten(0, 1), t.repeat(3))
-    for i, expected in enumerate(alone):
-        for found, part in zip(together, expected, strict=True):
-            torch.testing.assert_close(found.unflatten(0, (3, 3))[:, i], part, atol=1e-5, rtol=0)
-    prefix = condition["mask"].shape[1]  # the state's token is in it
-    assert {(shape[0], shape[2]) for shape in shapes} == {(3, prefix + 3 * CHUNK)}  # one prefix a row, three rows
 
 
 def test_pooled_is_the_mean_of_the_valid_last_hidden_states(network):
@@ -241,27 +167,6 @@ def test_pooled_is_the_mean_of_the_valid_last_hidden_states(network):
     torch.testing.assert_close(seen(network, PADDED)["pooled"], expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_computing_activations_again_changes_no_number(whole):
-    """Behind a stored prefix the expert alone has gradients; else everything has."""
-
-    def gradients(recompute: bool) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        network, given = made(), tensors(PADDED)
-        network.gradient_checkpointing = recompute
-        with torch.set_grad_enabled(whole):
-            prefix = seen(network, PADDED)
-        found, hidden = network.velocity(network.condition(prefix, given["state"]), given["noise"], given["time"])
-        (found.square().sum() + hidden.sum()).backward()
-        return found, {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
-
-    (found, gradient), (again, same) = gradients(False), gradients(True)
-    assert torch.equal(found, again) and gradient.keys() == same.keys()
-    assert all(torch.equal(gradient[name], same[name]) for name in gradient)
-    expert = set(made().expert_parameters())
-    reached = {name for name in gradient if name not in expert}
-    assert expert <= set(gradient) and bool(reached) == whole
-
-
 def test_activations_are_computed_again_where_that_is_asked_for(network):
     given, calls = tensors(PADDED), []
     with torch.no_grad():
@@ -271,13 +176,6 @@ def test_activations_are_computed_again_where_that_is_asked_for(network):
         calls.clear()
         network.velocity(condition, given["noise"], given["time"])[0].sum().backward()
         assert len(calls) == expected
-
-
-def test_the_prefix_has_the_bytes_that_it_says(network):
-    found = seen(network, PADDED)
-    tokens = max(CASES[PADDED].lengths)
-    assert found["keys"].shape == (3, 2, 1, 2 * PATCHES + tokens, 16)
-    assert sum(item[0].nbytes for item in found.values()) == network.prefix_bytes(("a", None, "b"), tokens)
 
 
 def test_the_default_sizes_are_those_of_the_public_checkpoints():

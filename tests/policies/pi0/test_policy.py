@@ -38,7 +38,6 @@ from vla_rl.policies.flow import AllSteps, FlowSampler, FlowSde, Ode
 from vla_rl.policies.pi0 import policy as pi0_public
 from vla_rl.policies.pi0.network import Gemma, Siglip, public_name
 from vla_rl.policies.pi0.policy import Pi0
-from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.vla.network import TransformersLetterbox
 from vla_rl.policies.vla.options import TrainAll, TrainExpert, Trains, VLAOptions, checkpoint_gradients
 
@@ -159,15 +158,6 @@ def test_names_of_every_library_mean_the_same_tensor():
     assert public_name("model.paligemma_with_expert.gemma_expert.lm_head.weight") is None
 
 
-def test_options_choose_cameras_chunks_and_precision(theirs):
-    options = VLAOptions(cameras={"front": "wrist", "other": ""}, horizon=2, dtype="bfloat16")
-    policy = Pi0.from_public(theirs, spec_of(TWO), options)
-    assert policy.cameras == ("wrist", None) and policy.horizon == 2
-    dtypes = {name: item.dtype for name, item in policy.network.named_parameters()}
-    assert {dtype for name, dtype in dtypes.items() if name.startswith("model.vlm.")} == {torch.bfloat16}
-    assert {dtype for name, dtype in dtypes.items() if not name.startswith("model.vlm.")} == {torch.float32}
-
-
 # -- LeRobot ----------------------------------------------------------------------------------------------------------
 
 
@@ -259,14 +249,6 @@ def test_what_does_not_fit_is_one_sentence(tmp_path, small_variants):
 # -- from nothing -----------------------------------------------------------------------------------------------------
 
 made = partial(tiny_vla, Pi0)
-
-
-def test_what_was_opened_is_saved_with_its_folder(tmp_path, theirs):
-    policy = Pi0.from_public(theirs, spec_of(TWO))
-    policy.save_pretrained(tmp_path / "policy")
-    again = load_policy(tmp_path / "policy")
-    assert all(torch.equal(item, again.state_dict()[name]) for name, item in policy.state_dict().items())
-    assert torch.equal(again.tokens, policy.tokens)
 
 
 def test_gradient_checkpointing_changes_no_number():

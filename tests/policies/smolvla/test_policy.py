@@ -18,7 +18,6 @@ from tests.policies.smolvla.test_parity import EXPECTED
 from vla_rl.contract.env import ArraySpec, EnvSpec, Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
-from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.smolvla.policy import SmolVLA
 from vla_rl.policies.smolvla.shape import SmolVLAShape
 from vla_rl.policies.vla.options import VLAOptions
@@ -120,24 +119,6 @@ def test_chains_have_the_folders_steps_or_the_chosen_ones(tmp_path: Path) -> Non
     assert SmolVLA.from_public(place, spec_of(), chosen).sampler.steps == 3
 
 
-def test_options_choose_cameras_chunks_and_precision(folder: Path) -> None:
-    options = VLAOptions(cameras={"top": "wrist", "wrist": ""}, horizon=2, dtype="bfloat16")
-    policy = SmolVLA.from_public(folder, spec_of(), options)
-    assert policy.cameras == ("wrist", None, None) and policy.horizon == 2
-    dtypes = {name: item.dtype for name, item in policy.network.named_parameters()}
-    frozen = {dtype for name, dtype in dtypes.items() if name.startswith("model.vlm_with_expert.vlm.")}
-    assert frozen == {torch.bfloat16} and dtypes["model.state_proj.weight"] == torch.float32
-
-
-def test_statistics_of_another_dataset_are_used(folder: Path, tmp_path: Path) -> None:
-    numbers = {"observation.state": (np.zeros(5), np.ones(5) * 3), "action": (np.ones(4), np.ones(4) * 4)}
-    saved = {name: {"mean": mean.tolist(), "std": std.tolist()} for name, (mean, std) in numbers.items()}
-    (tmp_path / "meta").mkdir()
-    (tmp_path / "meta" / "stats.json").write_text(json.dumps(saved))
-    policy = SmolVLA.from_public(folder, spec_of(), VLAOptions(statistics=str(tmp_path)))
-    assert policy.state_scale.scale == pytest.approx((3.0,) * 5) and policy.action_scale.offset == (1.0,) * 4
-
-
 @pytest.mark.parametrize(
     ("changes", "spec", "message"),
     [
@@ -151,11 +132,3 @@ def test_statistics_of_another_dataset_are_used(folder: Path, tmp_path: Path) ->
 def test_what_does_not_fit_is_one_sentence(tmp_path: Path, changes: Any, spec: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         SmolVLA.from_public(write_folder(tmp_path / "policy", **changes), spec_of(**spec))
-
-
-def test_what_was_opened_is_saved_with_its_folder(tmp_path: Path, folder: Path) -> None:
-    policy = SmolVLA.from_public(folder, spec_of())
-    policy.save_pretrained(tmp_path / "policy")
-    again = load_policy(tmp_path / "policy")
-    assert all(torch.equal(item, again.state_dict()[name]) for name, item in policy.state_dict().items())
-    assert torch.equal(again.tokens, policy.tokens)

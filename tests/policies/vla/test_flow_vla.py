@@ -20,18 +20,12 @@ from vla_rl.algorithms.gorl import GoRL, GoRLConfig
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.policy import LikelihoodPolicy
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.flow import (
     AllSteps,
-    FlowNoise,
     FlowSampler,
     FlowSde,
-    LastStep,
-    LastStepFromNoise,
-    Ode,
-    OneRandomStep,
 )
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.latent_noise import GaussianLatent, LatentConfig, SquashedLatent, SquashedLatentConfig
@@ -59,27 +53,6 @@ def made(options: VLAOptions | None = None, **changes: object) -> FlowVLA:
     for parameter in policy.noise_head.parameters():  # it begins at zero
         torch.nn.init.normal_(parameter, std=0.3)
     return policy.eval()
-
-
-def test_it_implements_the_protocols():
-    assert isinstance(made(), LikelihoodPolicy)
-
-
-@pytest.mark.parametrize("kept", ["prefix", "pictures"])
-@pytest.mark.parametrize("placement", [AllSteps(), OneRandomStep(), LastStep(), LastStepFromNoise()], ids=str)
-@pytest.mark.parametrize("schedule", [FlowSde(0.5), FlowNoise()], ids=str)
-def test_acting_and_learning_agree_on_the_density(schedule, placement, kept):
-    policy = made(kept=kept, sampler=FlowSampler(schedule, placement, 4)).double()
-    features = policy.encode(observations())
-    features = {name: item.double() if item.is_floating_point() else item for name, item in features.items()}
-    out, _ = policy.act(features, {}, "sample", seeded(1))
-    for rows in (slice(0, 1), slice(2, 9), slice(None)):
-        found = policy.log_prob(
-            {name: item[rows] for name, item in features.items()},
-            out.sample[rows],
-            {name: item[rows] for name, item in out.aux.items()},
-        )
-        assert (found.logprob - out.logprob[rows]).abs().max() < 1e-9
 
 
 def test_the_chain_is_padded_and_its_first_actions_are_executed():
@@ -230,18 +203,6 @@ def test_times_of_imitation_are_beta_distributed():
     law = torch.distributions.Beta(1.5, 1.0)
     assert times.mean().item() == pytest.approx(law.mean.item(), abs=0.01)
     assert times.var().item() == pytest.approx(law.variance.item(), abs=0.004)
-
-
-def test_evaluation_has_no_noise_but_the_first():
-    policy = made()
-    features = policy.encode(observations())
-    out, _ = policy.act(features, {}, "eval", seeded())
-    noise = torch.randn(16, 12, generator=seeded())
-    step, points = FlowSampler(Ode(), AllSteps(), 4), noise
-    torch.testing.assert_close(
-        out.sample, step.deterministic(policy.field(features), points).unflatten(-1, (4, 3))[:, :2, :2]
-    )
-    assert not out.logprob.any() and not out.aux
 
 
 @pytest.mark.parametrize("kept", ["prefix", "pictures"])

@@ -1,19 +1,22 @@
-"""Layers of decoders: attention and RoPE by definition, weights that lie together, and what learns in bfloat16."""
+"""Networks of flow VLAs: attention and RoPE by definition, what both families keep, bfloat16, pictures."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from tests.golden.vla.pi0.cases import PICTURES, SIDE, picture
 from tests.policies.test_tiny import observations
 from tests.policies.vla.tiny_vlas import PI0, SMOLVLA, tiny_vla
 from tests.toys import seeded
+from vla_rl.contract.errors import UserError
 from vla_rl.policies.flow import AllSteps, FlowSampler, FlowSde
 from vla_rl.policies.pi0.policy import Pi0
 from vla_rl.policies.smolvla.policy import SmolVLA
@@ -130,6 +133,170 @@ def test_layers_that_learn_compute_in_bf16_stored_in_fp32(family, trains):
 def rows(items: dict[str, torch.Tensor], start: int, stop: int) -> dict[str, torch.Tensor]:
     return {name: item[start:stop] for name, item in items.items()}
 
+
+# -- what a policy may rely on, of both families ----------------------------------------------------------------------
+
+NETWORKS = {
+    "smolvla": replace(SMOLVLA, text=replace(SMOLVLA.text, vocabulary=20, layers=4), expert_layers=4, chunk=5),
+    "pi0": replace(PI0, language=replace(PI0.language, vocab_size=20), chunk=5),
+}
+
+
+@pytest.fixture(scope="module", params=NETWORKS)
+def network(request: pytest.FixtureRequest) -> DecoderNetwork:
+    torch.manual_seed(0)
+    made = NETWORKS[request.param].build().eval().double()
+    with torch.no_grad():
+        for parameter in made.parameters():  # transformers' own initialization hardly attends to anything
+            fan_in = parameter[0].numel() if parameter.ndim > 1 else 100
+            parameter.add_(torch.randn_like(parameter) / fan_in**0.5)
+    return made
+
+
+class Given:
+    """A batch of three: two cameras, prompts of 3, 1 and 4 tokens."""
+
+    def __init__(self) -> None:
+        draw = torch.Generator().manual_seed(1)
+        self.pictures: list[Tensor | None] = [
+            torch.randint(0, 256, (3, *size, 3), dtype=torch.uint8, generator=draw) for size in ((16, 16), (9, 20))
+        ]
+        self.tokens = torch.randint(0, 20, (3, 4), generator=draw)
+        self.mask = torch.arange(4) < torch.tensor([[3], [1], [4]])
+        self.state, self.x = (torch.randn(shape, generator=draw).double() for shape in ((3, 4), (3, 5, 3)))
+        self.t = torch.tensor([0.9, 0.5, 0.2]).double()
+
+    def row(self, index: int) -> Given:
+        one = Given()
+        one.pictures = [None if item is None else item[index : index + 1] for item in self.pictures]
+        for name in ("tokens", "mask", "state", "x", "t"):
+            setattr(one, name, getattr(self, name)[index : index + 1])
+        return one
+
+    def prefix(self, network: DecoderNetwork) -> dict[str, Tensor]:
+        return network.encode(self.pictures, self.tokens, self.mask)
+
+    def velocity(self, network: DecoderNetwork) -> Tensor:
+        return network.velocity(network.condition(self.prefix(network), self.state), self.x, self.t)[0]
+
+
+def test_a_row_does_not_depend_on_its_batch(network: DecoderNetwork) -> None:
+    given = Given()
+    with torch.no_grad():
+        together, prefix = given.velocity(network), given.prefix(network)
+        for index in range(3):
+            alone = given.row(index)
+            assert (alone.velocity(network)[0] - together[index]).abs().max() < 1e-12
+            assert (alone.prefix(network)["pooled"][0] - prefix["pooled"][index]).abs().max() < 1e-6
+
+
+def test_padding_of_prompts_changes_nothing(network: DecoderNetwork) -> None:
+    given, longer = Given(), Given()
+    longer.tokens = torch.cat((given.tokens, torch.full((3, 3), 7)), 1)
+    longer.mask = torch.cat((given.mask, torch.zeros(3, 3, dtype=torch.bool)), 1)
+    longer.tokens[1, 1:] = 3  # masked already
+    with torch.no_grad():
+        assert (given.velocity(network) - longer.velocity(network)).abs().max() < 1e-12
+        assert (given.prefix(network)["pooled"] - longer.prefix(network)["pooled"]).abs().max() < 1e-6
+
+
+def test_a_missing_camera_is_as_if_there_were_none(network: DecoderNetwork) -> None:
+    given, missing = Given(), Given()
+    missing.pictures = [given.pictures[0], None]
+    given.pictures = given.pictures[:1]
+    with torch.no_grad():
+        assert torch.equal(given.velocity(network), missing.velocity(network))
+    missing.pictures = [None, None]
+    with pytest.raises(UserError, match="all cameras"):
+        missing.prefix(network)
+
+
+def test_points_of_a_sample_do_not_see_each_other(network: DecoderNetwork) -> None:
+    """Several points of a chain at once are what they are one by one."""
+    given = Given()
+    x, t = torch.stack((given.x, 2.0 - given.x), 1), torch.stack((given.t, 1.0 - given.t), 1)
+    with torch.no_grad():
+        condition = network.condition(given.prefix(network), given.state)
+        together = network.velocity(condition, x.flatten(0, 1), t.flatten())
+        for index in range(2):
+            alone = network.velocity(condition, x[:, index], t[:, index])
+            for found, wanted in zip(together, alone, strict=True):
+                assert (found.unflatten(0, (3, 2))[:, index] - wanted).abs().max() < 1e-12
+
+
+def test_everything_seen_matters(network: DecoderNetwork) -> None:
+    """Each of the cameras, the order of words, the state, the noise and the time change every row's velocity."""
+    found = []
+    with torch.no_grad():
+        for name in ("", "camera 0", "camera 1", "words", "state", "x", "t"):
+            given = Given()
+            if name.startswith("camera"):
+                picture = given.pictures[int(name[-1])]
+                assert picture is not None
+                picture //= 2
+            elif name == "words":
+                given.tokens[:, :3], given.mask[:] = given.tokens[:, :3].flip(1), True
+            elif name:
+                setattr(given, name, getattr(given, name) * 0.9)
+            found.append(given.velocity(network))
+    for other in found[1:]:
+        assert (found[0] - other).abs().amax((1, 2)).min() > 1e-4
+
+
+def test_the_gradient_of_the_expert_is_the_true_one(network: DecoderNetwork) -> None:
+    """A directional derivative in float64 equals a central difference; it reaches every parameter of the expert."""
+    given, expert = Given(), network.expert_parameters()
+    with torch.no_grad():
+        prefix = given.prefix(network)
+    weights = torch.randn(3, 5, 3, generator=torch.Generator().manual_seed(2)).double()
+
+    def loss() -> Tensor:
+        return (network.velocity(network.condition(prefix, given.state), given.x, given.t)[0] * weights).sum()
+
+    gradient = torch.autograd.grad(loss(), list(expert.values()))
+    assert all(item.abs().max() > 0 for item in gradient)
+    direction = [torch.randn(item.shape, generator=torch.Generator().manual_seed(3)).double() for item in gradient]
+    slope = sum((item * to).sum() for item, to in zip(gradient, direction, strict=True))
+    step, ends = 1e-6, []
+    with torch.no_grad():
+        for move in (step, -2 * step, step):
+            ends.append(loss())
+            for parameter, to in zip(expert.values(), direction, strict=True):
+                parameter.add_(move * to)
+    assert float(slope) == pytest.approx(float(ends[1] - ends[2]) / (2 * step), rel=1e-6)
+
+
+def test_gradients_reach_exactly_what_requires_them(network: DecoderNetwork) -> None:
+    expert = set(network.expert_parameters())
+    network.zero_grad()
+    (Given().velocity(network).square().sum() + Given().prefix(network)["pooled"].square().sum()).backward()
+    reached = {name for name, item in network.named_parameters() if item.grad is not None and item.grad.any()}
+    assert reached == {name for name, _ in network.named_parameters()}, "encode is differentiable too"
+    network.zero_grad(set_to_none=True)
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(name in expert)
+    Given().velocity(network).sum().backward()
+    assert {name for name, item in network.named_parameters() if item.grad is not None} == expert
+    network.requires_grad_(True)
+
+
+def test_the_bytes_of_a_prefix_are_those_that_are_told(network: DecoderNetwork) -> None:
+    network = network.shape.build()  # in float32
+    prefix = Given().prefix(network)
+    assert sum(item.nbytes for item in prefix.values()) == 3 * network.prefix_bytes(("a", "b"), 4)
+    assert all(len(item) == 3 for item in prefix.values()) and prefix["pooled"].dtype == torch.float32
+
+
+def test_single_precision_is_close_to_double(network: DecoderNetwork) -> None:
+    given, exact = Given(), Given().velocity(network)
+    single = network.shape.build().eval()
+    single.load_state_dict(network.state_dict())
+    given.state, given.x = given.state.float(), given.x.float()
+    velocity = given.velocity(single)
+    assert velocity.dtype == torch.float32 and (velocity - exact).abs().max() < 1e-4
+
+
+# -- pictures ---------------------------------------------------------------------------------------------------------
 
 LEVEL = 1 / 127.5  # one of the 256 brightnesses
 
