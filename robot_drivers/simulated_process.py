@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 import sys
 import threading
@@ -26,6 +25,7 @@ import numpy as np
 from robot_drivers.cameras.camera import CameraError, CameraSpec, Frame
 from robot_drivers.driver import DriverError, Measurement, RobotSpec
 from robot_drivers.simulated import SO101, Hardware, Imperfections, Simulated, env_spec_of, robot_spec
+from vla_rl.contract.child import end_with_owner
 from vla_rl.contract.errors import ContractError, UserError, did_you_mean
 from vla_rl.contract.trust import OPTION, parse_json, read_bytes, require_own, trust_all
 from vla_rl.contract.wire import SocketStream, handshake, read_message, write_message
@@ -163,7 +163,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.exit(f"simulated robot: {error}")
     server = Server(config)
     if "--owned" in arguments:
-        threading.Thread(target=_end_with_owner, name="owner", daemon=True).start()
+        end_with_owner()
     print(json.dumps({"address": config.address}), flush=True)
     server.run()
     return 0
@@ -196,12 +196,6 @@ def read_own(file: Path) -> ProcessConfig:
     if config.record or config.robot != Simulated():
         require_own(data, f"{str(file)!r} names an environment or a file")
     return config
-
-
-def _end_with_owner() -> None:
-    while os.read(0, 1 << 12):
-        pass
-    os._exit(0)
 
 
 _PATIENCE = 2.0  # seconds for an answer

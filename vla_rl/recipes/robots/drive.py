@@ -17,7 +17,7 @@ from rich.console import Console
 
 from robot_drivers.config import Part, RobotConfig
 from robot_drivers.limits import Limits
-from robot_drivers.record import SOURCES, Decide, Decision, Query, Record
+from robot_drivers.record import SOURCES, ControlStep, Decide, Decision, Query, Record
 from robot_drivers.safety import REASONS
 from robot_drivers.simulated import SO101, SimulatedRobot
 from vla_rl.contract.env import EnvSpec, on_host
@@ -30,7 +30,7 @@ from vla_rl.experience.datasets import Recording, move_aside
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.robots.person import Display, ScriptedPerson, waiting
-from vla_rl.recipes.robots.session import ControlStep, Execution, Session, open_session, outcome_of
+from vla_rl.recipes.robots.session import Execution, Session, open_session, outcome_of
 
 Scenes: TypeAlias = Literal["demonstrations", "reinforcement", "test"]
 SIMULATED = "simulated"  # instead of a file: the robot that everybody has

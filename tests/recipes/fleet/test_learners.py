@@ -1,4 +1,4 @@
-"""Off-policy learners of a fleet: what robots sent is in the replay as the simulation had it, and resumes exactly."""
+"""Learners of a fleet: what robots sent is learnt from as the simulation had it; off-policy ones resume exactly."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.commands import save_untrained
-from tests.recipes.fleet import quick_fleet
+from tests.recipes.fleet import configs
+from tests.recipes.fleet.conftest import Start
+from vla_rl.algorithms.chunks import DEMONSTRATED, chunks_of
 from vla_rl.algorithms.guard import ReleaseConfig
 from vla_rl.algorithms.offline import WSRLConfig
+from vla_rl.algorithms.recap import outcomes_of
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.env import Observation, VecEnv
 from vla_rl.contract.errors import ContractError, UserError
@@ -22,19 +24,24 @@ from vla_rl.experience.replay import Replay
 from vla_rl.fleet.episodes import FleetEpisode
 from vla_rl.fleet.payloads import EpisodeEnd, FleetStep
 from vla_rl.fleet.record import Sender
-from vla_rl.fleet.sampler import SamplerConfig
+from vla_rl.fleet.sampler import AdaptiveSampler, SamplerConfig
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.residual import DeterministicResidual, ResidualConfig
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.fleet.learners import LearnByReplay, ReplayLearner, relabelled_episode
+from vla_rl.recipes.fleet.learners import (
+    BalancedChunks,
+    LearnByReplay,
+    ReplayLearner,
+    recorded_rollout,
+    relabelled_episode,
+)
 from vla_rl.recipes.fleet.simulate import Corrects, FleetTimes, Timeline, VirtualReleases, VirtualRobot, micros
-from vla_rl.recipes.imitate import collect
 from vla_rl.recipes.off_policy import AdaptiveReplay
 from vla_rl.recipes.policies import SACLatent
 
 TIMES = FleetTimes(decision=0.02, reset=0.3, upload=0.1)
-METHOD = quick_fleet.REPLAY
+METHOD = configs.REPLAY
 
 
 class Recorded:
@@ -77,9 +84,9 @@ SPEC = EnvConfig("lift").spec()
 
 
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> DeterministicResidual:
+def policy(start: Start) -> DeterministicResidual:
     """A residual with random weights over a base without noise."""
-    encoder = load_policy(save_untrained(tmp_path_factory.mktemp("start") / "policy"))
+    encoder = load_policy(start.policy)
     made = DeterministicResidual(FunctionPolicy(SPEC, sways), encoder, ResidualConfig(head=METHOD.policy.residual.head))
     for number, weights in enumerate(made.trainable().values()):
         weights.data += 0.2 * torch.randn(weights.shape, generator=torch.Generator().manual_seed(number))
@@ -162,7 +169,7 @@ def test_a_version_of_another_policy_counts_as_the_first(policy, episodes) -> No
 
 
 def test_a_chunk_begins_at_every_step_for_a_policy_that_decides_by_chunks(episodes, start) -> None:
-    method = quick_fleet.rlpd().method
+    method = configs.rlpd().method
     found = method.rollout(built(method, start).policy, replace(episodes[0][1], versions=tuple(range(12))), range(12))
     assert found.executed.shape[:3] == (6, 2, 2) and found.valid.sum() == 12 + 11
     assert found.version[:, 0].tolist() == [0, 2, 4, 6, 8, 10] and found.version[:, 1].tolist() == [1, 3, 5, 7, 9, 11]
@@ -172,15 +179,8 @@ def test_a_chunk_begins_at_every_step_for_a_policy_that_decides_by_chunks(episod
 # -- the learner ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
-    """A checkpoint to begin with and its demonstrations."""
-    folder = save_untrained(tmp_path_factory.mktemp("base") / "policy")
-    return str(folder), collect(EnvConfig("lift"), 2, 1, 2).with_tasks(SPEC.tasks)
-
-
-def built(method: LearnByReplay, start: tuple[str, Any]) -> ReplayLearner:
-    return method.build(load_policy(start[0]), start[1], 1)
+def built(method: LearnByReplay, start: Start) -> ReplayLearner:
+    return method.build(load_policy(start.policy), start.episodes.with_tasks(SPEC.tasks), 1)
 
 
 def fed(learner: ReplayLearner, episodes: list[tuple[Rollout, FleetEpisode]], method: LearnByReplay = METHOD) -> None:
@@ -235,14 +235,14 @@ def test_corrections_have_their_share_and_what_is_too_old_is_not_drawn_unless_a_
 
 
 def test_tasks_are_families(start, episodes) -> None:
-    base = load_policy(start[0])
+    base, shown = load_policy(start.policy), start.episodes.with_tasks(SPEC.tasks)
     names = ("round", "flat", "round", "flat")
     base.spec = replace(base.spec, families=names)
-    learner = METHOD.build(base, start[1], 1)
+    learner = METHOD.build(base, shown, 1)
     fed(learner, episodes)
     replay = learner.learner.replay
-    played, shown = {SPEC.tasks.index(episode.task) for _, episode in episodes}, start[1].task.tolist()
-    for part, tasks in ((replay.online, played), (replay.recorded, shown)):
+    played, recorded = {SPEC.tasks.index(episode.task) for _, episode in episodes}, shown.task.tolist()
+    for part, tasks in ((replay.online, played), (replay.recorded, recorded)):
         found = part.transitions(part.decisions()).task
         assert set(found.tolist()) == {("flat", "round").index(names[task]) for task in tasks}
 
@@ -262,7 +262,7 @@ def test_a_learner_goes_on_from_its_state_bit_for_bit(start, episodes) -> None:
 
 def test_what_a_fleets_learner_cannot_do_is_refused_in_one_sentence(start, episodes) -> None:
     with pytest.raises(UserError, match="WSRLConfig takes 1000000 steps before the first decision"):
-        built(replace(quick_fleet.rlpd().method, algorithm=WSRLConfig(num_critics=2)), start)
+        built(replace(configs.rlpd().method, algorithm=WSRLConfig(num_critics=2)), start)
     with pytest.raises(UserError, match="SquashedLatent chooses noise"):
         built(replace(METHOD, policy=SACLatent()), start)
     with pytest.raises(UserError, match=r"leave replay\.folder out"):
@@ -270,3 +270,35 @@ def test_what_a_fleets_learner_cannot_do_is_refused_in_one_sentence(start, episo
     learner = built(METHOD, start)
     with pytest.raises(ContractError, match="version 7 but the learner has version 0"):
         learner.add(METHOD.rollout(learner.policy, replace(episodes[0][1], versions=(7,) * 12), {7}))
+
+
+# -- what was recorded -------------------------------------------------------------------------------------------------
+
+
+def test_every_step_of_a_demonstration_begins_a_decision_whose_return_counts_what_is_left(start) -> None:
+    episodes = start.episodes
+    rollout = recorded_rollout(load_policy(start.policy), episodes)
+    outcomes, known = outcomes_of(rollout, 40, 1.0)
+    assert int(known.sum()) == len(episodes.state) and bool(outcomes.human.all())
+    left = [end - step for begin, end in episodes.spans() for step in range(begin, end)]
+    assert sorted(outcomes.to_end.tolist()) == sorted(left)
+    np.testing.assert_array_equal(rollout.executed[0, :, 0], episodes.action[_begins(episodes, 5)])
+    assert set(rollout.version[rollout.valid.any(-1)].tolist()) == {DEMONSTRATED}
+
+
+def _begins(episodes, horizon: int) -> list[int]:
+    return [begin + i for begin, _ in episodes.spans() for i in range(horizon)]
+
+
+def test_corrections_are_drawn_as_often_as_the_sampler_says(start) -> None:
+    policy = load_policy(start.policy)
+    rollout = recorded_rollout(policy, start.episodes)
+    chunks = chunks_of(replace(rollout, version=rollout.version.clone()), rollout.valid, policy)
+    kind = torch.arange(len(chunks)) % 10  # 0: a correction, 1 to 4 alone, others recorded
+    chunks = replace(chunks, version=torch.where(kind < 5, 3, DEMONSTRATED), task=torch.zeros(len(chunks), dtype=int))
+    sampler = BalancedChunks(AdaptiveSampler(SamplerConfig(min_corrections=0.3)), torch.zeros(1, dtype=int))
+    generator = torch.Generator().manual_seed(0)
+    drawn = kind[sampler.draw(chunks, kind != 1, 4000, generator)]
+    sampler.record(torch.ones(4000))
+    assert abs((drawn < 5).double().mean() - 0.5) < 0.2
+    assert sampler.state_dict()["losses"].keys() == {"0/0", "0/1", "0/2"}
