@@ -217,8 +217,7 @@ def make_vec(
 
 def _load_potential(name: str) -> Potential:
     """The function "module:name"; "" is no shaping."""
-    found: Potential = load(name) if name else _no_potential
-    return found
+    return load(name) if name else _no_potential
 
 
 def next_seed(generator: np.random.Generator) -> int:
@@ -237,8 +236,7 @@ def pictures(env: VecEnv, obs: Observation | None) -> np.ndarray:
     if obs is None:
         raise gymnasium.error.ResetNeeded("there is no episode, so there is nothing to render; call reset() first.")
     if hasattr(env, "render_rows"):
-        rendered: np.ndarray = env.render_rows(np.arange(env.num_envs), _PICTURE)
-        return rendered
+        return env.render_rows(np.arange(env.num_envs), _PICTURE)
     return next(iter(obs.images.values())).copy()
 
 
@@ -323,8 +321,7 @@ class ActionScale:
 
     def to_env(self, actions: np.ndarray) -> np.ndarray:
         """Our actions [E,D] for Gymnasium's ``actions`` [E,...]."""
-        physical: np.ndarray = self._offset + self._scale * actions.reshape(len(actions), *self._shape)
-        return physical
+        return self._offset + self._scale * actions.reshape(len(actions), *self._shape)
 
 
 def _box(spec: ArraySpec) -> Box:
@@ -339,8 +336,7 @@ def _within(values: np.ndarray, spec: ArraySpec) -> np.ndarray:
     shaped = values.reshape(len(values), *(spec.shape or (1,)))
     if spec.dtype == "bool":
         return shaped.astype(np.uint8)
-    clipped: np.ndarray = np.clip(shaped, np.asarray(spec.low, shaped.dtype), np.asarray(spec.high, shaped.dtype))
-    return clipped
+    return np.clip(shaped, np.asarray(spec.low, shaped.dtype), np.asarray(spec.high, shaped.dtype))
 
 
 def _image(name: str) -> Callable[[Observation], np.ndarray]:

@@ -266,8 +266,7 @@ class GenesisEnv(DeviceTaskEnv):
 
 def joints_at(pinch: Tensor) -> Tensor:
     """The seven joints [R,7] (radians) with the pinch point at ``pinch`` [R,3] (metres, within the workspace)."""
-    joints: Tensor = franka_joints(pinch, BASE[:2], _PADS)
-    return joints
+    return franka_joints(pinch, BASE[:2], _PADS)
 
 
 @dataclass

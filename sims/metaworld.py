@@ -75,8 +75,7 @@ class MetaWorld(PooledSimulator):
         return (total if self._shaped else float(success)), success
 
     def state(self) -> np.ndarray:
-        found: np.ndarray = self._observation[:_PROPRIOCEPTION].astype(np.float32)
-        return found
+        return self._observation[:_PROPRIOCEPTION].astype(np.float32)
 
     def extras(self) -> Mapping[str, np.ndarray]:
         with warnings.catch_warnings():

@@ -47,8 +47,7 @@ class DeviceTaskEnv(SnapshotEnv):
             for name, value in self._task_state.items():
                 value[rows] = self._to_device(task_state[name]).to(value.dtype)
         self._book.begin(index, seed)
-        obs: Observation = self._book.begun(self._observe())
-        return obs
+        return self._book.begun(self._observe())
 
     def step(self, chunk: Any, observe: Observe = "last") -> Step:
         """Execute ``chunk`` [E,H,D]; see ``VecEnv.step``."""

@@ -139,8 +139,7 @@ class LiftWorld:
     def state(self) -> Tensor:
         """float32 [n,8], as the tabletop's."""
         fingers = self._world.env.agent.robot.get_qpos()[:, FRANKA_JOINTS:]
-        found: Tensor = self._task.proprioception(torch.cat([self._pinch(), fingers], 1), self._ctrl)
-        return found
+        return self._task.proprioception(torch.cat([self._pinch(), fingers], 1), self._ctrl)
 
     def privileged(self) -> dict[str, Tensor]:
         """Where the cube is, metres in the table's frame, and whether ManiSkill says that it is grasped."""
