@@ -366,6 +366,12 @@ class PooledSimulator(Simulator):
             self.env = None
 
 
+def require_some(num_envs: int) -> None:
+    """Raise UserError for no environment."""
+    if num_envs < 1:
+        raise UserError(f"num_envs={num_envs} leaves nothing to simulate; give at least 1.")
+
+
 def require_positive(**given: int) -> None:
     """Raise UserError for an option that is not at least 1."""
     for name, value in given.items():
