@@ -21,16 +21,9 @@ from vla_rl.contract.errors import UserError
 ON_POLICY = {"epochs": 0, "minibatch": 0, "lr": 0.0, "target_kl": 0.0, "stop_kl": -1.0, "grad_norm": 0.0, "max_age": -1}
 ON_POLICY |= {"micro_batch": -1, "max_logprob_gap": math.nan, "lr_bounds": (1.0, 0.1)}
 PPO = {"gamma": 1.5, "lam": -0.1, "clip_low": 0.0, "clip_high": -1.0, "critic_lr": 0.0, "critic_warmup": -1}
-OFF_POLICY = {
-    "batch": 0,
-    "utd_ratio": 0.0,
-    "policy_delay": 0,
-    "num_critics": 0,
-    "num_min_q": 11,
-    "tau": 0.0,
-    "lr": -1.0,
-}
-OFF_POLICY |= {"critic_lr": math.nan, "learning_starts": -1, "offline_steps": -3, "value_bounds": (1.0, 0.0)}
+OFF_POLICY = {"batch": 0, "utd_ratio": 0.0, "policy_delay": 0, "num_critics": 0, "num_min_q": 11, "tau": 0.0}
+OFF_POLICY |= {"lr": -1.0, "critic_lr": math.nan, "learning_starts": -1, "value_bounds": (1.0, 0.0)}
+OFF_POLICY |= {"offline_steps": -3}
 RECAP = dict.fromkeys(("lookahead", "capacity", "value_steps", "steps", "batch", "draws", "lr"), 0)
 RECAP |= dict.fromkeys(("failure_cost", "max_age", "weight_decay", "value_lr", "grad_norm"), -1.0)
 CASES: dict[type, dict[str, object]] = {

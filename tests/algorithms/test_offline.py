@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.off_policy_toys import Scripted, Table, critics, env_spec, recorded, squashed, transitions
-from tests.toys import bandit, bandit_reward, deployed, seeded
+from tests.toys import bandit, bandit_reward, deployed, same, seeded
 from vla_rl.algorithms.offline import (
     IQL,
     WSRL,
