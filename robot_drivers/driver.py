@@ -11,7 +11,7 @@ import fcntl
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
-from vla_rl.contract.env import ArraySpec
+from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.load import load
 
@@ -92,6 +92,37 @@ class RobotSpec:
         units = {joint.unit for joint in self.joints}
         unit = units.pop() if len(units) == 1 else ", ".join(joint.unit for joint in self.joints)
         return ArraySpec((len(self.joints),), "float32", tuple(low), tuple(high), unit, names=self.names)
+
+    def target(self, position: Any) -> np.ndarray:
+        """``position`` as a target float64 [D] of its own; raises ContractError for what is none."""
+        found = numbers_of(position, len(self.joints))
+        if found is None or not np.isfinite(found).all():
+            raise ContractError(
+                f"{position!r} is no target of the {len(self.joints)} joints of {self.name}, so nothing was sent; give "
+                "a finite number for each."
+            )
+        return found
+
+    def within(self, position: Any) -> np.ndarray:
+        """The nearest :meth:`target` that the joints can reach."""
+        found: np.ndarray = np.clip(self.target(position), self.position.low, self.position.high)
+        return found
+
+    def env_spec(
+        self, cameras: Mapping[str, tuple[int, int]], tasks: Sequence[str], time_limit: int, max_chunk: int
+    ) -> EnvSpec:
+        """What its policy is made for; ``cameras`` {name: (height, width)}, ``time_limit`` in control steps."""
+        return EnvSpec(
+            name=self.name,
+            images={name: ArraySpec((*size, 3), "uint8", 0, 255, frame=name) for name, size in cameras.items()},
+            state=self.position,
+            action=self.position,
+            tasks=tuple(tasks),
+            control_dt=1 / self.control_hz,
+            time_limit=time_limit,
+            max_chunk=max_chunk,
+            profile="hardware",
+        )
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,9 @@ from robot_drivers.driver import DriverError
 from vla_rl.contract.errors import UserError
 
 BAUD = 1_000_000
-TICKS = 4096  # of one revolution
 MODEL = 777  # what an STS3215 calls itself
 _HEADER, _EVERYBODY = b"\xff\xff", 0xFE
-_PING, _READ, _WRITE, _SYNC_READ, _SYNC_WRITE = 0x01, 0x02, 0x03, 0x82, 0x83
+_READ, _WRITE, _SYNC_READ, _SYNC_WRITE = 0x02, 0x03, 0x82, 0x83
 _AROUND = 6  # bytes of a frame besides its parameters
 OVERLOAD = 0x20
 _STATUS = {0x01: "voltage", 0x02: "angle sensor", 0x04: "temperature", 0x08: "current", OVERLOAD: "overload"}
@@ -136,20 +135,15 @@ class Bus:
             self._serial.close()
             self._serial = None
 
-    def ping(self, servo: int) -> None:
-        """Raise DriverError unless ``servo`` answers and is well."""
-        self._sound([servo], self._ask(frame(servo, _PING), [servo], (), "a ping"))
-
     def read(self, servo: int, register: Register) -> int:
         """The number in ``register`` of ``servo``; raises DriverError, StatusError for a servo in trouble."""
         request = frame(servo, _READ, bytes([register.address, register.size]))
-        (answer,) = self._sound([servo], self._ask(request, [servo], (register,), register.name))
-        return answer.values[0]
+        return self._sound(servo, request, (register,), register.name).values[0]
 
     def write(self, servo: int, register: Register, value: int) -> None:
         """Write ``value`` and wait for the acknowledgement; raises as :meth:`read`."""
         request = frame(servo, _WRITE, bytes([register.address]) + register.encode(value))
-        self._sound([servo], self._ask(request, [servo], (), f"{register.name} = {value}"))
+        self._sound(servo, request, (), f"{register.name} = {value}")
 
     def sync_read(self, servos: Sequence[int], registers: Sequence[Register]) -> list[Answer]:
         """What all ``servos`` hold in ``registers``, which follow each other in memory, by one request.
@@ -206,12 +200,12 @@ class Bus:
             f"the port {self.port!r} is lost ({error}), so the servos are not reached; plug it in again."
         )
 
-    @staticmethod
-    def _sound(servos: Sequence[int], answers: list[Answer]) -> list[Answer]:
-        for servo, answer in zip(servos, answers, strict=True):
-            if answer.status:
-                raise StatusError(servo, answer.status)
-        return answers
+    def _sound(self, servo: int, request: bytes, registers: Sequence[Register], what: str) -> Answer:
+        """The answer of a ``servo`` that is well."""
+        (answer,) = self._ask(request, [servo], registers, what)
+        if answer.status:
+            raise StatusError(servo, answer.status)
+        return answer
 
 
 def frame(servo: int, instruction: int, parameters: bytes = b"") -> bytes:

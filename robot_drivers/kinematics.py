@@ -1,4 +1,4 @@
-"""Where the points of an arm are: forward kinematics and Jacobians of a serial chain of revolute joints, in numpy."""
+"""Where the points of an arm are: forward kinematics of a serial chain of revolute joints, in numpy."""
 
 from __future__ import annotations
 
@@ -75,10 +75,12 @@ class Chain:
             for link, cross in zip(self.links, crosses, strict=True)
         ]
 
-    def frames(self, angles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Origins [N, J + 1, 3] and rotations [N, J + 1, 3, 3] of the links, the base last, at positions [N, J]."""
-        angles = np.array([link.zero for link in self.links]) + np.asarray(angles, np.float64) * self._turns
-        origin, rotation = np.zeros((len(angles), 3)), np.broadcast_to(np.eye(3), (len(angles), 3, 3))
+    def positions(self, angles: np.ndarray) -> np.ndarray:
+        """The points [N, P, 3] (m, in the base's frame) at positions ``angles`` [N, J] of the joints."""
+        turns = np.array([link.turn for link in self.links])
+        angles = np.array([link.zero for link in self.links]) + np.asarray(angles, np.float64) * turns
+        base = np.broadcast_to(np.eye(3), (len(angles), 3, 3))
+        origin, rotation = np.zeros((len(angles), 3)), base
         origins, rotations = [], []
         for joint, (offset, placed, cross, square) in enumerate(self._placed):
             sine, cosine = np.sin(angles[:, joint])[:, None, None], np.cos(angles[:, joint])[:, None, None]
@@ -86,28 +88,10 @@ class Chain:
             origin, rotation = origin + rotation @ offset, rotation @ placed @ turned
             origins.append(origin)
             rotations.append(rotation)
-        origins.append(np.zeros((len(angles), 3)))
-        rotations.append(np.broadcast_to(np.eye(3), (len(angles), 3, 3)))
-        return np.stack(origins, 1), np.stack(rotations, 1)
-
-    @property
-    def _turns(self) -> np.ndarray:
-        return np.array([link.turn for link in self.links])
-
-    def positions(self, angles: np.ndarray) -> np.ndarray:
-        """The points [N, P, 3] (m, in the base's frame) at positions ``angles`` [N, J] of the joints."""
-        origins, rotations = self.frames(angles)
-        links = [point.link for point in self.points]
+        links = [point.link for point in self.points]  # the base is number -1, the last
         at = np.asarray([point.at for point in self.points])
-        return origins[:, links] + np.einsum("npij,pj->npi", rotations[:, links], at)
-
-    def jacobian(self, angles: np.ndarray) -> np.ndarray:
-        """How the tool moves with each joint: [3, J] (m per unit of the joint) at positions ``angles`` [J]."""
-        origins, rotations = self.frames(angles[None])
-        axes = np.einsum("jik,jk->ji", rotations[0, :-1], np.asarray([link.axis for link in self.links]))
-        arms = self.positions(angles[None])[0, -1] - origins[0, :-1]
-        carried = np.arange(len(self.links)) <= self.points[-1].link
-        return np.asarray((np.cross(axes, arms) * (carried * self._turns)[:, None]).T)
+        of_links = np.stack([*rotations, base], 1)[:, links]
+        return np.stack([*origins, np.zeros((len(angles), 3))], 1)[:, links] + np.einsum("npij,pj->npi", of_links, at)
 
 
 def _cross(axis: Vector) -> np.ndarray:

@@ -22,9 +22,9 @@ import numpy as np
 
 from robot_drivers.control import ControlConfig, Inbox
 from robot_drivers.driver import Measurement
-from robot_drivers.record import Decide, Decision, Query, Record, step_of
+from robot_drivers.record import ControlStep, Decide, Decision, Query, Record
 from vla_rl.contract.child import Child, ChildError, error_of
-from vla_rl.contract.env import Observation, Step
+from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
 
 PATIENCE = 2.0  # s; a decision that takes longer is not executed
@@ -230,15 +230,6 @@ def _understood(message: Mapping[str, Any]) -> ControlReport | UserError:
     return error_of(message) if message["kind"] == "failed" else UserError(message["error"])
 
 
-@dataclass(frozen=True)
-class Moment:
-    """One control step: the observation before it, its labels, and what came of it (one action, with its frame)."""
-
-    obs: Observation
-    record: Record
-    step: Step
-
-
 class Runtime:
     """Plays episodes on the arm of a control process; a context manager.
 
@@ -259,7 +250,6 @@ class Runtime:
     ) -> None:
         self.control, self._observe = control, observe
         self._delays: deque[int] = deque([1], _DELAYS)  # of the last chunks, in control steps
-        self.stopped = ""  # why the arm was stopped in the newest control step
         self._inference = Inference(decide, control.decided)
         self._patience, self._pictured = patience, pictured
         self._asked, self._seen = -1, -1  # steps: of the last query, of the newest chunk that was executed
@@ -278,24 +268,26 @@ class Runtime:
         self._inference.close()
         self.control.vital = time.monotonic
 
-    def episode(self, number: int, time_limit: int) -> Iterator[Moment]:
+    def episode(self, number: int, time_limit: int) -> Iterator[ControlStep]:
         """The control steps of episode ``number`` as they happen, until a person, the robot or the time limit ends it.
 
         Raises UserError when the control process is gone or refuses what it is sent and when the policy hangs, and what
         the policy raises.
         """
         self.control.begin(number, time_limit)
-        record = next(record for record in self._records() if record.episode == number)
-        start, obs = record.step, self._observe(measurement_of(record), 0)
+        while (report := self.control.receive()).record.episode != number:
+            pass
+        record, start = report.record, report.record.step
         try:
             while True:
+                measured = Measurement(record.position, record.velocity, record.captured)
+                obs = self._observe(measured, record.step - start)
                 self._ask(record, obs, start)
-                following = next(self._records())
-                after = self._observe(measurement_of(following), following.step - start)
-                yield Moment(obs, record, step_of([record], [after], 1))
+                yield ControlStep(obs, record, report.stopped)
                 if record.outcome:
                     return
-                record, obs = following, after
+                report = self.control.receive()
+                record = report.record
         finally:
             if not record.outcome:
                 self.control.end("interrupted")
@@ -304,11 +296,6 @@ class Runtime:
     def delay(self) -> int:
         """How many control steps the next decision will probably take: as many as the longest of the last few."""
         return max(self._delays)
-
-    def _records(self) -> Iterator[Record]:
-        while True:
-            self.stopped = (report := self.control.receive()).stopped
-            yield report.record
 
     def _ask(self, record: Record, obs: Observation, start: int) -> None:
         """Ask for a decision on ``obs`` if one is wanted and none is on its way; ``start`` is the episode's first step.
@@ -332,11 +319,6 @@ class Runtime:
     def _vital(self) -> float:
         """Until when all was well."""
         return min(time.monotonic(), self._inference.started + self._patience, self._pictured())
-
-
-def measurement_of(record: Record) -> Measurement:
-    """What the arm measured in the control step of ``record``."""
-    return Measurement(record.position, record.velocity, record.captured)
 
 
 class Inference:

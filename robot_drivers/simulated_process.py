@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 import sys
 import threading
@@ -26,6 +25,7 @@ import numpy as np
 from robot_drivers.cameras.camera import CameraError, CameraSpec, Frame
 from robot_drivers.driver import DriverError, Measurement, RobotSpec
 from robot_drivers.simulated import SO101, Hardware, Imperfections, Simulated, env_spec_of, robot_spec
+from vla_rl.contract.child import end_with_owner
 from vla_rl.contract.errors import ContractError, UserError, did_you_mean
 from vla_rl.contract.trust import OPTION, parse_json, read_bytes, require_own, trust_all
 from vla_rl.contract.wire import SocketStream, handshake, read_message, write_message
@@ -163,7 +163,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.exit(f"simulated robot: {error}")
     server = Server(config)
     if "--owned" in arguments:
-        threading.Thread(target=_end_with_owner, name="owner", daemon=True).start()
+        end_with_owner()
     print(json.dumps({"address": config.address}), flush=True)
     server.run()
     return 0
@@ -198,12 +198,6 @@ def read_own(file: Path) -> ProcessConfig:
     return config
 
 
-def _end_with_owner() -> None:
-    while os.read(0, 1 << 12):
-        pass
-    os._exit(0)
-
-
 _PATIENCE = 2.0  # seconds for an answer
 
 
@@ -211,12 +205,15 @@ class _Line:
     """A connection to the process at ``address``."""
 
     def __init__(self, address: str, name: str) -> None:
-        """Raises OSError when nobody listens there."""
+        """Raises DriverError when nobody listens there."""
         connected = socket.socket(socket.AF_UNIX)
-        connected.connect(address)
-        self._stream = SocketStream(connected)
-        self._stream.deadline = time.monotonic() + _PATIENCE
-        handshake(self._stream, self._stream, name)
+        try:
+            connected.connect(address)
+            self._stream = SocketStream(connected)
+            self._stream.deadline = time.monotonic() + _PATIENCE
+            handshake(self._stream, self._stream, name)
+        except (OSError, EOFError) as error:
+            raise DriverError(f"no simulated robot answers at {address} ({error})") from error
 
     def ask(self, what: str, **entries: Any) -> dict[str, Any]:
         """The answer; raises DriverError for silence, and ContractError for a request that was refused."""
@@ -260,10 +257,9 @@ class SimulatedArm:
         if self._line is None:
             try:
                 self._line = _Line(self._address, "driver")
-            except (OSError, EOFError) as error:
+            except DriverError as error:
                 raise UserError(
-                    f"no simulated robot answers at {self._address} ({error}), so there is no arm; start one with "
-                    "'python -m robot_drivers.simulated robot.json'."
+                    f"{error}, so there is no arm; start one with 'python -m robot_drivers.simulated robot.json'."
                 ) from error
 
     def observe(self) -> Measurement:
@@ -319,8 +315,8 @@ class SimulatedCamera:
         """Raises CameraError when the process does not answer."""
         try:
             self._line = _Line(self._address, f"camera {self._camera}")
-        except (OSError, EOFError) as error:
-            raise CameraError(f"no simulated robot answers at {self._address} ({error})") from error
+        except DriverError as error:
+            raise CameraError(str(error)) from error
 
     def grab(self) -> Frame:
         """Wait for the next picture; raises CameraError when the process is gone."""

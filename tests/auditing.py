@@ -60,12 +60,10 @@ class AuditingPolicy:
     def act(self, features: Features, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:
         seed, steps = features["counters"].unbind(1)
         length = _length(seed)
-        for env in range(len(seed)):
-            if state["fresh"][env]:
-                assert steps[env] == 0, f"environment {env} was reset but is at step {int(steps[env])}"
-            else:
-                expected = int(state["seed"][env]), int(state["steps"][env])
-                assert (int(seed[env]), int(steps[env])) == expected, f"environment {env} jumped from {expected}"
+        fresh, expected = state["fresh"], torch.stack([state["seed"], state["steps"]], 1)
+        assert not steps[fresh].any(), f"environments were reset but are at the steps {steps[fresh].tolist()}"
+        jumped = (features["counters"] != expected).any(1) & ~fresh
+        assert not jumped.any(), f"environments jumped from {expected[jumped].tolist()}"
         number = steps[:, None] + torch.arange(1, self.horizon + 1)
         action = torch.stack([number, seed[:, None].expand_as(number)], -1).float()
         next_steps = torch.minimum(steps + self.horizon, length)

@@ -12,8 +12,7 @@ import torch
 
 from robot_drivers.runtime import ControlProcess
 from tests.benchmarks.measure import Row, time_row
-from tests.robot_drivers.file_arm import config
-from tests.robot_drivers.toy_arm import HZ
+from tests.robot_drivers.arms import HZ, config
 
 
 def executor_jitter(quick: bool = False) -> list[Row]:

@@ -16,7 +16,6 @@ from vla_rl.cli import main
 from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
-from vla_rl.experience.lerobot.reader import DatasetReader
 
 LIFT = ("--env", "lift")
 TOY = ("--env.name", "counting", "--expert", "tests.cli.test_collect:Echo")
@@ -45,7 +44,7 @@ def collect(path, *arguments) -> Demonstrations:
     return load_demonstrations(path)
 
 
-def test_demonstrations_are_kept_with_everything_that_imitation_needs(tmp_path, capsys):
+def test_demonstrations_hold_all_that_imitation_needs(tmp_path, capsys):
     episodes = collect(tmp_path / "new" / "demonstrations")
     assert "3 episodes" in capsys.readouterr().err
     assert episodes.count == 3
@@ -66,17 +65,6 @@ def test_the_seed_decides_and_options_reach_the_environment(tmp_path, capsys):
     assert np.array_equal(load_demonstrations(tmp_path / "e.1").action, one.action), "the earlier ones are still there"
 
 
-def test_the_number_of_environments_changes_nothing(tmp_path):
-    few, many = (collect(tmp_path / num_envs, *TOY, "--count", "9", "--num-envs", num_envs) for num_envs in ("2", "16"))
-    assert np.array_equal(few.seed, many.seed) and np.array_equal(few.images["audit"], many.images["audit"])
-
-
-def test_cameras_become_video_where_that_is_wanted(tmp_path):
-    collect(tmp_path / "e", "--video", "always", "--env.options", '{"image_size": 32}', "--count", "2")
-    assert DatasetReader(tmp_path / "e").schema.videos == ["observation.images.front"]
-    assert list((tmp_path / "e" / "videos").rglob("*.mp4"))
-
-
 def test_what_cannot_be_recorded_is_said(complaint, tmp_path):
     """An expert that never succeeds, and places that cannot be written to."""
     idle = ("--expert", "sims.mujoco.tasks.lift:LiftExpert", "--env.options", '{"deadline": 2}')
@@ -88,8 +76,8 @@ def test_what_cannot_be_recorded_is_said(complaint, tmp_path):
     assert "no folder" in complaint("collect", "--repair", tmp_path / "nothing")
 
 
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT])
-def test_a_recording_that_is_stopped_keeps_its_episodes_and_can_be_finished(tmp_path, capsys, blow):
+@pytest.mark.parametrize("blow", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
+def test_a_stopped_recording_can_be_finished(tmp_path, capsys, blow):
     out = tmp_path / "e"
     slow = ["--env.name", "counting", "--expert", "tests.cli.test_collect:Slow", "--num-envs", "1"]
     command = [sys.executable, "-m", "vla_rl.cli", "collect", "--count", "500", "--out", str(out), *slow]

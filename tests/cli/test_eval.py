@@ -1,15 +1,16 @@
-"""``vla-rl eval``: a success rate with its interval, or one sentence about what does not fit."""
+"""``vla-rl eval``: a success rate with its interval, a suite's table, or one sentence about what does not fit."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from docs.examples.noisy_policy import LinearGaussian
+from tests.recipes.quick_suite import quick, save_policy
 from vla_rl.cli import main
-from vla_rl.recipes.config_files import env_config_of
 from vla_rl.recipes.env_config import EnvConfig
 
 SMALL = ("--env", "lift", "--episodes", "6", "--num-envs", "4", "--env.options", '{"deadline": 10}')
@@ -31,27 +32,25 @@ def test_the_rate_comes_with_interval_seeds_and_causes(untrained, capsys, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ((), "eval needs a checkpoint or run folder"),
-        (("--seeds", "test"), "eval needs a checkpoint or run folder"),
-        (("{}", "--seeds", "tests"), "no 'tests' seeds; did you mean 'test'?"),
-        (("{}", "--episodes", "0"), "measure nothing"),
-        (("{}", "--num-envs", "0"), "measure nothing"),
-        (("{}", "--env", "lift", "--device", "gpu"), "there is no device 'gpu'"),
-        (("{}", "--env", "lift", "--temperature", "-1"), "temperature is -1"),
-        (("{}", "--epsodes", "1"), "no field '--epsodes', so it cannot be set; did you mean '--episodes'?"),
-        (("{}", "--env.name", "point_mass"), "trained for images"),
-        (("{}", "--env", "lift", "--env.options", '{"image_size": 48}'), "trained for images"),
-        (("{}", "--env", "lift", "--env.options", '{"cameras": ["top"]}'), "trained for images"),
-        (
-            ("{}", "--env", "lift", "--env.options", '{"image_sise": 48}'),
-            "no option 'image_sise', so it cannot be made; did you mean",
-        ),
-        (("{}",), "eval needs an environment and none was named, so nothing can be played; add --env NAME"),
+        ("--seeds test", "eval needs a checkpoint or run folder"),
+        ("{} --seeds tests", "no 'tests' seeds; did you mean 'test'?"),
+        ("{} --num-envs 0", "measure nothing"),
+        ("{} --env lift --device gpu", "there is no device 'gpu'"),
+        ("{} --env lift --temperature -1", "temperature is -1"),
+        ("{} --epsodes 1", "no field '--epsodes', so it cannot be set; did you mean '--episodes'?"),
+        ('{} --env lift --env.options {"image_size":48}', "trained for images"),
+        ('{} --env lift --env.options {"image_sise":48}', "no option 'image_sise', so it cannot be made; did you mean"),
+        ("{}", "eval needs an environment and none was named, so nothing can be played; add --env NAME"),
+        ("--suite tabletop --policy expert", "--out is missing"),
+        ("--suit tabletop --policy expert --out x", "eval has no option '--suit'"),
+        ("--suite tabeltop --policy expert --out x", "did you mean 'tabletop'?"),
+        ("--suite tabletop --policy nowhere --out {}/x --tasks lift", "has no config.json"),
+        ("--suite tabletop --policy expert --out {}/x --processes 0", "processes is 0"),
     ],
 )
 def test_what_does_not_fit_is_said(complaint, untrained, arguments, sentence):
     folder = str(untrained())
-    assert sentence in complaint("eval", *(argument.replace("{}", folder) for argument in arguments))
+    assert sentence in complaint("eval", *(argument.replace("{}", folder) for argument in arguments.split()))
 
 
 def test_at_temperature_0_the_noise_decides_nothing(untrained, tmp_path):
@@ -70,7 +69,7 @@ def test_a_policy_without_starting_noise_has_no_temperature(complaint, tmp_path)
     assert "LinearGaussian starts from no noise, so --temperature would change nothing" in said
 
 
-def test_a_checkpoint_for_another_camera_is_played_with_its_options(untrained, capsys):
+def test_a_checkpoint_for_another_camera_is_played(untrained, capsys):
     options = '{"deadline": 5, "cameras": ["top"], "image_size": 32}'
     main(["eval", str(untrained(cameras=("top",), image_size=32)), *SMALL[:6], "--env.options", options])
     assert json.loads(capsys.readouterr().out)["episodes"] == 6
@@ -89,28 +88,23 @@ def test_a_folder_that_is_no_checkpoint_is_said(complaint, tmp_path):
     ("name", "damage", "sentence"),
     [
         ("model.safetensors", lambda data: data[: len(data) // 2], "model.safetensors' is damaged"),
-        ("model.safetensors", lambda data: b"", "model.safetensors' is damaged"),
         ("model.safetensors", None, "has no model.safetensors"),
         ("config.json", lambda data: data[:100], "config.json' is damaged"),
         ("config.json", lambda data: data.replace(b'"width": 32', b'"width": 64'), "does not fit the model"),
-        ("config.json", lambda data: data.replace(b'"width": 32', b'"widht": 32'), "did you mean 'width'?"),
         ("config.json", lambda data: data.replace(b'"vocabulary"', b'"words"'), "has no 'vocabulary'"),
-        ("config.json", lambda data: data.replace(b"TinyVLA", b"TinyVLB"), "did you mean 'TinyVLA'?"),
         ("config.json", lambda data: data.replace(b'_version": ', b'_version": 9'), "contract version 9"),
     ],
 )
 def test_a_damaged_checkpoint_is_said(complaint, untrained, name, damage, sentence):
     path = untrained() / name
-    if damage is None:
-        path.unlink()
-    else:
-        before = path.read_bytes()
+    before = path.read_bytes()
+    path.unlink()
+    if damage is not None:
         path.write_bytes(damage(before))
-        assert path.read_bytes() != before
     assert sentence in complaint("eval", path.parent, *SMALL)
 
 
-def test_a_checkpoint_in_a_run_is_played_in_the_environment_of_that_run(capsys, tmp_path):
+def test_a_checkpoint_in_a_run_is_played_in_its_environment(capsys, tmp_path):
     """Gymnasium's tasks as well, which are evaluated by returns."""
     numbers = ["--loop.iterations", "1", "--loop.validate-every", "1", "--experience.num_envs", "2"]
     numbers += ["--experience.decisions", "8", "--evaluation.validation", "2", "--evaluation.test", "2"]
@@ -126,9 +120,23 @@ def test_a_checkpoint_in_a_run_is_played_in_the_environment_of_that_run(capsys, 
     assert "in the environment of its run" in capsys.readouterr().out
 
 
-def test_a_checkpoint_outside_a_run_has_no_environment(tmp_path, untrained):
-    assert env_config_of(untrained()) is None and env_config_of(tmp_path / "nowhere") is None
-    (tmp_path / "config.json").write_text('{"env": 3}')
-    assert env_config_of(tmp_path / "checkpoints" / "best") is None
-    (tmp_path / "config.json").write_text("[]")
-    assert env_config_of(tmp_path / "checkpoints" / "best") is None
+SUITE = f"{Path(__file__).parents[1] / 'recipes' / 'quick_suite.py'}:quick"
+
+
+def test_a_suite_is_played_and_tabled(capsys, tmp_path):
+    policy, out = save_policy(tmp_path / "policy"), tmp_path / "out"
+    main(["eval", "--suite", SUITE, "--policy", policy, "--out", str(out), "--episodes", "4", "--videos", "0"])
+    said = " ".join(capsys.readouterr().err.split())
+    assert "wide" in said and "of 4 (" in said and " all " in said and "of 8" in said
+    assert {path.name for path in out.iterdir()} >= {"episodes.csv", "latency.csv", "results.json", "report.html"}
+    main(["eval", f"--suite={SUITE}", "--policy", policy, "--out", str(tmp_path / "one"), "--tasks", "narrow"])
+    results = json.loads((tmp_path / "one" / "results.json").read_text())
+    assert list(results["tasks"]) == ["narrow"] and results["protocol"] != quick().protocol
+
+
+def test_the_expert_of_the_tabletop(capsys, tmp_path):
+    given = ["--tasks", "lift", "--episodes", "3", "--videos", "1", "--seeds", "validation"]
+    main(["eval", "--suite", "tabletop", "--policy", "expert", "--out", str(tmp_path), *given])
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["tasks"]["lift"]["success"] == 1.0 and results["suite"]["first_seed"] == 1_000_000_000
+    assert (tmp_path / "videos" / "lift-1000000000.mp4").stat().st_size > 1000

@@ -1,9 +1,10 @@
-"""``vla-rl inspect``: what it prints about every kind of target."""
+"""``vla-rl inspect``: what it prints about every kind of target; ``vla-rl sims``: the table of installations."""
 
 from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from importlib import metadata
 
@@ -12,7 +13,9 @@ import torch
 from rich.console import Console
 
 from sims.catalog import CATALOG, make
-from vla_rl.cli.inspect import inspect, main
+from sims.installations import SHIPPED
+from vla_rl.cli import main
+from vla_rl.cli.inspect import inspect
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.normalization import Affine
@@ -81,33 +84,20 @@ def test_without_torch_and_mujoco_it_says_how_to_get_them(monkeypatch):
         text("lift")
 
 
-def test_counting_is_checked_and_its_spec_shown():
-    printed = text("counting")
-    for checked in ("observation", "episode", "idle environments", "determinism", "chunking", "validation", "snapshot"):
-        assert any(row[0] == checked and row[1] for row in lines(printed))
-    assert ["seed", "0 .. 1.04858e+06", "count"] in lines(printed)
-    assert ["image audit", "uint8[4, 4, 3]", "0 .. 255", "count", "audit"] in lines(printed)
-    assert "count the even episode" in printed
-
-
-def test_lift_is_checked_and_its_units_shown():
+def test_an_environment_is_checked_and_its_units_shown():
     printed = text("lift")
-    assert ["snapshot", "continues bit for bit"] in lines(printed)
-    assert ["opening", "-0.01 .. 0.078", "m"] in lines(printed)
-    assert ["grip", "-1 .. 1", "1"] in lines(printed)
-    assert any(row[:2] == ["image front", "uint8[64, 64, 3]"] for row in lines(printed))
+    rows = lines(printed)
+    checked = ("observation", "episode", "idle environments", "determinism", "chunking", "validation")
+    assert set(checked) <= {row[0] for row in rows} and ["snapshot", "continues bit for bit"] in rows
+    assert ["opening", "-0.01 .. 0.078", "m"] in rows and ["grip", "-1 .. 1", "1"] in rows
+    assert any(row[:2] == ["image front", "uint8[64, 64, 3]"] for row in rows)
+    assert ["friction", "1", "0.02 .. 2", "factor"] in [row[:4] for row in rows]
     assert "pick up the green cube" in printed
 
 
 def test_an_environment_is_made_with_the_options_that_are_given():
     printed = lines(text("lift", "--env.options", json.dumps({"image_size": 12, "cameras": ["top"]})))
     assert ["image top", "uint8[12, 12, 3]", "0 .. 255", "RGB", "top"] in printed
-
-
-def test_an_environment_shows_what_can_be_varied_in_it():
-    rows = {row[0]: row[1:4] for row in lines(text("lift")) if len(row) == 5}
-    assert rows["friction"] == ["1", "0.02 .. 2", "factor"] and rows["latency"] == ["0", "0 .. 6", "control steps"]
-    assert {row[0] for row in lines(text("point_mass")) if len(row) == 5} >= {"action_noise", "latency"}
 
 
 def test_a_checkpoint_shows_sizes_and_acts(checkpoint):
@@ -122,12 +112,7 @@ def test_a_checkpoint_shows_sizes_and_acts(checkpoint):
     assert any(row[0] == "log-prob gap" for row in lines(printed))
 
 
-def test_a_checkpoint_for_another_camera_is_tried_with_it(checkpoint):
-    folder, _ = checkpoint(cameras=("top",), image_size=48)
-    assert ["act", "in bounds"] in lines(text(str(folder)))
-
-
-def test_a_checkpoint_that_does_not_fit_its_environment_is_an_error(checkpoint):
+def test_a_checkpoint_of_another_environment_is_an_error(checkpoint):
     folder, _ = checkpoint()
     config = json.loads((folder / "config.json").read_text())
     config["spec"]["control_dt"] = 1.0
@@ -150,24 +135,17 @@ def test_a_run_shows_its_summary_and_checkpoints(tmp_path, checkpoint):
     assert "checkpoints/best" in printed.replace("\n", "")
 
 
-# Episodes of a decision: every one takes the estimate of the memory as long.
-_SHORT = ("--env.options", '{"deadline": 5}', "--env.training-options", "{}")
+_SMALL = (
+    *("--env.options", '{"deadline": 5}', "--env.training-options", "{}"),
+    *("--rl.experience.num-envs", "4", "--rl.experience.decisions", "2", "--evaluation.num-envs", "4"),
+)
 
 
-def test_a_config_is_resolved_and_measured():
-    printed = text("demo.py:demo", *_SHORT)
-    assert "sampler: FlowSampler" in printed
-    assert "128 environments x 5 decisions = 640" in printed
-    assert any(row[0] == "all" for row in lines(printed))
-    assert "gamma" in printed
-
-
-_SMALL = (*_SHORT, "--rl.experience.num-envs", "4", "--rl.experience.decisions", "2", "--evaluation.num-envs", "4")
-
-
-def test_a_config_shows_the_memory_of_a_run_from_its_checkpoint(checkpoint):
+def test_a_config_shows_its_sizes_and_the_memory_of_a_run(checkpoint):
     folder, policy = checkpoint()
-    rows = lines(text("demo.py:last_step", "--policy", str(folder), *_SMALL))
+    printed = text("demo.py:last_step", "--policy", str(folder), *_SMALL)
+    assert "sampler: FlowSampler" in printed and "4 environments x 2 decisions = 8" in printed and "gamma" in printed
+    rows = lines(printed)
     phases = {row[0]: float(row[3].replace(",", "")) for row in rows if len(row) == 5 and row[3][:1].isdigit()}
     assert set(phases) == {"build", "validate", "collect", "learn", "peak"}
     assert phases["peak"] == max(phases.values()) > 0
@@ -208,10 +186,46 @@ def test_unknown_targets_get_help(tmp_path):
         text(str(tmp_path))
 
 
-def test_the_command_takes_one_target(capsys):
-    main(["counting"])
+def test_the_command_takes_one_target(capsys, complaint):
+    main(["inspect", "counting"])
     assert "declared equals delivered" in capsys.readouterr().out
-    main(["--help"])
-    assert "vla-rl inspect" in capsys.readouterr().out
-    with pytest.raises(UserError, match="one target"):
-        main(["lift", "counting"])
+    assert "one target" in complaint("inspect", "lift", "counting")
+
+
+# -- vla-rl sims -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nothing_installed(tmp_path, monkeypatch):
+    monkeypatch.setenv("VLA_RL_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def test_the_table_says_what_is_missing_and_how_to_install_it(nothing_installed, capsys, tmp_path):
+    (tmp_path / "sims" / "mine").mkdir(parents=True)
+    main(["sims"])
+    printed = capsys.readouterr().out
+    for name in SHIPPED:
+        assert re.search(rf"{name} .*missing.*install it: vla-rl sims install {name}", printed)
+    assert re.search(r"mine .*unfinished.*finish it: vla-rl sims install mine", printed)
+
+
+def test_a_simulator_that_nobody_knows_is_refused(nothing_installed, complaint, tmp_path):
+    assert "no simulator of ours is called 'metaword'" in complaint("sims", "install", "metaword")
+    assert "sims install needs NAME" in complaint("sims", "install")
+    assert "did you mean 'install'?" in complaint("sims", "instal")
+    assert "absent.txt cannot be read" in complaint(
+        "sims", "install", "mine", "--requirements", str(tmp_path / "absent.txt")
+    )
+    assert not (tmp_path / "sims").exists()  # not even a file that locks it
+
+
+def test_ctrl_c_says_that_a_half_made_installation_is_not_used(nothing_installed, capsys, monkeypatch):
+    def stop(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sims.installations.install", stop)
+    with pytest.raises(SystemExit) as ended:
+        main(["sims", "install", "metaworld"])
+    said = capsys.readouterr().err
+    assert ended.value.code == 130 and "metaworld is half installed and will not be used until 'vla-rl sims" in said

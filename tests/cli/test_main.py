@@ -39,12 +39,11 @@ def test_usage_lists_every_command(capsys, arguments):
     assert all(re.search(rf"^  {name} +\S", printed, re.M) for name in COMMANDS)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["certs", "--help"]], ids=" ".join)
-def test_a_reader_that_leaves_ends_it_silently(arguments):
+def test_a_reader_that_leaves_ends_it_silently():
     """As ``| head`` does."""
     read, write = os.pipe()
     os.close(read)
-    ended = subprocess.run([*VLA_RL, *arguments], stdout=write, stderr=subprocess.PIPE, timeout=PATIENCE)
+    ended = subprocess.run([*VLA_RL, "--help"], stdout=write, stderr=subprocess.PIPE, timeout=PATIENCE)
     os.close(write)
     assert (ended.returncode, ended.stderr) == (141, b"")
 
@@ -92,12 +91,11 @@ def write_to_nobody(arguments: list[str]) -> None:
         os.close(write)
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_every_command_can_be_loaded(name):
-    assert callable(load(COMMANDS[name][0]))
+def test_every_command_can_be_loaded():
+    assert all(callable(load(target)) for target, _ in COMMANDS.values())
 
 
-@pytest.mark.parametrize("command", ["collect", "compare samplers", "train demo.py:demo", "eval somewhere", "demo"])
+@pytest.mark.parametrize("command", ["compare samplers", "train demo.py:demo", "eval somewhere"])
 def test_help_of_a_command_shows_its_fields_and_runs_nothing(capsys, command):
     with pytest.raises(SystemExit) as stop:
         main([*command.split(), "--help"])
@@ -113,7 +111,6 @@ def test_help_of_a_command_shows_its_fields_and_runs_nothing(capsys, command):
     [
         ("trian demo.py:demo", r"no command 'trian'; did you mean 'train'\?"),
         ("train", r"train needs a config, .* FILE\.py:function"),
-        ("train demo.py", r"'demo\.py' names no config function"),
         ("train dmeo.py:demo", r"no config file 'dmeo\.py'.* did you mean 'demo\.py'\?"),
         ("train demo.py:al_steps", r"no config function 'al_steps'.* did you mean 'all_steps'\?"),
         ("train demo.py:replace", r"no config function 'replace'"),  # what a config file imports is no config
@@ -123,24 +120,12 @@ def test_help_of_a_command_shows_its_fields_and_runs_nothing(capsys, command):
         ),
         ("train demo.py:demo --gama=1", r"no field '--gama'.* did you mean '--rl\.algorithm\.gamma'\?"),
         ("train demo.py:demo --out", r"--out needs a value"),
-        ("train demo.py:last_step --policy nowhere --out {tmp}/run", r"'nowhere' has no config\.json"),
-        ("collect --env.name lfit", r"no environment is called 'lfit'.* did you mean 'lift'\?"),
         ("collect --env lift --expert sims.toy.counting:Exprt", r"no 'Exprt'"),
-        ("collect --env lift --expert sims.mujoco.tasks.lfit:Expert", r"'sims\.mujoco\.tasks\.lfit'.* check its name"),
         ("collect --count 2", r"collect needs an environment and none was named.*add --env NAME"),
-        (
-            "train rewards.py:success --env= --out {tmp}/run",
-            r"labelling frames needs an environment and none was named",
-        ),
-        (
-            "compare samplers --samplers last_step al_steps --out {tmp}",
-            r"no config function 'al_steps'.* 'all_steps'\?",
-        ),
-        ("inspect a b", r"takes one target"),
     ],
 )
-def test_mistakes_are_answered_with_one_sentence(complaint, tmp_path, command, sentence):
-    assert re.search(sentence, complaint(*command.format(tmp=tmp_path).split()))
+def test_mistakes_are_answered_with_one_sentence(complaint, command, sentence):
+    assert re.search(sentence, complaint(*command.split()))
 
 
 def test_a_missing_package_says_how_to_get_it(complaint, monkeypatch):
@@ -159,44 +144,24 @@ def test_a_value_of_the_wrong_type_ends_with_status_2(capsys):
 # -- overrides ---------------------------------------------------------------------------------------------------------
 
 
-def test_fields_are_overridden_however_deep_and_whatever_their_type():
-    config = override(
-        load_config("demo.py:demo"),
-        [
-            "--seed",
-            "7",
-            "--rl.algorithm.gamma=0.98",
-            "--rl.sampler.schedule.a",
-            "0.25",
-            "--rl.loop.validate-every",
-            "3",
-            "--evaluation.test",
-            "8",
-        ],
-        "test",
-    )
-    assert (config.seed, config.rl.algorithm.gamma, config.rl.loop.validate_every, config.evaluation.test) == (
-        7,
-        0.98,
-        3,
-        8,
-    )
+def test_fields_are_overridden_however_deep():
+    given = "--seed 7 --rl.algorithm.gamma=0.98 --rl.sampler.schedule.a 0.25 --rl.loop.validate-every 3"
+    config = override(load_config("demo.py:demo"), given.split(), "test")
+    assert (config.seed, config.rl.algorithm.gamma, config.rl.loop.validate_every) == (7, 0.98, 3)
     assert config.rl.sampler.schedule == FlowSde(0.25)
     assert config.env == load_config("demo.py:demo").env
 
 
-def test_protocol_typed_fields_have_the_fields_of_their_present_value():
+def test_general_fields_have_the_fields_of_their_present_value():
+    """Those that a protocol types, and those that a base class types."""
     before = load_config("demo.py:flow_ou").rl.sampler.schedule
     after = override(load_config("demo.py:flow_ou"), ["--rl.sampler.schedule.a", "0.9"], "test").rl.sampler.schedule
     assert isinstance(before, FlowOu) and after != before
     assert vars(after) == {**vars(before), "a": 0.9}
     with pytest.raises(UserError, match=r"no field '--rl\.sampler\.schedule\.b'"):
         override(load_config("demo.py:demo"), ["--rl.sampler.schedule.b", "1"], "test")
-
-
-def test_fields_typed_by_a_base_class_have_the_fields_of_their_present_value():
-    before = GRPOConfig(averaging=Constant(5))
-    assert override(before, ["--averaging.max-decisions", "9"], "test").averaging == Constant(9)
+    based = GRPOConfig(averaging=Constant(5))
+    assert override(based, ["--averaging.max-decisions", "9"], "test").averaging == Constant(9)
 
 
 def test_sources_and_staleness_are_short_for_fields_of_the_loop():

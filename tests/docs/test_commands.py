@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,9 @@ _SHELL = {"git", "cd", ".", "diff", "pip", "cp", "ls", "mkdir", "export"}
 _CHEAP = ("vla-rl inspect", "vla-rl inspect lift")
 
 
+_getsource = cache(inspect.getsource)
+
+
 class _Parsed(BaseException):
     """The arguments were understood; nothing was run."""
 
@@ -32,6 +37,7 @@ class _Parsed(BaseException):
 @pytest.fixture
 def parse(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """``vla-rl`` with these arguments, until they are understood; a mistake in them is a SystemExit."""
+    monkeypatch.setattr(inspect, "getsource", _getsource)  # tyro reads the same classes for every command
     names = [module.name for module in pkgutil.walk_packages(vla_rl.cli.__path__, "vla_rl.cli.")]
     # All are imported before the first is changed: one that is imported later would keep another's changed function.
     for module in [importlib.import_module(name) for name in names if not name.endswith("__main__")]:
@@ -65,11 +71,20 @@ def _stop(*_: Any, **__: Any) -> None:
     raise _Parsed
 
 
-@pytest.mark.parametrize("command", [one for one in ALL if "vla-rl" in one.words or "vla_rl.cli" in one.words], ids=str)
-def test_the_command_line_understands_it(command, parse):
-    words = list(command.words)
-    start = words.index("vla-rl") if "vla-rl" in words else words.index("vla_rl.cli")
-    arguments = words[start + 1 :]
+def _ours() -> Iterator[Any]:
+    """Every ``vla-rl ...`` once; in the gate those alone that bring an option which their command had not had yet."""
+    seen: set[tuple[str, ...]] = set()
+    for command in {one.words: one for one in ALL}.values():
+        for name in {"vla-rl", "vla_rl.cli"} & set(command.words):
+            arguments = list(command.words[command.words.index(name) + 1 :])
+            options = {word.partition("=")[0] for word in arguments if word.startswith("--")}
+            new = {(*arguments[:2], option) for option in ("", *options)} - seen
+            seen |= new
+            yield pytest.param(command, arguments, marks=[] if new else pytest.mark.full, id=str(command))
+
+
+@pytest.mark.parametrize(("command", "arguments"), list(_ours()))
+def test_the_command_line_understands_it(command, arguments, parse):
     if not arguments or arguments[-1] == "--help":
         with pytest.raises(SystemExit) if len(arguments) > 1 else nullcontext():
             main(arguments)

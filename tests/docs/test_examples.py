@@ -43,16 +43,6 @@ def test_its_expert_stops_at_the_mark_and_doing_nothing_does_not():
         assert set(step.cause) <= {"success", "time_limit"}
 
 
-def test_the_ball_s_picture_shows_ball_and_mark():
-    with closing(ball_env.make(2)) as env:
-        obs = env.reset(np.arange(2), np.array([3, 4]))
-    blue = (obs.images["side"] == (40, 40, 200)).all(-1)
-    red = (obs.images["side"] == (200, 40, 40)).all(-1)
-    for place, shown in ((obs.state[:, 0], blue), (obs.extras["privileged/mark"][:, 0], red)):
-        columns = np.array([np.flatnonzero(one.any(0)).mean() for one in shown])
-        np.testing.assert_allclose((place + 1) / 2 * 29 + 1, columns, atol=0.51)
-
-
 @pytest.mark.full
 def test_the_height_reward_pays_for_lifting_and_not_for_waiting():
     assert isinstance(height_reward.HeightReward(), Reward)
@@ -136,7 +126,7 @@ def test_the_example_s_config_trains_its_policy(outside, tmp_path):
 
 
 @pytest.mark.full
-def test_the_ball_is_recorded_imitated_and_evaluated_by_commands_alone(outside, tmp_path):
+def test_the_ball_is_imitated_by_commands_alone(outside, tmp_path):
     short = "--imitation.fit.steps 20 --new.width 32 --new.blocks 1"
     printed = outside(
         "inspect ball_env:make",

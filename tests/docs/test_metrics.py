@@ -43,7 +43,7 @@ RUNS: dict[str, tuple[tuple[str, _Change], ...]] = {
     "corrections": (("tabletop.py:corrected", lambda config: config),),
     "gorl": (("compare.py:gorl", lambda config: algorithm(config, iterations=2, stages=3)),),
 }
-LONG = {"grpo", "dppo", "residual", "offline", "dsrl", "gorl", "corrections"}  # `make test-full`
+LONG = {"sac", "grpo", "dppo", "residual", "offline", "dsrl", "gorl", "corrections"}  # `make test-full`
 _EVERY_LINE = {"stage", "step", "elapsed_s"}
 FAMILIES = {"rollout/episodes/FAMILY", "rollout/successes/FAMILY", "eval/FAMILY"}
 # Where sources are ahead.

@@ -75,7 +75,7 @@ def follow(folder: Path, page: str, *sections: str) -> str:
 
 
 @pytest.mark.full
-def test_an_environment_of_one_s_own_is_imitated_improved_twice_and_evaluated(tmp_path):
+def test_an_own_environment_is_imitated_and_improved_twice(tmp_path):
     printed = follow(tmp_path, "docs/bring/simulator.md", "A complete one", "Check it", "Use it")
     assert "stop the ball at the mark" in printed
     results = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
@@ -99,7 +99,7 @@ def test_a_page_s_commands_run_in_their_order(page, sections, left, tmp_path):
     assert list(tmp_path.rglob(left))
 
 
-def test_the_page_leads_from_nothing_to_two_kinds_of_rl_and_their_evaluation():
+def test_the_page_leads_from_nothing_to_two_kinds_of_rl():
     commands = [step.split()[1:3] for step in steps("docs/bring/simulator.md", "Use it") if step.startswith("vla-rl")]
     assert [" ".join(words) for words in commands] == [
         "inspect ball_env:make",

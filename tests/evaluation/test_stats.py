@@ -1,4 +1,6 @@
-"""Statistics against golden numbers (reference/algorithms.md 6)."""
+"""Statistics against golden numbers (reference/algorithms.md 6), and the episodes that a difference takes."""
+
+from __future__ import annotations
 
 import itertools
 import math
@@ -8,14 +10,17 @@ import numpy as np
 import pytest
 
 from tests.benchmarks.peers.report import ratio
+from vla_rl.contract.errors import UserError
 from vla_rl.contract.intervals import difference, paired_difference, wilson
 from vla_rl.evaluation.report import mean_text
 from vla_rl.evaluation.stats import (
     Difference,
     MeanReturn,
     Rate,
+    episodes_needed,
     fisher_z,
     mcnemar_exact,
+    mcnemar_power,
     mmrv,
     paired_bootstrap,
 )
@@ -57,10 +62,6 @@ def test_few_returns_have_no_interval(n):
 )
 def test_mcnemar(b, c, p):
     assert mcnemar_exact(b, c) == mcnemar_exact(c, b) == pytest.approx(p, abs=1e-6)
-
-
-def test_mcnemar_of_many_episodes():
-    assert 0 < mcnemar_exact(3000, 2000) < 1e-40
 
 
 def outcomes() -> tuple[np.ndarray, np.ndarray]:
@@ -213,3 +214,53 @@ def test_fisher_z(r, k, low, high):
 def test_fisher_z_refuses_what_has_no_interval(r, k):
     with pytest.raises(ValueError, match="no interval"):
         fisher_z(r, k)
+
+
+# -- power: simulated evaluations find a difference as often as was asked for ------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("n", "difference", "discordant"),
+    [(60, 0.2, 0.4), (200, 0.1, 0.3), (157, 0.05, 0.05), (9, 0.5, 1)],
+)
+def test_the_power_is_that_of_simulated_evaluations(n, difference, discordant):
+    """McNemar's test of 20,000 evaluations with known probabilities: 4 standard deviations."""
+    chances = [(discordant + difference) / 2, (discordant - difference) / 2, 1 - discordant]
+    counts = np.random.default_rng(0).multinomial(n, chances, size=20_000)
+    p_values = {pair: mcnemar_exact(*pair) for pair in {(int(b), int(c)) for b, c, _ in counts}}
+    rejected = np.mean([p_values[int(b), int(c)] <= 0.05 for b, c, _ in counts])
+    assert mcnemar_power(n, difference, discordant) == pytest.approx(rejected, abs=4 * 0.5 / np.sqrt(20_000))
+
+
+def test_without_a_difference_it_errs_at_most_by_its_level():
+    assert 0.01 < mcnemar_power(300, 0.0, 0.4) <= 0.05
+
+
+@pytest.mark.parametrize(
+    ("difference", "discordant"),
+    [
+        (0.1, 0.42),
+        (0.05, 0.05),
+        (0.3, 0.4),
+        pytest.param(0.02, 0.2, marks=pytest.mark.full),
+    ],
+)
+def test_one_episode_less_has_less_power(difference, discordant):
+    n = episodes_needed(difference, discordant)
+    assert mcnemar_power(n, difference, discordant) >= 0.8 > mcnemar_power(n - 1, difference, discordant)
+    assert episodes_needed(-difference, discordant) == n
+
+
+def test_it_takes_as_many_as_the_normal_approximation_says():
+    """Connor 1987: (z_a sqrt(d) + z_b sqrt(d - delta^2))^2 / delta^2; the exact test takes a few more."""
+    spread = 1.959964 * np.sqrt(0.3) + 0.841621 * np.sqrt(0.3 - 0.1**2)
+    assert (spread / 0.1) ** 2 < episodes_needed(0.1, 0.3) < 1.03 * (spread / 0.1) ** 2 + 10
+
+
+@pytest.mark.parametrize(
+    ("difference", "discordant", "said"),
+    [(0.0, 0.5, "does not exist"), (0.3, 0.2, "does not exist"), (0.004, 0.5, "more episodes than anybody plays")],
+)
+def test_a_difference_that_cannot_be_is_refused(difference, discordant, said):
+    with pytest.raises(UserError, match=said):
+        episodes_needed(difference, discordant)

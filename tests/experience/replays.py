@@ -55,20 +55,24 @@ def of_ended_episodes(replay: Replay) -> Tensor:
 
 def audit(found: Transitions, horizon: int, n_step: int) -> None:
     """Every entry is what the seed and the step of its decision imply."""
-    for b, (seed, begin) in enumerate(found.features["counters"].tolist()):
+    counters = found.features["counters"].reshape(-1, 2).numpy()
+    wanted: list[tuple[float, float, int, float]] = []
+    for seed, begin in counters.tolist():
         length, steps, reward, discount = length_of(seed), begin, 0.0, 1.0
         for _ in range(n_step):
             if steps < length:
                 part, number = chunk(seed, steps, horizon)
                 reward, discount, steps = reward + discount * part, discount * GAMMA**number, steps + number
-        terminated = steps == length and seed % 2 == 0
-        np.testing.assert_allclose(found.reward[b], reward, rtol=1e-5)
-        np.testing.assert_allclose(found.discount[b], 0.0 if terminated else discount, rtol=1e-5)
-        if not terminated:
-            assert found.next_features["counters"][b].tolist() == [seed, steps]
         total = sum(GAMMA**i * (begin + 1 + i) for i in range(length - begin))
-        np.testing.assert_allclose(found.returns[b], -np.inf if seed % 2 else total, rtol=1e-5)
-        numbers = begin + 1 + np.arange(horizon)
-        for chosen in (found.sample[b], found.executed[b]):  # what was chosen after an end stands in ``executed`` too
-            assert chosen.tolist() == [[number, seed] for number in numbers]
-        assert not found.intervened[b]
+        terminated = steps == length and seed % 2 == 0
+        wanted.append((reward, 0.0 if terminated else discount, steps, -np.inf if seed % 2 else total))
+    table = np.array(wanted).reshape(-1, 4)
+    for name, column in (("reward", 0), ("discount", 1), ("returns", 3)):
+        np.testing.assert_allclose(getattr(found, name), table[:, column], rtol=1e-5, err_msg=name)
+    after = np.stack([counters[:, 0], table[:, 2]], 1)
+    assert np.array_equal(found.next_features["counters"][table[:, 1] > 0], after[table[:, 1] > 0])
+    numbers = counters[:, 1:] + 1 + np.arange(horizon)
+    chosen = np.stack([numbers, np.repeat(counters[:, :1], horizon, 1)], -1)
+    for actions in (found.sample, found.executed):  # what was chosen after an end stands in ``executed`` too
+        assert np.array_equal(actions, chosen)
+    assert not found.intervened.any()

@@ -14,17 +14,14 @@ import torch
 
 from sims.base import NumpyEnv
 from tests.breaking import BreakingEnv
-from tests.docs.conftest import ROOT
-from tests.experience.test_breakdowns import HORIZON, LONG, Patient
+from tests.experience.makers import Patient
+from tests.experience.test_breakdowns import HORIZON, LONG
 from tests.experience.test_groups import Uniform, same
-from vla_rl.cli.override import override
-from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.curriculum import CurriculumStream, InOrder, LearningProgress, OutcomeVariance, SeedStream
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import RolloutSource, WindowConfig
-from vla_rl.recipes.config_files import load_config
 from vla_rl.training.checkpoint import latest_state, save_state
 
 CHANCES = (0.0, 0.5, 1.0)  # of seed modulo 3
@@ -106,7 +103,7 @@ def test_a_share_goes_in_order_and_the_rest_in_proportion_to_the_score():
     known = stream()
     for seed, success in ((300, True), (300, False), (301, True), (301, True), (302, False)) * 4:
         known.note(seed, success, "a")
-    scores, count = known.scores(), 4000
+    scores, count = known.scores(), 2000
     drawn = np.array(list(islice(known, count))) - 300
     assert drawn[3::4].tolist() == [0, 1, 2, 3] * (count // 16)
     shares = np.bincount(np.delete(drawn, slice(3, None, 4)), minlength=4) / (0.75 * count)
@@ -120,11 +117,10 @@ def test_a_share_goes_in_order_and_the_rest_in_proportion_to_the_score():
     assert known.counters() == {"rollout/curriculum_draws": 0, "rollout/curriculum_score": 0}
 
 
-@pytest.mark.parametrize("explore", [1.0, 0.3, 0.1])
-@pytest.mark.parametrize("kind", [OutcomeVariance, LearningProgress])
+@pytest.mark.parametrize(("kind", "explore"), [(OutcomeVariance, 1.0), (OutcomeVariance, 0.1), (LearningProgress, 0.3)])
 def test_every_scene_comes_back_in_time(explore, kind):
     known, last = stream(kind(scenes=7, explore=explore)), dict.fromkeys(range(300, 307), 0)
-    for number in range(1, 800):
+    for number in range(1, 400):
         seed = next(known)
         assert number - last[seed] <= 7 / explore + 1
         last[seed] = number
@@ -143,7 +139,7 @@ def played(known: CurriculumStream, count: int, seed: int = 0) -> np.ndarray:
 
 def test_most_draws_go_to_scenes_whose_outcome_is_open():
     known = stream(OutcomeVariance(scenes=12, half_life=50.0, prior=0.5))
-    drawn = played(known, 4000)[2000:]
+    drawn = played(known, 2000)[1000:]
     explored = 0.25 / 3
     assert np.mean(drawn % 3 == 1) == pytest.approx(explored + 0.75, abs=0.1)
     assert np.mean(drawn % 3 == 0) == pytest.approx(explored, abs=0.05)
@@ -288,24 +284,15 @@ def test_fewer_groups_are_uniform():
     def share(curriculum):
         config = replace(GROUPS, curriculum=curriculum)
         maker = config.build(Bandit(24), Uniform(), SeedStream(300, 10**6), torch.Generator().manual_seed(3))
-        rollouts = [maker.next() for _ in range(60)][20:]
-        return sum(rollout.info["rollout/groups_uniform"] for rollout in rollouts) / (40 * GROUPS.groups)
+        rollouts = [maker.next() for _ in range(40)][20:]
+        return sum(rollout.info["rollout/groups_uniform"] for rollout in rollouts) / (20 * GROUPS.groups)
 
     in_order = (1 + 1 + 2 * 0.5**4) / 3
-    assert share(InOrder()) == pytest.approx(in_order, abs=4 * (in_order * (1 - in_order) / 240) ** 0.5)
+    assert share(InOrder()) == pytest.approx(in_order, abs=4 * (in_order * (1 - in_order) / 120) ** 0.5)
     assert share(OutcomeVariance(scenes=36)) < 0.7 * in_order
 
 
 # -- configs ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_config_has_one_and_its_numbers_are_overridden():
-    plain, config = load_config("demo.py:grpo"), load_config("demo.py:grpo_curriculum")
-    assert plain.rl.experience.curriculum == InOrder()
-    assert from_json(to_json(config)) == config and config.rl.experience.curriculum == OutcomeVariance()
-    given = override(config, ["--rl.experience.curriculum.explore", "0.5"], "test")
-    assert given.rl.experience.curriculum == OutcomeVariance(explore=0.5)
-    assert override(plain, ["--rl.experience.size", "4"], "test").rl.experience == GroupConfig(size=4)
 
 
 @pytest.mark.parametrize(
@@ -326,8 +313,3 @@ def test_numbers_without_meaning_are_one_sentence(build, message):
     with pytest.raises(UserError, match=re.escape(message)) as caught:
         build()
     assert str(caught.value).count(". ") == 0
-
-
-def test_the_page_explains_what_is_logged():
-    page = (ROOT / "docs/algorithms/curriculum.md").read_text(encoding="utf-8")
-    assert set(" ".join(re.findall(r"<!-- metrics:([^>]*)-->", page)).split()) == set(stream().counters())

@@ -6,14 +6,16 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ray
 from ray.cluster_utils import Cluster
 
 from tests.auditing import AuditingPolicy
+from tests.experience.makers import equal_rollouts as same
 from tests.experience.makers import gaussian
-from tests.experience.test_process import COUNTING, MAKE, same
+from tests.experience.test_process import COUNTING, MAKE
 from tests.experience.test_sources import require_whole, train
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.experience.process import ProcessSource
@@ -123,10 +125,12 @@ def test_the_death_of_an_actor_is_one_sentence(cluster):
         assert worker.lost
 
 
-def test_a_cluster_that_is_too_small_is_named(cluster):
-    cluster.require(2)
+def test_a_cluster_that_is_too_small_is_named():
+    small = RayCluster.__new__(RayCluster)
+    small._ray, small.cpus, small.gpus = SimpleNamespace(cluster_resources=lambda: {"CPU": 2.0}), 1.0, 0.0
+    small.require(2)
     with pytest.raises(UserError, match="has 2 CPU and 3 workers of 1 need 3, so some would wait for ever"):
-        cluster.require(3)
+        small.require(3)
 
 
 @pytest.mark.full

@@ -12,13 +12,15 @@ import torch
 from sims.catalog import make
 from sims.toy.counting import episode_length, expected_reward
 from tests.auditing import AuditingPolicy, PrivilegedEnv
+from tests.experience.makers import LuckyEnv, NanPolicy, equal_rollouts
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.env import to_env
 from vla_rl.contract.errors import NonFiniteError
+from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import RolloutSource, SeedStream, to_tensor
 
 NUM_ENVS, START = 5, 300
-CASES = [(1, 40), (4, 9), (8, 7)]  # (horizon, decisions)
+CASES = [(1, 24), (4, 9), (8, 7)]  # (horizon, decisions)
 
 
 def source(horizon=4, decisions=9, num_envs=NUM_ENVS, policy=None, env=None):
@@ -46,9 +48,9 @@ def join(parts: list[Rollout]) -> Rollout:
             joined[field.name] = {n: torch.cat([v[n] for v in values]) for n in values[0]}
         elif field.name == "final_index":
             joined["final_index"] = torch.cat([v + torch.tensor([i * length, 0]) for i, v in enumerate(values)])
-        elif field.name not in ("info", "robot", "stream", "others", "spans"):
+        elif field.name not in ("info", "robot", "stream", "spans"):
             joined[field.name] = torch.cat(values)
-    return Rollout(**joined)
+    return Rollout(**joined, robot=last.robot)
 
 
 def expected(horizon, decisions, num_envs=NUM_ENVS):
@@ -69,21 +71,27 @@ def test_every_number_can_be_recomputed(horizon, decisions):
     rollout = join(windows(horizon, decisions))
     lines = expected(horizon, 4 * decisions)
     assert rollout.reward.shape == (4 * decisions, NUM_ENVS, horizon)
-    truncated = []
-    for t, e, seed, steps in lines:
-        length = int(episode_length(np.array(seed)))
-        number = steps + np.arange(1, horizon + 1)
-        valid, over = number <= length, steps + horizon >= length
-        assert rollout.features["counters"][t, e].tolist() == [seed, steps] and rollout.seeds[t, e] == seed
-        assert rollout.valid[t, e].tolist() == valid.tolist()
-        assert rollout.reward[t, e].tolist() == np.where(valid, expected_reward(number), 0).tolist()
-        assert bool(rollout.terminated[t, e]) == bool(rollout.success[t, e]) == (over and seed % 2 == 0)
-        assert bool(rollout.truncated[t, e]) == (over and seed % 2 == 1)
-        assert rollout.sample[t, e, :, 0].tolist() == number.tolist() and rollout.logprob[t, e] == -steps
-        assert rollout.aux["row"][t, e] == e and not rollout.intervened[t, e].any()
-        truncated += [(t, e, seed, length)] if over and seed % 2 else []
-    assert len(truncated) > 5 and rollout.final_index.tolist() == [[t, e] for t, e, _, _ in truncated]
-    assert rollout.final_features["counters"].tolist() == [[seed, length] for _, _, seed, length in truncated]
+    seeds, steps = np.array(lines)[:, 2:].T.reshape(2, -1, NUM_ENVS)
+    number, length = steps[..., None] + np.arange(1, horizon + 1), episode_length(seeds)
+    valid, over, even = number <= length[..., None], steps + horizon >= length, seeds % 2 == 0
+    wanted = {
+        "seeds": seeds,
+        "valid": valid,
+        "reward": np.where(valid, expected_reward(number), 0),
+        "terminated": over & even,
+        "success": over & even,
+        "truncated": over & ~even,
+        "logprob": -steps,
+    }
+    for name, values in wanted.items():
+        assert np.array_equal(getattr(rollout, name), values), name
+    assert np.array_equal(rollout.features["counters"][:-1], np.stack([seeds, steps], -1))
+    assert np.array_equal(rollout.sample[..., 0], number) and not rollout.intervened.any()
+    assert (rollout.aux["row"] == torch.arange(NUM_ENVS)).all()
+    truncated = np.argwhere(over & ~even)
+    assert len(truncated) > 5 and np.array_equal(rollout.final_index, truncated)
+    final = np.stack([seeds, length], -1)[over & ~even]
+    assert np.array_equal(rollout.final_features["counters"], final)
 
 
 @pytest.mark.parametrize(("horizon", "decisions"), CASES)
@@ -91,13 +99,7 @@ def test_windows_join_without_loss(horizon, decisions):
     parts = windows(horizon, decisions)
     for one, next_features in pairwise(parts):
         assert all(torch.equal(one.features[name][-1], next_features.features[name][0]) for name in one.features)
-    joined, whole = join(parts), windows(horizon, 4 * decisions, 1)[0]
-    for field in fields(Rollout):
-        a, b = getattr(joined, field.name), getattr(whole, field.name)
-        if isinstance(a, torch.Tensor):
-            assert torch.equal(a, b), field.name
-        elif field.name not in ("info", "robot", "stream", "others", "spans"):
-            assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a), field.name
+    assert equal_rollouts(join(parts), windows(horizon, 4 * decisions, 1)[0])
 
 
 def test_every_reset_environment_is_reset_in_the_policy_too():
@@ -136,22 +138,9 @@ def test_nothing_privileged_is_shown_to_the_policy():
     assert len(rollout.final_index) > 0 and all(names == {"force"} for names in extras)
 
 
-class Failing(AuditingPolicy):
-    """Chooses a NaN for environment 2 at its eighth decision, unless mended."""
-
-    calls, mended = 0, False
-
-    def act(self, features, state, mode, generator):
-        out, after = super().act(features, state, mode, generator)
-        self.calls += 1
-        if self.calls >= 8 and not self.mended:
-            out.action[2, 0, 1] = float("nan")
-        return out, after
-
-
 def test_a_nan_is_refused_before_anything_moves_and_nothing_is_lost():
     env = make("counting", num_envs=NUM_ENVS)
-    maker = source(4, 6, policy=Failing(4), env=env)
+    maker = source(4, 6, policy=NanPolicy(4), env=env)
     parts, snapshots = [maker.next()], []
     for _ in range(2):
         with pytest.raises(NonFiniteError, match=r"version 0.*environment 2.*nothing was executed"):
@@ -191,28 +180,29 @@ def test_seeds_come_once_each_before_they_repeat():
 
 
 class Tampered:
-    """The counting environment with ``tamper(obs)`` applied to what steps show."""
+    """The counting environment, of whose actions or shown observations something is changed."""
 
-    def __init__(self, tamper) -> None:
-        self.env, self.tamper = make("counting", num_envs=NUM_ENVS), tamper
+    def __init__(self, shown=lambda obs: obs, chosen=lambda chunk: chunk) -> None:
+        self.env, self.shown, self.chosen = make("counting", num_envs=NUM_ENVS), shown, chosen
         self.spec, self.num_envs, self.reset = self.env.spec, NUM_ENVS, self.env.reset
 
     def step(self, chunk, observe="last"):
-        step = self.env.step(chunk, observe)
-        return replace(step, obs=self.tamper(step.obs))
+        step = self.env.step(self.chosen(chunk), observe)
+        return replace(step, obs=self.shown(step.obs))
 
 
 @pytest.mark.parametrize(
-    ("name", "tamper"),
+    "changes",
     [
-        ("rows swapped", lambda obs: obs.select(np.array([1, 0, 2, 3, 4]))),
-        ("an old observation", lambda obs: replace(obs, time=obs.time - 1)),
-        ("another picture", lambda obs: replace(obs, images={"audit": obs.images["audit"] + 1})),
+        {"shown": lambda obs: obs.select(np.array([1, 0, 2, 3, 4]))},  # rows swapped
+        {"shown": lambda obs: replace(obs, time=obs.time - 1)},  # an old observation
+        {"shown": lambda obs: replace(obs, images={"audit": obs.images["audit"] + 1})},
+        {"chosen": lambda chunk: chunk[::-1].copy()},  # actions of another row
     ],
 )
-def test_the_audit_notices(name, tamper):
+def test_the_audit_notices(changes):
     with pytest.raises(AssertionError):
-        source(env=Tampered(tamper)).next()
+        source(env=Tampered(**changes)).next()
 
 
 def test_the_audit_notices_a_policy_that_is_not_reset():
@@ -223,10 +213,102 @@ def test_the_audit_notices_a_policy_that_is_not_reset():
         maker.next()
 
 
-def test_the_audit_notices_actions_that_went_to_another_row():
-    class Crossed(Tampered):
-        def step(self, chunk, observe="last"):
-            return self.env.step(chunk[::-1].copy(), observe)
+# -- executed actions, and the context of policies that have one -------------------------------------------------------
 
-    with pytest.raises(AssertionError):
-        source(env=Crossed(None)).next()
+
+class Supervised:
+    """The counting environment with a person who replaces every third action by its negative."""
+
+    def __init__(self) -> None:
+        self.env = make("counting", num_envs=NUM_ENVS)
+        self.spec, self.num_envs, self.reset = self.env.spec, NUM_ENVS, self.env.reset
+
+    def step(self, chunk, observe="last"):
+        step = self.env.step(chunk, observe)
+        acted = step.valid & (step.executed[..., 0].astype(int) % 3 == 0)
+        executed = np.where(acted[..., None], -step.executed, step.executed)
+        return replace(step, executed=executed, intervened=acted)
+
+
+def test_executed_holds_executed_actions_and_chosen_ones_after_an_end():
+    """So its features do not reveal the end of the episode to a critic."""
+    sources = [
+        RolloutSource(Supervised(), AuditingPolicy(4), 20, SeedStream(300, 10**9), torch.Generator()),
+        GroupConfig(2, 3, 1, 20).build(Supervised(), AuditingPolicy(4), SeedStream(300, 400), torch.Generator()),
+    ]
+    for rollout in (source.next() for source in sources):
+        acting = rollout.valid.any(-1)
+        chosen = rollout.sample[acting]
+        changed = (rollout.valid & (rollout.sample[..., 0] % 3 == 0))[acting]
+        assert torch.equal(rollout.intervened[acting], changed) and 20 < changed.sum() < changed.numel() / 2
+        assert torch.equal(rollout.executed[acting], torch.where(changed[..., None], -chosen, chosen))
+        assert (~rollout.valid)[acting].sum() > 5
+
+
+class Contextual(AuditingPolicy):
+    """Its features hold the state of each environment: seed and step that are due, and whether it was just reset."""
+
+    def __init__(self, horizon: int) -> None:
+        super().__init__(horizon)
+        self.encoded = 0
+
+    def context(self, features, state, generator):
+        self.encoded += len(features["counters"])
+        return {**features, "context": torch.stack([state["seed"], state["steps"], state["fresh"].long()], 1)}, state
+
+
+def test_every_observation_gets_the_context_of_its_own_episode():
+    policy = Contextual(4)
+    rollout = RolloutSource(
+        make("counting", num_envs=NUM_ENVS), policy, 30, SeedStream(300, 10**9), torch.Generator()
+    ).next()
+    counters, context = rollout.features["counters"], rollout.features["context"]
+    fresh = context[..., 2] == 1
+    assert torch.equal(context[~fresh][:, :2], counters[~fresh]) and not counters[fresh][:, 1].any()
+    ended = rollout.terminated | rollout.truncated
+    assert torch.equal(fresh[1:], ended) and fresh[0].all()
+    finals = torch.cat([rollout.final_features["counters"], torch.zeros(len(rollout.final_index), 1)], 1)
+    assert len(finals) > 5 and torch.equal(rollout.final_features["context"], finals.long())
+    assert policy.encoded == 31 * NUM_ENVS + len(finals)
+
+
+def test_a_truncated_group_member_gets_the_context_of_its_own_environment():
+    policy = Contextual(4)
+    config = GroupConfig(groups=6, size=4, ahead=2, limit=40)
+    source = config.build(LuckyEnv(9), policy, SeedStream(300, 9000), torch.Generator())
+    rollouts = [source.next() for _ in range(4)]
+    finals = [(part.final_features["counters"], part.final_features["context"]) for part in rollouts]
+    assert sum(len(counters) for counters, _ in finals) > 20
+    for counters, context in finals:
+        assert torch.equal(context, torch.cat([counters, torch.zeros(len(counters), 1, dtype=torch.long)], 1))
+    for part in rollouts:
+        assert torch.equal(part.final_features["counters"][:, 0], part.seeds[tuple(part.final_index.T)])
+        played, fresh = part.valid.any(-1), part.features["context"][:-1, ..., 2] == 1
+        same = (part.features["context"][:-1, ..., :2] == part.features["counters"][:-1]).all(-1)
+        assert (same | fresh)[played].all() and torch.equal(fresh[0], played[0])
+
+
+class Stopping(AuditingPolicy):
+    """Fails at its fourth decision, so that a test can inspect the collected data."""
+
+    calls = 0
+
+    def act(self, features, state, mode, generator):
+        self.calls += 1
+        if self.calls == 4:
+            raise RuntimeError("stopped")
+        return super().act(features, state, mode, generator)
+
+
+def test_sources_keep_no_pictures_beside_the_features():
+    """The policy decides whether pictures are kept; those of the environment are freed at once."""
+    windows = RolloutSource(
+        make("counting", num_envs=NUM_ENVS), Stopping(4), 9, SeedStream(300, 10**9), torch.Generator()
+    )
+    groups = GroupConfig(2, 3, 1, 20).build(LuckyEnv(5), Stopping(4), SeedStream(300, 400), torch.Generator())
+    for source in (windows, groups):
+        with pytest.raises(RuntimeError, match="stopped"):
+            source.next()
+    for decision in [*windows._window.decisions, *groups._decisions]:
+        assert not decision.obs.images and not decision.step.obs.images and not decision.step.frames
+    assert len(windows._window.decisions) == len(groups._decisions) == 3

@@ -23,7 +23,7 @@ from vla_rl.policies import normalization
 from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
 from vla_rl.policies.flow import FlowSampler, FlowSde, OneRandomStep
 
-ENVS, DECISIONS = 4, 30
+ENVS, DECISIONS = 4, 22
 
 
 class There:

@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tests.faults import learner
+from tests.faults.audit import Learnt, Versions
 from tests.faults.board import SLOTS, Board
-from tests.faults.learnt import Learnt, Versions
 from tests.faults.sides import KINDS
 from tests.fleet.proxy import Proxy
 from vla_rl.fleet.identity import Authority

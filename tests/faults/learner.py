@@ -20,9 +20,7 @@ from typing import Any
 import torch
 
 from tests.faults import auditing_learner
-from tests.faults.board import REPLACING, Board
-from tests.faults.crash_disk import CrashDisk
-from tests.faults.logs import quiet
+from tests.faults.board import REPLACING, Board, CrashDisk, quiet
 from vla_rl.fleet.disk import File
 from vla_rl.fleet.record import FleetRecord
 from vla_rl.fleet.registry import Registry

@@ -16,16 +16,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from tests.faults import stand_in
-from tests.faults.board import LEARNER_POINTS, ROBOT_POINTS, SERVER_POINTS, Board, BoardClock
-from tests.faults.crash_disk import CrashDisk
+from tests.faults.board import LEARNER_POINTS, ROBOT_POINTS, SERVER_POINTS, Board, BoardClock, CrashDisk, quiet
 from tests.faults.known import fields_of
 from tests.faults.learner import PIPES, learner
-from tests.faults.logs import quiet
-from tests.faults.source import WatchedSpool
 from tests.fleet.fleets import MemoryPolicies
 from vla_rl.contract.errors import UserError
 from vla_rl.fleet import server as fleet_server
-from vla_rl.fleet.disk import StoreEndedError
+from vla_rl.fleet.disk import Disk, StoreEndedError
 from vla_rl.fleet.identity import Revoked, load_credentials
 from vla_rl.fleet.ledger import Ledger, Receipt
 from vla_rl.fleet.link import Link, LinkOptions
@@ -33,6 +30,7 @@ from vla_rl.fleet.page import Status
 from vla_rl.fleet.protocol import BackoffOptions
 from vla_rl.fleet.record import FleetRecord, Sender
 from vla_rl.fleet.server import LearnerProcess
+from vla_rl.fleet.spool import Spool, SpoolOptions
 from vla_rl.fleet.transport import FleetTransport, TransportOptions
 
 FAILED = 3  # exit code: the disk failed
@@ -132,3 +130,19 @@ KINDS: Mapping[str, Kind] = {
     "robot": Kind(robot, ROBOT_POINTS),
     "learner": Kind(learner, LEARNER_POINTS),
 }
+
+
+# So little that a robot whose server is away drops episodes.
+OPTIONS = SpoolOptions(quota_mb=0.5, reserve_mb=1, queue_mb=0.5)
+
+
+class WatchedSpool(Spool):
+    def __init__(self, folder: Path, robot: str, disk: Disk, board: Board) -> None:
+        self._board = board
+        super().__init__(folder, robot, OPTIONS, disk)
+
+    def acknowledged(self, seq: int) -> None:
+        self._board["acknowledged"] = max(self._board["acknowledged"], seq + 1)
+        self._board.reach("before acknowledged")
+        super().acknowledged(seq)
+        self._board.reach("after acknowledged")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from vla_rl.contract.env import ArraySpec, EnvSpec
+from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.fleet.payloads import LOSSLESS, EpisodeEnd, FleetStep, pack_introduction
 from vla_rl.fleet.record import NO_HASH, FleetRecord
 
@@ -72,3 +73,20 @@ def follow(
         found.append(FleetRecord(robot=robot, epoch=epoch, seq=seq, previous=previous, **values))
         previous = found[-1].hash
     return found
+
+
+def recorded(
+    spec: EnvSpec, shown: Demonstrations, person: Collection[int] = (), version: int = 1, robot: str = "arm"
+) -> list[FleetRecord]:
+    """What a robot would send of the episodes ``shown``; a person acted in their steps number ``person``."""
+    first = replace(introduction(), robot=robot, policy_version=version, payload=pack_introduction(spec))
+    made = [first]
+    for number, (begin, end) in enumerate(shown.spans()):
+        like = replace(first, kind="step", episode=f"e{number}", task=shown.tasks[shown.task[begin]])
+        for i in range(begin, end):
+            images, acted = {name: item[i] for name, item in shown.images.items()}, i - begin in person
+            sent = FleetStep(images, shown.state[i], i - begin, shown.action[i], {"intervention": np.array(acted)})
+            made.append(replace(like, intervened=acted, payload=sent.payload(LOSSLESS)))
+        said = EpisodeEnd("success", end - begin, len({*person} & {*range(end - begin)}), 0, float(end - begin))
+        made.append(replace(like, kind="episode_end", payload=said.payload()))
+    return chained(made)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.fleet.records import EPOCH, chain, follow
+from tests.fleet.records import EPOCH, chain
 from tests.fleet.test_power_cut import BATCHES, CHAINS, Story
 from tests.fleet.torn_disk import Point, TornDisk, Truncate
 from vla_rl.contract.errors import UserError
@@ -87,7 +86,7 @@ def goes_on(story: Story) -> None:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EMFILE])
 def test_what_ran_out_at_any_write_is_told_and_the_ledger_goes_on_when_there_is_some_again(code, tmp_path):
-    failing(tmp_path, GROWTH, code, stride=5)
+    failing(tmp_path, GROWTH, code, stride=9)
 
 
 def test_a_ledger_that_can_open_no_file_keeps_none_open_and_leaves_none_behind(tmp_path):
@@ -119,15 +118,18 @@ class Forgetful(TornDisk):
             raise
 
 
-def test_what_a_failed_sync_left_in_memory_is_not_taken_for_stored(tmp_path):
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_what_a_failed_sync_left_in_memory_is_not_taken_for_stored(code, tmp_path):
     (root := tmp_path / "disk").mkdir()
     story = Story(Forgetful(root))
     story.open()
     story.append(BATCHES[0])
-    fails = story.disk.before = Failing(0, ("sync",), errno.EIO)
+    fails = story.disk.before = Failing(0, ("sync",), code)
     with pytest.raises(StoreEndedError):
         story.append(BATCHES[1])
     fails.mended = True
+    with pytest.raises(StoreEndedError):
+        story.append(BATCHES[1])
     story.ledger.reopen()
     assert {sender: story.ledger.durable(*sender) for sender in CHAINS} == story.durable
     story.append(BATCHES[1])
@@ -135,28 +137,15 @@ def test_what_a_failed_sync_left_in_memory_is_not_taken_for_stored(tmp_path):
     Story(story.disk.left(tmp_path / "left", "nothing")).check(story)
 
 
-@pytest.mark.parametrize(("what", "stride"), [(CHANGES, 5), (SYNCS, 1)])
+@pytest.mark.parametrize(("what", "stride"), [(CHANGES, 9), (SYNCS, 3)])
 def test_a_disk_that_fails_ends_the_ledger_which_says_so(what, stride, tmp_path):
     failing(tmp_path, what, errno.EIO, stride)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("what", "code"), [(GROWTH, errno.ENOSPC), (CHANGES, errno.EIO)])
+@pytest.mark.parametrize(("what", "code"), [(GROWTH, errno.ENOSPC), (CHANGES, errno.EIO), (SYNCS, errno.EIO)])
 def test_the_same_at_every_write(what, code, tmp_path):
     failing(tmp_path, what, code)
-
-
-def test_a_sync_that_fails_for_want_of_room_ends_the_ledger_too(tmp_path):
-    story = Story(TornDisk(tmp_path))
-    story.open()
-    story.append(BATCHES[0])
-    fails = story.disk.before = Failing(0, ("sync",), errno.ENOSPC)
-    with pytest.raises(StoreEndedError):
-        story.append(BATCHES[1])
-    fails.mended = True
-    with pytest.raises(StoreEndedError):
-        story.append(BATCHES[1])
-    story.close()
 
 
 def test_short_writes_are_finished(tmp_path):
@@ -205,7 +194,7 @@ def expected_without(place: int, data: bytes) -> list[int]:
 
 @pytest.mark.parametrize("index", [True, False])
 def test_a_flipped_bit_is_told_and_costs_only_the_record_that_it_is_in(index, small, tmp_path, caplog):
-    flip(index, small, tmp_path, caplog, stride=11)
+    flip(index, small, tmp_path, caplog, stride=29)
 
 
 @pytest.mark.full
@@ -284,20 +273,6 @@ def test_what_cannot_be_read_for_long_is_left_out_until_it_can_when_the_ledger_i
     disk.fails = False
     ledger = Ledger(tmp_path / "ledger", disk, reserve=0)
     assert [record for _, record in ledger.read(0, 100)] == records and ledger.damaged() == []
-    ledger.close()
-
-
-def test_no_decision_depends_on_the_clock(tmp_path, monkeypatch):
-    clocks = iter([1e9, -5.0, 4e12, 0.0] * 1000)
-    monkeypatch.setattr(time, "time", lambda: next(clocks))
-    monkeypatch.setattr(time, "time_ns", lambda: int(next(clocks)))
-    records = chain(0)
-    for wall in (5, -(1 << 60), 1 << 62, 0):
-        records += follow(records, 2, wall_ns=wall, captured_ns=-wall)
-    ledger = Ledger(tmp_path / "ledger", reserve=0, segment_bytes=300)
-    for record in records:
-        ledger.append([record])
-    assert [record for _, record in ledger.read(0, 100)] == records
     ledger.close()
 
 

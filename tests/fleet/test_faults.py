@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.__main__ import what_is_wrong
+from tests.faults.__main__ import play, what_is_wrong
 from tests.faults.audit import Claim, Findings, audit, enter
 from tests.faults.known import fields_of
-from tests.faults.shifts import play
 from tests.fleet.records import EPOCH
 from vla_rl.fleet.ledger import Ledger
 from vla_rl.fleet.record import NO_HASH, FleetRecord, Sender

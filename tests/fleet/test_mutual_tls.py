@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from datetime import timedelta
 
 import grpc
@@ -10,9 +9,10 @@ import pytest
 
 from tests.fleet.fleets import Hand, hello, spool_of, wait_until
 from vla_rl.contract.errors import UserError
+from vla_rl.fleet import fleet_pb2 as pb
 from vla_rl.fleet.identity import Authority, Credentials, Revoked, load_credentials, now
 from vla_rl.fleet.link import Link, LinkOptions
-from vla_rl.fleet.protocol import write_records
+from vla_rl.fleet.protocol import MANIFEST, call_path, write_records
 
 Code = grpc.StatusCode
 
@@ -100,14 +100,6 @@ def test_who_has_no_certificate_of_a_robot_of_this_fleet_gets_nothing(server, ma
         assert hand.greet(spool_of(3)).durable_seq == -1
 
 
-def test_a_certificate_alone_is_not_believed_without_its_key(made):
-    mixed = robot(made), robot(made, "arm-2")
-    broken = Credentials("arm-1", "robot", mixed[0].authority, mixed[0].certificate, mixed[1].private_key, now())
-    with Hand(1, broken) as hand:
-        hand.send(hello(spool_of(3)))
-        assert hand.ending()[0] is Code.UNAVAILABLE
-
-
 @pytest.mark.parametrize("case", ["a robot", "another fleet's server", "no TLS"])
 def test_a_robot_sends_nothing_to_what_is_no_server_of_its_fleet(serve, link, made, store, case):
     pretender = {
@@ -121,7 +113,7 @@ def test_a_robot_sends_nothing_to_what_is_no_server_of_its_fleet(serve, link, ma
     assert state().trouble and not state().sent and not server.connected() and not store.records
 
 
-def test_a_revoked_robot_is_put_out_at_once_and_stays_out(serve, link, tmp_path, caplog):
+def test_a_revoked_robot_is_put_out_and_downloads_nothing(serve, link, tmp_path, caplog):
     authority = Authority.create(tmp_path / "certs")
     authority.robot("arm-1")
     mine = load_credentials(tmp_path / "certs/robots/arm-1", "robot")
@@ -131,32 +123,12 @@ def test_a_revoked_robot_is_put_out_at_once_and_stays_out(serve, link, tmp_path,
     wait_until(lambda: one.status().durable == 2)
     authority.revoke("arm-1")
     wait_until(lambda: "has been revoked" in one.status().trouble and one.status().attempts > 2)
-    assert not server.connected()
-    assert any("'arm-1' has been revoked" in record.getMessage() for record in caplog.records)
-
-
-def test_a_revoked_robot_downloads_nothing(serve, made, tmp_path, policies):
-    policies.publish(b"abc")
-    authority = Authority.create(tmp_path / "certs")
-    mine = load_credentials(authority.robot("arm-1"), "robot")
-    server = serve(
-        load_credentials(tmp_path / "certs/server", "server"), Revoked(tmp_path / "certs/server/revoked.txt")
-    )
-    authority.revoke("arm-1")
-    with Hand(server.port, mine) as hand:
-        from vla_rl.fleet import fleet_pb2 as pb
-        from vla_rl.fleet.protocol import MANIFEST, call_path
-
-        with pytest.raises(grpc.RpcError) as caught:
-            hand.channel.unary_unary(call_path(MANIFEST))(pb.ManifestRequest(version=1).SerializeToString(), timeout=60)
+    assert not server.connected() and "'arm-1' has been revoked" in caplog.text
+    with Hand(server.port, mine) as hand, pytest.raises(grpc.RpcError) as caught:
+        hand.channel.unary_unary(call_path(MANIFEST))(pb.ManifestRequest(version=1).SerializeToString(), timeout=60)
     assert caught.value.code() is Code.PERMISSION_DENIED
 
 
 def test_a_robot_does_not_start_with_the_certificate_of_another(made):
     with pytest.raises(UserError, match="'arm-2'"):
         Link(spool_of(3), LinkOptions(), robot(made, "arm-2"))
-
-
-def test_a_copied_folder_works(made, tmp_path):
-    shutil.copytree(made / "ours/robots/arm-1", tmp_path / "copied")
-    assert load_credentials(tmp_path / "copied", "robot") == robot(made)

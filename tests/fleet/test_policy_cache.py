@@ -38,6 +38,7 @@ from vla_rl.fleet.releases import Outcomes
 
 WHO = ("learner", "a test")
 Told = dict[str, list[int]]
+LEFT = [("torn", 3), *(pytest.param(left, 1, marks=pytest.mark.full) for left in ("torn", "nothing"))]
 
 
 def small(folder: Path, number: int) -> Path:
@@ -48,24 +49,24 @@ def small(folder: Path, number: int) -> Path:
 
 
 def cuts(
-    tmp_path: Path, live: Callable[[TornDisk, Told], None], left: str, seed: int
+    tmp_path: Path, live: Callable[[TornDisk, Told], None], left: str, stride: int
 ) -> Iterator[tuple[TornDisk, Told]]:
-    """What is left when the power is cut at each point in turn, and what the program was told until then."""
-    for number in count(1):
+    """What is left when the power is cut at every ``stride``-th point, and what the program was told until then."""
+    for number in count(1, stride):
         root = tmp_path / f"at{number}"
         root.mkdir()
         disk, told = TornDisk(root), Told()
         disk.before = at(number, disk.cut)
         with contextlib.suppress(PowerCut):
             live(disk, told)
-        yield disk.left(tmp_path / f"left{number}", left, seed), told
+        yield disk.left(tmp_path / f"left{number}", left, number), told
         if disk.points < number:
             assert number > 20
             return
 
 
-@pytest.mark.parametrize(("left", "seed"), [("torn", 1), pytest.param("nothing", 0, marks=pytest.mark.full)])
-def test_what_was_published_and_promoted_survives_a_power_cut_at_any_point(left, seed, tmp_path):
+@pytest.mark.parametrize(("left", "stride"), LEFT)
+def test_what_was_published_and_promoted_survives_a_power_cut_at_any_point(left, stride, tmp_path):
     folders = [small(tmp_path / str(number), number) for number in (1, 2)]
 
     def live(disk: TornDisk, told: Told) -> None:
@@ -77,7 +78,7 @@ def test_what_was_published_and_promoted_survives_a_power_cut_at_any_point(left,
             made.record(len(told["published"]), "arm", 1, Outcomes(1, 1))
             told["episodes"] = [len(told["published"])]
 
-    for disk, told in cuts(tmp_path, live, left, seed):
+    for disk, told in cuts(tmp_path, live, left, stride):
         made = Registry(disk.root / "server", disk=disk)
         assert {*told.get("published", ())} <= {*made.releases.stages}
         for version in made.releases.stages:  # nothing that counts lacks anything
@@ -91,8 +92,8 @@ def test_what_was_published_and_promoted_survives_a_power_cut_at_any_point(left,
         assert made.publish(folders[0], PUBLISHED, KEY, *WHO) > shown, "its number is used once"
 
 
-@pytest.mark.parametrize(("left", "seed"), [("torn", 1), pytest.param("nothing", 0, marks=pytest.mark.full)])
-def test_a_robots_policies_survive_a_power_cut_at_any_point(left, seed, tmp_path):
+@pytest.mark.parametrize(("left", "stride"), LEFT)
+def test_a_robots_policies_survive_a_power_cut_at_any_point(left, stride, tmp_path):
     made = Registry(tmp_path / "server")
     for number in (1, 2, 3):
         made.publish(small(tmp_path / str(number), number), PUBLISHED, KEY, *WHO)
@@ -105,7 +106,7 @@ def test_a_robots_policies_survive_a_power_cut_at_any_point(left, seed, tmp_path
             cache.use(version)
             told["used"] = [version]
 
-    for disk, told in cuts(tmp_path, live, left, seed):
+    for disk, told in cuts(tmp_path, live, left, stride):
         cache = PolicyCache(disk.root / "robot", TRUSTED, disk)
         used = cache.in_use()[0] if cache.in_use() else 0
         assert used >= sum(told.get("used", ()))

@@ -189,7 +189,7 @@ def live(spool: SpoolStore, told: list[int]) -> None:
 
 @pytest.mark.parametrize("left", ["nothing", "torn"])
 def test_after_a_power_cut_at_any_point_what_was_on_the_disk_is_sent_in_order(left, tmp_path):
-    stride = 3 if left == "nothing" else 7
+    stride = 9 if left == "nothing" else 13
     for number in count(1, stride):
         root = tmp_path / f"cut{number}"
         root.mkdir()

@@ -1,21 +1,41 @@
-"""``vla-rl compare``: the same start for all, a row per validation, a page, and nothing is run twice."""
+"""``vla-rl compare``: runs side by side that nothing runs twice, a page; cells that lose what runs them."""
 
 from __future__ import annotations
 
-import hashlib
 import json
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, nullcontext
 from pathlib import Path
+from threading import Event
 
 import pytest
 
+from tests.patience import wait_until
 from vla_rl.cli import main
-from vla_rl.policies.pretrained import load_policy
-from vla_rl.recipes.compare import Cell, Compared, steps_to, write_page
+from vla_rl.contract.child import ChildError
+from vla_rl.contract.errors import UserError
+from vla_rl.experience.worker import LostWorkerError, Server
+from vla_rl.recipes import compare as sweep
+from vla_rl.recipes.compare import Cell, Compared, run_cells, run_sweep, steps_to, write_page
+from vla_rl.recipes.workers import (
+    ClusterLauncher,
+    Engine,
+    EngineOptions,
+    Launcher,
+    Machine,
+    chosen_engine,
+    on_engine,
+)
+from vla_rl.training.tracking import await_unlocked, lock_run, unlock_run
 
 CONFIG = str(Path(__file__).parent / "quick.py")
 
 
-def test_every_method_starts_from_the_imitation_policy_and_demonstrations_of_its_seed(tmp_path, monkeypatch):
+def test_every_method_starts_from_the_imitation_of_its_seed(tmp_path, monkeypatch):
     asked: dict[str, list[Cell]] = {}
 
     def noted(out, steps, processes) -> None:
@@ -72,30 +92,6 @@ def test_everything_starts_from_the_same_policy_and_is_tabled(tmp_path, capsys, 
     assert "no config function 'imitate_place'" in complaint(*command, "--place", "improve")
 
 
-@pytest.mark.full
-def test_samplers_are_compared_by_the_same_runner(tmp_path):
-    out = tmp_path / "study"
-    config = tmp_path / "samplers.py"
-    config.write_text(Path(CONFIG).read_text() + "\n\ndef imitate() -> Imitate:\n    return imitate_lift()\n")
-    main(["compare", "samplers", "--config", str(config), "--seeds", "2", "--samplers", "improve", "--out", str(out)])
-    assert {row["algorithm"] for row in json.loads((out / "results.json").read_text())} == {"improve"}
-    assert (out / "imitate-2" / "checkpoints" / "imitation").is_dir() and (out / "improve-2" / "summary.json").is_file()
-    assert "vla-rl compare samplers" in (out / "report.html").read_text()
-
-
-def test_the_frozen_base_is_the_same_file_afterwards(tmp_path, untrained, quick):
-    policy = untrained()
-    main(["train", quick.replace("improve", "residual"), "--policy", str(policy), "--out", str(tmp_path / "run")])
-    kept = tmp_path / "run" / "checkpoints" / "best"
-    digests = {
-        hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() for folder in (policy, kept / "base")
-    }
-    assert len(digests) == 1
-    assert type(load_policy(kept)).__name__ == "DeterministicResidual"
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert rows[-1]["critic/steps"] > 10, "it learnt"
-
-
 def test_demonstrations_that_are_needed_and_missing_are_asked_for(untrained, quick, tmp_path, complaint):
     arguments = ("--policy", untrained(), "--out", tmp_path / "run")
     assert "add --demonstrations" in complaint("train", quick.replace("improve", "mixed"), *arguments)
@@ -104,11 +100,11 @@ def test_demonstrations_that_are_needed_and_missing_are_asked_for(untrained, qui
 @pytest.mark.parametrize(
     ("successes", "expected"), [((0.8, 0.9, 0.8, 0.9), None), ((0.8, 0.85, 0.9), 1), ((0.9, 0.9), 0), ((0.9,), None)]
 )
-def test_the_target_is_reached_at_the_first_of_two_validations_in_a_row(successes, expected):
+def test_the_target_is_reached_by_two_validations_in_a_row(successes, expected):
     assert steps_to([{"env_steps": i, "success": value} for i, value in enumerate(successes)], 0.85) == expected
 
 
-def test_what_is_worse_than_imitation_is_shown_as_such_with_the_reason(tmp_path):
+def test_what_is_worse_than_imitation_is_shown_as_such(tmp_path):
     def rate(success: float) -> dict[str, float | int]:
         return {"success": success, "low": success - 0.1, "high": success + 0.1, "episodes": 100}
 
@@ -126,3 +122,265 @@ def test_what_is_worse_than_imitation_is_shown_as_such_with_the_reason(tmp_path)
     assert "Worse than imitation: good" not in text and "+20.0, +5.0" in text and "+10.0, -20.0" in text
     table = text[text.index("<tbody>") :]
     assert table.index("imitation") < table.index(">good<") < table.index(">bad<"), "the best first"
+
+
+# -- cells, and launchers whose workers die: without Ray, with processes of this machine -------------------------------
+
+SLEEPS = ("train", f"{Path(__file__).parent / 'sleeper.py'}:sleeps")
+
+
+class Script:
+    """A launcher that does with a cell what ``steps`` say, in turn: "lost", "lost at its end", "fails", "ends"."""
+
+    def __init__(self, out: Path, *steps: str) -> None:
+        self.out, self.steps, self.asked, self.closed = out, list(steps), [], 0
+
+    def launch(self, arguments, log):
+        self.asked.append(list(arguments))
+        self.out.mkdir(exist_ok=True)
+        (self.out / "config.json").write_text("{}")
+        step = self.steps.pop(0)
+        if step in ("ends", "lost at its end"):
+            (self.out / "summary.json").write_text("{}")
+        if step.startswith("lost"):
+            raise LostWorkerError("the worker died") from ChildError("was killed by SIGKILL")
+        log.write_text("line\nno such policy\n")
+        return int(step == "fails")
+
+    def close(self):
+        self.closed += 1
+
+
+@pytest.fixture
+def cell(tmp_path):
+    return Cell(tmp_path / "cell", "demo.py:imitate", ("--seed", "1"))
+
+
+def test_a_cell_that_is_lost_goes_on_from_its_state(cell):
+    script = Script(cell.out, "lost", "lost", "ends")
+    cell.run(script)
+    new, resumed = ["train", "demo.py:imitate", "--out", str(cell.out), "--seed", "1"], ["train", "--resume"]
+    assert script.asked == [new, [*resumed, str(cell.out)], [*resumed, str(cell.out)]]
+    cell.run(script)
+    assert len(script.asked) == 3
+
+
+def test_a_cell_that_was_finished_in_time_is_not_run_again(cell):
+    script = Script(cell.out, "lost at its end")
+    cell.run(script)
+    assert len(script.asked) == 1
+
+
+def test_a_cell_is_not_started_for_ever_and_a_failure_not_again(cell):
+    script = Script(cell.out, *["lost"] * 9)
+    with pytest.raises(UserError, match=r"cell was lost 5 times, as what ran it was killed by SIGKILL, .* to go on"):
+        cell.run(script)
+    assert len(script.asked) == 5
+    script = Script(cell.out, "fails", "ends")
+    with pytest.raises(UserError, match=r"cell failed \(no such policy\); see .*cell.log, then run the same command"):
+        cell.run(script)
+    assert len(script.asked) == 1
+
+
+def test_before_it_goes_on_what_has_locked_its_folder_has_ended(cell, monkeypatch):
+    """A process that ends is seen; one that never does is waited for so long and no longer."""
+    lock = "import sys; from pathlib import Path; from vla_rl.training.tracking import lock_run; lock_run(Path({!r}))"
+    code = f"{lock.format(str(cell.out))}; print('locked', flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"locked\n"
+        await_unlocked(cell.out, 0.1)
+        assert process.poll() is None
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(await_unlocked, cell.out, 600.0)
+            assert not waiting.done()
+            process.kill()
+            waiting.result()
+        assert process.wait() == -signal.SIGKILL
+    unlock_run(cell.out, lock_run(cell.out))
+    await_unlocked(cell.out, 600.0)
+    asked = []
+    monkeypatch.setattr(sweep, "await_unlocked", lambda folder, patience: asked.append(folder))
+    cell.run(Script(cell.out, "lost", "ends"))
+    assert asked == [cell.out]
+
+
+class Room(Engine):
+    """Gives out one launcher, and notes for what."""
+
+    def __init__(self, launcher) -> None:
+        self.given, self.asked = launcher, []
+
+    def launcher(self, count, folder):
+        self.asked.append((count, folder))
+        return self.given
+
+
+def test_the_engine_of_the_block_launches_what_is_left(tmp_path):
+    cells = [Cell(tmp_path / f"{i}", "demo.py:imitate", ()) for i in range(3)]
+    with on_engine(Room(Script(cells[0].out, "ends"))):
+        run_cells(cells[:1], 2, "first")
+    engine = Room(Script(cells[1].out, "ends"))
+    with on_engine(engine):
+        run_sweep(tmp_path, {"all": cells[:2], "again": cells[:2]}, 4)
+    assert engine.asked == [(1, tmp_path)] and engine.given.closed == 1
+    (tmp_path / "1.asked.json").write_text(json.dumps(["other.py:imitate"]))
+    with on_engine(engine), pytest.raises(UserError, match="cannot stand for this one"):
+        run_cells([cells[2], cells[1]], 2, "third")
+    assert len(engine.asked) == 1
+
+
+def test_ctrl_c_ends_what_runs_and_says_how_to_go_on(tmp_path, monkeypatch):
+    begun, closed, in_time = Event(), Event(), []
+
+    def stop(done, remark):
+        raise KeyboardInterrupt
+
+    class Stopped(Script):
+        def launch(self, arguments, log):
+            if str(self.out) in arguments:
+                assert begun.wait(60)
+                return super().launch(arguments, log)
+            begun.set()
+            in_time.append(closed.wait(60))
+            raise UserError("stopped")
+
+        def close(self):
+            super().close()
+            closed.set()
+
+    cells = [Cell(tmp_path / f"{i}", "demo.py:imitate", ()) for i in range(2)]
+    monkeypatch.setattr(sweep, "bar", lambda what, total: nullcontext(stop))
+    launcher = Stopped(cells[0].out, "ends")
+    monkeypatch.setattr(Engine, "launcher", lambda *given: launcher)
+    with pytest.raises(KeyboardInterrupt, match=r"what is finished stays in .*, the same command goes on"):
+        run_sweep(tmp_path, {"all": cells}, 2)
+    assert in_time == [True]
+
+
+@pytest.fixture
+def sleeper(tmp_path, monkeypatch):
+    """Where a command that sleeps writes its process id."""
+    monkeypatch.setenv("SLEEPER", str(tmp_path / "pid"))
+    return tmp_path / "pid"
+
+
+def test_a_command_ends_with_the_process_that_it_belongs_to(tmp_path, sleeper):
+    code = "from pathlib import Path; from vla_rl.recipes.workers import run_command as run; run({}, {})"
+    log = f"Path({str(tmp_path / 'log')!r})"
+    with subprocess.Popen([sys.executable, "-c", code.format(SLEEPS, log)]) as owner:
+        pid = _pid(sleeper)
+        owner.kill()
+    wait_until(lambda: not _runs(pid))
+    assert sleeper.read_text() == str(pid)
+
+
+@pytest.mark.full
+def test_a_command_ends_with_its_worker_and_with_its_launcher(tmp_path, sleeper):
+    launcher = ClusterLauncher(Engine().link, 1, tmp_path)
+    with ThreadPoolExecutor(1) as pool, closing(launcher):
+        first = pool.submit(launcher.launch, SLEEPS, tmp_path / "first.log")
+        pid = _pid(sleeper)
+        (worker,) = launcher._working
+        os.kill(worker.pid, signal.SIGKILL)
+        with pytest.raises(LostWorkerError, match="SIGKILL"):
+            first.result()
+        wait_until(lambda: not _runs(pid))
+        sleeper.unlink()
+        second = pool.submit(launcher.launch, SLEEPS, tmp_path / "second.log")
+        pid = _pid(sleeper)
+        launcher.close()
+        with pytest.raises(UserError, match="second was stopped") as stopped:
+            second.result()
+        assert not isinstance(stopped.value, LostWorkerError)
+        wait_until(lambda: not _runs(pid))
+        with pytest.raises(UserError, match="nothing more is started"):
+            launcher.launch(SLEEPS, tmp_path / "third.log")
+    assert {path.name for path in tmp_path.iterdir()} == {"pid", "first.log", "second.log"}
+
+
+def test_the_status_and_output_of_a_command_are_handed_back(tmp_path):
+    assert Launcher().launch(["evil"], tmp_path / "log") == 2
+    assert "did you mean 'eval'" in (tmp_path / "log").read_text()
+
+
+class Blind:
+    """A link to a machine that sees no file of the folder."""
+
+    name, pid = "blind", 0
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.closed = folder, False
+        self.asked: list[str] = []
+
+    @property
+    def running(self):
+        return not self.closed
+
+    def exchange(self, request, report):
+        self.asked.append(request["do"])
+        for path in self.folder.iterdir():
+            path.unlink()
+        return Server().answer(request, report)
+
+    def kill(self): ...
+
+    def close(self):
+        self.closed = True
+
+
+def test_a_machine_that_does_not_share_the_folder_is_refused(tmp_path):
+    links = []
+
+    def link():
+        links.append(Blind(tmp_path))
+        return links[-1]
+
+    with pytest.raises(UserError, match=f"does not see '{tmp_path}' .* --out, on a disk that all machines"):
+        ClusterLauncher(link, 2, tmp_path)
+    assert [one.asked for one in links] == [["make"], []] and all(one.closed for one in links)
+    (tmp_path / "mark").write_text("token")
+    with pytest.raises(UserError, match=f"does not see '{tmp_path}'"):
+        Machine(os.getcwd(), str(tmp_path / "mark"), "another")
+    with pytest.raises(UserError, match=f"does not see '{tmp_path}/absent'"):
+        Machine(str(tmp_path / "absent"), str(tmp_path / "mark"), "token")
+    Machine(os.getcwd(), str(tmp_path / "mark"), "token")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("compare", "compare samplers", "imagine", "compare imagination"),
+        "eval --suite tabletop --policy expert --out x",
+    ],
+)
+def test_every_sweep_takes_an_engine(command, complaint, monkeypatch):
+    monkeypatch.setattr(EngineOptions, "on_engine", _named)
+    given = ("--engine", "ray", "--address", "a:1", "--gpus", "0.5")
+    assert "EngineOptions of 0.5 on ray at a:1" in complaint(*command.split(), *given)
+
+
+def _named(options):
+    raise UserError(f"EngineOptions of {options.gpus} on {options.engine} at {options.address}.")
+
+
+def test_options_of_a_sweep_choose_its_engine():
+    for wrong in ({"engine": "rai"}, {"address": "a:1"}, {"gpus": 0.5}):
+        with pytest.raises(UserError, match=f"{next(iter(wrong.values()))}"), EngineOptions(**wrong).on_engine():
+            pass
+    with pytest.raises(UserError, match=r"Ray cannot give 1\.5 GPUs"):
+        EngineOptions(engine="ray", address="a:1", gpus=1.5).on_engine()
+    with EngineOptions().on_engine():
+        assert isinstance(chosen_engine(), Engine)
+
+
+def _pid(path: Path) -> int:
+    wait_until(lambda: path.exists() and path.read_text())
+    return int(path.read_text())
+
+
+def _runs(pid: int) -> bool:
+    """Whether it does anything; one that has ended and that nobody has asked about is a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -11,7 +11,6 @@ from vla_rl.cli.train import Collect
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.diffusion import DiffusionConfig
 from vla_rl.policies.feed_forward import ActorConfig, CategoricalConfig, GaussianConfig
-from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.latent_noise import SquashedLatentConfig
 from vla_rl.policies.residual import ResidualConfig
@@ -22,48 +21,28 @@ from vla_rl.recipes.imitate_dataset import ImitateDataset
 from vla_rl.recipes.improve import CriticConfig
 from vla_rl.recipes.off_policy import AdaptiveReplay, ReplayConfig
 from vla_rl.recipes.train_rewards import TrainSuccess
-from vla_rl.recipes.trainers import RLConfig
 
 BAD = [
-    (EvaluationConfig, "validation", 0),
-    (EvaluationConfig, "test", 0),
+    *((EvaluationConfig, name, 0) for name in ("validation", "test", "num_envs")),
     (EvaluationConfig, "test", 10**12),
     (EvaluationConfig, "ablation", -1),
-    (EvaluationConfig, "num_envs", 0),
-    (ReplayConfig, "capacity", 0),
+    *((ReplayConfig, name, 0) for name in ("capacity", "n_step")),
     (ReplayConfig, "gamma", 1.5),
-    (ReplayConfig, "gamma", -0.1),
-    (ReplayConfig, "n_step", 0),
-    (ReplayConfig, "share", 1.1),
     (ReplayConfig, "share", math.nan),
-    (ReplayConfig, "corrections", 0.8),
     (AdaptiveReplay, "max_age", -1),
     (ImitateDataset, "image_size", -1),
-    *((kind, name, 0) for kind in (ActorConfig, GaussianConfig, CategoricalConfig) for name in ("horizon", "width")),
+    *((kind, "width", 0) for kind in (ActorConfig, GaussianConfig, CategoricalConfig, TinyConfig, DiffusionConfig)),
     *((kind, "depth", -1) for kind in (ActorConfig, GaussianConfig, CategoricalConfig, HeadConfig)),
     *((kind, "std", math.nan) for kind in (ActorConfig, GaussianConfig, SquashedLatentConfig)),
-    *(
-        (kind, name, 0)
-        for kind in (TinyConfig, DiffusionConfig)
-        for name in ("horizon", "condition", "width", "blocks")
-    ),
-    (HeadConfig, "width", 0),
     (HeadConfig, "width", 1_000_000),
     (CriticConfig, "depth", 100_000),
     (GaussianConfig, "horizon", 10_000_000),
+    *((kind, "width", 0) for kind in (TinyConfig, DiffusionConfig, CriticConfig)),
     (SquashedLatentConfig, "magnitude", 0),
     (ResidualConfig, "scale", 0),
-    (ResidualConfig, "plan", -1),
-    (ResidualConfig, "noise", math.nan),
     (ResidualConfig, "correlation", 1.5),
-    (CriticConfig, "width", 0),
-    (CriticConfig, "depth", 0),
     (Collect, "count", 0),
-    (Collect, "num_envs", 0),
     (TrainSuccess, "training", 0),
-    (TrainSuccess, "calibration", 0),
-    (TrainSuccess, "test", 0),
-    (TrainSuccess, "num_envs", 0),
     (TrainSuccess, "precision", 1.5),
 ]
 
@@ -74,13 +53,8 @@ def test_a_number_without_a_meaning_is_refused(kind, name, value):
         kind(**{name: value})
 
 
-def test_noise_is_not_negative():
-    with pytest.raises(UserError, match=r"RLConfig\.final_noise is -1"):
-        RLConfig(FlowSampler(FlowSde(0.5), LastStep(), 4), final_noise=-1)
-
-
-@pytest.mark.parametrize("given", ["--evaluation.test 0", "--rl.loop.iterations -3", "--rl.loop.save-every 0"])
-def test_the_command_line_refuses_them_before_anything_runs(given, complaint, tmp_path):
+@pytest.mark.parametrize("given", ["--evaluation.test 0", "--rl.loop.iterations -3", "--rl.final-noise -1"])
+def test_a_command_refuses_them_before_anything_runs(given, complaint, tmp_path):
     assert "which has no meaning" in complaint("train", "demo.py:last_step", *given.split(), "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

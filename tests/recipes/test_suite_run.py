@@ -1,4 +1,4 @@
-"""An evaluation of a suite: the same tables byte for byte, however it is parallelised and wherever it is stopped."""
+"""An evaluation of a suite: the same tables byte for byte, however it is played or stopped; two policies compared."""
 
 from __future__ import annotations
 
@@ -6,29 +6,28 @@ import csv
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from sims import installations
 from tests.commands import save_untrained
-from tests.patience import PATIENCE
 from tests.recipes.quick_suite import Goal, quick, save_policy, wrong_horizon
-from tests.visual_point_mass import VisualPointMass, tiny_vla
-from vla_rl.contract.errors import ContractError, UserError
+from tests.visual_point_mass import tiny_vla
+from vla_rl.cli import main
+from vla_rl.contract.errors import UserError
 from vla_rl.contract.intervals import wilson
-from vla_rl.evaluation import results
-from vla_rl.evaluation.results import EPISODES, JOURNAL, EpisodeResult, Journal, read_episodes
+from vla_rl.evaluation.results import EPISODES, JOURNAL, EpisodeResult, Journal, read_episodes, write_tables
 from vla_rl.evaluation.run import evaluate
+from vla_rl.evaluation.stats import Rate, episodes_needed, independent_discordance, mcnemar_exact, pairs_of
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.suite import find_suite
-from vla_rl.recipes.suite_run import SuiteRun, results_of
+from vla_rl.recipes.suite_run import SuiteRun, compare, read_results, results_of
 from vla_rl.recipes.workers import Engine, on_engine, workers
+from vla_rl.training.tracking import write_json
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,7 +51,7 @@ def test_the_number_of_environments_changes_no_byte(policy, undisturbed, tmp_pat
     assert (tmp_path / EPISODES).read_bytes() == undisturbed
 
 
-def test_the_table_is_in_the_order_of_the_suite_whatever_ended_first(policy, undisturbed, tmp_path):
+def test_the_table_is_in_the_order_of_the_suite(policy, undisturbed, tmp_path):
     run = SuiteRun(quick(), policy, tmp_path)
     run.run()
     lines = (tmp_path / JOURNAL).read_text().splitlines(keepends=True)
@@ -76,9 +75,7 @@ class Away(Engine):
 
 
 @pytest.mark.full
-def test_a_process_of_an_engine_that_is_killed_costs_nothing_and_doubles_nothing(
-    policy, undisturbed, tmp_path, monkeypatch
-):
+def test_a_killed_process_of_an_engine_doubles_nothing(policy, undisturbed, tmp_path, monkeypatch):
     """On another machine even one process is a worker; the next one plays the block again from its beginning."""
     append, killed = Journal.append, []
 
@@ -148,7 +145,7 @@ def test_stopped_at_any_episode_it_goes_on_to_the_same_bytes(policy, undisturbed
 
 
 @pytest.mark.parametrize("part", ["video", "table"])
-def test_killed_while_a_file_is_written_it_goes_on_to_the_same_bytes(policy, undisturbed, tmp_path, monkeypatch, part):
+def test_killed_while_a_file_is_written_it_goes_on_the_same(policy, undisturbed, tmp_path, monkeypatch, part):
     real, writes = os.replace, 0
 
     def replace_file(source, target):
@@ -166,25 +163,6 @@ def test_killed_while_a_file_is_written_it_goes_on_to_the_same_bytes(policy, und
     assert (tmp_path / EPISODES).read_bytes() == undisturbed
     videos = [row.video for row in read_episodes(tmp_path) if row.video]
     assert len(videos) == 4 and all((tmp_path / video).stat().st_size > 100 for video in videos)
-
-
-@pytest.mark.full
-def test_killed_from_outside_it_goes_on_to_the_same_bytes(policy, undisturbed, tmp_path):
-    """SIGKILL, twice, whenever some more episodes have ended."""
-    command = [sys.executable, "-m", "vla_rl.cli", "eval", "--suite", f"{ROOT}/tests/recipes/quick_suite.py:quick"]
-    command += ["--policy", policy, "--out", str(tmp_path), "--num-envs", "2"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    for kill in range(1, 4):
-        with subprocess.Popen(command, cwd=ROOT, env=env, stderr=subprocess.DEVNULL) as process:
-            start = time.monotonic()
-            while process.poll() is None and kill < 3 and time.monotonic() - start < PATIENCE:
-                journal = tmp_path / JOURNAL
-                if journal.exists() and journal.read_bytes().count(b"\n") >= 8 * kill:
-                    process.send_signal(signal.SIGKILL)
-                    break
-                time.sleep(0.002)
-            process.wait(PATIENCE)
-    assert process.returncode == 0 and (tmp_path / EPISODES).read_bytes() == undisturbed
 
 
 def test_ctrl_c_says_how_to_go_on(policy, tmp_path, monkeypatch):
@@ -221,7 +199,7 @@ def test_the_results_have_protocol_intervals_causes_and_versions(policy, undistu
     assert decisions == [8] * 24  # chunks of two in episodes of sixteen
 
 
-def test_results_name_the_version_of_a_simulator_in_an_installation_of_its_own(monkeypatch):
+def test_results_name_the_version_of_an_installed_simulator(monkeypatch):
     pins = {"metaworld": "metaworld==3.1.1", "robosuite": "robosuite==1.5.2"}
     made = [SimpleNamespace(name=name, version=lambda pin=pin: pin) for name, pin in pins.items()]
     monkeypatch.setattr(installations, "known", lambda: made)
@@ -248,31 +226,34 @@ def test_the_results_of_a_suite_remark_what_can_hardly_be_meant():
     ("change", "difference"),
     [
         (lambda run: replace(run, suite=replace(run.suite, episodes=11)), "suite.episodes: 12 or 11"),
-        (lambda run: replace(run, videos=1), "videos: 2 or 1"),
         (lambda run: replace(run, policy=save_policy(run.out.parent / "other")), "policy.name"),
+        (lambda run: other_weights(run), "policy.sha256"),
     ],
 )
-def test_results_of_another_evaluation_are_not_mixed_in(policy, tmp_path, change, difference):
-    run = SuiteRun(replace(quick(), tasks=quick().tasks[:1]), policy, tmp_path / "out")
+def test_results_of_another_evaluation_are_not_mixed_in(tmp_path, change, difference):
+    run = SuiteRun(replace(quick(), tasks=quick().tasks[:1]), save_policy(tmp_path / "policy"), tmp_path / "out")
     run.run()
     with pytest.raises(UserError, match=f"holds the episodes of another evaluation .{difference}"):
         change(run).run()
 
 
-def test_an_evaluation_that_played_nothing_does_not_keep_the_folder(policy, undisturbed, tmp_path):
+def other_weights(run: SuiteRun) -> SuiteRun:
+    """One bit of the policy's file is another one."""
+    weights = Path(run.policy, "model.safetensors")
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    return run
+
+
+def test_an_evaluation_without_episodes_frees_the_folder(policy, undisturbed, tmp_path):
     with pytest.raises(UserError, match="has the horizon 20"):
         SuiteRun(wrong_horizon(), policy, tmp_path).run()
     SuiteRun(quick(), policy, tmp_path).run()
     assert (tmp_path / EPISODES).read_bytes() == undisturbed
 
 
-def test_a_misspelt_policy_leaves_nothing_behind(policy, tmp_path):
-    with pytest.raises(UserError, match="has no config"):
-        SuiteRun(quick(), f"{policy}s", tmp_path / "out").run()
-    assert not (tmp_path / "out").exists()
-
-
-def test_instructions_that_a_policy_was_not_trained_for_are_named_before_anything_is_played(tmp_path):
+def test_instructions_that_a_policy_does_not_know_are_named(tmp_path):
     lift, out = str(save_untrained(tmp_path / "lift")), tmp_path / "out"
     with pytest.raises(UserError, match=r"not trained for the instructions of place, push, .*: --tasks lift"):
         SuiteRun(find_suite("tabletop"), lift, out).run()
@@ -281,29 +262,12 @@ def test_instructions_that_a_policy_was_not_trained_for_are_named_before_anythin
         SuiteRun(find_suite("tabletop").of(["place"], 1, "test"), lift, out).run()
 
 
-@pytest.mark.parametrize("name", ["report.html", "journal.jsonl", "episodes.csv", "results.json"])
+@pytest.mark.parametrize("name", ["report.html", "journal.jsonl"])
 def test_the_page_of_a_run_is_not_overwritten(policy, tmp_path, name):
     (tmp_path / name).write_text("mine")
     with pytest.raises(UserError, match=rf"holds {name} of something else, which would be overwritten"):
         SuiteRun(quick(), policy, tmp_path).run()
     assert (tmp_path / name).read_text() == "mine" and not (tmp_path / "suite.json").exists()
-
-
-def test_other_weights_in_the_same_folder_are_noticed(policy, tmp_path):
-    name = save_policy(tmp_path / "policy")
-    run = SuiteRun(replace(quick(), tasks=quick().tasks[:1]), name, tmp_path / "out")
-    run.run()
-    weights = tmp_path / "policy" / "model.safetensors"
-    data = bytearray(weights.read_bytes())
-    data[-1] ^= 1
-    weights.write_bytes(data)
-    with pytest.raises(UserError, match=r"another evaluation .policy.sha256"):
-        run.run()
-
-
-def test_an_environment_with_other_rules_is_refused(policy, tmp_path):
-    with pytest.raises(UserError, match="has the horizon 20 but environment 'visual point mass' has 16"):
-        SuiteRun(wrong_horizon(), policy, tmp_path).run()
 
 
 def test_a_damaged_journal_is_named(policy, tmp_path):
@@ -314,17 +278,115 @@ def test_a_damaged_journal_is_named(policy, tmp_path):
         SuiteRun(quick(), policy, tmp_path).run()
 
 
-def test_a_table_that_is_missing_or_damaged_is_named(tmp_path):
-    with pytest.raises(UserError, match=f"has no {EPISODES}, so it holds no finished evaluation"):
-        read_episodes(tmp_path)
-    (tmp_path / EPISODES).write_text("task,seed,success,cause,length,return,video\na,b,c,d,e,f,g\n")
-    with pytest.raises(UserError, match="is damaged"):
-        results.read_episodes(tmp_path)
+# -- two policies on the same seeds ------------------------------------------------------------------------------------
+
+SUITE = replace(quick(), episodes=200)
 
 
-def test_a_policy_of_another_environment_is_refused(tmp_path, policy):
-    env = VisualPointMass(1)
-    other = tiny_vla(replace(env.spec, control_dt=0.5))
-    other.save_pretrained(tmp_path / "other")
-    with pytest.raises(ContractError, match="was trained for control_dt"):
-        SuiteRun(quick(), str(tmp_path / "other"), tmp_path / "out").run()
+def save(folder, name, seed, chances, suite=SUITE):
+    """Results of a policy that succeeds at random; the easier a seed, the sooner any policy does."""
+    rng, ease = np.random.default_rng(seed), np.random.default_rng(99).random((2, 200))
+    episodes = []
+    for i, task in enumerate(suite.tasks):
+        for j, number in enumerate(suite.seeds):
+            won = bool(0.8 * ease[i, j] + 0.2 * rng.random() < chances[i])
+            cause = "success" if won else "time_limit"
+            returns = float(won) + 0.01 * float(rng.random())
+            episodes.append(EpisodeResult(task.name, number, won, cause, 16, returns, "", 8, 1.0, 2.0))
+    folder.mkdir()
+    write_tables(folder, episodes)
+    write_json(folder / "results.json", results_of(suite, {"name": name, "sha256": "", "device": "cpu"}, episodes))
+    return episodes
+
+
+def test_pairs_are_matched_by_task_and_seed(tmp_path):
+    a = save(tmp_path / "a", "a", 1, (0.8, 0.5))
+    b = save(tmp_path / "b", "b", 2, (0.7, 0.5))
+    pairs = pairs_of(a, b[::-1], by_success=True)
+    alone = sum(x.success and not y.success for x, y in zip(a, b, strict=True))
+    other = sum(y.success and not x.success for x, y in zip(a, b, strict=True))
+    assert (pairs.first_alone, pairs.second_alone, pairs.episodes) == (alone, other, 400) and alone > other > 0
+    assert pairs.p_value == mcnemar_exact(alone, other) and pairs.discordant == (alone + other) / 400
+    assert pairs.difference.mean == pytest.approx((alone - other) / 400)
+    assert pairs.difference.low < pairs.difference.mean < pairs.difference.high
+    swapped = pairs_of(b, a, by_success=True)
+    assert swapped.p_value == pairs.p_value and swapped.difference.mean == pytest.approx(-pairs.difference.mean)
+
+
+def test_the_interval_resamples_within_tasks():
+    """One policy always wins one task and never the other: within tasks nothing varies."""
+    first = [
+        EpisodeResult(task, i, task == "x", "", 1, 3.0 * (task == "x"), "", 1, 1.0, 1.0)
+        for task in "xy"
+        for i in range(40)
+    ]
+    second = [replace(one, success=False, returns=0.0) for one in first]
+    found = pairs_of(first, second, by_success=False).difference
+    assert (found.low, found.mean, found.high) == (1.5, 1.5, 1.5)
+    won = pairs_of(first, second, by_success=True).difference
+    assert won.low < won.mean == 0.5 < won.high, "of successes all pairs count, which is wider and never a point"
+
+
+def test_a_comparison_has_every_task_and_all_together(tmp_path):
+    a, b = save(tmp_path / "a", "a", 1, (0.8, 0.5)), save(tmp_path / "b", "b", 2, (0.6, 0.5))
+    found = compare(tmp_path / "a", tmp_path / "b")
+    assert json.loads((tmp_path / "a" / "comparison.json").read_text()) == found
+    assert list(found["tasks"]) == ["wide", "narrow", "all"] and found["protocol"] == SUITE.protocol
+    wide = found["tasks"]["wide"]
+    assert wide["episodes"] == 200 and wide["p_value"] < 0.001 < found["tasks"]["narrow"]["p_value"]
+    for rate, episodes in zip(wide["rates"], (a, b), strict=True):
+        assert Rate(**rate) == Rate.of([one.success for one in episodes if one.task == "wide"])
+    assert found["tasks"]["all"]["rates"][0]["episodes"] == 400
+    page = (tmp_path / "a" / "comparison.html").read_text()
+    assert "a against b" in page and "narrow" in page
+
+
+def test_a_table_that_lacks_episodes_is_named(tmp_path):
+    for name, seed in (("a", 1), ("b", 2)):
+        save(tmp_path / name, name, seed, (0.8, 0.5))
+    table = tmp_path / "b" / "episodes.csv"
+    table.write_text("".join(table.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(UserError, match=r"b/episodes.csv' has 399 episodes of 400, so they cannot be paired"):
+        compare(tmp_path / "a", tmp_path / "b")
+
+
+def test_without_success_returns_are_compared(tmp_path):
+    tasks = tuple(replace(task, success=None) for task in SUITE.tasks)
+    suite = replace(SUITE, tasks=tasks)
+    a, b = (save(tmp_path / name, name, seed, (0.8, 0.5), suite) for name, seed in (("a", 1), ("b", 2)))
+    found = compare(tmp_path / "a", tmp_path / "b")
+    assert list(found["tasks"]) == ["wide", "narrow"] and found["tasks"]["wide"]["p_value"] is None
+    mean = np.mean([x.returns - y.returns for x, y in zip(a, b, strict=True) if x.task == "wide"])
+    assert found["tasks"]["wide"]["difference"]["mean"] == pytest.approx(mean)
+
+
+def test_other_protocols_are_refused_with_what_differs(tmp_path):
+    save(tmp_path / "a", "a", 1, (0.8, 0.5))
+    save(tmp_path / "b", "b", 2, (0.8, 0.5), replace(SUITE, noise_seed=2))
+    with pytest.raises(UserError, match=r"played by different protocols \(noise_seed: 1 or 2\)"):
+        compare(tmp_path / "a", tmp_path / "b")
+
+
+def test_a_folder_without_results_is_said(complaint, tmp_path):
+    with pytest.raises(UserError, match="holds no finished evaluation of a suite"):
+        read_results(tmp_path)
+    (tmp_path / "results.json").write_text("[]")
+    assert "is damaged" in complaint("eval", tmp_path, "--against", tmp_path)
+
+
+def test_the_command_compares_and_says_how_many_it_takes(capsys, tmp_path):
+    save(tmp_path / "a", "a", 1, (0.8, 0.5))
+    save(tmp_path / "b", "b", 2, (0.6, 0.5))
+    main(["eval", str(tmp_path / "a"), "--against", str(tmp_path / "b"), "--power", "0.05"])
+    said = capsys.readouterr().err
+    measured = compare(tmp_path / "a", tmp_path / "b")["tasks"]["wide"]
+    discordant = (measured["first_alone"] + measured["second_alone"]) / 200
+    assert f"{episodes_needed(0.05, discordant):,}, as often as these two disagree" in said
+    assert "narrow" in said and "difference" in said
+    main(["eval", str(tmp_path / "b"), "--power", "0.05"])
+    rate = read_results(tmp_path / "b")["tasks"]["wide"]["success"]
+    said = capsys.readouterr().err
+    assert f"{episodes_needed(0.05, independent_discordance(rate, 0.05)):,}" in said and "wide" in said
+    main(["eval", "--power", "0.05"])
+    said = capsys.readouterr().err
+    assert "success 50%" in said and "1,606" in said and "success 95%" in said and "157" in said

@@ -14,7 +14,7 @@ from ray.cluster_utils import Cluster
 
 from tests.patience import wait_until
 from tests.recipes.quick_suite import quick, save_policy
-from tests.recipes.test_sweep import _runs
+from tests.recipes.test_compare import _runs
 from vla_rl.cli import main
 from vla_rl.evaluation.results import EPISODES
 from vla_rl.recipes.suite_run import SuiteRun

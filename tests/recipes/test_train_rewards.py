@@ -1,9 +1,10 @@
-"""Success classifiers from frames of lift: the simulator's labels, training, and the report."""
+"""Reward models from frames of lift: labels, training, the report; a vision-language model that pays."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,23 +12,41 @@ import torch
 
 from sims.mujoco.tasks.lift import claims
 from sims.mujoco.tasks.place import claims as claims_about_place
+from tests.commands import save_untrained
+from tests.recipes.imagine.test_general import short
+from tests.recipes.imagine.test_grpo import imagined_lift
+from tests.recipes.test_rewarded import PPO
+from tests.rewards.test_judge import PROMPT, llava
 from vla_rl.cli import main
+from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.env import Observation
 from vla_rl.contract.intervals import wilson
 from vla_rl.evaluation.seed_ranges import TEST
-from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.experience.datasets import save_demonstrations
+from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
+from vla_rl.policies.normalization import Affine
+from vla_rl.policies.tiny import TinyConfig, TinyVLA
+from vla_rl.policies.vla.tokenizer import Vocabulary
+from vla_rl.recipes.building import build
+from vla_rl.recipes.config_files import load_config
+from vla_rl.recipes.env_config import EnvConfig, EnvFactory
+from vla_rl.recipes.evaluators import EvaluationConfig
+from vla_rl.recipes.imitate import collect
+from vla_rl.recipes.improve import improve
 from vla_rl.recipes.train_rewards import TrainSuccess, balanced, evaluate_model, evaluate_progress, label_frames, share
+from vla_rl.recipes.trainers import LearnedReward, RunContext
+from vla_rl.rewards.env import RewardWeights
 from vla_rl.rewards.frames import LabelledFrames
+from vla_rl.rewards.judge import VLMJudge
 from vla_rl.rewards.progress import ProgressCritic
 from vla_rl.rewards.reward_model import load_reward
 from vla_rl.training.fit import FitConfig
+from vla_rl.training.tracking import RunFolder
 
 LITTLE = EnvConfig("lift", options={"image_size": 24})
 
 
 # -- labels ------------------------------------------------------------------------------------------------------------
-
-
 def test_claims_about_lift_by_hand():
     """Rows: nothing up; the named cube up; another one up; both up; named is the one that the seed chose."""
     heights = np.array([[0.02, 0.02], [0.07, 0.02], [0.02, 0.07], [0.07, 0.06], [0.06, 0.02]], np.float32)
@@ -74,7 +93,7 @@ def test_claims_about_place_by_hand():
         assert not any(label.any() for _, label, _ in claims_about_place(held)), "in the air, or not let go"
 
 
-def test_frames_of_the_expert_in_place_show_what_the_environment_calls_success():
+def test_frames_in_place_show_what_the_environment_calls_done():
     """Episodes end with five frames of success; the other instruction names a cube and a plate of the scene."""
     env = EnvConfig("place", options={"image_size": 24})
     tracks = frames_of([11, 12, 13, 14], random_action_prob=0.0, env=env, num_envs=4).tracks()
@@ -89,7 +108,7 @@ def frames_of(
     return label_frames(env, env.claims(), seeds, num_envs, random_action_prob, np.random.default_rng(0))
 
 
-def test_frames_of_the_expert_show_what_the_environment_calls_success():
+def test_frames_show_what_the_environment_calls_done():
     """Without random actions, episodes end with five frames of success, under the other instruction with none."""
     seeds = [11, 12, 13, 14, 15, 16, 17]  # two batches, the second filled up
     frames = frames_of(seeds, random_action_prob=0.0)
@@ -105,7 +124,7 @@ def test_frames_of_the_expert_show_what_the_environment_calls_success():
             assert np.array_equal(other.images["front"], track.images["front"]) and other.text[0] != track.text[0]
 
 
-def test_an_expert_with_random_actions_misses_and_its_frames_follow_from_the_seeds():
+def test_frames_with_random_actions_follow_from_the_seeds():
     seeds = list(range(20, 25))
     clean, noisy, repeated = frames_of(seeds, 0.0), frames_of(seeds, 0.6), frames_of(seeds, 0.6)
     assert np.array_equal(noisy.images["front"], repeated.images["front"])
@@ -122,8 +141,6 @@ def test_a_third_of_every_minibatch_shows_success():
 
 
 # -- learning ----------------------------------------------------------------------------------------------------------
-
-
 def ranking(model, frames: LabelledFrames) -> float:
     """How often a successful frame scores higher than another (the area under the ROC curve; 0.5 is chance)."""
     score = model.scores(frames)
@@ -164,15 +181,14 @@ def test_it_sees_and_reads_lift_on_seeds_it_has_not_learnt_from():
 
 @pytest.mark.full
 @pytest.mark.timeout(1200)
-def test_the_shipped_critic_follows_lift_and_reads_the_instruction(tmp_path):
+def test_the_shipped_critic_follows_lift_and_reads(tmp_path):
     """`vla-rl train configs/rewards.py:progress` as it is."""
     main(["train", "configs/rewards.py:progress", "--out", str(tmp_path / "run")])
     found = json.loads((tmp_path / "run" / "summary.json").read_text())["test"]
     print(json.dumps(found))
     progress = found["progress"]
-    assert (
-        progress["order"] > 0.8 and progress["half"]["low"] > 0.8 and progress["wrong_instruction_half"]["high"] < 0.2
-    )
+    assert progress["order"] > 0.8
+    assert progress["half"]["low"] > 0.8 and progress["wrong_instruction_half"]["high"] < 0.2
 
 
 @pytest.mark.full
@@ -187,8 +203,6 @@ def test_the_shipped_recipe_reaches_its_stated_precision(tmp_path):
 
 
 # -- what is reported --------------------------------------------------------------------------------------------------
-
-
 class Oracle:
     """Scores by the picture's first pixel and waits for two frames in a row."""
 
@@ -266,24 +280,14 @@ def test_the_report_on_progress_by_hand():
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
-
 QUICK = "--fit.steps 30 --network.width 8 --network.stem 4 --precision 0.05 --num-envs 4 --random-action-prob 0"
 
 
 def test_the_command_leaves_a_classifier_and_says_how_good_it_is(tmp_path, capsys):
     numbers = "--training 6 --calibration 4 --test 4"
     out, size = tmp_path / "run", '{"image_size": 24}'
-    main(
-        [
-            "train",
-            "configs/rewards.py:success",
-            "--out",
-            str(out),
-            "--env.options",
-            size,
-            *f"{QUICK} {numbers}".split(),
-        ]
-    )
+    given = ["train", "configs/rewards.py:success", "--out", str(out), "--env.options", size]
+    main([*given, *f"{QUICK} {numbers}".split()])
     summary = json.loads((out / "summary.json").read_text())
     assert {"low", "high", "of", "value"} == set(summary["test"]["frames"]["precision"])
     assert summary["test"]["episodes"]["found"]["of"] == 4
@@ -295,15 +299,6 @@ def test_the_command_leaves_a_classifier_and_says_how_good_it_is(tmp_path, capsy
     main(["inspect", str(out / "checkpoints" / "success")])
     shown = capsys.readouterr().out
     assert "SuccessClassifier" in shown and "front" in shown and "purple" not in shown and "yellow" in shown
-
-
-def test_the_command_takes_frames_from_a_file(tmp_path, complaint):
-    frames_of(list(range(9)), random_action_prob=0.0).save(tmp_path / "mine.npz")
-    command = ["train", "rewards.py:success", "--frames", str(tmp_path / "mine.npz"), "--out", str(tmp_path / "run")]
-    main([*command, *f"{QUICK} --training 5 --calibration 2 --test 2".split()])
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["test"]["episodes"]["found"]["of"] == 2
-    assert "holds no readable labelled frames" in complaint(*command[:3], tmp_path / "none.npz", *command[4:])
 
 
 def test_a_precision_that_cannot_be_reached_is_refused(tmp_path, complaint):
@@ -320,12 +315,68 @@ def test_the_command_leaves_a_progress_critic(tmp_path):
     command = ["train", "rewards.py:progress", "--frames", str(tmp_path / "mine.npz"), "--out", str(tmp_path / "run")]
     main([*command, *f"{QUICK} --training 5 --calibration 2 --test 2 --fit.batch 8".split()])
     found = json.loads((tmp_path / "run" / "summary.json").read_text())["test"]
-    assert (
-        found["progress"]["half"]["of"]
-        == found["progress"]["wrong_instruction_half"]["of"]
-        == 2
-        == found["episodes"]["found"]["of"]
-    )
+    progress = found["progress"]
+    shares = (progress["half"], progress["wrong_instruction_half"], found["episodes"]["found"])
+    assert [one["of"] for one in shares] == [2] * 3
     assert isinstance(load_reward(tmp_path / "run" / "checkpoints" / "progress"), ProgressCritic)
     steps = [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert steps == [24]
+
+
+# -- a judge, and what it pays PPO, real or imagined -------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """What ``rewards.py:judge`` leaves, by a small untrained model that never calls anything done."""
+    folder = tmp_path_factory.mktemp("judge")
+    model = llava(folder / "model")
+    given = ["--judge.vlm.model", str(model), "--judge.prompt", PROMPT, "--judge.threshold", "0.999"]
+    main(["train", "configs/rewards.py:judge", *given, "--test", "2", "--num-envs", "2", "--out", str(folder / "run")])
+    return folder / "run"
+
+
+def test_a_judge_is_made_from_a_models_folder_and_asked(run):
+    judge = load_reward(run / "checkpoints/judge")
+    assert isinstance(judge, VLMJudge) and judge.config.prompt == PROMPT and judge.config.threshold == 0.999
+    frames = json.loads((run / "summary.json").read_text())["test"]["frames"]
+    assert frames["precision"]["of"] == 0 and frames["recall"]["value"] == 0 and frames["of"] > 2 * 2 * 20
+
+
+def place_policy() -> TinyVLA:
+    spec = EnvConfig("place").spec()
+    config = TinyConfig(width=32, blocks=1, sampler=FlowSampler(FlowSde(0.5), LastStep(), 4))
+    torch.manual_seed(0)
+    return TinyVLA(spec, Vocabulary.from_texts(spec.tasks), Affine.from_bounds(spec.state), config)
+
+
+@pytest.mark.parametrize("kind", ["simulator", "imagined rollout"])
+def test_ppo_is_paid_by_it_and_validated_by_true_success(kind, run, tmp_path):
+    real = kind == "simulator"
+    env: EnvFactory = EnvConfig("place", options={"deadline": 10}) if real else imagined_lift()
+    policy = place_policy() if real else TinyVLA.from_pretrained(save_untrained(tmp_path / "policy"))
+    reward = LearnedReward(str(run / "checkpoints/judge"), RewardWeights(progress=3.0))
+    context = RunContext(env, policy, 1, OneProcess(), reward=reward)
+    setup = build(PPO, context)
+    paid = setup.source.next().reward.numpy()
+    setup.env.close()
+    assert (paid != 0).any() and (np.abs(paid) <= 3).all(), "differences of the model's answers"
+    folder = RunFolder(tmp_path / "run", {})
+    improve(PPO, context, EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4), folder)
+    lines = folder.metrics("rl")
+    assert len(lines) == 3 and max(line.get("policy/grad_norm", 0.0) for line in lines) > 0
+    assert lines[0]["eval/score"] in (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+@pytest.mark.full
+def test_place_is_imagined_and_paid_by_it(run, tmp_path):
+    recipe = load_config("rewards.py:place_imagined")
+    small = short(recipe)
+    place_policy().save_pretrained(tmp_path / "start")
+    shown = tmp_path / "shown"  # a world model needs successes
+    save_demonstrations(collect(EnvConfig("place"), 2, seed=1), shown, video="never")
+    paid = replace(recipe.reward, folder=str(run / "checkpoints/judge"))
+    plan = replace(small.plan, demonstrations=str(shown))
+    recipe = replace(small, reward=paid, plan=plan, policy=str(tmp_path / "start"))
+    found = recipe.run(RunFolder(tmp_path / "run", recipe))
+    assert found["imagined_rl"]["episodes"] == 4

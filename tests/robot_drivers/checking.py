@@ -52,14 +52,22 @@ def _only_inward(commands: np.ndarray, low: np.ndarray, high: np.ndarray) -> Non
     assert (np.diff(outside, axis=0) <= 1e-9).all(), "a joint outside its limits moved farther out"
 
 
+def outside(limits: Limits, chain: Chain, positions: Sequence[np.ndarray]) -> np.ndarray:
+    """By how many metres the worst point of the arm, with its radius, is outside the box at each of ``positions``."""
+    box = limits.workspace
+    assert box is not None
+    radii = [(point.name, point.radius) for point in chain.points if point.link >= 0]
+    return np.array(
+        [
+            max(np.max([box.low - (at[name] - radius), at[name] + radius - box.high]) for name, radius in radii)
+            for at in _places(limits, chain, positions)
+        ]
+    )
+
+
 def check_workspace(limits: Limits, chain: Chain, positions: Sequence[np.ndarray]) -> None:
     """Asserts that every point of the arm, with its radius, is in the box and off the points it may not touch."""
-    assert limits.workspace is not None
-    for places in _places(limits, chain, positions):
-        for point in (point for point in chain.points if point.link >= 0):
-            outside, place = f"{point.name} is outside the workspace", places[point.name]
-            assert (place - point.radius >= np.asarray(limits.workspace.low) - 1e-9).all(), outside
-            assert (place + point.radius <= np.asarray(limits.workspace.high) + 1e-9).all(), outside
+    assert (outside(limits, chain, positions) <= 1e-9).all(), "a point is outside the workspace"
     check_apart(limits, chain, positions)
 
 

@@ -13,8 +13,7 @@ from robot_drivers.driver import Joint, RobotSpec
 from robot_drivers.limits import Box, JointLimits, Limits
 from robot_drivers.safety import Supervisor
 from robot_drivers.so101 import SO101
-from tests.robot_drivers.arms import two_joints
-from tests.robot_drivers.toy_arm import LIMITS, ToyArm
+from tests.robot_drivers.arms import LIMITS, two_joints
 from vla_rl.contract.errors import ContractError, UserError
 
 ARM = {"name": "robot_drivers.so101:SO101", "options": {"port": "/dev/null"}}
@@ -53,8 +52,8 @@ def test_a_file_comes_back_as_it_was(tmp_path):
         ({"driver": ARM, "cameras": {"front": 0}}, "camera 'front' is 0"),
         ({"driver": ARM, "tasks": []}, "has no task"),
         ({"driver": ARM, "tasks": "pick"}, "give a list of instructions"),
-        *[({"driver": ARM, "seconds": seconds}, "never begins") for seconds in (0, 1e-9, float("nan"), float("inf"))],
-        ({"driver": ARM, "seconds": "20"}, "give a number"),
+        *[({"driver": ARM, "seconds": seconds}, "never begins") for seconds in (0, 1e9)],
+        *[({"driver": ARM, "seconds": seconds}, "give a number") for seconds in ("20", float("nan"), float("inf"))],
         ({"driver": ARM, "cameras": {"../front": ARM}}, "cannot name a column"),
     ],
 )
@@ -64,22 +63,13 @@ def test_what_is_unknown_or_missing_is_refused(value, says):
     assert says in str(refused.value)
 
 
-class Toy(ToyArm):
-    """An arm of two joints, "lift" within 2 rad and 2 rad/s."""
-
-    def __init__(self):
-        super().__init__(lambda: 0.0)
-
-
 def limits_of(spoil):
     """What the supervisor gets from a file whose limits of "lift", or of all, are spoilt."""
     limits = LIMITS.to_json()
-    lift, all_ = (
-        {name: value for name, value in spoil.items() if (name in limits) is whole} for whole in (False, True)
-    )
-    limits["joints"][0] |= lift
+    limits["joints"][0] |= {name: value for name, value in spoil.items() if name not in limits}
+    limits |= {name: value for name, value in spoil.items() if name in limits}
     config = RobotConfig.from_json(
-        json.loads(json.dumps({"driver": {"name": f"{__name__}:Toy"}, "limits": limits | all_}))
+        json.loads(json.dumps({"driver": {"name": "tests.robot_drivers.arms:ToyArm"}, "limits": limits}))
     )
     return config.limits_of(config.open())
 
@@ -91,9 +81,9 @@ def limits_of(spoil):
             {"low": -114.6, "high": 114.6},
             "low of joint 'lift' is -114.6 in the limits, and the hardware of toy allows -2 (rad)",
         ),
-        ({"high": 114.6}, "(are these degrees?)"),
         ({"low": -2.1}, "allows -2 (rad), so the arm is not moved; give -2 or a stricter one."),
         ({"high": 2.1}, "allows 2 (rad), so the arm is not moved; give 2 or a stricter one."),
+        ({"high": 114.6}, "(are these degrees?)"),
         ({"velocity": 2.1, "fastest": 2.1}, "velocity of joint 'lift' is 2.1 in the limits"),
         ({"acceleration": 1146.0}, "allows 20 (rad/s²), so the arm is not moved (are these degrees?)"),
         ({"jerk": 401.0}, "allows 400 (rad/s³)"),
@@ -101,18 +91,18 @@ def limits_of(spoil):
         ({"fastest": 2.1}, "fastest of joint 'lift' is 2.1"),
         ({"velocity": 1.9, "fastest": 1.8}, "could not follow"),
         ({"control_hz": 25.0}, "toy is commanded at 50 Hz"),
-        ({"control_hz": 1e12}, "from 1 to 1000"),
         ({"watchdog": 1e9}, "watchdog of the limits is 1000000000.0"),
         ({"max_age": 2.1}, "from 1e-06 to 2"),
         ({"deadman": "no"}, "give true or false"),
         ({"workspace": {"low": [-300, -300, 0], "high": [300, 300, 400]}}, "are these millimetres?"),
+        ({"velocty": 1.0}, "did you mean 'velocity'"),
     ],
 )
-def test_limits_are_never_wider_than_what_the_driver_says_of_its_hardware(spoil, says):
+def test_limits_are_never_wider_than_the_hardware(spoil, says):
     assert limits_of({}) == LIMITS and limits_of({"high": 1.5, "velocity": 0.5}).joints[0].velocity == 0.5
     with pytest.raises(UserError) as refused:
         limits_of(spoil)
-    assert says in str(refused.value) and str(refused.value).endswith(".")
+    assert says in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -122,14 +112,12 @@ def test_limits_are_never_wider_than_what_the_driver_says_of_its_hardware(spoil,
         ({"unit": "m", "high": 300.0}, "are these millimetres?"),
         ({"unit": "1", "high": 100.0}, "are these percent?"),
         ({"velocity": float("nan")}, "velocity of joint 'a' is nan"),
-        ({"jerk": 1e300}, "jerk of joint 'a' is 1e+300"),
         ({"high": -1.0}, "which is nowhere"),
         ({"low": 10**400}, "low of joint 'a'"),
     ],
 )
 def test_a_driver_states_limits_that_an_arm_can_have(joint, says):
     good = dict(name="a", low=-1.0, high=1.0, velocity=1.0, acceleration=10.0, jerk=100.0)
-    assert Joint(**good)
     with pytest.raises(UserError) as refused:
         Joint(**{**good, **joint})
     assert says in str(refused.value)
@@ -140,14 +128,11 @@ def test_a_driver_states_limits_that_an_arm_can_have(joint, says):
 
 def test_a_file_that_cannot_be_read_says_how_to_get_one(tmp_path):
     (tmp_path / "deep.json").write_text("[" * 200_000)
-    with pytest.raises(UserError, match="vla-rl robot setup"):
-        RobotConfig.load(tmp_path / "deep.json")
-    with pytest.raises(UserError, match="so it is not used; correct its options"):
+    for name in ("deep.json", "absent.json"):
+        with pytest.raises(UserError, match="vla-rl robot setup"):
+            RobotConfig.load(tmp_path / name)
+    with pytest.raises(UserError, match=r"cannot be made of .* so it is not used; correct its options"):
         RobotConfig(Part("robot_drivers.so101:SO101", {"prot": "/dev/null"})).open()
-    with pytest.raises(UserError, match="vla-rl robot setup"):
-        RobotConfig.load(tmp_path / "absent.json")
-    with pytest.raises(UserError, match="cannot be made of"):
-        Part("robot_drivers.so101:SO101", {"prot": "/dev/null"}).make()
 
 
 def test_limits_of_a_robot_leave_a_margin_at_each_end():
@@ -166,35 +151,20 @@ def test_quarter_speed_slows_and_brakes_as_before():
 
 
 @pytest.mark.parametrize("box", [None, Box((-1, -1, 0), (1, 1, 1))])
-def test_json_both_ways(box):
+def test_limits_survive_json(box):
     limits = two_joints(workspace=box, deadman=True, watchdog=0.4)
     assert Limits.from_json(json.loads(json.dumps(limits.to_json()))) == limits
 
 
-def test_json_with_a_wrong_name_is_refused():
-    value = two_joints().to_json()
-    with pytest.raises(ContractError, match="did you mean 'watchdog'"):
-        Limits.from_json({**value, "watchdgo": 1.0})
-    del value["joints"][0]["jerk"]
-    with pytest.raises(ContractError, match="a joint of the limits lacks 'jerk'"):
-        Limits.from_json(value)
-
-
 GOOD = dict(name="a", low=0.0, high=1.0, velocity=1.0, acceleration=1.0, jerk=1.0, lead=1.0, fastest=1.0)
+UNBOUNDED = {"high": 0.0}, {"low": math.nan}, {"high": math.inf}, {"velocity": 0.0}, {"jerk": math.nan}, {"lead": True}
+UNBOUNDED += ({"velocity": 1e300}, {"velocity": 5e-324}, {"low": -1e300, "high": 1e300})
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: JointLimits(**{**GOOD, "high": 0.0}),
-        lambda: JointLimits(**{**GOOD, "low": math.nan}),
-        lambda: JointLimits(**{**GOOD, "high": math.inf}),
-        lambda: JointLimits(**{**GOOD, "velocity": 0.0}),
-        lambda: JointLimits(**{**GOOD, "jerk": math.nan}),
-        lambda: JointLimits(**{**GOOD, "lead": True}),
-        lambda: JointLimits(**{**GOOD, "velocity": 1e300}),
-        lambda: JointLimits(**{**GOOD, "velocity": 5e-324}),
-        lambda: JointLimits(**{**GOOD, "low": -1e300, "high": 1e300}),
+        *(lambda spoil=spoil: JointLimits(**{**GOOD, **spoil}) for spoil in UNBOUNDED),
         lambda: Limits((), 50.0),
         lambda: Limits((JointLimits(**GOOD), JointLimits(**GOOD)), 50.0),
         lambda: two_joints(watchdog=0.0),

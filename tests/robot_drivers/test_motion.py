@@ -27,7 +27,7 @@ def courses(draw):
 
 
 @holds_for(motions(), st.floats(-2, 2), gate=21, full=60)
-def test_a_velocity_is_reached_with_acceleration_0_and_within_the_rates(motion, goal):
+def test_a_velocity_is_reached_at_rest_and_within_the_rates(motion, goal):
     phases = to_velocity(motion, goal, RATES)
     end = motion
     for duration, jerk in phases:
@@ -76,7 +76,7 @@ def test_the_slowest_joint_sets_the_time_and_all_arrive_together():
     np.testing.assert_allclose(way, [[0.1, 0.975], [0.2, 0.95], [0.3, 0.925], [0.4, 0.9]], atol=1e-12)
 
 
-def test_a_way_that_is_not_a_whole_number_of_steps_is_slower_and_never_faster():
+def test_a_way_of_a_fraction_of_steps_is_slower_not_faster():
     start, goal, velocity = np.array([0.0]), np.array([0.25]), np.array([1.0])
     way = ramp(start, goal, velocity, 0.1)
     assert len(way) == 3 and np.diff(way[:, 0], prepend=0.0).max() <= 0.1

@@ -10,27 +10,28 @@ import pytest
 from hypothesis import strategies as st
 
 from robot_drivers import kinematics
+from robot_drivers.driver import Measurement
 from robot_drivers.limits import Box
 from robot_drivers.safety import Request, Supervisor
-from tests.robot_drivers.arms import STEP, measured, so101, two_joints
-from tests.robot_drivers.checking import check, check_apart, check_workspace, holds_for
+from tests.robot_drivers.arms import DT, measured, so101, two_joints
+from tests.robot_drivers.checking import check, check_apart, check_workspace, holds_for, outside
 from vla_rl.contract.errors import ContractError
 
 ANY = st.floats(allow_nan=True, allow_infinity=True, width=64)
 PLACE = st.one_of(st.floats(-2, 2), ANY)
 FOLLOWS = st.sampled_from([1.0, 0.9, 0.3, 0.0])  # how much of its way an arm makes in a step; 0: it is blocked
-GAP = st.one_of(st.just(STEP), st.just(STEP), st.floats(0, 0.05), st.floats(0, 2), st.just(0.0))
+GAP = st.one_of(st.just(DT), st.just(DT), st.floats(0, 0.05), st.floats(0, 2), st.just(0.0))
 
 
 def stream(supervisor, positions, start=0.0, now=0.0, source="policy", lag=0.0):
     """Requests at the control rate to an arm that follows at once, or with a first-order ``lag`` in s: the commands."""
     commands, arm = [], np.array(start if np.ndim(start) else [start, start], np.float64)
     for index, position in enumerate(positions):
-        at = now + STEP * index
+        at = now + DT * index
         request = None if position is None else Request(np.asarray(position, np.float64), at, source)
         command = supervisor.step(measured(arm, at), request, at)
         commands.append(command)
-        arm = arm + (command.position - arm) * (1 - math.exp(-STEP / lag) if lag else 1.0)
+        arm = arm + (command.position - arm) * (1 - math.exp(-DT / lag) if lag else 1.0)
     return commands
 
 
@@ -73,7 +74,7 @@ def seen(kind, arm, position, now):
     st.floats(-0.2, 0.8),
     st.booleans(),
     FOLLOWS,
-    gate=52,
+    gate=24,
     full=150,
 )
 def test_no_command_violates_a_limit(stretches, quick, slow, deadman, follows):
@@ -87,7 +88,7 @@ def test_no_command_violates_a_limit(stretches, quick, slow, deadman, follows):
         for index in range(steps):
             waited = gap if index or pause is None else pause
             now, clock = now + waited, clock + max(waited, 0.0)
-            position = np.array(goal) + (speed * index * STEP if index else 0.0)
+            position = np.array(goal) + (speed * index * DT if index else 0.0)
             request = asked("" if index else wrong, position, now, source)
             command = supervisor.step(
                 seen("" if index else blind, arm, position, now), request, now, now if pressed else now - 9
@@ -98,7 +99,7 @@ def test_no_command_violates_a_limit(stretches, quick, slow, deadman, follows):
     check(limits, times, positions)
 
 
-@holds_for(st.data(), gate=10, full=25)
+@holds_for(st.data(), gate=4, full=25)
 def test_no_point_of_the_arm_leaves_the_workspace(data):
     limits = so101(BOX)
     chain = kinematics.so101()
@@ -107,16 +108,16 @@ def test_no_point_of_the_arm_leaves_the_workspace(data):
     for _ in range(data.draw(st.integers(5, 25))):
         goal = [data.draw(st.floats(-2, 2)) for _ in range(6)]
         for _ in range(data.draw(st.integers(1, 8))):
-            now += STEP
+            now += DT
             arm = supervisor.step(measured(arm, now), Request(np.array(goal), now, "policy"), now).position
             positions.append(arm)
     check_workspace(limits, chain, positions)
-    check(limits, np.arange(len(positions)) * STEP, positions)
+    check(limits, np.arange(len(positions)) * DT, positions)
 
 
 def test_the_gripper_is_kept_off_the_arms_own_base_without_a_box():
     limits, chain, into_the_base = so101(), kinematics.so101(), [0.0, -0.7, 1.65, 1.6, 0.0, 0.0]
-    commands = stream(Supervisor(limits, chain), [into_the_base] * 150, start=[0.0] * 6)
+    commands = stream(Supervisor(limits, chain), [into_the_base] * 60, start=[0.0] * 6)
     assert commands[-1].reason == "workspace"
     check_apart(limits, chain, [command.position for command in commands])
     with pytest.raises(AssertionError, match="touch"):
@@ -126,18 +127,6 @@ def test_the_gripper_is_kept_off_the_arms_own_base_without_a_box():
 BOX = Box((-0.1, -0.25, -0.005), (0.42, 0.25, 0.3))
 
 
-def worst_outside(limits, chain, position):
-    """By how many metres the worst point of the arm, with its radius, is outside the box; negative inside."""
-    names = [joint.name for joint in limits.joints]
-    places = chain.positions(position[[names.index(joint) for joint in chain.joints]][None])[0]
-    beyond = [
-        np.max([limits.workspace.low - (place - point.radius), place + point.radius - limits.workspace.high])
-        for point, place in zip(chain.points, places, strict=True)
-        if point.link >= 0
-    ]
-    return max(beyond)
-
-
 NARROW = Box((-0.1, -0.1, -0.005), (0.42, 0.1, 0.3))
 STRAYED = st.tuples(*[st.floats(-0.45, 0.45)] * 5)  # within the lead, as the arm that is followed
 
@@ -145,23 +134,23 @@ STRAYED = st.tuples(*[st.floats(-0.45, 0.45)] * 5)  # within the lead, as the ar
 @holds_for(
     STRAYED,
     st.lists(st.tuples(*[st.floats(-1.5, 1.5)] * 5), min_size=1, max_size=4),
-    gate=14,
+    gate=5,
     full=40,
 )
-def test_an_arm_that_is_measured_outside_its_workspace_is_led_inward_only(away, goals):
+def test_an_arm_outside_its_workspace_is_led_inward_only(away, goals):
     """It sags, or somebody pushed it: the command is inside, and the arm keeps its distance from it."""
     limits, chain = so101(NARROW), kinematics.so101()
     supervisor, away = Supervisor(limits, chain), np.array([*away, 0.0])
     supervisor.step(measured(np.zeros(6), 0.0), None, 0.0)
-    supervisor.step(measured(away / 2, STEP * 4), None, STEP * 4)
+    supervisor.step(measured(away / 2, DT * 4), None, DT * 4)
     command, positions, times = np.zeros(6), [np.zeros(6)], [0.0]
     for index in range(1, 10 * len(goals) + 1):
-        now, goal = STEP * (index + 8), np.array([*goals[(index - 1) // 10], 0.5])  # it strayed meanwhile
+        now, goal = DT * (index + 8), np.array([*goals[(index - 1) // 10], 0.5])  # it strayed meanwhile
         command = supervisor.step(measured(command + away, now), Request(goal, now, "policy"), now).position
         positions.append(command)
         times.append(now)
     assert supervisor.stopped == ""
-    out = [worst_outside(limits, chain, position + away) for position in positions[1:]]
+    out = outside(limits, chain, [position + away for position in positions[1:]])
     for before, after in zip(np.minimum.accumulate(out), out[1:], strict=False):
         if before <= 0.013:  # a centimetre is borne, over a margin of 2.5 mm
             break
@@ -176,10 +165,11 @@ def strayed(goal):
     supervisor, away = Supervisor(limits, chain), np.array([0.4, 0, 0, 0, 0, 0])
     command = np.zeros(6)
     supervisor.step(measured(command, 0.0), None, 0.0)
-    supervisor.step(measured(away / 2, STEP * 4), None, STEP * 4)
-    assert worst_outside(limits, chain, command) < 0 < 0.02 < worst_outside(limits, chain, command + away)
+    supervisor.step(measured(away / 2, DT * 4), None, DT * 4)
+    inside, away_from_it = outside(limits, chain, [command, command + away])
+    assert inside < 0 < 0.02 < away_from_it
     for index in range(1, 8):
-        now = STEP * (index + 8)
+        now = DT * (index + 8)
         asked = Request(np.array([goal, 0, 0, 0, 0, 0]), now, "policy")
         last = supervisor.step(measured(command + away, now), asked, now)
         command = last.position
@@ -192,7 +182,7 @@ def test_an_arm_that_is_measured_outside_goes_in_and_not_out():
     assert farther_out.position[0] == 0 and farther_out.reason == "workspace"
 
 
-def followed(velocity, seconds, speed_is_measured=True, gap=STEP):
+def followed(velocity, seconds, speed_is_measured=True, gap=DT):
     """A supervisor of an arm that moves at ``velocity`` [2] by itself for a while."""
     supervisor, limits = Supervisor(two_joints()), two_joints()
     for index in range(round(seconds / gap) + 1):
@@ -221,14 +211,14 @@ def test_moments_of_speed_do_not_add_up():
     supervisor = Supervisor(two_joints())
     for index in range(60):
         velocity = [0.0, 1.0 if index % 4 else 0.1]
-        supervisor.step(measured([0.0, 0.0], STEP * index, velocity), None, STEP * index)
+        supervisor.step(measured([0.0, 0.0], DT * index, velocity), None, DT * index)
     assert supervisor.stopped == ""
 
 
 @holds_for(
     st.lists(st.tuples(PLACE, PLACE, st.integers(1, 15)), min_size=1, max_size=8),
     st.sampled_from([0.0, 0.05, 0.2]),
-    gate=21,
+    gate=8,
     full=60,
 )
 def test_an_arm_that_does_what_it_is_sent_is_not_too_fast(goals, lag):
@@ -241,7 +231,7 @@ def test_the_jaw_does_not_open_into_the_table():
     limits, chain = so101(Box((-1.0, -1.0, 0.0), (1.0, 1.0, 1.0))), kinematics.so101()
     low_over_the_table = np.array([0.0, 0.93, 0.0, -1.01, 2.6, 0.0])
     opened = np.array([*low_over_the_table[:5], 1.0])
-    commands = stream(Supervisor(limits, chain), [opened] * 100, start=low_over_the_table)
+    commands = stream(Supervisor(limits, chain), [opened] * 40, start=low_over_the_table)
     assert commands[-1].reason == "workspace" and commands[-1].position[5] > 0.1
     check_workspace(limits, chain, [command.position for command in commands])
 
@@ -249,7 +239,7 @@ def test_the_jaw_does_not_open_into_the_table():
 @holds_for(
     st.floats(1.51, 3.0),
     st.lists(st.sampled_from([-9.0, 9.0, 0.0, 1.4, 2.9]), min_size=10, max_size=60),
-    gate=21,
+    gate=8,
     full=60,
 )
 def test_an_arm_outside_its_limits_moves_inward_only_and_slowly(start, goals):
@@ -257,45 +247,45 @@ def test_an_arm_outside_its_limits_moves_inward_only_and_slowly(start, goals):
     supervisor = Supervisor(limits)
     commands = stream(supervisor, [[goal, goal] for goal in goals], start=[start, 0.0])
     positions = [command.position for command in commands]
-    check(limits, STEP * np.arange(len(positions)), positions, inside=False)
+    check(limits, DT * np.arange(len(positions)), positions, inside=False)
     for before, after in itertools.pairwise(positions):
         if before[0] > 1.5:
-            assert 0 <= before[0] - after[0] <= 0.1 * 3.0 * STEP + 1e-9
+            assert 0 <= before[0] - after[0] <= 0.1 * 3.0 * DT + 1e-9
 
 
-@holds_for(st.floats(0.5, 3.0), st.floats(0, 1), st.booleans(), gate=21, full=60)
+@holds_for(st.floats(0.5, 3.0), st.floats(0, 1), st.booleans(), gate=6, full=60)
 def test_a_request_that_runs_up_to_a_limit_is_braked_before_it(speed, phase, onward):
     limits = two_joints()
-    path = -1 + speed * STEP * (phase + np.arange(300))
-    goals = [[place, 0.0] if onward or place <= 1.5 else None for place in path[: int(3 / speed / STEP) + 20]]
+    path = -1 + speed * DT * (phase + np.arange(300))
+    goals = [[place, 0.0] if onward or place <= 1.5 else None for place in path[: int(3 / speed / DT) + 20]]
     commands = stream(Supervisor(limits), goals, start=[-1.0, 0.0])
-    check(limits, STEP * np.arange(len(commands)), [command.position for command in commands])
+    check(limits, DT * np.arange(len(commands)), [command.position for command in commands])
 
 
-@holds_for(st.floats(0.0, 0.5), st.floats(0, 2), st.sampled_from([-9.0, 9.0]), gate=21, full=60)
+@holds_for(st.floats(0.0, 0.5), st.floats(0, 2), st.sampled_from([-9.0, 9.0]), gate=10, full=60)
 def test_a_late_step_finds_the_arm_braking_already(moving_for, gap, goal):
     limits = two_joints()
     supervisor = Supervisor(limits)
-    commands = stream(supervisor, [[goal, goal]] * (2 + int(moving_for / STEP)))
+    commands = stream(supervisor, [[goal, goal]] * (2 + int(moving_for / DT)))
     positions = [command.position for command in commands]
-    times = [STEP * index for index in range(len(positions))]
+    times = [DT * index for index in range(len(positions))]
     times.append(times[-1] + gap)
     positions.append(supervisor.step(measured(positions[-1], times[-1]), None, times[-1]).position)
     check(limits, times, positions)
     braking = limits.joints[0].velocity ** 2 / (2 * limits.joints[0].acceleration) + 0.05
-    assert abs(positions[-1][0] - positions[-2][0]) <= braking + 2 * STEP * limits.joints[0].velocity
+    assert abs(positions[-1][0] - positions[-2][0]) <= braking + 2 * DT * limits.joints[0].velocity
 
 
 def test_a_gentle_stream_within_the_limits_passes_unchanged():
     """Gentle: with accelerations below a quarter of what the jerk limit builds up in a period."""
-    times = STEP * np.arange(400)
+    times = DT * np.arange(220)
     path = np.stack([0.4 * np.sin(1.5 * times) ** 3, 0.2 + 0.04 * np.cos(times)], 1)
     supervisor = Supervisor(two_joints())
     commands = stream(supervisor, path, start=path[0], lag=0.05)
     for command, asked in zip(commands, path, strict=True):
         np.testing.assert_array_equal(command.position, asked)
         assert (command.source, command.reason) == ("policy", "") and not command.clipped.any()
-    assert supervisor.counts == {"": 400} and not supervisor.clipped.any()
+    assert supervisor.counts == {"": 220} and not supervisor.clipped.any()
 
 
 @holds_for(
@@ -303,10 +293,10 @@ def test_a_gentle_stream_within_the_limits_passes_unchanged():
     st.floats(-0.2, 0.8),
     st.floats(-1, 1.5),
     st.floats(-0.2, 0.8),
-    gate=21,
+    gate=7,
     full=60,
 )
-def test_a_request_within_the_limits_is_reached_soon_and_kept_exactly(quick, slow, first, second):
+def test_a_request_within_the_limits_is_reached_soon_and_kept(quick, slow, first, second):
     limits = two_joints()
     goal = np.array([quick, slow])
     positions = [c.position for c in stream(Supervisor(limits), [goal] * 200, start=[first, second], lag=0.03)]
@@ -314,8 +304,8 @@ def test_a_request_within_the_limits_is_reached_soon_and_kept_exactly(quick, slo
     for joint, path in zip(limits.joints, np.array(positions).T, strict=True):
         distance, name = abs(path[-1] - path[0]), joint.name
         ideal = distance / joint.velocity + joint.velocity / joint.acceleration + joint.acceleration / joint.jerk
-        arrived = STEP * int(np.argmax(abs(path - path[-1]) < 1e-6))
-        assert arrived <= ideal + 10 * STEP, f"{name} takes {arrived} s instead of {ideal} s"
+        arrived = DT * int(np.argmax(abs(path - path[-1]) < 1e-6))
+        assert arrived <= ideal + 10 * DT, f"{name} takes {arrived} s instead of {ideal} s"
 
 
 def test_what_is_asked_for_stands_beside_what_is_sent():
@@ -338,17 +328,17 @@ def test_the_command_stays_near_an_arm_that_is_blocked():
     supervisor, joints = Supervisor(two_joints()), two_joints().joints
     commands = []
     for index in range(200):
-        now = STEP * index
+        now = DT * index
         commands.append(supervisor.step(measured([0, 0], now), Request(np.array([1.4, 0.7]), now, "policy"), now))
     ahead = np.max([abs(command.position) for command in commands], 0)
     assert (ahead <= [joint.lead for joint in joints]).all() and commands[-1].reason == "lead"
     np.testing.assert_allclose(commands[-1].position, [joint.lead for joint in joints], atol=1e-9)
 
 
-def test_a_held_arm_is_held_where_it_was_measured_and_not_at_the_last_goal():
+def test_a_held_arm_is_held_where_it_was_measured():
     supervisor = Supervisor(two_joints())
     for index in range(200):
-        now, request = STEP * index, Request(np.array([0.5, 0.0]), STEP * index, "policy")
+        now, request = DT * index, Request(np.array([0.5, 0.0]), DT * index, "policy")
         command = supervisor.step(measured([0.1, 0.0], now), request if index < 60 else None, now)
     assert command.source == "hold"
     np.testing.assert_allclose(command.position, [0.1, 0.0], atol=1e-9)
@@ -365,6 +355,7 @@ def test_a_held_arm_is_held_where_it_was_measured_and_not_at_the_last_goal():
         (measured([0, 0], math.nan), "from the future"),
         (measured([0, 0], 0.9), "older"),
         (measured([0.5, 0], 1.0), "jumped"),
+        *((Measurement(odd, None, 1.0), "the measurement") for odd in (None, ["x", "y"], [1j, 0], [10**400, 0], 1.0)),
     ],
 )
 def test_a_measurement_that_cannot_be_stops_the_arm(measurement, said):
@@ -394,14 +385,14 @@ def moving(limits):
     """A supervisor in the midst of a motion, the time of its last step and its commands."""
     supervisor = Supervisor(limits)
     commands = stream(supervisor, [[1.4, 0.7]] * 10)
-    return supervisor, 9 * STEP, commands
+    return supervisor, 9 * DT, commands
 
 
 def carried_on(supervisor, now, commands, steps, request=None, deadman=None):
     """The commands of ``steps`` more steps, with ``request(now)`` or nothing."""
     more, arm = [], commands[-1].position
     for index in range(1, steps + 1):
-        at = now + STEP * index
+        at = now + DT * index
         more.append(supervisor.step(measured(arm, at), request and request(at), at, deadman and deadman(at)))
         arm = more[-1].position
     return more
@@ -418,16 +409,16 @@ def test_the_watchdog_brings_the_arm_to_rest_within_its_time():
     sources = [command.source for command in more]
     assert sources[:10] == ["policy"] * 10 and sources[10] == "safety" and more[10].reason == "watchdog"
     stopping = max(joint.velocity / joint.acceleration + joint.acceleration / joint.jerk for joint in limits.joints)
-    still = 11 + math.ceil(stopping / STEP)
+    still = 11 + math.ceil(stopping / DT)
     assert set(sources[still:]) == {"hold"}
     np.testing.assert_array_equal([c.position for c in more[still:]], [more[-1].position] * len(more[still:]))
     positions = [command.position for command in commands + more]
-    check(limits, STEP * np.arange(len(positions)), positions)
+    check(limits, DT * np.arange(len(positions)), positions)
     (again,) = carried_on(supervisor, now + 1.2, more, 1, onward)
     assert again.source == "policy"
 
 
-def test_a_stop_is_latched_until_a_person_re_arms_and_requests_are_fresh():
+def test_a_stop_is_latched_until_a_person_re_arms():
     limits = two_joints()
     supervisor, now, commands = moving(limits)
     supervisor.stop("the person said so")
@@ -436,19 +427,19 @@ def test_a_stop_is_latched_until_a_person_re_arms_and_requests_are_fresh():
     assert {command.reason for command in stopped} == {"stopped"} and stopped[-1].source == "hold"
     assert supervisor.stopped == "the person said so"
     np.testing.assert_array_equal(stopped[-1].position, stopped[-20].position)
-    now += 100 * STEP
-    supervisor.rearm(now + STEP / 2)
-    queued = Request(np.array([1.4, 0.7]), now + STEP / 4, "human")
+    now += 100 * DT
+    supervisor.rearm(now + DT / 2)
+    queued = Request(np.array([1.4, 0.7]), now + DT / 4, "human")
     (refused,) = carried_on(supervisor, now, stopped, 1, lambda at: queued)
     assert (refused.source, refused.reason) == ("hold", "before re-arming")
     np.testing.assert_array_equal(refused.position, stopped[-1].position)
-    moved = carried_on(supervisor, now + STEP, stopped, 20, onward)
+    moved = carried_on(supervisor, now + DT, stopped, 20, onward)
     assert moved[0].source == "policy" and moved[-1].position[0] > stopped[-1].position[0]
     positions = [command.position for command in [*commands, *stopped, refused, *moved]]
-    check(limits, STEP * np.arange(len(positions)), positions)
+    check(limits, DT * np.arange(len(positions)), positions)
 
 
-def test_what_was_followed_before_a_stop_is_not_followed_after_it():
+def test_what_was_followed_before_a_stop_is_forgotten():
     supervisor, now, commands = moving(two_joints(watchdog=2.0))
     supervisor.stop("stop")
     supervisor.rearm(now)
@@ -466,15 +457,15 @@ def test_a_released_deadman_switch_brings_the_arm_to_rest():
     limits = two_joints(deadman=True, watchdog=0.1)
     supervisor = Supervisor(limits)
     supervisor.step(measured([0, 0], 0.0), None, 0.0)
-    first = supervisor.step(measured([0, 0], STEP), onward(STEP), STEP)
+    first = supervisor.step(measured([0, 0], DT), onward(DT), DT)
     assert first.reason == "deadman" and (first.position == 0).all()
-    pressed = carried_on(supervisor, STEP, [first], 10, onward, lambda at: at - 0.05)
+    pressed = carried_on(supervisor, DT, [first], 10, onward, lambda at: at - 0.05)
     assert pressed[-1].source == "policy" and pressed[-1].position[0] > 0.01
-    released = carried_on(supervisor, 11 * STEP, pressed, 60, onward, lambda at: 11 * STEP)
+    released = carried_on(supervisor, 11 * DT, pressed, 60, onward, lambda at: 11 * DT)
     assert [command.source for command in released[:6]] == ["policy"] * 5 + ["safety"]
     assert released[-1].source == "hold" and released[-1].reason == "deadman"
     for never in (math.nan, math.inf):
-        assert carried_on(supervisor, 71 * STEP, released, 1, onward, lambda at, v=never: v)[0].reason == "deadman"
+        assert carried_on(supervisor, 71 * DT, released, 1, onward, lambda at, v=never: v)[0].reason == "deadman"
         released = released[-1:]
 
 
@@ -495,13 +486,15 @@ def test_a_clock_that_runs_backwards_stops_the_arm():
         (Request(np.array([0.0]), 1.0, "policy"), "shape"),
         (Request(np.array([[0.0, 0.0]]), 1.0, "policy"), "shape"),
         (Request(np.array(["far", "near"]), 1.0, "policy"), "shape"),
-        (Request(np.array([0.0, 0]), 1.0, "nobody"), "source"),
+        *((Request(odd, 1.0, "policy"), "shape") for odd in ([10**400, 0], np.array([9j, 0]), ["1", "0"], None)),
+        *((Request(np.zeros(2), odd, "policy"), "not finite") for odd in ("now", None)),
+        *((Request(np.zeros(2), 1.0, odd), "source") for odd in ("nobody", ["policy"], None)),
         (Request(np.array([0.0, 0]), 0.79, "policy"), "stale"),
         (Request(np.array([0.0, 0]), 1.01, "policy"), "from the future"),
         (Request(np.array([0.0, 0]), 0.9, "policy"), "out of order"),
     ],
 )
-def test_a_refused_request_is_counted_and_the_one_before_is_followed(request_, reason):
+def test_a_refused_request_is_counted_and_the_last_is_followed(request_, reason):
     supervisor = Supervisor(two_joints())
     supervisor.step(measured([0, 0], 0.78), None, 0.78)
     stamp = 0.9 if reason == "out of order" else 0.75

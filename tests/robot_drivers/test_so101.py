@@ -28,7 +28,10 @@ from tests.patience import wait_until
 from tests.robot_drivers.servo_bus import RANGES, TICKS, Hasty, Port, Servos, sealed
 from vla_rl.contract.errors import ContractError, UserError
 
-# Written by lerobot 0.4.4's own way of saving a calibration (draccus.dump, indent 4).
+GOLDEN = Path(__file__).parent / "golden" / "so101.json"  # written by lerobot 0.4.4 (draccus.dump, indent 4)
+PATIENT_MS, HASTY_MS = 60_000.0, 100.0
+TICK = math.tau / 4095
+HERE = np.array([-12.5 * TICK, -832 * TICK, 930 * TICK, 0.0, -0.5 * TICK, 366 / 1465])  # TICKS in positions
 
 
 def test_lerobots_file_is_read_and_written_byte_by_byte(tmp_path):
@@ -54,7 +57,7 @@ def test_angles_are_lerobots_degrees_in_radians():
     )
 
 
-def test_every_tick_comes_back_and_targets_stay_in_the_calibrated_range():
+def test_every_tick_comes_back_and_targets_stay_in_range():
     scale = Scale(load_calibration(GOLDEN, JOINTS), GRIPPER)
     low, high = np.array([741, 837, 859, 878, 0, 2034]), np.array([3484, 3227, 3081, 3230, 4095, 3499])
     for share in np.linspace(0.0, 1.0, 97):
@@ -79,10 +82,8 @@ def test_a_gripper_may_be_inverted_and_is_never_more_than_closed(tmp_path):
     [
         (lambda found: found.pop("gripper"), "is not about shoulder_pan"),
         (lambda found: found["gripper"].update(range_max=2034), "'gripper' goes from 2034 to 2034"),
-        (lambda found: found["gripper"].update(range_min=-1), "'gripper' goes from -1"),
         (lambda found: found["gripper"].update(range_max=4096), "'gripper' goes from 2034 to 4096"),
         (lambda found: found["gripper"].update(id=6.0), "'gripper' does not hold the whole numbers id"),
-        (lambda found: found["gripper"].pop("id"), "'gripper' does not hold"),
     ],
 )
 def test_a_file_of_something_else_is_refused(change, words, tmp_path):
@@ -116,12 +117,6 @@ def test_it_lies_where_lerobot_keeps_it(tmp_path, monkeypatch):
     assert default_path(folders, "mine") == Path("/c/robots/so101_follower/mine.json")
 
 
-GOLDEN = Path(__file__).parent / "golden" / "so101.json"
-PATIENT_MS, HASTY_MS = 60_000.0, 100.0
-TICK = math.tau / 4095
-HERE = np.array([-12.5 * TICK, -832 * TICK, 930 * TICK, 0.0, -0.5 * TICK, 366 / 1465])  # TICKS in positions
-
-
 @pytest.fixture
 def servos():
     return Servos()
@@ -145,7 +140,7 @@ def writes(port: Port) -> list[bytes]:
     return [request for request in port.requests if request[4] in (0x03, 0x83)]
 
 
-def test_it_is_a_driver_that_knows_its_joints_before_it_is_connected():
+def test_it_knows_its_joints_before_it_is_connected():
     arm = open_driver("robot_drivers.so101:SO101", {"port": "/dev/none", "calibration": str(GOLDEN)})
     assert isinstance(arm, Calibrates) and not arm.is_connected
     assert arm.spec.names == tuple(f"{joint}.pos" for joint in JOINTS)
@@ -189,7 +184,7 @@ def test_it_measures_positions_and_velocities(arm, servos):
     assert found.extras["status"].tolist() == [0] * 6
 
 
-def test_servos_that_count_speeds_in_steps_of_fifty_ticks_are_understood(arm, servos):
+def test_speeds_in_steps_of_fifty_ticks_are_understood(arm, servos):
     servos.place(1, TICKS[1], 10)
     servos.put(1, 18, 8)
     arm.connect()
@@ -205,35 +200,31 @@ def test_the_first_command_switches_torque_on_where_the_arm_is(arm, servos, port
     goals = {servo: TICKS[servo] for servo in IDS}
     moved = {**goals, 1: 2165, 2: 1135, 6: 3132}
     wait_until(lambda: len(writes(port)) == 4)
-    assert (
-        writes(port)
-        == [
-            sealed(0xFE, 22, 0x83, 42, 2, *(byte for n in IDS for byte in (n, goals[n] & 0xFF, goals[n] >> 8))),
-            sealed(0xFE, 16, 0x83, 40, 1, *(byte for n in IDS for byte in (n, 1))),
-            sealed(0xFE, 16, 0x83, 55, 1, *(byte for n in IDS for byte in (n, 1))),
-            sealed(0xFE, 22, 0x83, 42, 2, *(byte for n in IDS for byte in (n, moved[n] & 0xFF, moved[n] >> 8))),
-        ][: len(writes(port))]
-        + writes(port)[4:]
-    )
+    assert writes(port) == [
+        sealed(0xFE, 22, 0x83, 42, 2, *(byte for n in IDS for byte in (n, goals[n] & 0xFF, goals[n] >> 8))),
+        sealed(0xFE, 16, 0x83, 40, 1, *(byte for n in IDS for byte in (n, 1))),
+        sealed(0xFE, 16, 0x83, 55, 1, *(byte for n in IDS for byte in (n, 1))),
+        sealed(0xFE, 22, 0x83, 42, 2, *(byte for n in IDS for byte in (n, moved[n] & 0xFF, moved[n] >> 8))),
+    ]
     port.requests.clear()
     arm.command(target)
     wait_until(lambda: port.requests)
     assert [request[5] for request in port.requests] == [42], "later commands are one frame"
 
 
-def test_a_target_is_kept_in_the_calibrated_range_and_nonsense_is_not_sent(arm, port):
+def test_a_target_is_kept_in_range_and_nonsense_is_not_sent(arm, port):
     arm.connect()
     sent = arm.command(np.array([9.0, -9.0, 0.0, 0.0, 0.0, 2.0]))
     assert sent == pytest.approx([1371.5 * TICK, -1195 * TICK, 0, 0, -0.5 * TICK, 1.0], abs=TICK)
     arm.observe()  # is answered, so what came before it has arrived
     port.requests.clear()
     for wrong in (np.zeros(5), np.array([0, 0, np.nan, 0, 0, 0]), np.array([0, 0, np.inf, 0, 0, 0])):
-        with pytest.raises(ContractError, match="no target of six joints"):
+        with pytest.raises(ContractError, match="no target of the 6 joints of so101"):
             arm.command(wrong)
     assert not port.requests
 
 
-def test_it_goes_limp_when_it_is_disconnected_unless_it_is_to_be_held(servos, port):
+def test_it_goes_limp_at_the_end_unless_it_is_to_be_held(servos, port):
     for limp in (True, False):
         arm = SO101(port.path, calibration=str(GOLDEN), timeout_ms=PATIENT_MS, disable_torque_on_disconnect=limp)
         arm.connect()
@@ -259,7 +250,7 @@ def test_all_other_servos_go_limp_when_one_is_silent(servos, port, monkeypatch):
     assert all(servos.get(servo, 40) == 0 for servo in IDS if servo != 2)
 
 
-def test_a_gripper_that_holds_something_is_no_failure_but_other_trouble_is(arm, servos):
+def test_a_gripper_that_holds_something_is_no_failure(arm, servos):
     arm.connect()
     servos.status[6] = 0x20
     assert arm.observe().extras["status"].tolist() == [0, 0, 0, 0, 0, 0x20]
@@ -286,7 +277,7 @@ def test_a_missing_servo_or_one_of_another_kind_is_named(servos, port, monkeypat
     assert not arm.is_connected
 
 
-def test_an_arm_with_another_calibration_is_neither_read_nor_moved(port, tmp_path):
+def test_an_arm_of_another_calibration_is_not_read_nor_moved(port, tmp_path):
     other = json.loads(GOLDEN.read_text())
     other["elbow_flex"]["homing_offset"] = -811
     (tmp_path / "other.json").write_text(json.dumps(other))

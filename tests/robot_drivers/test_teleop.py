@@ -75,7 +75,7 @@ def test_keys_move_joints_take_over_and_judge(terminal):
     keyboard.disconnect()
 
 
-def test_a_key_counts_for_a_moment_only(terminal):
+def test_a_key_counts_for_a_moment_and_escape_stops(terminal):
     path, press = terminal
     keyboard = Keyboard(joints=1, pulse=0.0, terminal=path)
     keyboard.connect()
@@ -83,10 +83,6 @@ def test_a_key_counts_for_a_moment_only(terminal):
     read, _ = read_until(keyboard, lambda read: read.keys)
     assert read.velocity.tolist() == [0.0]
     keyboard.disconnect()
-
-
-def test_escape_stops_whatever_follows_it(terminal):
-    path, press = terminal
     keyboard = Keyboard(joints=3, pulse=LONG, terminal=path)
     keyboard.connect()
     press("\x1b[3~")  # Delete, as a terminal sends it: 3 is no joint here
@@ -120,17 +116,6 @@ def test_a_program_waits_until_it_has_its_terminal_again(monkeypatch):
     holds[:] = [False, True]
     Foreground().wait(PATIENCE)  # it never had it
     assert holds == [True]
-
-
-def test_without_a_terminal_or_with_too_many_joints_it_is_one_sentence(tmp_path):
-    (tmp_path / "file").touch()
-    for path in ("/no/such/tty", str(tmp_path / "file")):
-        with pytest.raises(UserError, match="is no terminal here"):
-            Keyboard(terminal=path).connect()
-    with pytest.raises(UserError, match="joints=8"):
-        Keyboard(joints=8)
-    with pytest.raises(UserError, match="speed has 2 entries for 3 joints"):
-        Keyboard(joints=3, speed=[1.0, 2.0])
 
 
 OWNER = """
@@ -216,7 +201,7 @@ def test_a_leader_arm_is_limp_and_read_in_the_follower_s_units(servos, port, ter
     leader.disconnect()
 
 
-def test_a_leader_without_keys_always_leads_and_one_without_calibration_never(port, tmp_path):
+def test_a_leader_without_keys_leads_and_uncalibrated_never(port, tmp_path):
     leader = SO101Leader(port.path, calibration=str(GOLDEN), terminal="", timeout_ms=PATIENT_MS)
     leader.connect()
     assert leader.read().engaged
@@ -310,13 +295,7 @@ def test_whoever_pushes_a_spacemouse_has_control(joystick):
     mouse.disconnect()
 
 
-def test_joysticks_that_are_missing_gone_or_described_wrongly_are_one_sentence(joystick, monkeypatch):
-    with pytest.raises(UserError, match="/dev/input/none"):
-        Gamepad("/dev/input/none").connect()
-    with pytest.raises(UserError, match="buttons have jump"):
-        Gamepad(buttons={"jump": 1})
-    with pytest.raises(UserError, match="dead=1"):
-        Gamepad(dead=1.0)
+def test_a_joystick_that_is_gone_says_so(joystick, monkeypatch):
     pad = Gamepad(joystick[0])
     pad.connect()
 
@@ -330,6 +309,23 @@ def test_joysticks_that_are_missing_gone_or_described_wrongly_are_one_sentence(j
     pad.disconnect()
 
 
-def test_every_axis_of_the_defaults_is_one_and_every_joint_has_one():
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Keyboard(terminal="/no/such/tty").connect(), "is no terminal here"),
+        (lambda: Keyboard(terminal=__file__).connect(), "is no terminal here"),
+        (lambda: Keyboard(joints=8), "joints=8"),
+        (lambda: Keyboard(joints=3, speed=[1.0, 2.0]), "speed has 2 entries for 3 joints"),
+        (lambda: Gamepad("/dev/input/none").connect(), "/dev/input/none"),
+        (lambda: Gamepad(buttons={"jump": 1}), "buttons have jump"),
+        (lambda: Gamepad(dead=1.0), "dead=1"),
+    ],
+)
+def test_a_device_that_is_missing_or_described_wrongly_is_named(make, says):
+    with pytest.raises(UserError, match=says):
+        make()
+
+
+def test_the_defaults_have_an_axis_for_every_joint():
     for device in (Gamepad(), SpaceMouse()):
         assert len(set(device._axes)) == len(device._speed) == 6 and np.all(device._speed)

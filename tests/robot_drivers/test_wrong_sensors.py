@@ -14,10 +14,9 @@ from robot_drivers.executor import Executor, OpenLoop
 from robot_drivers.record import Decision, HumanInput
 from robot_drivers.safety import Request, Supervisor
 from robot_drivers.simulated import VirtualClock
-from tests.robot_drivers.arms import STEP, measured, two_joints
+from tests.robot_drivers.arms import DT, LIMITS, ToyArm, measured, two_joints
 from tests.robot_drivers.checking import check, holds_for
 from tests.robot_drivers.test_safety import moving
-from tests.robot_drivers.toy_arm import DT, LIMITS, ToyArm
 from vla_rl.contract.errors import ContractError
 
 
@@ -29,8 +28,8 @@ def drifts(measure, goal=0.0, seconds=4.0, confirm=False):
     limits, commands, times = two_joints(), [np.zeros(2)], [0.0]
     supervisor = Supervisor(limits)
     supervisor.step(measured(np.zeros(2), 0.0), None, 0.0)
-    for index in range(1, round(seconds / STEP)):
-        now = STEP * index
+    for index in range(1, round(seconds / DT)):
+        now = DT * index
         seen = np.asarray(measure(now, commands[-1]), np.float64)
         if index % 25 == 0:
             supervisor.rearm(now, seen if confirm and np.isfinite(seen).all() else None)
@@ -50,7 +49,7 @@ def sensor(kind, size):
 
     def measure(now, command):
         told.append(np.array(command))
-        wrong = {
+        return {
             "drift": command + np.array([size * now, 0.0]),
             "jump": command + np.array([size if now > 1 else 0.0, 0.0]),
             "stuck": np.zeros(2),
@@ -59,12 +58,11 @@ def sensor(kind, size):
             "nan": command * (np.nan if 1 < now < 2 else 1),
             "late": told[max(0, len(told) - 1 - round(abs(size)))],
         }[kind]
-        return wrong
 
     return measure
 
 
-@holds_for(st.sampled_from(WRONG), st.floats(-8, 8), st.floats(-2, 2), st.booleans(), st.booleans(), gate=10, full=30)
+@holds_for(st.sampled_from(WRONG), st.floats(-8, 8), st.floats(-2, 2), st.booleans(), st.booleans(), gate=8, full=30)
 def test_no_wrong_sensor_takes_a_command_out_of_the_limits(kind, size, goal, confirm, still):
     drifts(sensor(kind, size), goal, 1.5 if still else 3.0, confirm)
 
@@ -77,13 +75,11 @@ def test_no_wrong_sensor_takes_a_command_out_of_the_limits(kind, size, goal, con
     st.sampled_from([0, 0, 30, 45]),  # control steps between two times that a person says that it is there; 0: never
     st.sampled_from([0.0, 0.0, 2.3, -2.5]),  # where it begins, of -2 to 2
     st.booleans(),  # whether what is asked for moves
-    gate=10,
+    gate=6,
     full=25,
 )
 @example("jump", -2.0, -2.0, "policy", 30, -2.5, False)
-def test_no_wrong_sensor_takes_a_command_farther_out_whoever_drives_and_re_arms(
-    kind, size, goal, driven, confirm, start, moves
-):
+def test_no_wrong_sensor_leads_farther_out_whoever_drives(kind, size, goal, driven, confirm, start, moves):
     """A policy or a person at a leader or a gamepad drives in mid-episode and presses "rearm"; somebody looks at it."""
     clock = VirtualClock()
     arm = WrongArm(clock, sensor(kind, size))
@@ -119,29 +115,29 @@ class WrongArm(ToyArm):
         return Measurement(np.asarray(position, np.float64), None, self._clock())
 
 
-def test_an_arm_on_its_way_back_does_not_turn_to_meet_what_moves_out():
+def test_an_arm_on_its_way_back_does_not_turn_to_what_moves_out():
     limits, supervisor, arm = two_joints(), Supervisor(two_joints()), np.array([1.5297287, 0.3])
     commands = [supervisor.step(measured(arm, 0.0), None, 0.0).position]
     for index in range(1, 25):
-        goal = 1.4623175 + 0.0368072 * math.sin(28.0792984 * STEP * index + 4.3095178)  # it passes the limit of 1.5
-        asked = Request(np.array([goal, 0.3]), STEP * index, "human")
-        commands.append(supervisor.step(measured(commands[-1], STEP * index), asked, STEP * index).position)
-    check(limits, STEP * np.arange(25), commands, inside=False)
+        goal = 1.4623175 + 0.0368072 * math.sin(28.0792984 * DT * index + 4.3095178)  # it passes the limit of 1.5
+        asked = Request(np.array([goal, 0.3]), DT * index, "human")
+        commands.append(supervisor.step(measured(commands[-1], DT * index), asked, DT * index).position)
+    check(limits, DT * np.arange(25), commands, inside=False)
 
 
-@pytest.mark.parametrize("rate", [1.0, -1.0, 4.0, -4.0])
-def test_a_sensor_that_drifts_away_leads_the_command_to_the_limit_at_most(rate):
+@pytest.mark.parametrize("rate", [1.0, -4.0])
+def test_a_drifting_sensor_leads_the_command_to_the_limit(rate):
     limits, supervisor, commands = two_joints(), Supervisor(two_joints()), []
-    for index in range(250):
-        now = STEP * index
+    for index in range(120):
+        now = DT * index
         asked = Request(np.zeros(2), now, "policy")
         commands.append(supervisor.step(measured([rate * now, 0], now), asked, now).position)
-    check(limits, STEP * np.arange(250), commands)
+    check(limits, DT * np.arange(120), commands)
     assert commands[-1][0] == pytest.approx(1.5 if rate > 0 else -1.0)
 
 
 @pytest.mark.parametrize("turns", [1, -1])
-def test_an_encoder_that_jumps_by_a_turn_is_not_believed_until_a_person_says_so(turns):
+def test_an_encoder_that_jumps_by_a_turn_is_not_believed(turns):
     supervisor, commands = drifts(
         lambda now, command: command + np.array([2 * np.pi * turns * (now > 1), 0.0]), seconds=4.0
     )
@@ -156,18 +152,18 @@ def test_an_encoder_that_jumps_by_a_turn_is_not_believed_until_a_person_says_so(
 def test_a_stuck_register_does_not_hide_how_fast_the_arm_moves(register):
     supervisor = Supervisor(two_joints())
     for index in range(15):
-        now = STEP * index
+        now = DT * index
         supervisor.step(measured([0.0, 1.0 * now], now, register), None, now)
     assert supervisor.stopped.startswith("slow moves at 1/s")
 
 
-def test_what_a_caller_writes_into_its_arrays_afterwards_changes_nothing():
+def test_what_a_caller_writes_into_its_arrays_changes_nothing():
     supervisor, arm, asked, speed = Supervisor(two_joints()), np.zeros(2), np.array([0.5, 0.2]), np.zeros(2)
     other, positions = Supervisor(two_joints()), []
     for index in range(5):
-        now, asked[:] = STEP * index, [0.5, 0.2]
+        now, asked[:] = DT * index, [0.5, 0.2]
         request = Request(asked, now, "policy") if index == 1 else None
-        positions.append(supervisor.step(measured_at(arm, speed, now), request, now).position)
+        positions.append(supervisor.step(Measurement(arm, speed, now), request, now).position)
         arm[:], asked[:], speed[:] = math.nan, math.nan, math.nan
         fresh = Request(np.array([0.5, 0.2]), now, "policy") if index == 1 else None
         np.testing.assert_array_equal(positions[-1], other.step(measured([0, 0], now, [0, 0]), fresh, now).position)
@@ -175,12 +171,8 @@ def test_what_a_caller_writes_into_its_arrays_afterwards_changes_nothing():
     assert positions[-1][0] > 0 and supervisor.stopped == other.stopped == ""
 
 
-def measured_at(position, velocity, now):
-    return Measurement(position, velocity, now)
-
-
 @pytest.mark.parametrize("step", [-3600.0, 3600.0, 1.1])
-def test_a_clock_that_steps_stops_the_arm_and_hides_nothing_afterwards(step):
+def test_a_clock_that_steps_stops_the_arm_and_hides_nothing(step):
     supervisor, now = Supervisor(two_joints()), 5000.0
     supervisor.step(measured([0, 0], now), None, now)
     supervisor.step(measured([0, 0], now), Request(np.array([0.1, 0.1]), now, "policy"), now)
@@ -189,8 +181,8 @@ def test_a_clock_that_steps_stops_the_arm_and_hides_nothing_afterwards(step):
     assert ("backwards" if step < 0 else f"nobody controlled the arm for {step:.1f} s") in supervisor.stopped
     supervisor.rearm(now)
     for index in range(1, 20):
-        asked = Request(np.array([0.0, 0.0]), now + STEP * index, "policy")
-        command = supervisor.step(measured([0, 0], now + STEP * index, [0, 0.9]), asked, now + STEP * index)
+        asked = Request(np.array([0.0, 0.0]), now + DT * index, "policy")
+        command = supervisor.step(measured([0, 0], now + DT * index, [0, 0.9]), asked, now + DT * index)
         assert command.source == "policy" or index > 7
     assert supervisor.stopped.startswith("slow moves at 0.9/s")
 
@@ -201,37 +193,10 @@ def test_a_pause_that_the_watchdog_bears_is_no_gap():
     assert "nobody" not in supervisor.stopped
 
 
-@pytest.mark.parametrize(
-    ("position", "stamp", "source", "reason"),
-    [
-        ([10**400, 0], 0.02, "policy", "shape"),
-        (np.array([0.1 + 9j, 0]), 0.02, "policy", "shape"),
-        (["1", "0"], 0.02, "policy", "shape"),
-        (None, 0.02, "policy", "shape"),
-        ([0.0, 0.0], "now", "policy", "not finite"),
-        ([0.0, 0.0], None, "policy", "not finite"),
-        ([0.0, 0.0], 0.02, ["policy"], "source"),
-        ([0.0, 0.0], 0.02, None, "source"),
-    ],
-)
-def test_a_request_of_odd_types_is_refused_with_a_reason(position, stamp, source, reason):
-    supervisor = Supervisor(two_joints())
-    supervisor.step(measured([0, 0], 0.0), None, 0.0)
-    assert supervisor.step(measured([0, 0], 0.02), Request(position, stamp, source), 0.02).reason == reason
-
-
-@pytest.mark.parametrize("position", [None, ["x", "y"], [1j, 0], [[0, 0]], [10**400, 0], 1.0])
-def test_a_measurement_of_odd_types_stops_the_arm(position):
-    supervisor = Supervisor(two_joints())
-    supervisor.step(measured([0, 0], 0.0), None, 0.0)
-    supervisor.step(Measurement(position, None, 0.02), None, 0.02)
-    assert supervisor.stopped.startswith("the measurement")
-
-
-def test_an_arm_that_is_pushed_by_one_joint_is_held_where_it_was_pushed_to():
+def test_an_arm_that_is_pushed_is_held_where_it_was_pushed_to():
     supervisor, arm = Supervisor(two_joints()), np.zeros(2)
     for index in range(400):
-        now = STEP * index
+        now = DT * index
         if 20 <= index < 80:
             arm[0] = 0.7 * (index - 20) / 60  # over the lead of .6
         command = supervisor.step(measured(arm, now), None, now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -12,19 +12,16 @@ import torch
 from websockets.exceptions import ConnectionClosed, ConnectionClosedError
 
 from sims.toy import counting, point_mass
-from sims.toy.point_mass import PointMassEnv
 from tests.patience import PATIENCE, wait_until
 from tests.serving.openpi_style import OpenpiStyle, asked, packed
 from tests.serving.served import CHUNK, NoisyPolicy, echo_policy, homewards, serving_openpi
-from tests.serving.test_remote import state_only
+from tests.serving.test_remote import only_state, state_only
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ActionOut
-from vla_rl.evaluation.run import evaluate
 from vla_rl.policies.function import BlackBoxPolicy, FunctionPolicy
 from vla_rl.policies.residual import GaussianResidual
 from vla_rl.serving.observation import SingleObservation
 from vla_rl.serving.openpi import LiberoLayout, fitted
-from vla_rl.serving.remote import RemotePolicy
 from vla_rl.serving.served import Batching, StatelessPolicy
 from vla_rl.serving.websocket import Connection
 
@@ -73,29 +70,11 @@ def test_the_metadata_say_what_a_request_holds():
     assert said["actions"] == {"size": 2, "names": list(spec.action.names), "unit": spec.action.unit, "max_chunk": 8}
 
 
-def test_our_own_client_is_answered_as_by_a_policy_of_this_process():
-    env, local = PointMassEnv(3), FunctionPolicy(point_mass.spec(), homewards)
-    wanted = evaluate(env, local, [0, 1, 2, 3])
-    assert wanted.success.any()
-    layout = "?layout=tests.serving.test_remote:state_only"
-    with (
-        serving_openpi(local, layout=only_state) as server,
-        closing(RemotePolicy(point_mass.spec(), server.url + layout)) as policy,
-    ):
-        found = evaluate(env, policy, [0, 1, 2, 3])
-    assert np.array_equal(found.returns, wanted.returns) and found.cause == wanted.cause
-
-
-def only_state(request):
-    """What ``state_only`` writes."""
-    return SingleObservation({}, request["state"], request["prompt"])
-
-
 def test_a_layout_of_the_users_own_is_named_and_reads_requests():
     seen = SingleObservation({}, np.zeros(2, np.float32), point_mass.spec().tasks[0])
     policy = FunctionPolicy(point_mass.spec(), homewards)
     with serving_openpi(policy, layout=only_state) as server, OpenpiStyle(server.url) as client:
-        assert client.metadata["layout"] == "tests.serving.test_openpi_server:only_state"
+        assert client.metadata["layout"] == "tests.serving.test_remote:only_state"
         assert "keys" not in client.metadata
         assert client.infer(dict(state_only(seen)))["actions"].shape == (1, 2)
         assert "the policy failed (KeyError: 'state')" in client.complaint(packed(asked()))

@@ -16,14 +16,13 @@ from sims.toy import counting, point_mass
 from sims.toy.counting import CountingEnv
 from sims.toy.point_mass import PointMassEnv
 from tests.patience import PATIENCE
-from tests.serving.served import CHUNK, echo_policy, homewards, serving
+from tests.serving.served import CHUNK, echo_policy, homewards, serving, serving_openpi
 from vla_rl.contract.check import check_policy
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.evaluation.run import evaluate
 from vla_rl.experience.driver import Driver
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.policies.pretrained import load_policy
-from vla_rl.policies.residual import GaussianResidual
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.policies import deployed_policy, start_policy
 from vla_rl.serving import openpi, vla_eval
@@ -133,13 +132,14 @@ def test_connections_that_nobody_uses_are_closed():
             assert driver.step().out.action[:, 0, 1].tolist() == [seed, seed + 1]
 
 
-def homewards_server(request: dict[str, Any]) -> dict[str, Any]:
-    return {"actions": np.clip(-request["state"], -0.2, 0.2)[None]}
-
-
 def state_only(obs: SingleObservation) -> dict[str, Any]:
     """A layout of the user's own."""
     return {"state": obs.state, "prompt": obs.instruction}
+
+
+def only_state(request: dict[str, Any]) -> SingleObservation:
+    """What ``state_only`` writes."""
+    return SingleObservation({}, request["state"], request["prompt"])
 
 
 def test_an_evaluation_through_either_protocol_says_what_one_in_this_process_says():
@@ -148,11 +148,8 @@ def test_an_evaluation_through_either_protocol_says_what_one_in_this_process_say
     wanted = evaluate(env, local, seeds)
     assert wanted.success.any()
     layout = "?layout=tests.serving.test_remote:state_only"
-    with (
-        serving(local) as ours,
-        listening(openpi_server(homewards_server)) as host,
-    ):
-        for address in (f"vla-eval+{ours.url}", f"ws://{host}{layout}"):
+    with serving(local) as harness, serving_openpi(local, layout=only_state) as openpis:
+        for address in (f"vla-eval+{harness.url}", openpis.url + layout):
             with closing(RemotePolicy(point_mass.spec(), address)) as policy:
                 found = evaluate(env, policy, seeds)
             assert np.array_equal(found.returns, wanted.returns) and found.cause == wanted.cause
@@ -183,24 +180,6 @@ def test_an_address_stands_where_a_checkpoint_could():
 def test_a_run_does_not_start_from_a_server():
     with pytest.raises(UserError, match="has no weights here, so it cannot be trained"):
         start_policy("ws://127.0.0.1:1", EnvConfig("point_mass"), seed=1)
-
-
-def test_it_can_be_the_frozen_base_of_a_residual():
-    env = PointMassEnv(2)
-    with (
-        serving(FunctionPolicy(point_mass.spec(), homewards)) as server,
-        closing(RemotePolicy(env.spec, f"vla-eval+{server.url}")) as base,
-    ):
-        found = evaluate(env, GaussianResidual(base, _StateEncoder(env.spec)), [0, 1, 2])
-    assert found.success.all(), "at first a residual is its base"
-
-
-class _StateEncoder(FunctionPolicy):
-    feature_sizes: dict[str, int]
-
-    def __init__(self, spec: Any) -> None:
-        super().__init__(spec, homewards)
-        self.feature_sizes = {"state": 2}
 
 
 # -- what goes wrong ---------------------------------------------------------------------------------------------------

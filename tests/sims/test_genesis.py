@@ -102,11 +102,6 @@ def test_a_wrong_option_is_refused(options, sentence):
         catalog.spec_of("genesis", **options)
 
 
-def test_no_environment_is_refused():
-    with pytest.raises(UserError, match="num_envs=0 leaves nothing"):
-        make_in_process(0)
-
-
 # -- Genesis itself ----------------------------------------------------------------------------------------------------
 
 
@@ -147,6 +142,17 @@ def test_too_many_environments_for_the_memory_are_refused_before_the_scene_is_ma
     assert make_in_process(300, cameras=[]).num_envs == 300
 
 
+def test_genesis_is_set_up_once_for_one_device_that_is_there(present):
+    with pytest.raises(UserError, match=r"torch finds no GPU.*install NVIDIA's driver.*or choose device 'cpu'\."):
+        engine("cuda")
+    assert engine("cpu") is present and present.started[0]["backend"] is present.cpu
+    present._initialized, present.backend = True, present.cpu
+    assert engine("cpu") is present and len(present.started) == 1
+    present.backend = present.cuda
+    with pytest.raises(UserError, match=r"Genesis runs on 'cuda' in this process.*choose the same device for all"):
+        engine("cpu")
+
+
 @pytest.mark.parametrize("num_envs", [1, 3])
 def test_pictures_have_an_axis_for_the_environments(present, num_envs):
     """As the rasterizer makes them: a flipped view without that axis of one environment, a stack of several."""
@@ -156,24 +162,6 @@ def test_pictures_have_an_axis_for_the_environments(present, num_envs):
     cameras = Cameras(present, ["front"], 4)
     cameras._cameras["front"] = SimpleNamespace(render=lambda force_render: (made, None, None, None))
     assert np.array_equal(cameras.render()["front"].numpy(), drawn)
-
-
-def test_genesis_is_set_up_once(present):
-    assert engine("cpu") is present and present.started[0]["backend"] is present.cpu
-    present._initialized, present.backend = True, present.cpu
-    assert engine("cpu") is present and len(present.started) == 1
-
-
-def test_a_gpu_without_a_driver_is_refused_with_the_cure(present):
-    with pytest.raises(UserError, match=r"torch finds no GPU.*install NVIDIA's driver.*or choose device 'cpu'\."):
-        engine("cuda")
-    assert not present.started
-
-
-def test_a_second_device_in_one_process_is_refused(present):
-    present._initialized, present.backend = True, present.cuda
-    with pytest.raises(UserError, match=r"Genesis runs on 'cuda' in this process.*choose the same device for all"):
-        engine("cpu")
 
 
 # -- the arm -----------------------------------------------------------------------------------------------------------
@@ -197,8 +185,18 @@ def test_the_joints_put_the_fingers_where_they_are_wanted():
 # -- the environment ---------------------------------------------------------------------------------------------------
 
 
-def test_it_keeps_the_contract():
-    assert len(check_env(ideal(), seed=11)) == 7
+def test_it_keeps_the_contract_and_takes_pictures_of_what_moved():
+    env = ideal()
+    assert len(check_env(env, seed=11)) == 7
+    env.reset([0, 1, 2], [0, 1, 2])
+    before = env._scene.renders
+    env.step(np.zeros((3, 5, 4)))
+    env.reset([], [])
+    assert env._scene.renders == before + 1
+    env.restore([0], env.snapshot([1]))
+    assert env._scene.renders == before + 2
+    env.close()
+    assert env._scene.closed
 
 
 def test_a_seed_means_the_same_scene_as_in_mujoco():
@@ -209,13 +207,12 @@ def test_a_seed_means_the_same_scene_as_in_mujoco():
     np.testing.assert_allclose(here.state, there.state, atol=1e-6)
     for name, value in there.extras.items():
         np.testing.assert_allclose(here.extras[name], value, atol=1e-6)
-
-
-def test_cubes_that_an_episode_lacks_lie_behind_the_camera():
-    env = ideal(1, cubes=2)
-    env.reset([0], [3])
-    cubes = env.snapshot([0])["rows/qpos"][0, CUBES:].reshape(4, 7)
-    assert (cubes[:, 1] == np.float32(AWAY)).sum() == 2
+    opened, closed = (env.step(np.full((6, 1, 4), (0, 0, 0, grip))).obs.state[0, 3] for grip in (-1, 1))
+    assert opened == np.float32(2 * FINGER_OPEN) and closed == 0
+    few = ideal(1, cubes=2)
+    few.reset([0], [3])
+    cubes = few.snapshot([0])["rows/qpos"][0, CUBES:].reshape(4, 7)
+    assert (cubes[:, 1] == np.float32(AWAY)).sum() == 2  # behind the camera
 
 
 def test_the_expert_of_mujocos_lift_lifts_the_named_cube():
@@ -262,22 +259,8 @@ def test_one_environment_that_diverges_ends_alone_at_its_last_good_state():
     assert np.isfinite(np.concatenate([value.ravel() for value in env.snapshot([1]).values()])).all()
     env._scene.broken.clear()
     obs = env.reset([1], [1])
-    assert np.allclose(obs.state[1, :3], obs.state[1, 4:7]) and env.step(np.zeros((3, 1, 4))).valid.all()
-
-
-def test_an_episode_begins_at_rest():
-    env = ideal()
-    env.reset([0, 1, 2], [0, 1, 2])
-    saved = env.snapshot([0])
-    saved["rows/vel"][:] = 1.0
-    env.restore([0], saved)
-    env.reset([0], [4])
-    assert not env.snapshot([0])["rows/vel"].any()
-
-
-def test_an_environment_whose_state_is_no_number_diverges():
-    env = ideal()
-    env.reset([0, 1, 2], [0, 1, 2])
+    assert np.allclose(obs.state[1, :3], obs.state[1, 4:7]) and not env.snapshot([1])["rows/vel"].any()  # at rest
+    assert env.step(np.zeros((3, 1, 4))).valid.all()
     saved = env.snapshot([1])
     saved["rows/qpos"][0, CUBES] = np.nan
     env.restore([1], saved)
@@ -325,27 +308,3 @@ def test_a_decision_on_a_gpu_waits_for_it_once_and_is_that_of_the_processor():
             for name, extra in expected.obs.extras.items():
                 assert np.array_equal(on_host(step.obs.extras[name]), extra)
     assert step.cause == ("", "", "diverged")
-
-
-def test_pictures_are_made_once_for_what_moved():
-    env = ideal()
-    env.reset([0, 1, 2], [0, 1, 2])
-    env.step(np.zeros((3, 5, 4)))
-    assert env._scene.renders == 2
-    env.reset([], [])
-    assert env._scene.renders == 2
-    env.restore([0], env.snapshot([1]))
-    assert env._scene.renders == 3
-
-
-def test_it_frees_the_scene():
-    env = ideal()
-    env.close()
-    assert env._scene.closed
-
-
-def test_fingers_open_as_far_as_in_mujoco():
-    env = ideal(1)
-    env.reset([0], [0])
-    assert env.step([[[0, 0, 0, -1]]]).obs.state[0, 3] == np.float32(2 * FINGER_OPEN)
-    assert env.step([[[0, 0, 0, 1]]]).obs.state[0, 3] == 0

@@ -71,11 +71,7 @@ def tiny(wheels, tmp_path, monkeypatch):
 def run(name: str, code: str) -> str:
     """What ``code`` prints in installation ``name``."""
     command = [str(find(name).python), "-c", code]
-    done = subprocess.run(
-        command, env=child_environment(name), cwd="/", capture_output=True, text=True, timeout=PATIENCE
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return subprocess.check_output(command, env=child_environment(name), cwd="/", text=True, timeout=PATIENCE).strip()
 
 
 @pytest.mark.full
@@ -151,7 +147,7 @@ def test_what_pins_need_is_installed_only_where_it_differs_between_machines(tiny
     assert "other==1.0" in install("tiny").lock.read_text()
 
 
-def test_what_cannot_be_installed_is_refused_and_leaves_nothing(tiny, tmp_path):
+def test_what_cannot_be_installed_is_refused_and_leaves_nothing(tiny, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"no simulator of ours is called 'tinny'.*mean 'tiny'\?.*--requirements"):
         install("tinny")
     assert not (tmp_path / "sims").exists()
@@ -165,9 +161,6 @@ def test_what_cannot_be_installed_is_refused_and_leaves_nothing(tiny, tmp_path):
         find("tinyy")
     with pytest.raises(UserError, match="tiny is half installed, so it cannot run"):
         find("tiny")
-
-
-def test_where_nothing_can_be_written_nothing_is_installed(tiny, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("VLA_RL_HOME", str(tmp_path / "file"))
     with pytest.raises(UserError, match=r"file/sims/tiny cannot be made .*; set VLA_RL_HOME to a folder"):

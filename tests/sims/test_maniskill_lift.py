@@ -15,7 +15,7 @@ import torch
 from sims import catalog
 from sims.catalog import make, spec_of
 from sims.maniskill.build import env_of
-from sims.maniskill.lift import LiftWorld, make_in_process, spec
+from sims.maniskill.lift import LiftWorld, spec
 from sims.maniskill.world import Outcome
 from sims.mujoco.scene import CUBE_EDGE, FINGER_OPEN, WORKSPACE_HIGH, WORKSPACE_LOW
 from sims.mujoco.tabletop import HOLD_STEPS, LIFT_HEIGHT
@@ -74,9 +74,8 @@ class IdealPick:
     _qpos = torch.full((1, 9), 0.04)
 
     def _show(self):
-        self.env.agent.tcp, self.env.cube = (
-            SimpleNamespace(pose=SimpleNamespace(p=place)) for place in (self._pinch, self._cube)
-        )
+        places = (SimpleNamespace(pose=SimpleNamespace(p=place)) for place in (self._pinch, self._cube))
+        self.env.agent.tcp, self.env.cube = places
 
 
 def ideal(num_envs=3):
@@ -156,18 +155,12 @@ def test_success_is_the_cube_up_for_five_control_steps_in_a_row(env):
         ({"looks": "tablet"}, r"no looks 'tablet'.*did you mean 'tabletop'\?"),
         ({"cameras": ["frnt"]}, r"no camera 'frnt'.*did you mean 'front'\?"),
         ({"image_sise": 32}, r"no option 'image_sise'.*did you mean 'image_size'\?"),
+        ({}, r"maniskill is not installed.*'vla-rl sims install maniskill'"),
+        ({"device": "cuda"}, r"ManiSkill is not installed here.*pip install 'vla-rl\[maniskill\]'"),
+        ({"device": "cuda", "num_envs": 0}, "num_envs=0 leaves nothing to simulate"),
     ],
 )
-def test_a_wrong_option_is_refused(options, sentence):
-    with pytest.raises(UserError, match=sentence):
-        make("maniskill_lift", num_envs=1, **options)
-
-
-def test_without_maniskill_it_says_what_to_install(tmp_path, monkeypatch):
+def test_what_cannot_be_made_is_refused(options, sentence, tmp_path, monkeypatch):
     monkeypatch.setenv("VLA_RL_HOME", str(tmp_path))
-    with pytest.raises(UserError, match=r"maniskill is not installed.*'vla-rl sims install maniskill'"):
-        make("maniskill_lift", num_envs=1)
-    with pytest.raises(UserError, match=r"ManiSkill is not installed here.*pip install 'vla-rl\[maniskill\]'"):
-        make("maniskill_lift", num_envs=2, device="cuda")
-    with pytest.raises(UserError, match="num_envs=0 leaves nothing to simulate"):
-        make_in_process(0)
+    with pytest.raises(UserError, match=sentence):
+        make("maniskill_lift", **{"num_envs": 1, **options})

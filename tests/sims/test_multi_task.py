@@ -24,11 +24,8 @@ def env():
         yield made
 
 
-def test_it_keeps_the_contract(env):
-    assert len(check_env(env, seed=4)) == 7
-
-
 def test_tasks_families_and_cameras_are_those_of_the_members(env):
+    assert len(check_env(env, seed=4)) == 7
     members = [spec_of("point_mass"), spec_of("counting"), spec_of("lift", image_size=16)]
     assert env.spec.tasks == tuple(text for one in members for text in one.tasks)
     assert env.spec.families[:3] == ("point_mass", "counting", "counting")
@@ -72,17 +69,6 @@ def test_entries_beyond_the_members_own_are_ignored(env):
     step = env.step(chunk)
     assert not step.executed[1].any() and step.executed[2, :, 0].tolist() == [1.0] * 4
     assert step.reward[0] == pytest.approx(np.full(4, step.reward[0, 0]))  # nobody moved it
-
-
-def test_an_environment_changes_its_member_in_mid_episode_and_back(env):
-    env.reset([0, 1, 2], [1, 4, 7])
-    env.step(np.zeros((3, 2, env.spec.action_dim)))
-    first = env.reset([0], [0]).select(np.array([0]))
-    step = env.step(np.zeros((3, 1, env.spec.action_dim)))
-    assert step.obs.time.tolist() == [1, 3, 3]
-    again = env.reset([0], [1])
-    assert again.state[0, 1] == 0.0 and again.time.tolist() == [0, 3, 3]
-    assert env.reset([0], [0]).select(np.array([0])).state.tolist() == first.state.tolist()
 
 
 def test_members_that_are_not_played_are_not_stepped(env, monkeypatch):
@@ -138,6 +124,7 @@ def test_what_cannot_be_joined_is_refused(envs, sentence):
         make("multi_task", num_envs=1, envs=envs)
 
 
+@pytest.mark.full
 def test_a_learner_trains_on_two_simulators_at_once(tmp_path):
     envs = [{"env": "gym", "options": {"id": name}} for name in ("Pendulum-v1", "InvertedPendulum-v5")]
     small = {"loop.iterations": 2, "experience.num_envs": 4, "experience.decisions": 16, "algorithm.minibatch": 32}

@@ -61,45 +61,28 @@ def test_every_parameter_at_once_keeps_the_contract(build, env, parameters):
     assert made.spec == catalog.spec_of("randomize", env=env, parameters=parameters)
 
 
-@pytest.mark.parametrize("parameters", [{}, {p.name: p.nominal for p in (*PARAMETERS, *ACTION_PARAMETERS)}])
-def test_nominal_values_change_nothing_bit_for_bit(build, parameters):
-    plain, wrapped = build("lift", num_envs=3), build("randomize", num_envs=3, parameters=parameters)
-    rng = np.random.default_rng(0)
-    pairs = [(env.reset([0, 1, 2], [1, 2, 3]), None) for env in (plain, wrapped)]
-    for _ in range(6):
-        (before, _), (after, _) = pairs
+@pytest.mark.parametrize("varied", [False, True], ids=["nothing is described", "all, after an episode that differed"])
+def test_nominal_values_change_nothing_bit_for_bit(build, varied):
+    """With contacts: the expert lifts."""
+    nominal = {p.name: p.nominal for p in (*PARAMETERS, *ACTION_PARAMETERS)} if varied else {}
+    plain, wrapped = build("lift", num_envs=2), build("randomize", num_envs=2, parameters=nominal)
+    if varied:
+        others = {"friction": 0.1, "object_mass": 5.0, "camera_x": 0.05, "light_brightness": 0.5}
+        wrapped.env.reset([0, 1], [3, 4], {name: [value] * 2 for name, value in others.items()})
+        wrapped.env.step(np.zeros((2, 3, 4)))
+    after, before = (env.reset([0, 1], [1, 2]) for env in (wrapped, plain))
+    for _ in range(7):
         assert np.array_equal(before.images["front"], after.images["front"])
         assert np.array_equal(before.state, after.state)
         assert all(np.array_equal(before.extras[name], after.extras[name]) for name in before.extras)
-        chunk = rng.uniform(-1, 1, (3, 3, 4)).astype(np.float32)
-        steps = [env.step(chunk) for env in (plain, wrapped)]
-        assert np.array_equal(steps[0].executed, steps[1].executed)
-        pairs = [(step.obs, step) for step in steps]
+        chunk = LiftExpert(3).act(before)
+        mine, theirs = wrapped.step(chunk), plain.step(chunk)
+        assert np.array_equal(mine.executed, theirs.executed)
+        after, before = mine.obs, theirs.obs
 
 
-def test_what_was_varied_is_nominal_again_in_the_next_episode(build):
-    env, plain = build("lift", num_envs=2), build("lift", num_envs=2)
-    varied = {
-        "friction": [0.1, 0.1],
-        "object_mass": [5.0, 5.0],
-        "camera_x": [0.05, 0.05],
-        "light_brightness": [0.5] * 2,
-    }
-    env.reset([0, 1], [3, 4], varied)
-    env.reset([0], [3])
-    plain.reset([0, 1], [3, 4])
-    for _ in range(20):
-        chunk = LiftExpert().act(env.reset([], []))[:, :1]
-        mine, theirs = env.step(chunk), plain.step(chunk)
-        assert np.array_equal(mine.obs.images["front"][0], theirs.obs.images["front"][0])
-        assert np.array_equal(mine.obs.extras["privileged/cubes"][0], theirs.obs.extras["privileged/cubes"][0])
-    assert not np.array_equal(mine.obs.images["front"][1], theirs.obs.images["front"][1])
-    nominal = [one.reset([0, 1], [3, 4]).images["front"] for one in (env, plain)]  # after one that was not, in no row
-    assert np.array_equal(*nominal)
-
-
-def test_the_observation_records_what_was_drawn_from_the_seed(build):
-    description = {"friction": {"low": 0.5, "high": 2.0}, "latency": {"values": [1, 3]}}
+def test_what_was_drawn_is_observed_and_a_column_of_demonstrations(build):
+    description = {"friction": {"low": 0.8, "high": 1.5}, "action_noise": 0.05}
     env = build("randomize", num_envs=3, options={"render": False}, parameters=description)
     obs = env.reset([0, 1, 2], [7, 8, 9])
     declared, names = parameters_of("lift"), env.spec.extras[RANDOMIZATION].names
@@ -110,16 +93,10 @@ def test_the_observation_records_what_was_drawn_from_the_seed(build):
     step = env.step(np.zeros((3, 2, 4)), observe="all")
     assert all(np.array_equal(frame.extras[RANDOMIZATION], expected) for frame in (step.obs, *step.frames))
     assert RANDOMIZATION not in obs.public().extras
-
-
-def test_demonstrations_have_a_column_for_every_parameter(build):
-    description = {"friction": {"low": 0.8, "high": 1.5}, "action_noise": 0.05}
-    env = build("randomize", num_envs=2, options={"render": False}, parameters=description)
     episodes = collect_demonstrations(env, catalog.expert("randomize", 1).act, [1, 2])
-    drawn = Randomization.from_json(description).draw(parameters_of("lift"), episodes.seed)
-    names = env.spec.extras[RANDOMIZATION].names
+    drawn = Randomization.from_json(description).draw(declared, episodes.seed).astype(np.float32)
     for name in ("friction", "action_noise", "camera_yaw"):
-        assert np.array_equal(episodes.extras[f"randomization.{name}"], drawn[:, names.index(name)].astype(np.float32))
+        assert np.array_equal(episodes.extras[f"randomization.{name}"], drawn[:, names.index(name)])
 
 
 def test_a_snapshot_takes_parameters_noise_and_late_commands_to_another_environment(build):
@@ -146,13 +123,6 @@ def test_a_snapshot_takes_parameters_noise_and_late_commands_to_another_environm
         env.restore([2], {name: item for name, item in saved.items() if name != "randomize/values"})
 
 
-def test_pictures_for_videos_are_offered_where_the_environment_has_them(build):
-    env = build("randomize", num_envs=2, parameters={"camera_x": 0.03})
-    env.reset([0, 1], [1, 2])
-    assert env.render_rows([0, 1], 32).shape == (2, 32, 32, 3)
-    assert not hasattr(build("randomize", num_envs=1, env="counting"), "render_rows")
-
-
 # -- what cannot be varied ---------------------------------------------------------------------------------------------
 
 
@@ -171,18 +141,13 @@ def test_what_an_environment_cannot_vary_is_said_before_anything_is_built(monkey
         make("randomize", num_envs=1, env=env, parameters=parameters)
 
 
-def test_an_environment_on_a_device_is_refused(monkeypatch):
-    on_gpu = replace(point_mass.spec(), device="cuda")
-    monkeypatch.setattr(point_mass, "spec", lambda: on_gpu)
-    with pytest.raises(UserError, match=r"'point_mass' computes on 'cuda', but only environments in numpy"):
-        make("randomize", num_envs=1, env="point_mass")
-
-
 def test_noise_on_discrete_actions_is_refused():
     spec = point_mass.spec()
-    action = replace(spec.action, dtype="int64", low=0, high=3)
+    discrete, given = replace(spec.action, dtype="int64", low=0, high=3), Randomization.from_json({"action_noise": 0.1})
     with pytest.raises(UserError, match=r"actions of 'point_mass' are int64, to which no noise can be added"):
-        randomized_spec(replace(spec, action=action), (), Randomization.from_json({"action_noise": 0.1}))
+        randomized_spec(replace(spec, action=discrete), (), given)
+    with pytest.raises(UserError, match=r"'point_mass' computes on 'cuda', but only environments in numpy"):
+        randomized_spec(replace(spec, device="cuda"), (), given)
 
 
 # -- latency and noise -------------------------------------------------------------------------------------------------
@@ -239,24 +204,13 @@ def test_objects_are_shifted(table, name, axis):
     assert np.array_equal(plain.state, shifted.state)
 
 
-def test_the_marks_of_place_and_push_are_shifted_with_the_cubes(build):
-    for name in ("place", "push"):
-        options = {"env": name, "options": {"render": False}}
-        plain, shifted = (
-            build("randomize", num_envs=1, parameters=given, **options).reset([0], [3])
-            for given in ({}, {"object_x": 0.02})
-        )
-        goals = [obs.extras["privileged/goal"] for obs in (plain, shifted)]
-        assert np.allclose(goals[1] - goals[0], [[0.02, 0, 0]], atol=1e-6)
-
-
-def test_absent_cubes_stay_absent(build):
-    env = build(
-        "randomize", num_envs=1, env="place", options={"cubes": 3, "render": False}, parameters={"object_x": 0.03}
-    )
-    cubes = env.reset([0], [1]).extras["privileged/cubes"].reshape(3, 3)
-    plain = build("place", num_envs=1, cubes=3, render=False).reset([0], [1]).extras["privileged/cubes"].reshape(3, 3)
-    assert np.array_equal(cubes[2], plain[2]) and not np.array_equal(cubes[:2], plain[:2])
+def test_marks_are_shifted_with_the_cubes_and_absent_cubes_stay_away(build):
+    for name, options in (("place", {"cubes": 3, "render": False}), ("push", {"render": False})):
+        env = build(name, num_envs=1, **options)
+        plain, shifted = (env.reset([0], [3], given).extras for given in ({}, {"object_x": np.array([0.02])}))
+        assert np.allclose(shifted["privileged/goal"] - plain["privileged/goal"], [[0.02, 0, 0]], atol=1e-6)
+        moved = (shifted["privileged/cubes"] != plain["privileged/cubes"]).reshape(-1, 3).any(1)
+        assert moved.tolist() == {"place": [True, True, False], "push": [True]}[name]
 
 
 def test_cubes_are_turned(build):
@@ -300,7 +254,7 @@ def centre(picture):
         ("camera_pitch", 0.05, 0, 1),
     ],
 )
-@pytest.mark.parametrize("camera", ["front", "side"])
+@pytest.mark.parametrize("camera", ["side"])
 def test_cameras_move_and_turn_in_their_own_frame(table, camera, name, value, right, down):
     before, after = (centre(scene(table, **given).images[camera][0]) for given in ({}, {name: value}))
     model = LiftTask().model
@@ -317,18 +271,15 @@ def test_the_camera_above_by_hand(table):
     angle = [math.atan2(row - 31.5, column - 31.5) for column, row, _ in (before, after)]
     turned = (angle[1] - angle[0]) % (2 * math.pi)  # the picture turns clockwise, the camera the other way
     assert turned == pytest.approx(0.2, abs=0.1)
-    sizes = [
-        centre(scene(table, **given).images["top"][0])[2] for given in ({"camera_z": 0.06}, {}, {"camera_z": -0.06})
-    ]
+    sizes = [centre(scene(table, camera_z=shift).images["top"][0])[2] for shift in (0.06, 0.0, -0.06)]
     assert sizes[0] < sizes[1] < sizes[2]
     wide, narrow = (centre(scene(table, camera_fovy=angle).images["top"][0])[2] for angle in (0.1, -0.1))
     assert wide < sizes[1] < narrow
 
 
 def test_light_and_table_are_as_bright_as_they_say(table):
-    background = [
-        scene(table, **given).images["front"][0, 2, 2].astype(float) for given in ({}, {"light_brightness": 0.5})
-    ]
+    given = ({}, {"light_brightness": 0.5})
+    background = [scene(table, **values).images["front"][0, 2, 2].astype(float) for values in given]
     assert np.allclose(background[1], background[0] * 0.5, atol=1.5)
     darker = scene(table, table_brightness=0.5).images["front"][0]
     assert np.allclose(darker[2, 2], background[0] * 0.5, atol=1.5)
@@ -357,9 +308,7 @@ def test_masses_and_friction_belong_to_their_environment(build):
     assert np.allclose(models[2].geom_friction, models[0].geom_friction * 0.1)
     assert models[1].dof_invweight0[5] == pytest.approx(models[0].dof_invweight0[5] / 4)  # derived constants follow
     env.reset([0], [6], {"object_mass": [2.0], "friction": [0.5]})
-    for i in (1, 2):
-        assert np.array_equal(env._batch.get_model(i).body_mass, models[i].body_mass)
-        assert np.array_equal(env._batch.get_model(i).geom_friction, models[i].geom_friction)
+    assert all(np.array_equal(env._batch.get_model(i).body_mass, models[i].body_mass) for i in (1, 2))
 
 
 def test_slippery_cubes_cannot_be_lifted_and_the_neighbours_do_not_notice(build):
@@ -380,8 +329,6 @@ def test_expert_scenes_claims_and_swapped_instruction_are_those_of_the_wrapped_e
     assert type(wrapped.make_expert(2)) is type(plain.make_expert(2))
     assert EnvConfig("randomize", {"env": "lift"}).claims() is EnvConfig("lift").claims()
     assert EnvConfig("randomize", {"env": "lift"}).draw_scenes(2, 1).images.shape[0] == 2
-    twice = EnvConfig("randomize", {"env": "randomize", "options": {"env": "push"}})
-    assert type(twice.make_expert()) is type(EnvConfig("push").make_expert())
     with closing(wrapped.make_swapped(3)) as env, closing(plain.make_swapped(3)) as other:
         assert env.spec.images == other.spec.images == {}  # the other options stay
         swapped, expected = (one.reset([0, 1, 2], [1, 2, 3]) for one in (env, other))

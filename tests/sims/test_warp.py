@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from sims import catalog
-from sims.base import free_bytes
 from sims.catalog import make, spec_of
 from sims.mujoco.scene import CUBES_QPOS
 from sims.mujoco.tabletop import HOLD_STEPS
@@ -69,7 +68,7 @@ def test_the_spec_is_that_of_the_task_and_needs_no_environment(lift):
     assert catalog.swapped_options("warp", device="cuda", **options) == {"instruct": "distractor"}
 
 
-def test_an_episode_begins_as_on_mujoco_and_stays_within_1e_4_until_something_is_touched(pair):
+def test_an_untouched_episode_is_that_of_mujoco_within_1e_4(pair):
     ours, theirs = pair
     seeds = np.array([4, 5, 1])
     a, b = ours.reset(ENVS, seeds), theirs.reset(ENVS, seeds)
@@ -112,11 +111,8 @@ def test_the_expert_lifts_the_same_cubes_at_the_same_time(lift):
     assert np.array_equal(still.obs.state, ends[0].obs.state) and not still.valid.any() and not still.reward.any()
     lift.reset([1], [15])
     beside = lift.step(np.full((3, 2, 4), 0.03, np.float32))  # the others stay while one moves
-    assert np.array_equal(beside.obs.state[[0, 2]], ends[0].obs.state[[0, 2]]) and beside.valid.sum(1).tolist() == [
-        0,
-        2,
-        0,
-    ]
+    assert np.array_equal(beside.obs.state[[0, 2]], ends[0].obs.state[[0, 2]])
+    assert beside.valid.sum(1).tolist() == [0, 2, 0]
 
 
 @pytest.mark.full
@@ -192,35 +188,29 @@ def test_episodes_with_parameters_are_those_of_mujoco_and_go_on_after_a_restore(
 # -- what cannot be made -----------------------------------------------------------------------------------------------
 
 
-def test_only_tasks_of_the_tabletop_have_a_model_for_warp():
-    with pytest.raises(UserError, match=r"'counting' has no MuJoCo model.*give lift, place"):
-        make("warp", num_envs=1, env="counting")
-    with pytest.raises(UserError, match="num_envs=0 leaves nothing"):
-        make("warp", num_envs=0, render=False)
-
-
-def test_without_a_driver_the_error_names_the_cure(monkeypatch):
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"env": "counting"}, r"'counting' has no MuJoCo model.*give lift, place"),
+        ({"num_envs": 0}, "num_envs=0 leaves nothing"),
+        ({"device": "cuda"}, r"no NVIDIA driver.*nvidia-smi"),
+        ({"device": "meta"}, "meta.*give 'cpu' or 'cuda'"),
+        ({"device": "gpu"}, "gpu.*give 'cpu' or 'cuda'"),
+        ({"num_envs": 8}, r"^8 environments of 0\.\d+ MB each do not fit the 0\.0 GB.*; [1-7] fit\.$"),
+    ],
+)
+def test_what_cannot_be_made_is_refused(options, sentence, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match=r"no NVIDIA driver.*nvidia-smi"):
-        make("warp", num_envs=1, render=False, device="cuda")
-    for device in ("meta", "gpu"):
-        with pytest.raises(UserError, match=f"{device}.*give 'cpu' or 'cuda'"):
-            make("warp", num_envs=1, render=False, device=device)
+    monkeypatch.setattr("sims.base.free_bytes", lambda device: 3 * 10**5)
+    with pytest.raises(UserError, match=sentence):
+        make("warp", **{"num_envs": 1, **({} if "env" in options else {"render": False}), **options})
 
 
 def test_without_the_package_the_error_names_the_command(monkeypatch):
-    for name in [name for name in sys.modules if name == "sims.warp_env"]:
-        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "sims.warp_env")
     monkeypatch.setitem(sys.modules, "mujoco_warp", None)
     with pytest.raises(UserError, match=r"mujoco_warp is not installed.*pip install 'vla-rl\[warp\]'"):
         make("warp", num_envs=1, render=False)
-
-
-def test_too_many_environments_are_refused_before_anything_is_made(monkeypatch):
-    monkeypatch.setattr("sims.base.free_bytes", lambda device: 3 * 10**5)
-    with pytest.raises(UserError, match=r"^8 environments of 0\.\d+ MB each do not fit the 0\.0 GB.*; [1-7] fit\.$"):
-        make("warp", num_envs=8, render=False)
-    assert 0 < free_bytes(torch.device("cpu")) < 10**14
 
 
 # -- what the host waits for, on a device that is not the host ---------------------------------------------------------

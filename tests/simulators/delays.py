@@ -17,11 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from robot_drivers.record import ControlStep
 from vla_rl.contract.intervals import wilson
 from vla_rl.evaluation.seed_ranges import TEST, held_out
 from vla_rl.recipes.robots import drive
 from vla_rl.recipes.robots.person import waiting
-from vla_rl.recipes.robots.session import ControlStep, open_session
+from vla_rl.recipes.robots.session import open_session
 from vla_rl.recipes.terminal import console
 
 STEPS = 8  # actions of a chunk before the next is asked for, with a receding horizon

@@ -12,7 +12,7 @@ import pytest
 
 from tests.fleet.fleets import wait_until
 from tests.fleet.records import chained, episode, introduction
-from tests.recipes.fleet import quick_demo
+from tests.recipes.fleet import configs
 from vla_rl.cli import main
 from vla_rl.contract.errors import UserError
 from vla_rl.fleet.identity import Authority
@@ -22,7 +22,7 @@ from vla_rl.fleet.registry import Registry
 from vla_rl.recipes.fleet.demo import Played, RobotProcesses, played_in, windows
 from vla_rl.training.tracking import RunFolder
 
-CONFIG = str(Path(quick_demo.__file__).resolve())
+CONFIG = str(Path(configs.__file__).resolve())
 
 
 @pytest.mark.full
@@ -88,4 +88,4 @@ def test_an_end_that_cannot_be_read_is_left_out_of_the_page(tmp_path):
 
 def test_more_robots_than_there_is_room_for_are_refused():
     with pytest.raises(UserError, match=r"FleetDemo.robots is 65"):
-        quick_demo.crowd()
+        replace(configs.demo(), robots=65)

@@ -15,13 +15,11 @@ import pytest
 import torch
 
 from robot_drivers.record import Query
-from tests.commands import save_untrained
 from tests.fleet.fleets import wait_until
-from tests.recipes.fleet import quick_learners
-from tests.recipes.fleet.recorded_episodes import records
+from tests.fleet.records import recorded
+from tests.recipes.fleet import configs
 from vla_rl.cli import fleet as cli
 from vla_rl.contract.errors import UserError
-from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.fleet.manifest import TrustedKeys, spec_hash
 from vla_rl.fleet.policy_cache import PolicyCache
 from vla_rl.fleet.registry import Registry
@@ -29,12 +27,10 @@ from vla_rl.fleet.releases import Outcomes
 from vla_rl.fleet.server import FleetServer, FleetServerConfig, Inbox
 from vla_rl.fleet.transport import TransportOptions
 from vla_rl.policies.pretrained import load_policy
-from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.fleet.learners import LEARNER, Learn, command, prepare
 from vla_rl.recipes.fleet.learning import Learning, Releasing, until_the_server_ends
 from vla_rl.recipes.fleet.publishing import publish_first
 from vla_rl.recipes.fleet.serving import key_file, signing_key
-from vla_rl.recipes.imitate import collect
 from vla_rl.recipes.robots.drive import PolicyDecider
 from vla_rl.recipes.robots.streaming import check_golden
 from vla_rl.training import checkpoint, tracking
@@ -42,13 +38,10 @@ from vla_rl.training.checkpoint import latest_state
 from vla_rl.training.tracking import RunFolder
 
 
-@pytest.fixture(scope="module")
-def shown(tmp_path_factory):
+@pytest.fixture
+def shown(start):
     """A config of a policy and its demonstrations, and those."""
-    folder, episodes = tmp_path_factory.mktemp("shown"), collect(EnvConfig("lift"), 3, 1, 2)
-    save_demonstrations(episodes, folder / "shown", video="never")
-    policy = str(save_untrained(folder / "policy"))
-    return replace(quick_learners.corrections(), policy=policy, demonstrations=str(folder / "shown")), episodes
+    return replace(configs.corrections(), policy=start.policy, demonstrations=start.demonstrations), start.episodes
 
 
 def learning(config: Learn, fleet, alarm=print) -> Learning:
@@ -62,7 +55,11 @@ def learning(config: Learn, fleet, alarm=print) -> Learning:
 
 def sent(shown, **given):
     spec = load_policy(shown[0].policy).spec
-    return list(enumerate(records(spec, shown[1], **given), 1))
+    return list(enumerate(recorded(spec, shown[1], **given), 1))
+
+
+def full(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def take(one: Learning, found) -> None:
@@ -97,32 +94,12 @@ def test_it_imitates_the_person_and_robots_try_one_at_a_time(shown, tmp_path):
     assert one.published == 4, "no robot has ended an episode since"
 
 
-def test_what_was_learnt_from_is_passed_over_after_a_kill_and_the_rest_is_not(shown, tmp_path):
-    found = sent(shown, person=range(3, 6))
-    undisturbed = learning(shown[0], tmp_path / "a")
-    take(undisturbed, found)
-    first = learning(shown[0], tmp_path / "b")
-    take(first, found[: len(found) // 2])
-    first.save()
-    take(first, found[len(found) // 2 :])  # learnt from, and lost by the kill
-    first.run.close()
-    second = learning(shown[0], tmp_path / "b")
-    take(second, found)
-    assert second.episodes == undisturbed.episodes == 3
-    for name in ("actions", "counts", "version"):
-        mine, wanted = getattr(second.learner.corrections, name), getattr(undisturbed.learner.corrections, name)
-        np.testing.assert_array_equal(mine, wanted)
-
-
 def test_a_full_disk_keeps_a_version_back_until_there_is_room_and_ends_nothing(shown, tmp_path, monkeypatch):
     said: list[str] = []
     one = learning(shown[0], tmp_path, said.append)
     take(one, sent(shown, person=range(3, 6)))
     times = itertools.count()
     one._clock, one._due, one._heard = (lambda: 1e-3 * next(times)), 0.0, 0.0
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as disk:
         disk.setattr(Registry, "publish", full)
@@ -138,9 +115,6 @@ def test_a_disk_that_takes_no_state_is_an_alarm_and_the_last_good_one_stays(show
     said: list[str] = []
     one = learning(shown[0], tmp_path, said.append)
     take(one, sent(shown, person=range(3, 6)))
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
 
     def saved() -> int:
         found = latest_state(tmp_path / LEARNER / "state")
@@ -188,7 +162,7 @@ def test_new_episodes_of_a_ledger_that_was_set_back_to_a_copy_are_learnt_from(sh
 
 
 def test_a_residual_learns_from_what_robots_sent_goes_on_exactly_and_plays_on_an_arm(shown, tmp_path):
-    config = replace(shown[0], method=quick_learners.residual().method)
+    config = replace(shown[0], method=configs.REPLAY)
     found = sent(shown, person=range(3, 6))
     undisturbed, first = (learning(config, tmp_path / name) for name in ("a", "b"))
     for one in (undisturbed, first):
@@ -227,7 +201,7 @@ def test_episodes_of_another_robot_are_told_once_and_not_learnt_from(shown, tmp_
     said: list[str] = []
     one = learning(shown[0], tmp_path, said.append)
     spec = replace(load_policy(shown[0].policy).spec, control_dt=0.5)
-    take(one, enumerate(records(spec, shown[1], robot="other"), 1))
+    take(one, enumerate(recorded(spec, shown[1], robot="other"), 1))
     assert one.episodes == 0 and len(said) == 1 and "robot other" in said[0] and "control rate" in said[0]
 
 
@@ -260,9 +234,9 @@ def test_what_is_no_learner_is_refused_in_one_sentence(tmp_path):
     with pytest.raises(UserError, match="there is none; add --learn"):
         cli.serve([str(tmp_path), "--learner.turn", "3"])
     with pytest.raises(UserError, match="returns no Learn"):
-        cli.serve([str(tmp_path), "--learn", f"{quick_learners.__file__}:simulation"])
+        cli.serve([str(tmp_path), "--learn", f"{configs.__file__}:no_learner"])
     with pytest.raises(UserError, match="did you mean '--turn'"):
-        cli.serve([str(tmp_path), "--learn", f"{quick_learners.__file__}:corrections", "--learner.turm", "3"])
+        cli.serve([str(tmp_path), "--learn", f"{configs.__file__}:corrections", "--learner.turm", "3"])
 
 
 @pytest.mark.parametrize("wrong", ["an episode", "a weight"])

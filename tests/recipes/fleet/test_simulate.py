@@ -3,35 +3,41 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from tests.commands import save_untrained
-from tests.recipes.fleet import quick_fleet
-from vla_rl.algorithms.chunks import DEMONSTRATED, chunks_of
-from vla_rl.algorithms.recap import outcomes_of
+from sims.toy.point_mass import PointMassEnv, optimal_action
+from tests.recipes.fleet import configs
 from vla_rl.cli import main
-from vla_rl.contract.errors import UserError
-from vla_rl.experience.datasets import save_demonstrations
-from vla_rl.fleet.sampler import AdaptiveSampler, SamplerConfig
+from vla_rl.contract.batch import Rollout
+from vla_rl.contract.env import Observation, VecEnv
+from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.policy import ActionOut, Features, Mode, State
+from vla_rl.experience.intervention import DemonstratedEnv, DemonstratorConfig, PersonConfig, SupervisedEnv
 from vla_rl.policies.pretrained import load_policy
-from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.fleet.learners import BalancedChunks, recorded_rollout
-from vla_rl.recipes.imitate import collect
+from vla_rl.recipes.fleet.simulate import (
+    ARRIVAL,
+    ROBOT,
+    SECOND,
+    FleetTimes,
+    OutageConfig,
+    Outages,
+    Timeline,
+    VirtualFleet,
+    VirtualRobot,
+    micros,
+    steps_due,
+    virtual_fleet,
+)
 
-CONFIG = str(Path(quick_fleet.__file__).resolve())
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """The options that name a policy and its demonstrations."""
-    folder = tmp_path_factory.mktemp("start")
-    save_demonstrations(collect(EnvConfig("lift"), 2, 1, 2), folder / "shown", video="never")
-    return "--policy", str(save_untrained(folder / "policy")), "--demonstrations", str(folder / "shown")
+CONFIG = str(Path(configs.__file__).resolve())
 
 
 def simulated(config: str, out: Path, *options: str) -> dict:
@@ -40,7 +46,7 @@ def simulated(config: str, out: Path, *options: str) -> dict:
 
 
 def test_fleets_of_several_sizes_learn_from_one_policy_and_there_is_a_page(start, tmp_path, capsys) -> None:
-    found = simulated("hg_dagger", tmp_path / "run", *start)
+    found = simulated("hg_dagger", tmp_path / "run", *start.options)
     assert found["fleets"].keys() == {"1", "2"} and found["fleets"]["1"]["seconds_to_target"] == 0.0
     for robots, fleet in found["fleets"].items():
         rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
@@ -57,11 +63,11 @@ def test_fleets_of_several_sizes_learn_from_one_policy_and_there_is_a_page(start
 @pytest.mark.full
 def test_recap_learns_in_a_fleet_and_the_same_seed_gives_the_same_weights(start, tmp_path) -> None:
     for run in ("one", "two"):
-        found = simulated("recap", tmp_path / run, *start)
+        found = simulated("recap", tmp_path / run, *start.options)
         assert found["fleets"]["2"]["seconds_to_target"] is None and found["fleets"]["2"]["received"] > 2
     one, two = (load_policy(tmp_path / run / "checkpoints/robots-2").trainable() for run in ("one", "two"))
     assert all(torch.equal(one[name], two[name]) for name in one)
-    began = load_policy(start[1]).trainable()
+    began = load_policy(start.policy).trainable()
     assert any(not torch.equal(one[f"base.{name}"], item) for name, item in began.items())
 
 
@@ -69,7 +75,7 @@ def test_recap_learns_in_a_fleet_and_the_same_seed_gives_the_same_weights(start,
 @pytest.mark.parametrize("config", ["residual", "rlpd"])
 def test_off_policy_learners_learn_in_a_fleet_and_the_same_seed_gives_the_same_weights(start, tmp_path, config) -> None:
     for run in ("one", "two"):
-        simulated(config, tmp_path / run, *start)
+        simulated(config, tmp_path / run, *start.options)
     rows = [json.loads(line) for line in (tmp_path / "one/metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["critic/steps"] >= 2 and rows[-1]["replay/size"] > 10
     one, two = (load_policy(tmp_path / run / "checkpoints/robots-2").trainable() for run in ("one", "two"))
@@ -78,48 +84,270 @@ def test_off_policy_learners_learn_in_a_fleet_and_the_same_seed_gives_the_same_w
 
 def test_robots_explore_where_the_method_says_so(start) -> None:
     for explore, mode in ((True, "sample"), (False, "eval")):
-        method = replace(quick_fleet.REPLAY, explore=explore)
-        config = replace(quick_fleet.residual(), method=method, policy=start[1], demonstrations=start[3])
+        method = replace(configs.REPLAY, explore=explore)
+        config = replace(configs.residual(), method=method, policy=start.policy, demonstrations=start.demonstrations)
         with config.fleet(1) as fleet:
             assert fleet.robots[0].driver.mode == mode
 
 
 def test_somebody_demonstrates_instead(start, tmp_path) -> None:
-    found = simulated("demonstrations", tmp_path / "run", *start)["fleets"]["1"]
+    found = simulated("demonstrations", tmp_path / "run", *start.options)["fleets"]["1"]
     assert 0 < found["person"] <= 20 + 10, "an episode that has begun is shown to its end"
 
 
 def test_what_cannot_be_simulated_is_refused_in_one_sentence(start, complaint) -> None:
     with pytest.raises(UserError, match="robots is \\(\\)"):
-        replace(quick_fleet.hg_dagger(), robots=())
+        replace(configs.hg_dagger(), robots=())
     assert "none was named" in complaint("fleet", "simulate", f"{CONFIG}:hg_dagger")
     assert "did you mean 'simulate'" in complaint("fleet", "simulat")
 
 
-def test_every_step_of_a_demonstration_begins_a_decision_whose_return_counts_what_is_left(start) -> None:
-    episodes = collect(EnvConfig("lift"), 2, 1, 2)
-    rollout = recorded_rollout(load_policy(start[1]), episodes)
-    outcomes, known = outcomes_of(rollout, 40, 1.0)
-    assert int(known.sum()) == len(episodes.state) and bool(outcomes.human.all())
-    left = [end - step for begin, end in episodes.spans() for step in range(begin, end)]
-    assert sorted(outcomes.to_end.tolist()) == sorted(left)
-    np.testing.assert_array_equal(rollout.executed[0, :, 0], episodes.action[_begins(episodes, 5)])
-    assert set(rollout.version[rollout.valid.any(-1)].tolist()) == {DEMONSTRATED}
+# An episode of point_mass has 16 actions of .1 s, in 4 decisions of .1 s more: 2 s.  With the reset, one every 5 s.
+TIMES = FleetTimes(decision=0.1, reset=3.0, upload=0.25, download=0.5, sync=20.0, updates_per_second=4.0)
 
 
-def _begins(episodes, horizon: int) -> list[int]:
-    return [begin + i for begin, _ in episodes.spans() for i in range(horizon)]
+class Walks(nn.Module):
+    """Goes to the origin, by a share of the way that is learnt; the noise of its generator is in every action."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.version, self.gain = 0, nn.Parameter(torch.zeros(()))
+
+    def encode(self, obs: Observation) -> Features:
+        return {"state": torch.as_tensor(obs.state)}
+
+    def initial_state(self, num_envs: int) -> State:
+        return {}
+
+    def reset_state(self, state: State, env_ids: Any) -> State:
+        return state
+
+    @torch.no_grad()
+    def act(self, features: Features, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:
+        noise = torch.stack([torch.randn(4, 2, generator=one) for one in generator])
+        action = (0.02 * noise - self.gain * features["state"][:, None]).clamp(-0.2, 0.2)
+        return ActionOut(action, action, torch.zeros(len(action)), policy_version=self.version), state
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        return {"gain": self.gain}
+
+    def save_pretrained(self, folder: Any) -> None:
+        raise NotImplementedError
 
 
-def test_corrections_are_drawn_as_often_as_the_sampler_says(start) -> None:
-    policy = load_policy(start[1])
-    rollout = recorded_rollout(policy, collect(EnvConfig("lift"), 2, 1, 2))
-    chunks = chunks_of(replace(rollout, version=rollout.version.clone()), rollout.valid, policy)
-    kind = torch.arange(len(chunks)) % 10  # 0: a correction, 1 to 4 alone, others recorded
-    chunks = replace(chunks, version=torch.where(kind < 5, 3, DEMONSTRATED), task=torch.zeros(len(chunks), dtype=int))
-    sampler = BalancedChunks(AdaptiveSampler(SamplerConfig(min_corrections=0.3)), torch.zeros(1, dtype=int))
-    generator = torch.Generator().manual_seed(0)
-    drawn = kind[sampler.draw(chunks, kind != 1, 4000, generator)]
-    sampler.record(torch.ones(4000))
-    assert abs((drawn < 5).double().mean() - 0.5) < 0.2
-    assert sampler.state_dict()["losses"].keys() == {"0/0", "0/1", "0/2"}
+class Notes:
+    """A learner that notes what it was given: (seconds, steps) and (seconds, episode); steps raise the gain."""
+
+    def __init__(self) -> None:
+        self.policy, self.timeline = Walks(), Timeline()
+        self.learnt: list[tuple[float, int]] = []
+        self.episodes: list[tuple[float, Rollout]] = []
+
+    def add(self, rollout: Rollout) -> int:
+        self.episodes.append((self.timeline.now / SECOND, rollout))
+        return len(rollout.reward)
+
+    def learn(self, steps: int) -> dict[str, float]:
+        self.learnt.append((self.timeline.now / SECOND, steps))
+        self.policy.gain.data += 0.001 * steps
+        return {"loss": 1.0}
+
+
+def made(
+    envs: list[VecEnv] | None = None, times: FleetTimes = TIMES, seed: int = 1, seeds: Iterator[int] | None = None
+) -> tuple[VirtualFleet, Notes]:
+    learner = Notes()
+    fleet = virtual_fleet(envs or [PointMassEnv(1)], learner, times, seeds or iter(range(10_000)), seed)
+    learner.timeline = fleet.timeline
+    return fleet, learner
+
+
+def progress(obs: Observation) -> np.ndarray:
+    return 1 - np.linalg.norm(obs.state, axis=1) / np.sqrt(2)
+
+
+def expert(obs: Observation) -> np.ndarray:
+    return optimal_action(obs)[:, None]
+
+
+# -- the clock --------------------------------------------------------------------------------------------------------
+
+
+def test_events_happen_in_the_order_of_their_time_then_their_kind_then_as_they_were_added() -> None:
+    timeline, seen = Timeline(), []
+    for name, time, kind in (("d", 7, ROBOT), ("b", 5, ROBOT), ("a", 5, ARRIVAL), ("c", 5, ROBOT), ("late", 9, ROBOT)):
+        timeline.at(time, kind, lambda name=name: seen.append((name, timeline.now)))
+    timeline.run(8)
+    assert seen == [("a", 5), ("b", 5), ("c", 5), ("d", 7)] and timeline.now == 8
+    with pytest.raises(ContractError, match="it is 8 us already"):
+        timeline.at(7, ROBOT, lambda: None)
+
+
+def test_the_steps_that_are_due_are_exact_however_often_one_asks() -> None:
+    for rate in (0.1, 1 / 3, 7.0, 0.0):
+        moments = [0, 1, micros(0.7), micros(10), micros(86_400)]
+        each = [steps_due(time, rate) for time in moments]
+        assert each == [time * round(rate * 1e6) // 10**12 for time in moments]
+    assert steps_due(micros(0.3), 10) == 3, "where floats make 2 of it"
+
+
+def test_an_episode_takes_its_control_steps_and_decisions_and_is_uploaded_after_its_end() -> None:
+    fleet, learner = made()
+    fleet.timeline.run(micros(7.24))
+    assert [time for time, _ in learner.episodes] == [2.25]
+    fleet.timeline.run(micros(7.25))  # the second one began at 5 s
+    assert [time for time, _ in learner.episodes] == [2.25, 7.25]
+    episode = learner.episodes[0][1]
+    assert episode.executed.shape == (4, 1, 4, 2) and episode.robot == "robot-0" and bool(episode.valid.all())
+    assert fleet.counts.steps == 2 * 16 and fleet.counts.episodes == 2
+
+
+def test_gradient_steps_are_a_fixed_number_per_second_and_learn_from_what_has_arrived() -> None:
+    fleet, learner = made()
+    fleet.timeline.run(micros(40.0))
+    # 4 a second: 9 until the first episode is there at 2.25 s, 20 until the next, 5 s later, and the rest at 20 s.
+    assert learner.learnt[:2] == [(2.25, 9), (7.25, 20)]
+    assert sum(steps for time, steps in learner.learnt if time <= 20.0) == 80
+    assert sum(steps for _, steps in learner.learnt) == 160, "more robots would not make the learner faster"
+
+
+def test_a_step_learns_from_what_arrived_before_it() -> None:
+    fleet, learner = made()
+    had: list[int] = []
+    learner.learn = lambda steps: had.extend([len(learner.episodes)] * steps) or {}  # type: ignore[method-assign]
+    fleet.timeline.run(micros(20.0))
+    assert [had.count(episodes) for episodes in range(5)] == [9, 20, 20, 20, 11]
+
+
+def test_a_policy_is_published_every_interval_and_taken_after_its_download_between_two_episodes() -> None:
+    fleet, learner = made()
+    fleet.timeline.run(micros(50.0))
+    assert fleet.learner.publications == 2 and learner.policy.version == 2
+    begun = {time - 2.25: set(rollout.version.flatten().tolist()) for time, rollout in learner.episodes}
+    # Published at 20 and 40 s and there half a second later, when an episode has begun already.
+    assert begun == {5.0 * i: {0 if i <= 4 else 1 if i <= 8 else 2} for i in range(10)}
+    assert fleet.counts.swaps == 1 + 1
+
+
+def test_a_published_policy_does_not_change_while_the_learner_goes_on() -> None:
+    fleet, learner = made()
+    fleet.timeline.run(micros(39.0))
+    assert fleet.releases.newest.trainable()["gain"].item() == pytest.approx(0.08)  # type: ignore[attr-defined]
+    assert learner.policy.gain.item() > 0.14
+
+
+# -- outages ----------------------------------------------------------------------------------------------------------
+
+
+class Once:
+    """One outage, in place of random ones."""
+
+    def __init__(self, begin: float, end: float) -> None:
+        self.begin, self.end = micros(begin), micros(end)
+
+    def next(self, time: int) -> tuple[int, int]:
+        return (self.begin, self.end) if time < self.end else (2**62, 2**62)
+
+    def over(self, time: int) -> int:
+        return self.end if self.begin <= time < self.end else time
+
+
+def with_outage(kind: str, begin: float, end: float) -> tuple[VirtualFleet, Notes]:
+    fleet, learner = made()
+    setattr(fleet.robots[0], kind, Once(begin, end))
+    return fleet, learner
+
+
+def test_a_robot_that_breaks_gives_nothing_and_loses_its_episode_alone() -> None:
+    fleet, learner = with_outage("broken", 6.0, 20.0)
+    fleet.timeline.run(micros(20.0))
+    # The episode that began at 5 s is lost, and the next one begins 3 s after the repair.
+    assert [(time, int(rollout.seeds[0, 0])) for time, rollout in learner.episodes] == [(2.25, 0)]
+    assert fleet.counts.lost == 1 and fleet.counts.episodes == 1
+    assert fleet.counts.steps == 16 + 8, "of the lost one, four from 5.1 to 5.5 s and four from 5.6 to 6 s"
+    fleet.timeline.run(micros(25.24))
+    assert len(learner.episodes) == 1
+    fleet.timeline.run(micros(25.25))
+    assert [int(rollout.seeds[0, 0]) for _, rollout in learner.episodes] == [0, 2]
+
+
+def test_a_robot_that_is_broken_between_episodes_loses_none() -> None:
+    fleet, learner = with_outage("broken", 3.0, 10.0)
+    fleet.timeline.run(micros(12.25))
+    assert [time for time, _ in learner.episodes] == [2.25, 12.25] and fleet.counts.lost == 0
+
+
+def test_episodes_of_a_robot_without_a_link_arrive_once_when_it_is_back_and_it_keeps_its_policy() -> None:
+    fleet, learner = with_outage("offline", 6.0, 31.0)
+    fleet.timeline.run(micros(45.0))
+    arrived = [(time, int(rollout.seeds[0, 0])) for time, rollout in learner.episodes]
+    assert arrived == [(2.25, 0), *[(31.25, i) for i in range(1, 6)], (32.25, 6), (37.25, 7), (42.25, 8)]
+    versions = {int(rollout.seeds[0, 0]): int(rollout.version[0, 0]) for _, rollout in learner.episodes}
+    assert [versions[i] for i in (5, 6, 7)] == [0, 0, 1], "published at 20 s, taken by the one that begins at 35 s"
+
+
+def test_outages_come_as_often_and_last_as_long_as_asked() -> None:
+    outages, time, found = Outages(OutageConfig(6.0, 30.0), np.random.default_rng(1)), 0, []
+    for _ in range(2000):
+        found.append(outages.next(time))
+        time = found[-1][1]
+    lengths = np.array([end - begin for begin, end in found]) / SECOND
+    up = time / SECOND - lengths.sum()
+    assert 0.9 < 2000 / (up / 3600) / 6 < 1.1 and 27 < lengths.mean() < 33
+    assert outages.over(found[-1][0]) == found[-1][1] and outages.over(found[-1][1]) == found[-1][1]
+    never = Outages(OutageConfig(0.0), np.random.default_rng(1))
+    assert never.over(10**15) == 10**15
+
+
+def test_numbers_without_meaning_are_refused() -> None:
+    for wrong in ({"sync": 0.0}, {"upload": -1.0}, {"updates_per_second": float("nan")}):
+        with pytest.raises(UserError, match=f"FleetTimes.{next(iter(wrong))}"):
+            replace(TIMES, **wrong)
+
+
+# -- the person, and the whole ----------------------------------------------------------------------------------------
+
+
+def test_the_persons_share_is_counted_as_it_reaches_the_learner() -> None:
+    person = PersonConfig(patience=2, delay=1, hold=4, max_share=1.0)
+    fleet, learner = made([SupervisedEnv(PointMassEnv(1), expert, progress, person) for _ in range(2)])
+    fleet.timeline.run(micros(22.25))  # no robot is in an episode
+    arrived = sum(int((rollout.intervened & rollout.valid).sum()) for _, rollout in learner.episodes)
+    assert fleet.counts.person == arrived > 0 and fleet.counts.steps == 16 * len(learner.episodes) == 16 * 10
+    assert fleet.counts.share == arrived / 160
+
+
+def test_somebody_who_demonstrates_does_whole_episodes_up_to_the_share_and_the_number_of_steps() -> None:
+    shows = DemonstratorConfig(max_share=0.3, steps=30)
+    fleet, learner = made([DemonstratedEnv(PointMassEnv(1), expert, shows)])
+    fleet.timeline.run(micros(50.0))
+    shown = [bool(rollout.intervened.all()) for _, rollout in learner.episodes]
+    assert shown == [i in (0, 4) for i in range(10)], "32 steps are enough"
+    assert [bool(rollout.intervened.any()) for _, rollout in learner.episodes] == shown
+    first = learner.episodes[0][1]
+    assert bool(first.success.any()) and not first.version.any()
+
+
+def history(seed: int) -> list[Any]:
+    outage = OutageConfig(500.0, 5.0)
+    times = replace(TIMES, broken=outage, offline=outage)
+    watched = [SupervisedEnv(PointMassEnv(1), expert, progress, PersonConfig(patience=3)) for _ in range(3)]
+    fleet, learner = made([*watched], times, seed)
+    fleet.timeline.run(micros(50.0))
+    assert fleet.counts.lost > 0
+    rollouts = [(time, rollout.robot, rollout.executed.numpy().tobytes()) for time, rollout in learner.episodes]
+    return [*rollouts, *learner.learnt, learner.policy.gain.item(), fleet.counts]
+
+
+def test_the_same_seed_gives_the_same_run_bit_for_bit_and_another_one_another() -> None:
+    assert history(3) == history(3) != history(4)
+
+
+def test_every_episode_has_a_seed_of_its_own_and_reaches_the_learner_once() -> None:
+    fleet, learner = made([PointMassEnv(1) for _ in range(4)], replace(TIMES, offline=OutageConfig(300.0, 20.0)))
+    fleet.timeline.run(micros(80.0))
+    seeds = [int(rollout.seeds[0, 0]) for _, rollout in learner.episodes]
+    assert len(seeds) == len(set(seeds)) == fleet.learner.received > 40
+    assert {rollout.robot for _, rollout in learner.episodes} == {f"robot-{i}" for i in range(4)}
+    assert all(isinstance(robot, VirtualRobot) for robot in fleet.robots)
+    fleet.close()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import select
 import signal
 import time
+import warnings
 from contextlib import closing
 from pathlib import Path
 
@@ -16,9 +18,8 @@ from sims.catalog import make
 from sims.isolation.supervised import LIMIT, LocalWorker
 from sims.toy.counting import episode_length
 from tests.patience import PATIENCE
-from tests.sims.isolation.test_isolated import same_observation
+from tests.sims.isolation.test_isolated import same_observation, same_step
 from vla_rl.contract.check import check_env
-from vla_rl.contract.child import _Tail
 from vla_rl.contract.errors import ContractError, UserError
 
 TROUBLED = "tests.sims.isolation.troubled:{}"
@@ -55,16 +56,8 @@ def hangs(pid, folder):
 
 def troubled(folder, method, trouble, num_envs=4, workers=2, **options):
     options = {"method": method, "trouble": trouble, "folder": str(folder), **options}
-    return closing(
-        make(
-            "isolated",
-            num_envs=num_envs,
-            env=TROUBLED.format("make"),
-            options=options,
-            workers=workers,
-            deadline_s=UNTIL[trouble],
-        )
-    )
+    given = {"env": TROUBLED.format("make"), "options": options, "deadline_s": UNTIL[trouble]}
+    return closing(make("isolated", num_envs=num_envs, workers=workers, **given))
 
 
 def chunk(env, horizon=1):
@@ -77,10 +70,8 @@ def test_a_step_that_fails_truncates_the_worker_s_episodes_and_no_others(trouble
         env.reset(range(4), LONG[:4])
         with pytest.warns(UserWarning, match=SAYS[trouble]) as caught:
             step = env.step(chunk(env, 2), observe="all")
-        words = str(caught[0].message)
-        assert (
-            len(caught) == 1 and "the last words step" in words and "environments 2 to 3" in words and "'step'" in words
-        )
+        (said,) = (str(one.message) for one in caught)
+        assert all(text in said for text in ("the last words step", "environments 2 to 3", "'step'"))
         assert step.truncated.tolist() == [False, False, True, True] and not step.terminated.any()
         assert step.cause == ("", "", "worker", "worker")
         assert step.valid.tolist() == [[True, True], [True, True], [False, False], [False, False]]
@@ -199,21 +190,6 @@ def test_a_worker_that_fails_again_and_again_ends_the_run_with_its_last_words(tm
             env.step(chunk(env))
 
 
-def test_last_words_are_reported_however_late_they_are_read(tmp_path, monkeypatch):
-    """On a busy machine the answer is read before what was printed before it."""
-    copy = _Tail._copy
-
-    def late(tail):
-        time.sleep(0.5)
-        copy(tail)
-
-    monkeypatch.setattr(_Tail, "_copy", late)
-    with troubled(tmp_path, "step", "failing", num_envs=1) as env:
-        env.reset([0], LONG[:1])
-        with pytest.warns(UserWarning, match="the last words step"):
-            env.step(chunk(env))
-
-
 def test_failures_with_completed_steps_in_between_do_not_add_up(tmp_path):
     with troubled(tmp_path, "step", "killed", num_envs=1, seed=LONG[0], times=99) as env:
         for _ in range(LIMIT + 1):
@@ -297,21 +273,9 @@ def test_a_new_worker_draws_what_its_seeds_had_in_the_one_before():
         whole = episode()
         os.kill(env.workers[1].link.pid, signal.SIGKILL)
         lost = env.step(chunk(env))
-        assert lost.cause == ("", "worker") and same_extras(lost.obs, whole[0])
+        assert lost.cause == ("", "worker")
+        assert all(np.array_equal(extra, whole[0].extras[name]) for name, extra in lost.obs.extras.items())
         assert all(map(same_observation, whole, episode())) and env.restarts == 1
-
-
-def same_extras(one, other):
-    return all(np.array_equal(one.extras[name], other.extras[name]) for name in one.extras)
-
-
-def test_the_contract_holds_after_a_failure():
-    env = make("isolated", num_envs=3, env="counting", workers=2)
-    with closing(env):
-        env.reset([0, 1, 2], LONG[:3])
-        os.kill(env.workers[0].link.pid, signal.SIGKILL)
-        env.step(chunk(env))
-        assert len(check_env(env, seed=11)) == 7 and env.restarts == 1
 
 
 def test_the_last_observation_survives_snapshots():
@@ -326,3 +290,46 @@ def test_the_last_observation_survives_snapshots():
         os.kill(env.workers[0].link.pid, signal.SIGKILL)
         obs = env.step(chunk(env)).obs
         assert obs.state[:, 0].tolist() == LONG[:16] and obs.time.tolist() == [1] * 16
+        assert len(check_env(env, seed=11)) == 7 and env.restarts == 1
+
+
+# -- workers that are replaced before what they leak ends them ---------------------------------------------------------
+
+
+ONES = np.ones((2, 1, 2), np.float32)
+
+
+def recycled():
+    return make("isolated", num_envs=2, env="counting", recycle_steps=8)
+
+
+def test_a_worker_that_worked_enough_is_replaced_between_episodes():
+    pids = []
+    with closing(recycled()) as far, closing(make("counting", num_envs=2)) as near, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for start in range(5):
+            seeds = LONG[start : start + 2]
+            assert same_observation(far.reset([0, 1], seeds), near.reset([0, 1], seeds))
+            pids.append(far.workers[0].link.pid)
+            for _ in range(3):
+                assert same_step(far.step(ONES), near.step(ONES))
+        assert far.restarts == far.truncated_by_worker == 0
+    assert [one == other for one, other in itertools.pairwise(pids)] == [True, False, True, False]
+
+
+def test_it_waits_for_an_episode_that_is_running_but_not_for_ever():
+    with closing(recycled()) as env:
+        env.reset([0, 1], LONG[:2])
+        first = env.workers[0].link.pid
+        for _ in range(4):
+            env.step(ONES)
+        env.reset([0], LONG[2:3])
+        assert env.workers[0].link.pid == first
+        before = env.step(ONES)
+        assert before.cause == ("", "")
+        obs = env.reset([0], LONG[3:4])
+        assert env.workers[0].link.pid != first and obs.state[0, 0] == LONG[3]
+        assert obs.time.tolist() == [0, 5] and obs.state[1].tolist() == before.obs.state[1].tolist()
+        step = env.step(ONES)
+        assert step.cause == ("", "worker") and step.valid[:, 0].tolist() == [True, False]
+        assert env.truncated_by_worker == 1

@@ -1,8 +1,10 @@
-"""An isolated environment is the environment itself, bit for bit, in other processes."""
+"""An isolated environment is the environment itself, bit for bit, in other processes; memory, and experts there."""
 
 from __future__ import annotations
 
+import mmap
 import os
+import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -11,11 +13,16 @@ import numpy as np
 import pytest
 import torch
 
+from sims import catalog
+from sims import isolated as isolated_module
+from sims.base import free_bytes, process_bytes
 from sims.catalog import make
 from tests.auditing import AuditingPolicy
+from tests.worker_pids import worker_pids
 from vla_rl.contract.check import check_env, random_actions
 from vla_rl.contract.env import Observation, Step
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
+from vla_rl.experience.collect import collect_demonstrations
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 
 TROUBLED = "tests.sims.isolation.troubled:{}"
@@ -57,87 +64,62 @@ def same_step(one: Step, other: Step) -> bool:
     return arrays and frames and tuple(one.cause) == tuple(other.cause) and same_observation(one.obs, other.obs)
 
 
-def test_an_action_that_is_not_finite_is_named_with_its_step():
-    with isolated("counting", num_envs=2, workers=2) as env:
-        env.reset([0, 1], [1, 2])
-        chunk = random_actions(env, 1, np.random.default_rng(0))
-        env.step(chunk)
-        chunk[1] = np.nan
-        with pytest.raises(NonFiniteError, match="environment 1 at control step 1"):
-            env.step(chunk)
+def require_equal(far, near, steps):
+    """``far`` keeps the contract and equals ``near`` bit for bit, through episodes, frames and a snapshot."""
+    assert far.spec == near.spec and len(check_env(far, seed=11)) == 7
+    assert same_observation(far.reset([0, 1, 2], [5, 6, 7]), near.reset([0, 1, 2], [5, 6, 7]))
+    generator = np.random.default_rng(0)
+    for i in range(steps):
+        chunk = random_actions(near, min(1 + i % 4, near.spec.max_chunk), generator)
+        observe = "all" if i % 3 == 0 else "last"
+        other = near.step(chunk, observe=observe)
+        assert same_step(far.step(chunk, observe=observe), other)
+        ended = np.flatnonzero(other.done)[:2]
+        assert same_observation(far.reset(ended, 100 * i + ended), near.reset(ended, 100 * i + ended))
+        if i == steps // 2:
+            saved = near.snapshot([2, 0]), far.snapshot([2, 0])
+    assert same_observation(near.restore([1, 2], saved[0]), far.restore([1, 2], saved[1]))
+    assert same_step(far.step(chunk), near.step(chunk)) and far.restarts == far.truncated_by_worker == 0
+
+
+def require_nothing_lost(env):
+    """The counting environment ``env`` with the policy that knows its rules gives what it gives here."""
+    sources = [
+        RolloutSource(one, AuditingPolicy(4), 30, SeedStream(0, 500), torch.Generator())
+        for one in (env, make("counting", num_envs=5))
+    ]
+    for _ in range(3):
+        rollout, other = (source.next() for source in sources)
+        for name in ("reward", "seeds", "truncated", "executed"):
+            assert torch.equal(getattr(rollout, name), getattr(other, name)), name
 
 
 @pytest.mark.parametrize(
     ("name", "workers"),
     [
-        pytest.param(name, workers, marks=[pytest.mark.full] * (name != "counting"))
+        pytest.param(name, workers, marks=[pytest.mark.full] * ((name, workers) != ("counting", 3)))
         for name in ENVS
         for workers in (1, 3)
     ],
 )
-def test_it_keeps_the_contract_and_equals_the_environment_here_bit_for_bit(name, workers):
-    with (
-        isolated(name, options=ENVS[name], workers=workers) as far,
-        closing(make(name, num_envs=3, **ENVS[name])) as near,
-    ):
-        assert far.spec == near.spec and len(far.workers) == workers
-        assert len(check_env(far, seed=11)) == 7
-        assert same_observation(far.reset([0, 1, 2], [5, 6, 7]), near.reset([0, 1, 2], [5, 6, 7]))
-        generator = np.random.default_rng(0)
-        for i in range(40):
-            chunk = random_actions(near, min(1 + i % 4, near.spec.max_chunk), generator)
-            observe = "all" if i % 3 == 0 else "last"
-            one, other = far.step(chunk, observe=observe), near.step(chunk, observe=observe)
-            assert same_step(one, other)
-            ended = np.flatnonzero(other.done)[:2]
-            assert same_observation(far.reset(ended, 100 * i + ended), near.reset(ended, 100 * i + ended))
-            if i == 30:
-                saved = near.snapshot([2, 0]), far.snapshot([2, 0])
-        assert same_observation(near.restore([1, 2], saved[0]), far.restore([1, 2], saved[1]))
-        assert same_step(far.step(chunk), near.step(chunk))
-        assert far.restarts == far.truncated_by_worker == 0
+def test_it_equals_the_environment_here_bit_for_bit(name, workers):
+    with isolated(name, options=ENVS[name], workers=workers) as far:
+        assert len(far.workers) == workers
+        with closing(make(name, num_envs=3, **ENVS[name])) as near:
+            require_equal(far, near, 40)
 
 
 def test_nothing_is_lost_doubled_or_reordered():
-    """The counting environment behind isolation, with the policy that knows its rules."""
     with isolated(num_envs=5, workers=2) as env:
-        source = RolloutSource(env, AuditingPolicy(4), 40, SeedStream(0, 500), torch.Generator())
-        rollouts = [source.next() for _ in range(3)]
-    near = RolloutSource(make("counting", num_envs=5), AuditingPolicy(4), 40, SeedStream(0, 500), torch.Generator())
-    for rollout in rollouts:
-        other = near.next()
-        assert torch.equal(rollout.reward, other.reward) and torch.equal(rollout.seeds, other.seeds)
-        assert torch.equal(rollout.truncated, other.truncated) and torch.equal(rollout.executed, other.executed)
-
-
-def test_what_was_handed_out_stays_as_it_was():
-    with isolated(workers=2) as env:
-        kept = [env.reset([0, 1, 2], [1, 2, 3])]
-        kept += [env.step(np.ones((3, 1, 2))).obs for _ in range(4)]
-        assert [obs.time.tolist() for obs in kept] == [[i] * 3 for i in range(5)]
-        assert [int(obs.images["audit"][0, 0, 0, 0]) for obs in kept] == list(range(5))
-
-
-def test_a_chunk_longer_than_any_before_and_all_its_frames_fit():
-    with isolated("lift", num_envs=2, options={"image_size": 32, "threads": 1}) as env:
-        env.reset([0, 1], [1, 2])
-        longest = env.spec.max_chunk
-        short = env.step(np.zeros((2, 1, 4)))
-        step = env.step(np.zeros((2, min(longest, 20), 4)), observe="all")
-        assert len(step.frames) == min(longest, 20) and short.obs.time.tolist() == [1, 1]
-
-
-def test_the_worker_imports_the_contract_and_the_simulator_only():
-    with isolated(TROUBLED.format("torch_free")) as env:
-        assert env.num_envs == 3
+        require_nothing_lost(env)
 
 
 def test_python_and_environment_variables_of_the_worker_can_be_chosen(tmp_path):
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nOF_THE_WORKER="$SEVEN" exec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    with isolated(TROUBLED.format("variable"), python=str(python), variables={"SEVEN": "7"}) as env:
-        assert env.spec.name == "counting"
+    with isolated(TROUBLED.format("variable"), 2, python=str(python), variables={"SEVEN": "7"}, workers=8) as env:
+        assert env.spec.name == "counting" and [worker.size for worker in env.workers] == [1, 1]
     with pytest.raises(UserError, match="'no/such/python' cannot be started"):
         make("isolated", num_envs=1, env="counting", python="no/such/python")
 
@@ -158,11 +140,6 @@ def test_what_cannot_be_made_is_said_at_once(options, sentence):
         make("isolated", num_envs=1, **options)
 
 
-def test_there_is_at_most_one_worker_for_each_environment():
-    with isolated(num_envs=2, workers=8) as env:
-        assert [worker.size for worker in env.workers] == [1, 1]
-
-
 def test_workers_compute_at_the_same_time(tmp_path):
     """No step ends before all have begun."""
     with isolated(TROUBLED.format("meeting"), 3, options={"folder": str(tmp_path), "count": 3}, workers=3) as env:
@@ -173,6 +150,8 @@ def test_workers_compute_at_the_same_time(tmp_path):
 def test_wrong_arguments_reach_no_worker():
     with isolated(workers=3) as env:
         env.reset([0, 1, 2], [1, 2, 3])
+        with pytest.raises(NonFiniteError, match="environment 1 at control step 0"):
+            env.step(np.array([0, np.nan, 0])[:, None, None].repeat(2, 2))
         saved = env.snapshot([0, 1])
         time = "worker/time"
         changed = {name: array[:, None] if name == time else array for name, array in saved.items()}
@@ -212,3 +191,84 @@ def test_memory_and_open_files_stay_flat():
             maps = Path("/proc/self/maps").read_text().count("memfd:vla-rl")
             held.append((len(os.listdir("/proc/self/fd")), maps))
         assert env.restarts == 3 and held[-1] == held[0] and held[0][1] > 0, held
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def test_too_many_workers_are_refused_when_the_first_one_shows_what_one_takes(monkeypatch):
+    monkeypatch.setattr(isolated_module, "process_bytes", lambda pid: 10**8 if pid in worker_pids() else 0)
+    monkeypatch.setattr(isolated_module, "free_bytes", lambda: 3 * 10**8)
+    sentence = r"^5 worker processes of 100 MB each, for 2 environments each, do not fit the 0\.4 GB .*; 3 fit\.$"
+    with pytest.raises(UserError, match=sentence):
+        make("isolated", num_envs=10, env="counting", workers=5)
+    assert not worker_pids()
+    with closing(make("isolated", num_envs=3, env="counting", workers=3)) as env:
+        assert env.num_envs == 3 and len(worker_pids()) == 3
+    monkeypatch.setattr(isolated_module, "process_bytes", lambda pid: pytest.fail("measured"))
+    monkeypatch.setattr(isolated_module, "free_bytes", lambda: 10**12)
+    make("isolated", num_envs=2, env="counting", workers=2).close()
+
+
+def test_a_process_counts_what_is_its_own():
+    before = process_bytes()
+    with mmap.mmap(-1, 10**8, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as block:  # no memory that was used before
+        block.write(b"1" * 10**8)
+        assert 5 * 10**7 < process_bytes() - before < 4 * 10**8
+    assert process_bytes() == pytest.approx(process_bytes(os.getpid()), rel=0.1)
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    assert process_bytes() < resident  # without the files that it has mapped
+    assert 0 < free_bytes() < 10**14
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and nobody has asked for its status
+    assert process_bytes(ended.pid) == 0
+    ended.wait()
+
+
+# -- experts in the workers --------------------------------------------------------------------------------------------
+
+
+BLIND, ACTION = {"render": False, "threads": 1}, "privileged/expert_action"
+
+
+def test_the_expert_in_the_worker_does_what_it_does_here():
+    near, expert = make("lift", num_envs=2, **BLIND), catalog.expert("lift", 1)
+    with closing(make("isolated", num_envs=2, env="lift", options=BLIND, workers=2, expert=True)) as far:
+        assert far.spec.extras[ACTION].low == near.spec.action.low and len(check_env(far)) == 7
+        here, there = near.reset([0, 1], [5, 6]), far.reset([0, 1], [5, 6])
+        for i in range(20):
+            action = expert.act(here)[:, :1]
+            clipped = np.clip(action[:, 0], near.spec.action.low, near.spec.action.high)
+            assert np.array_equal(there.extras[ACTION], clipped)
+            here, step = near.step(action).obs, far.step(action, observe="all" if i % 2 else "last")
+            there = step.obs
+            assert all(ACTION in frame.extras for frame in step.frames)
+        saved = far.snapshot([1])
+        other = far.reset([1], [9])
+        assert np.array_equal(far.restore([1], saved).extras[ACTION][1], there.extras[ACTION][1])
+        assert not np.array_equal(other.extras[ACTION][1], there.extras[ACTION][1])
+
+
+def test_demonstrations_are_those_of_the_expert_here():
+    near, expert = make("lift", num_envs=2, **BLIND), catalog.expert("lift", 1)
+    expected = collect_demonstrations(near, expert.act, [3, 4])
+    with closing(make("isolated", num_envs=2, env="lift", options=BLIND, expert=True)) as far:
+        found = collect_demonstrations(far, catalog.expert("isolated", 1, env="lift").act, [3, 4])
+    assert np.array_equal(found.action, expected.action) and np.array_equal(found.state, expected.state)
+
+
+def act_blindly():
+    catalog.expert("isolated", 1, env="lift").act(make("counting", num_envs=1).reset([0], [0]))
+
+
+@pytest.mark.parametrize(
+    ("ask", "sentence"),
+    [
+        (lambda: make("isolated", num_envs=1, env="counting", expert=True), "'counting' declares no scripted expert"),
+        (lambda: catalog.expert("isolated", 4, env="lift"), "knows its next action only, so it cannot plan 4"),
+        (act_blindly, "make the isolated environment with expert=True"),
+    ],
+)
+def test_what_no_expert_can_do_is_said(ask, sentence):
+    with pytest.raises(UserError, match=sentence):
+        ask()

@@ -18,7 +18,6 @@ from robot_drivers.cameras.camera import open_camera
 from robot_drivers.check import PolicyTiming, check_robot
 from robot_drivers.config import Part, RobotConfig
 from robot_drivers.driver import Calibrates, connected
-from robot_drivers.env import robot_env_spec
 from robot_drivers.record import Query
 from robot_drivers.simulated import SimulatedRobot
 from vla_rl.contract.env import EnvSpec, Observation
@@ -120,7 +119,7 @@ def declared_spec(config: RobotConfig) -> EnvSpec:
     declared = {name: open_camera(part.name, part.options, name).spec for name, part in config.cameras.items()}
     sizes = {name: (camera.height, camera.width) for name, camera in declared.items()}
     steps = round(config.seconds * driver.spec.control_hz)
-    return robot_env_spec(driver.spec, sizes, config.tasks, steps, min(steps, MAX_CHUNK))
+    return driver.spec.env_spec(sizes, config.tasks, steps, min(steps, MAX_CHUNK))
 
 
 def _dark(spec: EnvSpec) -> Observation:

@@ -12,13 +12,13 @@ from rich.console import Console
 
 from robot_drivers.config import Part, RobotConfig
 from robot_drivers.motion import ramp
-from robot_drivers.record import Decision, Query
+from robot_drivers.record import ControlStep, Decision, Query
 from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.recipes.robots.person import waiting
-from vla_rl.recipes.robots.session import ControlStep, Execution, open_session
+from vla_rl.recipes.robots.session import Execution, open_session
 
 APPROACH_SPEED = 0.25  # share of the velocity limits, at most, on the way to the first recorded action
 _SETTLE = 0.5  # s at the last action

@@ -17,11 +17,10 @@ from robot_drivers.cameras.camera import Camera, open_camera
 from robot_drivers.config import Part, RobotConfig
 from robot_drivers.control import ControlConfig
 from robot_drivers.driver import DryRun, Measurement, RobotDriver
-from robot_drivers.env import robot_env_spec
 from robot_drivers.executor import Executor
 from robot_drivers.limits import Limits
 from robot_drivers.motion import ramp
-from robot_drivers.record import Decide, Decision, HumanInput, Query, Record
+from robot_drivers.record import ControlStep, Decide, Decision, HumanInput, Query, Record
 from robot_drivers.runtime import ControlProcess, ControlReport, Observe, Runtime
 from robot_drivers.safety import Supervisor
 from robot_drivers.simulated import Lockstep, SimulatedRobot, VirtualClock
@@ -35,15 +34,6 @@ from vla_rl.recipes.terminal import ignored_ctrl_c
 MAX_CHUNK = 64  # actions that a policy may plan at once
 FAULT = "fault"  # outcome of an episode that the robot could not go on with
 _ROUNDING = 1e-6  # control steps by which a delay of whole ones may seem longer
-
-
-@dataclass(frozen=True)
-class ControlStep:
-    """One control step: what was seen before it, its labels, and why the arm is stopped ("" while it is not)."""
-
-    obs: Observation
-    record: Record
-    stopped: str = ""
 
 
 @dataclass(frozen=True)
@@ -203,7 +193,7 @@ class RealTimeSession(Session):
         with ExitStack() as opening:
             self._cameras = {name: _connected(name, part, opening) for name, part in config.cameras.items()}
             sizes = {name: (camera.spec.height, camera.spec.width) for name, camera in self._cameras.items()}
-            self.spec = robot_env_spec(driver.spec, sizes, config.tasks, steps, min(steps, MAX_CHUNK))
+            self.spec = driver.spec.env_spec(sizes, config.tasks, steps, min(steps, MAX_CHUNK))
             self._home = _home(config, driver, limits.scaled(SPEED / max(execution.speed, SPEED)))
             self._control = opening.enter_context(ControlProcess(_control_config(config, limits.to_json(), execution)))
             self._opened = opening.pop_all()
@@ -224,9 +214,9 @@ class RealTimeSession(Session):
         if self._control.resets:
             self._control.reset(seed)
         with Runtime(self._control, decide, self._observation, pictured=self._pictured) as runtime:
-            for moment in runtime.episode(number, self.spec.time_limit):
-                yield ControlStep(moment.obs, moment.record, runtime.stopped)
-                if runtime.stopped and not self._control.teleoperator_pid:
+            for step in runtime.episode(number, self.spec.time_limit):
+                yield step
+                if step.stopped and not self._control.teleoperator_pid:
                     self._control.end("stopped")  # nobody could re-arm it meanwhile
 
     def between_episodes(self) -> Iterator[ControlReport]:
@@ -364,10 +354,10 @@ class Home:
         steps = 2 * len(self._way(control.newest().record.position)) + math.ceil(_SPARE / self._dt)
         seen: deque[np.ndarray] = deque(maxlen=1 + math.ceil(_SETTLED / self._dt))  # since the arm was sent home
         with Runtime(control, self, observe) as runtime:
-            for moment in runtime.episode(_NUMBER, steps):
-                if seen or moment.record.source == "policy":
-                    seen.append(moment.record.position)
-                if runtime.stopped or (len(seen) == seen.maxlen and self._still(seen[0], seen[-1])):
+            for step in runtime.episode(_NUMBER, steps):
+                if seen or step.record.source == "policy":
+                    seen.append(step.record.position)
+                if step.stopped or (len(seen) == seen.maxlen and self._still(seen[0], seen[-1])):
                     control.end("home")
 
     def _still(self, before: np.ndarray, after: np.ndarray) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from robot_drivers.record import Decide, Decision, Query, Record
+from robot_drivers.record import ControlStep, Decide, Decision, Query, Record
 from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import ContractError, UserError, cause_of
 from vla_rl.contract.policy import Policy
@@ -32,7 +32,7 @@ from vla_rl.fleet.spool import Spool
 from vla_rl.recipes.fleet.serving import PUBLIC_KEY
 from vla_rl.recipes.robots.drive import EpisodesConfig, decider_of, labels_of, step_back
 from vla_rl.recipes.robots.person import Display
-from vla_rl.recipes.robots.session import ControlStep, Session, outcome_of
+from vla_rl.recipes.robots.session import Session, outcome_of
 
 QUALITY = 90  # of JPEG
 _DISK_S = 30.0  # at the end, for the disk
