@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.auditing import AuditingPolicy
+from tests.experience.makers import LuckyEnv
 from tests.experience.replays import (
     GAMMA,
     NUM_ENVS,
@@ -23,7 +24,6 @@ from tests.experience.replays import (
     of_ended_episodes,
     source,
 )
-from tests.experience.test_groups import LuckyEnv
 from tests.toys import rollout, seeded
 from vla_rl.contract import CONTRACT_VERSION
 from vla_rl.contract.batch import Rollout, Transitions

@@ -168,12 +168,12 @@ def off_policy(name: str, device: torch.device) -> tuple[Any, Any, Any]:
 def run(name: str, device: torch.device, folder: Path) -> tuple[Any, dict[str, Any]]:
     """Two iterations, of which the second is also resumed; the policy and its weights on the host."""
     build = on_policy if name in ON_POLICY else off_policy
-    config = LoopConfig(iterations=2, validate_every=1)
+    config = LoopConfig(iterations=2, validate_every=2)
 
     def loop() -> tuple[Loop, Any]:
         policy, learner, source = build(name, device)
-        env = VisualPointMass(3)
-        validate = lambda: evaluate(env, policy, range(3)).rate  # noqa: E731
+        env = VisualPointMass(2)
+        validate = lambda: evaluate(env, policy, range(2)).rate  # noqa: E731
         return Loop(source, learner, PolicyStore(policy), validate, config), policy
 
     first, _ = loop()
