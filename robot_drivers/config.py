@@ -19,11 +19,12 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 import numpy as np
 
-from robot_drivers.driver import RobotDriver, open_driver, opened
+from robot_drivers.driver import RobotDriver, is_number, open_driver, opened
 from robot_drivers.kinematics import Chain
 from robot_drivers.limits import Limits, fields_of
 from vla_rl.contract.errors import UserError
@@ -191,17 +192,28 @@ class RobotConfig:
         """What :meth:`to_json` wrote, or a person; raises UserError for what is unknown or missing."""
         given = fields_of("the robot's file", cls, value)
         parts = {name: _part(name, given[name]) for name in ("driver", "teleoperator") if given.get(name) is not None}
-        cameras = given.get("cameras") or {}
+        cameras, tasks, home = given.get("cameras") or {}, given.get("tasks", ("",)), given.get("home")
         if not isinstance(cameras, Mapping):
             raise UserError(f"The robot's cameras are {cameras!r}, so none is found; give {{name: camera}}.")
+        if not _listed(tasks, str):
+            raise UserError(
+                f"the robot's tasks are {tasks!r}, so its episodes could not be named; give a list of instructions."
+            )
+        if not is_number(seconds := given.get("seconds", cls.seconds)):
+            raise UserError(f"the robot's seconds are {seconds!r}, so no episode would end; give a number.")
+        if home is not None and not _listed(home, int | float):
+            raise UserError(
+                f"the robot's home is {home!r}, so the arm would not know where to go; give a position for each joint, "
+                "or write it with 'vla-rl robot home FILE'."
+            )
         return cls(
             **parts,
             cameras={name: _part(f"camera {name!r}", camera) for name, camera in cameras.items()},
             limits=given.get("limits"),
             kinematics=str(given.get("kinematics", "")),
-            tasks=_tasks(given.get("tasks", ("",))),
-            seconds=_seconds(given.get("seconds", cls.seconds)),
-            home=_home(given.get("home")),
+            tasks=tuple(tasks),
+            seconds=float(seconds),
+            home=None if home is None else tuple(map(float, home)),
         )
 
 
@@ -224,29 +236,8 @@ def _reaching(name: str, value: Any, nested: bool = False) -> Iterator[str]:
         yield f"{value} as its {name}"
 
 
-def _tasks(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
-        raise UserError(
-            f"the robot's tasks are {value!r}, so its episodes could not be named; give a list of instructions."
-        )
-    return tuple(value)
-
-
-def _seconds(value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise UserError(f"the robot's seconds are {value!r}, so no episode would end; give a number.")
-    return float(value)
-
-
-def _home(value: Any) -> tuple[float, ...] | None:
-    if value is None:
-        return None
-    if not isinstance(value, list | tuple) or not all(isinstance(one, int | float) for one in value):
-        raise UserError(
-            f"the robot's home is {value!r}, so the arm would not know where to go; give a position for each joint, or "
-            "write it with 'vla-rl robot home FILE'."
-        )
-    return tuple(float(one) for one in value)
+def _listed(value: Any, kind: type | UnionType) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(one, kind) for one in value)
 
 
 def _part(what: str, value: Any) -> Part:

@@ -97,24 +97,18 @@ class Inbox:
         if self.gone:
             return []
         try:
-            piece = os.read(self._end, _AT_ONCE)
-        except BlockingIOError:
-            return []
-        except OSError as error:
-            self.gone = str(error)
-            return []
-        if not piece:
-            self.gone = "it has ended"
-            return []
-        try:
+            if not (piece := os.read(self._end, _AT_ONCE)):
+                raise EOFError("it has ended")
             messages = self._pieces.add(piece)
             if messages and not self._greeted:
                 greeted(messages.pop(0), self._name)
                 self._greeted = True
-        except ContractError as error:
+            return messages
+        except BlockingIOError:
+            return []
+        except (OSError, EOFError, ContractError) as error:
             self.gone = str(error)
             return []
-        return messages
 
 
 class Outbox:

@@ -93,6 +93,21 @@ class RobotSpec:
         unit = units.pop() if len(units) == 1 else ", ".join(joint.unit for joint in self.joints)
         return ArraySpec((len(self.joints),), "float32", tuple(low), tuple(high), unit, names=self.names)
 
+    def target(self, position: Any) -> np.ndarray:
+        """``position`` as a target float64 [D] of its own; raises ContractError for what is none."""
+        found = numbers_of(position, len(self.joints))
+        if found is None or not np.isfinite(found).all():
+            raise ContractError(
+                f"{position!r} is no target of the {len(self.joints)} joints of {self.name}, so nothing was sent; give "
+                "a finite number for each."
+            )
+        return found
+
+    def within(self, position: Any) -> np.ndarray:
+        """The nearest :meth:`target` that the joints can reach."""
+        found: np.ndarray = np.clip(self.target(position), self.position.low, self.position.high)
+        return found
+
     def env_spec(
         self, cameras: Mapping[str, tuple[int, int]], tasks: Sequence[str], time_limit: int, max_chunk: int
     ) -> EnvSpec:

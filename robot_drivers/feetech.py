@@ -17,7 +17,6 @@ from robot_drivers.driver import DriverError
 from vla_rl.contract.errors import UserError
 
 BAUD = 1_000_000
-TICKS = 4096  # of one revolution
 MODEL = 777  # what an STS3215 calls itself
 _HEADER, _EVERYBODY = b"\xff\xff", 0xFE
 _READ, _WRITE, _SYNC_READ, _SYNC_WRITE = 0x02, 0x03, 0x82, 0x83

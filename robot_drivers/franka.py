@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from robot_drivers.driver import DriverError, Joint, Measurement, RobotSpec
-from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.errors import UserError
 
 # rad, rad/s: the limits of the Franka Research 3 (Franka's "Robot and interface specifications").
 _LOW = (-2.7437, -1.7837, -2.9007, -3.0421, -2.8065, 0.5445, -3.0159)
@@ -88,9 +88,7 @@ class Franka:
 
     def command(self, position: np.ndarray) -> np.ndarray:
         """Plan anew to a target [7] within the joints' limits, from the motion that is under way."""
-        if position.shape != (len(_LOW),) or not np.isfinite(position).all():
-            raise ContractError(f"{position!r} is no target of seven joints, so nothing was sent; give finite ones.")
-        robot, sent = self._reached(), np.clip(position, _LOW, _HIGH)
+        sent, robot = self.spec.within(position), self._reached()
         try:
             robot.move(self._franky.JointMotion(sent.tolist()), asynchronous=True)
         except self._errors() as error:

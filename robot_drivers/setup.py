@@ -268,14 +268,14 @@ class Prompts:
     def until(self, question: str, read: Callable[[str], T], default: str = "") -> T:
         """What ``read`` makes of the answer, ``default`` for an empty one; asked again with what it raises.
 
-        ``read`` raises UserError or ValueError for an answer that means nothing.
+        ``read`` raises UserError, ValueError or TypeError for an answer that means nothing.
         """
         wrong = ""
         while True:
             answer = self._ask(f"{wrong}{question}").strip() or default
             try:
                 return read(answer)
-            except (UserError, ValueError, ImportError) as error:
+            except (UserError, ValueError, TypeError, ImportError) as error:
                 wrong = f"{error}\n"
 
     def part(
@@ -291,17 +291,16 @@ class Prompts:
         ``read`` gives its name and the options that are known with it.  ``make`` raises for options that do not fit:
         then all is asked again.  ``offered`` are the options' defaults in place of those of the class.
         """
-        wrong = ""
-        while True:
-            found = self.until(f"{wrong}{question}", read, default)
+
+        def read_all(answer: str) -> Part | None:
+            found = read(answer)
             if not found.name:
                 return None
-            try:
-                options = {**found.options, **self._options(found, offered(found))}
-                make(found.name, options)
-                return Part(found.name, options)
-            except (UserError, ValueError, TypeError, ImportError) as error:
-                wrong = f"{error}\n"
+            options = {**found.options, **self._options(found, offered(found))}
+            make(found.name, options)
+            return Part(found.name, options)
+
+        return self.until(question, read_all, default)
 
     def _options(self, found: Part, offered: Mapping[str, Any]) -> dict[str, Any]:
         given = {}

@@ -260,18 +260,11 @@ class Hardware:
 
         Raises ContractError for a wrong shape or a NaN.
         """
-        wanted = np.asarray(position, np.float64)
-        low, high = (np.array([getattr(joint, end) for joint in self.spec.joints]) for end in ("low", "high"))
-        if wanted.shape != low.shape or not np.isfinite(wanted).all():
-            raise ContractError(
-                f"{wanted.tolist()} is no position of {len(low)} joints, so the arm keeps its last target; command "
-                "finite numbers, one per joint."
-            )
-        sent = np.clip(wanted, low, high)
+        sent = self.spec.within(position)
         due = now + self._imperfections.command_latency + self._imperfections.jitter * self._late.random()
         # The bus keeps the order: a command that was held up holds up those behind it.
         self._commands.append((max([due, *(when for when, _ in self._commands)]), sent - self._offsets))
-        return np.asarray(sent)
+        return sent
 
     def tick(self, now: float) -> None:
         """Advance from ``now`` to ``now + dt`` with the newest target that has arrived."""

@@ -205,12 +205,15 @@ class _Line:
     """A connection to the process at ``address``."""
 
     def __init__(self, address: str, name: str) -> None:
-        """Raises OSError when nobody listens there."""
+        """Raises DriverError when nobody listens there."""
         connected = socket.socket(socket.AF_UNIX)
-        connected.connect(address)
-        self._stream = SocketStream(connected)
-        self._stream.deadline = time.monotonic() + _PATIENCE
-        handshake(self._stream, self._stream, name)
+        try:
+            connected.connect(address)
+            self._stream = SocketStream(connected)
+            self._stream.deadline = time.monotonic() + _PATIENCE
+            handshake(self._stream, self._stream, name)
+        except (OSError, EOFError) as error:
+            raise DriverError(f"no simulated robot answers at {address} ({error})") from error
 
     def ask(self, what: str, **entries: Any) -> dict[str, Any]:
         """The answer; raises DriverError for silence, and ContractError for a request that was refused."""
@@ -254,10 +257,9 @@ class SimulatedArm:
         if self._line is None:
             try:
                 self._line = _Line(self._address, "driver")
-            except (OSError, EOFError) as error:
+            except DriverError as error:
                 raise UserError(
-                    f"no simulated robot answers at {self._address} ({error}), so there is no arm; start one with "
-                    "'python -m robot_drivers.simulated robot.json'."
+                    f"{error}, so there is no arm; start one with 'python -m robot_drivers.simulated robot.json'."
                 ) from error
 
     def observe(self) -> Measurement:
@@ -313,8 +315,8 @@ class SimulatedCamera:
         """Raises CameraError when the process does not answer."""
         try:
             self._line = _Line(self._address, f"camera {self._camera}")
-        except (OSError, EOFError) as error:
-            raise CameraError(f"no simulated robot answers at {self._address} ({error})") from error
+        except DriverError as error:
+            raise CameraError(str(error)) from error
 
     def grab(self) -> Frame:
         """Wait for the next picture; raises CameraError when the process is gone."""

@@ -15,6 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -24,7 +25,7 @@ import numpy as np
 from robot_drivers import feetech
 from robot_drivers.driver import Asks, DriverError, Joint, Measurement, RobotSpec
 from robot_drivers.feetech import Bus, Register, StatusError
-from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.errors import UserError
 from vla_rl.contract.trust import read_json
 
 LAST_TICK = 4095
@@ -310,49 +311,31 @@ class Servos:
 
     def _ranges(self, ask: Asks) -> tuple[np.ndarray, np.ndarray]:
         """The smallest and largest ticks [6] that were seen while a person moved the arm."""
-        with _Extremes(self) as seen:
-            ask(
-                f"Move every joint but {FULL_TURN} by hand through its whole range, one after the other, then press "
-                "Enter."
-            )
-        lows, highs = seen.lows, seen.highs
+        enough = threading.Event()
+
+        def watch() -> tuple[np.ndarray, np.ndarray]:
+            lows = highs = self.read()[0]
+            while not enough.wait(0.01):
+                ticks = self.read()[0]
+                lows, highs = np.minimum(lows, ticks), np.maximum(highs, ticks)
+            return lows.copy(), highs.copy()
+
+        with ThreadPoolExecutor(1, "calibration") as thread:
+            watching = thread.submit(watch)
+            try:
+                ask(
+                    f"Move every joint but {FULL_TURN} by hand through its whole range, one after the other, then "
+                    "press Enter."
+                )
+            finally:
+                enough.set()
+            lows, highs = watching.result()
         full = JOINTS.index(FULL_TURN)
         lows[full], highs[full] = 0, LAST_TICK
         still = [joint for joint, low, high in zip(JOINTS, lows, highs, strict=True) if low == high]
         if still:
             raise UserError(f"{', '.join(still)} did not move, so the arm is not calibrated; begin again.")
         return lows, highs
-
-
-class _Extremes:
-    """Watches the servos from a thread of its own while a person is waited for."""
-
-    def __init__(self, servos: Servos) -> None:
-        self._servos, self._enough = servos, threading.Event()
-        self.lows = servos.read()[0]
-        self.highs = self.lows.copy()
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._watch, name="calibration", daemon=True)
-
-    def __enter__(self) -> _Extremes:
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        self._enough.set()
-        self._thread.join()
-        if self._error is not None and kind is None:
-            raise self._error
-
-    def _watch(self) -> None:
-        try:
-            while True:
-                ticks = self._servos.read()[0]
-                self.lows, self.highs = np.minimum(self.lows, ticks), np.maximum(self.highs, ticks)
-                if self._enough.wait(0.01):
-                    return
-        except DriverError as error:
-            self._error = error
 
 
 _FOLDERS = ("robots/so101_follower", "robots/so_follower")  # LeRobot's until 0.4.3, and since
@@ -438,12 +421,8 @@ class SO101:
 
     def command(self, position: np.ndarray) -> np.ndarray:
         """Send a target float64 [6], rounded to ticks within the calibrated range; the first switches torque on."""
-        if position.shape != (len(JOINTS),) or not np.isfinite(position).all():
-            raise ContractError(
-                f"{position!r} is no target of six joints, so nothing was sent; give finite {', '.join(JOINTS)}."
-            )
-        scale = self._servos.scale
-        ticks = scale.ticks(position)
+        target, scale = self.spec.target(position), self._servos.scale
+        ticks = scale.ticks(target)
         if not self._held:
             self._servos.hold(self._servos.read()[0])
             self._held = True

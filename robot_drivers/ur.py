@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from robot_drivers.driver import DriverError, Joint, Measurement, RobotSpec
-from vla_rl.contract.errors import ContractError, UserError, did_you_mean
+from vla_rl.contract.errors import UserError, did_you_mean
 
 JOINTS = ("shoulder_pan", "shoulder_lift", "elbow", "wrist_1", "wrist_2", "wrist_3")
 # °/s: the largest speeds of the joints, from the data sheets of Universal Robots.
@@ -104,7 +104,7 @@ class UR:
 
     def command(self, position: np.ndarray) -> np.ndarray:
         """Stream a target [6] to ``servoJ``, within the joints' limits; raises DriverError when it is refused."""
-        sent = _within(self.spec, position)
+        sent = self.spec.within(position)
         self._reached()
         self._control.kickWatchdog()
         # Speed and acceleration are not used by servoJ, as its reference says.
@@ -132,13 +132,3 @@ class UR:
             if connection is not None:
                 connection.disconnect()
         self._control = self._receive = None
-
-
-def _within(spec: RobotSpec, position: np.ndarray) -> np.ndarray:
-    if position.shape != (len(spec.joints),) or not np.isfinite(position).all():
-        raise ContractError(
-            f"{position!r} is no target of {spec.name}'s joints, so nothing was sent; give finite ones."
-        )
-    low, high = ([getattr(joint, end) for joint in spec.joints] for end in ("low", "high"))
-    found: np.ndarray = np.clip(position, low, high)
-    return found

@@ -9,16 +9,13 @@ says so, and the others go on.  Without a GPU everything runs on the processor, 
 from __future__ import annotations
 
 import argparse
-import gc
 import importlib.util
-import platform
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,7 +27,7 @@ import torch
 from sims.catalog import make
 from tests.benchmarks import gpu as vla
 from tests.benchmarks.__main__ import BENCHMARKS
-from tests.benchmarks.measure import Contender, NotRun, OverBudget, at_most, interleave
+from tests.benchmarks.measure import Contender, Line, NotRun, Report, interleave
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.contract.check import random_actions
 from vla_rl.contract.env import to_env
@@ -43,7 +40,6 @@ from vla_rl.recipes.metrics import rows
 from vla_rl.recipes.recipe import run
 from vla_rl.recipes.terminal import Clock, steps_per_second
 from vla_rl.training.loop import LoopConfig
-from vla_rl.training.tracking import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = Path("runs/gpu")
@@ -112,56 +108,6 @@ class Plan:
         return cls(device) if device != "cpu" else cls("cpu", (2,), 2, 2, 2, 120.0, quick=True)
 
 
-@dataclass(frozen=True)
-class Line:
-    """One result, or why there is none (``value`` None)."""
-
-    part: str
-    what: str
-    value: float | None
-    unit: str = ""
-    note: str = ""
-
-    def __str__(self) -> str:
-        value = "none" if self.value is None else f"{self.value:,.4g} {self.unit}".rstrip()
-        return f"| {self.part} | {self.what} | {value} | {self.note} |"
-
-
-@dataclass
-class Results:
-    """The lines so far, on disk after each."""
-
-    out: Path
-    plan: Plan
-    lines: list[Line] = field(default_factory=list)
-
-    def add(self, *lines: Line) -> None:
-        """Print and write."""
-        for line in lines:
-            self.lines.append(line)
-            print(line, flush=True)
-        write_json(self.out / "results.json", {"about": self.about(), "lines": [asdict(line) for line in self.lines]})
-        head = [self.heading(), "", "| part | what | result | note |", "|---|---|---|---|"]
-        (self.out / "results.md").write_text("\n".join([*head, *map(str, self.lines)]) + "\n", encoding="utf-8")
-
-    def about(self) -> dict[str, Any]:
-        """Where and when."""
-        cuda = self.plan.device != "cpu"
-        return {
-            "device": torch.cuda.get_device_name() if cuda else f"cpu ({platform.machine()})",
-            "small": self.plan.quick,
-            "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        }
-
-    def heading(self) -> str:
-        """The line above the table."""
-        about = self.about()
-        small = "There is no GPU: everything is small, so no number says how fast a GPU is. " if self.plan.quick else ""
-        return f"{small}{about['device']}, {about['date']}, torch {about['torch']}, Python {about['python']}."
-
-
 Part = Callable[[Plan], list[Line]]
 
 
@@ -175,37 +121,19 @@ def parts() -> dict[str, Part]:
     return found
 
 
-def main(arguments: Sequence[str] | None = None) -> Results:
+def main(arguments: Sequence[str] | None = None) -> Report:
     """Do all parts; see the module."""
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args(arguments)
-    given.out.mkdir(parents=True, exist_ok=True)
-    results = Results(given.out, Plan.of(given.device))
-    print(results.heading(), flush=True)
+    plan = Plan.of(given.device)
+    report = Report(given.out, "results", plan.device, small=plan.quick)
+    print(report.heading(), flush=True)
     for name, part in parts().items():
-        results.add(*_done(name, part, results.plan))
+        report.run(name, partial(part, plan), plan.seconds)
     print(f"written: {given.out / 'results.json'} and {given.out / 'results.md'}")
-    return results
-
-
-def _done(name: str, part: Part, plan: Plan) -> list[Line]:
-    """The lines of one part; whatever goes wrong in it is one."""
-    try:
-        with at_most(plan.seconds):
-            return part(plan)
-    except OverBudget:
-        return [Line(name, "", None, note=f"not finished after {plan.seconds:.0f} s")]
-    except NotRun as reason:
-        return [Line(name, "", None, note=str(reason))]
-    except Exception as error:  # the other parts still tell something
-        said = " ".join(str(error).split()).replace("|", "/")[:300]
-        return [Line(name, "", None, note=f"failed: {type(error).__name__}: {said}")]
-    finally:
-        gc.collect()
-        if plan.device != "cpu":
-            torch.cuda.empty_cache()
+    return report
 
 
 # -- parts ------------------------------------------------------------------------------------------------------------
@@ -243,14 +171,14 @@ def benchmark(name: str, plan: Plan) -> list[Line]:
     if not found:
         raise NotRun("not measured, it needs a GPU")
     notes = ["" if row.ratio is None else f"{row.ratio:.2f} of the other's {row.other:,.4g}" for row in found]
-    return [Line("bench", row.name, row.ours, row.unit, note) for row, note in zip(found, notes, strict=True)]
+    return [Line("bench", row.name, row.ours, row.unit, note=note) for row, note in zip(found, notes, strict=True)]
 
 
 def models(plan: Plan) -> list[Line]:
     """Vision-language-action models: chunks, updates, memory (``tests/benchmarks/gpu.py``)."""
     with TemporaryDirectory() as folder:
         given = ["--device", plan.device, "--out", folder, *(["--small"] if plan.quick else [])]
-        return [Line("models", line.what, line.value, line.unit, line.note) for line in vla.main(given).lines]
+        return vla.main(given).lines
 
 
 def speed(simulator: Simulator, plan: Plan) -> list[Line]:
@@ -308,7 +236,7 @@ def train(simulator: Simulator, plan: Plan) -> list[Line]:
     speeds = [steps_per_second(line) for line in lines if "time/iteration_s" in line]
     what = f"{simulator.env}, {num_envs} environments x {plan.decisions} decisions"
     return [
-        Line("PPO", what, float(np.median(speeds)), "steps/s", spent.shares()),
+        Line("PPO", what, float(np.median(speeds)), "steps/s", note=spent.shares()),
         Line(
             "PPO", f"{simulator.env}, test return", found["mean"], note=f"{int(lines[-1]['env/steps_total']):,} steps"
         ),

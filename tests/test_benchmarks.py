@@ -33,7 +33,13 @@ EXPECTED = {
     "prefix_stored_vs_recomputed": 2,
 }
 # They take seconds; isolation, streams and estimates have tests of their own.
-SLOW = {"memory_estimate", "imagined_vs_simulator", "isolated_vs_inprocess"}
+SLOW = {
+    "memory_estimate",
+    "imagined_vs_simulator",
+    "isolated_vs_inprocess",
+    "prefix_stored_vs_recomputed",
+    "wan_frames",
+}
 
 
 def test_every_benchmark_is_tested():
@@ -120,7 +126,7 @@ def test_without_lerobot_a_row_says_how_to_install_it(name, module, tmp_path, mo
 def test_the_gpu_script_runs_to_its_end_without_one(tmp_path):
     report = gpu.main(["--small", "--device", "cpu", "--out", str(tmp_path)])
     assert [line.note for line in report.lines if line.value is None] == []
-    assert len(report.lines) == 2 * (2 + 2 + 2 + 2) + 2
+    assert len(report.lines) == 2 * (2 * 3 + 2 + 3 * 2) + 2
     written = json.loads((tmp_path / "gpu.json").read_text())
     assert len(written["lines"]) == len(report.lines) and {"device", "date", "torch"} < written["about"].keys()
     assert (tmp_path / "gpu.md").read_text().count("\n| ") == len(report.lines) + 1

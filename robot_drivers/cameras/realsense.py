@@ -28,7 +28,7 @@ class RealSenseCamera:
 
     def __init__(self, serial: str = "", height: int = 480, width: int = 640, fps: int = 30) -> None:
         self.spec = CameraSpec(height, width, float(fps))
-        self._serial, self._fps = serial, fps
+        self._serial, self._fps, self._name = serial, fps, f"RealSense {serial or 'without a number'}"
         self._pipeline: Any = None
 
     def open(self) -> None:
@@ -45,17 +45,17 @@ class RealSenseCamera:
         try:
             pipeline.start(config)
         except RuntimeError as error:
-            raise CameraError(f"RealSense {self._serial or 'without a number'} does not start: {error}") from error
+            raise CameraError(f"{self._name} does not start: {error}") from error
         self._pipeline = pipeline
 
     def grab(self) -> Frame:
         try:
             frame = self._pipeline.wait_for_frames(_WAIT_MS).get_color_frame()
         except RuntimeError as error:
-            raise CameraError(f"RealSense {self._serial or 'without a number'} is silent: {error}") from error
+            raise CameraError(f"{self._name} is silent: {error}") from error
         captured = time.monotonic()
         if not frame:
-            raise CameraError(f"RealSense {self._serial or 'without a number'} gave frames without color")
+            raise CameraError(f"{self._name} gave frames without color")
         return Frame(np.array(frame.get_data(), copy=True), captured)  # its memory is the camera's
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ from tests.benchmarks.imagination import imagined_vs_simulator, wan_frames
 from tests.benchmarks.ingest import ingest_vs_disk
 from tests.benchmarks.ingest_lerobot import ingest_vs_lerobot
 from tests.benchmarks.isolation import isolated_vs_inprocess
-from tests.benchmarks.learning import iteration_parts, update_stored_vs_recomputed
+from tests.benchmarks.learning import iteration_parts, prefix_stored_vs_recomputed, update_stored_vs_recomputed
 from tests.benchmarks.maniskill import maniskill_vs_alone
 from tests.benchmarks.measure import NotRun, OverBudget, Row, at_most
 from tests.benchmarks.memory import memory_estimate
@@ -31,7 +31,6 @@ from tests.benchmarks.rendering import render_vs_mujoco
 from tests.benchmarks.replay import replay_add
 from tests.benchmarks.timeline import timeline_cost
 from tests.benchmarks.vla_inference import inference_vs_lerobot
-from tests.benchmarks.vla_learning import prefix_stored_vs_recomputed
 from tests.benchmarks.warp import warp_vs_alone
 from vla_rl.contract.errors import did_you_mean
 from vla_rl.training.tracking import write_json

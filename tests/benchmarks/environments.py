@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any
@@ -25,32 +26,7 @@ def env_vs_async(quick: bool = False) -> list[Row]:
     fastest; each hosts one plain environment with its own ``MjData``, one ``mujoco.mj_step`` per control step and rules
     in numpy.  With fewer workers than our 64 rows, it steps fewer environments: steps per second are compared.
     """
-    num_envs, steps, repeats, workers = (4, 2, 1, (2,)) if quick else (64, 40, 7, (2, 4, 16, 64))
-    env = make("lift", num_envs=num_envs, render=False, threads=THREADS)
-    env_ids, actions = np.arange(num_envs), _actions(env, steps)
-
-    def play() -> None:
-        for action in actions:
-            env.step(action[:, None])
-
-    def play_single(other: Any, count: int) -> None:
-        for action in actions:
-            other.step(action[:count].reshape(other.action_space.shape))
-
-    contenders = {"ours": Contender(play, lambda: env.reset(env_ids, env_ids))}
-    with closing(env), ExitStack() as stack:
-        for count in workers:
-            other = stack.enter_context(closing(vector(count, count)))
-            seeds = list(range(count))
-            contenders[str(count)] = Contender(
-                partial(play_single, other, count), lambda other=other, seeds=seeds: other.reset(seed=seeds)
-            )
-        seconds = interleave(contenders, repeats)
-    total, ours = num_envs * steps, seconds.pop("ours")
-    equal_work = {count: value * num_envs / int(count) for count, value in seconds.items()}
-    detail = {f"async_{count}_workers": round(total / value) for count, value in equal_work.items()}
-    pair = (ours, min(equal_work.values()))
-    return [rate_row("env_vs_async", "env_vs_async", total, pair, "steps/s", **detail)]
+    return [_against("env_vs_async", {count: count for count in ((2,) if quick else (2, 4, 16, 64))}, quick)]
 
 
 def env_vs_async_nested(quick: bool = False) -> list[Row]:
@@ -60,40 +36,42 @@ def env_vs_async_nested(quick: bool = False) -> list[Row]:
     end in the same physics state, bit for bit.  Little is left to win: even ``mujoco.rollout`` without an environment
     around it, as in :func:`env_vs_rollout`, is not much faster than physics in plain processes.
     """
-    num_envs, steps, repeats, workers = (4, 2, 1, (2,)) if quick else (64, 40, 7, (2, 4, 16))
+    workers = dict.fromkeys((2,) if quick else (2, 4, 16), 4 if quick else 64)
+    return [_against("env_vs_async_nested", workers, quick, other_is=OPPONENT)]
+
+
+def _against(name: str, workers: Mapping[int, int], quick: bool, **detail: Any) -> Row:
+    """Against so many environments in so many ``workers``; where they are as many as ours, they do the same."""
+    num_envs, steps, repeats = (4, 2, 1) if quick else (64, 40, 7)
     env = make("lift", num_envs=num_envs, render=False, threads=THREADS)
-    env_ids = np.arange(num_envs)
-    actions = _actions(env, steps)
+    env_ids, actions = np.arange(num_envs), _actions(env, steps)
 
     def play() -> None:
         for action in actions:
             step = env.step(action[:, None])
         assert step.valid.all(), "a row ended, so ours did less work; take fewer steps"
 
-    def play_async(other: Any) -> None:
-        shape = other.action_space.shape
+    def play_async(other: Any, envs: int) -> None:
         for action in actions:
-            other.step(action.reshape(shape))
+            other.step(action[:envs].reshape(other.action_space.shape))
 
     contenders = {"ours": Contender(play, lambda: env.reset(env_ids, env_ids))}
     with closing(env), ExitStack() as stack:
-        others = {count: stack.enter_context(closing(vector(num_envs, count))) for count in workers}
+        others = {count: stack.enter_context(closing(vector(envs, count))) for count, envs in workers.items()}
         for count, other in others.items():
-            seeds = [int(seed) for seed in env_ids[:: num_envs // count]]
-            contenders[str(count)] = Contender(
-                partial(play_async, other), lambda other=other, seeds=seeds: other.reset(seed=seeds)
-            )
+            seeds = [int(seed) for seed in range(0, workers[count], workers[count] // count)]
+            reset = partial(other.reset, seed=seeds)
+            contenders[str(count)] = Contender(partial(play_async, other, workers[count]), reset)
         seconds = interleave(contenders, repeats)
         physics = np.concatenate([env._batch.bind("qpos"), env._batch.bind("qvel")], axis=1)
         for count, other in others.items():
-            same = np.array_equal(np.concatenate(other.call("physics")), physics)
+            same = np.array_equal(np.concatenate(other.call("physics")), physics[: workers[count]])
             assert same, f"{count} workers simulated something else"
     ours = seconds.pop("ours")
-    total = num_envs * steps
-    detail: dict[str, Any] = {f"async_{name}_workers": round(total / value) for name, value in seconds.items()}
-    pair = (ours, min(seconds.values()))
-    detail |= {"num_envs": num_envs, "other_is": OPPONENT}
-    return [rate_row("env_vs_async_nested", "env_vs_async_nested", total, pair, "steps/s", **detail)]
+    equal_work = {count: value * num_envs / workers[int(count)] for count, value in seconds.items()}
+    detail |= {f"async_{count}_workers": round(num_envs * steps / value) for count, value in equal_work.items()}
+    pair = (ours, min(equal_work.values()))
+    return rate_row(name, name, num_envs * steps, pair, "steps/s", num_envs=num_envs, **detail)
 
 
 def env_vs_rollout(quick: bool = False) -> list[Row]:

@@ -8,13 +8,10 @@ others go on.  Words choose the parts whose names hold one.  ``--small --device 
 from __future__ import annotations
 
 import argparse
-import gc
 import math
-import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,8 +23,8 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.benchmarks.imagination import wan_frames
-from tests.benchmarks.measure import OverBudget, at_most
-from tests.benchmarks.vla_learning import learner_of
+from tests.benchmarks.learning import learner_of
+from tests.benchmarks.measure import Line, Report
 from tests.benchmarks.vla_sizes import TINY, Scene, parameters_of, policy_of, rollout_of
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.contract.env import Observation
@@ -37,7 +34,6 @@ from vla_rl.policies.smolvla.shape import SmolVLAShape
 from vla_rl.policies.vla.flow_vla import FlowVLA
 from vla_rl.policies.vla.inference import Compiled, CudaGraph, Eager, Inference
 from vla_rl.policies.vla.options import VLAOptions
-from vla_rl.training.tracking import write_json
 
 WHOLE = 540.0  # seconds for everything
 RATE = 800e12  # operations per second in bfloat16 that an H100 reached in a product of 8192 x 8192 x 8192
@@ -57,17 +53,6 @@ TINY_PI0 = Pi0Shape(
     action_size=8,
     state_size=8,
 )
-
-
-@dataclass(frozen=True)
-class Line:
-    """One measurement, or why there is none: ``aim`` is at most (ms) or at least (others)."""
-
-    what: str
-    value: float | None
-    unit: str
-    aim: str = ""
-    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,35 +89,6 @@ class Plan:
         return cls(device, families, Scene(), ways)
 
 
-class Report:
-    """The lines so far, on disk after each."""
-
-    def __init__(self, out: Path, plan: Plan) -> None:
-        cuda = plan.device != "cpu"
-        self.about = {
-            "device": torch.cuda.get_device_name() if cuda else f"cpu ({platform.machine()})",
-            "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "sizes": {family.name: asdict(family.shape) for family in plan.families},
-        }
-        self.out, self.lines = out, list[Line]()
-
-    def add(self, line: Line) -> None:
-        """Print a line and write all of them."""
-        self.lines.append(line)
-        print(_text(line), flush=True)
-        write_json(self.out / "gpu.json", {"about": self.about, "lines": [asdict(item) for item in self.lines]})
-        head = f"{self.about['device']}, {self.about['date']}, torch {self.about['torch']}; random weights\n\n"
-        table = ["| what | value | aim | note |", "|---|---|---|---|", *(_text(item) for item in self.lines)]
-        (self.out / "gpu.md").write_text(head + "\n".join(table) + "\n", encoding="utf-8")
-
-
-def _text(line: Line) -> str:
-    value = "not measured" if line.value is None else f"{line.value:.4g} {line.unit}"
-    return f"| {line.what} | {value} | {line.aim} | {line.note} |"
-
-
 Part = Callable[[Plan, Report], None]
 
 
@@ -161,32 +117,13 @@ def main(arguments: Sequence[str] | None = None) -> Report:
     given = parser.parse_args(arguments)
     if given.device != "cpu" and not torch.cuda.is_available():
         parser.error(f"torch sees no GPU, so nothing can run on {given.device!r}; try --small --device cpu.")
-    given.out.mkdir(parents=True, exist_ok=True)
     plan = Plan.of(given.device, given.small)
-    report, end = Report(given.out, plan), time.monotonic() + WHOLE
-    chosen = [item for item in parts_of(plan) if not given.words or any(word in item[0] for word in given.words)]
-    for name, limit, part in chosen:
-        _measure(name, min(limit, end - time.monotonic()), part, plan, report)
+    sizes = {family.name: asdict(family.shape) for family in plan.families}
+    report, end = Report(given.out, "gpu", plan.device, sizes=sizes), time.monotonic() + WHOLE
+    for name, limit, part in parts_of(plan):
+        if not given.words or any(word in name for word in given.words):
+            report.run(name, partial(part, plan, report), max(0.1, min(limit, end - time.monotonic())))
     return report
-
-
-def _measure(name: str, limit: float, part: Part, plan: Plan, report: Report) -> None:
-    """Run one part; whatever goes wrong in it becomes a line."""
-    if limit <= 0:
-        report.add(Line(name, None, "", note="no time was left"))
-        return
-    try:
-        with at_most(limit):
-            part(plan, report)
-    except OverBudget:
-        report.add(Line(name, None, "", note=f"not finished after {limit:.0f} s"))
-    except Exception as error:  # the other parts still tell something
-        said = " ".join(str(error).split()).replace("|", "/")[:300]
-        report.add(Line(name, None, "", note=f"failed: {type(error).__name__}: {said}"))
-    torch.compiler.reset()
-    gc.collect()
-    if plan.device != "cpu":
-        torch.cuda.empty_cache()
 
 
 # -- parts ------------------------------------------------------------------------------------------------------------
@@ -207,12 +144,13 @@ def _acting(family: Family, name: str) -> Part:
         seconds, work = _seconds(one, plan), _operations(policy, plan)
         note = f"bfloat16, {parameters_of(policy) / 1e6:.0f}M parameters, {plan.scene.cameras} cameras"
         note += f", {work / 1e12:.2f} TFLOP; the first took {first:.1f} s"
-        report.add(Line(f"{family.name}, a chunk at batch 1, {name}", 1e3 * seconds, "ms", f"≤ {family.aim:g}", note))
-        _profile(f"{family.name}, a chunk at batch 1, {name}", one, plan, report)
+        this = f"{family.name}, {name}"
+        report.add(Line(this, "a chunk at batch 1", 1e3 * seconds, "ms", f"≤ {family.aim:g}", note))
+        _profile(this, "a chunk at batch 1", one, plan, report)
         for batch in plan.batches:
             seconds = _seconds(partial(_decide, policy, plan.scene.observe(batch)), replace(plan, repeats=3))
             share = f"{batch * work / seconds / RATE:.0%} of {RATE / 1e12:.0f} TFLOP/s"
-            report.add(Line(f"{family.name}, batch {batch}, {name}", batch / seconds, "observations/s", note=share))
+            report.add(Line(this, f"batch {batch}", batch / seconds, "observations/s", note=share))
 
     return part
 
@@ -237,7 +175,7 @@ def _attention_operations(query: Any, key: Any, value: Any, *rest: Any, out_shap
     return int(2 * batch * heads * length * key[2] * (size + value[3]))
 
 
-def _profile(what: str, call: Callable[[], object], plan: Plan, report: Report) -> None:
+def _profile(name: str, what: str, call: Callable[[], object], plan: Plan, report: Report) -> None:
     """Kernels, and the seconds in which the GPU works, of one call; its table goes to ``profile/`` in ``--out``."""
     cuda = plan.device != "cpu"
     _wait(plan)
@@ -245,15 +183,15 @@ def _profile(what: str, call: Callable[[], object], plan: Plan, report: Report) 
         call()
         _wait(plan)
     sort = "self_device_time_total" if cuda else "self_cpu_time_total"
-    folder = report.out / "profile"
+    folder = report.files.with_name("profile")
     folder.mkdir(exist_ok=True)
-    name = "".join(letter if letter.isalnum() else "-" for letter in what)
+    file = "".join(letter if letter.isalnum() else "-" for letter in f"{name}, {what}")
     rows = found.key_averages()
-    (folder / f"{name}.txt").write_text(rows.table(sort_by=sort, row_limit=40, max_name_column_width=90), "utf-8")
+    (folder / f"{file}.txt").write_text(rows.table(sort_by=sort, row_limit=40, max_name_column_width=90), "utf-8")
     kernels = [event for event in found.events() if event.device_type == DeviceType.CUDA]
     if cuda:
         busy = sum(event.device_time for event in kernels) / 1e3
-        report.add(Line(f"{what}: GPU at work", busy, "ms", note=f"{len(kernels)} kernels and copies"))
+        report.add(Line(name, f"{what}: GPU at work", busy, "ms", note=f"{len(kernels)} kernels and copies"))
 
 
 def _iteration(what: str, family: Family, kept: str, way: Inference) -> Part:
@@ -277,9 +215,9 @@ def _iteration(what: str, family: Family, kept: str, way: Inference) -> Part:
             note = (
                 f"acting {acted - start:.2f} s, update {learnt - acted:.2f} s{peak}; {plan.decisions}x{plan.num_envs}"
             )
-            report.add(Line(f"{what}, {which}", learnt - start, "s", note=f"{note} decisions, 2 epochs"))
+            report.add(Line(what, which, learnt - start, "s", note=f"{note} decisions, 2 epochs"))
         rollout = rollout_of(policy, plan.scene, plan.decisions, plan.num_envs)
-        _profile(f"{what}: its update", partial(learner.update, rollout), plan, report)
+        _profile(what, "its update", partial(learner.update, rollout), plan, report)
 
     return part
 
@@ -294,9 +232,9 @@ def _ratios(family: Family) -> Part:
             out, _ = policy.act(features, {}, "sample", torch.Generator().manual_seed(0))
             gaps = [_gap(policy, features, out, rows) for rows in (slice(0, 1), slice(1, 8), slice(None))]
             root = math.sqrt(out.aux["noisy_steps"].shape[1] * math.prod(policy.latent_shape))
-            what = f"{family.name}, largest log ratio before learning, {dtype}"
+            what = f"largest log ratio before learning, {dtype}"
             note = f"minibatches of 1, 7 and 8; √terms is {root:.0f}, so {max(gaps) / root:.1e} √terms"
-            report.add(Line(what, max(gaps), "nats", aim, note))
+            report.add(Line(f"{family.name}, log-probs", what, max(gaps), "nats", aim, note))
 
     return part
 
@@ -311,7 +249,9 @@ def _gap(policy: FlowVLA, features: dict[str, Tensor], out: Any, rows: slice) ->
 def _imagined(plan: Plan, report: Report) -> None:
     """The rows of ``wan_frames``."""
     for row in wan_frames(quick=plan.device == "cpu"):
-        report.add(Line(row.name, row.ours, row.unit, note=f"a side of {row.detail.get('side')} pixels"))
+        report.add(
+            Line("imagined frames", row.name, row.ours, row.unit, note=f"a side of {row.detail.get('side')} pixels")
+        )
 
 
 def _policy(family: Family, plan: Plan, options: VLAOptions) -> FlowVLA:

@@ -7,9 +7,7 @@ one process with both ends, without TLS, which LeRobot has not.
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
 import sys
 import tempfile
 import threading
@@ -20,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.benchmarks.measure import Contender, NotRun, Row, interleave, rate_row
-from tests.benchmarks.vla_inference import INSTALL, PACKAGES
+from tests.benchmarks.vla_inference import INSTALL, PACKAGES, asked
 from tests.fleet.fleets import MemoryPolicies, MemorySpool
 from vla_rl.fleet.ledger import Ledger
 from vla_rl.fleet.link import Link, LinkOptions
@@ -44,11 +42,12 @@ def ingest_vs_lerobot(quick: bool = False) -> list[Row]:
         given = _steps()
         path = Path(folder).resolve() / "steps.npz"
         np.savez(path, **given)
-        with _Theirs(path, steps, length) as theirs:
+        program = (sys.executable, str(Path(__file__).with_name("lerobot_transitions.py")), str(steps), str(length))
+        with asked(program, first=str(path)) as ask:
             ours = _Ours(Path(folder), given, steps)
             try:
-                whole = interleave({"ours": Contender(ours.send), "other": Contender(theirs.send)}, repeats)
-                packed = {"ours": Contender(ours.send_packed, ours.pack), "other": Contender(theirs.send_packed)}
+                whole = interleave({"ours": Contender(ours.send), "other": Contender(ask("send"))}, repeats)
+                packed = {"ours": Contender(ours.send_packed, ours.pack), "other": Contender(ask("packed"))}
                 stored = interleave(packed, repeats)
             finally:
                 ours.close()
@@ -128,46 +127,3 @@ class _Ours:
     def close(self) -> None:
         with closing(self._ledger), closing(self._server), closing(self._link):
             pass
-
-
-class _Theirs:
-    """LeRobot's side, which sends when it is asked."""
-
-    def __init__(self, path: Path, steps: int, length: int) -> None:
-        program = Path(__file__).with_name("lerobot_transitions.py")
-        paths = os.pathsep.join(filter(None, (str(PACKAGES), os.environ.get("PYTHONPATH"))))
-        self._process = subprocess.Popen(
-            [sys.executable, str(program), str(steps), str(length)],
-            env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._say(str(path))
-        self._expect("ready")
-
-    def __enter__(self) -> _Theirs:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(30)
-
-    def send(self) -> None:
-        self._say("send")
-        self._expect("done")
-
-    def send_packed(self) -> None:
-        self._say("packed")
-        self._expect("done")
-
-    def _say(self, line: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{line}\n")
-        self._process.stdin.flush()
-
-    def _expect(self, word: str) -> None:
-        assert self._process.stdout is not None
-        said = self._process.stdout.readline().strip()
-        assert said == word, f"the other side ended or said {said!r}, see above"

@@ -1,4 +1,4 @@
-"""Learning: time saved by storing features instead of pixels, and the time of each part of an iteration."""
+"""Learning: time saved by storing features or prefixes instead of pixels, and the time of an iteration's parts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from sims.catalog import make
 from tests.benchmarks.measure import COMMAND, Contender, Row, interleave, time_row
+from tests.benchmarks.vla_sizes import QUARTER, TINY, Scene, parameters_of, policy_of, rollout_of
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.contract.batch import Reducer, Rollout
 from vla_rl.contract.env import Observation
@@ -23,11 +25,15 @@ from vla_rl.policies.critics import ValueCritic
 from vla_rl.policies.flow import AllSteps, FlowSampler, FlowSde, LastStep, NoisePlacement
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
+from vla_rl.policies.vla.features import KeepPictures, KeepPrefix
+from vla_rl.policies.vla.flow_vla import FlowVLA
+from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.tokenizer import Vocabulary
 
 SAMPLERS: dict[str, NoisePlacement] = {"last_step": LastStep(), "all_steps": AllSteps()}
 # Every epoch in full, from the first iteration on.
 CONFIG = PPOConfig(critic_warmup=0, stop_kl=float("inf"))
+VLA_CONFIG = PPOConfig(epochs=2, minibatch=4, critic_warmup=0, stop_kl=float("inf"))
 
 
 def update_stored_vs_recomputed(quick: bool = False) -> list[Row]:
@@ -42,7 +48,7 @@ def update_stored_vs_recomputed(quick: bool = False) -> list[Row]:
         features, pixels = _without(rollout, ("images", "task")), _without(rollout, ("image_features",))
         contenders, metrics = {}, {}
         for side, data in {"ours": features, "other": pixels}.items():
-            contenders[side] = _update(policy, data, side, metrics)
+            contenders[side] = _update(partial(_learner, pixels=side == "other"), policy, data, side, metrics)
         seconds = interleave(contenders, repeats)
         gap = abs(metrics["ours"]["policy/kl"] - metrics["other"]["policy/kl"])
         assert gap <= 1e-3 * metrics["ours"]["policy/kl"], "the two updates differ"
@@ -84,6 +90,44 @@ def iteration_parts(quick: bool = False) -> list[Row]:
         Row(f"iteration_{name}", 100 * value / total, None, None, "percent", command, {} if i else detail)
         for i, (name, value) in enumerate(spent.items())
     ]
+
+
+def prefix_stored_vs_recomputed(quick: bool = False) -> list[Row]:
+    """A SmolVLA in the published proportions, chains of 4 steps, two cameras, the same decisions on both sides."""
+    shape, scene, repeats = (TINY, Scene(side=32, words=4), 1) if quick else (QUARTER, Scene(), 2)
+    decisions, num_envs = 2, 2
+    found = []
+    for name, placement in SAMPLERS.items():
+        policy = policy_of(shape, scene, VLAOptions(sampler=FlowSampler(FlowSde(0.5), placement, 4)))
+        contenders, metrics, sizes = {}, {}, {}
+        for side, kept in {"ours": KeepPrefix(), "other": KeepPictures()}.items():
+            policy.kept = kept
+            rollout = rollout_of(policy, scene, decisions, num_envs)
+            contenders[side] = _update(learner_of, copy.deepcopy(policy), rollout, side, metrics)
+            sizes[f"{side}_bytes_per_decision"] = _size(rollout)
+        seconds = interleave(contenders, repeats)
+        gap = abs(metrics["ours"]["policy/kl"] - metrics["other"]["policy/kl"])
+        assert gap <= 1e-3 * metrics["ours"]["policy/kl"], "the two updates differ"
+        pair, millions = (seconds["ours"], seconds["other"]), round(parameters_of(policy) / 1e6, 1)
+        passes = decisions * num_envs * VLA_CONFIG.epochs
+        found.append(
+            time_row(
+                f"prefix_stored_vs_recomputed_{name}",
+                "prefix_stored_vs_recomputed",
+                pair,
+                millions=millions,
+                decisions_seen=passes,
+                **sizes,
+            )
+        )
+    return found
+
+
+def learner_of(policy: FlowVLA, config: PPOConfig = VLA_CONFIG) -> PPO:
+    """PPO with a critic of the pooled prefix and the state, on the policy's device."""
+    torch.manual_seed(0)
+    critic = ValueCritic(policy.feature_sizes).to(policy.action_low.device)
+    return PPO(policy, policy.trainable(), critic, config, torch.Generator().manual_seed(0))
 
 
 class _Both:
@@ -144,12 +188,14 @@ class _PixelCritic(nn.Module):
         self.critic.calibrate(self._perceive(features), reducer)
 
 
-def _update(policy: TinyVLA, rollout: Rollout, side: str, metrics: dict[str, dict[str, float]]) -> Contender:
+def _update(
+    learner: Callable[[Any], PPO], policy: Any, rollout: Rollout, side: str, metrics: dict[str, dict[str, float]]
+) -> Contender:
     """A first update from the same weights each time."""
     fresh: list[PPO] = []
 
     def prepare() -> None:
-        fresh[:] = [_learner(copy.deepcopy(policy), pixels=side == "other")]
+        fresh[:] = [learner(copy.deepcopy(policy))]
 
     def run() -> None:
         metrics[side] = fresh[0].update(rollout)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import gc
+import platform
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
+
+import torch
+
+from vla_rl.training.tracking import write_json
 
 COMMAND = "OMP_NUM_THREADS=1 python -m tests.benchmarks"
 
@@ -90,3 +98,67 @@ def at_most(seconds: float) -> Iterator[None]:
         timer.cancel()
         timer.join()
         signal.signal(signal.SIGUSR1, before)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One result on a GPU, or why there is none (``value`` None); ``aim`` is at most (ms) or at least (others)."""
+
+    part: str
+    what: str
+    value: float | None
+    unit: str = ""
+    aim: str = ""
+    note: str = ""
+
+    def __str__(self) -> str:
+        value = "none" if self.value is None else f"{self.value:,.4g} {self.unit}".rstrip()
+        return f"| {' | '.join((self.part, self.what, value, self.aim, self.note))} |"
+
+
+class Report:
+    """The lines so far, in ``name.json`` and ``name.md`` of ``out`` after each; ``about`` is said with the device."""
+
+    def __init__(self, out: Path, name: str, device: str, **about: Any) -> None:
+        self.files, self.cuda, self.lines = out / name, device != "cpu", list[Line]()
+        self.about = {
+            "device": torch.cuda.get_device_name() if self.cuda else f"cpu ({platform.machine()})",
+            "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            **about,
+        }
+        out.mkdir(parents=True, exist_ok=True)
+
+    def heading(self) -> str:
+        """The line above the table."""
+        small = "" if self.cuda else "There is no GPU: no number says how fast a GPU is. "
+        device, date, version, python = list(self.about.values())[:4]
+        return f"{small}{device}, {date}, torch {version}, Python {python}."
+
+    def add(self, *lines: Line) -> None:
+        """Print and write."""
+        for line in lines:
+            self.lines.append(line)
+            print(line, flush=True)
+        written = {"about": self.about, "lines": [asdict(line) for line in self.lines]}
+        write_json(self.files.with_suffix(".json"), written)
+        head = [self.heading(), "", "| part | what | value | aim | note |", "|---|---|---|---|---|"]
+        self.files.with_suffix(".md").write_text("\n".join([*head, *map(str, self.lines)]) + "\n", encoding="utf-8")
+
+    def run(self, name: str, part: Callable[[], Sequence[Line] | None], seconds: float) -> None:
+        """Add the lines of a part; that it fails, or takes longer than ``seconds``, is a line, and the others go on."""
+        try:
+            with at_most(seconds):
+                self.add(*(part() or ()))
+        except OverBudget:
+            self.add(Line(name, "", None, note=f"not finished after {seconds:.0f} s"))
+        except NotRun as reason:
+            self.add(Line(name, "", None, note=str(reason)))
+        except Exception as error:  # the other parts still tell something
+            said = " ".join(str(error).split()).replace("|", "/")[:300]
+            self.add(Line(name, "", None, note=f"failed: {type(error).__name__}: {said}"))
+        torch.compiler.reset()
+        gc.collect()
+        if self.cuda:
+            torch.cuda.empty_cache()

@@ -6,14 +6,19 @@ import time
 from contextlib import ExitStack, closing
 from unittest import mock
 
+import torch
+
 from tests.benchmarks.measure import COMMAND, Contender, Row, interleave, time_row
-from tests.benchmarks.tiny_lift import tiny_on_lift
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.contract.batch import OneProcess
 from vla_rl.experience.driver import OWN, Spans
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
+from vla_rl.policies.normalization import Affine
+from vla_rl.policies.tiny import TinyConfig, TinyVLA
+from vla_rl.policies.vla.tokenizer import Vocabulary
 from vla_rl.recipes.building import build
+from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.trainers import RLConfig, RunContext
 from vla_rl.training.loop import Loop, LoopConfig
 from vla_rl.training.timeline import Timeline
@@ -68,7 +73,11 @@ def _iterate(loop: Loop) -> None:
 
 
 def _loop(num_envs: int, decisions: int, opened: ExitStack) -> Loop:
-    env, policy = tiny_on_lift()
+    torch.manual_seed(0)
+    env = EnvConfig("lift", options={"deadline": 25, "threads": 2})
+    spec = env.spec()
+    vocabulary, statistics = Vocabulary.from_texts(spec.tasks), Affine.from_bounds(spec.state)
+    policy = TinyVLA(spec, vocabulary, statistics, TinyConfig(width=128, blocks=2))
     trainer = RLConfig(
         FlowSampler(FlowSde(0.5), LastStep(), 4), WindowConfig(num_envs, decisions), algorithm=PPOConfig(minibatch=64)
     )

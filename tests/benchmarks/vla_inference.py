@@ -55,7 +55,7 @@ def rows(theirs: Sequence[str], sizes: Sequence[str], repeats: int) -> list[Row]
         with torch.no_grad():
             for name, tensor in policy.network.state_dict().items():
                 tensor.copy_(torch.from_numpy(weight(name, tensor.shape)))
-        with _asked([*theirs, *_configs(shape, scene)]) as ask, tempfile.TemporaryDirectory() as folder:
+        with asked([*theirs, *_configs(shape, scene)]) as ask, tempfile.TemporaryDirectory() as folder:
             for batch in (1, 8):
                 path = Path(folder) / f"{batch}.npz"
                 contenders = {"ours": Contender(_decide(policy, scene, batch, path)), "other": Contender(ask(path))}
@@ -93,8 +93,11 @@ def _gap(contenders: dict[str, Contender], path: Path) -> float:
 
 
 @contextmanager
-def _asked(command: Sequence[str]) -> Iterator[Any]:
-    """``ask(path)``: a call that lets ``command``, which runs meanwhile, decide on the inputs in ``path``."""
+def asked(command: Sequence[str], first: str = "") -> Iterator[Any]:
+    """``ask(line)``: a call that lets ``command``, which runs meanwhile, do what ``line`` says, such as a path.
+
+    It is said ``first`` line before it is ready.
+    """
     paths = os.pathsep.join(filter(None, (str(PACKAGES), os.environ.get("PYTHONPATH"))))
     options: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, **options) as side:
@@ -104,15 +107,16 @@ def _asked(command: Sequence[str]) -> Iterator[Any]:
             said = side.stdout.readline().strip()
             assert said == word, f"the other side ended or said {said!r}, see above"
 
-        def ask(path: Path) -> Any:
-            def run() -> None:
-                side.stdin.write(f"{path}\n")
-                side.stdin.flush()
-                answer("done")
+        def say(line: object) -> None:
+            side.stdin.write(f"{line}\n")
+            side.stdin.flush()
 
-            return run
+        def ask(line: object) -> Any:
+            return lambda: (say(line), answer("done"))
 
         try:
+            if first:
+                say(first)
             answer("ready")
             yield ask
         finally:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 from sims.catalog import make
 from sims.toy.counting import CountingEnv
 from tests.auditing import PrivilegedEnv
-from vla_rl.cli import inspect
 from vla_rl.contract.check import (
     PROFILES,
     Profile,
@@ -31,33 +28,34 @@ from vla_rl.contract.errors import ContractError
 from vla_rl.contract.policy import Likelihood
 from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
 from vla_rl.policies.function import FunctionPolicy
-from vla_rl.recipes import inspect as inspecting
+
+
+def same(value):
+    return value
 
 
 class Wrapped:
-    """The counting environment; subclasses break it."""
+    """The counting environment; ``chunk``, ``obs`` and ``step`` change what goes in and comes out, subclasses more."""
 
-    def __init__(self, num_envs: int = 3) -> None:
+    def __init__(self, num_envs: int = 3, chunk=same, obs=same, step=same, **declared) -> None:
         self.env = make("counting", num_envs=num_envs)
         self.num_envs, self.seeds = num_envs, np.zeros(num_envs, int)
-        self.spec = self.env.spec
+        self.spec = replace(self.env.spec, **declared)
+        self.chunk, self.obs, self.changed_step = chunk, obs, step
 
     def reset(self, env_ids, seeds):
         self.seeds[env_ids] = seeds
-        return self.changed(self.env.reset(env_ids, seeds))
+        return self.obs(self.env.reset(env_ids, seeds))
 
     def step(self, chunk, observe="last"):
-        step = self.env.step(chunk, observe)
-        return replace(step, obs=self.changed(step.obs), frames=tuple(map(self.changed, step.frames)))
-
-    def changed(self, obs):
-        return obs
+        step = self.env.step(self.chunk(np.asarray(chunk)), observe)
+        return self.changed_step(replace(step, obs=self.obs(step.obs), frames=tuple(map(self.obs, step.frames))))
 
     def snapshot(self, env_ids):
         return self.env.snapshot(env_ids)
 
     def restore(self, env_ids, snapshot):
-        return self.changed(self.env.restore(env_ids, snapshot))
+        return self.obs(self.env.restore(env_ids, snapshot))
 
     def close(self):
         self.env.close()
@@ -70,44 +68,11 @@ class ResetsItself(Wrapped):
         return replace(step, obs=self.env.reset(over, self.seeds[over] + 100)) if len(over) else step
 
 
-class ExecutesNaN(Wrapped):
-    def step(self, chunk, observe="last"):
-        chunk = np.asarray(chunk)
-        return super().step(np.nan_to_num(chunk) if chunk.ndim == 3 else chunk, observe)
-
-
-class TakesFlatChunks(Wrapped):
-    def step(self, chunk, observe="last"):
-        chunk = np.asarray(chunk)
-        return super().step(chunk if chunk.ndim == 3 else chunk[:, None], observe)
-
-
-class TakesEndlessChunks(Wrapped):
-    def step(self, chunk, observe="last"):
-        return super().step(chunk[:, : self.spec.max_chunk] if np.ndim(chunk) == 3 else chunk, observe)
-
-
 class MovesBeforeItRefuses(Wrapped):
     def step(self, chunk, observe="last"):
         if np.isnan(chunk).any():
             super().step(np.nan_to_num(chunk), observe)
         return super().step(chunk, observe)
-
-
-class RewardsChunks(Wrapped):
-    """The whole reward of a chunk stands at its last action."""
-
-    def step(self, chunk, observe="last"):
-        step = super().step(chunk, observe)
-        reward = np.zeros_like(step.reward)
-        reward[np.arange(self.num_envs), np.maximum(step.valid.sum(1) - 1, 0)] = step.reward.sum(1)
-        return replace(step, reward=reward)
-
-
-class SmoothsChunks(Wrapped):
-    def step(self, chunk, observe="last"):
-        chunk = np.asarray(chunk)
-        return super().step(np.broadcast_to(chunk.mean(1, keepdims=True), chunk.shape) if chunk.ndim == 3 else chunk)
 
 
 class ReportsUnclipped(Wrapped):
@@ -116,14 +81,13 @@ class ReportsUnclipped(Wrapped):
         return replace(step, executed=np.where(step.valid[..., None], np.asarray(chunk, np.float32), np.float32(0)))
 
 
-class Overwrites(Wrapped):
+class DriftsWhileIdle(CountingEnv):
     def __init__(self) -> None:
-        super().__init__()
-        self.buffer = np.zeros((3, 4), np.float32)
+        super().__init__(3)
 
-    def changed(self, obs):
-        self.buffer[:] = obs.state
-        return replace(obs, state=self.buffer)
+    def step(self, chunk, observe="last"):
+        self._task_state["echo"][self._book.done] += 1
+        return super().step(chunk, observe)
 
 
 class ForgetsInSnapshots(Wrapped):
@@ -132,33 +96,27 @@ class ForgetsInSnapshots(Wrapped):
         return {**saved, "task_state/echo": 0 * saved["task_state/echo"]}
 
 
-NOISE = np.random.default_rng(0)
+def whole(change):
+    """``change`` of chunks that have all their axes."""
+    return lambda chunk: change(chunk) if chunk.ndim == 3 else chunk
 
 
-class ChangesObservations(Wrapped):
-    def __init__(self, change) -> None:
-        super().__init__()
-        self.change = change
-
-    def changed(self, obs):
-        return replace(obs, **self.change(obs))
+def rewards_chunks(step):
+    """The whole reward of a chunk stands at its last action."""
+    reward = np.zeros_like(step.reward)
+    reward[np.arange(len(reward)), np.maximum(step.valid.sum(1) - 1, 0)] = step.reward.sum(1)
+    return replace(step, reward=reward)
 
 
-class ChangesSteps(ChangesObservations):
-    def changed(self, obs):
-        return obs
-
-    def step(self, chunk, observe="last"):
-        step = super().step(chunk, observe)
-        return replace(step, **self.change(step))
+BUFFER = np.zeros((3, 4), np.float32)
 
 
-class Declares(Wrapped):
-    def __init__(self, **declared) -> None:
-        super().__init__()
-        self.spec = replace(self.spec, **declared)
+def overwrites(obs):
+    BUFFER[:] = obs.state
+    return replace(obs, state=BUFFER)
 
 
+NOISE, LONGEST = np.random.default_rng(0), CountingEnv(1).spec.max_chunk
 OBSERVATIONS = [
     (lambda obs: dict(state=obs.state.astype(np.float64)), "state is float64"),
     (lambda obs: dict(state=obs.state + np.array([0, 60, 0, 0], np.float32)), "outside its declared range"),
@@ -186,21 +144,31 @@ STEPS = [
         "the same seed and actions give another episode",
     ),
 ]
+
+
+def replaced(change):
+    return lambda value: replace(value, **change(value))
+
+
 FAULTS = [
     (ResetsItself, "time does not count|idle environment"),
-    (ExecutesNaN, "executed a NaN"),
-    (TakesFlatChunks, "executed a chunk without an action axis"),
-    (TakesEndlessChunks, "executed a chunk beyond max_chunk"),
+    (DriftsWhileIdle, "an idle environment's observation changed"),
     (MovesBeforeItRefuses, "a refused chunk moved something"),
-    (RewardsChunks, "one chunk of 4 differs from 4 chunks of 1"),
-    (SmoothsChunks, "one chunk of 4 differs|the same seed|depends on its place|frames"),
     (ReportsUnclipped, "executed holds"),
-    (Overwrites, "overwritten by the next step"),
     (ForgetsInSnapshots, "restore does not return the observation"),
-    (partial(Declares, can_snapshot=False), "can_snapshot is wrong"),
-    (partial(Declares, time_limit=10), r"time holds .* outside its declared range 0\.\.10"),
-    *((partial(ChangesObservations, change), says) for change, says in OBSERVATIONS),
-    *((partial(ChangesSteps, change), says) for change, says in STEPS),
+    (partial(Wrapped, chunk=whole(np.nan_to_num)), "executed a NaN"),
+    (partial(Wrapped, chunk=lambda chunk: chunk if chunk.ndim == 3 else chunk[:, None]), "without an action axis"),
+    (partial(Wrapped, chunk=whole(lambda chunk: chunk[:, :LONGEST])), "executed a chunk beyond max_chunk"),
+    (
+        partial(Wrapped, chunk=whole(lambda chunk: np.broadcast_to(chunk.mean(1, keepdims=True), chunk.shape))),
+        "one chunk of 4 differs|the same seed|depends on its place|frames",
+    ),
+    (partial(Wrapped, step=rewards_chunks), "one chunk of 4 differs from 4 chunks of 1"),
+    (partial(Wrapped, obs=overwrites), "overwritten by the next step"),
+    (partial(Wrapped, can_snapshot=False), "can_snapshot is wrong"),
+    (partial(Wrapped, time_limit=10), r"time holds .* outside its declared range 0\.\.10"),
+    *((partial(Wrapped, obs=replaced(change)), says) for change, says in OBSERVATIONS),
+    *((partial(Wrapped, step=replaced(change)), says) for change, says in STEPS),
 ]
 
 
@@ -237,40 +205,18 @@ def test_bounds_may_be_given_per_entry_and_rounding_is_forgiven():
             check_array("x", np.array(bad, np.float32), spec, (1,))
 
 
-class Unclipped(GaussianPolicy):
-    def act(self, features, state, mode, generator):
-        out, state = super().act(features, state, mode, generator)
-        return replace(out, action=out.action + 5), state
-
-
-class NanInEvalMode(GaussianPolicy):
-    def act(self, features, state, mode, generator):
-        out, state = super().act(features, state, mode, generator)
-        return (replace(out, action=out.action * float("nan")) if mode == "eval" else out), state
-
-
-class NoChunkAxis(GaussianPolicy):
-    def act(self, features, state, mode, generator):
-        out, state = super().act(features, state, mode, generator)
-        return replace(out, action=out.action[:, 0]), state
-
-
-class PartsOfNoAction(GaussianPolicy):
-    parts = 2
+def acting(change, **attributes):
+    """A policy whose decisions are changed by ``change(out, mode)``."""
 
     def act(self, features, state, mode, generator):
-        out, state = super().act(features, state, mode, generator)
-        return replace(out, logprob=out.logprob[:, None].expand(-1, self.parts) / self.parts), state
+        out, state = GaussianPolicy.act(self, features, state, mode, generator)
+        return replace(out, **change(out, mode)), state
+
+    return type("Acting", (GaussianPolicy,), {"act": act, **attributes})
 
 
-class ActsPerActionAndLearnsPerChunk(PartsOfNoAction):
-    parts = 3
-
-
-class OneLogprobForAll(GaussianPolicy):
-    def act(self, features, state, mode, generator):
-        out, state = super().act(features, state, mode, generator)
-        return replace(out, logprob=out.logprob.sum()), state
+def in_parts(count):
+    return acting(lambda out, mode: dict(logprob=out.logprob[:, None].expand(-1, count) / count), parts=count)
 
 
 class MeanLikelihood(GaussianPolicy):
@@ -293,12 +239,12 @@ class ReadsPrivileged(GaussianPolicy):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (Unclipped, "action holds"),
-        (NanInEvalMode, "action holds"),
-        (NoChunkAxis, "action is"),
-        (OneLogprobForAll, "one number per environment"),
-        (PartsOfNoAction, r"logprob has parts \[2\] for 3 actions"),
-        (ActsPerActionAndLearnsPerChunk, r"act gives log-probs \[8, 3\] but log_prob \[8\]"),
+        (acting(lambda out, mode: dict(action=out.action + 5)), "action holds"),
+        (acting(lambda out, mode: dict(action=out.action * (np.nan if mode == "eval" else 1))), "action holds"),
+        (acting(lambda out, mode: dict(action=out.action[:, 0])), "action is"),
+        (acting(lambda out, mode: dict(logprob=out.logprob.sum())), "one number per environment"),
+        (in_parts(2), r"logprob has parts \[2\] for 3 actions"),
+        (in_parts(3), r"act gives log-probs \[8, 3\] but log_prob \[8\]"),
         (MeanLikelihood, "PPO's first ratio is not 1"),
         (ScoresClippedActions, "PPO's first ratio is not 1"),
         (ReadsPrivileged, "reads 'privileged/seed'.*could not be deployed"),
@@ -389,6 +335,8 @@ def test_a_robot_is_looked_at_and_not_moved(check):
     robot = Robot()
     check(robot)
     assert robot.looks
+    policy = FunctionPolicy(robot.spec, lambda obs: np.zeros((1, 1, 2), np.float32))
+    assert [one.name for one in check_policy(policy, robot, torch.Generator())] == ["encode", "act"]
     with pytest.raises(ContractError, match="time counts although no action was executed"):
         check(Robot(clock=1))
     robot.obs = replace(robot.obs, state=robot.obs.state * 1e6)
@@ -396,25 +344,8 @@ def test_a_robot_is_looked_at_and_not_moved(check):
         check(robot)
 
 
-def test_a_policy_is_tried_on_a_robot_without_moving_it():
-    robot = Robot()
-    policy = FunctionPolicy(robot.spec, lambda obs: np.zeros((1, 1, 2), np.float32))
-    assert [one.name for one in check_policy(policy, robot, torch.Generator())] == ["encode", "act"]
-
-
-def test_inspect_does_not_move_a_robot(monkeypatch):
-    monkeypatch.setattr(inspecting.sims, "make_env", lambda name, num_envs, **options: Robot())
-    console = Console(record=True, width=120, file=io.StringIO())
-    inspect.inspect("point_mass", console)
-    printed = console.export_text()
-    assert "nothing was moved" in printed and "hardware" in printed
-
-
-def test_environments_as_one_have_the_loosest_profile():
+def test_profiles_have_an_order_and_unknown_ones_are_refused():
     specs = [replace(CountingEnv(1).spec, profile=name) for name in ("bitwise", "hardware", "tolerant")]
     assert loosest(specs) == "hardware" and loosest(specs[:1]) == "bitwise" and loosest(specs[::2]) == "tolerant"
-
-
-def test_an_unknown_profile_is_refused():
     with pytest.raises(ContractError, match=r"names the profile 'loose'.*choose one of bitwise, tolerant, hardware"):
-        profile_of(replace(CountingEnv(1).spec, profile="loose"))
+        profile_of(replace(specs[0], profile="loose"))

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from sims.catalog import make
 from sims.toy.counting import CountingEnv
 from sims.toy.point_mass import PointMassEnv
-from tests.catalog_options import entries_that_run_here, needed_options
 from vla_rl.contract.check import check_env_quickly, check_policy_quickly, check_spec
 from vla_rl.contract.env import ArraySpec
 from vla_rl.contract.errors import ContractError, NonFiniteError
@@ -20,16 +18,6 @@ from vla_rl.experience.driver import Driver
 from vla_rl.policies.feed_forward import GaussianPolicy
 
 SPEC = PointMassEnv(1).spec
-
-
-@pytest.mark.parametrize("name", entries_that_run_here())
-def test_environments_that_keep_the_contract_pass(name):
-    env = make(name, num_envs=2, **needed_options(name))
-    check_env_quickly(env)
-    env.close()
-
-
-# -- the environment ---------------------------------------------------------------------------------------------------
 
 
 class Foreign:
@@ -72,19 +60,14 @@ def stepped(**fields):
     ("changes", "sentence"),
     [
         ({"reset": None}, r"environment 'Foreign' has no 'reset'.*implement reset\(env_ids, seeds\)"),
-        ({"close": None}, r"has no 'close'"),
         ({"spec": None}, r"has no 'spec'"),
-        ({"num_envs": None}, r"has no 'num_envs'"),
         ({"reset": lambda seeds: None}, r"reset of .* cannot be called as reset\(env_ids, seeds\)"),
         ({"step": lambda chunk: None}, r"step of .* cannot be called as step\(chunk, observe\)"),
         ({"spec": {"name": "mine"}}, r"spec is a dict, not a vla_rl\.contract\.env\.EnvSpec"),
         ({"reset": lambda env_ids, seeds: (np.zeros(2), {})}, r"reset of .* is a tuple, not a .*Observation"),
         ({"step": lambda chunk, observe: (0, 0, False)}, r"step of .* is a tuple, not a .*Step"),
         ({"reset": changed(state=lambda x: x.astype(np.float64))}, r"state is float64\[2, 2\] but float32\[2, 2\]"),
-        ({"reset": changed(state=lambda x: x[:, :1])}, r"state is float32\[2, 1\] but float32\[2, 2\]"),
-        ({"reset": changed(task=lambda x: x.astype(np.int32))}, r"task is int32"),
         ({"reset": changed(state=lambda x: x * np.nan)}, r"'point_mass' returned a state that is not finite"),
-        (stepped(reward=lambda x: x.astype(np.float64)), r"reward is float64\[2, 2\]"),
         (stepped(reward=lambda x: x * np.inf), r"'point_mass' returned a reward that is not finite"),
         (stepped(success=lambda x: x.astype(np.float32)), r"success is float32"),
         (stepped(frames=lambda x: x[:1]), r"returned [01] frames for 2 actions"),
@@ -101,7 +84,6 @@ def test_a_mistake_in_an_environment_is_one_sentence(changes, sentence):
     [
         ({"state": ArraySpec([2], "float32", -1, 1)}, "shape of state is wrong"),
         ({"state": ArraySpec((2,), "float64", -1, 1)}, "state is wrong.*float32"),
-        ({"state": ArraySpec((2,), np.float32, -1, 1)}, "dtype of state is wrong"),
         ({"action": ArraySpec((2, 2), "float32", -1, 1)}, "action is wrong.*one axis"),
         ({"action": ArraySpec((2,), "float32", (-1, -1, -1), 1)}, "low of action is wrong"),
         ({"action": ArraySpec((2,), "float32", 1, -1)}, "low of action is wrong"),
@@ -109,9 +91,7 @@ def test_a_mistake_in_an_environment_is_one_sentence(changes, sentence):
         ({"images": {"front": ArraySpec((8, 8, 3), "float32", 0, 1)}}, r"images\['front'\] is wrong.*uint8"),
         ({"images": {"front": (8, 8, 3)}}, "the spec of front is a tuple"),
         ({"tasks": "reach"}, "tasks is wrong"),
-        ({"tasks": ()}, "tasks is wrong"),
         ({"time_limit": 0}, "time_limit is wrong"),
-        ({"max_chunk": 0}, "max_chunk is wrong"),
         ({"control_dt": 0.0}, "control_dt is wrong"),
         ({"success": "never"}, "success is wrong"),
     ],
@@ -132,9 +112,6 @@ def test_the_check_leaves_every_episode_at_its_start():
     assert sum(counted) <= 6
 
 
-# -- the policy --------------------------------------------------------------------------------------------------------
-
-
 def policy_without(name):
     class Incomplete(GaussianPolicy):
         pass
@@ -147,9 +124,6 @@ def policy_without(name):
 def test_a_policy_without_a_method_is_named(name):
     with pytest.raises(ContractError, match=f"policy 'Incomplete' has no '{name}'"):
         check_policy_quickly(policy_without(name), PointMassEnv(2), torch.Generator())
-
-
-# -- what is not finite while training ---------------------------------------------------------------------------------
 
 
 class Still:

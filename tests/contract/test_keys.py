@@ -16,22 +16,23 @@ def test_a_secret_is_read_without_blanks_around_it(tmp_path):
     assert read_key(secret_file(tmp_path / "key", b" 0123456789abcdef\n")) == b"0123456789abcdef"
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"0123456789abcde", b" " * 20])
-def test_a_secret_that_is_empty_or_short_is_refused(tmp_path, content):
-    with pytest.raises(UserError, match=r"holds \d+ bytes, so whoever guesses them .* openssl rand"):
-        read_key(secret_file(tmp_path / "key", content))
-
-
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
-def test_a_secret_that_others_can_read_is_refused(tmp_path, mode):
-    secret_file(tmp_path / "key", b"0123456789abcdef").chmod(mode)
-    with pytest.raises(UserError, match=r"other users of this machine.* chmod 600"):
+@pytest.mark.parametrize(
+    ("content", "mode", "says"),
+    [
+        *(
+            (content, 0o600, r"holds \d+ bytes, so whoever guesses them .* openssl rand")
+            for content in (b"", b" " * 20)
+        ),
+        (b"0123456789abcde", 0o600, r"holds 15 bytes"),
+        *((b"0123456789abcdef", mode, r"other users of this machine.* chmod 600") for mode in (0o640, 0o604, 0o620)),
+    ],
+)
+def test_a_secret_that_is_short_or_read_by_others_is_refused(content, mode, says, tmp_path):
+    secret_file(tmp_path / "key", content).chmod(mode)
+    with pytest.raises(UserError, match=says):
         read_key(tmp_path / "key")
-
-
-def test_a_missing_one_is_one_sentence(tmp_path):
     with pytest.raises(UserError, match="cannot be read"):
-        read_key(tmp_path / "key")
+        read_key(tmp_path / "none")
 
 
 def test_what_guards_is_its_owners_at_once_and_never_in_part(tmp_path, monkeypatch):

@@ -16,20 +16,8 @@ from vla_rl.contract import CONTRACT_VERSION, wire
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.wire import CutShortError, handshake, is_loopback, pack, read_message, unpack, write_message
 
-DTYPES = [
-    "bool",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "float16",
-    "float32",
-    "float64",
-]
+LOOP: list[object] = []
+LOOP.append(LOOP)
 
 
 def array_message(dtype, shape, data):
@@ -38,13 +26,13 @@ def array_message(dtype, shape, data):
     return msgpack.packb(msgpack.ExtType(1, struct.pack("<H", len(head)) + head + data))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 4), (2, 3, 4)])
-def test_arrays_come_back_equal_writable_and_their_own(dtype, shape):
-    array = np.asarray(np.arange(np.prod(shape)).reshape(shape) * 37 % 11).astype(dtype)
-    back = unpack(pack(array))
-    assert back.dtype == array.dtype and back.shape == shape and np.array_equal(back, array)
-    assert back.flags.writeable and back.flags.c_contiguous and back.dtype.isnative
+@pytest.mark.parametrize("dtype", wire._DTYPES)
+def test_arrays_come_back_equal_writable_and_their_own(dtype):
+    for shape in ((), (0,), (3,), (2, 0, 4), (2, 3, 4)):
+        array = np.asarray(np.arange(np.prod(shape)).reshape(shape) * 37 % 11).astype(dtype)
+        back = unpack(pack(array))
+        assert back.dtype == array.dtype and back.shape == shape and np.array_equal(back, array)
+        assert back.flags.writeable and back.flags.c_contiguous and back.dtype.isnative
 
 
 def test_layout_and_byte_order_do_not_matter():
@@ -84,18 +72,12 @@ def test_nested_messages_come_back():
         ({1, 2}, "is a set"),
         (2**64, "cannot be written"),
         ("\ud800", "cannot be written"),
+        (LOOP, "cannot be written"),
     ],
 )
 def test_what_could_not_come_back_is_not_sent(value, message):
     with pytest.raises(ContractError, match=message):
         pack(value)
-
-
-def test_a_message_that_holds_itself_is_not_sent():
-    loop: list[object] = []
-    loop.append(loop)
-    with pytest.raises(ContractError, match="cannot be written"):
-        pack(loop)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +124,7 @@ def test_malformed_bytes_are_refused_in_one_sentence(data):
 def test_random_damage_never_escapes_as_another_error():
     good = pack({"a": np.arange(5.0), "b": [1, "text", {"c": None}], "d": np.zeros((2, 2), bool)})
     rng, refused = np.random.default_rng(0), 0
-    for _ in range(3000):
+    for _ in range(1500):
         data = bytearray(good)
         for _ in range(rng.integers(1, 4)):
             data[rng.integers(len(data))] = rng.integers(256)
@@ -150,15 +132,12 @@ def test_random_damage_never_escapes_as_another_error():
             unpack(bytes(data[: rng.integers(len(data) + 1)]))
         except ContractError:
             refused += 1
-    assert refused > 2000
+    assert refused > 1000
 
 
 def test_booleans_are_zero_or_one_whatever_was_sent():
     back = unpack(array_message("bool", [3], b"\x00\x01\x07"))
     assert back.view(np.uint8).tolist() == [0, 1, 1]
-
-
-# -- streams ----------------------------------------------------------------------------------------------------------
 
 
 def sent(*values):
@@ -242,11 +221,7 @@ def test_other_versions_and_strangers_are_refused(greeting, message):
         handshake(io.BytesIO(sent(greeting)), io.BytesIO(), "me")
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost"])
-def test_this_machine(host: str):
-    assert is_loopback(host)
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "127.0.0.1.example", "localhost.example.org", ""])
-def test_others(host: str):
-    assert not is_loopback(host)
+def test_this_machine_is_known_by_its_address():
+    assert all(map(is_loopback, ["127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost"]))
+    others = ["0.0.0.0", "::", "10.0.0.1", "127.0.0.1.example", "localhost.example.org", ""]
+    assert not any(map(is_loopback, others))

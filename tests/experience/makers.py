@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter as Counts
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from sims.catalog import make
+from sims.toy.counting import CountingEnv
 from tests.auditing import AuditingPolicy
 from vla_rl.contract.batch import Rollout
+from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
 
@@ -26,6 +30,14 @@ def gaussian(env: str, num_envs: int, decisions: int, horizon: int, seed: int) -
     return RolloutSource(toy, policy, decisions, SeedStream(1000 * seed, 1000 * seed + 500), noise)
 
 
+def recorded(action: np.ndarray, **changes: Any) -> Demonstrations:
+    """One episode of the actions [T,D], in which all is empty or zero that ``changes`` do not give."""
+    count = len(action)
+    zeros, state = np.zeros(count, np.int64), np.zeros((count, 0), np.float32)
+    found = Demonstrations({}, state, zeros, np.arange(count), action, zeros, zeros - 1, ("push",), fps=10.0)
+    return replace(found, **changes)
+
+
 def equal_rollouts(one: Rollout, other: Rollout) -> bool:
     """Bit for bit, but for counters and times."""
     names = [item.name for item in fields(Rollout) if item.name not in ("info", "spans", "robot", "stream")]
@@ -34,6 +46,58 @@ def equal_rollouts(one: Rollout, other: Rollout) -> bool:
     return (one.robot, one.stream) == (other.robot, other.stream) and all(
         a.dtype == b.dtype and torch.equal(a, b) for a, b in flat
     )
+
+
+class Patient(AuditingPolicy):
+    """Does not mind resets in mid-episode, which a breakdown brings."""
+
+    def reset_state(self, state: Any, env_ids: Any) -> Any:
+        fresh = state["fresh"].clone()
+        fresh[torch.as_tensor(env_ids)] = True
+        return {**state, "fresh": fresh}
+
+
+class NanPolicy(AuditingPolicy):
+    """Chooses a NaN for environment 2 at its eighth decision, unless mended."""
+
+    calls, mended = 0, False
+
+    def act(self, features: Any, state: Any, mode: Any, generator: Any) -> Any:
+        out, after = super().act(features, state, mode, generator)
+        self.calls += 1
+        if self.calls >= 8 and not self.mended:
+            out.action[2, 0, 1] = float("nan")
+        return out, after
+
+
+def luck(seed: int, member: int, size: int) -> float:
+    """What the last step of the so-manieth episode of ``seed`` earns more: all the same for two seeds in five."""
+    if seed % 5 < 2:
+        return 0.0
+    return float(member == seed % size) if seed % 5 < 4 else float(member % 3)
+
+
+class LuckyEnv(CountingEnv):
+    """The counting environment in which the episodes of one seed earn different returns."""
+
+    def __init__(self, num_envs: int, size: int = 4, *more: Any) -> None:
+        super().__init__(num_envs, *more)
+        self.size, self.started, self.member = size, Counts[int](), np.zeros(num_envs, int)
+        self.acting: list[tuple[int, int]] = []  # at every step: episodes started so far, active environments
+
+    def _begin(self, row: int, seed: int) -> None:
+        super()._begin(row, seed)
+        self.member[row] = self.started[seed] % self.size
+        self.started[seed] += 1
+
+    def _advance(self, env_ids: Any, action: Any) -> Any:
+        reward, success, late = super()._advance(env_ids, action)
+        extra = [luck(int(self._seed[env_id]), int(self.member[env_id]), self.size) for env_id in env_ids]
+        return reward + np.where(success | late, extra, 0).astype(np.float32), success, late
+
+    def step(self, chunk: Any, observe: Any = "last") -> Any:
+        self.acting.append((sum(self.started.values()), int((~self._book.done).sum())))
+        return super().step(chunk, observe)
 
 
 class Counter:

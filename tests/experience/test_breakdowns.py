@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from sims.toy.counting import episode_length
-from tests.auditing import AuditingPolicy
 from tests.breaking import BreakingEnv
-from tests.experience.test_groups import luck
-from tests.experience.test_replay import line
+from tests.experience.makers import LuckyEnv, Patient
+from tests.experience.replays import line
 from vla_rl.contract.batch import Rollout
 from vla_rl.experience.collect import ExpertPolicy, collect_demonstrations, collect_trajectories
 from vla_rl.experience.driver import ATTEMPTS
@@ -20,15 +19,6 @@ from vla_rl.experience.rollout import RolloutSource, SeedStream
 
 LONG = [seed for seed in range(400) if episode_length(np.array(seed)) > 16]
 HORIZON, SEED = 4, LONG[0]
-
-
-class Patient(AuditingPolicy):
-    """Does not mind resets in mid-episode, which a breakdown brings."""
-
-    def reset_state(self, state, env_ids):
-        fresh = state["fresh"].clone()
-        fresh[torch.as_tensor(env_ids)] = True
-        return {**state, "fresh": fresh}
 
 
 class Stream(SeedStream):
@@ -96,26 +86,12 @@ def test_an_end_that_idle_decisions_repeat_is_one_end():
     assert found.returns.tolist() == [2.0, 1.0] and found.discount.tolist() == [1.0, 0.0]
 
 
-class BreakingGroups(BreakingEnv):
+class BreakingGroups(LuckyEnv, BreakingEnv):
     """Members that earn different returns."""
-
-    def __init__(self, num_envs, deaths):
-        super().__init__(num_envs, deaths)
-        self.started, self.member = {}, np.zeros(num_envs, int)
-
-    def _begin(self, env_id, seed):
-        super()._begin(env_id, seed)
-        self.member[env_id] = self.started.get(seed, 0)
-        self.started[seed] = self.started.get(seed, 0) + 1
-
-    def _advance(self, env_ids, action):
-        reward, success, late = super()._advance(env_ids, action)
-        extra = np.array([luck(int(self._seed[i]), int(self.member[i]) % 4, 4) for i in env_ids], np.float32)
-        return reward + np.where(success | late, extra, 0).astype(np.float32), success, late
 
 
 def groups(deaths):
-    env = BreakingGroups(5, deaths)
+    env = BreakingGroups(5, 4, deaths)
     config = GroupConfig(groups=3, size=4, ahead=1, limit=12, num_envs=5)
     source = config.build(env, Patient(HORIZON), Stream(LONG), torch.Generator())
     return source.next(), env

@@ -14,16 +14,14 @@ import torch
 
 from sims.base import NumpyEnv
 from tests.breaking import BreakingEnv
-from tests.experience.test_breakdowns import HORIZON, LONG, Patient
+from tests.experience.makers import Patient
+from tests.experience.test_breakdowns import HORIZON, LONG
 from tests.experience.test_groups import Uniform, same
-from vla_rl.cli.override import override
-from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.curriculum import CurriculumStream, InOrder, LearningProgress, OutcomeVariance, SeedStream
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import RolloutSource, WindowConfig
-from vla_rl.recipes.config_files import load_config
 from vla_rl.training.checkpoint import latest_state, save_state
 
 CHANCES = (0.0, 0.5, 1.0)  # of seed modulo 3
@@ -295,15 +293,6 @@ def test_fewer_groups_are_uniform():
 
 
 # -- configs ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_config_has_one_and_its_numbers_are_overridden():
-    plain, config = load_config("demo.py:grpo"), load_config("demo.py:grpo_curriculum")
-    assert plain.rl.experience.curriculum == InOrder()
-    assert from_json(to_json(config)) == config and config.rl.experience.curriculum == OutcomeVariance()
-    given = override(config, ["--rl.experience.curriculum.explore", "0.5"], "test")
-    assert given.rl.experience.curriculum == OutcomeVariance(explore=0.5)
-    assert override(plain, ["--rl.experience.size", "4"], "test").rl.experience == GroupConfig(size=4)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from itertools import count, islice
 
@@ -14,8 +13,7 @@ from sims.base import NumpyEnv
 from sims.catalog import make
 from sims.toy.counting import CountingEnv, episode_length, expected_reward
 from tests.auditing import STEPS, AuditingPolicy, PrivilegedEnv
-from tests.experience.makers import equal_rollouts
-from tests.experience.test_rollout import Failing
+from tests.experience.makers import LuckyEnv, NanPolicy, Patient, equal_rollouts, luck
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
@@ -27,36 +25,6 @@ from vla_rl.training.checkpoint import latest_state, save_state
 
 START = 300
 SMALL = GroupConfig(groups=3, size=4, ahead=2, limit=40)
-
-
-def luck(seed: int, member: int, size: int) -> float:
-    """What the last step of the so-manieth episode of ``seed`` earns more: all the same for two seeds in five."""
-    if seed % 5 < 2:
-        return 0.0
-    return float(member == seed % size) if seed % 5 < 4 else float(member % 3)
-
-
-class LuckyEnv(CountingEnv):
-    """The counting environment in which the episodes of one seed earn different returns."""
-
-    def __init__(self, num_envs: int, size: int = SMALL.size) -> None:
-        super().__init__(num_envs)
-        self.size, self.started, self.member = size, Counter(), np.zeros(num_envs, int)
-        self.acting: list[tuple[int, int]] = []  # at every step: episodes started so far, active environments
-
-    def _begin(self, row, seed):
-        super()._begin(row, seed)
-        self.member[row] = self.started[seed]
-        self.started[seed] += 1
-
-    def _advance(self, env_ids, action):
-        reward, success, late = super()._advance(env_ids, action)
-        extra = [luck(int(self._seed[env_id]), int(self.member[env_id]), self.size) for env_id in env_ids]
-        return reward + np.where(success | late, extra, 0).astype(np.float32), success, late
-
-    def step(self, chunk, observe="last"):
-        self.acting.append((sum(self.started.values()), int((~self._book.done).sum())))
-        return super().step(chunk, observe)
 
 
 def mixed(seed: int, size: int = SMALL.size) -> bool:
@@ -221,7 +189,7 @@ class Lasting(LuckyEnv):
 
 @pytest.mark.parametrize("kind", ["once", "at_end"])
 def test_an_episode_is_over_at_its_first_success_unless_only_its_end_counts(kind):
-    maker = source(GroupConfig(groups=6, size=4, ahead=0, limit=6), env=Lasting(7, kind), policy=Careless(4))
+    maker = source(GroupConfig(groups=6, size=4, ahead=0, limit=6), env=Lasting(7, kind), policy=Patient(4))
     rollout = maker.next()
     length = torch.from_numpy(episode_length(rollout.seeds[0].numpy()))
     steps = torch.minimum(length, torch.tensor(8)) if kind == "once" else length
@@ -230,13 +198,6 @@ def test_an_episode_is_over_at_its_first_success_unless_only_its_end_counts(kind
     assert torch.equal((rollout.terminated | rollout.truncated).sum(0), torch.ones(24).long())
     assert (rollout.terminated | rollout.truncated)[rollout.success].all()
     assert rollout.info["rollout/successes"] == (length >= 5).sum()
-
-
-class Careless(AuditingPolicy):
-    """Does not mind being reset in mid-episode."""
-
-    def reset_state(self, state, env_ids):
-        return {**state, "fresh": state["fresh"].index_fill(0, torch.as_tensor(env_ids), True)}
 
 
 def test_every_launched_environment_is_reset_in_the_policy_too_and_nothing_privileged_is_shown():
@@ -254,7 +215,7 @@ def test_every_launched_environment_is_reset_in_the_policy_too_and_nothing_privi
 
 
 def test_a_nan_is_refused_before_anything_moves_and_nothing_is_lost():
-    maker = source(policy=Failing(4))
+    maker = source(policy=NanPolicy(4))
     for _ in range(2):
         with pytest.raises(NonFiniteError, match=r"version 0.*environment 2.*nothing was executed"):
             maker.next()
@@ -392,15 +353,11 @@ def contributions(rollouts) -> dict[bool, tuple[float, float]]:
     return {hard: (a / launched, error[hard]) for hard, (a, _) in total.items()}
 
 
-def collect(kind: type[GroupSource], ahead: int) -> list[Rollout]:
-    config = GroupConfig(groups=24, size=4, ahead=ahead, limit=1000)
-    maker = kind(CoinEnv(96), Uniform(), config, SeedStream(0, 10**6), torch.Generator())
-    return [maker.next() for _ in range(16)]
-
-
 @pytest.mark.parametrize("ahead", [pytest.param(0, marks=pytest.mark.full), 20])
 def test_refilling_weights_short_easy_and_long_hard_episodes_alike(ahead):
-    rollouts = collect(GroupSource, ahead)
+    config = GroupConfig(groups=24, size=4, ahead=ahead, limit=1000)
+    maker = GroupSource(CoinEnv(96), Uniform(), config, SeedStream(0, 10**6), torch.Generator())
+    rollouts = [maker.next() for _ in range(16)]
     refilled = sum(rollout.info["rollout/groups_refilled"] for rollout in rollouts)
     played = sum(rollout.info["rollout/groups_played"] for rollout in rollouts)
     uniform_share = sum(p**4 + (1 - p) ** 4 for p, _ in (EASY, HARD)) / 2
@@ -409,18 +366,3 @@ def test_refilling_weights_short_easy_and_long_hard_episodes_alike(ahead):
     )
     for mean, error in contributions(rollouts).values():
         assert error < 0.1 and abs(mean - 1) < 4 * error
-
-
-class Hasty(GroupSource):
-    """What not to do: the first groups to end are delivered and the others dropped."""
-
-    def deliver(self) -> Rollout:
-        self._groups.sort(key=lambda group: max(member.stop for member in group.members))
-        rollout, self._carried = super().deliver(), []
-        return rollout
-
-
-@pytest.mark.full
-def test_delivering_the_first_groups_to_end_is_unfair():
-    found = contributions(collect(Hasty, 20))
-    assert found[False][0] > 1.5 * found[True][0] and found[True][0] < 1 - 4 * found[True][1]

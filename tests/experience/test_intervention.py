@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -155,13 +153,6 @@ def test_what_idles_is_neither_watched_nor_counted() -> None:
     assert not env.step(still()).valid.any() and env.share == share
 
 
-def test_numbers_without_a_meaning_are_refused() -> None:
-    bad: list[tuple[str, Any]] = [("patience", 0), ("delay", -1), ("hold", 0), ("noise", -0.1), ("max_share", 1.1)]
-    for name, value in bad:
-        with pytest.raises(UserError, match=f"PersonConfig.{name} is {value}"):
-            PersonConfig(**{name: value})
-
-
 # -- help by degrees: what is due after which failures, what ends it, and what it may cost ---------------------------
 
 NONE, REPLAY, RETURN, GUIDED = Help
@@ -222,11 +213,6 @@ def test_a_success_ends_all_help(fails: int) -> None:
     assert desk.reached(0) == (0.3,)
 
 
-def test_a_demonstration_is_no_attempt_whatever_comes_of_it() -> None:
-    for outcome in (True, False):
-        assert played(HelpDesk(Escalation(), 1), [False, outcome]) == [FRESH, SHOWN, AGAIN]
-
-
 def test_robots_do_not_touch_each_other() -> None:
     desk, random = HelpDesk(Escalation(), 3), np.random.default_rng(0)
     alone = [HelpDesk(Escalation(), 1) for _ in range(3)]
@@ -262,21 +248,6 @@ def test_the_budget_is_never_exceeded_and_less_help_is_given_instead() -> None:
     )
     short = HelpDesk(Escalation(returns=1), 1)
     assert played(short, [False, True, False]) == [FRESH, SHOWN, AGAIN, FRESH], "nobody puts the robot back again"
-
-
-def test_a_subclass_may_say_what_is_due() -> None:
-    class Guides(Escalation):
-        def due(self, reached: Sequence[float]) -> Help:
-            return GUIDED if reached else NONE
-
-    desk = HelpDesk(Guides(), 1)
-    assert played(desk, [False, False, True]) == [FRESH, HelpedEpisode(GUIDED), HelpedEpisode(GUIDED), FRESH]
-
-
-def test_numbers_of_help_without_a_meaning_are_refused() -> None:
-    for name, value in (("attempts", 0), ("gain", -0.1), ("demonstration", 0), ("demonstrations", -1), ("returns", -1)):
-        with pytest.raises(UserError, match=name):
-            Escalation(**{name: value})  # type: ignore[arg-type]
 
 
 # -- in a simulator ---------------------------------------------------------------------------------------------------
@@ -317,15 +288,6 @@ def test_the_simulator_puts_the_robot_back_into_the_state_where_it_got_stuck() -
     assert time == 3 and np.array_equal(back, hard) and not guided[:2].any() and guided[3:].any()
     other, nobody, start = episodes.play()
     assert start == 0 and not nobody.any() and not np.array_equal(other, first), "another scene"
-
-
-def test_a_success_in_the_simulator_ends_help() -> None:
-    episodes = Episodes()
-    first, _, _ = episodes.play()
-    episodes.play()
-    again, _, _ = episodes.play(solves=True)
-    other, _, start = episodes.play()
-    assert np.array_equal(first, again) and start == 0 and not np.array_equal(other, first)
 
 
 def test_demonstrations_and_guidance_share_the_persons_share_of_steps() -> None:
@@ -373,3 +335,12 @@ def test_without_snapshots_nobody_can_put_a_robot_back() -> None:
 
     with pytest.raises(UserError, match="no snapshots"):
         HelpedEnv(Bare(), expert, progress, PERSON, Escalation())  # type: ignore[arg-type]
+
+
+def test_numbers_without_a_meaning_are_refused() -> None:
+    of_people = {"patience": 0, "delay": -1, "hold": 0, "noise": -0.1, "max_share": 1.1}
+    of_help = {"attempts": 0, "gain": -0.1, "demonstration": 0, "demonstrations": -1, "returns": -1}
+    for kind, wrong in ((PersonConfig, of_people), (Escalation, of_help)):
+        for name, value in wrong.items():
+            with pytest.raises(UserError, match=f"{name} is {value}"):
+                kind(**{name: value})  # type: ignore[arg-type]

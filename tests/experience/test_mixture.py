@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.experience.test_replay import line, same
+from tests.experience.replays import line, same
 from tests.toys import seeded
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import ContractError, UserError
@@ -92,15 +92,14 @@ def test_a_saved_mixture_resumes_bit_for_bit():
     assert same(one.sample(31, seeded(3)), two.sample(31, seeded(3)))
 
 
-@pytest.mark.parametrize("shares", [{"online": 1.0}, {"online": -1.0, "person": 2.0}, {"online": 0, "person": 0}])
-def test_shares_that_fit_nothing_are_refused(shares):
-    with pytest.raises(UserError, match="no batch could be drawn"):
-        Mixture({"online": replay(0), "person": replay(1)}, shares)
-
-
-def test_a_mixture_needs_an_online_part():
+def test_shares_that_fit_nothing_are_refused():
+    for shares in ({"online": 1.0}, {"online": -1.0, "person": 2.0}, {"online": 0, "person": 0}):
+        with pytest.raises(UserError, match="no batch could be drawn"):
+            Mixture({"online": replay(0), "person": replay(1)}, shares)
     with pytest.raises(UserError, match=r"\['demonstrations'\] is 'online'"):
         Mixture({"demonstrations": replay(0)}, {"demonstrations": 1.0})
+    with pytest.raises(UserError, match="no task has any data"):
+        Strata(Replay(10, 1.0), Replay(10, 1.0), AdaptiveSampler(), lambda: 0, 5).sample(3, seeded())
 
 
 # -- by task and kind of data: what is drawn, what is too old, and that the learner's losses are heard -----------------
@@ -216,10 +215,3 @@ def test_a_saved_one_draws_the_same() -> None:
     other.load_state_dict(copy.deepcopy(buffer.state_dict()))
     first, second = (each.sample(50, seeded(3)).features["id"] for each in (buffer, other))
     assert torch.equal(first, second) and other.counts()[1, ONLINE] == 6
-
-
-def test_without_data_nothing_is_drawn() -> None:
-    empty = Strata(Replay(10, 1.0), Replay(10, 1.0), AdaptiveSampler(), lambda: 0, 5)
-    assert len(empty) == 0
-    with pytest.raises(UserError, match="no task has any data"):
-        empty.sample(3, seeded())

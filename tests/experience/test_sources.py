@@ -18,9 +18,9 @@ import torch
 
 from sims.toy.counting import episode_length, expected_reward
 from tests.auditing import AuditingPolicy
-from tests.experience.makers import counting, gaussian
+from tests.experience.makers import LuckyEnv, counting, gaussian
 from tests.experience.makers import equal_rollouts as same
-from tests.experience.test_groups import SMALL, START, LuckyEnv, audit, seeds_of
+from tests.experience.test_groups import SMALL, START, audit, seeds_of
 from tests.patience import PATIENCE
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import NonFiniteError, UserError

@@ -22,8 +22,8 @@ from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import collect
 from vla_rl.recipes.metrics import rows
 from vla_rl.recipes.suite_run import SuiteRun
-from vla_rl.recipes.train_rewards import TrainProgress, TrainReward, TrainSuccess
-from vla_rl.rewards.progress import ProgressConfig, SuccessConfig
+from vla_rl.recipes.train_rewards import TrainProgress
+from vla_rl.rewards.progress import ProgressConfig
 from vla_rl.rewards.reward_model import RewardModel
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.tracking import RunFolder
@@ -58,7 +58,7 @@ def test_imitation_on_the_device_of_the_config(tmp_path, monkeypatch):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("keep", [pytest.param("", id="in memory"), pytest.param("replay", id="on disk")])
+@pytest.mark.parametrize("keep", ["", "replay"], ids=["in memory", "on disk"])
 def test_off_policy_rl_with_its_replay_on_the_device_of_the_config(keep, tmp_path):
     """Half of a batch are demonstrations; a replay on disk stays on the host and its batches go to the device."""
     recipe = quick.mixed()
@@ -78,27 +78,25 @@ def test_off_policy_rl_with_its_replay_on_the_device_of_the_config(keep, tmp_pat
     assert found["critic/value"] == pytest.approx(expected["critic/value"], abs=1e-4) and expected["critic/value"] != 0
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        pytest.param(TrainSuccess(network=SuccessConfig(8, 4)), id="success"),
-        pytest.param(TrainProgress(network=ProgressConfig(8, 4)), id="progress", marks=pytest.mark.full),
-    ],
-)
-def test_reward_models_on_the_device_of_the_config(recipe, tmp_path, monkeypatch):
+@pytest.mark.full
+def test_reward_models_on_the_device_of_the_config(tmp_path, monkeypatch):
     counts = {"training": 4, "calibration": 2, "test": 2, "num_envs": 4, "random_action_prob": 0.0, "precision": 0.05}
-    recipe = replace(
-        recipe, env=EnvConfig("lift", options={"image_size": 24}), fit=FitConfig(steps=3, batch=12), **counts
-    )
-    on_host, devices = trained(recipe, tmp_path / "host", recipe.name), set()
-    monkeypatch.setattr(TrainReward, "evaluate", noted(TrainReward.evaluate, devices))
-    monkeypatch.setattr(TrainProgress, "evaluate", noted(TrainProgress.evaluate, devices))
+    env, fit = EnvConfig("lift", options={"image_size": 24}), FitConfig(steps=3, batch=12)
+    recipe = TrainProgress(network=ProgressConfig(8, 4), env=env, fit=fit, **counts)
+    on_host, devices, evaluate = trained(recipe, tmp_path / "host", recipe.name), set(), TrainProgress.evaluate
+
+    def noted(recipe, model: RewardModel, frames):
+        devices.update(item.device for item in model.parameters())
+        return evaluate(recipe, model, frames)
+
+    monkeypatch.setattr(TrainProgress, "evaluate", noted)
     with elsewhere():
         on_device = trained(replace(recipe, device="meta"), tmp_path / "elsewhere", recipe.name)
     assert devices == {ELSEWHERE}
     require_equal(on_host, on_device)
 
 
+@pytest.mark.full
 def test_a_suite_on_the_device_of_the_command(tmp_path, monkeypatch):
     suite = replace(quick_suite.quick(), episodes=2)
     run = SuiteRun(suite, quick_suite.save_policy(tmp_path / "policy"), tmp_path / "host", videos=0)
@@ -136,13 +134,3 @@ def test_a_checkpoint_on_the_device_of_the_command(tmp_path, monkeypatch):
     assert devices == {torch.device("cpu"), ELSEWHERE}
     on_host, on_device = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("cpu", ELSEWHERE.type))
     assert on_device == on_host and on_host["episodes"] == 4
-
-
-def noted(evaluate, devices):
-    """``evaluate`` that adds the devices of the model to ``devices``."""
-
-    def run(recipe, model: RewardModel, frames):
-        devices.update(item.device for item in model.parameters())
-        return evaluate(recipe, model, frames)
-
-    return run

@@ -36,7 +36,8 @@ class Small(Engine):
         self.closed += 1
 
 
-def test_the_engine_of_a_block_starts_its_processes_and_is_closed_after_them():
+@pytest.mark.full
+def test_an_engine_starts_the_processes_of_its_block():
     engine = Small()
     with on_engine(engine):
         pool = workers(1)

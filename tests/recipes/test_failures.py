@@ -34,6 +34,7 @@ class Missing:
             raise ImportError(f"library of {name} not found")
 sys.meta_path.insert(0, Missing())
 """
+BOGUS = "import os; os.environ['MUJOCO_GL'] = 'bogus'"
 
 
 def vla_rl(before: str, *arguments) -> tuple[int, str]:
@@ -77,11 +78,11 @@ def test_a_full_disk_while_recording_or_logging_is_said(untrained, quick, tmp_pa
 
 def test_an_earlier_run_is_moved_aside_and_nothing_is_lost(untrained, quick, tmp_path, capsys):
     out = tmp_path / "run"
-    for _ in range(3):
+    for _ in range(2):
         main(["train", quick, "--policy", str(untrained()), "--out", str(out), "--rl.loop.iterations", "0"])
     said = capsys.readouterr().err.replace("\n", "")
-    assert f"an earlier run was in {out}; it is now {out}.1" in said and f"it is now {out}.2" in said
-    runs = [out, out.with_name("run.1"), out.with_name("run.2")]
+    assert f"an earlier run was in {out}; it is now {out}.1" in said
+    runs = [out, out.with_name("run.1")]
     assert all(json.loads((folder / "summary.json").read_text())["rl"]["episodes"] == 4 for folder in runs)
     assert all(TinyVLA.from_pretrained(folder / "checkpoints" / "best") for folder in runs)
 
@@ -89,16 +90,8 @@ def test_an_earlier_run_is_moved_aside_and_nothing_is_lost(untrained, quick, tmp
 # -- numbers that are none ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("validate_every", "sentence", "logged"),
-    [
-        (1, r"the policy \(version 2\) chose a non-finite action in environment 0, so nothing was executed", [0, 1]),
-        (4, r"the policy \(version 2\) chose a non-finite action in environment 0, so nothing was executed", [0, 1, 2]),
-    ],
-)
-def test_a_nan_ends_the_run_with_good_weights_on_disk(
-    untrained, quick, tmp_path, monkeypatch, validate_every, sentence, logged
-):
+@pytest.mark.parametrize(("validate_every", "logged"), [(1, [0, 1]), (4, [0, 1, 2])])
+def test_a_nan_ends_the_run_with_good_weights_on_disk(untrained, quick, tmp_path, monkeypatch, validate_every, logged):
     """The weights become NaN in the second iteration, which its validation, or else the next rollout, detects."""
     publish = PolicyStore.publish
 
@@ -112,6 +105,7 @@ def test_a_nan_ends_the_run_with_good_weights_on_disk(
     monkeypatch.setattr(PolicyStore, "publish", poison)
     best = tmp_path / "run" / "checkpoints" / "best"
     recipe = override(load_config(quick), [f"--rl.loop.validate_every={validate_every}"], "test")
+    sentence = r"the policy \(version 2\) chose a non-finite action in environment 0, so nothing was executed"
     with pytest.raises(NonFiniteError, match=sentence) as error:
         run(replace(recipe, policy=str(untrained())), str(tmp_path / "run"))
     assert str(error.value).endswith(f"The last good weights are in {str(best)!r}.")
@@ -130,25 +124,24 @@ def test_a_nan_in_the_learner_names_the_tensor(untrained, quick, tmp_path, monke
 # -- the machine -------------------------------------------------------------------------------------------------------
 
 
-def test_without_opengl_it_says_which_packages_to_install(tmp_path):
-    status, said = vla_rl(NO_OPENGL, "collect", "--env", "lift", "--count", "1", "--out", tmp_path / "episodes")
-    assert status == 2 and "Traceback" not in said
-    last = said.strip().splitlines()[-1]
-    assert last.startswith("vla-rl: no OpenGL works here (egl: library") and "; osmesa: library" in last
-    assert "apt-get install libegl1" in last
-
-
-def test_an_impossible_mujoco_gl_is_said(tmp_path):
-    before = "import os; os.environ['MUJOCO_GL'] = 'bogus'"
+@pytest.mark.parametrize(
+    ("before", "words"),
+    [
+        (NO_OPENGL, ("no OpenGL works here (egl: library", "; osmesa: library", "apt-get install libegl1")),
+        pytest.param(BOGUS, ("MUJOCO_GL: bogus", "egl or osmesa"), marks=pytest.mark.full),
+    ],
+    ids=["none", "bogus"],
+)
+def test_without_opengl_it_says_what_to_install(before, words, tmp_path):
     status, said = vla_rl(before, "collect", "--env", "lift", "--count", "1", "--out", tmp_path / "episodes")
     assert status == 2 and "Traceback" not in said
-    assert "MUJOCO_GL: bogus" in said and "egl or osmesa" in said
+    assert all(word in said.strip().splitlines()[-1] for word in words)
 
 
 # -- policies that do not fit ------------------------------------------------------------------------------------------
 
 
-def test_a_policy_with_the_wrong_chunk_is_refused_before_anything_moves(untrained, quick, tmp_path, monkeypatch):
+def test_a_chunk_of_another_shape_is_refused(untrained, quick, tmp_path, monkeypatch):
     act = TinyVLA.act
 
     def wide(self, *given):
@@ -160,6 +153,6 @@ def test_a_policy_with_the_wrong_chunk_is_refused_before_anything_moves(untraine
         run(replace(load_config(quick), policy=str(untrained())), str(tmp_path / "run"))
 
 
-def test_a_checkpoint_of_another_environment_is_refused_before_training(complaint, untrained, quick, tmp_path):
+def test_a_checkpoint_of_another_environment_is_refused(complaint, untrained, quick, tmp_path):
     folder = untrained(image_size=32)
     assert "trained for images" in complaint("train", quick, "--policy", folder, "--out", tmp_path / "run")

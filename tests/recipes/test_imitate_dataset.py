@@ -18,8 +18,8 @@ from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate_dataset import require_fit
 
-CONFIG = str(Path(__file__).parents[2] / "configs" / "imitate.py") + ":from_dataset"
-FEW = ["--imitation.fit.steps", "30", "--imitation.fit.batch", "16", "--imitation.draws", "1"]
+CONFIG = "imitate.py:from_dataset"
+FEW = ["--imitation.fit.steps", "4", "--imitation.fit.batch", "8", "--imitation.draws", "1"]
 SMALL = ["--new.width", "32", "--new.blocks", "1"]
 
 
@@ -43,9 +43,8 @@ def test_everything_is_learnt_from_the_dataset(dataset, tmp_path):
     spec = policy.spec
     assert spec.tasks == episodes.tasks and spec.control_dt == pytest.approx(0.06, abs=0.001)
     assert spec.images["front"].shape == (64, 64, 3) and spec.state.names == episodes.state_names
-    assert (episodes.action >= np.array(spec.action.low)).all() and (
-        episodes.action <= np.array(spec.action.high)
-    ).all()
+    low, high = np.array(spec.action.low), np.array(spec.action.high)
+    assert ((low <= episodes.action) & (episodes.action <= high)).all()
     torch.manual_seed(1)  # as the run began
     initial = TinyVLA(spec, policy.vocabulary, policy.proprioception, policy.config)
     moved = {name for name, item in initial.state_dict().items() if not torch.equal(item, policy.state_dict()[name])}
@@ -71,10 +70,12 @@ def test_a_dataset_by_lerobot_is_learnt_from(tmp_path):
 
 
 def test_pictures_are_shrunk_and_episodes_chosen(dataset, tmp_path):
-    chosen = ("--image-size", 32, "--imitation.demonstrations", 2)
+    chosen = ("--image-size", 32, "--imitation.demonstrations", 2, "--imitation.fit.steps", 3)
     policy = trained(tmp_path / "run", "--dataset", dataset, *SMALL, *chosen)
     assert policy.spec.images["front"].shape == (32, 32, 3)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["episodes"] == 2
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [2], "few steps are logged too"
 
 
 def test_what_does_not_fit_is_named(dataset, untrained, tmp_path, complaint):
@@ -94,12 +95,6 @@ def test_what_does_not_fit_is_named(dataset, untrained, tmp_path, complaint):
 def test_a_policy_for_an_environment_takes_its_bounds_and_tasks(dataset, tmp_path):
     policy = trained(tmp_path / "run", "--dataset", dataset, "--env", "lift", *SMALL)
     assert policy.spec == EnvConfig("lift").spec()
-
-
-def test_few_steps_are_logged_too(dataset, tmp_path):
-    trained(tmp_path / "run", "--dataset", dataset, *SMALL, "--imitation.fit.steps", "3")
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [2]
 
 
 @pytest.mark.parametrize(
@@ -130,11 +125,8 @@ def test_tasks_are_counted_as_in_the_environment(dataset):
     reversed_table = replace(episodes, tasks=episodes.tasks[::-1], task=len(episodes.tasks) - 1 - episodes.task)
     found = require_fit(spec, reversed_table, "lift")
     assert [spec.tasks[i] for i in found.task] == [episodes.tasks[i] for i in episodes.task]
-
-
-def test_what_cannot_be_accepted_is_said(dataset):
     with pytest.raises(UserError, match="did you mean 'names'"):
-        require_fit(EnvConfig("lift").spec(), load_demonstrations(dataset), "lift", ("name",))
+        require_fit(spec, episodes, "lift", ("name",))
 
 
 def test_a_policy_that_cannot_imitate_is_named(dataset, tmp_path, complaint):

@@ -23,19 +23,26 @@ from vla_rl.recipes.off_policy import AdaptiveReplay, ReplayConfig
 from vla_rl.recipes.train_rewards import TrainSuccess
 
 BAD = [
+    *((EvaluationConfig, name, 0) for name in ("validation", "test", "num_envs")),
     (EvaluationConfig, "test", 10**12),
-    (EvaluationConfig, "num_envs", 0),
+    (EvaluationConfig, "ablation", -1),
+    *((ReplayConfig, name, 0) for name in ("capacity", "n_step")),
     (ReplayConfig, "gamma", 1.5),
     (ReplayConfig, "share", math.nan),
     (AdaptiveReplay, "max_age", -1),
     (ImitateDataset, "image_size", -1),
-    *((kind, "depth", -1) for kind in (ActorConfig, CategoricalConfig, HeadConfig)),
-    (GaussianConfig, "std", math.nan),
+    *((kind, "width", 0) for kind in (ActorConfig, GaussianConfig, CategoricalConfig, TinyConfig, DiffusionConfig)),
+    *((kind, "depth", -1) for kind in (ActorConfig, GaussianConfig, CategoricalConfig, HeadConfig)),
+    *((kind, "std", math.nan) for kind in (ActorConfig, GaussianConfig, SquashedLatentConfig)),
+    (HeadConfig, "width", 1_000_000),
+    (CriticConfig, "depth", 100_000),
     (GaussianConfig, "horizon", 10_000_000),
     *((kind, "width", 0) for kind in (TinyConfig, DiffusionConfig, CriticConfig)),
     (SquashedLatentConfig, "magnitude", 0),
+    (ResidualConfig, "scale", 0),
     (ResidualConfig, "correlation", 1.5),
     (Collect, "count", 0),
+    (TrainSuccess, "training", 0),
     (TrainSuccess, "precision", 1.5),
 ]
 
@@ -46,8 +53,8 @@ def test_a_number_without_a_meaning_is_refused(kind, name, value):
         kind(**{name: value})
 
 
-@pytest.mark.parametrize("given", ["--evaluation.test 0", "--rl.loop.iterations -3"])
-def test_the_command_line_refuses_them_before_anything_runs(given, complaint, tmp_path):
+@pytest.mark.parametrize("given", ["--evaluation.test 0", "--rl.loop.iterations -3", "--rl.final-noise -1"])
+def test_a_command_refuses_them_before_anything_runs(given, complaint, tmp_path):
     assert "which has no meaning" in complaint("train", "demo.py:last_step", *given.split(), "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

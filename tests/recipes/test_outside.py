@@ -7,14 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.held import held_after
 from tests.patience import PATIENCE
+from vla_rl.cli import main
 
 FILES = Path(__file__).parent / "outside"
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -37,20 +36,14 @@ def outside(tmp_path) -> Path:
     return tmp_path
 
 
-def start(folder: Path, *commands: Sequence[str], before: str = "") -> subprocess.Popen[str]:
-    """A process in ``folder`` that runs ``before``, and ``vla-rl`` with each of these arguments in turn."""
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    program = [sys.executable, "-P", "-c", before + COMMANDS, json.dumps(commands)]
-    return subprocess.Popen(program, cwd=folder, env=environment, text=True, **pipes)
-
-
 def vla_rl(folder: Path, *commands: Sequence[str]) -> list[str]:
-    """What each of the commands prints, in one process; they must succeed."""
-    process = start(folder, *commands)
-    out, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, err
-    return [one + other for one, other in zip(out.split("\f")[1:], err.split("\f")[1:], strict=True)]
+    """What ``vla-rl`` with each of these arguments prints in ``folder``, in one process; they must succeed."""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    program = [sys.executable, "-P", "-c", COMMANDS, json.dumps(commands)]
+    options = {"cwd": folder, "env": environment, "text": True, "capture_output": True, "timeout": PATIENCE}
+    done = subprocess.run(program, **options)
+    assert done.returncode == 0, done.stderr
+    return [one + other for one, other in zip(done.stdout.split("\f")[1:], done.stderr.split("\f")[1:], strict=True)]
 
 
 def result(printed: str) -> dict[str, float]:
@@ -58,42 +51,29 @@ def result(printed: str) -> dict[str, float]:
     return json.loads(next(line for line in printed.splitlines() if line.startswith("{")))
 
 
-def kill_after(process: subprocess.Popen[str], state: Path) -> None:
-    """Kill ``process`` as soon as ``state`` is on disk."""
-    while not state.exists() and process.poll() is None:
-        time.sleep(0.002)
-    assert process.poll() is None, process.communicate()[1]
-    process.kill()
-    process.communicate()
-
-
-def test_only_forty_lines_each():
-    assert all(len(code_lines(FILES / name)) <= 40 for name in ("rail.py", "straight.py", "mine.py"))
-
-
-def code_lines(path: Path) -> list[str]:
-    """The lines that are neither empty nor imports."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return [line for line in lines if line and not line.startswith(("from ", "import "))]
-
-
-def test_a_policy_an_environment_and_a_config_of_ones_own(outside):
-    """Trained, killed, resumed, inspected and evaluated."""
+def test_a_policy_an_environment_and_a_config_of_ones_own(outside, monkeypatch, capsys):
+    """Trained, gone on with from the run's own copy of the config, inspected and evaluated."""
     run = outside / "runs" / "built"
-    kill_after(start(outside, ("train", "mine.py:built"), before=held_after(2)), run / "state" / "00000002")
+    vla_rl(outside, ("train", "mine.py:built", "--rl.loop.iterations", "10"))
     (outside / "mine.py").unlink()  # the run has its own copy
-    assert f"done: {run.relative_to(outside)}" in vla_rl(outside, ("train", "--resume", "runs/built"))[0]
+    monkeypatch.chdir(outside)
+    monkeypatch.setattr(sys, "path", [item for item in sys.path if item])
+    main(["train", "--resume", "runs/built", "--rl.loop.iterations", "40"])
+    assert f"done: {run.relative_to(outside)}" in capsys.readouterr().err
     summary = json.loads((run / "summary.json").read_text())
     assert summary["rl"]["success"] > 0.9 and summary["env_steps"] == 40 * 16 * 8
     steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(41)), "no iteration is lost or doubled"
     assert "StraightConfig" in (run / "config.json").read_text()
-    targets = ("runs/built", "runs/built/checkpoints/best", "rail:make")
-    evaluate = ("eval", "runs/built", "--episodes", "16")
-    printed = vla_rl(outside, evaluate, *(("inspect", target) for target in targets))
-    assert all(word in found for word, found in zip(("best", "act", "determinism"), printed[1:], strict=True))
-    played = result(printed[0])
+    main(["eval", "runs/built", "--episodes", "16"])
+    played = result(capsys.readouterr().out)
     assert played["success"] > 0.9 and played["episodes"] == 16
+    targets = {"runs/built": "best", "runs/built/checkpoints/best": "act", "rail:make": "determinism"}
+    for target, word in targets.items():
+        main(["inspect", target])
+        assert word in capsys.readouterr().out
+    for name in ("straight", "rail"):
+        del sys.modules[name]
 
 
 @pytest.mark.full

@@ -58,7 +58,7 @@ def lines(run: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("at", ["the first validation", pytest.param("the first state", marks=pytest.mark.full)])
-def test_a_run_that_is_killed_after_pre_training_goes_on_without_it(at, recipe, whole, tmp_path, monkeypatch):
+def test_a_run_killed_after_pre_training_goes_on_without_it(at, recipe, whole, tmp_path, monkeypatch):
     """Before the first validation, or after it and before its state is saved; both end as one that never was."""
     with monkeypatch.context() as patched:
         if at == "the first validation":
@@ -76,6 +76,7 @@ def test_a_run_that_is_killed_after_pre_training_goes_on_without_it(at, recipe, 
     assert all(torch.equal(found[name], item) for name, item in expected.items())
 
 
+@pytest.mark.full
 def test_a_run_that_is_killed_while_pre_training_begins_anew(recipe, whole, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(WSRL, "pretrain", stop)

@@ -33,6 +33,7 @@ from vla_rl.recipes.suite_run import SuiteRun
 QUICK = str(Path(__file__).with_name("quick.py")) + ":improve"
 DATASET = Path(__file__).parents[1] / "golden" / "lerobot" / "dataset"
 LIFT = EnvConfig("lift", options={"deadline": 5})
+CAMERAS = ["--vla.cameras", json.dumps({"top": "front", "wrist": ""})]
 
 
 @pytest.fixture(autouse=True)
@@ -53,14 +54,7 @@ def downloaded(tmp_path: Path) -> Path:
 
 def test_a_command_trains_a_downloaded_folder(downloaded: Path, tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "run"
-    given = [
-        "--policy",
-        str(downloaded),
-        "--vla.horizon",
-        "2",
-        "--vla.cameras",
-        json.dumps({"top": "front", "wrist": ""}),
-    ]
+    given = ["--policy", str(downloaded), "--vla.horizon", "2", *CAMERAS]
     main(["train", QUICK, *given, "--rl.loop.iterations", "1", "--out", str(out)])
     assert json.loads((out / "summary.json").read_text())["env_steps"] > 0
     kept = from_json(json.loads((out / "config.json").read_text()))
@@ -75,25 +69,23 @@ def test_a_command_trains_a_downloaded_folder(downloaded: Path, tmp_path: Path, 
 
 def test_a_downloaded_folder_is_evaluated_as_it_is(downloaded: Path, tmp_path: Path) -> None:
     chosen = ["--env", "lift", "--env.options", json.dumps({"deadline": 5}), "--episodes", "2", "--num-envs", "2"]
-    cameras = ["--vla.cameras", json.dumps({"top": "front", "wrist": ""})]
-    main(["eval", str(downloaded), *chosen, *cameras, "--out", str(tmp_path / "result.json")])
+    main(["eval", str(downloaded), *chosen, *CAMERAS, "--out", str(tmp_path / "result.json")])
     assert json.loads((tmp_path / "result.json").read_text())["episodes"] == 2
 
 
 def test_a_dataset_is_imitated_without_an_environment(tmp_path: Path) -> None:
     episodes = load_demonstrations(DATASET)
     folder = write_folder(tmp_path / "folder", spec_of(episodes, "dataset"))
-    config = str(Path(__file__).parents[2] / "configs" / "imitate.py") + ":from_dataset"
     few = ["--imitation.fit.steps", "3", "--imitation.fit.batch", "4", "--imitation.draws", "1"]
     given = ["--policy", str(folder), "--vla.statistics", str(DATASET), "--dataset", str(DATASET)]
-    main(["train", config, *given, *few, "--out", str(tmp_path / "run")])
+    main(["train", "imitate.py:from_dataset", *given, *few, "--out", str(tmp_path / "run")])
     learnt = load_policy(tmp_path / "run" / "checkpoints" / "imitation")
     assert learnt.spec.tasks == episodes.tasks and learnt.base.folder == str(folder)
     saved = json.loads((DATASET / "meta" / "stats.json").read_text())
     assert learnt.action_scale.offset == tuple(saved["action"]["mean"])
 
 
-def test_a_suite_plays_a_downloaded_folder_and_its_options_are_part_of_what_was_played(tmp_path: Path) -> None:
+def test_a_suite_plays_a_downloaded_folder_with_its_options(tmp_path: Path) -> None:
     spec = VisualPointMass(1).spec
     cameras = {f"observation.images.{name}": {"type": "VISUAL", "shape": [3, 8, 8]} for name in ("near", "far")}
     state = {"observation.state": {"type": "STATE", "shape": list(spec.state.shape)}}
@@ -111,23 +103,18 @@ def test_what_does_not_fit_is_one_sentence_and_status_2(downloaded: Path, tmp_pa
     said = complaint(*given)
     assert "has the cameras top, wrist and the environment" in said and "--vla.cameras" in said
     (downloaded / "meta" / "stats.json").unlink()
-    cameras = ["--vla.cameras", json.dumps({"top": "front", "wrist": ""})]
-    assert "holds no normalization statistics" in complaint(*given, *cameras)
-    said = complaint("serve-policy", str(downloaded))
-    assert "belongs to no environment" in said
+    assert "holds no normalization statistics" in complaint(*given, *CAMERAS)
+    assert "belongs to no environment" in complaint("serve-policy", str(downloaded))
 
 
-def test_options_of_a_family_are_set_on_the_command_line_and_come_back_from_json() -> None:
+def test_the_options_of_a_family_are_offered_and_set(downloaded: Path, tmp_path: Path) -> None:
+    assert default_options(downloaded) == VLAOptions() == default_options(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "openvla"}', encoding="utf-8")
+    assert default_options(tmp_path) == OpenVLAOptions()
     given = replace(load_config(QUICK), vla=OpenVLAOptions())
     found = override(given, ["--vla.temperature", "1.6", "--vla.statistics-key", "libero"], "test")
     assert found.vla == OpenVLAOptions(temperature=1.6, statistics_key="libero")
     assert from_json(json.loads(json.dumps(to_json(found.vla)))) == found.vla
-
-
-def test_the_options_that_are_offered_are_those_of_the_family(downloaded: Path, tmp_path: Path) -> None:
-    assert default_options(downloaded) == VLAOptions() == default_options(tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "openvla"}', encoding="utf-8")
-    assert default_options(tmp_path) == OpenVLAOptions()
 
 
 def printed(folder: Path) -> str:

@@ -20,7 +20,7 @@ from tests.patience import PATIENCE
 from vla_rl.cli import main
 from vla_rl.training.checkpoint import latest_state
 
-ITERATIONS = 7
+ITERATIONS = 5
 VLA_RL = [sys.executable, "-m", "vla_rl.cli"]
 HELD = [sys.executable, "-c", held_after(ITERATIONS - 1) + "from vla_rl.cli import main\nmain()"]
 

@@ -1,4 +1,4 @@
-"""What is said of a run: its metrics as they are read, its page, where its time went on the terminal, and its clips."""
+"""What is said of a run: its page, success while exploring, its metrics as they are read, where its time went."""
 
 from __future__ import annotations
 
@@ -6,17 +6,12 @@ import json
 import re
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
-import numpy as np
 import pytest
 
-from tests.commands import save_untrained
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.report import Series
-from vla_rl.policies.tiny import TinyVLA
-from vla_rl.recipes.demo import record_clips
-from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.improve import exploring, windows
 from vla_rl.recipes.metrics import rows, validation_curve, watched
 from vla_rl.recipes.recipe import run, thinned
 from vla_rl.recipes.terminal import Clock, mostly, steps_per_second
@@ -43,23 +38,22 @@ class Counting:
 
 
 def test_results_metrics_and_settings_are_on_the_page(tmp_path):
-    """A score is one band beside its beginning, with every point; other long curves are thinned."""
+    """Curves of ten validations keep all points, long ones are thinned, and what is constant is one line."""
     run(Counting(), str(tmp_path / "run"))
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "Counts &lt;iterations&gt; up." in page and "77 test episodes" in page and "64 validation episodes" in page
+    assert "<h1>run</h1>" in page and "Counts &lt;iterations&gt; up." in page and "<td>iterations</td>" in page
     headings = re.findall("<h2>(.*?)</h2>", page)
     assert headings == ["Validation (rl)", "Exploration (rl)", "Policy (rl)", "Training (imitation)", "Settings"]
-    assert "eval/score_low" not in page and "<code>rollout/groups</code> 3." in page
-    assert "<td>iterations</td>" in page and "1000" in page
-    score, kl = (json.loads(chart)["series"][0] for chart in re.findall(r"data-chart='(.*?)'", page))
-    assert score["x"] == [1000.0 * i + 70 for i in range(10)] and score["y"][-1] == 0.907
-    assert score["low"][-1] == pytest.approx(0.807) and score["high"][-1] == pytest.approx(1.007)
-    assert len(kl["x"]) == 300
     tiles = re.findall(r'<span class="name">(.*?)</span>\s*<span class="value">(.*?)</span>', page)
     assert tiles[:2] == [("before", "0.7%"), ("after RL", "50.0%")]
+    assert "64 validation episodes" in page and "77 test episodes" in page
+    score, kl = [json.loads(chart)["series"][0] for chart in re.findall(r"data-chart='(.*?)'", page)]
+    assert score["x"] == [1000.0 * i + 70 for i in range(10)] and score["y"][-1] == 0.907 and len(kl["x"]) == 300
+    assert (score["low"][-1], score["high"][-1]) == (pytest.approx(0.807), pytest.approx(1.007))
+    assert "eval/score_low" not in page and "<code>rollout/groups</code> 3." in page
 
 
-@pytest.mark.parametrize("count", [0, 1, 299, 301, 1000])
+@pytest.mark.parametrize("count", [0, 1, 2, 299, 301, 1000])
 def test_a_long_curve_is_thinned_from_its_first_to_its_last_point(count):
     steps = [line["step"] for line in thinned([{"step": i} for i in range(count)])]
     assert len(steps) == min(count, 300) and steps == sorted(set(steps))
@@ -68,19 +62,34 @@ def test_a_long_curve_is_thinned_from_its_first_to_its_last_point(count):
     assert not gaps or max(gaps) - min(gaps) <= 1
 
 
-def test_a_page_of_the_recipe_is_kept(tmp_path):
-    run(Counting(1, "its own"), str(tmp_path / "run"))
-    assert (tmp_path / "run" / "report.html").read_text() == "its own"
-
-
-def test_a_run_without_metrics_has_a_page(tmp_path):
+def test_a_page_of_the_recipe_is_kept_and_one_without_metrics_made(tmp_path):
     @dataclass(frozen=True)
     class Quiet:
         def run(self, folder):
             return {}
 
-    run(Quiet(), str(tmp_path / "run"))
-    assert "Settings" in (tmp_path / "run" / "report.html").read_text()
+    run(Counting(1, "its own"), str(tmp_path / "run"))
+    run(Quiet(), str(tmp_path / "quiet"))
+    assert (tmp_path / "run" / "report.html").read_text() == "its own"
+    assert "Settings" in (tmp_path / "quiet" / "report.html").read_text()
+
+
+def row(steps: int, successes: float, episodes: float) -> dict[str, float]:
+    return {"env/steps_total": steps, "rollout/successes": successes, "rollout/episodes": episodes}
+
+
+def test_windows_end_with_the_iteration_in_which_they_are_full():
+    """Of ten: 4 of 11 by step 20, 2 of 20 by step 40 (9 were too few); the last nine are none."""
+    lines = [{"env/steps_total": 0, "eval/score": 0.5}, row(10, 3, 5), row(20, 1, 6), row(30, 0, 9), row(40, 2, 11)]
+    lines += [row(50, 9, 9)]
+    assert windows(lines, 10) == [(pytest.approx(4 / 11), 11, 20), (pytest.approx(0.1), 20, 40)]
+    assert exploring(lines) == {}
+
+
+def test_the_summary_names_the_first_the_lowest_and_the_last():
+    lines = [row(steps, successes, 64) for steps, successes in ((100, 48), (200, 32), (300, 56))]
+    found = exploring(lines)["exploring"]
+    assert found == {"windows": 3, "episodes": 64, "first": 0.75, "lowest": 0.5, "lowest_at": 200, "last": 0.875}
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------------
@@ -128,24 +137,10 @@ def test_metrics_of_an_older_version_are_refused_in_one_sentence(tmp_path):
 
 # -- the terminal ------------------------------------------------------------------------------------------------------
 
-ITERATION = {
-    "time/iteration_s": 10.0,
-    "time/env_s": 5.0,
-    "time/encode_s": 1.0,
-    "time/act_s": 1.0,
-    "time/sync_s": 0.01,
-    "time/learn_s": 2.0,
-    "env/steps": 90.0,
-}
-
-AHEAD = {
-    "time/iteration_s": 4.0,
-    "time/wait_s": 1.0,
-    "time/learn_s": 3.0,
-    "collector/env_s": 3.0,
-    "collector/act_s": 0.5,
-    "collector/encode_s": 0.5,
-}
+SECONDS = {"iteration": 10.0, "env": 5.0, "encode": 1.0, "act": 1.0, "sync": 0.01, "learn": 2.0}
+ITERATION = {f"time/{name}_s": seconds for name, seconds in SECONDS.items()} | {"env/steps": 90.0}
+AHEAD = {"time/iteration_s": 4.0, "time/wait_s": 1.0, "time/learn_s": 3.0}
+AHEAD |= {"collector/env_s": 3.0, "collector/act_s": 0.5, "collector/encode_s": 0.5}
 
 
 def shares(*iterations: dict[str, float]) -> str:
@@ -161,41 +156,11 @@ def test_shares_are_of_the_wall_time_of_all_iterations():
     assert shares(ITERATION, validated) == "simulation 25%, inference 10%, learning 10%, validation 50%, other 5%"
     assert shares({"time/validate_s": 3.0}, ITERATION) == shares(ITERATION)
     assert shares() == shares({"time/validate_s": 3.0, "env/steps_total": 0.0}) == "", "no iteration, no shares"
-
-
-def test_what_collectors_did_beside_is_said_apart():
     assert shares(AHEAD) == "waiting 25%, learning 75%; collectors: simulation 75%, inference 25%"
 
 
-def test_the_largest_part_of_an_iteration_is_named():
+def test_the_largest_part_and_the_speed_of_an_iteration_are_said():
     assert mostly(ITERATION) == "50% simulation" and mostly(AHEAD) == "75% learning"
     assert mostly({"env/steps_total": 0.0}) == ""
-
-
-def test_the_speed_leaves_validation_out():
     assert steps_per_second(ITERATION) == 9.0
     assert steps_per_second(ITERATION | {"time/iteration_s": 15.0, "time/validate_s": 5.0}) == 9.0
-
-
-# -- clips -------------------------------------------------------------------------------------------------------------
-
-LIFT = EnvConfig("lift", {"deadline": 6})
-
-
-@pytest.mark.parametrize(
-    ("env", "size"),
-    [
-        (LIFT, 192),
-        pytest.param(
-            EnvConfig("isolated", {"env": "lift", "options": LIFT.options}), 64, marks=pytest.mark.full, id="isolated"
-        ),
-    ],
-)
-def test_a_clip_has_a_picture_of_every_control_step(env, size, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
-    policy = TinyVLA.from_pretrained(save_untrained(tmp_path / "untrained"))
-    clips = record_clips(env, policy, np.array([3, 4]), seed=1)
-    assert [clip.frames.shape for clip in clips] == [(7, size, size, 3)] * 2
-    assert all(clip.label.endswith(": too late") for clip in clips)
-    assert not np.array_equal(clips[0].frames[0], clips[1].frames[0])
-    assert not np.array_equal(clips[0].frames[0], clips[0].frames[-1])

@@ -12,7 +12,7 @@ from vla_rl.recipes.workers import Launcher
 
 
 @pytest.mark.full
-def test_several_seeds_are_trained_tabled_and_not_run_again(quick, untrained, tmp_path, capsys, complaint):
+def test_several_seeds_are_trained_tabled_and_not_run_again(quick, untrained, tmp_path, capsys):
     untrained().rename(tmp_path / "policy-1")
     untrained().rename(tmp_path / "policy-2")
     out = tmp_path / "runs"
@@ -26,13 +26,10 @@ def test_several_seeds_are_trained_tabled_and_not_run_again(quick, untrained, tm
         assert config["policy"] == str(tmp_path / f"policy-{seed}")
     page = (out / "report.html").read_text()
     assert "seed 1" in page and "seed 2" in page and "mean (min to max)" in page and "Validation success" in page
-    said = capsys.readouterr().err
-    assert "results.json" in said and "rl " in said
+    assert "results.json" in capsys.readouterr().err
     finished = (out / "seed-2" / "summary.json").stat().st_mtime_ns
     main(command)
     assert (out / "seed-2" / "summary.json").stat().st_mtime_ns == finished
-    other = [*command[:-1], "2"]
-    assert "cannot stand for this one; choose another --out" in complaint(*other)
 
 
 def test_each_seed_has_arguments_of_its_own_and_is_launched_once(quick, tmp_path, monkeypatch, complaint):

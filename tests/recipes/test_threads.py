@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from vla_rl.cli import choose_threads
+from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes import imitate
+from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.workers import worker_processes, workers
 from vla_rl.training.device import ALONE, alone, shared
+from vla_rl.training.fit import GroundingConfig, ImitationConfig
 
 
 @pytest.fixture
@@ -69,20 +72,12 @@ def test_worker_processes_compute_with_one_thread(environment, monkeypatch):
 
 @pytest.mark.parametrize("stage", ["ground", "imitate"])
 def test_supervised_stages_are_alone(stage, environment, monkeypatch, untrained):
-    from vla_rl.experience.collect import collect_demonstrations
-    from vla_rl.policies.tiny import TinyVLA
-    from vla_rl.recipes.env_config import EnvConfig
-    from vla_rl.recipes.imitate import NewTiny, grounded_policy
-    from vla_rl.training.fit import GroundingConfig, ImitationConfig
-
     env, threads = EnvConfig("lift"), []
-    sim = env.make(2)
-    episodes = collect_demonstrations(sim, env.make_expert().act, [1, 2], lambda done: None)
-    sim.close()
+    episodes = imitate.collect(env, 2, seed=1)
     environment[ALONE] = "2"
     monkeypatch.setattr(imitate, stage, lambda *arguments: threads.append(torch.get_num_threads()))
     if stage == "ground":
-        grounded_policy(env, episodes, NewTiny(width=32, blocks=1), GroundingConfig(scenes=4), 1)
+        imitate.grounded_policy(env, episodes, imitate.NewTiny(width=32, blocks=1), GroundingConfig(scenes=4), 1)
     else:
         imitate.imitate_policy(TinyVLA.from_pretrained(untrained()), episodes, ImitationConfig(2), 1)
     assert threads == [2]

@@ -64,7 +64,7 @@ def context(rank: int = 0, base=None) -> RunContext:
     return RunContext(EnvConfig("lift"), base, 1, Process(rank))
 
 
-def test_the_collectors_of_all_processes_play_different_seeds_with_different_noise():
+def test_all_collectors_play_other_seeds_with_other_noise():
     parts = [part for rank in (0, 1) for part in context(rank).split(3)]
     seeds = [set(islice(part.seeds(), 500)) for part in parts]
     together = set(islice(RunContext(EnvConfig("lift"), None, 1, OneProcess()).seeds(), 3000))
@@ -110,7 +110,7 @@ def test_a_new_policy_is_built_without_an_environment():
     assert policy.spec == made.spec() and made.made == 0
 
 
-def test_demonstrations_are_replayed_without_an_environment_of_their_own(tmp_path):
+def test_demonstrations_need_no_environment_of_their_own(tmp_path):
     save_demonstrations(collect(EnvConfig("lift"), 1, seed=1), tmp_path / "recorded", video="never")
     made, base = Counted("lift"), TinyVLA.from_pretrained(save_untrained(tmp_path / "policy"))
     setup = build(quick.mixed().rl, RunContext(made, base, 1, OneProcess(), str(tmp_path / "recorded")))
@@ -118,20 +118,14 @@ def test_demonstrations_are_replayed_without_an_environment_of_their_own(tmp_pat
     assert made.made == 1, "the one that is learned in"
 
 
-@pytest.mark.parametrize(
-    ("loop", "kind"),
-    [
-        (LoopConfig(), RolloutSource),
-        (LoopConfig(staleness=2), Collectors),
-    ],
-)
+@pytest.mark.parametrize(("loop", "kind"), [(LoopConfig(), RolloutSource), (LoopConfig(staleness=2), Collectors)])
 def test_a_single_collector_that_is_never_ahead_needs_no_thread(loop, kind):
     setup = build(Collecting(loop), RunContext(POINT_MASS, None, 1, OneProcess()))
     assert type(setup.source) is kind and setup.source.next().reward.shape[:2] == (2, 4)
     setup.close()
 
 
-def test_collectors_are_processes_whose_rollouts_are_those_of_sources_here(monkeypatch):
+def test_processes_collect_what_sources_here_collect(monkeypatch):
     """Weights, versions and progress that are published in between included, and a saved state."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     trainer = Collecting(LoopConfig(collectors=2))
@@ -176,7 +170,7 @@ def test_collectors_are_processes_whose_rollouts_are_those_of_sources_here(monke
 
 
 @pytest.mark.full
-def test_asynchronous_collectors_are_processes_and_a_killed_one_is_started_again(monkeypatch):
+def test_a_killed_collector_is_started_again(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     trainer = Collecting(LoopConfig(collectors=2, staleness=1))
     with worker_processes(""):
@@ -204,7 +198,7 @@ def test_off_policy_learners_get_windows_ahead_one_by_one():
     setup.close()
 
 
-def test_a_source_that_cannot_change_weights_between_decisions_is_not_asynchronous():
+def test_a_source_of_whole_rollouts_alone_is_not_asynchronous():
     class Whole(Collecting):
         """Its source knows whole rollouts only."""
 
@@ -238,32 +232,26 @@ def test_off_policy_training_refuses_shards_of_weights(monkeypatch):
         OffPolicyRL(TD3Residual()).build_policy(context(), None)
 
 
-def test_a_policy_that_needs_another_one_says_how_to_give_it():
+def test_what_a_policy_cannot_be_built_on_is_said():
     with pytest.raises(UserError, match=r"a residual policy is built on another policy.*--policy"):
         TD3Residual().build(context())
+    with pytest.raises(UserError, match="Wooden has no spec, so this run cannot be built on it"):
+        OnPolicyRL(StartFrom()).build_policy(context(base=Wooden()), None)
+    base = Wooden()
+    base.spec = base.feature_sizes = base.encode = None
+    with pytest.raises(UserError, match=r"Wooden lacks it.*OnPolicyRL\(StartFrom\(\)\)"):
+        RLConfig(FlowSampler(FlowSde(0.5), LastStep(), 4)).build_policy(context(base=base), None)
+    with pytest.raises(UserError, match=r"Wooden starts from no noise, so --rl\.policy\.temperature"):
+        at_temperature(Wooden(), 0.3, "--rl.policy.temperature")
 
 
-def test_a_residual_acts_on_a_base_of_the_temperature_that_is_chosen_and_keeps_it(tmp_path):
+def test_a_residual_keeps_the_temperature_that_is_chosen(tmp_path):
     base = TinyVLA.from_pretrained(save_untrained(tmp_path / "policy"))
     assert base.sampler.temperature == 1.0
     made = TD3Residual(temperature=0.3).build(context(base=base))
     assert made.base.sampler.temperature == 0.3
     made.save_pretrained(tmp_path / "residual")
     assert load_policy(tmp_path / "residual").base.sampler.temperature == 0.3
-    with pytest.raises(UserError, match=r"Wooden starts from no noise, so --rl\.policy\.temperature"):
-        at_temperature(Wooden(), 0.3, "--rl.policy.temperature")
-
-
-def test_a_starting_policy_without_features_is_named():
-    with pytest.raises(UserError, match="Wooden has no spec, so this run cannot be built on it"):
-        OnPolicyRL(StartFrom()).build_policy(context(base=Wooden()), None)
-
-
-def test_the_sampler_of_what_is_no_flow_policy_cannot_be_chosen():
-    base = Wooden()
-    base.spec = base.feature_sizes = base.encode = None
-    with pytest.raises(UserError, match=r"Wooden lacks it.*OnPolicyRL\(StartFrom\(\)\)"):
-        RLConfig(FlowSampler(FlowSde(0.5), LastStep(), 4)).build_policy(context(base=base), None)
 
 
 class Careless(Straight):
@@ -272,13 +260,6 @@ class Careless(Straight):
     def act(self, features, state, mode, generator):
         out, state = super().act(features, state, mode, generator)
         return replace(out, action=out.action + 10.0), state
-
-
-class Timeless(Straight):
-    """Critics get no time."""
-
-    def encode(self, obs):
-        return {"state": torch.as_tensor(obs.state)}
 
 
 class Featureless(Straight):
@@ -292,7 +273,6 @@ class Featureless(Straight):
 @pytest.mark.parametrize(
     ("kind", "sentence"),
     [
-        ("Timeless", "encode of policy 'Timeless' gives .*no 'time', which critics read, so learning would stop"),
         ("Featureless", "policy 'Featureless' has no 'feature_sizes', so it cannot be trained with"),
         ("Careless", "action"),
     ],

@@ -29,6 +29,8 @@ ROOT = Path(__file__).parents[2]
 LIFT = ["--env", "lift", "--env.options", '{"deadline": 10}']
 METHODS = ("ppo", "grpo", "residual_td3", "dsrl")
 FAMILIES = {"smolvla": METHODS, "pi0": METHODS, "openvla_oft": METHODS[:3]}
+ONE_OF_THEM = ["smolvla", *(pytest.param(name, marks=pytest.mark.full) for name in ("pi0", "openvla_oft"))]
+OTHERS = ("lift", "place", "push", "mixed", "metaworld")
 # As sims/libero.py declares it, which reads the instructions from LIBERO's package.
 LIBERO = EnvSpec(
     name="libero",
@@ -78,7 +80,7 @@ def state(run: Path, step: int) -> str:
 @pytest.mark.parametrize(
     ("family", "method"),
     [
-        pytest.param(family, method, marks=[pytest.mark.full] * (method != METHODS[place]))
+        pytest.param(family, method, marks=[pytest.mark.full] * bool(place or method != METHODS[0]))
         for place, family in enumerate(FAMILIES)
         for method in FAMILIES[family]
     ],
@@ -103,7 +105,7 @@ def test_a_downloaded_folder_is_improved_evaluated_and_resumed(folders, tmp_path
     assert json.loads(capsys.readouterr().out)["episodes"] == 2
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ONE_OF_THEM)
 def test_a_recorded_dataset_is_imitated(folders, tmp_path, capsys, family):
     data, run = tmp_path / "data", tmp_path / "run"
     main(["collect", "--env", "lift", "--count", "2", "--out", str(data)])
@@ -116,7 +118,7 @@ def test_a_recorded_dataset_is_imitated(folders, tmp_path, capsys, family):
     assert json.loads(capsys.readouterr().out)["episodes"] == 2
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ONE_OF_THEM)
 def test_without_a_folder_it_says_what_to_name(complaint, tmp_path, family):
     for function in ("imitate", *FAMILIES[family]):
         data = {"dataset": ROOT / "tests/golden/lerobot/dataset", **FEW_STEPS}
@@ -125,7 +127,7 @@ def test_without_a_folder_it_says_what_to_name(complaint, tmp_path, family):
         assert "add --policy" in said
 
 
-@pytest.mark.parametrize("env", ["lift", "place", "push", "mixed", "metaworld", "libero"])
+@pytest.mark.parametrize("env", ["libero", *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_config_is_built_for_every_environment(tmp_path, family, env):
     """And a folder that was made for its state, action and cameras is opened by the config's options."""

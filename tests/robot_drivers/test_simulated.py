@@ -86,7 +86,7 @@ def test_a_target_is_clipped_and_nonsense_is_refused(robot):
     sent = arm.command(np.array([9.0, 0, 0, 1.5, 0, -1.0]))
     assert sent[0] == arm.spec.joints[0].high and sent[5] == 0.0 and sent[3] == 1.5
     for wrong in (np.full(6, np.nan), np.zeros(5)):
-        with pytest.raises(ContractError, match="no position of 6 joints"):
+        with pytest.raises(ContractError, match="no target of the 6 joints of so101"):
             arm.command(wrong)
 
 

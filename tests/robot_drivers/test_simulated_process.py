@@ -131,7 +131,7 @@ def test_the_record_has_every_command_and_step_with_its_time(robot, arm):
 
 
 def test_nonsense_is_refused_and_harms_nobody_else(robot, arm):
-    with pytest.raises(ContractError, match="no position of 6 joints"):
+    with pytest.raises(ContractError, match="no target of the 6 joints of so101"):
         arm.command(np.full(6, np.nan))
     with pytest.raises(ContractError, match="-1"):
         arm.reset(-1)

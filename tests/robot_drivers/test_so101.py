@@ -219,7 +219,7 @@ def test_a_target_is_kept_in_range_and_nonsense_is_not_sent(arm, port):
     arm.observe()  # is answered, so what came before it has arrived
     port.requests.clear()
     for wrong in (np.zeros(5), np.array([0, 0, np.nan, 0, 0, 0]), np.array([0, 0, np.inf, 0, 0, 0])):
-        with pytest.raises(ContractError, match="no target of six joints"):
+        with pytest.raises(ContractError, match="no target of the 6 joints of so101"):
             arm.command(wrong)
     assert not port.requests
 

@@ -96,7 +96,7 @@ def test_a_ur_that_is_stopped_lost_or_refuses_says_so(ur):
     with pytest.raises(DriverError, match="sent 5 joints"):
         arm.observe()
     ur.calls.clear()
-    refuses(arm, "no target of ur5e's joints", np.zeros(7), READY + np.nan)
+    refuses(arm, "no target of the 6 joints of ur5e", np.zeros(7), READY + np.nan)
     assert not ur.calls
     ur.accepts = False
     with pytest.raises(DriverError, match="refused a target"):
@@ -239,7 +239,7 @@ def test_a_franka_with_errors_says_so(franky):
     franky.has_errors = True
     with pytest.raises(DriverError, match="stopped with an error"):
         arm.observe()
-    refuses(arm, "no target of seven joints", np.zeros(6), np.full(7, np.inf))
+    refuses(arm, "no target of the 7 joints of fr3", np.zeros(6), np.full(7, np.inf))
     franky.fails = franky.ControlException("joint_velocity_violation")
     with pytest.raises(DriverError, match="joint_velocity_violation"):
         arm.command(np.zeros(7))

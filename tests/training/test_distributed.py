@@ -2,29 +2,61 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
+import socket
 import subprocess
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
 
 from tests.commands import save_untrained
 from tests.patience import PATIENCE
 from tests.toys import FlowToy, bandit, seeded
-from tests.training.sharing import learn
-from vla_rl.contract.batch import OneProcess
+from vla_rl.algorithms.ppo import PPO, PPOConfig
+from vla_rl.contract.batch import OneProcess, Reducer, Rollout
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import SeedStream, WindowConfig
-from vla_rl.training.distributed import SummedCounters, current_reducer
+from vla_rl.policies.critics import ValueCritic
+from vla_rl.policies.flow import AllSteps, FlowSampler, FlowSde
+from vla_rl.training.distributed import SummedCounters, current_reducer, torchrun_processes
 
 ROOT = Path(__file__).parents[2]
+DECISIONS, UPDATES = 90, 3
+
+
+def learn(reducer: Reducer, columns: slice) -> dict[str, torch.Tensor]:
+    """The weights after ``UPDATES`` updates from these columns, in double precision."""
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    policy = FlowToy(sampler=FlowSampler(FlowSde(0.5), AllSteps(), 4), width=16)
+    config = PPOConfig(epochs=2, minibatch=24, lr=1e-2, critic_warmup=0, target_kl=0.02, stop_kl=2.0)
+    ppo = PPO(policy, policy.trainable(), ValueCritic({"state": 1}, width=16), config, seeded(0), reducer)
+    for i in range(UPDATES):
+        ppo.update(cut(bandit(policy, DECISIONS, seeded(i)), columns))
+    torch.set_default_dtype(torch.float32)
+    return {
+        name: item.detach().clone() for name, item in [*policy.state_dict().items(), *ppo.critic.state_dict().items()]
+    }
+
+
+def cut(experience: Rollout, columns: slice) -> Rollout:
+    """Some columns of a rollout of one decision each."""
+
+    def of(value: Any) -> Any:
+        return {name: of(item) for name, item in value.items()} if isinstance(value, dict) else value[:, columns]
+
+    names = ["features", "sample", "aux", "logprob", "reward", "valid", "intervened"]
+    names += ["terminated", "truncated", "success", "version"]
+    return replace(experience, **{name: of(getattr(experience, name)) for name in names})
 
 
 def torchrun(*command: str) -> subprocess.CompletedProcess:
@@ -34,7 +66,10 @@ def torchrun(*command: str) -> subprocess.CompletedProcess:
 
 
 def test_two_processes_end_with_the_weights_of_one(tmp_path):
-    done = torchrun("-m", "tests.training.sharing", str(tmp_path))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "WORLD_SIZE": "2"}
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [sys.executable, "-m", "tests.training.test_distributed", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     one, two = (load_file(tmp_path / f"{rank}.safetensors") for rank in (0, 1))
     whole = learn(OneProcess(), slice(None))
@@ -43,23 +78,10 @@ def test_two_processes_end_with_the_weights_of_one(tmp_path):
         torch.testing.assert_close(one[name], expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.full
-def test_a_whole_run_in_two_processes(tmp_path):
-    """Same weights in both, summed counters, half of the environments in each."""
-    policy, out = save_untrained(tmp_path / "untrained"), tmp_path / "run"
-    learning = ["--rl.loop.iterations", "3", "--rl.algorithm.critic-warmup", "0"]
-    config = str(ROOT / "tests" / "recipes" / "quick.py") + ":improve"
-    done = torchrun("-m", "vla_rl.cli", "train", config, "--policy", str(policy), "--out", str(out), *learning)
-    assert done.returncode == 0, done.stderr
-    folders = (out, out / "process-1")
-    best = {
-        hashlib.sha256((f / "checkpoints" / "best" / "model.safetensors").read_bytes()).hexdigest() for f in folders
-    }
-    assert len(best) == 1
-    metrics = [[json.loads(line) for line in (f / "metrics.jsonl").read_text().splitlines()] for f in folders]
-    assert [line["env/steps_total"] for line in metrics[0]] == [line["env/steps_total"] for line in metrics[1]]
-    assert [line["rollout/decisions"] for line in metrics[0][1:]] == [8.0] * 3  # 4 environments, 2 decisions
-    assert (out / "state").exists() and (out / "process-1" / "state").exists()
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 @pytest.mark.full
@@ -104,6 +126,10 @@ def test_two_processes_that_were_killed_while_saving_end_with_the_weights_of_und
         for file in ("checkpoints/best/model.safetensors", "state/00000005/tensors.safetensors"):
             one, other = ((run / f"{name}{file}").read_bytes() for run in (whole, killed))
             assert one == other, f"{name}{file}"
+    folders = (whole, whole / "process-1")
+    assert len({(f / "checkpoints" / "best" / "model.safetensors").read_bytes() for f in folders}) == 1
+    metrics = [[json.loads(line) for line in (f / "metrics.jsonl").read_text().splitlines()] for f in folders]
+    assert [line["env/steps_total"] for line in metrics[0]] == [line["env/steps_total"] for line in metrics[1]]
 
 
 def test_rows_and_groups_are_shared_equally_or_not_at_all():
@@ -133,3 +159,17 @@ def test_counters_are_summed_and_seconds_averaged():
 
     assert SummedCounters(Source(), current_reducer()).next().info == {"time/env_s": 2.0, "env/steps": 3.0}
     assert SummedCounters(Source(), Twice()).next().info == {"time/env_s": 2.0, "env/steps": 6.0}
+
+
+if __name__ == "__main__":  # two processes, forked after what takes longest, the imports
+    torch.optim.Adam([torch.zeros(1)])
+    other = os.fork()
+    os.environ["RANK"] = "0" if other else "1"
+    with torchrun_processes():
+        group = current_reducer()
+        part = slice(0, 30) if group.rank == 0 else slice(30, None)
+        save_file(learn(group, part), Path(sys.argv[1]) / f"{group.rank}.safetensors")
+        kept = weakref.ref(dist.group.WORLD)
+    if kept() is not None:
+        sys.exit("the process group outlives destroy_process_group, and its threads abort a process that ends")
+    sys.exit(other and os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,12 +10,15 @@ import pytest
 import torch
 
 from tests.benchmarks.memory import ENV, cases
-from tests.patience import PATIENCE
 from tests.training.test_loop import Fake
+from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import NonFiniteError, UserError
 from vla_rl.policies.vla.options import VLAOptions
+from vla_rl.recipes import building, improve
+from vla_rl.recipes.trainers import RunContext
 from vla_rl.training.loop import Loop, LoopConfig, PolicyStore
 from vla_rl.training.out_of_memory import COLLECT, LEARN, VALIDATE, OutOfMemoryError, naming_knobs, phase_of_memory
+from vla_rl.training.tracking import RunFolder
 
 CUDA = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 23.6 GiB"
 ALL = 2**55  # bytes, more than any process can address
@@ -111,49 +112,17 @@ def test_a_vla_has_knobs_of_its_own():
     assert "kept" not in knobs(case, LEARN, policy) and "dtype" not in knobs(case, LEARN, policy)
 
 
-# A run that may take 5 MB more than what it has before it learns.
-LIMITED = """
-import resource, torch
-from pathlib import Path
-from dataclasses import replace
-from vla_rl.contract.errors import UserError
-from tests.benchmarks.memory import ENV, cases, _status
-from vla_rl.recipes import building, improve
-from vla_rl.recipes.trainers import RunContext
-from vla_rl.contract.batch import OneProcess
-torch.set_num_threads(1)
-hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-case = cases(True)["tiny_ppo"]
-wide = replace(case.trainer, experience=replace(case.trainer.experience, num_envs=128))
-wide = replace(wide, algorithm=replace(wide.algorithm, minibatch=10**6))
-def limited(trainer, context):
-    setup = building.build(trainer, context)
-    learn = setup.learner.update
-    def update(rollout):
-        most = _status("VmSize") + 5_000_000
-        resource.setrlimit(resource.RLIMIT_AS, (most, hard))
-        return learn(rollout)
-    setup.learner.update = update
-    return setup
-improve.build = limited
-class Folder:
-    resumed, path, elapsed = False, Path("{folder}"), 0.0
-    def checkpoint(self, name): return "{folder}/" + name
-    def log(self, *given): pass
-    def save_state(self, *given): pass
-policy = cases(False)["tiny_ppo"].start(ENV.spec())
-try:
-    improve.improve(wide, RunContext(ENV, policy, 1, OneProcess()), replace(case.evaluation, validation=4), Folder())
-except UserError as error:
-    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
-    print("said:", error)
-"""
+def test_an_allocation_that_fails_in_a_run_is_one_sentence(tmp_path, monkeypatch):
+    case = cases(True)["tiny_ppo"]
 
+    def limited(trainer, context):
+        setup = building.build(trainer, context)
+        setup.learner.update = raising(MemoryError())
+        return setup
 
-def test_an_allocation_that_fails_in_a_run_is_one_sentence(tmp_path):
-    code = LIMITED.replace("{folder}", str(tmp_path))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stderr
-    said = done.stdout.strip().splitlines()[-1]
-    assert said.startswith("said: this process ran out of memory in the phase 'learn' (")
-    assert "a smaller algorithm.micro_batch (now whole minibatches of 1000000; the same gradient)" in said
+    monkeypatch.setattr(improve, "build", limited)
+    context = RunContext(ENV, case.start(ENV.spec()), 1, OneProcess())
+    with pytest.raises(
+        UserError, match=r"^this process ran out of memory in the phase 'learn' \(.*algorithm.micro_batch"
+    ):
+        improve.improve(case.trainer, context, replace(case.evaluation, validation=4), RunFolder(tmp_path / "run", {}))

@@ -43,6 +43,8 @@ def test_several_sizes_are_predicted_at_the_largest_and_given_back_at_their_own(
     assert canvas.sides == (32, 40) and canvas.shape == (9, 32, 40)
     stacked = canvas.stack(images)
     assert stacked.shape == (4, 9, 32, 40)
+    chosen = WorldModel(seen(**shapes), WorldModelConfig(resolution=(32, 24), backbone=SMALL))
+    assert chosen.picture == (9, 32, 24) and chosen.video.latent == (9 * 16, 8, 6)
     back = canvas.split(torch.from_numpy(stacked))
     assert {name: tuple(item.shape[1:]) for name, item in back.items()} == shapes
 
@@ -61,17 +63,9 @@ def test_making_a_picture_smaller_averages_it():
     """Every fourth column white is a quarter grey, where the pixels around each centre would all be black."""
     stripes = np.broadcast_to((np.arange(32) % 4 == 0)[None, :, None] * np.uint8(255), (32, 32, 3)).copy()
     assert np.abs(resized(stripes, (8, 8)).astype(int) - 255 / 4)[:, 1:-1].max() < 10
-
-
-def test_tensors_and_arrays_are_resized_alike():
-    images = pictures({"front": (16, 16, 3)}, 3)["front"].reshape(3, 1, 16, 16, 3)
-    made = resized(torch.from_numpy(images), (24, 8))
-    assert made.shape == (3, 1, 24, 8, 3) and np.array_equal(made.numpy(), resized(images, (24, 8)))
-
-
-def test_a_resolution_of_ones_choice_is_what_the_model_predicts():
-    made = WorldModel(seen(front=(64, 48, 3)), WorldModelConfig(resolution=(32, 24), backbone=SMALL))
-    assert made.picture == (3, 32, 24) and made.video.latent == (48, 8, 6)
+    many = np.stack([stripes, 255 - stripes])[:, None]
+    made = resized(torch.from_numpy(many), (24, 8))
+    assert made.shape == (2, 1, 24, 8, 3) and np.array_equal(made.numpy(), resized(many, (24, 8)))
 
 
 @pytest.mark.parametrize(

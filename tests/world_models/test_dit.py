@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
 from tests.world_models import pushing
 from tests.world_models.test_backbones import ACTION_WIDTH, CONTEXT, DIT, FRAMES, MAPS, call, numbers, random_pictures
+from tests.world_models.test_model import FIT, distance, fitted, predicted, windows
 from vla_rl.contract.errors import UserError
-from vla_rl.experience.demonstrations import make_sequences, sequence_batch
-from world_models.backbones import ActionInput, ContextLatents
 from world_models.backbones.dit import DiT, preconditioned
 from world_models.config import WorldModelConfig
 from world_models.model import WorldModel
 
-STEPS, LEARNING, RATE, SHARE = 3, 200, 4e-3, 0.5
+STEPS = 3
 
 
 def fresh(**sizes) -> DiT:
@@ -62,15 +60,12 @@ def test_latents_have_a_scale_that_no_weights_can_change():
             parameter.data.mul_(1.7)
 
 
-@pytest.mark.parametrize(("fold", "picture"), [(3, (3, 12, 12)), (1, (3, 16, 16)), (8, (3, 16, 20))])
-def test_pictures_that_do_not_fold_are_refused(fold, picture):
-    with pytest.raises(UserError, match="cannot be folded"):
-        replace(DIT, fold=fold).build(picture, CONTEXT, FRAMES, ACTION_WIDTH, MAPS)
-
-
-def test_heads_that_cannot_share_are_refused():
-    with pytest.raises(UserError, match="cannot be shared by 5 heads"):
-        fresh(heads=5)
+@pytest.mark.parametrize(
+    ("sizes", "what"), [({"fold": 3}, "cannot be folded"), ({"fold": 1}, "folded"), ({"heads": 5}, "shared by 5 heads")]
+)
+def test_sizes_that_do_not_fit_are_refused(sizes, what):
+    with pytest.raises(UserError, match=what):
+        fresh(**sizes)
 
 
 @pytest.fixture(scope="module")
@@ -79,15 +74,8 @@ def world() -> WorldModel:
     return WorldModel(pushing.world(), WorldModelConfig(STEPS, backbone=DIT))
 
 
-def held_out(made: WorldModel, count: int) -> dict[str, torch.Tensor]:
-    trajectories = pushing.played(count, seed=2)
-    table = make_sequences(trajectories, STEPS, made.config.context_frames)
-    whole = np.flatnonzero(table["count"] >= STEPS)
-    return {name: torch.from_numpy(item) for name, item in sequence_batch(trajectories, table, whole).items()}
-
-
 def test_latents_learn_from_reconstruction_alone(world, monkeypatch):
-    batch, generator = held_out(world, 3), torch.Generator().manual_seed(1)
+    batch, generator = windows(world, pushing.played(3, seed=2)), torch.Generator().manual_seed(1)
     loss, parts = world.loss(batch, generator)
     assert parts["latents"] > 0
     loss.backward()
@@ -100,60 +88,13 @@ def test_latents_learn_from_reconstruction_alone(world, monkeypatch):
     world.zero_grad()
 
 
-def windows_of(count: int, seed: int) -> dict[str, torch.Tensor]:
-    """Whole calls: pictures float [R,1+M+F,C,h,w], and the ``ActionInput`` of actions and the square's positions."""
-    trajectories = pushing.played(count, seed)
-    table = make_sequences(trajectories, STEPS, CONTEXT - 1)
-    table = {
-        name: torch.from_numpy(item)
-        for name, item in sequence_batch(trajectories, table, np.flatnonzero(table["count"] >= STEPS)).items()
-    }
-    positions = table["state"][:, 1 : 1 + STEPS]
-    y, x = torch.meshgrid(*(torch.linspace(-1, 1, 4) for _ in range(2)), indexing="ij")
-    far = (x - positions[..., 0, None, None]).square() + (y - positions[..., 1, None, None]).square()
-    shown = table["pictures"][:, : CONTEXT + STEPS].float() / 127.5 - 1.0
-    vector = torch.cat([table["actions"][:, :STEPS], positions], -1)
-    return {"shown": shown, "vector": vector, "map": torch.exp(-4.0 * far)[:, :, None]}
-
-
-def step(video: DiT, batch: dict[str, torch.Tensor], level: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """The loss of rectified flow and of the autoencoder at noise ``level`` [R]."""
-    latents = video.encode(batch["shown"])
-    context, clean = ContextLatents(latents[:, :CONTEXT], torch.zeros(len(level), CONTEXT)), latents[:, CONTEXT:]
-    share = level[:, None, None, None, None]
-    noisy = (1.0 - share) * clean + share * torch.randn(clean.shape, generator=generator)
-    guess = video(noisy, level[:, None].expand(-1, STEPS), context, ActionInput(batch["vector"], batch["map"]))
-    return (guess.clean - clean).square().mean() + video.reconstruction(batch["shown"][:, -1])
-
-
-@torch.no_grad()
-def imagined(video: DiT, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The last picture, in two denoising steps."""
-    context = ContextLatents(video.encode(batch["shown"][:, :CONTEXT]), torch.zeros(len(batch["shown"]), CONTEXT))
-    moves = ActionInput(batch["vector"], batch["map"])
-    noisy = torch.randn(len(batch["shown"]), STEPS, *video.latent, generator=torch.Generator().manual_seed(3))
-    whole = torch.ones(noisy.shape[:2])
-    first = video(noisy, whole, context, moves).clean
-    return video.decode(video(0.5 * (first + noisy), 0.5 * whole, context, moves).clean[:, -1])
-
-
 @pytest.mark.full
 def test_it_learns_to_predict_a_moving_square():
-    """Autoencoder and transformer together, from noise to pictures; copying the latest one is what has to be beaten."""
-    torch.manual_seed(0)
-    video = replace(DIT, lens=24, width=48, heads=4).build((3, 16, 16), CONTEXT, STEPS, 5, 1)
-    batch, held, generator = windows_of(120, seed=1), windows_of(30, seed=2), torch.Generator().manual_seed(1)
-    optimizer = torch.optim.Adam(video.parameters(), RATE)
-    for _ in range(LEARNING):
-        index = torch.randint(len(batch["shown"]), (32,), generator=generator)
-        level = torch.rand(32, generator=generator).clamp_min(0.2)
-        optimizer.zero_grad()
-        step(
-            video, {name: item[index] for name, item in batch.items()}, (2.0 * level).clamp_max(1.0), generator
-        ).backward()
-        optimizer.step()
-    came, latest = held["shown"][:, -1], held["shown"][:, CONTEXT - 1]
-    error = (imagined(video, held) - came).square().mean()
-    assert error < SHARE * (latest - came).square().mean()
-    other = held | {"vector": held["vector"].flip(0), "map": held["map"].flip(0)}
-    assert (imagined(video, other) - came).square().mean() > 2.0 * error
+    """Autoencoder and transformer together; copying the latest picture is what has to be beaten."""
+    made = fitted(FIT, replace(DIT, lens=24, width=48, heads=4))
+    batch, context = windows(made, pushing.played(40, seed=2)), made.config.context_frames
+    came, latest = batch["pictures"][:, context + STEPS], batch["pictures"][:, context]
+    error = distance(predicted(made, batch).pictures[:, -1], came).mean()
+    assert error < 0.5 * distance(latest, came).mean()
+    other = batch | {"actions": batch["actions"].flip(0)}
+    assert distance(predicted(made, other).pictures[:, -1], came).mean() > 2.0 * error

@@ -1,4 +1,4 @@
-"""Boundaries, snapshots and renewal of imagined rollouts: horizon, deadline, thresholds and what resampling replays."""
+"""Imagined rollouts at their limits: what resampling replays, renewal, horizon, deadline and thresholds."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from tests.world_models.small_models import imagined_env
+from tests.world_models.test_env import keyframes_at
 from vla_rl.contract.check import random_actions
 from vla_rl.contract.errors import UserError
 from world_models.config import Limits
 from world_models.env import ImaginedEnv
 from world_models.types import Future
 
-EVERY = np.arange(40)
+EVERY = np.arange(24)
 
 
 class BrightIsDone:
@@ -46,6 +47,43 @@ def actions(seed: int) -> np.ndarray:
     return random_actions(imagined_env(len(EVERY)), 3, np.random.default_rng(seed))
 
 
+def test_a_success_that_flips_in_a_second_rollout_is_none():
+    """Both outcomes follow from playing the same actions from the same start with either noise."""
+    env_ids, causes, flipped = np.arange(32), {}, imagined_env(32, keyframe_share=0.0)
+    flipped.reset(env_ids, env_ids)
+    actions = random_actions(flipped, 6, np.random.default_rng(9))
+    limit = float(np.median(flipped.step(actions).obs.images["front"].mean((1, 2, 3))))
+    kinds = {"first": {"resamples": 0}, "second": {"resamples": 0, "noise_seed": 1}, "both": {"resamples": 1}}
+    for name, numbers in kinds.items():
+        env = imagined_env(32, keyframe_share=0.0, success_threshold=0.5, **numbers)
+        env.model.predict = BrightIsDone(env, limit)  # the second imagined rollout's model is the same
+        env.reset(env_ids, env_ids)
+        step = env.step(actions)
+        causes[name] = np.array(step.cause)
+        assert (step.reward.sum(1) == step.success).all()
+    first, second = (causes[name] == "success" for name in ("first", "second"))
+    assert (first & second).any() and (first & ~second).any()
+    earlier = causes["both"] == "success"
+    assert not (earlier & ~first).any() and not (earlier & ~second).any()
+    assert set(causes["both"][first & ~second]) == {"uncertainty"} and not (causes["both"][~first] == "success").any()
+
+
+def test_a_success_from_a_keyframe_is_resampled_from_there():
+    """With any noise it happens again, also where the episode's deadline ends the call."""
+    env, env_ids = keyframes_at(7, horizon=8, success_threshold=0.0, resamples=1, deadline=9), np.arange(3)
+    env.reset(env_ids, env_ids)
+    step = env.step(random_actions(env, 3, np.random.default_rng(4)))
+    assert set(step.cause) == {"success"} and step.obs.time.tolist() == [9] * 3
+    env = keyframes_at(7, horizon=8, success_threshold=0.0, resamples=1)
+    env.reset(env_ids, env_ids)
+    snapshot = env.snapshot(env_ids)
+    step = env.step(random_actions(env, 3, np.random.default_rng(4)))
+    assert set(step.cause) == {"success"} and step.obs.time.tolist() == [10] * 3
+    env.reset(env_ids, env_ids + 9)
+    assert env.restore(env_ids, snapshot).time.tolist() == [7] * 3
+    assert set(env.step(random_actions(env, 3, np.random.default_rng(4))).cause) == {"success"}
+
+
 def test_a_renewed_environment_resamples_with_the_noise_that_it_had():
     fresh, renewed = resampling_env(), resampling_env()
     renewed.renew(renewed.initial_states, None, renewed.config)
@@ -62,7 +100,7 @@ def ends(env: ImaginedEnv) -> list[int]:
     return list(step.obs.time)
 
 
-@pytest.mark.parametrize("before, after", [(6, 12), (12, 6), (4, 11)])
+@pytest.mark.parametrize("before, after", [(12, 6), (4, 11)])
 def test_a_renewed_environment_plays_the_horizon_that_it_is_given(before, after):
     """Longer or shorter, with resampling; what it declares is what it plays."""
     env = imagined_env(3, horizon=before, longest=12)
@@ -73,10 +111,14 @@ def test_a_renewed_environment_plays_the_horizon_that_it_is_given(before, after)
         assert other.config.horizon == after, "or a late success would never be confirmed"
     fresh = imagined_env(3, horizon=after, longest=12)
     assert env.spec == fresh.spec and env.spec.max_chunk == 12
+    with pytest.raises(UserError, match="horizon of 13 control steps is beyond the 12"):
+        env.renew(env.initial_states, None, replace(env.config, horizon=13))
+    with pytest.raises(UserError, match="nothing to imagine"):
+        imagined_env(2, horizon=0)
 
 
 @pytest.mark.parametrize("before, after", [(6, 12), (12, 6)])
-def test_a_snapshot_of_a_renewed_environment_fits_one_that_was_made_with_the_new_horizon(before, after):
+def test_a_snapshot_of_a_renewed_environment_fits_a_new_one(before, after):
     """As in a resumed run; the rollout is older than neither horizon and goes on bit for bit."""
     renewed, ids = imagined_env(3, horizon=before, longest=12), np.arange(3)
     renewed.reset(ids, ids)
@@ -93,12 +135,6 @@ def test_a_snapshot_of_a_renewed_environment_fits_one_that_was_made_with_the_new
         assert one.cause == two.cause and list(one.done) == [after == 6] * 3
 
 
-def test_a_horizon_beyond_the_longest_is_refused():
-    env = imagined_env(2)
-    with pytest.raises(UserError, match="horizon of 13 control steps is beyond the 12"):
-        env.renew(env.initial_states, None, replace(env.config, horizon=13))
-
-
 def test_a_restored_rollout_is_resampled_from_its_own_beginning_with_its_own_actions():
     env, other = resampling_env(), resampling_env()
     env.step(actions(0))
@@ -108,9 +144,8 @@ def test_a_restored_rollout_is_resampled_from_its_own_beginning_with_its_own_act
     other.restore(EVERY, saved)
     np.testing.assert_array_equal(other.uncertainty, env.uncertainty)
     np.testing.assert_array_equal(other.outcome, env.outcome)
-    open_ended = ~env.snapshot(EVERY)["done"] if "done" in saved else np.ones(len(EVERY), bool)
     one, two = env.step(actions(1)), other.step(actions(1))
-    assert one.cause == two.cause and open_ended.any()
+    assert one.cause == two.cause
     assert {"success", "uncertainty"} <= set(one.cause)
 
 
@@ -158,20 +193,19 @@ def last_step(**numbers: Any) -> Any:
         ({"horizon": 4}, "", False),
     ],
 )
-def test_of_two_reasons_to_end_at_once_success_counts_first_then_failure_then_time(numbers, cause, terminated):
+def test_success_counts_before_failure_and_failure_before_time(numbers, cause, terminated):
     """Thresholds are reached, not exceeded: every outcome here equals its threshold, every time its limit."""
     step = last_step(**numbers)
     assert set(step.cause) == {cause} and step.terminated.all() == terminated
     assert step.truncated.all() == (cause == "time_limit")
 
 
-def test_an_uncertainty_that_equals_its_limit_ends_nothing():
+@pytest.mark.parametrize(("share", "ended"), [(1.0, 0), (0.999, 1)])
+def test_an_uncertainty_ends_a_rollout_above_its_limit_only(share, ended):
     env, ids = imagined_env(4, resamples=0), np.arange(4)
     env.reset(ids, ids)
     chunk = random_actions(env, 3, np.random.default_rng(0))
     env.step(chunk)
-    highest = float(env.uncertainty.max())
-    for limit, ended in ((highest, 0), (0.999 * highest, 1)):
-        env = imagined_env(4, resamples=0, limits=Limits((limit,) * 4))
-        env.reset(ids, ids)
-        assert sum(cause == "uncertainty" for cause in env.step(chunk).cause) == ended
+    env.limits = Limits((share * float(env.uncertainty.max()),) * 4)
+    env.reset(ids, ids)
+    assert sum(cause == "uncertainty" for cause in env.step(chunk).cause) == ended

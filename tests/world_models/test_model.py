@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +12,9 @@ import torch
 from tests.world_models.pushing import played, world
 from tests.world_models.small_models import model as small_model
 from vla_rl.contract.errors import UserError
-from vla_rl.experience.demonstrations import make_sequences, sequence_batch
+from vla_rl.experience.demonstrations import Trajectories, make_sequences, sequence_batch
 from vla_rl.training.fit import FitConfig
-from vla_rl.training.world_model import WorldModelFit, fit_world_model, statistics
-from world_models.backbones import Denoised
+from vla_rl.training.world_model import WorldModelFit, as_predicted, fit_world_model, statistics
 from world_models.backbones.unet import UNetConfig
 from world_models.config import WorldModelConfig
 from world_models.model import WorldModel, revision
@@ -22,16 +22,18 @@ from world_models.robot import disagreement, sample_modes
 from world_models.types import Context, Future, to_unit_range
 
 FRAMES = 3
+UNET = UNetConfig(2, width=16, deep=16, depth=1, heads=2, embedding=64)
 FIT = WorldModelFit(
     *(FitConfig(*numbers) for numbers in ((300, 128, 4e-3), (100, 128, 4e-3), (300, 32, 4e-3), (200, 64, 2e-3)))
 )
 # The robot is learnt, the pictures hardly: what is computed from them can be seen all the same.
-ROBOT_ONLY = replace(FIT, video=FitConfig(10, 16, 4e-3), mode_classifier=FitConfig(10, 16, 2e-3))
+BRIEF = FitConfig(10, 16, 4e-3)
+ROBOT_ONLY = WorldModelFit(FitConfig(200, 128, 4e-3), BRIEF, BRIEF, BRIEF)
 
 
 @pytest.fixture(scope="module")
 def learnt() -> WorldModel:
-    return fitted(ROBOT_ONLY)
+    return fitted(ROBOT_ONLY, episodes=100)
 
 
 @pytest.fixture(scope="module")
@@ -39,21 +41,34 @@ def well_learnt() -> WorldModel:
     return fitted(FIT)
 
 
-def fitted(fit: WorldModelFit) -> WorldModel:
+def fitted(fit: WorldModelFit, backbone: Any = UNET, episodes: int = 300) -> WorldModel:
     torch.manual_seed(0)
-    trajectories = played(300, seed=1)
-    config = WorldModelConfig(FRAMES, FRAMES, backbone=UNetConfig(2, width=16, deep=16, depth=1, heads=2, embedding=64))
+    trajectories, config = played(episodes, seed=1), WorldModelConfig(FRAMES, FRAMES, backbone=backbone)
     made = WorldModel(world(), config, *statistics(trajectories))
     fit_world_model(made, trajectories, fit, torch.Generator().manual_seed(1))
     return made.eval()
 
 
+def windows(made: WorldModel, trajectories: Trajectories) -> dict[str, torch.Tensor]:
+    """Those whose first call is whole."""
+    trajectories = as_predicted(made, trajectories)
+    table = make_sequences(trajectories, made.config.frames, made.config.context_frames)
+    whole = np.flatnonzero(table["count"] >= made.config.frames)
+    return {name: torch.from_numpy(item) for name, item in sequence_batch(trajectories, table, whole).items()}
+
+
 @pytest.fixture(scope="module")
 def held_out(learnt) -> dict[str, torch.Tensor]:
-    trajectories = played(150, seed=2)
-    table = make_sequences(trajectories, FRAMES, learnt.config.context_frames)
-    whole = np.flatnonzero(table["count"] >= FRAMES)
-    return {name: torch.from_numpy(item) for name, item in sequence_batch(trajectories, table, whole).items()}
+    return windows(learnt, played(70, seed=2))
+
+
+def calls_of(module: torch.nn.Module, run: Callable[[], Any]) -> tuple[list[tuple[Any, Any]], Any]:
+    """The inputs and the output of every call of ``module`` while ``run()`` runs, and what that returns."""
+    seen: list[tuple[Any, Any]] = []
+    hook = module.register_forward_hook(lambda module, given, made: seen.append((given, made)))
+    found = run()
+    hook.remove()
+    return seen, found
 
 
 def present(model: WorldModel, batch: dict[str, torch.Tensor]) -> Context:
@@ -61,9 +76,9 @@ def present(model: WorldModel, batch: dict[str, torch.Tensor]) -> Context:
 
 
 def predicted(model: WorldModel, batch: dict[str, torch.Tensor], known: int = FRAMES) -> Future:
-    count = len(batch["task"])
-    noise = torch.randn(count, FRAMES, *model.video.latent, generator=torch.Generator().manual_seed(3))
-    return model.predict(present(model, batch), batch["actions"][:, :FRAMES], torch.full((count,), known), noise)
+    shape = (len(batch["task"]), model.config.pictures, *model.video.latent)
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+    return model.predict(present(model, batch), batch["actions"][:, :FRAMES], torch.full(shape[:1], known), noise)
 
 
 def distance(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -102,29 +117,14 @@ def test_what_will_be_done_is_reported_before_it_is(well_learnt, held_out):
 
 
 def test_uncertainty_is_how_far_apart_the_robot_may_be(learnt, held_out):
-    """At the last known control step."""
-    outputs: list[tuple[torch.Tensor, torch.Tensor]] = []
-    hook = learnt.mode_classifier.register_forward_hook(
-        lambda module, given, made: outputs.append((given[4].modes, made))
-    )
-    future = predicted(learnt, held_out, known=2)
-    hook.remove()
-    modes, odds = outputs[0]
-    torch.testing.assert_close(future.uncertainty, disagreement(modes[:, :, 1], odds))
+    """At the last known control step; without the picture, by the odds of the state dynamics."""
+    ((given, odds),), future = calls_of(learnt.mode_classifier, lambda: predicted(learnt, held_out, known=2))
+    torch.testing.assert_close(future.uncertainty, disagreement(given[4].modes[:, :, 1], odds))
     assert (future.uncertainty > 0).all()
-
-
-def test_mode_uncertainty_is_the_disagreement_of_the_state_dynamics(learnt, held_out):
-    """At the last control step that counts, given how many do."""
     batch = {"state": held_out["state"][:, : 1 + FRAMES], "actions": held_out["actions"][:, :FRAMES]}
-    known = torch.full((len(batch["state"]),), 2)
-    outputs: list[tuple[torch.Tensor, torch.Tensor]] = []
-    hook = learnt.state_dynamics.register_forward_hook(lambda module, given, made: outputs.append(made))
-    mode_uncertainty = learnt.mode_uncertainty(batch | {"count": known})
-    predicted(learnt, held_out, known=2)
-    hook.remove()
-    modes, odds = outputs[1]
-    torch.testing.assert_close(mode_uncertainty, disagreement(modes[:, :, 1], odds))
+    batch["count"] = torch.full((len(batch["state"]),), 2)
+    ((_, (modes, odds)),), uncertainty = calls_of(learnt.state_dynamics, lambda: learnt.mode_uncertainty(batch))
+    torch.testing.assert_close(uncertainty, disagreement(modes[:, :, 1], odds))
 
 
 @pytest.mark.full
@@ -147,35 +147,17 @@ def test_actions_beyond_the_known_ones_change_nothing(learnt, held_out):
 
 def test_a_step_keeps_the_noise_of_its_level(learnt, held_out):
     """The input of the second of two steps is the first estimate and half of the remaining noise."""
-    inputs: list[torch.Tensor] = []
-    guesses: list[torch.Tensor] = []
-
-    def note(module: torch.nn.Module, given: tuple[torch.Tensor, ...], made: Denoised) -> None:
-        inputs.append(given[0])
-        guesses.append(made.clean)
-
-    hook = learnt.video.register_forward_hook(note)
-    predicted(learnt, held_out)
-    hook.remove()
-    torch.testing.assert_close(inputs[1], 0.5 * (inputs[0] + guesses[0]))
+    (first, second), _ = calls_of(learnt.video, lambda: predicted(learnt, held_out))
+    torch.testing.assert_close(second[0][0], 0.5 * (first[0][0] + first[1].clean))
 
 
 def test_the_predicted_state_is_one_of_the_modes_with_their_probabilities(learnt, held_out):
     """In every entry one of the modes, as often as its odds say, and never their mean."""
-    outputs: list[tuple[torch.Tensor, torch.Tensor]] = []
-    vectors: list[torch.Tensor] = []
-    watches = [
-        learnt.mode_classifier.register_forward_hook(
-            lambda module, given, made: outputs.append((given[4].modes, made))
-        ),
-        learnt.video.register_forward_hook(lambda module, given, made: vectors.append(given[3].vector)),
-    ]
-    state = learnt.normalize(predicted(learnt, held_out).state)
-    for hook in watches:
-        hook.remove()
-    begin = learnt.spec.action_dim + 1
-    torch.testing.assert_close(vectors[0][..., begin : begin + state.shape[-1]], state)
-    modes, odds = outputs[0]
+    inside, future = calls_of(learnt.mode_classifier, lambda: predicted(learnt, held_out))
+    ((given, _), _), _ = calls_of(learnt.video, lambda: predicted(learnt, held_out))
+    state, begin = learnt.normalize(future.state), learnt.spec.action_dim + 1
+    torch.testing.assert_close(given[3].vector[..., begin : begin + state.shape[-1]], state)
+    modes, odds = inside[0][0][4].modes, inside[0][1]
     far = (modes - state[:, None]).abs().amax(2)
     assert (far.amin(1) < 1e-5).all()
     chosen = torch.nn.functional.one_hot(far.argmin(1), far.shape[1]).float().mean(0).T
@@ -208,41 +190,34 @@ def test_the_registration_is_fitted_once(learnt, held_out):
     assert before.abs().max() > 0.1 and torch.equal(learnt.robot_position.weight, before)
 
 
-@pytest.mark.parametrize("known", [1, 2, FRAMES])
+@pytest.mark.parametrize("known", [2, FRAMES])
 def test_the_video_model_sees_the_latest_picture_moved_with_the_robot(learnt, held_out, known):
     """To where the robot is predicted to be at every picture, or was recorded to be in training."""
-    contexts: list[torch.Tensor] = []
-    hook = learnt.video.register_forward_hook(lambda module, given, made: contexts.append(given[2].frames))
-    future = predicted(learnt, held_out, known)
-    hook.remove()
+    calls, future = calls_of(learnt.video, lambda: predicted(learnt, held_out, known))
+    frames = calls[0][0][2].frames
     latest = to_unit_range(held_out["pictures"][:, learnt.config.context_frames])
     before = learnt.normalize(held_out["state"][:, 0])
     for slot in range(FRAMES):
         after = learnt.normalize(future.state[:, min(slot, known - 1)])
         moved = learnt.robot_position.moved(latest, before, after[:, None])
-        torch.testing.assert_close(contexts[0][:, 1 + slot], learnt.video.encode(moved)[:, 0])
-    torch.testing.assert_close(contexts[0][:, -1], learnt.video.encode(latest))
+        torch.testing.assert_close(frames[:, 1 + slot], learnt.video.encode(moved)[:, 0])
+    torch.testing.assert_close(frames[:, -1], learnt.video.encode(latest))
 
 
 def test_without_the_prior_the_video_model_sees_recorded_pictures_only(held_out):
-    made, contexts = small_model(robot_crop=0), []
+    made = small_model(robot_crop=0)
     made.fit_registration({"state": held_out["state"][:50, 0], "pictures": held_out["pictures"][:50, -1]})
     assert not made.robot_position.weight.any()
-    made.video.register_forward_hook(lambda module, given, out: contexts.append(given[2].frames))
-    noise = torch.zeros(len(held_out["task"]), 1, *made.video.latent)
-    made.predict(present(made, held_out), held_out["actions"][:, :3], torch.full((len(noise),), 3), noise)
+    calls, _ = calls_of(made.video, lambda: predicted(made, held_out))
     shown = to_unit_range(held_out["pictures"][:, : 1 + made.config.context_frames])
-    assert torch.equal(contexts[0], made.video.encode(shown))
+    assert torch.equal(calls[0][0][2].frames, made.video.encode(shown))
 
 
 def test_uncertainty_of_pictures_is_what_the_last_denoising_step_revises(held_out):
     """Of the picture at the last known action."""
     made = small_model(uncertainty="pictures", frames=FRAMES, pictures=FRAMES)
-    estimates: list[torch.Tensor] = []
-    hook = made.video.register_forward_hook(lambda module, given, out: estimates.append(out.clean[:, 1]))
-    future = predicted(made, held_out, known=2)
-    hook.remove()
-    torch.testing.assert_close(future.uncertainty, revision(estimates[0], estimates[1]))
-    assert len(estimates) == 2 and (future.uncertainty > 0).all()
+    (first, second), future = calls_of(made.video, lambda: predicted(made, held_out, known=2))
+    torch.testing.assert_close(future.uncertainty, revision(first[1].clean[:, 1], second[1].clean[:, 1]))
+    assert (future.uncertainty > 0).all()
     with pytest.raises(UserError, match="1 denoising step revises no picture"):
         small_model(uncertainty="pictures", denoising_steps=1)

@@ -10,12 +10,11 @@ import torch
 
 from vla_rl.training.fit import FitConfig, fit
 from world_models.robot import (
-    CropClassifier,
     ModePrediction,
-    PictureClassifier,
     RobotPosition,
     StateDynamics,
     mixture_nll,
+    mode_classifier,
     register,
     sample_modes,
     select_modes,
@@ -28,11 +27,7 @@ def test_modes_are_sampled_by_the_cumulative_normal():
     odds = torch.tensor([[0.5, 0.25], [0.25, 0.25], [0.25, 0.5]]).log().expand(4, 3, 2)
     noise = torch.tensor([-0.1, 0.1, 0.7, 9.0])[:, None].expand(4, 2)
     assert sample_modes(torch.zeros(4, 3, 1, 2), odds, noise).tolist() == [[0, 1], [1, 2], [2, 2], [2, 2]]
-
-
-def test_every_entry_has_its_own_mode():
-    """The first entry of the second candidate, the second one of the first, at both control steps."""
-    modes = torch.arange(8.0).view(1, 2, 2, 2)
+    modes = torch.arange(8.0).view(1, 2, 2, 2)  # every entry has its own, at both control steps
     assert select_modes(modes, torch.tensor([[1, 0]])).tolist() == [[[4.0, 1.0], [6.0, 3.0]]]
 
 
@@ -54,7 +49,7 @@ def test_the_likelihood_is_the_mean_over_entries():
     torch.testing.assert_close(mixture_nll(modes, odds, wanted, counts), (alone[0] + alone[1]) / 2)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in (1, 2))])
 def test_modes_are_the_two_recorded_outcomes_and_not_their_mean(seed):
     """A finger goes to 1 or stops at 0.5, a coin's toss: two modes, half and half."""
     torch.manual_seed(seed)
@@ -82,14 +77,20 @@ def test_the_crop_is_at_the_mean_predicted_position():
     torch.testing.assert_close(prediction.expected_end, torch.tensor([[5.0]]))
 
 
-def crops(cameras: int = 1) -> tuple[CropClassifier, torch.Tensor, list[Any]]:
-    """A classifier of pictures of 16 pixels, the pictures, and its further arguments."""
+def classified(crop: int = 4, cameras: int = 1) -> tuple[Any, torch.Tensor, list[Any]]:
+    """A classifier of pictures of 16 pixels, which a new one would leave at their odds; three pictures, and the rest.
+
+    That is the robot's position in the centre, its state, action input and prediction.
+    """
     torch.manual_seed(0)
-    return CropClassifier(cameras, (16, 16), state=2, actions=1, modes=2, side=4), *arguments(cameras)
+    classifier = mode_classifier(cameras, (16, 16), state=2, actions=1, modes=2, crop=crop)
+    pictures, given = arguments(cameras)
+    torch.testing.assert_close(classifier(pictures, *given), given[-1].log_probs)
+    torch.nn.init.normal_(classifier.leave.weight)
+    return classifier, pictures, given
 
 
-def arguments(cameras: int = 1) -> tuple[torch.Tensor, list[Any]]:
-    """Three pictures of 16 pixels; the robot's position in their centre, its state, action input and prediction."""
+def arguments(cameras: int) -> tuple[torch.Tensor, list[Any]]:
     generator = torch.Generator().manual_seed(1)
     shapes = [(3, 3 * cameras, 16, 16), (3, 2), (3, 1), (3, 2, 1, 2), (3, 2, 2)]
     pictures, state, actions, modes, odds = (torch.randn(shape, generator=generator) for shape in shapes)
@@ -97,15 +98,9 @@ def arguments(cameras: int = 1) -> tuple[torch.Tensor, list[Any]]:
     return pictures, [torch.zeros(3, 2 * cameras), state, actions, prediction]
 
 
-def test_a_new_classifier_leaves_the_probabilities_of_the_modes():
-    classifier, pictures, given = crops()
-    torch.testing.assert_close(classifier(pictures, *given), given[-1].log_probs)
-
-
 @pytest.mark.parametrize("camera", [0, 1])
 def test_the_classifier_reads_every_camera_around_the_robot_only(camera):
-    classifier, pictures, given = crops(cameras=2)
-    torch.nn.init.normal_(classifier.leave.weight)
+    classifier, pictures, given = classified(cameras=2)
     # (x, y) in the first camera, then in the second: pixels 6 to 9 and, there, 10 to 13
     given[0] = torch.tensor([0.0, 0.0, 0.5, 0.5]).expand(3, 4)
     begin = (6, 10)[camera]
@@ -121,8 +116,7 @@ def test_the_classifier_reads_every_camera_around_the_robot_only(camera):
 
 def test_the_crop_moves_with_the_robot():
     """The same around another place is the same."""
-    classifier, pictures, given = crops()
-    torch.nn.init.normal_(classifier.leave.weight)
+    classifier, pictures, given = classified()
     shifted = pictures.roll((2, 5), (2, 3))
     output = classifier(pictures, *given)
     given[0] = torch.tensor([5 / 8, 2 / 8]).expand(3, 2)
@@ -130,26 +124,14 @@ def test_the_crop_moves_with_the_robot():
 
 
 def test_learning_crops_are_never_twice_the_same_but_repeat_with_their_seed():
-    classifier, pictures, given = crops()
-    torch.nn.init.normal_(classifier.leave.weight)
+    classifier, pictures, given = classified()
     one, same, other = (classifier(pictures, *given, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
     assert torch.equal(one, same) and not torch.allclose(one, other)
 
 
-def whole(cameras: int = 1) -> tuple[PictureClassifier, torch.Tensor, list[Any]]:
-    torch.manual_seed(0)
-    return PictureClassifier(cameras, (16, 16), state=2, actions=1, modes=2), *arguments(cameras)
-
-
-def test_a_new_classifier_of_whole_pictures_leaves_the_probabilities_of_the_modes():
-    classifier, pictures, given = whole()
-    torch.testing.assert_close(classifier(pictures, *given), given[-1].log_probs)
-
-
 def test_a_classifier_of_whole_pictures_reads_every_camera_and_corner():
     """Wherever the robot is."""
-    classifier, pictures, given = whole(cameras=2)
-    torch.nn.init.normal_(classifier.leave.weight)
+    classifier, pictures, given = classified(crop=0, cameras=2)
     output = classifier(pictures, *given)
     for camera in range(2):
         for corner in ((0, 0), (0, 12), (12, 0), (12, 12)):
@@ -160,7 +142,7 @@ def test_a_classifier_of_whole_pictures_reads_every_camera_and_corner():
 
 def test_whole_pictures_are_shifted_by_a_pixel_at_most_while_learning():
     """Every shift of the nine is drawn, each picture its own, and the border is repeated."""
-    classifier, _, given = whole()
+    classifier, _, given = classified(crop=0)
     seen: list[torch.Tensor] = []
     classifier.convs[0].register_forward_hook(lambda module, inputs, made: seen.append(inputs[0]))
     grid = torch.arange(256.0).view(1, 1, 16, 16).expand(3, 3, 16, 16).contiguous()
@@ -195,12 +177,8 @@ def test_the_robot_is_found_within_a_pixel():
     weight, bias = register(pictures, state)
     pixels = (state @ weight.T + bias - place).abs() * torch.tensor([SIDES[1] / 2, SIDES[0] / 2])
     assert pixels.mean() < 1.0
-
-
-def test_entries_that_do_not_move_the_robot_have_no_weight():
-    pictures, state, _ = scenes(200)
-    weight, _ = register(pictures, state)
-    assert weight[:, 2].abs().max() < 0.05 and weight[0, 1].abs() < 0.05 and weight[1, 0].abs() < 0.05
+    others = weight[:, 2], weight[0, 1], weight[1, 0]  # entries that do not move it have no weight
+    assert all(one.abs().max() < 0.05 for one in others)
 
 
 def test_two_inputs_with_the_same_position_get_half_the_weight_each():

@@ -50,9 +50,8 @@ def test_a_folder_gives_the_very_network_that_was_saved(networks, folder):
     text = embedder.token(torch.cat([torch.zeros(8, CONTEXT, ACTION_WIDTH), given["vector"]], 1)) + embedder.slots
     own, network.condition_embedder.text_embedder = network.condition_embedder.text_embedder, nn.Identity()
     latents = torch.cat([given["frames"], given["noisy"]], 1).transpose(1, 2)
-    time = 1000.0 * torch.cat([given["context_noise"], given["level"]], 1).repeat_interleave(
-        4, 1
-    )  # 2 x 2 tokens in a frame
+    time = 1000.0 * torch.cat([given["context_noise"], given["level"]], 1)
+    time = time.repeat_interleave(4, 1)  # 2 x 2 tokens in a frame
     velocity = network(latents, time, text, return_dict=False)[0].transpose(1, 2)[:, CONTEXT:]
     network.condition_embedder.text_embedder = own
     wanted = given["noisy"] - given["level"][..., None, None, None] * velocity
@@ -124,44 +123,34 @@ def test_low_rank_corrections_change_nothing_in_wan_at_first_and_are_small():
     assert "patch_embedding.latents.weight" not in learnt
 
 
-@pytest.mark.parametrize("wrong", [Lora(rank=0), Lora(layers=("nowhere",)), Lora(layers=())])
-def test_corrections_of_nothing_are_refused(wrong):
-    with pytest.raises(UserError, match="nothing to train"):
-        build(replace(WHOLE, lora=wrong))
-
-
 @dataclass(frozen=True)
-class Mixed:
-    """A transformer that does not belong to its autoencoder."""
+class Foreign:
+    """A transformer that does not belong to its autoencoder, or whose tokens hold several frames."""
+
+    channels: int = 4
+    joined: int = 1
 
     def load(self) -> tuple[Any, Any]:
-        return WanSizes(channels=8).load()[0], WanSizes().load()[1]
-
-
-@dataclass(frozen=True)
-class Joined:
-    """A transformer whose tokens hold two frames."""
-
-    def load(self) -> tuple[Any, Any]:
-        network, vae = WanSizes().load()
-        network.register_to_config(patch_size=[2, 2, 2])
+        network, vae = WanSizes(channels=self.channels).load()[0], WanSizes().load()[1]
+        network.register_to_config(patch_size=[self.joined, 2, 2])
         return network, vae
 
 
 @pytest.mark.parametrize(
-    ("weights", "sizes", "message"),
+    ("config", "sizes", "message"),
     [
-        (WanSizes(), {"side": 12}, "multiples of 8 and 8"),
-        (WanSizes(positions=4), {}, "5 frames .* 4, so it cannot tell them apart"),
-        (WanSizes(positions=8), {"frames": 6}, "9 frames"),
-        (WanSizes(positions=5), {"cameras": 3}, "3 cameras need 6"),
-        (Mixed(), {}, "takes 8 channels and gives 8, its autoencoder has 4"),
-        (Joined(), {}, "joins 2 frames in a token"),
+        ({"lora": Lora(rank=0)}, {}, "nothing to train"),
+        ({"lora": Lora(layers=("nowhere",))}, {}, "nothing to train"),
+        ({}, {"side": 12}, "multiples of 8 and 8"),
+        ({"weights": WanSizes(positions=4)}, {}, "5 frames .* 4, so it cannot tell them apart"),
+        ({"weights": WanSizes(positions=5)}, {"cameras": 3}, "3 cameras need 6"),
+        ({"weights": Foreign(channels=8)}, {}, "takes 8 channels and gives 8, its autoencoder has 4"),
+        ({"weights": Foreign(joined=2)}, {}, "joins 2 frames in a token"),
     ],
 )
-def test_what_does_not_fit_is_refused(weights, sizes, message):
+def test_what_does_not_fit_is_refused(config, sizes, message):
     with pytest.raises(UserError, match=message):
-        build(replace(WHOLE, weights=weights), **sizes)
+        build(replace(WHOLE, **config), **sizes)
 
 
 def test_a_folder_that_is_not_wan_is_refused(networks, folder, tmp_path):

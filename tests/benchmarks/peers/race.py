@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from sims.catalog import make
-from tests.benchmarks.peers.state_ppo import mean_return
 from vla_rl.contract.errors import UserError
 from vla_rl.recipes.improve import StateBased
 
@@ -119,6 +118,7 @@ def _serve(link: Connection, task: Task, peer: str, seed: int, log: str) -> None
     import torch
 
     from tests.benchmarks.peers.sides import PEERS
+    from tests.benchmarks.peers.state_ppo import mean_return
 
     torch.set_num_threads(1)
     side = PEERS[peer](task.recipe, seed)

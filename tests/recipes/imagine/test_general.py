@@ -16,7 +16,6 @@ from tests.world_models.small_models import SMALL
 from vla_rl.cli import main
 from vla_rl.contract.batch import OneProcess
 from vla_rl.evaluation.agreement import TrustConfig
-from vla_rl.evaluation.report import Report
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.experience.demonstrations import Trajectories
 from vla_rl.experience.rollout import WindowConfig
@@ -26,7 +25,6 @@ from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imagine.agreement import measure_prediction_quality
 from vla_rl.recipes.imagine.calibrated_model import call_ends
-from vla_rl.recipes.imagine.comparison import _prediction_quality
 from vla_rl.recipes.imagine.plan import CollectConfig, Plan
 from vla_rl.recipes.imagine.recipe import Imagine, SavedRun
 from vla_rl.recipes.imitate import collect
@@ -58,7 +56,8 @@ def short(recipe: Imagine, frames: int = 5, **model: object) -> Imagine:
     return replace(recipe, plan=plan, rl=rl, evaluation=EVALUATION)
 
 
-def test_cameras_of_two_sizes_go_through_the_whole_recipe_and_its_commands(tmp_path, capsys):
+@pytest.mark.full
+def test_cameras_of_two_sizes_go_through_recipe_and_commands(tmp_path, capsys):
     env = EnvConfig("lift", options=SIZES, training_options={"deadline": 7})
     demonstrations = tmp_path / "demonstrations"
     save_demonstrations(collect(env, 2, seed=1), demonstrations, video="never")
@@ -76,20 +75,10 @@ def test_cameras_of_two_sizes_go_through_the_whole_recipe_and_its_commands(tmp_p
     assert "Which policy is best" in (folder.path / "rank.html").read_text()
 
 
-def test_a_gymnasium_task_that_is_only_seen_goes_through_the_same_recipe(tmp_path):
+def test_a_gymnasium_task_that_is_only_seen_is_imagined(tmp_path):
     """Paid what the world model says of the task's own reward, whose agreement is among the numbers."""
-    main(
-        [
-            "train",
-            "gym.py:pixels",
-            "--loop.iterations",
-            "1",
-            "--evaluation.test",
-            "4",
-            "--out",
-            str(tmp_path / "pixels"),
-        ]
-    )
+    short_run = ["--loop.iterations", "1", "--evaluation.test", "4", "--evaluation.validation", "2"]
+    main(["train", "gym.py:pixels", *short_run, "--out", str(tmp_path / "pixels")])
     recipe = short(load_config("imagine.py:catch_rewards"), frames=3, robot_crop=0, uncertainty="pictures")
     many = CollectConfig(40, 0, 40, calibration=10, held_out=10, num_envs=16)  # a random paddle catches one in nine
     plan = replace(recipe.plan, collect=many)
@@ -102,10 +91,6 @@ def test_a_gymnasium_task_that_is_only_seen_goes_through_the_same_recipe(tmp_pat
     rows = measure_prediction_quality(saved.calibrated, recipe.env, saved.held_out, saved.held_out, 1)
     assert [row["horizon"] for row in rows] == [3, 6, 9] and rows[0]["reward"]["spread"] == 0.0
     assert rows[0]["reward"]["replays"] == saved.held_out.count and rows[2]["reward"]["spread"] > 0.5
-    page = Report("title", "subtitle")
-    _prediction_quality(page, {"prediction_quality": rows})
-    page.write(tmp_path / "page.html")
-    assert "rewards of the last call" in (tmp_path / "page.html").read_text()
 
 
 def test_the_critic_of_a_policy_of_pixels_reads_pixels():
@@ -135,28 +120,18 @@ def test_every_recipe_is_ready_for_what_its_task_gives(name):
     assert recipe.plan.imagination.horizon <= spec.time_limit
 
 
+CATCH = ("--env.name", "gym", "--env.options", '{"id": "sims.catch:vla_rl/Catch-v0"}', "--env.training-options", "{}")
+
+
 @pytest.mark.parametrize(
     "arguments, what",
     [
         (("--env.options", '{"render": false}'), "'lift' has no camera, so there is nothing to imagine"),
-        (
-            ("--plan.model.resolution", "60", "30"),
-            "pictures of 60 x 30 pixels do not divide into the model's cells of 4",
-        ),
-        (
-            (
-                "--env.name",
-                "gym",
-                "--env.options",
-                '{"id": "sims.catch:vla_rl/Catch-v0"}',
-                "--env.training-options",
-                "{}",
-            ),
-            "has no notion of success, which imagined rollouts are rewarded with",
-        ),
+        (("--plan.model.resolution", "60", "30"), "pictures of 60 x 30 pixels do not divide into the model's cells"),
+        (CATCH, "has no notion of success, which imagined rollouts are rewarded with"),
     ],
 )
-def test_what_cannot_be_imagined_is_refused_before_anything_is_played(arguments, what, complaint, tmp_path):
+def test_what_cannot_be_imagined_is_refused_before_it_is_played(arguments, what, complaint, tmp_path):
     out = tmp_path / "run"
     assert what in complaint("train", "imagine.py:lift", *arguments, "--policy", "nowhere", "--out", out)
     assert not (out / "episodes").exists()
@@ -164,18 +139,11 @@ def test_what_cannot_be_imagined_is_refused_before_anything_is_played(arguments,
 
 def test_the_last_horizon_may_end_in_the_middle_of_a_call():
     """Catch is decided with the ninth action, and calls end after the fifth and the tenth."""
-    index = np.zeros(10, int)
-    one = played(1, seed=0)
-    taken = {
-        name: getattr(one, name)[index] for name in ("state", "action", "task", "success", "failed", "seed", "reward")
-    }
+    index, one = np.zeros(10, int), played(1, seed=0)
+    names = ("state", "action", "task", "success", "failed", "seed", "reward")
     images = {name: item[index] for name, item in one.images.items()}
+    taken = {name: getattr(one, name)[index] for name in names}
     nine = Trajectories(images, episode=index.astype(np.int64), **taken)
     calls = SimpleNamespace(config=WorldModelConfig(frames=5))
-    assert [call_ends(calls, nine, ImaginationConfig(horizon=h)) for h in (3, 5, 7, 9, 25)] == [
-        [3],
-        [5],
-        [5, 7],
-        [5, 9],
-        [5, 9],
-    ]
+    expected = {3: [3], 5: [5], 7: [5, 7], 9: [5, 9], 25: [5, 9]}
+    assert {h: call_ends(calls, nine, ImaginationConfig(horizon=h)) for h in expected} == expected

@@ -72,7 +72,7 @@ def small(name: str) -> RLConfig:
     return replace(method, experience=GROUPS, loop=replace(method.loop, iterations=2, validate_every=1))
 
 
-def test_members_of_a_group_have_one_initial_state_and_truncated_ones_are_kept(policy, env_factory):
+def test_a_groups_members_begin_alike_and_truncated_ones_stay(policy, env_factory):
     setup = build(small("lift_grpo"), RunContext(env_factory, deepcopy(policy), 1, OneProcess()))
     truncated = 0
     for _ in range(4):
@@ -90,7 +90,7 @@ def test_members_of_a_group_have_one_initial_state_and_truncated_ones_are_kept(p
     setup.env.close()
 
 
-@pytest.mark.parametrize("name", ["lift_grpo", "lift_wovr"])
+@pytest.mark.parametrize("name", ["lift_wovr", pytest.param("lift_grpo", marks=pytest.mark.full)])
 def test_the_recipe_learns_in_imagined_rollouts(policy, env_factory, tmp_path, name):
     folder, context = RunFolder(tmp_path / "run", {}), RunContext(env_factory, deepcopy(policy), 1, OneProcess())
     improve(small(name), context, EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4), folder)

@@ -12,7 +12,7 @@ import torch
 
 from tests.commands import save_untrained
 from tests.recipes.imagine.runs import small_recipe
-from tests.world_models.small_models import SMALL
+from tests.world_models import pushing, small_models
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.collect import collect_trajectories
@@ -23,13 +23,14 @@ from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imagine.calibrated_model import (
+    CalibratedModel,
     ImaginedEnvFactory,
     measure_rollouts,
     mine_initial_states,
     replay_trajectories,
     success_probability,
 )
-from vla_rl.recipes.imagine.plan import CollectConfig, CollectedEpisodes, collect_episodes
+from vla_rl.recipes.imagine.plan import CollectConfig, CollectedEpisodes, RunEpisodes, collect_episodes
 from vla_rl.recipes.improve import improve
 from vla_rl.recipes.trainers import RLConfig, RunContext, generator
 from vla_rl.training.loop import LoopConfig
@@ -59,12 +60,12 @@ def collected(policy) -> CollectedEpisodes:
 def world_model(trajectories: Trajectories) -> WorldModel:
     env = ENV.make(1)
     torch.manual_seed(0)
-    made = WorldModel(env.spec, WorldModelConfig(backbone=SMALL), *statistics(trajectories))
+    made = WorldModel(env.spec, WorldModelConfig(backbone=small_models.SMALL), *statistics(trajectories))
     env.close()
     return made.eval()
 
 
-def test_every_kind_is_played_on_seeds_of_its_own_and_some_are_held_out(collected):
+def test_every_kind_has_its_own_seeds_and_some_are_held_out(collected):
     parts = collected.learnt, collected.calibration, collected.held_out
     assert [part.count for part in parts] == [5, 1, 2]
     assert (collected.policy_success, collected.policy_episodes) == (0.0, 4)
@@ -72,7 +73,7 @@ def test_every_kind_is_played_on_seeds_of_its_own_and_some_are_held_out(collecte
     assert len(set(seeds)) == 8 and min(seeds) == 18_000_000 and max(seeds) == 18_000_007
 
 
-def test_episodes_of_other_policies_are_learnt_from_as_well(policy, tmp_path):
+def test_episodes_of_other_policies_are_learnt_from_too(policy, tmp_path):
     """And do not count as the policy's own."""
     other = TinyVLA.from_pretrained(save_untrained(tmp_path / "other"))
     with torch.no_grad():
@@ -108,7 +109,7 @@ def test_collected_episodes_come_back_bit_for_bit_or_are_refused(collected, tmp_
         CollectedEpisodes.load(tmp_path)
 
 
-def test_without_episodes_of_its_own_the_success_of_the_policy_is_unknown(policy, tmp_path, monkeypatch):
+def test_a_policy_without_episodes_has_no_known_success(policy, tmp_path, monkeypatch):
     """And not that of the policy with random actions, every one of whose episodes succeeds here."""
 
     def won(*given: Any) -> Trajectories:
@@ -129,7 +130,7 @@ def test_numbers_that_leave_no_training_episodes_are_refused(policy, numbers):
         collect_episodes(ENV, policy, replace(COLLECT, **numbers), seed=1)
 
 
-def test_the_success_probability_of_a_replay_is_the_minimum_over_its_samples(collected):
+def test_the_success_of_a_replay_is_the_least_of_its_samples(collected):
     """The other noise is that of resampling; pictures are those of the first."""
     made, learnt = world_model(collected.learnt), collected.learnt
     imagination = ImaginationConfig(batch_size=4, resamples=1)
@@ -183,7 +184,7 @@ def test_the_same_ppo_learns_in_an_imagined_rollout(policy, collected, tmp_path)
 
 
 @pytest.mark.parametrize("limit, uncertainty", [(np.inf, 0.0), (-1.0, 1.0)])
-def test_truncated_calls_are_left_out_of_the_inverse_dynamics_error(policy, collected, limit, uncertainty):
+def test_truncated_calls_count_in_no_inverse_dynamics_error(policy, collected, limit, uncertainty):
     """It shows last what it showed before, and so would seem not to have moved at all."""
     made = world_model(collected.learnt)
     initial = mine_initial_states(made, collected.learnt, np.zeros(len(collected.learnt.state)), KeyframeConfig())
@@ -198,7 +199,7 @@ def test_truncated_calls_are_left_out_of_the_inverse_dynamics_error(policy, coll
     assert signals.uncertain == uncertainty and (signals.inverse_dynamics_error > 0) == (uncertainty == 0)
 
 
-def test_a_checkpoint_restores_the_same_world_model_and_is_refused_for_other_cameras(collected, tmp_path):
+def test_a_checkpoint_is_the_same_model_and_of_its_cameras(collected, tmp_path):
     made = world_model(collected.learnt)
     save_world_model(made, tmp_path / "world", {"limits": [1.0, 2.0]})
     env = ENV.make(1)
@@ -214,6 +215,7 @@ def test_a_checkpoint_restores_the_same_world_model_and_is_refused_for_other_cam
         other.close()
 
 
+@pytest.mark.full
 def test_a_policy_improves_in_imagination(tmp_path):
     """The whole recipe; without demonstrations, an untrained policy's episodes teach nothing about success."""
     shown = small_recipe(
@@ -242,3 +244,69 @@ def test_a_policy_improves_in_imagination(tmp_path):
     (folder.path / "coevolution.json").write_text(json.dumps(decisions))
     with pytest.raises(UserError, match=r"0 of 128 imagined rollouts and in 360 of 400 real ones.*--plan.init-from"):
         shown.prepare(folder)
+
+
+# -- the episodes of a run ---------------------------------------------------------------------------------------------
+
+
+def two_of_each() -> CollectedEpisodes:
+    return CollectedEpisodes(
+        *(pushing.played(2, seed=seed) for seed in (1, 2, 3)), policy_success=0.5, policy_episodes=4
+    )
+
+
+def test_bought_episodes_are_read_in_the_order_of_their_purchase(tmp_path):
+    bought = {number: pushing.played(1, seed=10 + number) for number in (2, 10, 1)}
+    for number, trajectories in bought.items():
+        trajectories.save(tmp_path / f"bought-{number}.npz")
+    episodes = RunEpisodes(tmp_path, two_of_each(), [pushing.played(1, seed=4)])
+    assert (episodes.purchases, episodes.bought, episodes.learnt.count) == (3, 3, 6)
+    for i, number in enumerate((1, 2, 10)):
+        latest = episodes.learnt.select([3 + i])
+        np.testing.assert_array_equal(latest.state, bought[number].state)
+    np.testing.assert_array_equal(episodes.latest(1).state, bought[10].state)
+    assert episodes.latest(2).count == 2 and episodes.latest(99).count == 6
+
+
+def test_a_played_purchase_is_learnt_from_in_turn_and_not_replayed(tmp_path):
+    bought = [pushing.played(number, seed=10 + number) for number in (1, 2)]
+    for number, trajectories in enumerate(bought, 1):
+        trajectories.save(tmp_path / f"bought-{number}.npz")
+    episodes, before = RunEpisodes(tmp_path, two_of_each(), []), two_of_each().learnt
+    whole = episodes.learnt
+    episodes.use(0)
+    assert (episodes.purchases, episodes.bought) == (0, 0)
+    np.testing.assert_array_equal(episodes.learnt.state, before.state)
+    for number, total in ((1, 1), (2, 3)):
+        success = episodes.buy(None, None, 1, None, 1)  # type: ignore[arg-type]  # nothing is played
+        assert success == (bought[number - 1].outcomes.mean(), number)
+        assert (episodes.purchases, episodes.bought, episodes.learnt.count) == (number, total, before.count + total)
+    np.testing.assert_array_equal(episodes.learnt.state, whole.state)
+
+
+def test_every_environment_that_is_in_use_is_renewed():
+    model = small_models.model()
+    first, second = (small_models.initial_states(model, seed=seed) for seed in (0, 1))
+    config = ImaginationConfig(horizon=12, batch_size=4, keyframe_share=1.0)
+    factory = ImaginedEnvFactory(model, first, Limits((1.0,) * 4), config)
+    used, evaluation = factory.make_training(2), factory.make(2)
+    assert (used.config.keyframe_share, evaluation.config.keyframe_share) == (1.0, 0.0)  # type: ignore[attr-defined]
+    factory.renew(second, Limits((2.0,) * 4), config)
+    for env in (used, evaluation, factory.make(2)):
+        assert env.initial_states is second and env.limits.values == (2.0,) * 4  # type: ignore[attr-defined]
+    assert evaluation.config.keyframe_share == 0.0  # type: ignore[attr-defined]
+
+
+def test_the_trusted_horizon_may_grow_to_that_of_the_plan(tmp_path):
+    """Environments that were made with a short one play the long one from then on, and declare it."""
+    model, plan = small_models.model(), ImaginationConfig(horizon=12, batch_size=4)
+    initial, limits = small_models.initial_states(model), Limits((1.0,) * 4)
+    for horizon in (6, 12):
+        CalibratedModel(model, limits, replace(plan, horizon=horizon)).save(tmp_path / str(horizon))
+    short, long = (CalibratedModel.load(tmp_path / name, plan).imagination for name in ("6", "12"))
+    assert (short.horizon, long.horizon) == (6, 12)
+    factory = ImaginedEnvFactory(model, initial, limits, short)
+    used, evaluation = factory.make_training(2), factory.make(2)
+    factory.renew(initial, limits, long)
+    for env in (used, evaluation):
+        assert env.config.horizon == env.spec.time_limit == 12 and env.spec == factory.spec()  # type: ignore[attr-defined]

@@ -140,7 +140,7 @@ def test_a_wish_that_cannot_be_met_is_refused_in_a_sentence(run, tmp_path, monke
         rollout([str(run.folder), "--video", str(tmp_path / "clips.mp4")])
 
 
-def test_what_is_no_run_of_imagine_is_refused_by_what_it_lacks(run, tmp_path):
+def test_a_folder_is_refused_by_what_it_lacks(run, tmp_path):
     def refused(folder, sentence):
         with pytest.raises(UserError, match=sentence):
             SavedRun.load(folder)

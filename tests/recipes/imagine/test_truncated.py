@@ -130,15 +130,11 @@ def test_cut_off_members_stay_in_their_groups_and_are_counted():
     which = torch.tensor(list(product(EVERYTHING, repeat=SIZE))).flatten()
     assert torch.equal(rollout.truncated[0], which == TRUNCATED) and torch.equal(rollout.success[0], which % LUCK == 0)
     assert torch.equal(rollout.final_index[:, 1], (which == TRUNCATED).nonzero()[:, 0])
-    assert rollout.final_features[TRUNCATION_RETURN].tolist() == [0.5] * 8 and rollout.final_features[
-        "state"
-    ].shape == (8, 3)
+    assert rollout.final_features[TRUNCATION_RETURN].tolist() == [0.5] * 8
+    assert rollout.final_features["state"].shape == (8, 3)
     assert rollout.seeds[0].reshape(-1, SIZE).unique(dim=1).shape == (16, 1)
-    assert (
-        rollout.info["rollout/truncations"],
-        rollout.info["rollout/successes"],
-        rollout.info["rollout/episodes"],
-    ) == (8, 16, 32)
+    counts = {"truncations": 8, "successes": 16, "episodes": 32}
+    assert all(rollout.info[f"rollout/{name}"] == count for name, count in counts.items())
     grpo = GRPO(policy, dict(policy.named_parameters()), GRPOConfig(), torch.Generator())
     metrics = grpo._make_batch(rollout)[1]
     assert metrics["rollout/truncated"] == 1 / 4 and metrics["rollout/return"] == 1 / 2

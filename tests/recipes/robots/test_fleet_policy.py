@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import threading
-from contextlib import closing
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -15,7 +15,7 @@ from rich.console import Console
 
 from tests.fleet.fleets import wait_until
 from tests.patience import PATIENCE
-from tests.recipes.robots.test_robot_recording import OPEN_LOOP, simulated
+from tests.recipes.robots.arms import OPEN_LOOP, simulated
 from tests.recipes.robots.test_streaming import server_in
 from vla_rl.cli import robot
 from vla_rl.contract.errors import ContractError, UserError
@@ -76,35 +76,18 @@ class Run:
         self.server = ServerConfig(f"127.0.0.1:{port}", "arm-1", folder / "spool", None, PATIENCE, policy)
 
     def play(self, episodes=1, between=lambda session: None):
-        """The text that was printed."""
+        """The text that was printed; ``between(session)`` is called before every episode."""
 
+        @contextmanager
         def through(session):
-            return _told(streaming(session, self.server, self.printed), between)
+            with streaming(session, self.server, self.printed) as streamed:
+                prepare = streamed.prepare
+                streamed.prepare = lambda title: (between(streamed), prepare(title))
+                yield streamed
 
         settings = replace(self.settings, episodes=episodes)
-        drive.drive(replace(simulated(), seconds=0.1), settings, None, self.printed, through)
+        drive.drive(simulated(0.1), settings, None, self.printed, through)
         return self.printed.file.getvalue()
-
-
-class _told:
-    """``between(session)`` is called before every episode."""
-
-    def __init__(self, opened, between):
-        self.opened, self.between = opened, between
-
-    def __enter__(self):
-        session = self.opened.__enter__()
-        prepare = session.prepare
-
-        def told(title):
-            self.between(session)
-            prepare(title)
-
-        session.prepare = told
-        return session
-
-    def __exit__(self, *error):
-        return self.opened.__exit__(*error)
 
 
 def versions(server):
@@ -158,7 +141,6 @@ def test_a_policy_that_is_wrong_or_not_signed_is_refused(fleet, tmp_path, monkey
 
 
 TROUBLES = {
-    "no room": UserError("no room on this robot"),
     "damaged on its way": ContractError("a chunk arrived damaged"),
     "no files": OSError(errno.EMFILE, "Too many open files"),
     "no memory": MemoryError(),
@@ -170,18 +152,21 @@ class Flaky(PolicyCache):
 
     failing: dict[str, Exception]
 
-    def fetch(self, version, spec_hash, source):
-        if "fetch" in self.failing:
-            raise self.failing["fetch"]
-        return super().fetch(version, spec_hash, source)
+    def fetch(self, *given):
+        return self._unless("fetch", super().fetch, *given)
 
-    def get(self, version):
-        if "get" in self.failing:
-            raise self.failing["get"]
-        return super().get(version)
+    def get(self, *given):
+        return self._unless("get", super().get, *given)
+
+    def _unless(self, name, do, *given):
+        if name in self.failing:
+            raise self.failing[name]
+        return do(*given)
 
 
-@pytest.mark.parametrize(("when", "trouble"), [*(("fetch", one) for one in TROUBLES), ("get", "no files")])
+@pytest.mark.parametrize(
+    ("when", "trouble"), [("fetch", "damaged on its way"), ("fetch", "no memory"), ("get", "no files")]
+)
 def test_what_failed_for_a_passing_reason_is_tried_again(fleet, checkpoint, tmp_path, monkeypatch, trouble, when):
     monkeypatch.setattr(to_a_fleet, "BackoffOptions", lambda: BackoffOptions(0.01, 0.02))
     monkeypatch.setattr(to_a_fleet, "_LOOK_S", 0.01)
@@ -233,10 +218,8 @@ def test_a_golden_answer_is_compared_in_every_dimension(checkpoint, tmp_path, fl
         rows = [[*row[:-1], row[-1] + off * publishing.TOLERANCE * span] for row in cached.manifest.golden.action]
         changed = replace(cached.manifest.golden, action=tuple(map(tuple, rows)))
         other = replace(cached, manifest=replace(cached.manifest, golden=changed))
-        if refused:
-            with pytest.raises(UserError, match="answers its golden observation otherwise"):
-                to_a_fleet.check_golden(policy, other)
-        else:
+        wrong = pytest.raises(UserError, match="answers its golden observation otherwise")
+        with wrong if refused else nullcontext():
             to_a_fleet.check_golden(policy, other)
 
 

@@ -7,37 +7,33 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from robot_drivers.config import Part, RobotConfig
-from robot_drivers.limits import Limits
 from robot_drivers.record import Query
-from robot_drivers.simulated import SimulatedRobot
+from tests.recipes.robots.arms import BLIND, OPTIONS, in_real_time, simulated
 from tests.robot_drivers.simulated_robot import SimulatedProcess
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import load_demonstrations, save_demonstrations
-from vla_rl.recipes.robots import drive, session
+from vla_rl.recipes.robots import session
 from vla_rl.recipes.robots.replay import Replayer, replay, stretched
 from vla_rl.recipes.terminal import console
 
-OPTIONS = {"image_size": 16, "threads": 1}
-OPEN_LOOP = drive.execution("open_loop", 8, 1.0)
-
-
-def simulated(**options) -> RobotConfig:
-    arm = {"options": {**OPTIONS, **options}}
-    limits = Limits.of(SimulatedRobot(**arm).spec, margin=0.0).to_json()
-    return RobotConfig(Part("robot_drivers.simulated:SimulatedRobot", arm), limits=limits)
-
 
 @pytest.fixture(scope="module")
-def dataset(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("replay") / "dataset"
-    drive.drive(simulated(), drive.EpisodesConfig("expert", 2, 1, OPEN_LOOP), folder, console)
+def dataset(recorded):
+    return recorded[1]
+
+
+def beginning(dataset, count, folder, seed=None):
+    """The first ``count`` control steps of the first episode, saved alone; of another scene with ``seed``."""
+    episode = load_demonstrations(dataset, [0])
+    part = {name: getattr(episode, name)[:count] for name in ("state", "task", "time", "action", "episode", "seed")}
+    part |= {} if seed is None else {"seed": np.full_like(part["seed"], seed)}
+    save_demonstrations(replace(episode, images={}, extras={}, **part), folder)
     return folder
 
 
 def test_a_recorded_success_succeeds_again_where_it_was_recorded(dataset):
-    done = replay(simulated(), dataset, 1, 1.0, console)
+    done = replay(simulated(**BLIND), dataset, 1, 1.0, console)
     assert done.outcome == "success" and len(done.distance) > 0.9 * done.actions
     # The way to the first action may take a control step or two, in which the arm has moved already.
     assert np.abs(done.distance[:, :5]).max() < 0.02 and np.abs(done.distance[-1, :5]).max() < 0.01
@@ -45,13 +41,11 @@ def test_a_recorded_success_succeeds_again_where_it_was_recorded(dataset):
 
 
 def test_in_another_scene_it_is_executed_without_success(dataset, tmp_path):
-    episode = load_demonstrations(dataset, [1])
-    save_demonstrations(replace(episode, seed=np.full_like(episode.seed, 3)), tmp_path / "elsewhere")
-    done = replay(simulated(), tmp_path / "elsewhere", 0, 1.0, console)
-    assert done.outcome == "" and len(done.distance) == done.actions == len(episode.action)
+    done = replay(simulated(**BLIND), beginning(dataset, 1000, tmp_path / "elsewhere", seed=3), 0, 1.0, console)
+    assert done.outcome == "" and len(done.distance) == done.actions == len(load_demonstrations(dataset, [0]).action)
 
 
-def test_at_half_the_speed_half_of_the_limits_are_kept(dataset, monkeypatch):
+def test_at_half_the_speed_half_of_the_limits_are_kept(dataset, monkeypatch, tmp_path):
     seen, play = [], session.LockstepSession.play
 
     def watched(self, *arguments):
@@ -60,9 +54,9 @@ def test_at_half_the_speed_half_of_the_limits_are_kept(dataset, monkeypatch):
             yield step
 
     monkeypatch.setattr(session.LockstepSession, "play", watched)
-    done = replay(simulated(), dataset, 0, 0.5, console)
-    assert done.actions == pytest.approx(2 * len(load_demonstrations(dataset, [0]).action), abs=2)
-    config = simulated()
+    config = simulated(**BLIND)
+    done = replay(config, beginning(dataset, 30, tmp_path / "part"), 0, 0.5, console)
+    assert done.actions == pytest.approx(2 * 30, abs=2)
     velocity = [joint.velocity for joint in config.limits_of(config.open()).joints]
     assert (np.abs(np.diff(seen, axis=0)) * 25 <= 0.5 * np.array(velocity) + 1e-6).all()
 
@@ -103,15 +97,11 @@ def test_another_arm_and_a_missing_episode_are_refused(dataset, tmp_path):
         replay(simulated(), dataset, 7, 1.0, console)
 
 
+@pytest.mark.full
 def test_an_arm_in_real_time_does_it_too(dataset, tmp_path):
     """The first half second of an episode, on a simulated arm that is a process."""
-    episode = load_demonstrations(dataset, [0])
-    part = {name: getattr(episode, name)[:12] for name in ("state", "task", "time", "action", "episode", "seed")}
-    save_demonstrations(replace(episode, images={}, extras={}, **part), tmp_path / "part")
     with SimulatedProcess(robot={"options": {**OPTIONS, "seconds": 600}}) as process:
-        arm = {"address": process.address, "options": {**OPTIONS, "seconds": 600}}
-        part = Part("robot_drivers.simulated_process:SimulatedArm", arm)
-        config = RobotConfig(part, limits=Limits.of(part.make().spec, margin=0.0).to_json())
-        done = replay(config, tmp_path / "part", 0, 1.0, console)
+        part = beginning(dataset, 12, tmp_path / "part")
+        done = replay(in_real_time(process.address), part, 0, 1.0, console)
     assert done.outcome == "" and len(done.distance) == done.actions == 12
     assert np.abs(done.distance).max() < 0.5  # it follows, later than in virtual time

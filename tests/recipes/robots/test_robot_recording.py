@@ -4,56 +4,35 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
-from robot_drivers.config import Part, RobotConfig
-from robot_drivers.limits import Limits
-from robot_drivers.record import SOURCES, Decision, Query
-from robot_drivers.runtime import ControlProcess
+from robot_drivers.record import SOURCES, ControlStep, Decision, Query
 from robot_drivers.simulated import SimulatedRobot
-from tests.robot_drivers.simulated_robot import SimulatedProcess
+from tests.recipes.robots.arms import BLIND, OPEN_LOOP, OPTIONS, expert_plays, file_arm, simulated
+from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.policies.flow import AllSteps, FlowSampler, Ode
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.policies.real_time_chunking import RealTimeChunking
+from vla_rl.policies.residual import DeterministicResidual
 from vla_rl.recipes.imitate import NewTinyOfJoints
 from vla_rl.recipes.robots import drive
 from vla_rl.recipes.robots.drive import PolicyDecider, Recorder, episode_of, hold_position
 from vla_rl.recipes.robots.person import EpisodeLines
-from vla_rl.recipes.robots.session import ControlStep, LockstepSession, RealTimeSession, open_session
+from vla_rl.recipes.robots.session import LockstepSession
 from vla_rl.recipes.terminal import console
-
-OPTIONS = {"image_size": 16, "threads": 1}
-OPEN_LOOP = drive.execution("open_loop", 8, 1.0)
-
-
-def simulated(**options) -> RobotConfig:
-    arm = {"options": {**OPTIONS, **options}}
-    limits = Limits.of(SimulatedRobot(**arm).spec, margin=0.0).to_json()
-    return RobotConfig(Part("robot_drivers.simulated:SimulatedRobot", arm), limits=limits)
-
-
-def wait(sentence: str, control: ControlProcess) -> None:
-    raise AssertionError(f"nobody has to do anything: {sentence}")
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
-    """Two episodes of the scripted expert."""
-    folder = tmp_path_factory.mktemp("robot") / "dataset"
-    summary = drive.drive(simulated(), drive.EpisodesConfig("expert", 2, 1, OPEN_LOOP), folder, console)
-    return summary, load_demonstrations(folder)
 
 
 def test_the_expert_succeeds_under_supervision_and_is_recorded(recorded):
-    summary, episodes = recorded
+    summary, folder = recorded
+    episodes = load_demonstrations(folder)
     assert summary.outcomes == Counter(success=2) and episodes.count == 2
     assert summary.steps == len(episodes.state) and summary.intervened == 0
     assert len(set(episodes.seed.tolist())) == 2 and episodes.fps == 25
@@ -64,7 +43,7 @@ def test_the_expert_succeeds_under_supervision_and_is_recorded(recorded):
 
 
 def test_every_step_says_what_was_requested_and_by_whom(recorded):
-    _, episodes = recorded
+    episodes = load_demonstrations(recorded[1])
     label = {name.removeprefix("complementary_info."): values for name, values in episodes.extras.items()}
     assert label["asked"].all() and set(label["source"].tolist()) == {SOURCES.index("policy")}
     differ = np.abs(label["requested"] - episodes.action) > 1e-5
@@ -76,59 +55,29 @@ def test_every_step_says_what_was_requested_and_by_whom(recorded):
 
 def test_what_is_recorded_was_seen_before_it_was_done():
     """The observation of a step is that of the measurement which its action was decided and supervised on."""
-    config = simulated()
-    with closing(LockstepSession(config, OPEN_LOOP)) as session:
-        decide = drive.build_decider(session, config, drive.EpisodesConfig("expert", 1, 1, OPEN_LOOP))
-        seen = list(session.play(decide, 1, 7))
+    _, seen = expert_plays(simulated(1.0, **BLIND))
     states = np.stack([one.obs.state[0] for one in seen])
     np.testing.assert_array_equal(states, np.stack([one.record.position for one in seen]).astype(np.float32))
     assert [int(one.obs.time[0]) for one in seen] == list(range(len(seen)))
 
 
 def test_two_recordings_are_the_same(recorded, tmp_path):
-    _, episodes = recorded
-    drive.drive(simulated(), drive.EpisodesConfig("expert", 2, 1, OPEN_LOOP), tmp_path / "again", console)
-    again = load_demonstrations(tmp_path / "again")
-    np.testing.assert_array_equal(again.action, episodes.action)
-    np.testing.assert_array_equal(again.images["front"], episodes.images["front"])
+    drive.drive(simulated(), drive.EpisodesConfig("expert", 1, 1, OPEN_LOOP), tmp_path / "again", console)
+    first, again = load_demonstrations(recorded[1], [0]), load_demonstrations(tmp_path / "again")
+    np.testing.assert_array_equal(again.action, first.action)
+    np.testing.assert_array_equal(again.images["front"], first.images["front"])
 
 
-def test_a_slower_speed_holds(tmp_path):
-    config = simulated(seconds=1.0)
-    with closing(LockstepSession(config, drive.execution("open_loop", 8, 0.1))) as session:
-        decide = drive.build_decider(session, config, drive.EpisodesConfig("expert", 1, 1, OPEN_LOOP))
-        seen = list(session.play(decide, 1, 7))
+def test_a_slower_speed_holds():
+    _, seen = expert_plays(simulated(1.0, **BLIND), execution=drive.execution("open_loop", 8, 0.1))
     executed = np.stack([one.record.executed for one in seen])
     assert np.abs(np.diff(executed, axis=0)).max() * 25 <= 0.1 * 3.0 + 1e-6  # rad/s
     assert seen[-1].record.outcome == "time_limit"
 
 
-@pytest.mark.parametrize(("milliseconds", "steps"), [(0, 0), (80, 2), (81, 3)])
-def test_a_delay_of_the_policy_lasts_whole_control_steps(milliseconds: float, steps: int):
-    asked: list[Query] = []
-
-    def decide(query: Query) -> Decision:
-        asked.append(query)
-        return Decision(np.repeat(np.asarray(query.obs.state, np.float64), 4, axis=0))
-
-    execution = drive.execution("receding_horizon", 4, 1.0, milliseconds / 1000)
-    with closing(LockstepSession(simulated(seconds=1.0), execution)) as session:
-        seen = list(session.play(decide, 1, 7))
-    sources = [one.record.source for one in seen]
-    assert sources.index("policy") == steps and {query.delay for query in asked} == {steps}
-    assert seen[steps].record.latency == pytest.approx(steps * 0.04)
-
-
-def test_a_delay_is_not_set_on_an_arm_in_real_time():
-    arm = Part("robot_drivers.simulated_process:SimulatedArm", {"address": "nobody looks"})
-    with pytest.raises(UserError, match="one of 200 ms cannot be set"):
-        open_session(RobotConfig(arm), drive.execution("receding_horizon", 8, 1.0, 0.2), wait)
-
-
 def test_an_episode_that_ran_out_of_time_is_no_success():
-    config = replace(simulated(), seconds=0.4)
-    with closing(LockstepSession(config, OPEN_LOOP)) as session:
-        episode = episode_of(list(session.play(hold_position, 1, 7)), session.spec, 7)
+    session, seen = expert_plays(simulated(0.4, **BLIND))
+    episode = episode_of(seen, session.spec, 7)
     assert episode.extras["next.done"].tolist() == [False] * 9 + [True]
     assert not episode.extras["next.success"].any() and not episode.extras["next.reward"].any()
 
@@ -144,14 +93,32 @@ def test_ctrl_c_keeps_the_episodes_before(monkeypatch, tmp_path):
 
     monkeypatch.setattr(LockstepSession, "play", interrupted)
     with pytest.raises(KeyboardInterrupt, match="stopped with 1 episodes recorded in"):
-        drive.drive(simulated(), drive.EpisodesConfig("expert", 5, 1, OPEN_LOOP), tmp_path / "kept", console)
+        drive.drive(simulated(0.2), drive.EpisodesConfig("expert", 5, 1, OPEN_LOOP), tmp_path / "kept", console)
     assert load_demonstrations(tmp_path / "kept").count == 1
 
 
-def test_test_scenes_are_no_demonstrations(monkeypatch):
+def test_a_recorder_keeps_what_is_whole_when_the_next_fails(tmp_path):
+    session, seen = expert_plays(simulated(0.4))
+    episode = episode_of(seen, session.spec, 7)
+    broken = replace(episode, state=np.full_like(episode.state, np.nan))
+    with pytest.raises(UserError, match="not finite"), Recorder(tmp_path / "kept") as recorder:
+        recorder.add(episode)
+        recorder.add(broken)
+    assert load_demonstrations(tmp_path / "kept").count == 1
+
+
+def test_test_scenes_are_no_demonstrations():
     shown = drive.EpisodesConfig("expert", 3, 1, OPEN_LOOP)
     assert not set(drive._seeds(shown)) & set(drive._seeds(replace(shown, scenes="test")))
     assert drive._seeds(shown) != drive._seeds(replace(shown, seed=2))
+
+
+def test_the_expert_of_a_real_arm_is_refused(tmp_path):
+    settings, real = drive.EpisodesConfig("expert", 1, 1, OPEN_LOOP), file_arm(tmp_path / "commands")
+    with pytest.raises(UserError, match=r"scripted expert reads .* drive it by a teleoperator"):
+        drive.build_decider(SimpleNamespace(), real, settings)
+    with pytest.raises(UserError, match=r"scripted person reads .*FileArm does not have"):
+        drive.drive(real, replace(settings, policy="", person=True), None, console)
 
 
 class Ends:
@@ -194,23 +161,6 @@ def test_an_episode_that_a_person_rejects_is_played_again():
     )
 
 
-def test_a_stopped_arm_ends_the_session_in_one_sentence():
-    with closing(LockstepSession(simulated(), OPEN_LOOP)) as session:
-        session.prepare("Episode 1 of 2")
-        session._executor.stop("the measurement jumped")
-        with pytest.raises(UserError, match=r"before Episode 2 of 2 \(the measurement jumped\)"):
-            session.prepare("Episode 2 of 2")
-
-
-def test_the_expert_of_a_real_arm_is_refused(tmp_path):
-    settings = drive.EpisodesConfig("expert", 1, 1, OPEN_LOOP)
-    real = RobotConfig(Part("tests.robot_drivers.arms:FileArm", {"path": str(tmp_path / "commands.txt")}))
-    with pytest.raises(UserError, match=r"scripted expert reads .* drive it by a teleoperator"):
-        drive.build_decider(SimpleNamespace(), real, settings)
-    with pytest.raises(UserError, match=r"scripted person reads .*FileArm does not have"):
-        drive.drive(real, replace(settings, policy="", person=True), None, console)
-
-
 def query(consumed: int | None, delay: int = 1) -> Query:
     obs = SimpleNamespace(state=np.zeros((1, 2)), public=lambda: obs)
     return Query(obs, 0, consumed, delay)
@@ -249,40 +199,49 @@ def test_a_policy_goes_on_until_no_chunk_counts():
     assert decide(query(None)).chunk[0, 0] == 0
 
 
-def test_a_recorder_keeps_what_is_whole_when_the_next_fails(recorded, tmp_path):
-    config = simulated()
-    with closing(LockstepSession(config, OPEN_LOOP)) as session:
-        decide = drive.build_decider(session, config, drive.EpisodesConfig("expert", 1, 1, OPEN_LOOP))
-        seen = list(session.play(decide, 1, 7))
-    episode = episode_of(seen, session.spec, 7)
-    broken = replace(episode, state=np.full_like(episode.state, np.nan))
-    with pytest.raises(UserError, match="not finite"), Recorder(tmp_path / "kept") as recorder:
-        recorder.add(episode)
-        recorder.add(broken)
-    assert load_demonstrations(tmp_path / "kept").count == 1
+SPEC = SimulatedRobot(options=OPTIONS).env_spec
+MIDDLE = (np.asarray(SPEC.action.low) + np.asarray(SPEC.action.high)) / 2
 
 
-def test_the_same_in_real_time_with_an_arm_that_is_a_process():
-    """Nothing but the file differs: the arm holds where it is while nobody takes over, and the time limit ends it."""
-    with SimulatedProcess(robot={"options": {**OPTIONS, "seconds": 600}}) as process:
-        parts = {"address": process.address, "options": {**OPTIONS, "seconds": 600}}
-        arm = Part("robot_drivers.simulated_process:SimulatedArm", parts)
-        limits = Limits.of(arm.make().spec, margin=0.0).to_json()
-        camera = Part("robot_drivers.simulated_process:SimulatedCamera", {**parts, "camera": "front"})
-        config = RobotConfig(arm, {"front": camera}, limits=limits, tasks=("wait",), seconds=0.4)
-        with closing(open_session(config, OPEN_LOOP, wait)) as session:
-            assert isinstance(session, RealTimeSession) and isinstance(session._control, ControlProcess)
-            seen = list(session.play(hold_position, 1, 3))
-        episode = episode_of(seen, session.spec, 3)
-    assert seen[-1].record.outcome == "time_limit" and len(seen) == 10
-    assert episode.images["front"].shape == (10, 16, 16, 3) and episode.images["front"].any()
-    assert np.abs(episode.state - episode.state[0]).max() < 0.2 and episode.tasks == ("wait",)
+def counting(obs: Observation) -> np.ndarray:
+    """[E,3,D]: a little beside the middle, by the clock when it was chosen and the number in the chunk."""
+    number = np.asarray(obs.time)[:, None] + 0.1 * np.arange(3)
+    return (MIDDLE + 0.001 * number[..., None] * np.ones_like(MIDDLE)).astype(np.float32)
+
+
+class OfState:
+    """The features are the joints alone."""
+
+    spec = SPEC
+
+    def __init__(self) -> None:
+        self.feature_sizes = {"state": SPEC.state.shape[0]}
+
+    def encode(self, obs: Observation) -> dict[str, torch.Tensor]:
+        return {"state": torch.as_tensor(obs.state)}
+
+
+def seen_at(time: int, consumed: int | None) -> Query:
+    state = np.broadcast_to(MIDDLE, (1, *SPEC.state.shape)).astype(np.float32)
+    pictures = {name: np.zeros((1, *image.shape), np.uint8) for name, image in SPEC.images.items()}
+    return Query(Observation(pictures, state, np.zeros(1, np.int64), np.array([time])), time, consumed, 0)
+
+
+def test_a_residual_follows_its_bases_chunk_on_an_arm() -> None:
+    """A policy whose decisions depend on its own state acts on an arm as it does elsewhere."""
+    policy = DeterministicResidual(FunctionPolicy(SPEC, counting), OfState())  # type: ignore[arg-type]
+    decide = PolicyDecider(policy, torch.Generator())
+    asked = [(0, None), (1, 1), (2, 1), (3, 1), (4, None), (5, 1)]
+    chunks = np.stack([decide(seen_at(*one)).chunk for one in asked])
+    assert chunks.shape == (6, 1, SPEC.action_dim)
+    wanted = np.array([0, 0.1, 0.2, 3, 4, 4.1])  # the base chose at 0, 3 and, after an intervention, at 4
+    np.testing.assert_allclose((chunks[:, 0] - MIDDLE) / 0.001, wanted[:, None] * np.ones_like(MIDDLE), atol=1e-2)
 
 
 @pytest.fixture(scope="module")
 def checkpoint(recorded, tmp_path_factory):
     """A policy for the arm that has learnt nothing."""
-    _, episodes = recorded
+    episodes = load_demonstrations(recorded[1], [0])
     folder = tmp_path_factory.mktemp("policy")
     sampler = FlowSampler(Ode(), AllSteps(), 2)
     new = NewTinyOfJoints(horizon=8, condition=16, width=16, sampler=sampler)
@@ -295,8 +254,8 @@ def test_a_checkpoint_drives(real_time, checkpoint):
     settings = drive.EpisodesConfig(
         str(checkpoint), 1, 1, drive.execution("receding_horizon", 4, 0.25), real_time, "test"
     )
-    summary = drive.drive(simulated(seconds=1.0), settings, None, console)
-    assert summary.outcomes == Counter(time_limit=1) and summary.steps == 25
+    summary = drive.drive(simulated(0.4), settings, None, console)
+    assert summary.outcomes == Counter(time_limit=1) and summary.steps == 10
 
 
 def test_the_next_chunk_of_real_time_chunking_continues_the_last(checkpoint, monkeypatch):
@@ -310,5 +269,5 @@ def test_the_next_chunk_of_real_time_chunking_continues_the_last(checkpoint, mon
     settings = drive.EpisodesConfig(
         str(checkpoint), 1, 1, drive.execution("receding_horizon", 4, 0.25), "identity", "test"
     )
-    drive.drive(simulated(seconds=1.0), settings, None, console)
-    assert told == [(4, 0)] * 6  # 25 control steps, four actions of each chunk, none of them late
+    drive.drive(simulated(0.4), settings, None, console)
+    assert told == [(4, 0)] * 2  # 10 control steps, four actions of each chunk, none of them late

@@ -8,21 +8,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+from websockets.exceptions import ConnectionClosed
 
-from robot_drivers.config import Part, RobotConfig
-from robot_drivers.limits import Limits
 from robot_drivers.simulated import SimulatedRobot
-from tests.patience import PATIENCE
-from tests.recipes.robots.openpi_process import ACTIONS
-from tests.robot_drivers.arms import LIMITS
-from tests.robot_drivers.test_control import STEP, WATCHDOG, commands, ended, moving, wait_until
+from tests.patience import PATIENCE, wait_until
+from tests.recipes.robots.arms import HORIZON, OPTIONS, file_arm, simulated
+from tests.robot_drivers.arms import DT, SPEED
+from tests.robot_drivers.test_control import STEP, WATCHDOG, commands, ended, moving
 from tests.serving.served import serving_openpi
 from vla_rl.cli import main
 from vla_rl.contract.env import Observation
@@ -31,11 +31,11 @@ from vla_rl.policies.function import FunctionPolicy
 from vla_rl.recipes.robots import drive
 from vla_rl.recipes.robots.drive import PolicyDecider
 from vla_rl.recipes.robots.session import LockstepSession, open_session
+from vla_rl.serving import openpi
 
-OPTIONS = {"image_size": 16, "threads": 1}
-LAYOUT = "?layout=tests.recipes.robots.openpi_process:joints"
+LAYOUT = f"?layout={__name__}:joints"
+ACTIONS = 16  # of a chunk
 MOVING = 2 * ACTIONS + WATCHDOG  # commands at most: of a chunk that is executed and one that is on its way
-CHUNKS = drive.execution("receding_horizon", 8, 1.0)
 
 
 def leaning(obs: Observation) -> np.ndarray:
@@ -44,16 +44,10 @@ def leaning(obs: Observation) -> np.ndarray:
     return obs.state[:, None] + on * np.arange(1, 7, dtype=np.float32)[:, None]
 
 
-def simulated(seconds: float = 1.0) -> RobotConfig:
-    arm = {"options": OPTIONS}
-    limits = Limits.of(SimulatedRobot(**arm).spec, margin=0.0).to_json()
-    return RobotConfig(Part("robot_drivers.simulated:SimulatedRobot", arm), limits=limits, seconds=seconds)
-
-
 def executed(policy: str) -> np.ndarray:
     """[T,D], what the simulated arm was sent in one episode."""
-    config, settings = simulated(), drive.EpisodesConfig(policy, 1, 1, CHUNKS)
-    with closing(LockstepSession(config, CHUNKS)) as session, drive._deciding(session, config, settings) as decide:
+    config, settings = simulated(0.6), drive.EpisodesConfig(policy, 1, 1, HORIZON)
+    with closing(LockstepSession(config, HORIZON)) as session, drive._deciding(session, config, settings) as decide:
         return np.stack([step.record.executed for step in session.play(decide, 1, 7)])
 
 
@@ -80,11 +74,40 @@ def test_the_command_takes_an_address_that_has_to_answer(complaint, capsys, tmp_
     assert "no policy server answers" in complaint("robot", "run", "simulated", "--policy", address)
 
 
+def joints(request: Any) -> dict[str, Any]:
+    """The layout that the client is given for somebody else's server."""
+    return {"joint_position": request.state[:1], "gripper_position": request.state[1:], "prompt": request.instruction}
+
+
+def answer(connection: Any, nonsense: Sequence[int]) -> None:
+    """Chunks that move a toy arm up from where it is; once there is ``nonsense`` they are no numbers."""
+    with suppress(ConnectionClosed):
+        connection.send(openpi.pack({"robot": "toy"}))
+        for data in connection:
+            request = openpi.unpack(data)
+            assert request["prompt"] == "lift" and set(request) == {"joint_position", "gripper_position", "prompt"}
+            here = np.concatenate([request["joint_position"], request["gripper_position"]])
+            up = here + np.arange(1, ACTIONS + 1)[:, None] * [SPEED * DT, 0.0]
+            connection.send(openpi.pack({"actions": np.full_like(up, np.nan) if nonsense else up}))
+
+
+SERVER = f"""
+import signal
+from functools import partial
+from websockets.sync.server import serve
+from {__name__} import answer
+nonsense = []
+signal.signal(signal.SIGUSR1, lambda number, frame: nonsense.append(number))
+with serve(partial(answer, nonsense=nonsense), "127.0.0.1", 0, compression=None) as server:
+    print(f"ws://127.0.0.1:{{server.socket.getsockname()[1]}}", flush=True)
+    server.serve_forever()
+"""
+
+
 @pytest.fixture
 def server() -> Iterator[tuple[str, int]]:
-    """Address and process of a policy server."""
-    command = [sys.executable, "-m", "tests.recipes.robots.openpi_process"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    """Address and process of somebody else's policy server."""
+    with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         yield process.stdout.readline().strip(), process.pid
         process.kill()
@@ -94,21 +117,19 @@ def server() -> Iterator[tuple[str, int]]:
     ("number", "says"),
     [
         (signal.SIGKILL, "so nothing more is exchanged with it"),
-        (signal.SIGSTOP, "so nothing more is exchanged with it"),  # it is killed afterwards
-        (signal.SIGUSR1, "an action that is not finite"),
+        pytest.param(signal.SIGSTOP, "so nothing more is exchanged with it", marks=pytest.mark.full),  # killed later
+        pytest.param(signal.SIGUSR1, "an action that is not finite", marks=pytest.mark.full),
     ],
-    ids=["killed", "hangs", "nonsense"],
 )
 def test_when_the_server_fails_in_mid_episode_the_arm_holds(server, number, says, tmp_path: Path):
     path, (address, pid) = tmp_path / "commands", server
-    arm = Part("tests.robot_drivers.arms:FileArm", {"path": str(path)})
-    config = RobotConfig(arm, limits=LIMITS.to_json(), tasks=("lift",), seconds=PATIENCE)
-    settings = drive.EpisodesConfig(address + LAYOUT, 1, 1, CHUNKS)
+    config = file_arm(path, tasks=("lift",), seconds=PATIENCE)
+    settings = drive.EpisodesConfig(address + LAYOUT, 1, 1, HORIZON)
     said: list[str] = []
 
     def play() -> None:
         with (
-            closing(open_session(config, CHUNKS, lambda sentence: "")) as session,
+            closing(open_session(config, HORIZON, lambda sentence: "")) as session,
             drive._deciding(session, config, settings) as decide,
         ):
             try:

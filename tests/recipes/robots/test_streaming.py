@@ -17,8 +17,8 @@ from robot_drivers.simulated import SimulatedRobot
 from tests.fleet.fleets import wait_until
 from tests.fleet.records import chained, introduction
 from tests.patience import PATIENCE
+from tests.recipes.robots.arms import OPEN_LOOP, simulated
 from tests.recipes.robots.test_person import ENV
-from tests.recipes.robots.test_robot_recording import OPEN_LOOP, simulated
 from vla_rl.cli import robot
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import load_demonstrations
@@ -49,7 +49,7 @@ def played(config, episodes, address, folder):
 
 
 def test_every_step_is_on_the_server_and_in_its_dataset(tmp_path):
-    config = replace(simulated(), seconds=1.0)
+    config = simulated(0.5)
     with server_in(tmp_path / "fleet") as server:
         summary, printed = played(config, 2, f"127.0.0.1:{server.transport.port}", tmp_path / "spool")
         assert "everything is stored" in printed
@@ -69,7 +69,7 @@ def test_an_episodes_end_belongs_to_the_version_that_played(tmp_path):
     printed = Console(file=io.StringIO())
     with (
         server_in(tmp_path / "fleet") as server,
-        closing(LockstepSession(replace(simulated(), seconds=0.4), OPEN_LOOP, person)) as session,
+        closing(LockstepSession(simulated(0.4), OPEN_LOOP, person)) as session,
     ):
         config = ServerConfig(f"127.0.0.1:{server.transport.port}", "arm-1", tmp_path / "spool", patience_s=PATIENCE)
         with streaming(session, config, printed) as sent:
@@ -80,7 +80,7 @@ def test_an_episodes_end_belongs_to_the_version_that_played(tmp_path):
 
 
 def test_without_a_server_a_robot_goes_on_and_sends_it_next_time(tmp_path):
-    config = replace(simulated(), seconds=0.2)
+    config = simulated(0.2)
     with server_in(tmp_path / "elsewhere") as server:
         port = server.transport.port
     summary, printed = played(config, 1, f"127.0.0.1:{port}", tmp_path / "spool")
@@ -101,7 +101,7 @@ def test_an_episode_ends_before_a_step_that_is_not_finite(at, tmp_path, monkeypa
         measured.position[0] = np.nan if next(count) >= at else measured.position[0]
         return measured
 
-    config, out = replace(simulated(), seconds=0.4), tmp_path / "recorded"
+    config, out = simulated(0.4), tmp_path / "recorded"
     monkeypatch.setattr(SimulatedRobot, "observe", broken)
     with server_in(tmp_path / "fleet") as server:
         address = ServerConfig(f"127.0.0.1:{server.transport.port}", "arm-1", tmp_path / "spool", patience_s=PATIENCE)
@@ -119,9 +119,7 @@ def test_an_episode_ends_before_a_step_that_is_not_finite(at, tmp_path, monkeypa
         assert not records
 
 
-def test_a_dry_run_sends_nothing_and_machines_need_certificates(tmp_path, monkeypatch):
-    with pytest.raises(UserError, match="nothing to send; leave --server or --dry-run out"):
-        robot.robot(["run", "simulated", "--policy", "expert", "--dry-run", "--server", "127.0.0.1:1"])
+def test_another_machine_needs_certificates(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="leads to other machines"):
         robot.robot(["record", "simulated", "--policy", "expert", "--server", "10.0.0.1:7790", "--out", "out"])
@@ -131,7 +129,7 @@ NEW = {"complementary_info.robot"}  # what a fleet's dataset has beside a robot'
 
 
 def test_an_export_is_the_recording(tmp_path):
-    config = replace(simulated(), seconds=1.0)
+    config = simulated(0.4)
     records = []
     with closing(LockstepSession(config, OPEN_LOOP)) as session, Recorder(tmp_path / "recorded") as recorder:
         decide = drive.build_decider(session, config, drive.EpisodesConfig("expert", 2, 1, OPEN_LOOP))
@@ -161,12 +159,9 @@ def test_an_export_is_the_recording(tmp_path):
     assert set(exported.extras["complementary_info.robot"].tolist()) == {"arm"}
 
 
-def test_a_folder_without_a_ledger_is_named(tmp_path):
+def test_what_has_no_whole_episode_is_not_exported(tmp_path):
     with pytest.raises(UserError, match="no fleet's folder"):
         export(tmp_path, tmp_path / "out", print)
-
-
-def test_no_whole_episode_is_said(tmp_path):
     with closing(Ledger(tmp_path / LEDGER)) as ledger:
         ledger.append([introduction()])
     with pytest.raises(UserError, match="no whole episode"):

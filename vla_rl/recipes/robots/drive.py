@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -136,36 +136,27 @@ def _play(
     display: Display,
 ) -> EpisodesSummary:
     outcomes, steps, clipped, intervened = Counter[str](), 0, 0, 0
-    seeds = _seeds(settings)
-    number = 0
+    seeds, number = _seeds(settings), 0
     while (kept := outcomes.total()) < settings.episodes:
         number += 1
         seed, title = seeds[kept], f"Episode {kept + 1} of {settings.episodes}"
         session.prepare(title)
-        seen = _watched(session.play(decide, number, seed), title, display)
-        outcome = outcome_of([one.record for one in seen])
+        seen: list[ControlStep] = []
+        for step in session.play(decide, number, seed):
+            seen.append(step)
+            display.step(title, step.record, step.stopped)
+        records = [one.record for one in seen]
+        outcome = outcome_of(records)
         kept += outcome != "redo"
-        display.ended(title, [one.record for one in seen], kept, outcomes["success"] + (outcome == "success"))
+        display.ended(title, records, kept, outcomes["success"] + (outcome == "success"))
         if outcome == "redo":
             continue
         if recorder is not None and seen:
             recorder.add(episode_of(seen, session.spec, seed))
         outcomes[outcome] += 1
-        steps, clipped = steps + len(seen), clipped + _count(seen, "clipped")
-        intervened += sum(one.record.intervened for one in seen)
+        steps, clipped = steps + len(seen), clipped + sum(bool(record.clipped.any()) for record in records)
+        intervened += sum(record.intervened for record in records)
     return EpisodesSummary(outcomes, steps, clipped, intervened)
-
-
-def _watched(steps: Iterator[ControlStep], title: str, display: Display) -> list[ControlStep]:
-    seen = []
-    for step in steps:
-        seen.append(step)
-        display.step(title, step.record, step.stopped)
-    return seen
-
-
-def _count(seen: Sequence[ControlStep], name: str) -> int:
-    return sum(bool(np.any(getattr(one.record, name))) for one in seen)
 
 
 def _seeds(settings: EpisodesConfig) -> list[int]:
@@ -174,15 +165,10 @@ def _seeds(settings: EpisodesConfig) -> list[int]:
     return list(seed_ranges.training_seeds(settings.seed, settings.scenes)[: settings.episodes])
 
 
-@contextmanager
-def _deciding(session: Session, config: RobotConfig, settings: EpisodesConfig) -> Iterator[Decide]:
+def _deciding(session: Session, config: RobotConfig, settings: EpisodesConfig) -> AbstractContextManager[Decide]:
     """:func:`build_decider`, closed at the end."""
     decide = build_decider(session, config, settings)
-    try:
-        yield decide
-    finally:
-        if isinstance(decide, PolicyDecider):
-            decide.close()
+    return closing(decide) if isinstance(decide, PolicyDecider) else nullcontext(decide)
 
 
 def build_decider(session: Session, config: RobotConfig, settings: EpisodesConfig) -> Decide:
@@ -190,7 +176,8 @@ def build_decider(session: Session, config: RobotConfig, settings: EpisodesConfi
     if not settings.policy:
         return hold_position
     if settings.policy == EXPERT:
-        return ExpertDecider(_simulated_env(config, "expert").make_expert())
+        expert = _simulated_env(config, "expert").make_expert()
+        return lambda query: Decision(np.asarray(expert.act(query.obs))[0])
     return decider_of(open_policy(settings.policy, session.spec), settings)
 
 
@@ -270,18 +257,6 @@ def open_policy(name: str, spec: EnvSpec) -> Policy:
 
     policy: Policy = remote_policy(name, spec) if names_server(name) else load_policy(name, spec)
     return policy
-
-
-class ExpertDecider:
-    """A scripted expert, which reads ``privileged/*`` and so drives simulated robots only."""
-
-    def __init__(self, expert: Any) -> None:
-        """``expert.act(obs)`` plans [1,H,D]."""
-        self._expert = expert
-
-    def __call__(self, query: Query) -> Decision:
-        """Its plan [H,D] for what ``query`` sees."""
-        return Decision(np.asarray(self._expert.act(query.obs))[0])
 
 
 def hold_position(query: Query) -> Decision:
