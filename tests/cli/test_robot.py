@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.robot_drivers.toy_arm import LIMITS
 
 from robot_drivers.config import Part, RobotConfig
 from robot_drivers.feetech import GOAL_POSITION, TORQUE_ENABLE
