@@ -196,7 +196,7 @@ def test_memory_and_open_files_stay_flat():
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-def test_too_many_workers_are_refused_when_the_first_one_shows_what_one_takes(monkeypatch):
+def test_too_many_workers_are_refused_by_what_the_first_one_takes(monkeypatch):
     monkeypatch.setattr(isolated_module, "process_bytes", lambda pid: 10**8 if pid in worker_pids() else 0)
     monkeypatch.setattr(isolated_module, "free_bytes", lambda: 3 * 10**8)
     sentence = r"^5 worker processes of 100 MB each, for 2 environments each, do not fit the 0\.4 GB .*; 3 fit\.$"

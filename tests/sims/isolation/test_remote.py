@@ -192,7 +192,7 @@ STRANGE = (
 )
 
 
-def test_strangers_and_oversized_messages_are_refused_and_the_server_goes_on(serve, monkeypatch):
+def test_strangers_are_refused_and_the_server_goes_on(serve, monkeypatch):
     monkeypatch.setattr(server_module, "GREETING_S", 1.0)
     address = serve("counting")
     for sent in STRANGE:
