@@ -96,12 +96,12 @@ def test_decisions_are_scored_before_they_are_learnt_from():
     """The scores are those of the critics before the update, and the replay buffer has not grown yet."""
     td3 = build(release=GATE, learning_starts=1)
     found, seen = ended([0, 1, 1, 0]), []
-    td3.replay.add = lambda rollout: seen.append(td3.guard.release.recent.outcomes()) or 0
+    td3.replay.add = lambda rollout: seen.append([one.success for one in td3.guard.release.recent]) or 0
     with torch.no_grad():
         expected = td3.critic({"state": found.features["state"][0]}, found.executed[0].flatten(1)).mean(0)
     td3.update(found)
-    assert seen == [(2, 2)] and td3.steps == 2
-    np.testing.assert_allclose(np.concatenate([a.score for a in td3.guard.release.recent.attempts]), expected.numpy())
+    assert seen == [[False, True, True, False]] and td3.steps == 2
+    np.testing.assert_allclose(np.concatenate([a.score for a in td3.guard.release.recent]), expected.numpy())
 
 
 # -- the return to the base -------------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ def test_a_resumed_run_is_bit_identical_with_all_remedies(tmp_path):
     for name in ("state.json", "tensors.safetensors"):
         found, expected = ((tmp_path / folder / "00000001" / name).read_bytes() for folder in ("one", "two"))
         assert found == expected, name
-    assert guard.fallback.base[1] > 3 and len(guard.release.recent.attempts) == 12
+    assert guard.fallback.base[1] > 3 and len(guard.release.recent) == 12
 
 
 # -- do the critics foresee outcomes? ---------------------------------------------------------------------------------
