@@ -12,6 +12,7 @@ An environment of your own is ``gymnasium.make("vla_rl/custom-v0", environment="
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import gymnasium
@@ -148,77 +149,57 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
     ``np_random``.
     """
 
-    def __init__(
-        self,
-        env: VecEnv,
-        privileged: bool = False,
-        rescale_actions: bool = True,
-        render_mode: str | None = None,
-        potential: Potential = _no_potential,
-    ) -> None:
-        """Owns ``env``, which has one row."""
-        self.env, self.render_mode = env, render_mode
-        self.view, self.scale = ObservationView(env.spec, privileged), ActionScale(env.spec, rescale_actions)
-        self.observation_space, self.action_space = self.view.space, self.scale.space
-        self.metadata = metadata(env.spec)
-        self._potential = potential
-        self._obs: Observation | None = None
+    def __init__(self, env: VecEnv, **shown: Any) -> None:
+        """Owns ``env``, which has one row; ``shown`` as of :class:`GymnasiumVectorEnv`."""
+        self._rows = GymnasiumVectorEnv(env, AutoresetMode.DISABLED, **shown)
+        self.observation_space = self._rows.single_observation_space
+        self.action_space = self._rows.single_action_space
+        self.metadata, self.render_mode = metadata(env.spec), self._rows.render_mode
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
         super().reset(seed=seed)
-        self._obs = self.env.reset([0], [next_seed(self.np_random) if seed is None else seed])
-        return self.view.row(self._obs, 0), {}
+        obs, _ = self._rows.reset(seed=next_seed(self.np_random) if seed is None else seed)
+        return _first(obs), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
-        step = self.env.step(self.scale.to_env(np.asarray(action)[None])[:, None])
-        assert self._obs is not None  # step refuses an environment that was never reset
-        reward = step.reward[0, 0] + self._potential(step.obs)[0] - self._potential(self._obs)[0]
-        self._obs, info = step.obs, {"is_success": bool(step.success[0]), "cause": step.cause[0]}
-        ends = bool(step.terminated[0]), bool(step.truncated[0])
-        return self.view.row(step.obs, 0), float(reward), *ends, info
+        obs, reward, terminated, truncated, infos = self._rows.step(np.asarray(action)[None])
+        info = {"is_success": bool(infos["is_success"][0]), "cause": infos["cause"][0]}
+        return _first(obs), float(reward[0]), bool(terminated[0]), bool(truncated[0]), info
 
     def render(self) -> Any:
         """A picture uint8 [h,w,3]; None without ``render_mode``."""
-        return None if self.render_mode is None else pictures(self.env, self._obs)[0]
+        found = self._rows.render()
+        return None if found is None else found[0]
 
     def close(self) -> None:
-        self.env.close()
+        self._rows.close()
 
 
-def make(
-    environment: str,
-    privileged: bool = False,
-    rescale_actions: bool = True,
-    render_mode: str | None = None,
-    potential: str = "",
-    **options: Any,
-) -> GymnasiumEnv:
-    """What ``gymnasium.make`` calls; ``environment`` is in the catalogue or "package.module:make", with ``options``."""
-    env = catalog.make(environment, num_envs=1, **options)
-    return GymnasiumEnv(env, privileged, rescale_actions, render_mode, _load_potential(potential))
+def _first(obs: Any) -> Any:
+    """The observation of the first row of ``obs``."""
+    return {name: part[0] for name, part in obs.items()} if isinstance(obs, dict) else obs[0]
 
 
-def make_vec(
-    environment: str,
-    num_envs: int = 1,
-    autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
-    privileged: bool = False,
-    rescale_actions: bool = True,
-    render_mode: str | None = None,
-    max_episode_steps: int | None = None,
-    potential: str = "",
-    **options: Any,
-) -> GymnasiumVectorEnv:
+def make(environment: str, potential: str = "", **options: Any) -> GymnasiumEnv:
+    """What ``gymnasium.make`` calls; ``environment`` is in the catalogue or "package.module:make".
+
+    ``options`` are those of :class:`GymnasiumVectorEnv` and of the environment.
+    """
+    shown = _shown(potential, options)
+    return GymnasiumEnv(catalog.make(environment, num_envs=1, **options), **shown)
+
+
+def make_vec(environment: str, num_envs: int = 1, potential: str = "", **options: Any) -> GymnasiumVectorEnv:
     """What ``gymnasium.make_vec`` calls; see :func:`make`."""
-    env = catalog.make(environment, num_envs=num_envs, **options)
-    shown = (privileged, rescale_actions, render_mode)
-    return GymnasiumVectorEnv(env, autoreset_mode, *shown, max_episode_steps, _load_potential(potential))
+    shown = _shown(potential, options)
+    return GymnasiumVectorEnv(catalog.make(environment, num_envs=num_envs, **options), **shown)
 
 
-def _load_potential(name: str) -> Potential:
-    """The function "module:name"; "" is no shaping."""
-    found: Potential = load(name) if name else _no_potential
-    return found
+def _shown(potential: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of :class:`GymnasiumVectorEnv`, which are taken out of ``options``; ``potential``: module:name."""
+    names = ("autoreset_mode", "privileged", "rescale_actions", "render_mode", "max_episode_steps")
+    shaped: dict[str, Any] = {"potential": load(potential)} if potential else {}
+    return shaped | {name: options.pop(name) for name in names if name in options}
 
 
 def next_seed(generator: np.random.Generator) -> int:
@@ -237,8 +218,7 @@ def pictures(env: VecEnv, obs: Observation | None) -> np.ndarray:
     if obs is None:
         raise gymnasium.error.ResetNeeded("there is no episode, so there is nothing to render; call reset() first.")
     if hasattr(env, "render_rows"):
-        rendered: np.ndarray = env.render_rows(np.arange(env.num_envs), _PICTURE)
-        return rendered
+        return env.render_rows(np.arange(env.num_envs), _PICTURE)
     return next(iter(obs.images.values())).copy()
 
 
@@ -278,12 +258,12 @@ class ObservationView:
         if spec.state.shape[0]:
             self._parts["state"] = _box(spec.state), lambda obs: _within(obs.state, spec.state)
         for name, image in spec.images.items():
-            self._parts[f"images/{name}"] = _box(image), _image(name)
+            self._parts[f"images/{name}"] = _box(image), partial(_image, name)
         if len(spec.tasks) > 1:
             self._parts["task"] = Discrete(len(spec.tasks)), lambda obs: obs.task.copy()
         for name, extra in spec.extras.items():
             if privileged or not name.startswith(PRIVILEGED):
-                self._parts[name] = _box(extra), _extra(name, extra)
+                self._parts[name] = _box(extra), partial(_extra, name, extra)
         if not self._parts:
             raise UserError(
                 f"{spec.name!r} has neither state nor images to show, so Gymnasium's learners would see nothing; ask "
@@ -323,8 +303,7 @@ class ActionScale:
 
     def to_env(self, actions: np.ndarray) -> np.ndarray:
         """Our actions [E,D] for Gymnasium's ``actions`` [E,...]."""
-        physical: np.ndarray = self._offset + self._scale * actions.reshape(len(actions), *self._shape)
-        return physical
+        return self._offset + self._scale * actions.reshape(len(actions), *self._shape)
 
 
 def _box(spec: ArraySpec) -> Box:
@@ -339,13 +318,12 @@ def _within(values: np.ndarray, spec: ArraySpec) -> np.ndarray:
     shaped = values.reshape(len(values), *(spec.shape or (1,)))
     if spec.dtype == "bool":
         return shaped.astype(np.uint8)
-    clipped: np.ndarray = np.clip(shaped, np.asarray(spec.low, shaped.dtype), np.asarray(spec.high, shaped.dtype))
-    return clipped
+    return np.clip(shaped, np.asarray(spec.low, shaped.dtype), np.asarray(spec.high, shaped.dtype))
 
 
-def _image(name: str) -> Callable[[Observation], np.ndarray]:
-    return lambda obs: obs.images[name].copy()
+def _extra(name: str, spec: ArraySpec, obs: Observation) -> np.ndarray:
+    return _within(obs.extras[name], spec)
 
 
-def _extra(name: str, spec: ArraySpec) -> Callable[[Observation], np.ndarray]:
-    return lambda obs: _within(obs.extras[name], spec)
+def _image(name: str, obs: Observation) -> np.ndarray:
+    return obs.images[name].copy()

@@ -32,8 +32,7 @@ class BaseEnv:
 
     @property
     def num_envs(self) -> int:
-        count: int = self._book.num_envs
-        return count
+        return self._book.num_envs
 
     def reset(self, env_ids: Any, seeds: Any) -> Observation:
         """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R], not negative)."""
@@ -44,8 +43,7 @@ class BaseEnv:
 
     def step(self, chunk: Any, observe: Observe = "last") -> Step:
         """Execute ``chunk`` [E,H,D]; see ``VecEnv.step``."""
-        step: Step = self._book.execute(chunk, self.spec, observe, self._execute, self._observe)
-        return step
+        return self._book.execute(chunk, self.spec, observe, self._execute, self._observe)
 
     def close(self) -> None:
         """Free all resources; safe to call twice."""
@@ -368,6 +366,12 @@ class PooledSimulator(Simulator):
             self.env = None
 
 
+def require_some(num_envs: int) -> None:
+    """Raise UserError for no environment."""
+    if num_envs < 1:
+        raise UserError(f"num_envs={num_envs} leaves nothing to simulate; give at least 1.")
+
+
 def require_positive(**given: int) -> None:
     """Raise UserError for an option that is not at least 1."""
     for name, value in given.items():
@@ -386,8 +390,7 @@ def picture_specs(cameras: Sequence[str], size: int) -> dict[str, ArraySpec]:
 def free_bytes(device: Any = "cpu") -> int:
     """Bytes that can still be allocated on ``device``, as torch names it."""
     if str(device).startswith("cuda"):  # named, not imported: what computes on the processor needs no torch
-        free: int = load("torch.cuda:mem_get_info")(device)[0]
-        return free
+        return load("torch.cuda:mem_get_info")(device)[0]
     return _kilobytes(Path("/proc/meminfo"), "MemAvailable") * 1024
 
 

@@ -60,8 +60,7 @@ def find(name: str) -> Callable[..., Any]:
             f"no environment is called {name!r}, so nothing can be made; {did_you_mean(name, CATALOG)}  "
             "An environment of your own is named 'package.module:make'."
         )
-    builder: Callable[..., Any] = load(CATALOG.get(name, name))
-    return builder
+    return load(CATALOG.get(name, name))
 
 
 def spec_of(name: str, **options: Any) -> EnvSpec:
@@ -74,8 +73,7 @@ def spec_of(name: str, **options: Any) -> EnvSpec:
         return declared
     env = find(name)(num_envs=1, **options)
     try:
-        found: EnvSpec = env.spec
-        return found
+        return env.spec
     finally:
         env.close()
 
@@ -85,8 +83,7 @@ def declared_spec(name: str, **options: Any) -> EnvSpec | None:
     builder = find(name)
     check_options(name, builder, options)
     declared = extras_of(builder).spec
-    spec: EnvSpec | None = None if declared is None else resolve(declared)(**options)
-    return spec
+    return None if declared is None else resolve(declared)(**options)
 
 
 def extras(name: str, /, **options: Any) -> TaskExtras:
@@ -102,8 +99,7 @@ def extras(name: str, /, **options: Any) -> TaskExtras:
 def parameters(name: str, /, **options: Any) -> tuple[Parameter, ...]:
     """What environment ``name`` with ``options`` can vary between episodes; nothing if it declares nothing."""
     declared = extras_of(find(name)).parameters
-    found: tuple[Parameter, ...] = () if declared is None else resolve(declared)(**options)
-    return found
+    return () if declared is None else resolve(declared)(**options)
 
 
 def expert(name: str, horizon: int, /, **options: Any) -> Any:

@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 
 from sims import catalog, isolated
-from sims.base import require_memory
+from sims.base import require_memory, require_some
 from sims.mujoco.env import task_spec
 from sims.mujoco.scene import CUBE_EDGE, CUBES_QPOS, FINGER_OPEN
 from sims.mujoco.tabletop import COLOURS, FRANKA_JOINTS, Instruct, franka_joints
 from sims.mujoco.task import Task
 from sims.mujoco.tasks.lift import LiftExpert, LiftTask
-from sims.on_device import DeviceTaskEnv, require_some
+from sims.on_device import DeviceTaskEnv
 from vla_rl.contract.env import EnvSpec, VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.task import declare_task
@@ -158,8 +158,11 @@ def engine(device: str) -> Any:
     Raises UserError when it is not installed, when torch cannot use the GPU, and when it runs elsewhere already.
     """
     genesis = _imported()
-    if device == "cuda":
-        _require_gpu()
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            "torch finds no GPU, so Genesis cannot simulate on 'cuda'; install NVIDIA's driver ('nvidia-smi' shows it) "
+            "and a torch that was built for CUDA ('python -m torch.utils.collect_env'), or choose device 'cpu'."
+        )
     backend = getattr(genesis, device)
     if not genesis._initialized:
         # Sizes of arrays are no part of its kernels then, so scenes of any number share what was compiled.
@@ -184,14 +187,6 @@ def _imported() -> Any:
     finally:
         sys.excepthook = hook  # Genesis' own prints every error twice
     return genesis
-
-
-def _require_gpu() -> None:
-    if not torch.cuda.is_available():
-        raise UserError(
-            "torch finds no GPU, so Genesis cannot simulate on 'cuda'; install NVIDIA's driver ('nvidia-smi' shows it) "
-            "and a torch that was built for CUDA ('python -m torch.utils.collect_env'), or choose device 'cpu'."
-        )
 
 
 # -- the environment --------------------------------------------------------------------------------------------------
@@ -266,8 +261,7 @@ class GenesisEnv(DeviceTaskEnv):
 
 def joints_at(pinch: Tensor) -> Tensor:
     """The seven joints [R,7] (radians) with the pinch point at ``pinch`` [R,3] (metres, within the workspace)."""
-    joints: Tensor = franka_joints(pinch, BASE[:2], _PADS)
-    return joints
+    return franka_joints(pinch, BASE[:2], _PADS)
 
 
 @dataclass

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from sims.base import BaseEnv, ReplayingEnv
+from sims.base import BaseEnv, ReplayingEnv, require_some
 from sims.gym_rows import (
     SUCCESS_KEYS,
     FirstRow,
@@ -271,8 +271,7 @@ def make(
 
     Raises UserError for an id that cannot be made and for spaces that no policy could read or choose from.
     """
-    if num_envs < 1:
-        raise UserError(f"num_envs={num_envs} leaves nothing to simulate; give at least 1.")
+    require_some(num_envs)
     limit = {} if time_limit is None else {"max_episode_steps": time_limit}
     options = {**limit, **(arguments or {})}
     around = [partial(load(name), **dict(given)) for name, given in (wrappers or {}).items()]

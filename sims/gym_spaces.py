@@ -225,8 +225,7 @@ def _action_part(owner: str, leaf: Leaf, bounds: Sequence[float] | None) -> _Par
 
 def _endless(bound: np.ndarray) -> np.ndarray:
     """bool like ``bound``: where there is none, which many say by the largest number of their dtype."""
-    largest: np.ndarray = np.abs(bound) >= (np.iinfo(np.int32).max if bound.dtype.kind == "i" else 1e30)
-    return largest
+    return np.abs(bound) >= (np.iinfo(np.int32).max if bound.dtype.kind == "i" else 1e30)
 
 
 def _indices(space: Discrete | MultiDiscrete) -> tuple[np.ndarray, np.ndarray]:

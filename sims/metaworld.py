@@ -75,8 +75,7 @@ class MetaWorld(PooledSimulator):
         return (total if self._shaped else float(success)), success
 
     def state(self) -> np.ndarray:
-        found: np.ndarray = self._observation[:_PROPRIOCEPTION].astype(np.float32)
-        return found
+        return self._observation[:_PROPRIOCEPTION].astype(np.float32)
 
     def extras(self) -> Mapping[str, np.ndarray]:
         with warnings.catch_warnings():
@@ -86,17 +85,13 @@ class MetaWorld(PooledSimulator):
 
     def images(self) -> Mapping[str, np.ndarray]:
         """Upright pictures."""
+        import mujoco
+
         for camera, position in self._positions.items():
             self.env.model.camera(camera).pos[:] = position
-        _place_cameras(self.env)
+        mujoco.mj_camlight(self.env.model, self.env.data)
         pictures = self._rig.images(self.task, self.env.model, self.env.data)
         return {name: image[::-1, ::-1] if name in _UPSIDE_DOWN else image for name, image in pictures.items()}
-
-
-def _place_cameras(env: Any) -> None:
-    import mujoco
-
-    mujoco.mj_camlight(env.model, env.data)
 
 
 def _make_task(name: str) -> Any:

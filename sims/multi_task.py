@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -194,24 +194,16 @@ class _Member:
         return joint
 
 
-@dataclass(frozen=True)
-class Part:
-    """One member by name, with its options; a config gives it as {"env": NAME, "options": {...}}."""
-
-    env: str
-    options: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, given: str | Mapping[str, Any]) -> Part:
-        """From a name, or from a dict with "env" and perhaps "options"; raises UserError for others."""
-        if isinstance(given, str):
-            return cls(given, {})
-        if "env" not in given or set(given) - {"env", "options"}:
-            raise UserError(
-                f"the environment {dict(given)} is described by other fields than 'env' and 'options', so it cannot be "
-                'made; write {"env": "metaworld", "options": {"tasks": "MT10"}}.'
-            )
-        return cls(given["env"], given.get("options", {}))
+def _named(given: str | Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Name and options of a member, from its name or {"env": NAME, "options": {...}}; raises UserError for others."""
+    if isinstance(given, str):
+        return given, {}
+    if "env" not in given or set(given) - {"env", "options"}:
+        raise UserError(
+            f"the environment {dict(given)} is described by other fields than 'env' and 'options', so it cannot be "
+            'made; write {"env": "metaworld", "options": {"tasks": "MT10"}}.'
+        )
+    return given["env"], given.get("options", {})
 
 
 def make(num_envs: int, envs: Sequence[str | Mapping[str, Any]] = ("point_mass", "counting")) -> MultiTaskEnv:
@@ -221,12 +213,11 @@ def make(num_envs: int, envs: Sequence[str | Mapping[str, Any]] = ("point_mass",
     """
     from sims import catalog
 
-    parts = [Part.of(one) for one in envs]
-    if not parts:
+    if not envs:
         raise UserError("envs is empty, so there is nothing to play; name at least one environment.")
     members: list[VecEnv] = []
     try:
-        members.extend(catalog.make(part.env, num_envs=num_envs, **part.options) for part in parts)
+        members.extend(catalog.make(name, num_envs=num_envs, **options) for name, options in map(_named, envs))
         saved = all(env.spec.can_snapshot for env in members)
         return MultiTaskSnapshots(members) if saved else MultiTaskEnv(members)
     except BaseException:

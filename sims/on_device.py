@@ -12,7 +12,6 @@ from torch import Tensor
 from sims.base import SnapshotEnv
 from sims.mujoco.task import Episode, Task, TaskResult
 from vla_rl.contract.env import Array, EnvSpec, Observation, Observe, Step
-from vla_rl.contract.errors import UserError
 from vla_rl.contract.tracker import DeviceTracker
 
 
@@ -47,8 +46,7 @@ class DeviceTaskEnv(SnapshotEnv):
             for name, value in self._task_state.items():
                 value[rows] = self._to_device(task_state[name]).to(value.dtype)
         self._book.begin(index, seed)
-        obs: Observation = self._book.begun(self._observe())
-        return obs
+        return self._book.begun(self._observe())
 
     def step(self, chunk: Any, observe: Observe = "last") -> Step:
         """Execute ``chunk`` [E,H,D]; see ``VecEnv.step``."""
@@ -142,9 +140,3 @@ class DeviceTaskEnv(SnapshotEnv):
     def _view(self, item: Any) -> Array:
         """``item`` as the contract has it, sharing its memory: an array on the host, a tensor elsewhere."""
         return item.numpy() if isinstance(item, Tensor) and self.spec.device == "cpu" else item
-
-
-def require_some(num_envs: int) -> None:
-    """Raise UserError for no environment."""
-    if num_envs < 1:
-        raise UserError(f"num_envs={num_envs} leaves nothing to simulate; give at least 1.")

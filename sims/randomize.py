@@ -98,8 +98,7 @@ class RandomizedEnv:
 
     def _value(self, name: str) -> np.ndarray:
         """float64 [E]: parameter ``name`` in every environment."""
-        column: np.ndarray = self._values[:, self._columns[name]]
-        return column
+        return self._values[:, self._columns[name]]
 
     def _executed(self, command: np.ndarray) -> np.ndarray:
         """What the actuators make of ``command`` [E,H,D]; what is late stays in ``_pending``."""

@@ -19,11 +19,11 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from sims.base import require_memory
+from sims.base import require_memory, require_some
 from sims.mujoco.env import LOOKS, PHYSICS, POSES
 from sims.mujoco.render import recolour
 from sims.mujoco.task import Episode, Task
-from sims.on_device import DeviceTaskEnv, require_some
+from sims.on_device import DeviceTaskEnv
 from vla_rl.contract.env import EnvSpec, Observation, on_host
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.task import Parameter, parameter_rows

@@ -53,7 +53,7 @@ class Drawn:
     gradient: Tensor
 
 
-def draw(sampler: DiffusionSampler, monkeypatch: pytest.MonkeyPatch, samples: int = 2**16) -> Drawn:
+def draw(sampler: DiffusionSampler, monkeypatch: pytest.MonkeyPatch, samples: int = 2**15) -> Drawn:
     sobol = torch.quasirandom.SobolEngine(N * (K + 1), scramble=True, seed=6)
     uniform = sobol.draw(samples, dtype=torch.float64).clamp(1e-12, 1 - 1e-12)
     noise, *steps = torch.special.ndtri(uniform).view(-1, K + 1, N).unbind(1)

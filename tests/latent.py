@@ -5,9 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import torch
-
-from tests.toys import FlowToy, ToyEncoder
+from tests.toys import FlowToy, ToyEncoder, imitated
 
 
 class ToyBase(FlowToy):
@@ -25,7 +23,6 @@ class ToyBase(FlowToy):
 
 def toy_base(std: float = 0.5) -> ToyBase:
     """Imitates actions of N(0, std^2) in all states."""
-    torch.manual_seed(0)
     base = ToyBase()
-    base.pretrain(std=std)
+    base.load_state_dict(imitated(std))
     return base

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -101,6 +102,13 @@ class FlowToy(nn.Module):
             loss.backward()
             adam.step()
         return self
+
+
+@cache
+def imitated(std: float = 0.2) -> dict[str, Tensor]:
+    """Weights of a ``FlowToy`` that imitates actions of N(0, std^2) in all states."""
+    torch.manual_seed(0)
+    return FlowToy().pretrain(std=std).state_dict()
 
 
 def all_shown(features: Mapping[str, Tensor], actions: Tensor, task: Tensor | None = None) -> Chunks:

@@ -211,8 +211,7 @@ class Limits:
 
     def at(self, depth: np.ndarray) -> np.ndarray:
         """The limit [R] of calls at ``depth`` int [R], counted from 0."""
-        limit: np.ndarray = np.asarray(self.values)[np.minimum(depth, len(self.values) - 1)]
-        return limit
+        return np.asarray(self.values)[np.minimum(depth, len(self.values) - 1)]
 
 
 def _conformal(uncertainties: np.ndarray, quantile: float) -> float:

@@ -228,30 +228,25 @@ class ImaginedEnv:
     def _call_complete(self, env_ids: np.ndarray) -> np.ndarray:
         """Those of ``env_ids`` whose call has all its actions or whose time is up."""
         whole = self._known[env_ids] == self.model.config.frames
-        complete: np.ndarray = env_ids[whole | self._out_of_time(env_ids) | self._too_late(env_ids)]
-        return complete
+        return env_ids[whole | self._out_of_time(env_ids) | self._too_late(env_ids)]
 
     def _due(self, env_ids: np.ndarray) -> np.ndarray:
         """Those of ``env_ids`` whose outcome is looked at inside the call."""
         every = self.config.outcome_every
-        due: np.ndarray = env_ids[self._known[env_ids] % every == 0] if every else env_ids[:0]
-        return due
+        return env_ids[self._known[env_ids] % every == 0] if every else env_ids[:0]
 
     def _age(self, env_ids: np.ndarray) -> np.ndarray:
         """int [R]: control steps since the rollout began."""
-        age: np.ndarray = self._book.time[env_ids] - self._start_time[env_ids]
-        return age
+        return self._book.time[env_ids] - self._start_time[env_ids]
 
     def _out_of_time(self, env_ids: np.ndarray) -> np.ndarray:
         """bool [R]: whose rollout has reached the horizon."""
-        reached: np.ndarray = self._age(env_ids) >= self.config.horizon
-        return reached
+        return self._age(env_ids) >= self.config.horizon
 
     def _too_late(self, env_ids: np.ndarray) -> np.ndarray:
         """bool [R]: whose episode has reached its deadline."""
         deadline = self.config.deadline
-        late: np.ndarray = self._book.time[env_ids] >= (np.inf if deadline is None else deadline)
-        return late
+        return self._book.time[env_ids] >= (np.inf if deadline is None else deadline)
 
     def _keep_actions(self, env_ids: np.ndarray, action: Tensor, refused: Tensor) -> None:
         """Write ``action`` [E,D] of ``env_ids`` into their calls and histories, unless it is ``refused``."""
@@ -299,8 +294,7 @@ class ImaginedEnv:
 
     def _decided(self, env_ids: np.ndarray) -> np.ndarray:
         """Those of ``env_ids`` whose outcome is success or failure."""
-        decided: np.ndarray = env_ids[np.logical_or(*self._read_outcome(env_ids))]
-        return decided
+        return env_ids[np.logical_or(*self._read_outcome(env_ids))]
 
     def _read_outcome(self, env_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """bool [R] each: success and failure of ``env_ids`` [R]."""

@@ -44,8 +44,7 @@ class PoseMaps(nn.Module):
         for part, conv in zip((2, 1), self.convs, strict=True):
             cells = functional.interpolate(cells, size=[-(-side // part) for side in self.sides])
             cells = functional.silu(conv(cells))
-        maps: Tensor = self.leave(cells)
-        return maps
+        return self.leave(cells)
 
     def loss(self, state: Tensor, latents: Tensor) -> Tensor:
         """Squared error of the ``latents`` [B,c,y,x] of a picture, as predicted from ``state`` [B,S] alone."""
@@ -84,8 +83,7 @@ class OutcomeHead(nn.Module):
         """[B,3] from ``features`` [B,N,d] and the robot's ``state`` [B,S], for ``task`` [B], at ``frame`` [B]."""
         found = attended(self.norm(features), self.queries(task).unflatten(-1, (self.heads, -1)), self.sides)
         codes = [functional.one_hot(task, self.tasks), functional.one_hot(frame, self.frames)]
-        logits: Tensor = self.out(torch.cat([found, state, *(item.to(state) for item in codes)], -1))
-        return logits
+        return self.out(torch.cat([found, state, *(item.to(state) for item in codes)], -1))
 
 
 class InverseDynamics(nn.Module):
@@ -105,8 +103,7 @@ class InverseDynamics(nn.Module):
         cells = with_coordinates(torch.cat([before, after - before], 1))
         for conv in self.convs:
             cells = functional.silu(conv(cells))
-        actions: Tensor = self.out(cells.flatten(1))
-        return actions
+        return self.out(cells.flatten(1))
 
 
 class RewardHead(nn.Module):

@@ -155,8 +155,7 @@ def mine(
 def _before(offsets: np.ndarray, begin: int, end: int, config: KeyframeConfig) -> list[int]:
     """The moments ``lead`` steps before ``offsets``, without those within ``tail`` steps of the end."""
     moments = begin + np.maximum(offsets - config.lead, 0)
-    kept: list[int] = moments[moments < end - config.tail].tolist()
-    return kept
+    return moments[moments < end - config.tail].tolist()
 
 
 def _median_of_successes(value: np.ndarray, success: np.ndarray, spans: Spans) -> np.ndarray:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,8 @@ from world_models.types import (
     to_unit_range,
     uniform,
 )
+
+Parameters: TypeAlias = dict[str, nn.Parameter]
 
 
 class WorldModel(nn.Module):
@@ -198,22 +200,11 @@ class WorldModel(nn.Module):
 
     # -- training ---------------------------------------------------------------------------------------------------
 
-    def state_dynamics_parameters(self) -> dict[str, nn.Parameter]:
-        """What :meth:`state_dynamics_loss` trains."""
-        return {f"state_dynamics.{name}": item for name, item in self.state_dynamics.named_parameters()}
-
-    def pose_parameters(self) -> dict[str, nn.Parameter]:
-        """What :meth:`pose_loss` trains."""
-        return {f"poses.{name}": item for name, item in self.poses.named_parameters()}
-
-    def mode_classifier_parameters(self) -> dict[str, nn.Parameter]:
-        """What :meth:`mode_classifier_loss` trains."""
-        return {f"mode_classifier.{name}": item for name, item in self.mode_classifier.named_parameters()}
-
-    def video_parameters(self) -> dict[str, nn.Parameter]:
-        """What :meth:`loss` trains: all but the two networks of ``robot.py``."""
-        apart = ("state_dynamics.", "mode_classifier.")
-        return {name: item for name, item in self.named_parameters() if not name.startswith(apart)}
+    def parameters_of(self, part: Literal["state_dynamics", "poses", "mode_classifier", "video"]) -> Parameters:
+        """What the loss of ``part`` trains; that of the video model all but the two networks of ``robot.py``."""
+        apart, video = ("state_dynamics.", "mode_classifier."), part == "video"
+        wanted = {name: item for name, item in self.named_parameters() if video or name.startswith(f"{part}.")}
+        return {name: item for name, item in wanted.items() if not video or not name.startswith(apart)}
 
     def state_dynamics_loss(
         self, batch: Mapping[str, Tensor], generator: torch.Generator

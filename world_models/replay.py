@@ -37,8 +37,7 @@ class ReplayResult:
         """float [N]: the first control step, from 1, whose success probability reaches ``threshold``; inf for never."""
         won = (self.step > 0) & (self.success >= threshold)
         first = self.step[np.arange(len(won)), won.argmax(1)].astype(float)
-        steps: np.ndarray = np.where(won.any(1), first, np.inf)
-        return steps
+        return np.where(won.any(1), first, np.inf)
 
     def within(self, limits: Limits) -> ReplayResult:
         """As rollouts under ``limits`` are: after the first call that exceeds its limit there is no success."""

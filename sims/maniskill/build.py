@@ -386,5 +386,4 @@ class ReplayingManiSkillEnv(ReplayingEnv, ManiSkillEnv):
 
 def _within(env_ids: np.ndarray, rows: slice) -> np.ndarray:
     """Those of ``env_ids`` that are in ``rows``."""
-    found: np.ndarray = env_ids[(env_ids >= rows.start) & (env_ids < rows.stop)]
-    return found
+    return env_ids[(env_ids >= rows.start) & (env_ids < rows.stop)]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sims import catalog
+from sims.base import require_some
 from sims.maniskill.make import in_workers, require_package
 from sims.maniskill.world import Outcome, World
 from sims.mujoco.env import task_spec
@@ -73,8 +74,7 @@ def make_in_process(
     Raises UserError for what cannot be built.
     """
     found = spec(cameras, image_size, looks, device)
-    if num_envs < 1:
-        raise UserError(f"num_envs={num_envs} leaves nothing to simulate; give at least 1.")
+    require_some(num_envs)
     require_package()
     from sims.maniskill.build import env_of, require_gpu, worlds_of
     from sims.maniskill.pick_cube import TASK, pick_cube
@@ -139,8 +139,7 @@ class LiftWorld:
     def state(self) -> Tensor:
         """float32 [n,8], as the tabletop's."""
         fingers = self._world.env.agent.robot.get_qpos()[:, FRANKA_JOINTS:]
-        found: Tensor = self._task.proprioception(torch.cat([self._pinch(), fingers], 1), self._ctrl)
-        return found
+        return self._task.proprioception(torch.cat([self._pinch(), fingers], 1), self._ctrl)
 
     def privileged(self) -> dict[str, Tensor]:
         """Where the cube is, metres in the table's frame, and whether ManiSkill says that it is grasped."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sims import catalog, installations, isolated
+from sims.base import require_positive
 from sims.maniskill import vulkan
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError, did_you_mean
@@ -52,7 +53,10 @@ def make_in_process(
 
     Raises UserError for what cannot be built.
     """
-    _check(num_envs, obs, reward, image_size, time_limit)
+    require_positive(num_envs=num_envs, image_size=image_size, time_limit=1 if time_limit is None else time_limit)
+    for name, value, known in (("obs", obs, OBSERVATIONS), ("reward", reward or REWARDS[0], REWARDS)):
+        if value not in known:
+            raise UserError(f"ManiSkill has no {name} {value!r}, so nothing can be made; {did_you_mean(value, known)}")
     require_package()
     from sims.maniskill.build import build
 
@@ -123,18 +127,3 @@ def require_package() -> None:
             "ManiSkill is not installed here, so it cannot simulate in this process; run "
             "\"pip install 'vla-rl[maniskill]'\"."
         )
-
-
-def _check(num_envs: int, obs: str, reward: str, image_size: int, time_limit: int | None) -> None:
-    for name, value in (
-        ("num_envs", num_envs),
-        ("image_size", image_size),
-        ("time_limit", 1 if time_limit is None else time_limit),
-    ):
-        if value < 1:
-            raise UserError(f"{name}={value} is less than 1, so no episode can be played; give at least 1.")
-    for name, chosen, known in (("obs", obs, OBSERVATIONS), ("reward", reward or REWARDS[0], REWARDS)):
-        if chosen not in known:
-            raise UserError(
-                f"ManiSkill has no {name} {chosen!r}, so nothing can be made; {did_you_mean(chosen, known)}"
-            )

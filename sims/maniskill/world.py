@@ -170,8 +170,7 @@ class Controls:
 
     def theirs(self, action: np.ndarray) -> np.ndarray:
         """``action`` float32 [...,D] in ManiSkill's numbers, which are within -1 and 1 where it normalises."""
-        found: np.ndarray = (action - self.offset) / self.scale
-        return found
+        return (action - self.offset) / self.scale
 
 
 def controls_of(controller: Any) -> Controls:

@@ -10,7 +10,7 @@ import mujoco
 import numpy as np
 from mujoco.batch import Batch
 
-from sims.base import SnapshotEnv
+from sims.base import SnapshotEnv, require_some
 from sims.mujoco.render import Renderer, recolour
 from sims.mujoco.scene import TEXTURES
 from sims.mujoco.task import Task
@@ -84,8 +84,7 @@ class MujocoEnv(SnapshotEnv):
         """``image_size`` in pixels; ``render=False`` or no cameras gives a state-only environment without OpenGL."""
         self.task = task  # what is simulated: the model, its scenes and rules
         self.spec = task_spec(task, cameras, image_size, render)
-        if num_envs < 1:
-            raise UserError(f"num_envs={num_envs} leaves nothing to simulate; give at least 1.")
+        require_some(num_envs)
         self._batch = Batch(task.model, nsim=num_envs, nthread=threads)
         self._blank = self._batch.state[0].copy()  # the model's defaults; zeros would switch its equalities off
         self._qpos, self._ctrl = self._batch.bind("qpos"), self._batch.bind("ctrl")

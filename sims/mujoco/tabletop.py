@@ -377,8 +377,7 @@ class Situation:
     def holding(self) -> np.ndarray:
         """bool [E]: the cube is between closing fingers."""
         above = np.abs(self.pinch[:, 2] - self.cube[:, 2])
-        held: np.ndarray = self.closing & (self.opening < 0.05) & (self.xy_distance < 2 * FUNNEL) & (above < 0.018)
-        return held
+        return self.closing & (self.opening < 0.05) & (self.xy_distance < 2 * FUNNEL) & (above < 0.018)
 
     def after(self, move: np.ndarray, grip: np.ndarray) -> Situation:
         """Prediction: the gripper reaches its target, and a cube between closed fingers moves with it."""

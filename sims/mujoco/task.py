@@ -54,8 +54,7 @@ class TaskResult:
         found = xp.astype(late, xp.int8) * TIME_LIMIT
         found = xp.where(self.failure >= 0, xp.astype(self.failure, xp.int8) + FAILURES, found)
         found = xp.where(self.success, xp.full_like(found, SUCCESS), found)
-        codes: Array = xp.where(diverged, xp.full_like(found, DIVERGED), found)
-        return codes
+        return xp.where(diverged, xp.full_like(found, DIVERGED), found)
 
 
 class Task:

@@ -53,8 +53,7 @@ def optimal_return(position: np.ndarray) -> np.ndarray:
     """
     steps = np.arange(1, _LIMIT + 1)[:, None]
     remaining = np.maximum(np.abs(np.asarray(position, np.float64))[..., None, :] - steps * _STRIDE, 0.0)
-    total: np.ndarray = -np.linalg.norm(remaining, axis=-1).sum(axis=-1)
-    return total
+    return -np.linalg.norm(remaining, axis=-1).sum(axis=-1)
 
 
 def spec() -> EnvSpec:

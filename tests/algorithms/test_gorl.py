@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 
-from tests.latent import ToyBase, toy_base
+from tests.latent import toy_base
 from tests.toys import FlowToy, TwoProcesses, bandit, columns, deployed, seeded
 from vla_rl.algorithms.gorl import GoRL, GoRLConfig, RefitConfig, prior_kl
 from vla_rl.contract.batch import Rollout
@@ -35,16 +35,9 @@ CONFIG = GoRLConfig(
 )
 
 
-@pytest.fixture(scope="module")
-def imitated():
-    return toy_base(std=0.3).state_dict()
-
-
-def learner(imitated, config: GoRLConfig = CONFIG, reducer: Any = None, dtype: torch.dtype = torch.float32) -> GoRL:
+def learner(config: GoRLConfig = CONFIG, reducer: Any = None, dtype: torch.dtype = torch.float32) -> GoRL:
     torch.manual_seed(0)
-    base = ToyBase()
-    base.load_state_dict(imitated)
-    policy = GaussianLatent(base.to(dtype), LatentConfig(HeadConfig(width=32))).to(dtype)
+    policy = GaussianLatent(toy_base(std=0.3).to(dtype), LatentConfig(HeadConfig(width=32))).to(dtype)
     critic = ValueCritic({"state": 1}, width=16).to(dtype)
     return config.build(policy, policy.trainable(), critic, seeded(), reducer)
 
@@ -64,8 +57,8 @@ def test_the_penalty_is_the_kl_to_the_prior_and_0_at_the_prior():
     assert mean.abs().max() < 1e-3 and (log_std.exp() - 1).abs().max() < 1e-3
 
 
-def test_the_loss_is_ppo_s_and_the_penalty(imitated):
-    made, plain = learner(imitated, replace(CONFIG, prior=0.5)), learner(imitated, replace(CONFIG, prior=0.0))
+def test_the_loss_is_ppo_s_and_the_penalty():
+    made, plain = learner(replace(CONFIG, prior=0.5)), learner(replace(CONFIG, prior=0.0))
     batch, _ = made._make_batch(bandit(made.policy, 16, seeded(1)))
     made.policy.actor.last.bias.data.fill_(0.3)
     new = made.policy.log_prob(batch.features, batch.sample, {})
@@ -75,8 +68,8 @@ def test_the_loss_is_ppo_s_and_the_penalty(imitated):
     assert clipped.shape == (16,)
 
 
-def test_ppo_leaves_the_decoder_and_the_refit_leaves_the_encoder(imitated):
-    made = learner(imitated, replace(CONFIG, iterations=2, critic_warmup=0))
+def test_ppo_leaves_the_decoder_and_the_refit_leaves_the_encoder():
+    made = learner(replace(CONFIG, iterations=2, critic_warmup=0))
     decoder = copy.deepcopy(made.policy.base.state_dict())
     made.update(bandit(made.policy, 64, seeded(1)))
     assert all(torch.equal(item, decoder[name]) for name, item in made.policy.base.state_dict().items())
@@ -89,9 +82,9 @@ def test_ppo_leaves_the_decoder_and_the_refit_leaves_the_encoder(imitated):
     assert all(p.grad is None for p in made.decoder.values())
 
 
-def test_the_refit_maps_the_prior_to_what_was_executed(imitated):
+def test_the_refit_maps_the_prior_to_what_was_executed():
     """Actions of a known law, that came from noise far from the prior, are what N(0, I) leads to afterwards."""
-    made = learner(imitated, replace(CONFIG, refit=RefitConfig(60, 3e-3), minibatch=256))
+    made = learner(replace(CONFIG, refit=RefitConfig(60, 3e-3), minibatch=256))
     made.policy.actor.last.bias.data.fill_(2.0)
     rollout = bandit(made.policy, 1024, seeded(1))
     state, g = rollout.features["state"][0], seeded(3)
@@ -106,8 +99,8 @@ def test_the_refit_maps_the_prior_to_what_was_executed(imitated):
     assert gap.mean(0).abs().max() < 0.04 and (gap.std(0) - 0.1).abs().max() < 0.03
 
 
-def test_actions_that_were_not_executed_are_not_learnt(imitated):
-    made = learner(imitated)
+def test_actions_that_were_not_executed_are_not_learnt():
+    made = learner()
     rollout = bandit(made.policy, 8, seeded(1))
     idle = torch.zeros(1, 8, 1, dtype=torch.bool)
     idle[0, 5:] = True
@@ -120,9 +113,9 @@ def test_actions_that_were_not_executed_are_not_learnt(imitated):
     assert torch.equal(chunks[1:], rollout.executed[0, 1:5, 0]) and torch.equal(chunks[0], torch.full((2,), 0.7))
 
 
-def test_a_refit_ends_every_stage_but_the_last(imitated):
+def test_a_refit_ends_every_stage_but_the_last():
     config = replace(CONFIG, iterations=3, window=2, stages=3, refit=RefitConfig(1, 1e-3))
-    made, g = learner(imitated, config), seeded(1)
+    made, g = learner(config), seeded(1)
     windows, refits, stages = [], [], []
     for i in range(8):
         metrics = made.update(bandit(made.policy, 16, g))
@@ -137,8 +130,8 @@ def test_a_refit_ends_every_stage_but_the_last(imitated):
     assert stages == [0, 0, 1, 1, 1, 2, 2, 2]
 
 
-def test_the_best_weights_include_the_decoder(imitated):
-    made = learner(imitated, replace(CONFIG, iterations=1))
+def test_the_best_weights_include_the_decoder():
+    made = learner(replace(CONFIG, iterations=1))
     kept = {name: parameter.detach().clone() for name, parameter in made.parameters.items()}
     before = deployed(made.policy, "sample")
     for seed in range(2):
@@ -151,9 +144,9 @@ def test_the_best_weights_include_the_decoder(imitated):
 
 
 @pytest.mark.full
-def test_reaches_the_optimum_of_a_bandit(imitated):
+def test_reaches_the_optimum_of_a_bandit():
     """A stage is carried into the decoder: N(0, I) itself leads to better and better actions."""
-    made, g = learner(imitated), seeded(1)
+    made, g = learner(), seeded(1)
     first, plain = deployed(made.policy, "sample"), []
     for _ in range(30):
         if "policy/refit_loss" in made.update(bandit(made.policy, 256, g)):
@@ -163,12 +156,12 @@ def test_reaches_the_optimum_of_a_bandit(imitated):
     assert made.stage == 3 and deployed(made.policy) > -0.025
 
 
-def test_a_run_resumed_in_the_middle_of_a_stage_is_bit_identical(imitated):
+def test_a_run_resumed_in_the_middle_of_a_stage_is_bit_identical():
     config = replace(CONFIG, iterations=3, stages=2, refit=RefitConfig(2, 1e-3))
-    whole, g = learner(imitated, config), seeded(1)
+    whole, g = learner(config), seeded(1)
     for _ in range(2):
         whole.update(bandit(whole.policy, 32, g))
-    resumed = learner(imitated, config)
+    resumed = learner(config)
     old = copy.deepcopy(whole.state_dict())
     old["window"] = [{"features": {}, "chunks": torch.zeros(1), "used": torch.zeros(1)}]
     with pytest.raises(UserError, match="older GoRL, which did not keep which actions were executed"):
@@ -184,9 +177,9 @@ def test_a_run_resumed_in_the_middle_of_a_stage_is_bit_identical(imitated):
     assert deployed(whole.policy) == deployed(resumed.policy)
 
 
-def test_noise_that_went_through_an_earlier_decoder_is_dropped(imitated):
+def test_noise_that_went_through_an_earlier_decoder_is_dropped():
     """A rollout of the stage before is older than the decoder; later in a stage, older rollouts are of that stage."""
-    made, g = learner(imitated, replace(CONFIG, iterations=2, refit=RefitConfig(1, 1e-3))), seeded(1)
+    made, g = learner(replace(CONFIG, iterations=2, refit=RefitConfig(1, 1e-3))), seeded(1)
     dropped = []
     for version in range(5):
         made.policy.version = version
@@ -198,26 +191,24 @@ def test_noise_that_went_through_an_earlier_decoder_is_dropped(imitated):
     assert dropped == [0, 0, 16, 0, 16] and made.stage == 2
 
 
-def test_two_processes_that_share_environments_end_as_one(imitated):
+def test_two_processes_that_share_environments_end_as_one():
     config = replace(CONFIG, iterations=2, window=2, minibatch=3, epochs=1, refit=RefitConfig(2, 1e-3))
     config = replace(config, max_logprob_gap=1e9)  # the rollouts are all of the first policy
-    doubles = {name: item.double() for name, item in imitated.items()}
-    alone = learner(doubles, config, dtype=torch.float64)
-    draws = learner(imitated, config)
+    alone = learner(config, dtype=torch.float64)
+    draws = learner(config)
     experience = [doubled(bandit(draws.policy, 8, seeded(i))) for i in range(3)]
-    pair = [learner(doubles, config, reducer, torch.float64) for reducer in TwoProcesses.pair()]
+    pair = [learner(config, reducer, torch.float64) for reducer in TwoProcesses.pair()]
 
     def work(rank: int) -> None:
         for part in experience:
             pair[rank].update(columns(part, slice(0, 5) if rank == 0 else slice(5, 8)))
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for part in experience:
-        alone.update(part)
-    for thread in threads:
-        thread.join(30)
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(work, rank) for rank in (0, 1)]
+        for part in experience:
+            alone.update(part)
+        for job in jobs:
+            job.result(30)
     assert alone.stage == 1
     for made in pair:
         for name, parameter in alone.parameters.items():
@@ -231,8 +222,8 @@ def doubled(rollout: Rollout) -> Rollout:
     return replace(rollout, features=features, final_features=final, **numbers)
 
 
-def test_a_policy_without_decoder_and_empty_stages_are_refused(imitated):
+def test_a_policy_without_decoder_and_empty_stages_are_refused():
     with pytest.raises(UserError, match=r"FlowToy is not.*choose PPO"):
         CONFIG.build(FlowToy(), {}, ValueCritic({"state": 1}), seeded(), None)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"0 of them.*at least 1"):
-        learner(imitated, replace(CONFIG, window=0))
+        learner(replace(CONFIG, window=0))

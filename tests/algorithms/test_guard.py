@@ -11,7 +11,6 @@ import torch
 
 from sims.catalog import make
 from tests.by_hand import Line, build
-from tests.off_policy_toys import critics, env_spec, recorded, squashed
 from tests.residuals import POINT, SMALL, StateEncoder, biased_base
 from tests.toys import rollout, seeded
 from vla_rl.algorithms.guard import (
@@ -19,13 +18,11 @@ from vla_rl.algorithms.guard import (
     Attempts,
     Fallback,
     FallbackConfig,
-    RecentAttempts,
     Release,
     ReleaseConfig,
     auroc,
 )
 from vla_rl.algorithms.residual_td3 import ResidualTD3, ResidualTD3Config
-from vla_rl.algorithms.sac import RLPDConfig
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ActionOut
@@ -213,21 +210,6 @@ def test_a_margin_is_what_noise_may_cost():
         assert fallback.below == below, margin
 
 
-@pytest.mark.parametrize(
-    ("remedy", "moved"), [({"release": GATE}, [False, False]), ({"fallback": BACK}, [True, False])]
-)
-def test_rlpd_is_held_and_returns_as_well(remedy, moved):
-    """In the bandit: with the gate shut the actor does not move, and after a fall it has its first weights."""
-    policy = squashed(env_spec(), horizon=1)
-    first = {name: item.detach().clone() for name, item in policy.trainable().items() if item.requires_grad}
-    config = RLPDConfig(learning_starts=1, utd_ratio=0.5, policy_delay=1, num_critics=2, batch=16, **remedy)
-    rlpd, found = config.build(policy, policy.trainable(), critics(policy), Replay(500, 0.9), seeded()), []
-    for outcome in (True, False):
-        rlpd.update(replace(recorded(8, seeded(3)), success=torch.full((1, 8), outcome)))
-        found.append(any(not torch.equal(item, policy.trainable()[name]) for name, item in first.items()))
-    assert found == moved
-
-
 def test_without_remedies_every_moving_decision_counts():
     td3 = build(critic_warmup=0, policy_delay=1, learning_starts=8)
     info = [td3.update(ended([0] * 6)) for _ in range(3)]
@@ -281,7 +263,7 @@ def test_a_resumed_run_is_bit_identical_with_all_remedies(tmp_path):
     _, resumed = whole(2)
     resumed.load_state_dict(latest_state(tmp_path)[1])
     assert resumed.guard.state_dict()["counters"] == guard.state_dict()["counters"]
-    for turn in range(8):
+    for turn in range(5):
         found = source.next()
         success = (torch.arange(66).view(11, 6) % 3 == turn % 3) & (found.terminated | found.truncated)
         found = replace(found, success=success)
@@ -395,23 +377,3 @@ def test_streams_do_not_continue_each_others_episodes():
     assert attempts.add(decided(1, terminated=no, stream="a"), torch.zeros(1, 1)) == []
     assert [item.steps for item in attempts.add(decided(1, stream="b"), torch.zeros(1, 1))] == [1]
     assert [item.steps for item in attempts.add(decided(1, stream="a"), torch.zeros(1, 1))] == [2]
-
-
-def test_a_resumed_ranking_goes_on_alike():
-    policy = DeterministicResidual(biased_base(), StateEncoder(POINT), SMALL)
-    source = RolloutSource(make("point_mass", num_envs=4), policy, 7, SeedStream(0, 10**9), seeded(1))
-    one, two, kept, resumed = Attempts(), Attempts(), RecentAttempts(5), RecentAttempts(5)
-    for turn in range(9):
-        found = source.next()
-        score = torch.randn(7, 4, generator=seeded(turn))
-        if turn == 4:
-            two.load_state_dict(one.state_dict())
-            resumed.load_state_dict(kept.state_dict())
-        new = one.add(found, score)
-        kept.attempts.extend(new)
-        if turn >= 4:
-            resumed.attempts.extend(two.add(found, score))
-    assert len(kept.attempts) == 5
-    for a, b in zip(kept.attempts, resumed.attempts, strict=True):
-        assert (a.time == b.time).all() and (a.score == b.score).all()
-        assert (a.steps, a.success, a.corrected) == (b.steps, b.success, b.corrected)

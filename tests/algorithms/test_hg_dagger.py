@@ -182,9 +182,9 @@ def corrected(policy: Chunked, seed: int) -> Rollout:
 
 def test_it_reaches_the_optimum_that_a_person_shows() -> None:
     torch.manual_seed(0)
-    policy = Chunked().pretrain(50)
-    agent, shares = learner(policy, steps=60, batch=128, lr=3e-3), []
-    for seed in range(12):
+    policy = Chunked().pretrain(20)
+    agent, shares = learner(policy, steps=40, batch=64, lr=6e-3), []
+    for seed in range(8):
         shares.append(agent.update(corrected(policy, seed))["rollout/intervened"])
         policy.version += 1
     state = torch.linspace(-1, 1, 201)[:, None]

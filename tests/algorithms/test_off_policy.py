@@ -43,9 +43,9 @@ def test_the_minimum_is_over_a_random_pair_without_replacement():
         nn.init.zeros_(parameter)
     with torch.no_grad():
         td3.target_critic.last.bias.copy_(torch.tensor([1.0, 2.0, 3.0])[:, None, None])
-    found = torch.tensor([float(td3.min_target_q(batch(1).features, torch.zeros(1, 2))) for _ in range(900)])
+    found = torch.tensor([float(td3.min_target_q(batch(1).features, torch.zeros(1, 2))) for _ in range(400)])
     assert (found == 3).sum() == 0
-    assert float((found == 1).float().mean()) == pytest.approx(2 / 3, abs=0.06)  # four standard errors
+    assert float((found == 1).float().mean()) == pytest.approx(2 / 3, abs=0.095)  # four standard errors
 
 
 def test_targets_are_clamped_to_the_bounds_of_returns():
@@ -86,11 +86,11 @@ class Table(nn.Module):
 def test_critics_that_start_apart_converge():
     """Bernoulli(1/2) targets, critics in [-1, 2] (algorithms.md 7.6): coupled critics would stay .08 to .96 apart."""
     policy, table, generator = Line(), Table(), seeded(1)
-    config = OffPolicyConfig(critic_lr=1e-2)
+    config = OffPolicyConfig(critic_lr=2e-2)
     learner = OffPolicy(policy, {"w": policy.w}, table, Recorded(), config, generator)
     learner.target = lambda found: found.reward
     assert np.ptp(table.values.detach().numpy()) > 2
-    for _ in range(1200):
+    for _ in range(500):
         coin = (torch.rand(256, generator=generator) < 0.5).float()
         learner.critic_step(SimpleNamespace(features={}, sample=None, executed=torch.zeros(256, 1, 1), reward=coin))
     assert np.ptp(table.values.detach().numpy()) <= 0.05
@@ -328,34 +328,27 @@ def tensors(learner) -> dict[str, torch.Tensor]:
     return {name: item.detach().clone() for name, item in parts.items()}
 
 
-@pytest.mark.parametrize("config", [SAC, IQL], ids=["sac", "iql"])
-def test_critics_and_targets_are_rolled_back_with_the_policy(config):
-    learner = off_policy(replace(config, policy_delay=1))
-    learner.pretrain(3)
+@pytest.mark.parametrize("name", ["sac", "iql", "td3"])
+def test_critics_and_targets_are_rolled_back_with_the_policy(name):
+    if name == "td3":
+        source, learner = whole(1)
+        train = lambda: [learner.update(source.next()) for _ in range(3)]  # noqa: E731
+    else:
+        learner = off_policy(replace(SAC if name == "sac" else IQL, policy_delay=1))
+        train = lambda: learner.pretrain(3)  # noqa: E731
+    train()
     kept, before, lr = copy.deepcopy(learner.best_state()), tensors(learner), learner.lr
-    learner.pretrain(3)
-    assert all(not torch.equal(before[name], item) for name, item in tensors(learner).items() if "weight" in name)
+    train()
+    changed = {key for key, item in tensors(learner).items() if not torch.equal(before[key], item)}
+    assert name == "td3" or changed >= {key for key in before if "weight" in key}
+    assert any(key.startswith("target") for key in changed)
     learner.roll_back(kept, 0.5)
-    after = tensors(learner)
-    assert all(torch.equal(item, after[name]) for name, item in before.items())
+    assert all(torch.equal(item, before[key]) for key, item in tensors(learner).items())
     assert learner.lr == lr / 2
     optimizers = [item for item in vars(learner).values() if isinstance(item, torch.optim.Optimizer)]
-    assert len(optimizers) >= 3 and not any(item.state for item in optimizers)
-    learner.pretrain(1)
-    assert any(not torch.equal(before[name], item) for name, item in tensors(learner).items()), "it learns on"
-
-
-def test_slow_actors_are_rolled_back():
-    source, td3 = whole(1)
-    for _ in range(3):
-        td3.update(source.next())
-    kept, before = td3.best_state(), tensors(td3)
-    for _ in range(2):
-        td3.update(source.next())
-    changed = [name for name, item in tensors(td3).items() if not torch.equal(item, before[name])]
-    assert any(name.startswith("target.") for name in changed)
-    td3.roll_back(kept, 0.5)
-    assert all(torch.equal(item, before[name]) for name, item in tensors(td3).items())
+    assert len(optimizers) >= 2 and not any(item.state for item in optimizers)
+    train()
+    assert any(not torch.equal(before[key], item) for key, item in tensors(learner).items()), "it learns on"
 
 
 def test_a_rollback_of_td3_to_the_start_keeps_input_statistics():
@@ -429,10 +422,9 @@ def residual(seed: int) -> tuple[Any, Any]:
 
 
 RESUMED = {
-    "SAC": lambda seed: fed(test_sac.learner(), 8),
-    "IQL": lambda seed: fed(test_offline.learner(replace(IQL, learning_starts=1), 64), 8),
-    "DSRL": lambda seed: fed(test_dsrl.learner(toy_base(), test_dsrl.SAC), 32),
-    "aliased DSRL": lambda seed: fed(test_dsrl.learner(toy_base(), test_dsrl.ALIASED), 32),
+    "SAC": lambda seed: fed(test_sac.learner(), 4),
+    "IQL": lambda seed: fed(test_offline.learner(replace(IQL, learning_starts=1), 64), 4),
+    "aliased DSRL": lambda seed: fed(test_dsrl.learner(toy_base(), test_dsrl.ALIASED), 4),
     "residual TD3": residual,
 }
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.off_policy_toys import Scripted, Table, critics, env_spec, recorded, squashed, transitions
-from tests.toys import bandit, bandit_reward, deployed, seeded
+from tests.toys import bandit, bandit_reward, deployed, same, seeded
 from vla_rl.algorithms.offline import (
     IQL,
     WSRL,
@@ -384,7 +384,7 @@ def test_the_frozen_policy_collects_before_online_learning():
     for _ in range(3):
         wsrl.update(bandit(wsrl.policy, 21, generator))
     assert wsrl.decisions == len(wsrl.replay) == 63 and wsrl.steps == 5
-    assert all(torch.equal(*pair) for pair in zip(before, weights(wsrl), strict=True))
+    assert same(before, weights(wsrl))
     wsrl.update(bandit(wsrl.policy, 21, generator))
     assert wsrl.steps == 5 + 21  # a step for each of the 21 decisions that end the warm-up, none for those in it
     assert not torch.equal(before[0], weights(wsrl)[0])
@@ -413,7 +413,7 @@ def test_a_resumed_wsrl_goes_on_without_the_recorded_data():
     assert set(theirs.replay.parts) == {"online"}
     for one in (ours, theirs):
         one.update(recorded(8, seeded(5)))
-    assert all(torch.equal(*pair) for pair in zip(weights(ours), weights(theirs), strict=True))
+    assert same(weights(ours), weights(theirs))
 
 
 def test_a_replay_buffer_without_parts_is_refused():

@@ -242,7 +242,7 @@ def test_a_decision_from_the_future_is_refused(kind):
     assert learner.update(replace(experience, version=idle))["rollout/decisions"] > 0
 
 
-FAST = {"lr": 1e-2, "lr_bounds": (1e-5, 3e-2), "target_kl": 0.2}
+FAST = {"lr": 2e-2, "lr_bounds": (1e-5, 3e-2), "target_kl": 0.2}
 GRPO_CONFIG = replace(GRPOConfig(), epochs=4, minibatch=64, **FAST)
 EACH = pytest.mark.parametrize("logprob_per", PARTS)
 FINE = pytest.mark.parametrize("logprob_per", ["action", "token"])
@@ -440,6 +440,6 @@ def test_parts_pass_through_windows_and_groups(logprob_per):
 def test_ppo_and_grpo_reach_the_optimum(made, logprob_per):
     learner, generator = made(logprob_per), seeded(1)
     assert learner.policy.spec is SPEC and right(learner.policy) < 0.7
-    for _ in range(25):
+    for _ in range(15):
         learner.update(token_bandit(learner.policy, 64, 4, generator))
     assert right(learner.policy) > 0.97

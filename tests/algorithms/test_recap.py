@@ -264,17 +264,6 @@ def test_guidance_extrapolates_the_velocity() -> None:
     torch.testing.assert_close(at[1.0], good)
 
 
-def test_saved_and_loaded_it_decides_the_same(tmp_path: Any) -> None:
-    policy = made(2)
-    torch.nn.init.normal_(policy.indicators.weight, generator=seeded(3))
-    policy.config = replace(policy.config, guidance=1.7)
-    policy.save_pretrained(tmp_path / "saved")
-    loaded = AdvantageConditioned.from_pretrained(tmp_path / "saved")
-    state = torch.rand(5, 1, generator=seeded())
-    first, second = (item.act(seen(state), {}, "eval", seeded(4))[0].action for item in (policy, loaded))
-    assert torch.equal(first, second)
-
-
 def test_a_resumed_learner_is_the_same_bit_for_bit() -> None:
     agent, resumed = (made_learner(made(), steps=4, value_steps=4) for _ in range(2))
     agent.update(tried(40, 0))

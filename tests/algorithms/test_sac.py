@@ -106,10 +106,11 @@ def learner(config: SACConfig = QUICK, replay: object = None) -> SAC:
 
 
 def test_it_reaches_the_optimum_with_the_target_entropy():
-    sac, generator = learner(), seeded(1)
+    fast = replace(QUICK, lr=1e-2, critic_lr=1e-2, temperature_lr=3e-2, tau=0.05, batch=64)
+    sac, generator = learner(fast), seeded(1)
     assert deployed(sac.policy) < -0.2
-    for _ in range(15):
-        metrics = sac.update(bandit(sac.policy, 64, generator))
+    for _ in range(10):
+        metrics = sac.update(bandit(sac.policy, 40, generator))
     assert deployed(sac.policy) > -0.02
     assert metrics["policy/entropy"] == pytest.approx(-1.0, abs=0.2)
     # exp(-d^2 / alpha) is a normal density of variance alpha / 2, whose entropy is log(pi e alpha) / 2 per entry.

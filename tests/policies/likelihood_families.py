@@ -111,6 +111,8 @@ VLA_CHOICES = [
     ("prefix", FlowSampler(FlowSde(0.5), LastStepFromNoise(), 3)),
 ]
 
+GATE = (("toy", 0), ("toy", 1), ("SmolVLA", 2), ("pi0", 0))  # families and choices
+
 FAMILIES: dict[str, Family] = {
     **{f"gaussian per {per}": Family(partial(gaussian, per)) for per in PARTS},
     **{f"categorical per {per}": Family(partial(token_policy, per, 0.5)) for per in PARTS},
@@ -133,9 +135,9 @@ FAMILIES: dict[str, Family] = {
     "residual": Family(residual),
     **{
         f"{name} with {kept}, {sampler.schedule} {sampler.placement}": Family(
-            partial(flow_vla, new, kept, sampler), copies=copies
+            partial(flow_vla, new, kept, sampler), copies=copies, full=(name, i) not in GATE
         )
-        for (name, (new, copies)), (kept, sampler) in itertools.product(FLOW_VLAS.items(), VLA_CHOICES)
+        for (name, (new, copies)), (i, (kept, sampler)) in itertools.product(FLOW_VLAS.items(), enumerate(VLA_CHOICES))
     },
     "OpenVLA in turn": Family(partial(open_vla, Autoregressive(2), "token"), copies=16),
     "OpenVLA at once": Family(partial(open_vla, Parallel(3), "action"), copies=16),

@@ -85,26 +85,6 @@ def test_it_keeps_the_contract():
     assert len(check_policy(made(), ENV, seeded())) == 3
 
 
-def test_all_weights_get_a_gradient():
-    policy = made()
-    kept = features(policy)
-    out, _ = policy.act(kept, {}, "sample", seeded(1))
-    policy.log_prob(kept, out.sample, {}).logprob.sum().backward()
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in policy.trainable().values())
-
-
-def test_a_checkpoint_restores_the_same_policy(tmp_path):
-    policy = GaussianPolicy(ENV.spec, Affine((0.1, 0.2), (0.5, 0.7)), GaussianConfig(2, depth=1, std=0.3))
-    policy.save_pretrained(tmp_path / "it")
-    restored = load_policy(tmp_path / "it")
-    kept = features(policy)
-    assert torch.equal(features(restored)["state"], kept["state"])
-    one, two = (p.act(kept, {}, "sample", seeded(3))[0] for p in (policy, restored))
-    assert torch.equal(one.action, two.action) and torch.equal(one.logprob, two.logprob)
-    with pytest.raises(ContractError, match="control_dt"):
-        GaussianPolicy.from_pretrained(tmp_path / "it", replace(ENV.spec, control_dt=0.2))
-
-
 CHOICES, COUNTS, SIDE = 16, (3, 2), 16
 CARTPOLE = make("gym", num_envs=3, id="CartPole-v1", time_limit=20)
 POINT_MASS = make("point_mass", num_envs=1).spec
@@ -156,12 +136,9 @@ def test_it_keeps_the_contract_in_an_environment():
     assert [item.name for item in check_policy(policy, CARTPOLE, seeded())] == ["encode", "act", "log-prob gap"]
 
 
-def test_a_checkpoint_restores_a_categorical_policy(tmp_path):
-    policy = made_categorical(cameras=("eye",))
-    policy.save_pretrained(tmp_path / "saved")
-    loaded = load_policy(tmp_path / "saved", SPEC)
-    kept = policy.encode(observed())
-    assert torch.equal(loaded.log_probs(loaded.encode(observed())), policy.log_probs(kept))
+def test_a_checkpoint_of_indices_is_refused_quantities(tmp_path):
+    made_categorical(cameras=("eye",)).save_pretrained(tmp_path / "saved")
+    assert load_policy(tmp_path / "saved", SPEC).config.cameras == ("eye",)
     with pytest.raises(ContractError, match="trained for action"):
         load_policy(tmp_path / "saved", SEEN)
 

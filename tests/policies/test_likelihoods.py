@@ -22,7 +22,7 @@ from tests.toys import seeded
 from vla_rl.algorithms.policy_gradient import BF16_ERROR, check_density, joint, rounding_terms
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.env import ArraySpec
-from vla_rl.contract.errors import UserError
+from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.policies.feed_forward import ActorConfig, CategoricalConfig, GaussianConfig, GaussianPolicy
 from vla_rl.policies.flow import AllSteps, FlowSampler, FlowSde
 from vla_rl.policies.normalization import Affine
@@ -113,6 +113,36 @@ def test_a_decision_does_not_depend_on_its_neighbours(name):
         torch.testing.assert_close(item, features[key][chosen], rtol=1e-5, atol=1e-6)  # encoders compute in float32
     torch.testing.assert_close(alone.action, out.action[chosen], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(alone.logprob, out.logprob[chosen], rtol=1e-4, atol=1e-4)
+
+
+ONE_OF_EACH = (
+    "gaussian per action",
+    "categorical with unequal counts",
+    "flow FlowOu OneRandomStep",
+    "diffusion ddim, last two",
+    "diffusion ddpm, last ten",
+    "latent noise",
+    "advantage-conditioned flow",
+    "residual",
+    *(name for name in FAMILIES if name.startswith(("toy", "SmolVLA", "pi0")) and "LastStepFromNoise" in name),
+    "toy with pictures, FlowNoise(std_min=0.08, std_max=0.16) AllSteps()",
+    "OpenVLA in turn",
+    "OpenVLA at once",
+)
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_a_checkpoint_decides_the_same_in_its_environment_alone(name, tmp_path):
+    policy = FAMILIES[name].make()
+    policy.save_pretrained(tmp_path / "saved")
+    restored = load_policy(tmp_path / "saved", policy.spec)
+    assert type(restored) is type(policy) and restored.config == policy.config and restored.spec == policy.spec
+    for mode in ("eval", "sample"):
+        given = ((each, *encoded(each, observed(policy.spec), torch.float32)) for each in (policy, restored))
+        one, two = (each.act(features, state, mode, seeded(1))[0] for each, features, state in given)
+        assert torch.equal(one.action, two.action) and torch.equal(one.logprob, two.logprob)
+    with pytest.raises(ContractError, match="control_dt"):
+        load_policy(tmp_path / "saved", replace(policy.spec, control_dt=0.23))
 
 
 # -- what is sampled --------------------------------------------------------------------------------------------------

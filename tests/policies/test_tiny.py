@@ -168,15 +168,6 @@ def test_a_checkpoint_restores_the_same_policy(saved):
     assert sorted(path.name for path in folder.iterdir()) == sorted([CONFIG, WEIGHTS])
 
 
-def test_saving_again_replaces_the_checkpoint(saved):
-    folder, policy = saved
-    with torch.no_grad():
-        policy.connector[0].bias.add_(1.0)
-    policy.save_pretrained(folder)
-    assert torch.equal(outputs(TinyVLA.from_pretrained(folder), observations()), outputs(policy, observations()))
-    assert [path.name for path in folder.parent.iterdir()] == ["checkpoint"]
-
-
 def test_a_new_task_of_known_words_is_welcome(saved):
     folder, policy = saved
     longer = replace(SPEC, tasks=(*SPEC.tasks, "push the red cube"))
@@ -185,24 +176,6 @@ def test_a_new_task_of_known_words_is_welcome(saved):
     )
     with pytest.raises(ContractError, match="'blue' is not in its vocabulary"):
         TinyVLA.from_pretrained(folder, replace(SPEC, tasks=(*SPEC.tasks, "push the blue cube")))
-
-
-@pytest.mark.parametrize(
-    ("change", "part"),
-    [
-        ({"images": {"front": CAMERA}}, "images"),
-        ({"images": {"front": CAMERA, "side": CAMERA}}, "images"),
-        ({"images": {**SPEC.images, "wrist": replace(CAMERA, shape=(32, 32, 3))}}, "images"),
-        ({"state": replace(SPEC.state, shape=(4,))}, "state"),
-        ({"state": replace(SPEC.state, unit="mm")}, "state"),
-        ({"action": replace(SPEC.action, high=(0.2, 5.0))}, "action"),
-        ({"control_dt": 0.05}, "control_dt"),
-        ({"tasks": SPEC.tasks[::-1]}, "task table"),
-    ],
-)
-def test_another_environment_is_refused(saved, change, part):
-    with pytest.raises(ContractError, match=part):
-        TinyVLA.from_pretrained(saved[0], replace(SPEC, **change))
 
 
 def _edit(folder, change):
@@ -233,6 +206,7 @@ BROKEN = {
     "no spec": (lambda f: _edit(f, lambda c: c.pop("spec")), "no 'spec'"),
     "half a spec": (lambda f: _edit(f, lambda c: c["spec"].pop("action")), "spec cannot be read"),
     "an unknown field": (lambda f: _edit(f, lambda c: c["config"].update(widht=3)), "did you mean 'width'"),
+    "no steps": (lambda f: _edit(f, lambda c: c["config"]["sampler"].update(steps=0)), r"FlowSampler\.steps is 0"),
     "another size": (lambda f: _edit(f, lambda c: c["config"].update(width=64)), "does not fit the model"),
     "another policy's weights": (
         lambda f: save_folder(f, json.loads((f / CONFIG).read_text()), {"x": torch.ones(1)}),
@@ -264,10 +238,14 @@ def test_a_write_that_fails_keeps_the_checkpoint_before_it(saved, monkeypatch):
     before = outputs(policy, observations())
     with torch.no_grad():
         policy.connector[0].bias.add_(1.0)
-    monkeypatch.setattr("vla_rl.pretrained.save_file", lambda *args: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(UserError, match=r"could not be written \(disk full\)"):
-        policy.save_pretrained(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr("vla_rl.pretrained.save_file", lambda *args: (_ for _ in ()).throw(OSError("disk full")))
+        with pytest.raises(UserError, match=r"could not be written \(disk full\)"):
+            policy.save_pretrained(folder)
     assert torch.equal(outputs(TinyVLA.from_pretrained(folder), observations()), before)
+    assert [path.name for path in folder.parent.iterdir()] == ["checkpoint"]
+    policy.save_pretrained(folder)
+    assert torch.equal(outputs(TinyVLA.from_pretrained(folder), observations()), outputs(policy, observations()))
     assert [path.name for path in folder.parent.iterdir()] == ["checkpoint"]
 
 
@@ -320,14 +298,6 @@ def test_cameras_are_told_apart_by_name_not_by_order():
     other = made(spec=backwards)
     assert list(other.spec.images) == ["wrist", "front"]
     assert torch.equal(outputs(policy, obs), outputs(other, replace(obs, images=dict(reversed(obs.images.items())))))
-
-
-def test_a_checkpoint_without_steps_is_refused(tmp_path):
-    made().save_pretrained(tmp_path / "it")
-    path = tmp_path / "it" / CONFIG
-    path.write_text(path.read_text().replace('"steps": 4', '"steps": 0'))
-    with pytest.raises(UserError, match=r"FlowSampler\.steps is 0"):
-        load_policy(tmp_path / "it")
 
 
 def test_who_may_read_the_config_may_read_the_weights(tmp_path):

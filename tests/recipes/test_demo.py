@@ -42,6 +42,7 @@ FEWER = replace(
 TINY = replace(
     FEWER,
     rl=replace(FEWER.rl, experience=WindowConfig(num_envs=4, decisions=6), loop=LoopConfig(2, validate_every=2)),
+    env=EnvConfig("lift", {"deadline": 20}),
     new=NewTiny(width=32, blocks=1),
     grounding=GroundingConfig(64, FitConfig(10, batch=16)),
     imitation=replace(SMALL.imitation, demonstrations=8, fit=FitConfig(40, batch=16, lr=4e-3)),

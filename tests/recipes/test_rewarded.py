@@ -1,8 +1,7 @@
-"""Any method in a simulator or in imagination, paid by a reward model from a folder: a progress critic, or a judge."""
+"""Any method in a simulator or in imagination, paid by a reward model from a folder."""
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from copy import deepcopy
 from dataclasses import replace
@@ -13,32 +12,24 @@ import pytest
 import torch
 
 from tests.commands import save_untrained
-from tests.recipes.imagine.test_general import short
 from tests.recipes.imagine.test_grpo import GROUPS, imagined_lift
-from tests.rewards.test_judge import PROMPT, llava
 from vla_rl.algorithms.group_relative import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
-from vla_rl.cli import main
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import UserError
-from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
-from vla_rl.policies.normalization import Affine
-from vla_rl.policies.tiny import TinyConfig, TinyVLA
-from vla_rl.policies.vla.tokenizer import Vocabulary
+from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.building import build
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.env_config import EnvConfig, EnvFactory
 from vla_rl.recipes.evaluators import EvaluationConfig
-from vla_rl.recipes.imitate import collect
 from vla_rl.recipes.improve import improve
 from vla_rl.recipes.trainers import LearnedReward, RLConfig, RunContext
 from vla_rl.rewards.env import RewardedEnv, RewardWeights
-from vla_rl.rewards.judge import VLMJudge
 from vla_rl.rewards.progress import ProgressConfig, ProgressCritic
-from vla_rl.rewards.reward_model import load_reward, words_of
+from vla_rl.rewards.reward_model import words_of
 from vla_rl.training.loop import LoopConfig
 from vla_rl.training.tracking import RunFolder
 
@@ -65,16 +56,6 @@ def critic(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("reward") / "progress"
     model.save_pretrained(folder)
     return str(folder)
-
-
-@pytest.fixture(scope="module")
-def judge(tmp_path_factory) -> Path:
-    """What ``rewards.py:judge`` leaves, by a small untrained model that never calls anything done."""
-    folder = tmp_path_factory.mktemp("judge")
-    model = llava(folder / "model")
-    given = ["--judge.vlm.model", str(model), "--judge.prompt", PROMPT, "--judge.threshold", "0.999"]
-    main(["train", "rewards.py:judge", *given, "--test", "2", "--num-envs", "2", "--out", str(folder / "run")])
-    return folder / "run"
 
 
 @pytest.fixture(scope="module", params=["simulator", "imagined rollout"])
@@ -129,42 +110,3 @@ def test_its_configs_survive_json_and_can_be_overridden(name):
     recipe = load_config(f"rewards.py:{name}")
     assert from_json(to_json(recipe)) == recipe and recipe.reward.folder
     assert replace(recipe, reward=LearnedReward()) == load_config(LIKE[name])
-
-
-# -- a vision-language model pays --------------------------------------------------------------------------------------
-
-
-def place_policy() -> TinyVLA:
-    spec = EnvConfig("place").spec()
-    torch.manual_seed(0)
-    config = TinyConfig(width=32, blocks=1, sampler=SDE)
-    return TinyVLA(spec, Vocabulary.from_texts(spec.tasks), Affine.from_bounds(spec.state), config)
-
-
-def test_a_judge_is_made_of_a_models_folder_and_pays(judge, tmp_path):
-    """It is asked about test scenes first; what it pays are differences of the model's answers."""
-    made = load_reward(judge / "checkpoints/judge")
-    assert isinstance(made, VLMJudge) and made.config.prompt == PROMPT and made.config.threshold == 0.999
-    frames = json.loads((judge / "summary.json").read_text())["test"]["frames"]
-    assert frames["precision"]["of"] == 0 and frames["recall"]["value"] == 0 and frames["of"] > 2 * 2 * 20
-    reward = LearnedReward(str(judge / "checkpoints/judge"), RewardWeights(progress=3.0))
-    context = RunContext(EnvConfig("place", options={"deadline": 10}), place_policy(), 1, OneProcess(), reward=reward)
-    with closing(build(PPO, context)) as setup:
-        paid = setup.source.next().reward.numpy()
-    assert (paid != 0).any() and (np.abs(paid) <= 3).all()
-    learnt(PPO, context, tmp_path / "run")
-
-
-@pytest.mark.full
-def test_place_is_imagined_and_paid_by_a_judge(judge, tmp_path):
-    """Through the whole recipe."""
-    recipe = load_config("rewards.py:place_imagined")
-    small = short(recipe)
-    place_policy().save_pretrained(tmp_path / "start")
-    shown = tmp_path / "shown"  # a world model needs successes
-    save_demonstrations(collect(EnvConfig("place"), 2, seed=1), shown, video="never")
-    paid = replace(recipe.reward, folder=str(judge / "checkpoints/judge"))
-    plan = replace(small.plan, demonstrations=str(shown))
-    recipe = replace(small, reward=paid, plan=plan, policy=str(tmp_path / "start"))
-    found = recipe.run(RunFolder(tmp_path / "run", recipe))
-    assert found["imagined_rl"]["episodes"] == 4

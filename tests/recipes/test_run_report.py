@@ -1,4 +1,4 @@
-"""Every run folder has its page, and a summary of success while exploring."""
+"""What is said of a run: its page, success while exploring, its metrics as they are read, where its time went."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from itertools import pairwise
 
 import pytest
 
+from vla_rl.contract.errors import UserError
+from vla_rl.evaluation.report import Series
 from vla_rl.recipes.improve import exploring, windows
+from vla_rl.recipes.metrics import rows, validation_curve, watched
 from vla_rl.recipes.recipe import run, thinned
+from vla_rl.recipes.terminal import Clock, mostly, steps_per_second
 
 
 @dataclass(frozen=True)
@@ -76,13 +80,87 @@ def row(steps: int, successes: float, episodes: float) -> dict[str, float]:
 
 def test_windows_end_with_the_iteration_in_which_they_are_full():
     """Of ten: 4 of 11 by step 20, 2 of 20 by step 40 (9 were too few); the last nine are none."""
-    rows = [{"env/steps_total": 0, "eval/score": 0.5}, row(10, 3, 5), row(20, 1, 6), row(30, 0, 9), row(40, 2, 11)]
-    rows += [row(50, 9, 9)]
-    assert windows(rows, 10) == [(pytest.approx(4 / 11), 11, 20), (pytest.approx(0.1), 20, 40)]
-    assert exploring(rows) == {}
+    lines = [{"env/steps_total": 0, "eval/score": 0.5}, row(10, 3, 5), row(20, 1, 6), row(30, 0, 9), row(40, 2, 11)]
+    lines += [row(50, 9, 9)]
+    assert windows(lines, 10) == [(pytest.approx(4 / 11), 11, 20), (pytest.approx(0.1), 20, 40)]
+    assert exploring(lines) == {}
 
 
 def test_the_summary_names_the_first_the_lowest_and_the_last():
-    rows = [row(steps, successes, 64) for steps, successes in ((100, 48), (200, 32), (300, 56))]
-    found = exploring(rows)["exploring"]
+    lines = [row(steps, successes, 64) for steps, successes in ((100, 48), (200, 32), (300, 56))]
+    found = exploring(lines)["exploring"]
     assert found == {"windows": 3, "episodes": 64, "first": 0.75, "lowest": 0.5, "lowest_at": 200, "last": 0.875}
+
+
+# -- metrics -----------------------------------------------------------------------------------------------------------
+
+
+def _written(path, lines):
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_validations_count_the_episodes_before_them(tmp_path):
+    score = {"eval/score": 0.5, "eval/score_low": 0.25, "eval/score_high": 0.75, "eval/episodes": 8}
+    lines = [{"stage": "rl", "step": i, "rollout/episodes": 10 * i, **(score if i % 2 == 0 else {})} for i in range(3)]
+    found = watched(_written(tmp_path, [{"stage": "imitation", "step": 1, "loss": 1.0}, *lines]))
+    assert found == [{"episodes": n, "played": 8, "success": 0.5, "low": 0.25, "high": 0.75} for n in (0, 30)]
+
+
+def test_there_is_one_reader_of_metrics(tmp_path):
+    """A line that was cut off by a kill is left out, a damaged one is named, a run that logged nothing has none."""
+    line = {"stage": "rl", "step": 1, "loss": 0.5}
+    assert rows(tmp_path) == []
+    _written(tmp_path, [line])
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"stage": "rl", "st')
+    assert rows(tmp_path) == [line]
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write("\n" + json.dumps(line) + "\n")
+    with pytest.raises(UserError, match=r"line 2 of .*metrics\.jsonl' is damaged .*; delete that line"):
+        rows(tmp_path, "rl")
+
+
+def test_the_validation_curve_has_every_validation():
+    score = {"eval/score": 0.5, "eval/score_low": 0.25, "eval/score_high": 0.75}
+    lines = [{"step": 1}, {"step": 2, "env/steps_total": 64, **score}, {"step": 4, "env/steps_total": 128, **score}]
+    assert validation_curve("deployed", lines, "step") == Series("deployed", [2, 4], [0.5] * 2, [0.25] * 2, [0.75] * 2)
+    assert validation_curve("deployed", lines, "env/steps_total").x == [64, 128]
+
+
+def test_metrics_of_an_older_version_are_refused_in_one_sentence(tmp_path):
+    _written(tmp_path, [{"stage": "imitation", "step": 1}, {"stage": "rl", "step": 1, "env_steps": 0.5}])
+    assert len(rows(tmp_path, "imitation")) == 1
+    with pytest.raises(UserError, match=r"names of an older vla-rl \(env_steps\).*or run it again"):
+        rows(tmp_path, "rl")
+
+
+# -- the terminal ------------------------------------------------------------------------------------------------------
+
+SECONDS = {"iteration": 10.0, "env": 5.0, "encode": 1.0, "act": 1.0, "sync": 0.01, "learn": 2.0}
+ITERATION = {f"time/{name}_s": seconds for name, seconds in SECONDS.items()} | {"env/steps": 90.0}
+AHEAD = {"time/iteration_s": 4.0, "time/wait_s": 1.0, "time/learn_s": 3.0}
+AHEAD |= {"collector/env_s": 3.0, "collector/act_s": 0.5, "collector/encode_s": 0.5}
+
+
+def shares(*iterations: dict[str, float]) -> str:
+    clock = Clock()
+    for metrics in iterations:
+        clock.add(metrics)
+    return clock.shares()
+
+
+def test_shares_are_of_the_wall_time_of_all_iterations():
+    assert shares(ITERATION) == "simulation 50%, inference 20%, learning 20%, other 10%"
+    validated = ITERATION | {"time/iteration_s": 30.0, "time/validate_s": 20.0}
+    assert shares(ITERATION, validated) == "simulation 25%, inference 10%, learning 10%, validation 50%, other 5%"
+    assert shares({"time/validate_s": 3.0}, ITERATION) == shares(ITERATION)
+    assert shares() == shares({"time/validate_s": 3.0, "env/steps_total": 0.0}) == "", "no iteration, no shares"
+    assert shares(AHEAD) == "waiting 25%, learning 75%; collectors: simulation 75%, inference 25%"
+
+
+def test_the_largest_part_and_the_speed_of_an_iteration_are_said():
+    assert mostly(ITERATION) == "50% simulation" and mostly(AHEAD) == "75% learning"
+    assert mostly({"env/steps_total": 0.0}) == ""
+    assert steps_per_second(ITERATION) == 9.0
+    assert steps_per_second(ITERATION | {"time/iteration_s": 15.0, "time/validate_s": 5.0}) == 9.0

@@ -14,7 +14,7 @@ from vla_rl.contract.check import check_env
 from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import ContractError, NonFiniteError
 
-FEW = ("counting", "gym", "isolated", "lift", "multi_task")  # of each way to keep rows; what is declared, all are asked
+FEW = ("counting", "isolated", "lift", "multi_task")  # of each way to keep rows; what is declared, all are asked
 
 
 @pytest.fixture(params=FEW, scope="module")

@@ -153,8 +153,8 @@ def test_an_instruction_names_what_is_to_be_done():
     ],
 )
 def test_the_expert_succeeds(name, expert, horizon, share):
-    env = make(name, num_envs=48, render=False)
-    obs, acting = env.reset(np.arange(48), np.arange(48)), expert(horizon)
+    env = make(name, num_envs=24, render=False)
+    obs, acting = env.reset(np.arange(24), np.arange(24)), expert(horizon)
     while not (step := env.step(acting.act(obs))).done.all():
         obs = step.obs
     assert step.success.mean() >= share

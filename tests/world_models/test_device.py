@@ -78,6 +78,7 @@ def test_replays_on_another_device_are_those_of_the_host():
         assert np.array_equal(getattr(host, name), getattr(device, name), equal_nan=True)
 
 
+@pytest.mark.full
 def test_training_on_another_device_gives_the_weights_of_the_host():
     trajectories, fitted = recorded(12, seed=1), WorldModelFit(*[FitConfig(steps=2, batch=4)] * 4)
     learnt, reported = [], []
@@ -131,6 +132,7 @@ def undecided(elsewhere_device: torch.device) -> ImaginedEnv:
     return ImaginedEnv(made.to(elsewhere_device), initial_states(made), len(EVERY), None, config)
 
 
+@pytest.mark.full
 def test_the_host_waits_once_for_every_call_of_the_model(undecided: ImaginedEnv) -> None:
     frames, given = undecided.model.config.frames, torch.zeros(len(EVERY), 1, 2)
     with counted_waits() as waits:

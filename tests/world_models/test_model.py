@@ -59,7 +59,7 @@ def windows(made: WorldModel, trajectories: Trajectories) -> dict[str, torch.Ten
 
 @pytest.fixture(scope="module")
 def held_out(learnt) -> dict[str, torch.Tensor]:
-    return windows(learnt, played(150, seed=2))
+    return windows(learnt, played(70, seed=2))
 
 
 def calls_of(module: torch.nn.Module, run: Callable[[], Any]) -> tuple[list[tuple[Any, Any]], Any]:

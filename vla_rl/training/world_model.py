@@ -68,13 +68,7 @@ class TrainableWorldModel(Protocol):
 
     def mode_classifier_loss(self, batch: dict[str, Tensor], generator: torch.Generator) -> Loss: ...
 
-    def state_dynamics_parameters(self) -> dict[str, nn.Parameter]: ...
-
-    def pose_parameters(self) -> dict[str, nn.Parameter]: ...
-
-    def video_parameters(self) -> dict[str, nn.Parameter]: ...
-
-    def mode_classifier_parameters(self) -> dict[str, nn.Parameter]: ...
+    def parameters_of(self, part: Any) -> dict[str, nn.Parameter]: ...
 
     def fit_registration(self, batch: dict[str, Tensor]) -> None: ...
 
@@ -134,16 +128,16 @@ def fit_world_model(
     count, steps = len(table["count"]), _Offset(report)
     index = _minibatches(count, config.state_dynamics, generator)
     batches = (_tensors(call_batch(trajectories, table, part), device) for part in index)
-    parameters = model.state_dynamics_parameters()
+    parameters = model.parameters_of("state_dynamics")
     fit(parameters, lambda batch: model.state_dynamics_loss(batch, generator), batches, config.state_dynamics, steps)
     steps.offset += config.state_dynamics.steps
     index = _minibatches(len(trajectories.state), config.pose, generator)
     batches = (_tensors(frames_at(trajectories, part), device) for part in index)
-    fit(model.pose_parameters(), model.pose_loss, batches, config.pose, steps)
+    fit(model.parameters_of("poses"), model.pose_loss, batches, config.pose, steps)
     steps.offset += config.pose.steps
     index = _minibatches(count, config.video, generator)
     batches = (_tensors(sequence_batch(trajectories, table, part), device) for part in index)
-    fit(model.video_parameters(), lambda batch: model.loss(batch, generator), batches, config.video, steps)
+    fit(model.parameters_of("video"), lambda batch: model.loss(batch, generator), batches, config.video, steps)
     steps.offset += config.video.steps
     _fit_mode_classifier(model, trajectories, table, config.mode_classifier, generator, steps)
 
@@ -162,7 +156,7 @@ def _fit_mode_classifier(
         _tensors(batch, model.device)
         for batch in _classifier_batches(trajectories, table, weights, imagined, config, generator)
     )
-    parameters = model.mode_classifier_parameters()
+    parameters = model.parameters_of("mode_classifier")
     fit(parameters, lambda batch: model.mode_classifier_loss(batch, generator), batches, config, report)
 
 

@@ -112,8 +112,7 @@ class DiT(VideoModel):
         """[B,M+F,yx,d]: each cell has its frame, the latest frame and, in predicted frames, the maps."""
         maps = functional.pad(maps, (0, 0, 0, 0, 0, 0, self.num_context, 0))
         cells = torch.cat([frames, latest.expand_as(frames), maps], 2)
-        tokens: Tensor = self.enter(cells.flatten(3).transpose(2, 3)) + self.places
-        return tokens
+        return self.enter(cells.flatten(3).transpose(2, 3)) + self.places
 
 
 class Block(nn.Module):
@@ -132,14 +131,12 @@ class Block(nn.Module):
         """``x`` [B,T,N,d], ``embedding`` [B,T,d]."""
         steer = self.steer(embedding)[:, :, None].chunk(6, -1)
         x = x + steer[2] * self._attend(_normal(x) * (1.0 + steer[1]) + steer[0])
-        out: Tensor = x + steer[5] * self.think(_normal(x) * (1.0 + steer[4]) + steer[3])
-        return out
+        return x + steer[5] * self.think(_normal(x) * (1.0 + steer[4]) + steer[3])
 
     def _attend(self, x: Tensor) -> Tensor:
         parts = self.enter(x.flatten(1, 2)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(*parts.unbind(0))
-        out: Tensor = self.leave(mixed.transpose(1, 2).flatten(2)).unflatten(1, x.shape[1:3])
-        return out
+        return self.leave(mixed.transpose(1, 2).flatten(2)).unflatten(1, x.shape[1:3])
 
 
 def preconditioned(level: Tensor, spread: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -141,8 +141,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         parts = self.enter(self.norm(x)).flatten(2).unflatten(1, (3, self.heads, -1)).transpose(-1, -2)
         mixed = functional.scaled_dot_product_attention(*parts.unbind(1))
-        out: Tensor = x + self.leave(mixed.transpose(-1, -2).flatten(1, 2).unflatten(-1, x.shape[-2:]))
-        return out
+        return x + self.leave(mixed.transpose(-1, -2).flatten(1, 2).unflatten(-1, x.shape[-2:]))
 
 
 def _blocks(into: int, out: int, config: UNetConfig, also: int = 0) -> nn.ModuleList:

@@ -138,8 +138,7 @@ class LoraLinear(nn.Module):
         nn.init.zeros_(self.up.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.linear(x) + self.scale * self.up(self.down(x))
-        return out
+        return self.linear(x) + self.scale * self.up(self.down(x))
 
 
 _TIMESTEPS = 1000.0
@@ -205,16 +204,14 @@ class WanVideo(VideoModel):
         views = pictures.flatten(0, -4).unflatten(1, (self.cameras, 3)).flatten(0, 1)
         latents = self.vae.encode(views[:, :, None], return_dict=False)[0].mode()[:, :, 0]
         latents = ((latents - self.mean) / self.std).unflatten(0, (-1, self.cameras))
-        wide: Tensor = latents.movedim(1, 3).flatten(3).unflatten(0, lead)
-        return wide
+        return latents.movedim(1, 3).flatten(3).unflatten(0, lead)
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         lead = latents.shape[:-3]
         views = latents.flatten(0, -4).unflatten(3, (self.cameras, -1)).movedim(3, 1).flatten(0, 1)
         views = self.vae.decode((views * self.std + self.mean)[:, :, None], return_dict=False)[0][:, :, 0]
-        pictures: Tensor = views.unflatten(0, (-1, self.cameras)).flatten(1, 2).unflatten(0, lead)
-        return pictures
+        return views.unflatten(0, (-1, self.cameras)).flatten(1, 2).unflatten(0, lead)
 
     def forward(self, noisy: Tensor, level: Tensor, context: ContextLatents, action_input: ActionInput) -> Denoised:
         maps = functional.pad(action_input.maps, (0, 0, 0, 0, 0, 0, self.num_context, 0))
@@ -254,8 +251,7 @@ class MappedPatches(nn.Module):
     def forward(self, video: Tensor) -> Tensor:
         """[B,d,T,Y,X] of ``video`` [B,c+P,T,y,x]."""
         latents, maps = video.split(self.sizes, 1)
-        tokens: Tensor = self.latents(latents) + self.maps(maps)
-        return tokens
+        return self.latents(latents) + self.maps(maps)
 
 
 class ActionEmbedder(nn.Module):

@@ -159,8 +159,7 @@ def lift_potential(gripper: np.ndarray, obs: Observation) -> np.ndarray:
     target = np.asarray(obs.extras["privileged/target"], np.float64)
     distance = np.linalg.norm(gripper - target, axis=1)
     risen = (target[:, 2] - CUBE_EDGE / 2) / (LIFT_HEIGHT - CUBE_EDGE / 2)
-    total: np.ndarray = _REACH * (1 - np.tanh(distance / _NEAR)) + (1 - _REACH) * np.clip(risen, 0, 1)
-    return total
+    return _REACH * (1 - np.tanh(distance / _NEAR)) + (1 - _REACH) * np.clip(risen, 0, 1)
 
 
 def claims(obs: Observation) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:

@@ -117,8 +117,7 @@ class MixedExpert:
         """The next actions, float32 [E,H,4]."""
         actions = np.stack([expert.act(obs) for expert in self._experts])
         task = on_host(obs.task)
-        chosen: np.ndarray = actions[_tasks()[task], np.arange(len(task))]
-        return chosen
+        return actions[_tasks()[task], np.arange(len(task))]
 
 
 def progress(obs: Observation) -> np.ndarray:

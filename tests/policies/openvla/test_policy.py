@@ -14,15 +14,11 @@ from tests.algorithms.ppo_learners import CONFIG
 from tests.elsewhere import elsewhere
 from tests.policies.openvla.tiny import SPEC, observed, tiny, tiny_policy
 from tests.toys import rollout, seeded
-from vla_rl.algorithms.group_relative import GRPOConfig, Standardised
 from vla_rl.algorithms.ppo import PPO
-from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.policy import LikelihoodPolicy
 from vla_rl.policies.critics import ValueCritic
 from vla_rl.policies.openvla.decoding import Autoregressive, OpenVLAOptions, Parallel
 from vla_rl.policies.openvla.policy import OpenVLA
-from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.vla.options import TrainAll, TrainExpert
 
 ROWS, D = 6, tiny.ENTRIES
@@ -214,8 +210,8 @@ def test_imitation_is_the_cross_entropy_of_the_bins(options):
     logits = policy.config.decoding.logits(policy.network, policy._prefix(features), bins, D)
     loss = policy.imitation_losses(features, chunks, 2, seeded()).mean()
     torch.testing.assert_close(loss, -Categorical(logits=logits).log_prob(bins).mean())
-    optimizer = torch.optim.Adam(policy.trainable().values(), lr=1e-2)
-    for _ in range(60):
+    optimizer = torch.optim.Adam(policy.trainable().values(), lr=2e-2)
+    for _ in range(30):
         optimizer.zero_grad()
         policy.imitation_losses(features, chunks, 1, seeded()).mean().backward()
         optimizer.step()
@@ -240,44 +236,23 @@ def preferred(bins: torch.Tensor) -> torch.Tensor:
     return 1.0 - bins.flatten(1).float().mean(1) / 255
 
 
-@BOTH
-@pytest.mark.parametrize(
-    "per", [pytest.param("chunk", marks=pytest.mark.full), "action", pytest.param("token", marks=pytest.mark.full)]
-)
-def test_an_iteration_of_ppo_and_of_grpo_goes_towards_reward(options, per):
-    for grouped in (False, True):
-        policy = tiny_policy(replace(options, logprob_per=per))
-        features = policy.encode(observed(32))
-        out, _ = policy.act(features, {}, "sample", seeded(1))
-        reward = preferred(out.sample)
-        both = {name: torch.stack([item, item]) for name, item in features.items()}
-        settings = {"epochs": 2, "minibatch": 16, "lr": 3e-3, "lr_bounds": (1e-5, 1e-2), "target_kl": 1.0}
-        if grouped:
-            seeds = (torch.arange(32) // 8)[None]
-            batch = rollout(both, out, reward[None, :, None], seeds=seeds, version=torch.zeros_like(seeds))
-            config = replace(GRPOConfig(), baseline=Standardised(), **settings)
-            learner = config.build(policy, policy.trainable(), torch.nn.Identity(), seeded(), OneProcess())
-        else:
-            batch = rollout(both, out, reward[None, :, None])
-            critic = ValueCritic(policy.feature_sizes, width=16)
-            learner = PPO(policy, policy.trainable(), critic, replace(CONFIG, **settings), seeded())
-        metrics = learner.update(batch)
-        assert metrics["policy/logprob_gap"] <= 1e-5 * math.sqrt(2 * D)
-        again, _ = policy.act(features, {}, "sample", seeded(1))
-        assert preferred(again.sample).mean() > reward.mean() + 0.01
+@pytest.mark.parametrize(("options", "per"), [(IN_TURN, "token"), (AT_ONCE, "action")], ids=["in-turn", "at-once"])
+def test_an_iteration_of_ppo_goes_towards_reward(options, per):
+    policy = tiny_policy(replace(options, logprob_per=per))
+    features = policy.encode(observed(32))
+    out, _ = policy.act(features, {}, "sample", seeded(1))
+    reward = preferred(out.sample)
+    both = {name: torch.stack([item, item]) for name, item in features.items()}
+    settings = {"epochs": 2, "minibatch": 16, "lr": 3e-3, "lr_bounds": (1e-5, 1e-2), "target_kl": 1.0}
+    critic = ValueCritic(policy.feature_sizes, width=16)
+    learner = PPO(policy, policy.trainable(), critic, replace(CONFIG, **settings), seeded())
+    metrics = learner.update(rollout(both, out, reward[None, :, None]))
+    assert metrics["policy/logprob_gap"] <= 1e-5 * math.sqrt(2 * D)
+    again, _ = policy.act(features, {}, "sample", seeded(1))
+    assert preferred(again.sample).mean() > reward.mean() + 0.01
 
 
 # -- checkpoints and errors -------------------------------------------------------------------------------------------
-
-
-def test_a_checkpoint_restores_the_same_policy(tmp_path):
-    policy = tiny_policy(replace(AT_ONCE, temperature=1.6, logprob_per="token"), ("front", "wrist"))
-    assert isinstance(policy, LikelihoodPolicy)
-    policy.save_pretrained(tmp_path / "saved")
-    loaded = load_policy(tmp_path / "saved", SPEC)
-    assert loaded.config == policy.config and loaded.cameras == policy.cameras
-    pair = [p.act(p.encode(observed()), {}, "sample", seeded())[0] for p in (policy, loaded)]
-    assert torch.equal(pair[0].sample, pair[1].sample) and torch.equal(pair[0].logprob, pair[1].logprob)
 
 
 def test_the_state_is_read_where_there_is_a_projector_for_it():

@@ -22,24 +22,8 @@ from vla_rl.policies.vla.options import TrainExpert, TrainLoRA, VLAOptions
 from vla_rl.policies.vla.tokenizer import open_tokenizer
 
 EMPTY = 29871
-WORDS = [
-    "<unk>",
-    "<s>",
-    "</s>",
-    "In",
-    ":",
-    "What",
-    "action",
-    "should",
-    "the",
-    "robot",
-    "take",
-    "to",
-    "?",
-    "Out",
-    "lift",
-    "cube",
-]
+PROMPT = "<s> In : What action should the robot take to lift the cube ? Out :"
+WORDS = ["<unk>", *dict.fromkeys([*PROMPT.split(), "</s>"])]
 STATISTICS = {
     "q01": [-1.0, 0.0, 0.0],
     "q99": [0.5, 4.0, 1.0],
@@ -90,25 +74,7 @@ def published(folder: Path, **changes: Any) -> Path:
 def test_the_prompt_is_openvlas(tmp_path):
     prompts = OpenVLAPrompts(str(published(tmp_path / "it")))
     tokens, mask = prompts.encode(["Lift the CUBE"])
-    words = [
-        "<s>",
-        "In",
-        ":",
-        "What",
-        "action",
-        "should",
-        "the",
-        "robot",
-        "take",
-        "to",
-        "lift",
-        "the",
-        "cube",
-        "?",
-        "Out",
-        ":",
-    ]
-    assert tokens[0].tolist() == [*(WORDS.index(word) for word in words), EMPTY] and mask.all()
+    assert tokens[0].tolist() == [*(WORDS.index(word) for word in PROMPT.split()), EMPTY] and mask.all()
     learnt = prompts.learn(["Lift the CUBE"])
     (tmp_path / "it" / "tokenizer.json").unlink()
     open_tokenizer.cache_clear()
@@ -136,7 +102,7 @@ def test_a_folder_is_opened_as_it_is(tmp_path):
     assert torch.equal(again.act(features, {}, "eval", None)[0].sample, out.sample)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.full)])
 def test_a_checkpoint_on_a_base_holds_what_was_learnt(tmp_path, dtype):
     """LoRA in the language model's layers: patches stay as they are, so they can be kept; the vocabulary stays too."""
     folder, spec = published(tmp_path / "it"), ONE

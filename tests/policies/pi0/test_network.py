@@ -28,6 +28,9 @@ SHAPE = Pi0Shape(
 )
 GOLDEN = np.load(Path(__file__).parents[2] / "golden/vla/pi0/expected.npz")
 PADDED = "padded prompts and a missing camera"
+ONE_CASE = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.full] * (name != PADDED)) for name in CASES]
+)
 
 
 @pytest.fixture
@@ -86,7 +89,7 @@ def test_samples_velocities_and_losses_are_the_golden_ones(network, name):
         np.testing.assert_allclose(found, GOLDEN[f"{name}/{key}"], atol=5e-4, rtol=0, err_msg=key)
 
 
-@pytest.mark.parametrize("name", CASES)
+@ONE_CASE
 def test_they_are_those_of_the_installed_transformers(network, name):
     """Within 3e-4 of samples near 5: AVX2 kernels sum padded rows in another order, and steps enlarge that to 7e-5."""
     from tests.golden.vla.pi0 import theirs
@@ -104,7 +107,7 @@ def test_names_and_shapes_are_transformers_own(network):
     assert {name: item.shape for name, item in network.state_dict().items()} == expected
 
 
-@pytest.mark.parametrize("name", CASES)
+@ONE_CASE
 def test_in_bfloat16_it_is_as_exact_as_transformers(name):
     """Both round, each at other places: against the golden float32, our error is at most a quarter above theirs."""
     from tests.golden.vla.pi0 import theirs

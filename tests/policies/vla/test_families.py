@@ -11,7 +11,6 @@ from tests.toys import all_shown, seeded
 from vla_rl.contract.env import Observation
 from vla_rl.contract.policy import LikelihoodPolicy
 from vla_rl.policies.pi0.policy import Pi0
-from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.smolvla.policy import SmolVLA
 from vla_rl.policies.vla.flow_vla import FlowVLA
 from vla_rl.training.fit import FitConfig, ImitationConfig, imitate
@@ -27,17 +26,6 @@ def test_a_new_one_is_small_and_has_a_likelihood(kind):
     assert policy.feature_sizes == {"pooled": policy.network.pooled_size, "state": 3}
     words = policy.network.shape.text.vocabulary if kind is SmolVLA else policy.network.shape.language.vocab_size
     assert words == 1 + len({word for task in SPEC.tasks for word in task.split()})
-
-
-@FAMILIES
-def test_saved_and_loaded_it_decides_the_same(kind, tmp_path):
-    policy, obs = tiny_vla(kind), observations()
-    policy.save_pretrained(tmp_path / "policy")
-    again = load_policy(tmp_path / "policy")
-    assert all(torch.equal(item, again.state_dict()[name]) for name, item in policy.state_dict().items())
-    assert again.network.shape == policy.network.shape and again.state_scale == policy.state_scale
-    one, two = (item.act(item.encode(obs), {}, "sample", seeded())[0].action for item in (policy, again))
-    assert torch.equal(one, two)
 
 
 @pytest.mark.full

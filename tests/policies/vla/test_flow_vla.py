@@ -20,7 +20,6 @@ from vla_rl.algorithms.gorl import GoRL, GoRLConfig
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.flow import (
     AllSteps,
@@ -30,15 +29,12 @@ from vla_rl.policies.flow import (
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.latent_noise import GaussianLatent, LatentConfig, SquashedLatent, SquashedLatentConfig
 from vla_rl.policies.normalization import Affine
-from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.residual import DeterministicResidual, ResidualConfig
 from vla_rl.policies.vla import flow_vla
 from vla_rl.policies.vla.features import KeepPictures
 from vla_rl.policies.vla.flow_vla import FlowVLA
-from vla_rl.policies.vla.options import TrainAll, TrainExpert, VLAOptions
+from vla_rl.policies.vla.options import TrainAll, VLAOptions
 from vla_rl.policies.vla.tokenizer import Vocabulary, WordPrompts
-from vla_rl.recipes.imitate import imitate_policy
-from vla_rl.training.fit import FitConfig, ImitationConfig
 
 CAMERAS = ("front", None, "wrist")
 STATE, ACTION = Affine((0.1, 0.0, -0.1), (0.5, 1.0, 2.0)), Affine((0.0, 2.0), (0.05, 1.0))
@@ -205,17 +201,6 @@ def test_times_of_imitation_are_beta_distributed():
     assert times.var().item() == pytest.approx(law.variance.item(), abs=0.004)
 
 
-@pytest.mark.parametrize("kept", ["prefix", "pictures"])
-def test_saved_and_loaded_it_decides_the_same(tmp_path, kept):
-    policy = made(kept=kept, trains=TrainExpert())
-    policy.save_pretrained(tmp_path / "policy")
-    again = load_policy(tmp_path / "policy", SPEC)
-    assert again.config == policy.config and again.cameras == policy.cameras
-    one, _ = policy.act(policy.encode(observations()), {}, "sample", seeded())
-    two, _ = again.act(again.encode(observations()), {}, "sample", seeded())
-    torch.testing.assert_close(one.action, two.action, rtol=0, atol=0)
-
-
 def test_what_does_not_fit_is_refused():
     wider = replace(SPEC, state=replace(SPEC.state, shape=(4,)))
     prompts = WordPrompts(Vocabulary.from_texts(SPEC.tasks))
@@ -257,31 +242,6 @@ def test_every_task_has_its_own_prompt():
     policy, obs = made(), observations()
     one, other = (policy.encode(replace(obs, task=np.full(16, task, np.int64))) for task in (0, 1))
     assert (one["pooled"] - other["pooled"]).abs().amax(1).min() > 1e-3
-
-
-def test_imitation_learns_the_whole_chunk():
-    """The recipe gives chunks of the model's length, longer than what is executed, and pictures instead of prefixes."""
-    policy, rng = made(), np.random.default_rng(0)
-    rows = observations(16)
-    episodes = Demonstrations(
-        images=dict(rows.images),
-        state=np.asarray(rows.state),
-        action=rng.uniform(0, 0.1, (16, 2)).astype(np.float32),
-        task=np.zeros(16, np.int64),
-        seed=np.zeros(16, np.int64),
-        time=np.arange(16) % 8,
-        episode=np.arange(16) // 8,
-        tasks=SPEC.tasks,
-        fps=10,
-    )
-    before = policy.network.encoded
-    config = ImitationConfig(0, stride=1, fit=FitConfig(steps=200, batch=16, lr=1e-2))
-    imitate_policy(policy, episodes, config, 1)
-    assert policy.network.encoded == before + 1  # once for all minibatches
-    target = policy.action_scale.normalize(torch.as_tensor(episodes.chunks(4)[0]))
-    policy.config = replace(policy.config, horizon=4)
-    out, _ = policy.act(policy.encode(rows), {}, "eval", seeded())
-    assert (out.sample - target).square().mean() < 0.5 * target.square().mean()
 
 
 def lift(count: int = 2) -> VecEnv:

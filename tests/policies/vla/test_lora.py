@@ -45,7 +45,7 @@ def velocity(policy) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("within", ["expert", "all"])
+@pytest.mark.parametrize("within", [pytest.param("expert", marks=pytest.mark.full), "all"])
 def test_adapters_change_nothing_and_then_what_b_times_a_says(family, within):
     policy = made(family, TrainLoRA(rank=2, alpha=6.0, within=within))
     plain = FAMILIES[family][0].new(SPEC, STATE, FAMILIES[family][1], VLAOptions(sampler=SDE))

@@ -50,14 +50,6 @@ def test_what_was_learnt_and_the_base_are_the_policy_again(tmp_path: Path, optio
         assert torch.equal(again.state_dict()[name], item) and again.state_dict()[name].dtype == item.dtype
 
 
-def test_a_checkpoint_holds_the_trained_tensors_only(tmp_path: Path) -> None:
-    policy = opened(tmp_path / "base")
-    policy.save_pretrained(tmp_path / "ours")
-    saved = load_file(tmp_path / "ours" / "model.safetensors")
-    assert set(saved) == set(policy.trainable())
-    assert not any(name.startswith(("network.eye", "network.words", "network.mix")) for name in saved)
-
-
 def test_the_bytes_of_a_save_are_those_of_what_was_learnt(tmp_path: Path) -> None:
     """A frozen part a thousand times as large adds nothing to a save."""
     policy = opened(tmp_path / "base")
@@ -184,41 +176,6 @@ def test_options_choose_horizon_cameras_and_statistics(folder: Path, tmp_path: P
     assert policy.action_scale.offset == (0.7,) * ACTION
 
 
-def drop_tensor(folder: Path) -> None:
-    saved = load_file(folder / "model.safetensors")
-    save_file({name: item for name, item in saved.items() if name != "model.leave.bias"}, folder / "model.safetensors")
-
-
-def break_shard(folder: Path) -> None:
-    saved = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    save_file(saved, folder / "model-00001-of-00002.safetensors")
-    index = {
-        "weight_map": {
-            **dict.fromkeys(saved, "model-00001-of-00002.safetensors"),
-            "b": "model-00002-of-00002.safetensors",
-        }
-    }
-    write(folder / "model.safetensors.index.json", index)
-
-
-@pytest.mark.parametrize(
-    ("break_it", "says"),
-    [
-        (break_shard, r"lacks 1 of the 2 shards.*\(model-00002-of-00002.safetensors\).*download them"),
-        (drop_tensor, r"1 tensors of the model are not in its files \(leave.bias\).*download the whole folder"),
-        (lambda folder: (folder / "meta/stats.json").unlink(), r"no normalization statistics.*--vla.statistics FOLDER"),
-        (lambda folder: (folder / "model.safetensors").unlink(), r"has no model.safetensors.*download that file"),
-        (lambda folder: (folder / "config.json").write_text('{"type": "toy"'), r"config.json.*(damaged|no config)"),
-    ],
-)
-def test_what_is_missing_is_one_sentence_with_its_key_and_cure(folder: Path, break_it: Any, says: str) -> None:
-    break_it(folder)
-    with pytest.raises(UserError, match=says) as caught:
-        ToyVLA.from_public(folder, SPEC, VLAOptions())
-    assert str(caught.value).endswith(".") and "\n" not in str(caught.value)
-
-
 def test_a_missing_tokenizer_is_one_sentence_with_its_cure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(name: str, file: str) -> str:
         raise OSError("no connection")
@@ -235,27 +192,6 @@ def other(**changes: Any) -> Any:
 
 def vector(size: int) -> ArraySpec:
     return ArraySpec((size,), "float32", -1.0, 1.0)
-
-
-def picture() -> ArraySpec:
-    return ArraySpec((8, 8, 3), "uint8", 0, 255)
-
-
-@pytest.mark.parametrize(
-    ("spec", "says"),
-    [
-        (
-            other(action=vector(ACTION + 4)),
-            rf"statistics of {ACTION} action entries but .* {ACTION + 4},.*--vla.statistics",
-        ),
-        (other(state=vector(STATE + 1)), rf"statistics of {STATE} state entries but .* {STATE + 1},.*--vla.statistics"),
-        (other(images={"a": picture(), "b": picture()}), r"has a, b, but nothing is known for '.*--vla.cameras"),
-    ],
-)
-def test_another_action_state_or_camera_is_one_sentence(folder: Path, spec: Any, says: str) -> None:
-    with pytest.raises(UserError, match=says) as caught:
-        load_policy(folder, spec)
-    assert str(caught.value).endswith(".") and "\n" not in str(caught.value)
 
 
 def test_a_vector_that_the_model_has_no_room_for_is_refused(folder: Path, tmp_path: Path) -> None:

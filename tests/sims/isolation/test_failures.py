@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from sims.catalog import make
-from sims.isolation.supervised import LIMIT, LocalWorker
+from sims.isolation import supervised
+from sims.isolation.supervised import LocalWorker
 from sims.toy.counting import episode_length
 from tests.patience import PATIENCE
 from tests.sims.isolation.test_isolated import same_observation, same_step
@@ -64,7 +65,7 @@ def chunk(env, horizon=1):
     return np.ones((env.num_envs, horizon, 2), np.float32)
 
 
-@pytest.mark.parametrize("trouble", list(SAYS))
+@pytest.mark.parametrize("trouble", ["killed", "hung", pytest.param("failing", marks=pytest.mark.full), "nan"])
 def test_a_step_that_fails_truncates_the_worker_s_episodes_and_no_others(trouble, tmp_path):
     with troubled(tmp_path, "step", trouble, seed=LONG[2], times=1) as env:
         env.reset(range(4), LONG[:4])
@@ -96,7 +97,7 @@ def test_a_step_that_fails_truncates_the_worker_s_episodes_and_no_others(trouble
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("trouble", ["killed", "nan"])
+@pytest.mark.parametrize("trouble", ["killed", pytest.param("nan", marks=pytest.mark.full)])
 def test_a_reset_that_fails_is_tried_again_and_the_neighbours_are_truncated(trouble, tmp_path):
     with troubled(tmp_path, "reset", trouble, seed=LONG[6], times=1) as env:
         env.reset(range(4), LONG[:4])
@@ -111,7 +112,7 @@ def test_a_reset_that_fails_is_tried_again_and_the_neighbours_are_truncated(trou
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("trouble", ["killed", "hung"])
+@pytest.mark.parametrize("trouble", ["killed", pytest.param("hung", marks=pytest.mark.full)])
 def test_a_snapshot_that_fails_is_taken_of_the_new_worker(trouble, tmp_path):
     """The episodes that were lost are in it as truncated ones, and come back as such."""
     with troubled(tmp_path, "snapshot", trouble, seed=LONG[2], times=1) as env:
@@ -148,13 +149,12 @@ def test_what_was_seen_last_of_a_lost_episode_comes_back_after_another_was_lost(
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("trouble", ["killed"])
-def test_a_restore_that_fails_is_tried_again(trouble, tmp_path):
-    with troubled(tmp_path, "restore", trouble, times=1) as env:
+def test_a_restore_that_fails_is_tried_again(tmp_path):
+    with troubled(tmp_path, "restore", "killed", times=1) as env:
         env.reset(range(4), LONG[:4])
         env.step(chunk(env, 3))
         saved = env.snapshot([0, 1])
-        with pytest.warns(UserWarning, match=SAYS[trouble]):
+        with pytest.warns(UserWarning, match=SAYS["killed"]):
             obs = env.restore([2, 1], saved)
         assert env.restarts >= 1 and obs.time.tolist()[1:3] == [3, 3] and obs.state[[2, 1], 0].tolist() == LONG[:2]
         assert env.step(chunk(env)).valid[[1, 2]].all()
@@ -170,7 +170,7 @@ def test_a_worker_that_dies_or_hangs_while_it_makes_its_environment_is_replaced(
         assert env.restarts >= 1 and env.reset([0, 1], LONG[:2]).time.tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("what", ["dtype", "task", "ends", "cameras"])
+@pytest.mark.parametrize("what", ["dtype", pytest.param("task", marks=pytest.mark.full), "ends", "cameras"])
 def test_a_step_that_breaks_its_own_spec_is_no_step(what):
     env = make("isolated", num_envs=2, env=TROUBLED.format("lying"), options={"what": what})
     with closing(env):
@@ -180,24 +180,30 @@ def test_a_step_that_breaks_its_own_spec_is_no_step(what):
         assert step.cause == ("worker", "worker") and step.obs.time.tolist() == [0, 0] and not step.valid.any()
 
 
-def test_a_worker_that_fails_again_and_again_ends_the_run_with_its_last_words(tmp_path):
+@pytest.fixture
+def limit(monkeypatch):
+    monkeypatch.setattr(supervised, "LIMIT", 2)
+    return 2
+
+
+def test_a_worker_that_fails_again_and_again_ends_the_run_with_its_last_words(tmp_path, limit):
     with troubled(tmp_path, "step", "failing", num_envs=1, times=99) as env:
-        for _ in range(LIMIT - 1):
+        for _ in range(limit - 1):
             env.reset([0], [LONG[0]])
             assert env.step(chunk(env)).cause == ("worker",)
         env.reset([0], [LONG[0]])
-        with pytest.raises(UserError, match=rf"the {LIMIT}th failure in a row(.|\n)*the last words step"):
+        with pytest.raises(UserError, match=rf"the {limit}th failure in a row(.|\n)*the last words step"):
             env.step(chunk(env))
 
 
-def test_failures_with_completed_steps_in_between_do_not_add_up(tmp_path):
+def test_failures_with_completed_steps_in_between_do_not_add_up(tmp_path, limit):
     with troubled(tmp_path, "step", "killed", num_envs=1, seed=LONG[0], times=99) as env:
-        for _ in range(LIMIT + 1):
+        for _ in range(limit + 1):
             env.reset([0], [LONG[1]])
             assert env.step(chunk(env)).valid.all()
             env.reset([0], [LONG[0]])
             assert env.step(chunk(env)).cause == ("worker",)
-        assert env.restarts == env.truncated_by_worker == LIMIT + 1
+        assert env.restarts == env.truncated_by_worker == limit + 1
 
 
 def test_an_end_before_the_failure_stays_what_it_was(tmp_path):
@@ -214,7 +220,7 @@ def test_an_end_before_the_failure_stays_what_it_was(tmp_path):
         assert step.obs.time.tolist() == [3, 4]
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", [pytest.param(0, marks=pytest.mark.full), 1])
 def test_an_environment_that_was_interrupted_goes_on_with_a_new_worker(number, monkeypatch):
     """The answer to the request that was interrupted is never taken for the answer to the next one.
 

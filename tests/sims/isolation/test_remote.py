@@ -55,7 +55,6 @@ def remote(address, num_envs=3, **options):
     ("name", "options"),
     [
         ("isolated", {"env": "point_mass", "python": "touch"}),
-        ("isolated", {"env": "posix:getpid"}),
         ("gym", {"id": "CartPole-v1", "wrappers": {"posix:getpid": {}}}),
         ("multi_task", {"tasks": [{"env": "posix:getpid"}]}),
         ("warp", {"model": "../../x"}),
@@ -185,25 +184,25 @@ def test_a_certificate_of_somebody_else_is_not_trusted(serve, tmp_path):
         make("remote", num_envs=1, address=serve("counting", security), key=security.key, certificate=str(other))
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [
-        b"x" * 10,
-        Security().digest() + b"GET / HTTP/1.1\r\n\r\n",
-        Security().digest() + MAGIC + (1 << 40).to_bytes(8, "little"),
-        Security().digest() + MAGIC + len(pack("hello")).to_bytes(8, "little") + pack("hello"),
-    ],
+STRANGE = (
+    b"x" * 10,
+    Security().digest() + b"GET / HTTP/1.1\r\n\r\n",
+    Security().digest() + MAGIC + (1 << 40).to_bytes(8, "little"),
+    Security().digest() + MAGIC + len(pack("hello")).to_bytes(8, "little") + pack("hello"),
 )
-def test_strangers_and_oversized_messages_are_refused_and_the_server_goes_on(serve, sent, monkeypatch):
+
+
+def test_strangers_and_oversized_messages_are_refused_and_the_server_goes_on(serve, monkeypatch):
     monkeypatch.setattr(server_module, "GREETING_S", 1.0)
     address = serve("counting")
-    received = bytearray()
-    with socket.create_connection(address.split(":"), PATIENCE) as stranger:
-        stranger.sendall(sent)
-        with suppress(ConnectionError):  # what the server has not read is thrown away
-            while piece := stranger.recv(1 << 16):  # until the server closes
-                received += piece
-    assert len(received) < 200 and not worker_pids()
+    for sent in STRANGE:
+        received = bytearray()
+        with socket.create_connection(address.split(":"), PATIENCE) as stranger:
+            stranger.sendall(sent)
+            with suppress(ConnectionError):  # what the server has not read is thrown away
+                while piece := stranger.recv(1 << 16):  # until the server closes
+                    received += piece
+        assert len(received) < 200 and not worker_pids()
     monkeypatch.setattr(server_module, "GREETING_S", PATIENCE)
     with remote(address, num_envs=1) as env:
         assert env.reset([0], [3]).time.tolist() == [0]
