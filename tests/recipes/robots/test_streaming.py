@@ -1,4 +1,4 @@
-"""What an arm does reaches the fleet's server, or waits for it; the arm runs the signed policy that the server wants."""
+"""What an arm does reaches the fleet's server or waits for it; the arm runs the signed policy that the server wants."""
 
 from __future__ import annotations
 
