@@ -137,8 +137,8 @@ def test_the_config_imitates_fifty_episodes_in_chunks_for_real_time():
 
 LIFT = EnvConfig("lift")
 SHAPE = SmolVLAShape(
-    vision=VisionShape(width=32, layers=2, heads=2, mlp=64, image=64, patch=16),
-    text=TextShape(1, width=32, layers=2, heads=2, key_value_heads=1, head_size=16, mlp=64),
+    vision=VisionShape(32, 2, 2, 64, image_size=64, patch_size=16),
+    text=TextShape(1, 32, 2, 2, num_key_value_heads=1, head_dim=16, intermediate_size=64),
     pixel_shuffle=1,
     expert_width=24,
     expert_layers=2,
@@ -155,29 +155,21 @@ def recorded() -> Demonstrations:
     return imitate_dataset.collect(LIFT, 2, seed=1)
 
 
-def test_the_vision_language_model_learns_to_point_and_no_expert(recorded):
+def test_the_vision_language_model_learns_to_point_and_no_expert(recorded, monkeypatch):
     errors: list[float] = []
+    ground, note = imitate.ground, lambda step, info: errors.append(info["pointing_error"])
+    monkeypatch.setattr(imitate, "ground", lambda *given: ground(*given[:-1], note))
     policy = NEW.build(LIFT.spec(), recorded, seed=3)
     assert isinstance(policy, SmolVLA) and policy.horizon == 2 and policy.chunk_length == 3
     torch.testing.assert_close(torch.tensor(policy.state_scale.offset).float(), torch.tensor(recorded.state.mean(0)))
     before = {name: item.detach().clone() for name, item in policy.state_dict().items()}
     config = GroundingConfig(scenes=64, fit=FitConfig(steps=40, batch=32, lr=3e-3, warmup=5))
-    grounded = grounded_policy(LIFT, recorded, _Watched(errors), config, seed=3)
+    grounded = grounded_policy(LIFT, recorded, NEW, config, seed=3)
     after = grounded.state_dict()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed and all("vlm_with_expert.vlm." in name for name in changed)
     assert np.mean(errors[-10:]) < 0.8 * np.mean(errors[:5])  # it remembers 64 scenes
     assert set(grounded.trainable()) == {name for name, item in grounded.named_parameters() if item.requires_grad}
-
-
-class _Watched:
-    """The config, with the pointing errors of every step."""
-
-    def __init__(self, errors: list[float]) -> None:
-        self.build, self._errors = NEW.build, errors
-
-    def ground(self, policy, scenes, config, generator, report) -> None:
-        NEW.ground(policy, scenes, config, generator, lambda step, info: self._errors.append(info["pointing_error"]))
 
 
 def test_the_same_seed_gives_the_same_weights(recorded):

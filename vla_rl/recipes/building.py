@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 from vla_rl.contract.batch import ExperienceSource, OneProcess
-from vla_rl.contract.check import check_policy_quickly, is_user_defined
 from vla_rl.contract.config import JsonObject, from_json, to_json
 from vla_rl.contract.env import VecEnv
 from vla_rl.experience.process import ProcessSource
@@ -20,8 +19,9 @@ from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.config_files import load_kept_files
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import remote_env, saved
+from vla_rl.recipes.policies import check_if_foreign
 from vla_rl.recipes.terminal import console
-from vla_rl.recipes.trainers import CPU, RunContext, Trainable, TrainerConfig, generator, placed
+from vla_rl.recipes.trainers import CPU, RunContext, Trainable, TrainerConfig, placed
 from vla_rl.recipes.workers import workers
 from vla_rl.training.distributed import SummedCounters
 from vla_rl.training.loop import LoopLearner, PolicyStore
@@ -53,7 +53,7 @@ def build(trainer: TrainerConfig, context: RunContext) -> TrainingSetup:
         closing_env = stack.enter_context(ExitStack())
         closing_env.callback(env.close)
         policy = trainer.build_policy(replace(context, device=CPU) if context.sharded else context, env)
-        _check_if_foreign(policy, context)
+        check_if_foreign(policy, context.env, context.seed)
         remote = None
         if loop.collectors > 1 or (context.sharded and loop.staleness):
             remote = stack.enter_context(closing(ProcessSources(trainer, shares)))  # it keeps the whole base
@@ -73,13 +73,6 @@ def build(trainer: TrainerConfig, context: RunContext) -> TrainingSetup:
                 closing_env.pop_all()  # the source closes it, in its thread
         whole = source if context.group.size == 1 else SummedCounters(source, context.group)
         return TrainingSetup(policy, env, whole, learner, store, stack.pop_all().close)
-
-
-def _check_if_foreign(policy: Trainable, context: RunContext) -> None:
-    """Raise ContractError for somebody else's policy that breaks the contract, before anything is built around it."""
-    if is_user_defined(policy):
-        with closing(context.env.make(2)) as env:
-            check_policy_quickly(policy, env, generator(context.seed, 0))
 
 
 _MAKE = "vla_rl.recipes.building:make_source"
@@ -123,32 +116,29 @@ class ProcessSources:
             self._pool.engine.placed(worker, self._base) as base,
             self._pool.engine.placed(worker, self._pool.run) as run,
         ):
-            given = {**self._given, "base": base, "run": run, "part": self._shares[i].part}
+            given = {"share": self._given, "base": base, "run": run, "part": self._shares[i].part}
             return ProcessSource(_MAKE, given, worker, self._progress)
 
 
-def make_source(
-    trainer: JsonObject,
-    env: JsonObject,
-    base: str,
-    seed: int,
-    part: int,
-    parts: int,
-    demonstrations: str,
-    device: str,
-    reward: JsonObject,
-    run: str,
-) -> CollectingSource:
-    """The source of share ``part`` of ``parts``, in the process that collects it."""
+def make_source(share: JsonObject, base: str, part: int, run: str) -> CollectingSource:
+    """The source of share ``part``, in the process that collects it; ``share``: see ``ProcessSources``."""
     console.quiet = True  # progress bars are those of the process that learns
     if run:
         load_kept_files(Path(run))
-    config: TrainerConfig = from_json(trainer)
-    envs: EnvConfig = from_json(env)
-    where = torch.device(device)
-    start = placed(load_policy(base), where) if base else None
+    trainer: TrainerConfig = from_json(share["trainer"])
+    env: EnvConfig = from_json(share["env"])
+    device = torch.device(share["device"])
+    start = placed(load_policy(base), device) if base else None
     context = RunContext(
-        envs, start, seed, OneProcess(), demonstrations, where, from_json(reward), collector=part, collectors=parts
+        env,
+        start,
+        share["seed"],
+        OneProcess(),
+        share["demonstrations"],
+        device,
+        from_json(share["reward"]),
+        collector=part,
+        collectors=share["parts"],
     )
-    made = config.build_env(context)
-    return config.build_source(context, made, config.build_policy(context, made))
+    made = trainer.build_env(context)
+    return trainer.build_source(context, made, trainer.build_policy(context, made))

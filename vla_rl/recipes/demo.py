@@ -70,7 +70,8 @@ class Demo:
         with clock(seconds, "evaluation"):
             both = {"imitation": imitation, "RL": policy}
             perception = ablate_perception(self.env, both, self.evaluation, self.seed)
-        summary = {"imitation": asdict(first.rate), **summary, "perception": _flat(perception)}
+        ablated = {who: asdict(item) for who, item in perception.items()}
+        summary = {"imitation": asdict(first.rate), **summary, "perception": ablated}
         folder.write_summary(summary)  # safe before the page is made
         with clock(seconds, "report"):
             noise = self.rl.noise()
@@ -78,10 +79,6 @@ class Demo:
             write_report(content, summary, folder)
         summary["seconds"] = {name: round(value, 1) for name, value in seconds.items()}
         return summary
-
-
-def _flat(perception: dict[str, PerceptionAblation]) -> JsonObject:
-    return {who: asdict(item) for who, item in perception.items()}
 
 
 _CLIP_SIZE = 192  # pixels

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -83,7 +83,7 @@ class Evaluator:
         with saved(policy) as folder:
             jobs = [{**given, "policy": folder, "seeds": part} for part in parts]
             found = workers(count).map("evaluate", jobs, _summed(report, count))
-        return _in_order([_outcomes_of(part) for part in found])
+        return _in_order(found)
 
     def close(self) -> None:
         """Close the environments of this process; those of others end with the run."""
@@ -129,27 +129,17 @@ def _summed(report: Report, parts: int) -> list[Report]:
     return [part_report(part) for part in range(parts)]
 
 
-def _outcomes_of(fields: JsonObject) -> Outcomes:
-    """What a process returned, as arrays."""
-    seeds, success, length, returns = (on_host(fields[name]) for name in ("seeds", "success", "length", "returns"))
-    cause, family = (tuple(fields[name]) for name in ("cause", "family"))
-    return Outcomes(seeds, success, cause, length, family, returns, fields["has_success"])
-
-
-def _in_order(parts: Sequence[Outcomes]) -> Outcomes:
-    """Outcomes of every ``len(parts)``-th seed each, put together in the order of all seeds."""
-    count, step = sum(len(part.seeds) for part in parts), len(parts)
-
-    def merge(name: str) -> np.ndarray:
-        arrays = [np.asarray(getattr(part, name)) for part in parts]
-        merged = np.empty(count, np.result_type(*arrays))
-        for i, array in enumerate(arrays):
-            merged[i::step] = array
-        return merged
-
-    cause, family = (tuple(str(text) for text in merge(name)) for name in ("cause", "family"))
-    ends = merge("success"), cause, merge("length"), family, merge("returns")
-    return Outcomes(merge("seeds"), *ends, has_success=parts[0].has_success)
+def _in_order(parts: Sequence[JsonObject]) -> Outcomes:
+    """The outcomes of every ``len(parts)``-th seed each, as processes returned them, in the order of all seeds."""
+    order = np.argsort(np.concatenate([np.arange(len(part["seeds"])) * len(parts) + i for i, part in enumerate(parts)]))
+    arrays = ("seeds", "success", "length", "returns")
+    merged: dict[str, Any] = {
+        name: np.concatenate([np.asarray(on_host(part[name])) for part in parts])[order] for name in arrays
+    }
+    for name in ("cause", "family"):
+        texts = [text for part in parts for text in part[name]]
+        merged[name] = tuple(texts[i] for i in order)
+    return Outcomes(**merged, has_success=parts[0]["has_success"])
 
 
 class Jobs:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vla_rl.algorithms.chunks import Chunks, ImitationPolicy, demonstrated
 from vla_rl.contract.config import JsonObject, check_positive
@@ -38,20 +39,8 @@ from vla_rl.training.fit import imitate_from_pixels as fit_from_pixels
 from vla_rl.training.tracking import RunFolder
 
 Report: TypeAlias = Callable[[int, dict[str, float]], None]
-
-
-@dataclass(frozen=True)
-class Scenes:
-    """Labelled pictures, where the policy is.
-
-    images  uint8 [N,h,w,3]
-    tasks   int64 [N]         index of the instruction
-    uv      float32 [N,P,2]   where the named objects are: x right, y down, in [-1,1]
-    """
-
-    images: Tensor
-    tasks: Tensor
-    uv: Tensor
+Pointing: TypeAlias = Callable[[nn.Module, Sequence[Tensor]], None]
+"""Trains a network to point, in labelled scenes, at what its prompts [N,L] name (``training/fit.py:ground``)."""
 
 
 class NewImitator:
@@ -61,15 +50,8 @@ class NewImitator:
         """The policy for ``spec``, on the host; ``episodes`` give statistics of its inputs."""
         raise NotImplementedError
 
-    def ground(
-        self,
-        policy: ImitationPolicy,
-        scenes: Scenes,
-        config: GroundingConfig,
-        generator: torch.Generator,
-        report: Report,
-    ) -> None:
-        """Train the perception of what :meth:`build` returned to point; ``report(step, metrics)`` after every step."""
+    def ground(self, policy: ImitationPolicy, tasks: Tensor, fit: Pointing) -> None:
+        """Let ``fit`` train the perception of what :meth:`build` returned to point; ``tasks`` [N] of its scenes."""
         raise UserError(
             f"{type(self).__name__} has no ground, so its perception cannot learn to point at objects; imitate a "
             "dataset with it, or choose another policy."
@@ -95,17 +77,10 @@ class NewTiny(TinyConfig, NewImitator):
         """What the policy is made of besides words: how states are normalised, its sizes, and how actions are."""
         return Affine.from_data(torch.as_tensor(episodes.state), self.smallest_scale), config, None
 
-    def ground(
-        self,
-        policy: ImitationPolicy,
-        scenes: Scenes,
-        config: GroundingConfig,
-        generator: torch.Generator,
-        report: Report,
-    ) -> None:
-        """Train the backbone to point at the named object."""
+    def ground(self, policy: ImitationPolicy, tasks: Tensor, fit: Pointing) -> None:
+        """The backbone learns to point at the named object."""
         made: Any = policy  # of build
-        ground(made.backbone, scenes.images, (made.tokens[scenes.tasks],), scenes.uv, config, generator, report)
+        fit(made.backbone, (made.tokens[tasks],))
 
 
 @dataclass(frozen=True)
@@ -203,13 +178,12 @@ def grounded_policy(
     policy = policy.to(device)  # type: ignore[attr-defined]  # a network
     images, tasks, uv, _ = env.draw_scenes(config.scenes, seed_ranges.training_seeds(seed, "grounding")[0])
     shown, named, where = (torch.as_tensor(item, device=device) for item in (images, tasks, uv))
-    steps = config.fit.steps
-    with bar("ground", steps) as update:
-        report = every(
-            steps, lambda step, info: update(step, f"points within {info['pointing_error']:.3f} half-widths")
+    with progress("ground", config.fit.steps, "points within {pointing_error:.3f} half-widths") as report, alone():
+        new.ground(
+            policy,
+            named,
+            lambda network, prompts: ground(network, shown, prompts, where, config, generator(seed, 1), report),
         )
-        with alone():
-            new.ground(policy, Scenes(shown, named, where), config, generator(seed, 1), report)
     return policy
 
 
@@ -227,20 +201,12 @@ class NewSmolVLA(NewImitator):
         scale_to_inputs(policy.network)  # type: ignore[arg-type]  # a module
         return policy
 
-    def ground(
-        self,
-        policy: ImitationPolicy,
-        scenes: Scenes,
-        config: GroundingConfig,
-        generator: torch.Generator,
-        report: Report,
-    ) -> None:
-        """Train the vision-language model to point at the named object; the expert stays as it is."""
+    def ground(self, policy: ImitationPolicy, tasks: Tensor, fit: Pointing) -> None:
+        """The vision-language model learns to point at the named object; the expert stays as it is."""
         made: Any = policy  # of build
-        prompts = made.tokens[scenes.tasks], made.token_mask[scenes.tasks]
         vlm = PointingVLM(made.network)
         vlm.requires_grad_(True)
-        ground(vlm, scenes.images, prompts, scenes.uv, config, generator, report)
+        fit(vlm, (made.tokens[tasks], made.token_mask[tasks]))
         made.network.train(False)
 
 
@@ -262,10 +228,8 @@ def imitate_policy(
     length = getattr(policy, "chunk_length", policy.horizon)
     chunks = demonstrated_chunks(policy, episodes, features, length)
     chunks = chunks.select(torch.as_tensor(episodes.time % config.stride == 0))
-    with bar("imitate", config.fit.steps) as update:
-        report = every(config.fit.steps, _report(update, folder))
-        with alone():
-            imitate(policy, chunks, config, generator(seed, 2), report)
+    with progress("imitate", config.fit.steps, "loss {loss:.4f}", folder) as report, alone():
+        imitate(policy, chunks, config, generator(seed, 2), report)
 
 
 def imitate_from_pixels(
@@ -273,8 +237,7 @@ def imitate_from_pixels(
 ) -> None:
     """Train all of ``policy`` on the demonstrations, perception included, in place."""
     chunks = demonstrated_chunks(policy, episodes, {}, policy.horizon)
-    with bar("imitate", config.fit.steps) as update:
-        report = every(config.fit.steps, _report(update, folder))
+    with progress("imitate", config.fit.steps, "loss {loss:.4f}", folder) as report:
         fit_from_pixels(policy, episodes.observation(), chunks, config, generator(seed, 2), report)
 
 
@@ -285,9 +248,21 @@ def encode_episodes(policy: Policy, episodes: Demonstrations, part: int = 256) -
     return {name: torch.cat([item[name] for item in parts]) for name in parts[0]}
 
 
-def every(steps: int, report: Report) -> Report:
-    """Call ``report`` after every 25 of the ``steps``, and after the last one."""
-    return lambda step, info: report(step, info) if (step + 1) % 25 == 0 or step + 1 == steps else None
+@contextmanager
+def progress(what: str, steps: int, remark: str, folder: RunFolder | None = None) -> Iterator[Report]:
+    """A bar whose report tells every 25th of ``steps``, and the last one, with ``remark`` of its metrics.
+
+    They go to ``folder``, if there is one, as those of the stage "imitation".
+    """
+    with bar(what, steps) as update:
+
+        def report(step: int, info: dict[str, float]) -> None:
+            if (step + 1) % 25 == 0 or step + 1 == steps:
+                update(step + 1, remark.format(**info))
+                if folder:
+                    folder.log("imitation", step, info)
+
+        yield report
 
 
 def demonstrated_chunks(
@@ -297,19 +272,6 @@ def demonstrated_chunks(
 
     They are where the policy's weights are.
     """
-    weights = next(iter(policy.trainable().values()))
-    actions, counts, task = (
-        torch.as_tensor(it, device=weights.device) for it in (*episodes.chunks(length), episodes.task)
-    )
+    device, given = next(iter(policy.trainable().values())).device, (*episodes.chunks(length), episodes.task)
+    actions, counts, task = (torch.as_tensor(item, device=device) for item in given)
     return demonstrated(features, policy.action_scale.normalize(actions), counts, task)
-
-
-def _report(update: Callable[[int, str], None], folder: RunFolder | None) -> Report:
-    """Metrics to the progress bar and, if there is one, to the run folder."""
-
-    def report(step: int, info: dict[str, float]) -> None:
-        update(step + 1, f"loss {info['loss']:.4f}")
-        if folder:
-            folder.log("imitation", step, info)
-
-    return report

@@ -30,7 +30,7 @@ from vla_rl.policies.vla.checkpoint import is_public
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.saving import fingerprint as base_fingerprint
 from vla_rl.pretrained import checkpoint_of
-from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.env_config import EnvConfig, EnvFactory
 from vla_rl.recipes.imitate import imitate_policy
 from vla_rl.recipes.trainers import RunContext, Trainable, generator, placed
 from vla_rl.serving.access import names_server
@@ -39,6 +39,9 @@ from vla_rl.training.fit import ImitationConfig
 
 if TYPE_CHECKING:
     from vla_rl.serving.remote import RemotePolicy
+
+
+TRAINED = ("save_pretrained", "trainable", "feature_sizes")  # what a policy needs to be trained
 
 
 def start_policy(
@@ -65,10 +68,10 @@ def start_policy(
     return policy
 
 
-def check_if_foreign(policy: Policy, env_config: EnvConfig, seed: int, needs: Sequence[str]) -> None:
+def check_if_foreign(policy: Policy, env_factory: EnvFactory, seed: int, needs: Sequence[str] = TRAINED) -> None:
     """Raise ContractError when ``policy`` is somebody else's and breaks the contract or lacks one of ``needs``."""
     if is_user_defined(policy):
-        with closing(env_config.make(2)) as env:
+        with closing(env_factory.make(2)) as env:
             check_policy_quickly(policy, env, generator(seed, 0), needs)
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
 from vla_rl.contract.env import Observation, VecEnv
 from vla_rl.contract.task import Parameter
+
+if TYPE_CHECKING:
+    from sims.isolation.remote import Server
 
 Scenes: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """images uint8 [N,h,w,3], tasks int [N], uv float [N,2] (where the named object is, within [-1, 1]), state [N,S]."""
@@ -44,18 +47,6 @@ class Expert(Protocol):
         """The planned actions, float32 [E,H,D], in physical units."""
 
 
-class EnvServer(Protocol):
-    """Serves an environment over the network."""
-
-    port: int
-
-    def run(self) -> None:
-        """Accept connections until :meth:`close`."""
-
-    def close(self) -> None:
-        """Stop listening and end every session."""
-
-
 def make_env(name: str, num_envs: int, **options: object) -> VecEnv:
     """The environment ``name``, of the catalogue or "package.module:make", with its own ``options``."""
     env: VecEnv = catalog().make(name, num_envs=num_envs, **options)
@@ -83,7 +74,7 @@ def parameters_of(name: str, options: Mapping[str, object] | None = None) -> tup
     return randomize.parameters_of(name, options)
 
 
-def env_server(name: str, port: int, host: str, key: str, certificate: str, private_key: str) -> EnvServer:
+def env_server(name: str, port: int, host: str, key: str, certificate: str, private_key: str) -> Server:
     """A server of environment ``name`` for other machines, see ``sims/isolation/remote.py``."""
     from sims.isolation.remote import Security, Server
 

@@ -119,7 +119,7 @@ KILLS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "when the world model has grown": lambda patch: raise_at(patch, imagination.WorldModelRun, "_refit", 1, True),
     "before the state with the grown one": lambda patch: raise_at(patch, Loop, "_revalidate_best", 1),
     "an iteration after the second growth": lambda patch: raise_at(patch, Loop, "_iterate", 5, True),
-    "with a state of the grown one": lambda patch: raise_at(patch, imagination.WorldModelRun, "coevolve", 5),
+    "with a state of the grown one": lambda patch: raise_at(patch, imagination.WorldModelRun, "before_iteration", 5),
 }
 
 

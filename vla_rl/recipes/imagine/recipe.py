@@ -85,9 +85,7 @@ class Imagine:
             context = RunContext(
                 world_model.env_factory, policy, self.seed, current_reducer(), device=device, reward=self.reward
             )
-            trained, best = improve(
-                self.rl, context, self.evaluation, folder, lambda policy: Coevolving(world_model, policy)
-            )
+            trained, best = improve(self.rl, context, self.evaluation, folder, world_model.follow)
         with clock(seconds, "agreement"):
             tables = world_model.calibrated.agreement(world_model.episodes.held_out)
         with clock(seconds, "test"):
@@ -159,9 +157,10 @@ def require_imaginable(spec: EnvSpec, plan: Plan) -> None:
         )
 
 
-class WorldModelRun:
+class WorldModelRun(Hook):
     """The calibrated world model of a run with its episodes, environments and decisions (``coevolution.json``).
 
+    It is trained further where the policy that learns in it (:meth:`follow`) needs real episodes.
     A decision is written down before it is carried out, and the world model before a purchase is kept, so that a run
     that was killed goes on from the world model of its saved state, and carries out the later decisions again.
     """
@@ -209,8 +208,14 @@ class WorldModelRun:
                 "--plan.trust.min-imagined 0 uses it as it is."
             ) from error
 
-    def coevolve(self, policy: Policy, iteration: int) -> bool:
-        """Before ``iteration`` of RL: buy real episodes if the signals ask for it; whether the model has changed."""
+    def follow(self, policy: Policy) -> WorldModelRun:
+        """Decide by how ``policy`` does, which is about to learn."""
+        self.policy = policy
+        return self
+
+    def before_iteration(self, iteration: int) -> bool:
+        """Buy real episodes if the signals ask for it; whether the model has changed."""
+        policy = self.policy
         if iteration < self.decisions[-1]["iteration"] + self.plan.coevolution.every:
             return False
         decision = self._decide(policy, iteration)
@@ -228,7 +233,10 @@ class WorldModelRun:
         return {"decisions": len(self.decisions)}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Go on from the world model, the episodes and the environments of :meth:`state_dict`."""
+        """Go on from the world model, the episodes and the environments of :meth:`state_dict`.
+
+        Before the source does: its environments are restored under the horizon of the world model.
+        """
         written, count = [*self.decisions, *self._again], cast(int, state["decisions"])
         self.decisions, self._again = written[:count], written[count:]
         last, purchases = self.decisions[-1], sum(one["buy"] > 0 for one in self.decisions)
@@ -312,23 +320,6 @@ def _bought_before(stage: str) -> int:
     """How many episodes were bought before a ``stage`` that trains the world model; -1 for other stages."""
     words = stage.split()  # "world after 100 bought"
     return int(words[2]) if words[:2] == ["world", "after"] else -1
-
-
-class Coevolving(Hook):
-    """Trains the world model in which ``policy`` learns, where it needs real episodes."""
-
-    def __init__(self, world_model: WorldModelRun, policy: Policy) -> None:
-        self.world_model, self.policy = world_model, policy
-
-    def before_iteration(self, iteration: int) -> bool:
-        return self.world_model.coevolve(self.policy, iteration)
-
-    def state_dict(self) -> dict[str, object]:
-        return self.world_model.state_dict()
-
-    def load_state_dict(self, state: dict[str, object]) -> None:
-        """Before the source: its environments are restored under the horizon of the world model."""
-        self.world_model.load_state_dict(state)
 
 
 @dataclass(frozen=True)
