@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.robot_drivers.toy_arm import LIMITS
 
 from robot_drivers.config import Part, RobotConfig
 from robot_drivers.feetech import GOAL_POSITION, TORQUE_ENABLE
@@ -21,6 +20,7 @@ from robot_drivers.record import SOURCES
 from robot_drivers.simulated import SimulatedRobot
 from tests.docs.conftest import ROOT
 from tests.patience import PATIENCE
+from tests.robot_drivers.arms import LIMITS
 from tests.robot_drivers.servo_bus import Port, Servos
 from vla_rl.cli import main
 from vla_rl.contract.env import Observation
@@ -206,7 +206,7 @@ def shell():
 @pytest.fixture
 def keyed(tmp_path: Path) -> Path:
     """An arm in another process that is where it is sent, driven by the keys of the terminal."""
-    arm = Part("tests.robot_drivers.file_arm:FileArm", {"path": str(tmp_path / "commands.txt")})
+    arm = Part("tests.robot_drivers.arms:FileArm", {"path": str(tmp_path / "commands.txt")})
     keyboard = Part("robot_drivers.teleop.keyboard:Keyboard", {"joints": 2, "speed": 0.2, "pulse": 1e9})
     RobotConfig(arm, teleoperator=keyboard, limits=LIMITS.to_json(), tasks=("lift",), seconds=1e4).save(
         tmp_path / "arm.json"

@@ -119,7 +119,7 @@ def main(folder: Path, existing: int, first: int, stride: int) -> Iterator[str]:
     undisturbed, known = prepared(folder, "undisturbed")
     count = forked(lambda: add(undisturbed, existing, -1, known))
     yield f"{count} moments"
-    finishing = range(count - 40, count, min(stride, 5))  # the files of the finished dataset are moved into place
+    finishing = range(count - 40, count, min(stride, 8))  # the files of the finished dataset are moved into place
     for number in sorted({*range(first, count, stride), *finishing}):
         root, acknowledged = prepared(folder, number)
 

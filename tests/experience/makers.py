@@ -16,6 +16,7 @@ from sims.catalog import make
 from sims.toy.counting import CountingEnv
 from tests.auditing import AuditingPolicy
 from vla_rl.contract.batch import Rollout
+from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
 
@@ -27,6 +28,14 @@ def gaussian(env: str, num_envs: int, decisions: int, horizon: int, seed: int) -
     policy = GaussianPolicy(toy.spec, config=GaussianConfig(horizon, width=32))
     noise = torch.Generator().manual_seed(seed)
     return RolloutSource(toy, policy, decisions, SeedStream(1000 * seed, 1000 * seed + 500), noise)
+
+
+def recorded(action: np.ndarray, **changes: Any) -> Demonstrations:
+    """One episode of the actions [T,D], in which all is empty or zero that ``changes`` do not give."""
+    count = len(action)
+    zeros, state = np.zeros(count, np.int64), np.zeros((count, 0), np.float32)
+    found = Demonstrations({}, state, zeros, np.arange(count), action, zeros, zeros - 1, ("push",), fps=10.0)
+    return replace(found, **changes)
 
 
 def equal_rollouts(one: Rollout, other: Rollout) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -51,6 +54,47 @@ def of_ended_episodes(replay: Replay) -> Tensor:
     running = (cursor + torch.arange(provisional)) % replay.capacity
     decisions = replay.decisions()
     return decisions[~torch.isin(decisions, running)]
+
+
+def decided(ids: Tensor, reward: Tensor, valid: Tensor, terminated: Tensor, truncated: Tensor) -> Rollout:
+    """Decisions with the features ``ids`` [T+1,E]; the observation after a truncated one has the id -1 - its own."""
+    final, zeros = truncated.nonzero(), torch.zeros(*reward.shape, 1)
+    whole = torch.zeros(reward.shape[:2], dtype=torch.long)
+    return Rollout(
+        features={"id": ids},
+        sample=zeros,
+        executed=zeros,
+        aux={},
+        logprob=zeros[:, :, 0, 0],
+        reward=reward,
+        valid=valid,
+        intervened=torch.zeros_like(valid),
+        terminated=terminated,
+        truncated=truncated,
+        success=terminated,
+        version=whole,
+        final_index=final,
+        final_features={"id": -1 - ids[final[:, 0], final[:, 1]]},
+        seeds=whole,
+    )
+
+
+def line(rewards: list[float], number: int = 0, seed: int = 0, end: str = "terminated", **changes: Any) -> Rollout:
+    """One environment that earns ``rewards``, one action a decision, and ends after the last unless ``end`` is ""."""
+    ids, reward = number + torch.arange(len(rewards) + 1)[:, None], torch.tensor(rewards)[:, None]
+    over = torch.arange(len(rewards))[:, None] == len(rewards) - 1
+    valid = torch.ones_like(reward[..., None], dtype=torch.bool)
+    found = decided(ids, reward[..., None], valid, over & (end == "terminated"), over & (end == "truncated"))
+    return replace(found, **{"seeds": torch.full_like(found.seeds, seed), **changes})
+
+
+def same(one: Transitions, two: Transitions) -> bool:
+    return all(torch.equal(*pair) for pair in zip(flat(one), flat(two), strict=True))
+
+
+def flat(found: Transitions) -> list[Tensor]:
+    parts = [getattr(found, name) for name in Transitions.__dataclass_fields__]
+    return [item for part in parts for item in (part.values() if isinstance(part, dict) else [part])]
 
 
 def audit(found: Transitions, horizon: int, n_step: int) -> None:

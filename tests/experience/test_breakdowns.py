@@ -9,7 +9,7 @@ import torch
 from sims.toy.counting import episode_length
 from tests.breaking import BreakingEnv
 from tests.experience.makers import LuckyEnv, Patient
-from tests.experience.test_replay import line
+from tests.experience.replays import line
 from vla_rl.contract.batch import Rollout
 from vla_rl.experience.collect import ExpertPolicy, collect_demonstrations, collect_trajectories
 from vla_rl.experience.driver import ATTEMPTS

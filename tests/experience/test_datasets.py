@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sims.catalog import make
+from tests.experience.makers import recorded
 from tests.experience.test_demonstrations import count
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.experience.collect import collect_demonstrations, iter_demonstrations
@@ -42,22 +43,16 @@ def same(one: Demonstrations, other: Demonstrations) -> bool:
 
 def episode(length: int = 4, channels: int = 3) -> Demonstrations:
     """Actions 1, 2, ... ``length``."""
-    return Demonstrations(
+    return recorded(
+        np.arange(1, length + 1, dtype=np.float32)[:, None],
         images={"cam": np.zeros((length, 32, 32, channels), np.uint8)},
         state=np.zeros((length, 2), np.float32),
-        task=np.zeros(length, np.int64),
-        time=np.arange(length),
-        action=np.arange(1, length + 1, dtype=np.float32)[:, None],
-        episode=np.zeros(length, np.int64),
-        seed=np.full(length, -1),
-        tasks=("push",),
-        fps=10,
         state_names=("a", "b"),
         action_names=("x",),
     )
 
 
-def recorded(root: Path, count: int) -> Path:
+def saved(root: Path, count: int) -> Path:
     """``count`` episodes, of which the state says the number."""
     with Recording(root, "never") as kept:
         for i in range(count):
@@ -82,7 +77,7 @@ def test_a_recorder_has_its_folder_from_the_start_and_leaves_none_empty(tmp_path
     with Recording(tmp_path / "d"), pytest.raises(UserError, match="is writing to"), Recorder(tmp_path / "d"):
         pass
     assert not (tmp_path / "d").exists()
-    with Recording(recorded(tmp_path / "d", 1)):
+    with Recording(saved(tmp_path / "d", 1)):
         assert (tmp_path / "d/recording").exists()
     assert load_demonstrations(tmp_path / "d").count == 1 and not (tmp_path / "d/recording").exists()
 
@@ -101,7 +96,7 @@ def test_a_recorder_whose_folder_went_does_not_finish_another_ones(tmp_path: Pat
 
 
 def test_episodes_whose_numbers_have_a_gap_are_read(tmp_path: Path) -> None:
-    root = recorded(tmp_path / "d", 4)
+    root = saved(tmp_path / "d", 4)
     for part in ("data", "meta/episodes"):
         file = root / part / "chunk-000/file-000.parquet"
         table = pq.read_table(file)
@@ -122,7 +117,7 @@ def test_episodes_whose_numbers_have_a_gap_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_an_episode_of_wrong_numbers_is_named(tmp_path: Path, column: str, values: list[float], sentence: str) -> None:
-    file = recorded(tmp_path / "d", 3) / "data/chunk-000/file-000.parquet"
+    file = saved(tmp_path / "d", 3) / "data/chunk-000/file-000.parquet"
     table = pq.read_table(file)
     new = pa.array(values, table.schema.field(column).type)
     pq.write_table(table.set_column(table.schema.get_field_index(column), column, new), file)

@@ -14,6 +14,7 @@ from sims.catalog import make
 from sims.toy.counting import episode_length, expected_reward
 from tests.algorithms.test_hg_dagger import Table
 from tests.auditing import AuditingPolicy
+from tests.experience.makers import recorded
 from tests.toys import seeded
 from tests.world_models.pushing import played
 from vla_rl.algorithms.chunks import demonstrated, mean_loss
@@ -247,16 +248,12 @@ def logged(success: bool, **extras: np.ndarray) -> Demonstrations:
     """Two episodes of three control steps, as a LeRobot folder has them: no picture after the last action."""
     count, last = 6, np.array([False, False, True] * 2)
     wins = {"next.success": last & np.array([success] * 3 + [True] * 3)}
-    return Demonstrations(
-        {"front": np.arange(count, dtype=np.uint8)[:, None, None, None].repeat(3, -1)},
+    return recorded(
+        np.ones((count, 2), np.float32),
+        images={"front": np.arange(count, dtype=np.uint8)[:, None, None, None].repeat(3, -1)},
         state=np.arange(count, dtype=np.float32)[:, None],
-        task=np.zeros(count, np.int64),
         time=np.arange(count) % 3,
-        action=np.ones((count, 2), np.float32),
         episode=np.repeat([0, 1], 3),
-        seed=np.full(count, -1),
-        tasks=("push",),
-        fps=10.0,
         extras=wins | extras,
     )
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.experience.test_replay import line, same
+from tests.experience.replays import line, same
 from tests.toys import seeded
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import ContractError, UserError

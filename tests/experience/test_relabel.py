@@ -11,6 +11,7 @@ import torch
 from sims.catalog import make
 from sims.toy.counting import episode_length
 from tests.auditing import AuditingPolicy
+from tests.experience.makers import recorded
 from tests.experience.replays import GAMMA, audit
 from tests.experience.test_demonstrations import count
 from tests.residuals import COUNTING, SMALL, PacingBase, StateEncoder, stepping_base
@@ -46,16 +47,13 @@ def everything(flags: str = "next.success") -> Demonstrations:
                 break
         length = len(kept)
         ends = (np.arange(length) == length - 1) & bool(step.success[0])
-        part = Demonstrations(
+        part = recorded(
+            np.stack([action for _, action in kept]),
             images={"audit": np.concatenate([item.images["audit"] for item, _ in kept])},
             state=np.concatenate([item.state for item, _ in kept]),
             task=np.concatenate([item.task for item, _ in kept]),
-            time=np.arange(length),
-            action=np.stack([action for _, action in kept]),
-            episode=np.zeros(length, np.int64),
             seed=np.full(length, seed),
             tasks=env.spec.tasks,
-            fps=10.0,
             extras={"next.reward": np.array(rewards, np.float32), flags: ends},
         )
         parts.append(part)
@@ -138,29 +136,25 @@ def test_every_offset_begins_a_decision(successes):
         )
 
 
-def recorded(rollout: Rollout) -> tuple[Demonstrations, list[list[int]]]:
+def as_recorded(rollout: Rollout) -> tuple[Demonstrations, list[list[int]]]:
     """The ended episodes of a rollout with one action a decision, as if recorded, and (row, decisions) of each."""
     parts, sources = [], []
     for row in range(rollout.reward.shape[1]):
         begin = 0
         for t in (rollout.terminated | rollout.truncated)[:, row].nonzero().flatten().tolist():
             span, length = slice(begin, t + 1), t + 1 - begin
-            state = rollout.features["state"][span, row].numpy()
+            extras = {
+                "next.reward": rollout.reward[span, row, 0].numpy(),
+                "next.success": rollout.terminated[span, row].numpy(),
+            }
             parts.append(
-                Demonstrations(
+                recorded(
+                    rollout.executed[span, row, 0].numpy(),
                     images={"audit": np.zeros((length, 4, 4, 3), np.uint8)},
-                    state=state,
-                    task=np.zeros(length, np.int64),
-                    time=np.arange(length),
-                    action=rollout.executed[span, row, 0].numpy(),
-                    episode=np.zeros(length, np.int64),
+                    state=rollout.features["state"][span, row].numpy(),
                     seed=np.full(length, int(rollout.seeds[t, row])),
                     tasks=COUNTING.tasks,
-                    fps=10.0,
-                    extras={
-                        "next.reward": rollout.reward[span, row, 0].numpy(),
-                        "next.success": rollout.terminated[span, row].numpy(),
-                    },
+                    extras=extras,
                 )
             )
             sources.append([row, *range(begin, t + 1)])
@@ -172,7 +166,7 @@ def recorded(rollout: Rollout) -> tuple[Demonstrations, list[list[int]]]:
 def test_the_base_acts_as_in_a_live_rollout_of_the_same_observations(base):
     policy = DeterministicResidual(base(), StateEncoder(COUNTING), SMALL)
     live = RolloutSource(make("counting", num_envs=4), policy, 60, SeedStream(300, 10**9), seeded()).next()
-    episodes, sources = recorded(live)
+    episodes, sources = as_recorded(live)
     assert len(sources) > 10
     for rollout, (row, *times) in zip(relabelled(episodes, policy, COUNTING, 1, seeded()), sources, strict=True):
         ended = bool(rollout.terminated[-1])

@@ -86,7 +86,7 @@ def test_a_killed_process_of_an_engine_doubles_nothing(policy, undisturbed, tmp_
             os.kill(killed[0], signal.SIGKILL)
 
     monkeypatch.setattr(Journal, "append", killing)
-    monkeypatch.setattr("vla_rl.recipes.suite_run._here", None)
+    monkeypatch.setattr("vla_rl.recipes.suite.Block.play", None)
     with on_engine(Away()):
         SuiteRun(quick(), policy, tmp_path, num_envs=3).run()
     assert killed and (tmp_path / EPISODES).read_bytes() == undisturbed

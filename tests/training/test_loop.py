@@ -53,13 +53,13 @@ class Fake:
         return Rate(next(self.rates), 0.1, 0.9, 100)
 
 
-def run(rates, kind=Fake, **config):
+def run(rates, kind=Fake, validate=True, **config):
     fake, reports, kept = kind(rates), {}, []
     loop = Loop(
         fake,
         fake,
         PolicyStore(fake),
-        fake.validate,
+        fake.validate if validate else None,
         replace(LoopConfig(iterations=4, validate_every=1), **config),
         on_best=lambda iteration: kept.append((iteration, fake.parameters["w"][0].item())),
         report=lambda iteration, metrics: reports.update({iteration: metrics}),
@@ -75,9 +75,38 @@ def test_the_best_validated_weights_are_kept_and_returned():
     assert found.fake.lr == 1.0  # nothing collapsed
 
 
-def test_of_equals_the_later_one_is_kept():
-    found = run([0.5, 0.5, 0.4, 0.5, 0.3])
-    assert found.best.iteration == 3 and found.final == [3.0, 3.0]
+@pytest.mark.parametrize(
+    ("rates", "best"),
+    [([0.5, 0.5, 0.4, 0.5, 0.3], 3), ([0.2, 0.8, 0.66, 0.7, 0.66], 1)],
+    ids=["of equals the later one", "a slightly worse one changes nothing"],
+)
+def test_without_a_collapse_the_run_goes_on_from_the_newest_weights(rates, best):
+    found = run(rates, collapse=0.21)
+    assert found.best.iteration == best and found.final == [best, best]
+    assert found.fake.weights_at == [0, 1, 2, 3, 4] and found.fake.lr == 1.0
+
+
+def test_without_validation_the_last_weights_are_kept():
+    found = run([], validate=False, iterations=3)
+    assert found.best.iteration == 3 and found.kept == [(3, 3.0)] and found.final == [3.0, 3.0]
+    assert sorted(found.reports) == [0, 1, 2, 3] and not any("eval/score" in it for it in found.reports.values())
+
+
+@pytest.mark.parametrize(
+    ("config", "validated"),
+    [
+        ({"iterations": 0}, [0]),
+        ({"iterations": 5, "validate_every": 0}, [0, 5]),
+        ({"iterations": 100, "validate_every": 2, "env_steps": 25}, [0, 2, 3]),
+        ({"iterations": 8, "validate_every": 100, "validate_steps": 25}, [0, 3, 6, 8]),
+        ({"iterations": 8, "validate_every": 4, "validate_steps": 25}, [0, 3, 4, 7, 8]),
+    ],
+)
+def test_validation_comes_when_it_is_due(config, validated):
+    """After so many iterations, or actions since the last one (10 an iteration), before all of them and after."""
+    found = run([0.1] * 9, **config)
+    assert [i for i, metrics in found.reports.items() if "eval/score" in metrics] == validated
+    assert max(found.reports) == validated[-1] == found.reports[validated[-1]]["env/steps_total"] / 10
 
 
 def test_a_collapse_goes_back_to_the_best_weights_and_slows_down():
@@ -86,11 +115,6 @@ def test_a_collapse_goes_back_to_the_best_weights_and_slows_down():
     assert found.fake.lr == 0.5 and found.final == [1.0, 1.0]
     assert [found.reports[i]["eval/collapsed"] for i in range(5)] == [0, 0, 1, 0, 0]
     assert found.fake.version == 6  # restored weights are published too, and the best ones at the end
-
-
-def test_a_slightly_worse_validation_changes_nothing():
-    found = run([0.2, 0.8, 0.66, 0.7, 0.66], collapse=0.15)
-    assert found.fake.weights_at == [0, 1, 2, 3, 4] and found.fake.lr == 1.0
 
 
 def test_collect_learn_publish_in_turn_and_validate_first_in_between_and_last():
@@ -120,22 +144,6 @@ def test_the_best_weights_are_validated_again_in_a_changed_world():
     assert fake.weights_at == [0.0, 1.0, 2.0, 1.0, 3.0, 4.0]
     assert hook.asked_at == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0)]
     assert (best.score, best.iteration) == (0.3, 3) and fake.parameters["w"].tolist() == [3.0, 3.0]
-
-
-def test_the_run_ends_when_its_actions_are_used_up():
-    found = run([0.1] * 3, iterations=100, validate_every=2, env_steps=25)
-    assert sorted(found.reports) == [0, 1, 2, 3] and found.reports[3]["env/steps_total"] == 30
-    assert "eval/score" in found.reports[3]
-
-
-def test_validation_comes_after_so_many_actions_too():
-    """Counted from the last validation of any kind; 10 actions an iteration."""
-    found = run([0.1] * 9, iterations=8, validate_every=100, validate_steps=25)
-    assert [i for i in range(9) if "eval/score" in found.reports[i]] == [0, 3, 6, 8]
-    found = run([0.1] * 9, iterations=8, validate_every=4, validate_steps=25)
-    assert [i for i in range(9) if "eval/score" in found.reports[i]] == [0, 3, 4, 7, 8]
-    found = run([0.1] * 9, iterations=8, validate_every=100, validate_steps=0)
-    assert [i for i in range(9) if "eval/score" in found.reports[i]] == [0, 8]
 
 
 def test_a_resumed_run_validates_at_the_same_actions():
@@ -234,12 +242,6 @@ def test_the_seconds_of_an_iteration_are_those_of_its_parts():
     assert "time/iteration_s" not in found.reports[0] and found.reports[0]["time/validate_s"] >= 0.03
 
 
-def test_a_part_that_cannot_save_its_state_is_named():
-    loop = Loop(object(), Fake([]), PolicyStore(Fake([])), Fake([]).validate, LoopConfig())
-    with pytest.raises(UserError, match="the source object cannot save its state"):
-        loop.state_dict()
-
-
 @pytest.mark.parametrize("part", ["learner", "source", "store"])
 def test_a_run_whose_parts_cannot_save_their_state_says_so_and_runs(part):
     class Stateless:
@@ -258,27 +260,6 @@ def test_a_run_whose_parts_cannot_save_their_state_says_so_and_runs(part):
     assert f"the {part} Stateless cannot save its state, so this run cannot be resumed" in loop.not_resumable()
     assert loop.run().iteration == 3
     assert Loop(fake, fake, store, None, LoopConfig()).not_resumable() == ""
-
-
-def test_without_validation_the_last_weights_are_kept():
-    fake, kept, reports = Fake([]), [], {}
-    loop = Loop(
-        fake,
-        fake,
-        PolicyStore(fake),
-        None,
-        LoopConfig(iterations=3, validate_every=1),
-        on_best=kept.append,
-        report=lambda i, metrics: reports.update({i: metrics}),
-    )
-    best = loop.run()
-    assert best.iteration == 3 and kept == [3] and fake.parameters["w"].tolist() == [3.0, 3.0]
-    assert sorted(reports) == [0, 1, 2, 3] and not any("eval/score" in metrics for metrics in reports.values())
-
-
-def test_validate_every_0_validates_before_and_after():
-    found = run([0.1] * 2, iterations=5, validate_every=0)
-    assert [i for i in range(6) if "eval/score" in found.reports[i]] == [0, 5]
 
 
 def test_the_share_that_is_done_is_published_with_the_weights():
@@ -313,8 +294,7 @@ def test_the_share_of_the_actions_is_published_too():
 
 def test_the_share_that_is_done_is_never_more_than_all():
     """The last iteration takes more actions than were left; noise that falls with the share must not fall below 0."""
-    fake = Fake([])
-    loop = Loop(fake, fake, PolicyStore(fake), None, LoopConfig(iterations=100, env_steps=3))
+    loop = Loop(fake := Fake([]), fake, PolicyStore(fake), None, LoopConfig(iterations=100, env_steps=3))
     loop.run()
     assert (loop.env_steps, loop.progress()) == (10.0, 1.0)
 
@@ -337,10 +317,6 @@ def test_numbers_without_a_meaning_are_refused(wrong):
     name, value = next(iter(wrong.items()))
     with pytest.raises(UserError, match=rf"LoopConfig\.{name} is {value}, .*choose a number"):
         LoopConfig(**wrong)
-
-
-def test_without_an_iteration_there_is_still_a_validation():
-    assert run([0.4], iterations=0).best.score == pytest.approx(0.4)
 
 
 class RollingBack(Fake):

@@ -141,25 +141,12 @@ def test_the_trace_has_a_thread_for_every_process_and_microseconds(clock):
     ]
 
 
-_THREAD = '{"ph": "M", "tid": 0, "args": {"name": "learner"}}'
-_SPAN = '{{"ph": "X", "tid": 0, "ts": {}, "dur": 1, "name": "{}", "args": {{"iteration": {}}}}}'
+TRACES = """{{"traceEvents": [{{"ph": "M", "tid": 0, "args": {{"name": "learner"}}}},
+  {{"ph": "X", "tid": 0, "ts": {}, "dur": 1, "name": "{}", "args": {{"iteration": {}}}}}]}}"""
+WRONG = [(1, "sleeping", 0), (1, "learning", "Infinity"), ("NaN", "learning", 0), ("Infinity", "learning", 0)]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", "{}", "[]", "[" * 100_000),
-        *(
-            f'{{"traceEvents": [{_THREAD}, {_SPAN.format(*span)}]}}'
-            for span in [
-                (1, "sleeping", 0),
-                (1, "learning", "Infinity"),
-                ("NaN", "learning", 0),
-                ("Infinity", "learning", 0),
-            ]
-        ),
-    ],
-)
+@pytest.mark.parametrize("text", ["", "{}", "[]", "[" * 100_000, *(TRACES.format(*span) for span in WRONG)])
 def test_a_damaged_timeline_is_named_in_one_sentence(text, tmp_path):
     (tmp_path / TRACE).write_text(text)
     with pytest.raises(UserError, match=r"trace\.json is damaged .* delete that file\.$"):
