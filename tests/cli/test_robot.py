@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.robot_drivers.toy_arm import LIMITS
 
 from robot_drivers.config import Part, RobotConfig
 from robot_drivers.feetech import GOAL_POSITION, TORQUE_ENABLE
@@ -21,6 +20,7 @@ from robot_drivers.record import SOURCES
 from robot_drivers.simulated import SimulatedRobot
 from tests.docs.conftest import ROOT
 from tests.patience import PATIENCE
+from tests.robot_drivers.arms import LIMITS
 from tests.robot_drivers.servo_bus import Port, Servos
 from vla_rl.cli import main
 from vla_rl.contract.env import Observation
@@ -95,17 +95,12 @@ def test_mistakes_are_one_sentence(complaint, tmp_path, monkeypatch):
     assert "simulated in virtual time" in complaint("robot", "teleop", "simulated")
 
 
-def test_the_simulated_arm_is_recorded_and_the_dataset_read(tmp_path, capsys):
+def test_an_episode_is_recorded_and_done_again(tmp_path, capsys):
     out = tmp_path / "recorded"
     main(["robot", "record", "simulated", "--policy", "expert", "--episodes", "1", "--out", str(out)])
     printed = capsys.readouterr().err
     assert "success 100.0%" in printed and "of 1 (1 success)" in printed and str(out) in printed
     assert load_demonstrations(out).count == 1
-
-
-def test_a_recorded_episode_is_done_again(tmp_path, capsys):
-    out = tmp_path / "recorded"
-    main(["robot", "record", "simulated", "--policy", "expert", "--episodes", "1", "--out", str(out)])
     main(["robot", "replay", "simulated", "--dataset", str(out), "--speed", "1"])
     printed = capsys.readouterr().err
     assert "the episode ended by success" in printed and "gripper.pos" in printed
@@ -206,7 +201,7 @@ def shell():
 @pytest.fixture
 def keyed(tmp_path: Path) -> Path:
     """An arm in another process that is where it is sent, driven by the keys of the terminal."""
-    arm = Part("tests.robot_drivers.file_arm:FileArm", {"path": str(tmp_path / "commands.txt")})
+    arm = Part("tests.robot_drivers.arms:FileArm", {"path": str(tmp_path / "commands.txt")})
     keyboard = Part("robot_drivers.teleop.keyboard:Keyboard", {"joints": 2, "speed": 0.2, "pulse": 1e9})
     RobotConfig(arm, teleoperator=keyboard, limits=LIMITS.to_json(), tasks=("lift",), seconds=1e4).save(
         tmp_path / "arm.json"

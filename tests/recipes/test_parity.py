@@ -10,9 +10,16 @@ from tests.commands import save_untrained
 from tests.visual_point_mass import VisualPointMass, tiny_vla
 from vla_rl.cli import main
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.evaluation.parity import Compared, TraceRecorder, explain, first_difference, read_traces, replay_env
 from vla_rl.evaluation.run import episode_generator, evaluate
-from vla_rl.recipes.parity import replay_checkpoint
+from vla_rl.recipes.parity import (
+    Compared,
+    TraceRecorder,
+    explain,
+    first_difference,
+    read_traces,
+    replay_checkpoint,
+    replay_env,
+)
 
 SEEDS = [100, 101, 102]
 CHOSEN = ["sample", "action"]

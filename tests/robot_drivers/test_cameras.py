@@ -15,6 +15,9 @@ from robot_drivers.cameras import camera as cameras
 from robot_drivers.cameras.camera import Camera, CameraError, CameraSpec, Frame, open_camera
 from robot_drivers.cameras.opencv import OpenCVCamera
 from robot_drivers.cameras.realsense import RealSenseCamera
+from robot_drivers.feetech import Bus
+from robot_drivers.franka import Franka
+from robot_drivers.ur import UR
 from tests.patience import PATIENCE, wait_until
 from vla_rl.contract.errors import ContractError, UserError
 
@@ -169,50 +172,55 @@ def test_pictures_that_were_not_declared_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("module", "source", "extra"),
-    [("cv2", OpenCVCamera(0), "robot"), ("pyrealsense2", RealSenseCamera(), "realsense")],
+    ("module", "opens", "extra"),
+    [
+        ("cv2", lambda: Camera(OpenCVCamera(0)).connect(PATIENCE), "robot"),
+        ("pyrealsense2", lambda: Camera(RealSenseCamera()).connect(PATIENCE), "realsense"),
+        ("rtde_control", lambda: UR("somewhere").connect(), "ur"),
+        ("franky", lambda: Franka("somewhere").connect(), "franka"),
+        ("serial", lambda: Bus("/dev/null").open(), "robot"),
+    ],
 )
-def test_without_its_library_the_extra_is_named(module, source, extra, monkeypatch):
+def test_without_its_library_the_extra_of_a_device_is_named(module, opens, extra, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UserError, match=rf"vla-rl\[{extra}\]"):
-        Camera(source).connect(PATIENCE)
+        opens()
 
 
 class RecordedRealSense:
     """pyrealsense2 as its reference says (github.com/IntelRealSense/librealsense, wrappers/python): a pipeline whose
     ``wait_for_frames`` raises RuntimeError when nothing comes, and frames whose memory belongs to the pipeline."""
 
+    stream, format = SimpleNamespace(color="color"), SimpleNamespace(rgb8="rgb8")
+
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
         self.memory = np.full((4, 6, 3), 7, np.uint8)
-        self.stream, self.format = SimpleNamespace(color="color"), SimpleNamespace(rgb8="rgb8")
-        self.fails = {"start": 0, "wait": 0}
+        self.fails = {"start": "", "wait": ""}
 
     def config(self):
-        def note(name):
-            return lambda *given: self.calls.append((name, *given))
-
-        return SimpleNamespace(enable_device=note("enable_device"), enable_stream=note("enable_stream"))
+        return SimpleNamespace(**{name: self._noting(name) for name in ("enable_device", "enable_stream")})
 
     def pipeline(self):
-        return SimpleNamespace(start=self.start, stop=self.stop, wait_for_frames=self.wait)
-
-    def start(self, config) -> None:
-        self.calls.append(("start",))
-        self._fail("start", "No device connected")
-
-    def stop(self) -> None:
-        self.calls.append(("stop",))
+        return SimpleNamespace(
+            start=lambda config: self._noting("start")(), stop=self._noting("stop"), wait_for_frames=self.wait
+        )
 
     def wait(self, timeout_ms: int):
-        self._fail("wait", "Frame didn't arrive within 1000")
+        self._fail("wait")
         self.memory += 1
         return SimpleNamespace(get_color_frame=lambda: SimpleNamespace(get_data=lambda: self.memory))
 
-    def _fail(self, what: str, words: str) -> None:
-        if self.fails[what]:
-            self.fails[what] -= 1
-            raise RuntimeError(words)
+    def _noting(self, name: str):
+        def noted(*given: object) -> None:
+            self.calls.append((name, *given))
+            self._fail(name)
+
+        return noted
+
+    def _fail(self, what: str) -> None:
+        if self.fails.get(what):
+            raise RuntimeError(self.fails[what])
 
 
 def test_realsense_is_asked_as_its_reference_says(monkeypatch):
@@ -220,16 +228,12 @@ def test_realsense_is_asked_as_its_reference_says(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyrealsense2", library)
     source = RealSenseCamera("0123", height=4, width=6, fps=15)
     source.open()
-    assert library.calls == [
-        ("enable_device", "0123"),
-        ("enable_stream", "color", 6, 4, "rgb8", 15),
-        ("start",),
-    ]
+    assert library.calls == [("enable_device", "0123"), ("enable_stream", "color", 6, 4, "rgb8", 15), ("start",)]
     before = time.monotonic()
     first, second = source.grab(), source.grab()
     assert before <= first.captured <= second.captured <= time.monotonic()
     assert first.image.max() == 8 and second.image.max() == 9, "a picture is our own copy"
-    library.fails = {"start": 1, "wait": 1}
+    library.fails = {"start": "No device connected", "wait": "Frame didn't arrive within 1000"}
     with pytest.raises(CameraError, match="RealSense 0123 is silent: Frame didn't arrive"):
         source.grab()
     source.close()

@@ -171,25 +171,6 @@ def test_the_arm_is_left_also_when_nobody_reads_to_the_end():
     assert DISCONNECTED == ["", "early"]
 
 
-@pytest.fixture
-def leaving(monkeypatch):
-    """The camera gives nothing more until it is disconnected."""
-    LEFT.clear()
-    disconnect = Camera.disconnect
-    monkeypatch.setattr(Camera, "disconnect", lambda camera: (LEFT.set(), disconnect(camera)))
-
-
-def seen(**options: Any) -> Finding:
-    """What is found about a camera after one second of virtual time."""
-    config = RobotConfig(Part(f"{__name__}:Arm", {"fault": "unplugged"}), {"front": Part(f"{__name__}:Eye", options)})
-
-    def sleep(seconds: float) -> None:
-        assert OVER.wait(PATIENCE)
-        NOW[0] += seconds
-
-    return checked(config, sleep=sleep)["camera front"]
-
-
 @pytest.mark.parametrize(
     ("options", "good", "says"),
     [
@@ -199,8 +180,17 @@ def seen(**options: Any) -> Finding:
         ({"fails": "absent"}, False, "plug it in"),
     ],
 )
-def test_a_camera_is_measured_also_when_the_arm_is_silent(options, good, says, leaving):
-    finding = seen(**options)
+def test_a_camera_is_measured_also_when_the_arm_is_silent(options, good, says, monkeypatch):
+    config = RobotConfig(Part(f"{__name__}:Arm", {"fault": "unplugged"}), {"front": Part(f"{__name__}:Eye", options)})
+    disconnect = Camera.disconnect
+    monkeypatch.setattr(Camera, "disconnect", lambda camera: (LEFT.set(), disconnect(camera)))
+    LEFT.clear()  # the camera gives nothing more until it is disconnected
+
+    def sleep(seconds: float) -> None:
+        assert OVER.wait(PATIENCE)
+        pass_by(seconds)
+
+    finding = checked(config, sleep=sleep)["camera front"]
     assert finding.good is good and says in str(finding)
 
 
@@ -220,19 +210,14 @@ class Device:
     def disconnect(self) -> None: ...
 
 
-def person(**options: Any) -> dict[str, Finding]:
-    """What is found about a teleoperator of the arm with two joints."""
-    driver, device = Part(f"{__name__}:Arm"), Part(f"{__name__}:Device", options)
-    config = RobotConfig(driver, teleoperator=device)
-    return checked(config, 0.1, lambda seconds: None)
-
-
 def test_a_teleoperator_is_read_in_its_process():
-    findings = person()
+    findings, absent = (
+        checked(RobotConfig(Part(f"{__name__}:Arm"), teleoperator=Part(f"{__name__}:Device", options)), 0.1)
+        for options in ({}, {"wrong": "absent"})
+    )
     assert "inputs/s" in findings["teleoperator"].result
     assert findings["its joints"] == Finding("its joints", "2 velocities, as the arm has")
-    absent = person(wrong="absent")["teleoperator"]
-    assert not absent.good and "plug it in" in str(absent)
+    assert not absent["teleoperator"].good and "plug it in" in str(absent["teleoperator"])
 
 
 def test_a_teleoperator_that_does_not_fit_is_found():

@@ -311,14 +311,6 @@ def test_a_peer_that_speaks_nonsense_is_heard_no_more(pipe: list[int], data: byt
     assert inbox.poll() == []
 
 
-def test_a_peer_that_has_ended_is_gone() -> None:
-    reader, writer = os.pipe()
-    inbox = Inbox(reader, "control")
-    os.close(writer)
-    assert inbox.poll() == [] and inbox.gone == "it has ended"
-    os.close(reader)
-
-
 def test_what_waits_for_a_peer_that_hangs_is_bounded_and_whole(pipe: list[int]) -> None:
     outbox = Outbox(pipe[1], "control", room=1 << 16)
     for number in range(2000):
@@ -350,12 +342,15 @@ def test_a_peer_that_reads_gets_everything_however_large(pipe: list[int]) -> Non
 
 
 def test_nothing_waits_for_a_peer_that_has_ended() -> None:
-    reader, writer = os.pipe()
-    outbox = Outbox(writer, "control")
+    (ours, theirs), (reader, writer) = os.pipe(), os.pipe()
+    inbox, outbox = Inbox(ours, "control"), Outbox(writer, "control")
+    os.close(theirs)
     os.close(reader)
+    assert inbox.poll() == [] and inbox.gone == "it has ended"
     outbox.flush()
     assert outbox.gone
     outbox.put({"number": 1})
     outbox.flush()
     assert not outbox._waiting and outbox.dropped == 1
+    os.close(ours)
     os.close(writer)

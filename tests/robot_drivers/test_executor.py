@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from dataclasses import asdict
 from itertools import pairwise
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from robot_drivers.driver import DriverError, Measurement
 from robot_drivers.executor import _SHRINK, Chunks, OpenLoop, Place, RecedingHorizon, TakeOver, TemporalEnsembling
 from robot_drivers.record import SOURCES, Decision, HumanInput, Query, Record
-from tests.robot_drivers.arms import DT, LIMITS, lockstep, towards
+from tests.robot_drivers.arms import DT, LIMITS, EpisodesInLockstep, ToyArm, lockstep, towards
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.wire import pack, unpack
 
@@ -22,37 +22,64 @@ GOAL = np.array([0.8, 0.2])
 SILENT = round(LIMITS.watchdog / DT)  # control steps
 
 
-def taken(records: list[Record]) -> list[Record]:
-    return [record for record in records if record.source == "human"]
+def by_hand(
+    holds: range = range(0),
+    moved: float = 0.0,
+    silent: Container[int] = (),
+    keys: Mapping[int, str] | None = None,
+    velocity: list[float] | None = None,
+) -> Callable[[int, Measurement], HumanInput | None]:
+    """A person holds control in the steps ``holds``, with a leader far away that moves by ``moved`` a step, or steers.
+
+    In the steps ``silent`` nothing comes of the person.
+    """
+
+    def person(step: int, measured: Measurement) -> HumanInput | None:
+        if step in silent:
+            return None
+        pressed = (keys[step],) if keys and step in keys else ()
+        if step not in holds:
+            return HumanInput(step * DT, keys=pressed)
+        leader = np.array([-1.5, 1.0]) + moved * (step - holds.start)
+        return HumanInput(step * DT, True, *((leader, None) if velocity is None else (None, np.array(velocity))))
+
+    return person
+
+
+def horizon(
+    steps: int = 4, delay: int = 0, length: int = 8, speed: float = 0.5, **person: object
+) -> tuple[EpisodesInLockstep, ToyArm]:
+    """A run of a receding horizon towards ``GOAL``, watched by that person."""
+    watches = by_hand(**person) if person else None  # type: ignore[arg-type]
+    return lockstep(RecedingHorizon(steps), towards(GOAL, length, speed), delay, watches)
+
+
+def whole_chunks(length: int = 100, steps: int = 5) -> tuple[EpisodesInLockstep, list[Record]]:
+    """A run of long chunks in the midst of an episode, and its steps so far."""
+    run, _ = lockstep(OpenLoop(), towards(GOAL, length, 0.2))
+    run.begin(1, 10_000)
+    return run, [run.step() for _ in range(steps)]
+
+
+def sources(records: list[Record]) -> list[str]:
+    return [record.source for record in records]
+
+
+def stands(records: list[Record]) -> bool:
+    return bool(np.ptp([record.executed for record in records], axis=0).max() < 1e-3)
 
 
 def largest_step(records: list[Record]) -> float:
     return float(np.abs(np.diff([record.executed for record in records], axis=0)).max())
 
 
-def largest_acceleration(records: list[Record]) -> float:
-    positions = np.array([record.executed[0] for record in records])
-    return float(np.abs(np.diff(positions, 2)).max() / DT**2)
-
-
-def by_hand(begin: int, end: int, moved: float = 0.0) -> Callable[[int, Measurement], HumanInput]:
-    """A person holds control from step ``begin`` to ``end`` with a leader far away that moves by ``moved`` a step."""
-
-    def person(step: int, measured: Measurement) -> HumanInput:
-        if not begin <= step < end:
-            return HumanInput(step * DT)
-        return HumanInput(step * DT, True, np.array([-1.5, 1.0]) + moved * (step - begin))
-
-    return person
-
-
 def test_a_step_is_labelled_with_what_was_asked_and_done() -> None:
-    run, arm = lockstep(RecedingHorizon(4), towards(GOAL), delay=2)
+    run, arm = horizon(delay=2)
     records = run.episode(3, 30)
     assert [record.step for record in records] == list(range(30)) and {record.episode for record in records} == {3}
     assert [record.outcome for record in records] == [""] * 29 + ["time_limit"]
-    assert {record.source for record in records} <= set(SOURCES)
-    assert [record.source for record in records[:3]] == ["hold", "hold", "policy"], "the first chunk is 2 steps late"
+    assert set(sources(records)) <= set(SOURCES)
+    assert sources(records[:3]) == ["hold", "hold", "policy"], "the first chunk is 2 steps late"
     for record in records[2:]:
         ahead = 2 if record.chunk == 0 else 0  # so long the arm stood still, before the first chunk's first action
         assert record.chunk + record.step_in_chunk == record.step - ahead and record.policy_version == 7
@@ -64,13 +91,8 @@ def test_a_step_is_labelled_with_what_was_asked_and_done() -> None:
     assert np.array_equal(records[3].executed, records[4].position)
     speed = (records[9].position - records[8].position) / DT
     assert records[9].velocity == pytest.approx(speed), "the difference of positions, where none is measured"
-
-
-def test_a_record_survives_the_wire() -> None:
-    run, _ = lockstep(OpenLoop(), towards(GOAL))
-    sent = run.step()
-    received = Record(**unpack(pack(asdict(sent))))
-    for name, value in vars(sent).items():
+    received = Record(**unpack(pack(asdict(records[0]))))
+    for name, value in vars(records[0]).items():
         assert np.array_equal(getattr(received, name), value, equal_nan=isinstance(value, np.ndarray)), name
 
 
@@ -78,9 +100,7 @@ def test_a_record_survives_the_wire() -> None:
 def test_the_arm_gets_there_in_the_same_way_every_time(way, delay: int) -> None:
     runs = [lockstep(way(), towards(GOAL), delay)[0].episode(1, 200) for _ in range(2)]
     assert np.abs(runs[0][-1].position - GOAL).max() < 0.02
-    assert all(pack(asdict(one)) == pack(asdict(other)) for one, other in zip(runs[0], runs[1], strict=True)), (
-        "bit for bit"
-    )
+    assert [pack(asdict(record)) for record in runs[0]] == [pack(asdict(record)) for record in runs[1]], "bit for bit"
 
 
 def test_the_policy_is_told_what_was_consumed_and_is_delayed() -> None:
@@ -104,103 +124,71 @@ def test_the_policy_is_told_what_was_consumed_and_is_delayed() -> None:
 
 
 def test_a_person_takes_over_and_hands_back_without_a_jump() -> None:
-    run, _ = lockstep(RecedingHorizon(4), towards(GOAL), 2, by_hand(20, 40))
-    records = run.episode(1, 80)
-    still, _ = lockstep(RecedingHorizon(4), towards(GOAL), 2)
-    undisturbed = still.episode(1, 80)
-    assert [record.step for record in taken(records)] == list(range(20, 40))
-    assert {record.intervention for record in records[20:40]} == {1}
-    assert {record.intervention for record in (*records[:20], *records[40:])} == {0}
+    records = horizon(delay=2, holds=range(20, 40))[0].episode(1, 80)
+    undisturbed = horizon(delay=2)[0].episode(1, 80)
+    assert [record.step for record in records if record.source == "human"] == list(range(20, 40))
+    assert [record.intervention for record in records] == [0] * 20 + [1] * 20 + [0] * 40
     at_hand = records[19].executed
     assert np.array_equal(records[20].requested, at_hand), "the leader is 1.5 rad away and stands still"
     assert largest_step(records) <= largest_step(undisturbed) + 1e-6  # rad
-    assert largest_acceleration(records) <= LIMITS.joints[0].acceleration + 1e-6
+    acceleration = np.abs(np.diff([record.executed[0] for record in records], 2)).max() / DT**2
+    assert acceleration <= LIMITS.joints[0].acceleration + 1e-6
     back = records[40:]
-    assert [record.source for record in back[:3]] == ["hold", "hold", "policy"], "a fresh chunk, 2 steps later"
+    assert sources(back[:3]) == ["hold", "hold", "policy"], "a fresh chunk, 2 steps later"
     assert min(record.chunk for record in back if record.source == "policy") >= 40
     assert np.abs(records[-1].position - GOAL).max() < np.abs(at_hand - GOAL).max()
 
 
 def test_the_leaders_offset_shrinks_by_half_of_what_it_moves() -> None:
-    run, _ = lockstep(RecedingHorizon(4), towards(GOAL), 2, by_hand(10, 60, moved=0.01))
-    records = run.episode(1, 60)
-    anchor, requests = records[9].executed, [record.requested for record in taken(records)]
-    offset = anchor - np.array([-1.5, 1.0])
-    for i, request in enumerate(requests):
-        left = np.sign(offset) * np.maximum(np.abs(offset) - 0.5 * 0.01 * i, 0.0)
-        assert request == pytest.approx(np.array([-1.5, 1.0]) + 0.01 * i + left)
+    records = horizon(delay=2, holds=range(10, 60), moved=0.01)[0].episode(1, 60)
+    offset = records[9].executed - np.array([-1.5, 1.0])
+    for i, record in enumerate(records[10:]):
+        left = np.sign(offset) * np.maximum(np.abs(offset) - 0.5 * 0.01 * i, 0.0)  # never while it rests
+        assert record.requested == pytest.approx(np.array([-1.5, 1.0]) + 0.01 * i + left)
 
 
 def test_a_steering_device_never_runs_ahead_of_the_arm() -> None:
-    def person(step: int, measured: Measurement) -> HumanInput:
-        return HumanInput(step * DT, step >= 5, velocity=np.array([50.0, 0.0]))
-
-    run, _ = lockstep(RecedingHorizon(4), towards(GOAL), 0, person)
-    records = run.episode(1, 30)
+    records = horizon(holds=range(5, 30), velocity=[50.0, 0.0])[0].episode(1, 30)
     for before, record in pairwise(records[4:]):
         assert record.requested == pytest.approx(before.executed + np.array([50.0, 0.0]) * DT)
 
 
-def test_two_interventions_have_two_numbers() -> None:
-    def person(step: int, measured: Measurement) -> HumanInput:
-        return HumanInput(step * DT, 4 <= step < 6 or step >= 9, np.zeros(2))
-
-    run, _ = lockstep(RecedingHorizon(4), towards(GOAL), 0, person)
-    assert [record.intervention for record in run.episode(1, 12)] == [0, 0, 0, 0, 1, 1, 0, 0, 0, 2, 2, 2]
-
-
 def test_chunks_decided_before_a_hand_back_are_refused() -> None:
-    run, _ = lockstep(RecedingHorizon(30), towards(GOAL, 40), 5, by_hand(8, 10))
+    run, _ = horizon(30, delay=5, length=40, holds=range(8, 10))
     records = run.episode(1, 20)  # asked at 0, arrived at 5; handed back at 10, so asked again
-    assert [record.source for record in records[10:16]] == ["hold"] * 5 + ["policy"]
-    assert records[15].chunk == 10
+    assert sources(records[10:16]) == ["hold"] * 5 + ["policy"] and records[15].chunk == 10
     executor = run.executor
     refused = executor.refused
     executor.human(HumanInput(0.0, engaged=True), 0.0)
-    during = [executor.act(run.clock.now).step for _ in range(3)]
+    during = [executor.act(run.clock.now) for _ in range(3)]
     executor.human(HumanInput(0.0), 0.0)
-    executor.decided(Decision(np.zeros((9, 2))), during[-1])
-    assert executor.refused == refused + 1
+    executor.decided(Decision(np.zeros((9, 2))), during[-1].step)
+    assert executor.refused == refused + 1 and during[-1].intervention == 2, "two interventions have two numbers"
 
 
 def test_a_silent_teleoperator_keeps_control_and_the_arm_holds() -> None:
-    def person(step: int, measured: Measurement) -> HumanInput | None:
-        return HumanInput(step * DT, True, np.array([0.004 * step, 0.5])) if 5 <= step < 15 else None
-
-    run, _ = lockstep(RecedingHorizon(4), towards(GOAL), 0, person)
-    records = run.episode(1, 80)
-    assert {record.source for record in records[5:15]} == {"human"}
-    held = records[15 + SILENT :]
-    assert {record.source for record in records[15:]} <= {"human", "safety", "hold"}, "the policy does not resume"
-    assert {record.intervention for record in held} == {1}
-    assert np.ptp([record.executed for record in held], axis=0).max() < 1e-3, "it stands within the watchdog's time"
+    records = horizon(holds=range(5, 80), moved=0.004, silent=range(15, 80))[0].episode(1, 80)
+    assert set(sources(records[5:15])) == {"human"}
+    assert set(sources(records[15:])) <= {"human", "safety", "hold"}, "the policy does not resume"
+    assert {record.intervention for record in records[15 + SILENT :]} == {1}
+    assert stands(records[15 + SILENT :]), "within the watchdog's time"
 
 
 def test_an_attended_arm_holds_when_the_person_falls_silent() -> None:
-    def person(step: int, measured: Measurement) -> HumanInput | None:
-        return HumanInput(step * DT) if step < 10 or step > 60 else None
-
-    run, _ = lockstep(RecedingHorizon(4), towards(GOAL, speed=0.2), 0, person)
-    records = run.episode(1, 90)
-    assert {record.source for record in records[:10]} == {"policy"} == {record.source for record in records[70:]}
-    assert np.ptp([record.executed for record in records[10 + SILENT : 60]], axis=0).max() < 1e-3
+    records = horizon(speed=0.2, silent=range(10, 61))[0].episode(1, 90)
+    assert set(sources(records[:10])) == {"policy"} == set(sources(records[70:]))
+    assert stands(records[10 + SILENT : 60])
 
 
 def test_a_policy_that_falls_silent_in_a_chunk_leaves_it_holding() -> None:
-    run, _ = lockstep(OpenLoop(), towards(GOAL, 200, 0.2))
-    run.begin(1, 1000)
-    moving = [run.step() for _ in range(10)]
-    records = run.alone(60)  # the policy's process is gone: no sign of life, and 190 actions are left
+    run, moving = whole_chunks(200, 10)
     assert moving[-1].source == "policy" and moving[-1].executed[0] > moving[-2].executed[0]
-    assert np.ptp([record.executed for record in records[SILENT:]], axis=0).max() < 1e-3
-    assert {record.source for record in records[SILENT:]} <= {"hold", "safety"}
+    records = run.alone(60)  # the policy's process is gone: no sign of life, and 190 actions are left
+    assert stands(records[SILENT:]) and set(sources(records[SILENT:])) <= {"hold", "safety"}
 
 
 def test_a_policy_that_was_silent_has_to_look_again() -> None:
-    run, _ = lockstep(OpenLoop(), towards(GOAL, 100))
-    run.begin(1, 1000)
-    for _ in range(5):
-        run.step()
+    run, _ = whole_chunks()
     executor = run.executor
     run.alone(20)
     executor.decided(Decision(np.zeros((50, 2))), executor.step - 5)  # on what was seen before the silence ended
@@ -211,16 +199,10 @@ def test_a_policy_that_was_silent_has_to_look_again() -> None:
 
 
 def test_after_re_arming_a_fresh_chunk_is_needed() -> None:
-    keys = {10: ("stop",), 30: ("rearm",)}
-
-    def person(step: int, measured: Measurement) -> HumanInput:
-        return HumanInput(step * DT, keys=keys.get(step, ()))
-
-    run, _ = lockstep(RecedingHorizon(20), towards(GOAL, 60), 2, person)
+    run, _ = horizon(20, delay=2, length=60, keys={10: "stop", 30: "rearm"})
     records = run.episode(1, 60)
-    assert {record.source for record in records[10:30]} <= {"safety", "hold"}
+    assert set(sources(records[10:30])) <= {"safety", "hold"} and stands(records[22:30])
     assert {record.reason for record in records[10:30]} == {"stopped"}
-    assert np.ptp([record.executed for record in records[22:30]], axis=0).max() < 1e-3
     again = [record for record in records[30:] if record.source == "policy"]
     assert run.executor.rearmed == 1 and not run.executor.stopped
     assert again[0].step >= 32 and min(record.chunk for record in again) >= 30, "nothing that was queued is replayed"
@@ -228,10 +210,7 @@ def test_after_re_arming_a_fresh_chunk_is_needed() -> None:
 
 @pytest.mark.parametrize("key", ["success", "failure", "redo"])
 def test_a_key_ends_the_episode_and_then_nothing_happens(key: str) -> None:
-    def person(step: int, measured: Measurement) -> HumanInput:
-        return HumanInput(step * DT, keys=(key,) if step == 6 else ())
-
-    run, _ = lockstep(RecedingHorizon(4), towards(GOAL), 0, person)
+    run, _ = horizon(keys={6: key})
     records = run.episode(1, 50)
     assert len(records) == 7 and records[-1].outcome == key
     between = [run.step() for _ in range(10)]
@@ -240,7 +219,7 @@ def test_a_key_ends_the_episode_and_then_nothing_happens(key: str) -> None:
 
 
 def test_a_robot_that_judges_itself_ends_its_episode() -> None:
-    run, arm = lockstep(RecedingHorizon(4), towards(GOAL))
+    run, arm = horizon()
     run.begin(1, 1000)
     run.step()
     arm.outcome = "success"
@@ -248,7 +227,7 @@ def test_a_robot_that_judges_itself_ends_its_episode() -> None:
 
 
 def test_one_unanswered_call_is_counted_and_more_stop_the_arm() -> None:
-    run, arm = lockstep(RecedingHorizon(4), towards(GOAL))
+    run, arm = horizon()
     arm.fails = {"observe"}
     with pytest.raises(DriverError, match="lift did not answer"):
         run.step()
@@ -269,13 +248,12 @@ def test_one_unanswered_call_is_counted_and_more_stop_the_arm() -> None:
     assert run.step().reason == "stopped", "until a person re-arms"
     arm.fails = {"observe"}
     run.executor.rearm(run.clock.now)
-    blind = [run.step() for _ in range(SILENT)]
-    assert blind[-1].reason == "stopped"
+    assert [run.step() for _ in range(SILENT)][-1].reason == "stopped"
 
 
 @pytest.mark.parametrize("answer", [[np.nan, 0.0], [0.0], None])
 def test_an_answer_that_is_no_position_is_not_believed(answer) -> None:
-    run, arm = lockstep(RecedingHorizon(4), towards(GOAL))
+    run, arm = horizon()
     run.begin(1, 1000)
     before = [run.step() for _ in range(8)][-1]
     arm.command = lambda position: answer
@@ -298,7 +276,7 @@ def test_what_is_of_another_robot_is_refused() -> None:
     run, _ = lockstep(RecedingHorizon(4), lambda query: Decision(np.zeros((4, 3))))
     with pytest.raises(ContractError, match=r"shape \[4, 3\] and toy has 2 joints"):
         run.episode(1, 3)
-    run, _ = lockstep(RecedingHorizon(4), towards(GOAL))
+    run, _ = horizon()
     run.step()
     for wrong in ({"position": np.zeros(3)}, {"velocity": np.array([0.0, np.nan])}):
         with pytest.raises(ContractError, match="not 2 finite numbers"):
@@ -308,19 +286,14 @@ def test_what_is_of_another_robot_is_refused() -> None:
 
 @pytest.mark.parametrize("stamp", [np.inf, 1e9, np.nan])
 def test_a_sign_of_life_from_the_future_is_none(stamp: float) -> None:
-    run, _ = lockstep(OpenLoop(), towards(GOAL, 100))
-    run.begin(1, 1000)
-    run.step()
+    run, _ = whole_chunks(steps=1)
     run.executor.alive(stamp, stamp)
     assert run.alone(20)[-1].source == "hold"
 
 
 @pytest.mark.parametrize(("silent", "stays"), [(1.9, False), (2.1, True)])
 def test_a_frozen_process_drives_on_after_a_person_re_armed(silent: float, stays: bool) -> None:
-    run, _ = lockstep(OpenLoop(), towards(GOAL, 100))
-    run.begin(1, 10_000)
-    for _ in range(5):
-        run.step()
+    run, _ = whole_chunks()
     run.alone(round(silent / DT))  # only the control process goes on
     records = [run.step() for _ in range(20)]
     assert (records[-1].reason == "stopped") == stays == bool(run.executor.stopped)
@@ -331,16 +304,13 @@ def test_a_frozen_process_drives_on_after_a_person_re_armed(silent: float, stays
 
 
 def test_a_frozen_teleoperator_leaves_the_arm_to_nobody() -> None:
-    def person(step: int, measured: Measurement) -> HumanInput | None:
-        return HumanInput(step * DT, False) if not 50 <= step < 50 + round(2.5 / DT) else None
-
-    run, _ = lockstep(OpenLoop(), towards(GOAL, 100), 0, person)
-    records = run.episode(1, 300)
-    assert records[-1].reason == "stopped" and "its teleoperator was silent for 2.5 s" in run.executor.stopped
+    run, _ = lockstep(OpenLoop(), towards(GOAL, 100), 0, by_hand(silent=range(20, 20 + round(2.5 / DT))))
+    assert run.episode(1, 180)[-1].reason == "stopped"
+    assert "its teleoperator was silent for 2.5 s" in run.executor.stopped
 
 
 def test_a_robot_that_resets_itself_is_found_there_still_stopped() -> None:
-    run, arm = lockstep(RecedingHorizon(4), towards(GOAL))
+    run, arm = horizon()
     with pytest.raises(UserError, match="toy cannot reset its scene"):
         run.executor.reset(5)
     arm.reset = lambda seed: setattr(arm, "position", np.array([seed / 4, 0.0]))

@@ -167,9 +167,3 @@ def test_a_port_belongs_to_one_program_and_its_loss_is_told(bus_at):
         Bus("/no/such/port").open()
     with pytest.raises(DriverError, match="does not follow"):
         bus.sync_read([1], [feetech.PRESENT_POSITION, feetech.GOAL_POSITION])
-
-
-def test_without_pyserial_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "serial", None)
-    with pytest.raises(UserError, match=r"vla-rl\[robot\]"):
-        Bus("/dev/null").open()

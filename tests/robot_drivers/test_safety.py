@@ -23,16 +23,38 @@ FOLLOWS = st.sampled_from([1.0, 0.9, 0.3, 0.0])  # how much of its way an arm ma
 GAP = st.one_of(st.just(DT), st.just(DT), st.floats(0, 0.05), st.floats(0, 2), st.just(0.0))
 
 
-def stream(supervisor, positions, start=0.0, now=0.0, source="policy", lag=0.0):
-    """Requests at the control rate to an arm that follows at once, or with a first-order ``lag`` in s: the commands."""
+def stream(supervisor, wanted, start=0.0, now=0.0, source="policy", lag=0.0, seen=None, deadman=None):
+    """The commands at the control rate from ``now`` on, for ``wanted``: requests, positions or None.
+
+    The arm begins at ``start`` and follows at once, or with a first-order ``lag`` in s; ``seen(time)`` is measured in
+    its place.  ``deadman(time)`` is when the switch was last seen pressed.
+    """
     commands, arm = [], np.array(start if np.ndim(start) else [start, start], np.float64)
-    for index, position in enumerate(positions):
+    for index, one in enumerate(wanted):
         at = now + DT * index
-        request = None if position is None else Request(np.asarray(position, np.float64), at, source)
-        command = supervisor.step(measured(arm, at), request, at)
-        commands.append(command)
-        arm = arm + (command.position - arm) * (1 - math.exp(-DT / lag) if lag else 1.0)
+        request = one if one is None or isinstance(one, Request) else Request(np.asarray(one, np.float64), at, source)
+        measurement = measured(arm if seen is None else seen(at), at)
+        commands.append(supervisor.step(measurement, request, at, deadman and deadman(at)))
+        arm = arm + (commands[-1].position - arm) * (1 - math.exp(-DT / lag) if lag else 1.0)
     return commands
+
+
+ONWARD = [1.4, 0.7]
+
+
+def moving(limits):
+    """A supervisor in the midst of a motion, and its commands so far."""
+    supervisor = Supervisor(limits)
+    return supervisor, stream(supervisor, [ONWARD] * 10)
+
+
+def carried_on(supervisor, commands, wanted, later=0.0, **options):
+    """The commands for ``wanted`` after ``commands``, of which the first was at 0."""
+    return stream(supervisor, wanted, commands[-1].position, DT * len(commands) + later, **options)
+
+
+def positions_of(commands):
+    return [command.position for command in commands]
 
 
 NOTHING = st.just(None)
@@ -119,7 +141,7 @@ def test_the_gripper_is_kept_off_the_arms_own_base_without_a_box():
     limits, chain, into_the_base = so101(), kinematics.so101(), [0.0, -0.7, 1.65, 1.6, 0.0, 0.0]
     commands = stream(Supervisor(limits, chain), [into_the_base] * 60, start=[0.0] * 6)
     assert commands[-1].reason == "workspace"
-    check_apart(limits, chain, [command.position for command in commands])
+    check_apart(limits, chain, positions_of(commands))
     with pytest.raises(AssertionError, match="touch"):
         check_apart(limits, chain, [np.array(into_the_base)])
 
@@ -233,7 +255,7 @@ def test_the_jaw_does_not_open_into_the_table():
     opened = np.array([*low_over_the_table[:5], 1.0])
     commands = stream(Supervisor(limits, chain), [opened] * 40, start=low_over_the_table)
     assert commands[-1].reason == "workspace" and commands[-1].position[5] > 0.1
-    check_workspace(limits, chain, [command.position for command in commands])
+    check_workspace(limits, chain, positions_of(commands))
 
 
 @holds_for(
@@ -246,7 +268,7 @@ def test_an_arm_outside_its_limits_moves_inward_only_and_slowly(start, goals):
     limits = two_joints()
     supervisor = Supervisor(limits)
     commands = stream(supervisor, [[goal, goal] for goal in goals], start=[start, 0.0])
-    positions = [command.position for command in commands]
+    positions = positions_of(commands)
     check(limits, DT * np.arange(len(positions)), positions, inside=False)
     for before, after in itertools.pairwise(positions):
         if before[0] > 1.5:
@@ -259,21 +281,19 @@ def test_a_request_that_runs_up_to_a_limit_is_braked_before_it(speed, phase, onw
     path = -1 + speed * DT * (phase + np.arange(300))
     goals = [[place, 0.0] if onward or place <= 1.5 else None for place in path[: int(3 / speed / DT) + 20]]
     commands = stream(Supervisor(limits), goals, start=[-1.0, 0.0])
-    check(limits, DT * np.arange(len(commands)), [command.position for command in commands])
+    check(limits, DT * np.arange(len(commands)), positions_of(commands))
 
 
 @holds_for(st.floats(0.0, 0.5), st.floats(0, 2), st.sampled_from([-9.0, 9.0]), gate=10, full=60)
 def test_a_late_step_finds_the_arm_braking_already(moving_for, gap, goal):
     limits = two_joints()
-    supervisor = Supervisor(limits)
+    supervisor, quick = Supervisor(limits), limits.joints[0]
     commands = stream(supervisor, [[goal, goal]] * (2 + int(moving_for / DT)))
-    positions = [command.position for command in commands]
-    times = [DT * index for index in range(len(positions))]
-    times.append(times[-1] + gap)
-    positions.append(supervisor.step(measured(positions[-1], times[-1]), None, times[-1]).position)
-    check(limits, times, positions)
-    braking = limits.joints[0].velocity ** 2 / (2 * limits.joints[0].acceleration) + 0.05
-    assert abs(positions[-1][0] - positions[-2][0]) <= braking + 2 * DT * limits.joints[0].velocity
+    times = [*(DT * np.arange(len(commands))), DT * (len(commands) - 1) + gap]
+    commands += carried_on(supervisor, commands, [None], later=gap - DT)
+    check(limits, times, positions_of(commands))
+    braking = quick.velocity**2 / (2 * quick.acceleration) + 0.05
+    assert abs(commands[-1].position[0] - commands[-2].position[0]) <= braking + 2 * DT * quick.velocity
 
 
 def test_a_gentle_stream_within_the_limits_passes_unchanged():
@@ -299,7 +319,7 @@ def test_a_gentle_stream_within_the_limits_passes_unchanged():
 def test_a_request_within_the_limits_is_reached_soon_and_kept(quick, slow, first, second):
     limits = two_joints()
     goal = np.array([quick, slow])
-    positions = [c.position for c in stream(Supervisor(limits), [goal] * 200, start=[first, second], lag=0.03)]
+    positions = positions_of(stream(Supervisor(limits), [goal] * 200, start=[first, second], lag=0.03))
     np.testing.assert_array_equal(positions[175:], [goal] * 25)
     for joint, path in zip(limits.joints, np.array(positions).T, strict=True):
         distance, name = abs(path[-1] - path[0]), joint.name
@@ -325,21 +345,15 @@ def test_a_person_is_limited_like_a_policy_and_named():
 
 
 def test_the_command_stays_near_an_arm_that_is_blocked():
-    supervisor, joints = Supervisor(two_joints()), two_joints().joints
-    commands = []
-    for index in range(200):
-        now = DT * index
-        commands.append(supervisor.step(measured([0, 0], now), Request(np.array([1.4, 0.7]), now, "policy"), now))
-    ahead = np.max([abs(command.position) for command in commands], 0)
-    assert (ahead <= [joint.lead for joint in joints]).all() and commands[-1].reason == "lead"
-    np.testing.assert_allclose(commands[-1].position, [joint.lead for joint in joints], atol=1e-9)
+    supervisor, lead = Supervisor(two_joints()), [joint.lead for joint in two_joints().joints]
+    commands = stream(supervisor, [ONWARD] * 200, seen=lambda at: [0, 0])
+    assert (np.abs(positions_of(commands)).max(0) <= lead).all() and commands[-1].reason == "lead"
+    np.testing.assert_allclose(commands[-1].position, lead, atol=1e-9)
 
 
 def test_a_held_arm_is_held_where_it_was_measured():
     supervisor = Supervisor(two_joints())
-    for index in range(200):
-        now, request = DT * index, Request(np.array([0.5, 0.0]), DT * index, "policy")
-        command = supervisor.step(measured([0.1, 0.0], now), request if index < 60 else None, now)
+    command = stream(supervisor, [[0.5, 0.0]] * 60 + [None] * 140, seen=lambda at: [0.1, 0.0])[-1]
     assert command.source == "hold"
     np.testing.assert_allclose(command.position, [0.1, 0.0], atol=1e-9)
 
@@ -381,97 +395,74 @@ def test_without_any_measurement_there_is_no_command():
         Supervisor(two_joints()).step(measured([math.nan, 0], 0.0), None, 0.0)
 
 
-def moving(limits):
-    """A supervisor in the midst of a motion, the time of its last step and its commands."""
-    supervisor = Supervisor(limits)
-    commands = stream(supervisor, [[1.4, 0.7]] * 10)
-    return supervisor, 9 * DT, commands
-
-
-def carried_on(supervisor, now, commands, steps, request=None, deadman=None):
-    """The commands of ``steps`` more steps, with ``request(now)`` or nothing."""
-    more, arm = [], commands[-1].position
-    for index in range(1, steps + 1):
-        at = now + DT * index
-        more.append(supervisor.step(measured(arm, at), request and request(at), at, deadman and deadman(at)))
-        arm = more[-1].position
-    return more
-
-
-def onward(now):
-    return Request(np.array([1.4, 0.7]), now, "policy")
-
-
 def test_the_watchdog_brings_the_arm_to_rest_within_its_time():
     limits = two_joints(watchdog=0.2)
-    supervisor, now, commands = moving(limits)
-    more = carried_on(supervisor, now, commands, 60)
+    supervisor, commands = moving(limits)
+    more = carried_on(supervisor, commands, [None] * 60)
     sources = [command.source for command in more]
     assert sources[:10] == ["policy"] * 10 and sources[10] == "safety" and more[10].reason == "watchdog"
     stopping = max(joint.velocity / joint.acceleration + joint.acceleration / joint.jerk for joint in limits.joints)
     still = 11 + math.ceil(stopping / DT)
     assert set(sources[still:]) == {"hold"}
-    np.testing.assert_array_equal([c.position for c in more[still:]], [more[-1].position] * len(more[still:]))
-    positions = [command.position for command in commands + more]
-    check(limits, DT * np.arange(len(positions)), positions)
-    (again,) = carried_on(supervisor, now + 1.2, more, 1, onward)
-    assert again.source == "policy"
+    np.testing.assert_array_equal(positions_of(more[still:]), [more[-1].position] * len(more[still:]))
+    commands += more
+    check(limits, DT * np.arange(len(commands)), positions_of(commands))
+    assert carried_on(supervisor, commands, [ONWARD])[0].source == "policy"
 
 
 def test_a_stop_is_latched_until_a_person_re_arms():
     limits = two_joints()
-    supervisor, now, commands = moving(limits)
+    supervisor, commands = moving(limits)
     supervisor.stop("the person said so")
     supervisor.stop("something else")
-    stopped = carried_on(supervisor, now, commands, 100, onward)
+    stopped = carried_on(supervisor, commands, [ONWARD] * 100)
     assert {command.reason for command in stopped} == {"stopped"} and stopped[-1].source == "hold"
     assert supervisor.stopped == "the person said so"
     np.testing.assert_array_equal(stopped[-1].position, stopped[-20].position)
-    now += 100 * DT
-    supervisor.rearm(now + DT / 2)
-    queued = Request(np.array([1.4, 0.7]), now + DT / 4, "human")
-    (refused,) = carried_on(supervisor, now, stopped, 1, lambda at: queued)
+    commands += stopped
+    now = DT * len(commands)
+    supervisor.rearm(now - DT / 2)
+    (refused,) = carried_on(supervisor, commands, [Request(np.array(ONWARD), now - DT * 3 / 4, "human")])
     assert (refused.source, refused.reason) == ("hold", "before re-arming")
     np.testing.assert_array_equal(refused.position, stopped[-1].position)
-    moved = carried_on(supervisor, now + DT, stopped, 20, onward)
+    moved = carried_on(supervisor, [*commands, refused], [ONWARD] * 20)
     assert moved[0].source == "policy" and moved[-1].position[0] > stopped[-1].position[0]
-    positions = [command.position for command in [*commands, *stopped, refused, *moved]]
-    check(limits, DT * np.arange(len(positions)), positions)
+    commands += [refused, *moved]
+    check(limits, DT * np.arange(len(commands)), positions_of(commands))
 
 
 def test_what_was_followed_before_a_stop_is_forgotten():
-    supervisor, now, commands = moving(two_joints(watchdog=2.0))
+    supervisor, commands = moving(two_joints(watchdog=2.0))
     supervisor.stop("stop")
-    supervisor.rearm(now)
-    assert carried_on(supervisor, now, commands, 1)[0].source == "safety"
+    supervisor.rearm(9 * DT)
+    assert carried_on(supervisor, commands, [None])[0].source == "safety"
 
 
 def test_re_arming_in_the_past_is_refused():
-    supervisor, now, _ = moving(two_joints())
-    for time in (now - 0.1, math.nan):
+    supervisor, _ = moving(two_joints())
+    for time in (9 * DT - 0.1, math.nan):
         with pytest.raises(ContractError, match="Re-arming"):
             supervisor.rearm(time)
 
 
 def test_a_released_deadman_switch_brings_the_arm_to_rest():
-    limits = two_joints(deadman=True, watchdog=0.1)
-    supervisor = Supervisor(limits)
-    supervisor.step(measured([0, 0], 0.0), None, 0.0)
-    first = supervisor.step(measured([0, 0], DT), onward(DT), DT)
-    assert first.reason == "deadman" and (first.position == 0).all()
-    pressed = carried_on(supervisor, DT, [first], 10, onward, lambda at: at - 0.05)
-    assert pressed[-1].source == "policy" and pressed[-1].position[0] > 0.01
-    released = carried_on(supervisor, 11 * DT, pressed, 60, onward, lambda at: 11 * DT)
+    supervisor = Supervisor(two_joints(deadman=True, watchdog=0.1))
+    commands = stream(supervisor, [None, ONWARD])
+    assert commands[-1].reason == "deadman" and (commands[-1].position == 0).all()
+    commands += carried_on(supervisor, commands, [ONWARD] * 10, deadman=lambda at: at - 0.05)
+    assert commands[-1].source == "policy" and commands[-1].position[0] > 0.01
+    released = carried_on(supervisor, commands, [ONWARD] * 60, deadman=lambda at: 11 * DT)
     assert [command.source for command in released[:6]] == ["policy"] * 5 + ["safety"]
     assert released[-1].source == "hold" and released[-1].reason == "deadman"
+    commands += released
     for never in (math.nan, math.inf):
-        assert carried_on(supervisor, 71 * DT, released, 1, onward, lambda at, v=never: v)[0].reason == "deadman"
-        released = released[-1:]
+        commands += carried_on(supervisor, commands, [ONWARD], deadman=lambda at, never=never: never)
+        assert commands[-1].reason == "deadman"
 
 
 def test_a_clock_that_runs_backwards_stops_the_arm():
     for time in (0.01, math.nan):
-        supervisor, _, commands = moving(two_joints())
+        supervisor, commands = moving(two_joints())
         command = supervisor.step(measured(commands[-1].position, 0.01), None, time)
         assert "clock" in supervisor.stopped and command.reason == "stopped"
         np.testing.assert_array_equal(command.position, commands[-1].position)

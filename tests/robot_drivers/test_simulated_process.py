@@ -92,7 +92,7 @@ def test_killing_who_drives_leaves_the_robot_and_its_cameras(robot, arm):
     driver.communicate()
     before = camera.grab()
     after = camera.grab()
-    assert after.captured > before.captured and after.image.shape == (16, 16, 3) and robot.running
+    assert after.captured > before.captured and after.image.shape == (16, 16, 3) and robot.process.poll() is None
     arm.connect()
     wait_until(lambda: arrived(arm))
     camera.close()

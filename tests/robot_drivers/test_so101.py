@@ -99,7 +99,8 @@ def test_a_file_of_something_else_is_refused(change, words, tmp_path):
 
 
 def test_it_lies_where_lerobot_keeps_it(tmp_path, monkeypatch):
-    for variable in ("HF_HOME", "HF_LEROBOT_HOME", "HF_LEROBOT_CALIBRATION"):
+    variables = ("HF_HOME", "HF_LEROBOT_HOME", "HF_LEROBOT_CALIBRATION")
+    for variable in variables:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     folders = ("robots/so101_follower", "robots/so_follower")
@@ -109,12 +110,9 @@ def test_it_lies_where_lerobot_keeps_it(tmp_path, monkeypatch):
     newer.parent.mkdir(parents=True)
     newer.write_text("{}")
     assert default_path(folders, "mine") == newer
-    monkeypatch.setenv("HF_HOME", "/a")
-    assert default_path(folders, "mine") == Path("/a/lerobot/calibration/robots/so101_follower/mine.json")
-    monkeypatch.setenv("HF_LEROBOT_HOME", "/b")
-    assert default_path(folders, "mine") == Path("/b/calibration/robots/so101_follower/mine.json")
-    monkeypatch.setenv("HF_LEROBOT_CALIBRATION", "/c")
-    assert default_path(folders, "mine") == Path("/c/robots/so101_follower/mine.json")
+    for variable, folder in zip(variables, ("/a/lerobot/calibration", "/a/calibration", "/a"), strict=True):
+        monkeypatch.setenv(variable, "/a")
+        assert default_path(folders, "mine") == Path(folder, "robots/so101_follower/mine.json")
 
 
 @pytest.fixture
@@ -128,9 +126,15 @@ def port(servos):
         yield port
 
 
+def arm_at(port: Port, calibration: Path = GOLDEN, **options: bool) -> SO101:
+    arm = SO101(port.path, calibration=str(calibration), timeout_ms=PATIENT_MS, **options)
+    arm.connect()
+    return arm
+
+
 @pytest.fixture
 def arm(port):
-    arm = SO101(port.path, calibration=str(GOLDEN), timeout_ms=PATIENT_MS)
+    arm = arm_at(port)
     yield arm
     arm._servos.bus.close()
 
@@ -155,7 +159,6 @@ def test_it_knows_its_joints_before_it_is_connected():
 
 
 def test_connecting_sets_what_lerobot_sets_and_moves_nothing(arm, servos, port):
-    arm.connect()
     assert arm.is_connected and arm.is_calibrated
     for servo in IDS:
         values = [servos.get(servo, address) for address in (7, 21, 22, 23, 33, 41, 85)]
@@ -174,7 +177,6 @@ def test_connecting_sets_what_lerobot_sets_and_moves_nothing(arm, servos, port):
 def test_it_measures_positions_and_velocities(arm, servos):
     servos.place(1, TICKS[1], 652)
     servos.place(5, TICKS[5], -4095)
-    arm.connect()
     before = time.monotonic()
     found = arm.observe()
     assert before <= found.captured <= time.monotonic()
@@ -184,15 +186,15 @@ def test_it_measures_positions_and_velocities(arm, servos):
     assert found.extras["status"].tolist() == [0] * 6
 
 
-def test_speeds_in_steps_of_fifty_ticks_are_understood(arm, servos):
+def test_speeds_in_steps_of_fifty_ticks_are_understood(servos, port):
     servos.place(1, TICKS[1], 10)
     servos.put(1, 18, 8)
-    arm.connect()
+    arm = arm_at(port)
     assert arm.observe().velocity[0] == pytest.approx(500 * TICK)
+    arm.disconnect()
 
 
-def test_the_first_command_switches_torque_on_where_the_arm_is(arm, servos, port):
-    arm.connect()
+def test_the_first_command_switches_torque_on_where_the_arm_is(arm, port):
     port.requests.clear()
     target = HERE + np.array([0.1, -0.1, 0.0, 0.0, 0.0, 0.5])
     sent = arm.command(target)
@@ -213,7 +215,6 @@ def test_the_first_command_switches_torque_on_where_the_arm_is(arm, servos, port
 
 
 def test_a_target_is_kept_in_range_and_nonsense_is_not_sent(arm, port):
-    arm.connect()
     sent = arm.command(np.array([9.0, -9.0, 0.0, 0.0, 0.0, 2.0]))
     assert sent == pytest.approx([1371.5 * TICK, -1195 * TICK, 0, 0, -0.5 * TICK, 1.0], abs=TICK)
     arm.observe()  # is answered, so what came before it has arrived
@@ -226,8 +227,7 @@ def test_a_target_is_kept_in_range_and_nonsense_is_not_sent(arm, port):
 
 def test_it_goes_limp_at_the_end_unless_it_is_to_be_held(servos, port):
     for limp in (True, False):
-        arm = SO101(port.path, calibration=str(GOLDEN), timeout_ms=PATIENT_MS, disable_torque_on_disconnect=limp)
-        arm.connect()
+        arm = arm_at(port, disable_torque_on_disconnect=limp)
         arm.command(HERE)
         wait_until(lambda: all(servos.get(servo, 55) for servo in IDS))
         arm.disconnect()
@@ -238,8 +238,7 @@ def test_it_goes_limp_at_the_end_unless_it_is_to_be_held(servos, port):
 
 def test_all_other_servos_go_limp_when_one_is_silent(servos, port, monkeypatch):
     Hasty(monkeypatch, port)
-    arm = SO101(port.path, calibration=str(GOLDEN), timeout_ms=PATIENT_MS)
-    arm.connect()
+    arm = arm_at(port)
     arm.command(HERE)
     wait_until(lambda: all(servos.get(servo, 55) for servo in IDS))
     servos.silent, servos.status[4] = {2}, 0x20
@@ -251,7 +250,6 @@ def test_all_other_servos_go_limp_when_one_is_silent(servos, port, monkeypatch):
 
 
 def test_a_gripper_that_holds_something_is_no_failure(arm, servos):
-    arm.connect()
     servos.status[6] = 0x20
     assert arm.observe().extras["status"].tolist() == [0, 0, 0, 0, 0, 0x20]
     servos.status[6] = 0x24
@@ -269,12 +267,10 @@ def test_a_missing_servo_or_one_of_another_kind_is_named(servos, port, monkeypat
     with pytest.raises(UserError, match=r"servo 3 \(elbow_flex\) of the arm at .* is not there"):
         arm.connect()
     assert not arm.is_connected
-    arm = SO101(port.path, calibration=str(GOLDEN), timeout_ms=PATIENT_MS)
     servos.silent = set()
     servos.put(6, 3, 1284, 2)
     with pytest.raises(UserError, match=r"servo 6 \(gripper\) .* of model 1284, not an STS3215"):
-        arm.connect()
-    assert not arm.is_connected
+        arm_at(port)
 
 
 def test_an_arm_of_another_calibration_is_not_read_nor_moved(port, tmp_path):
@@ -282,8 +278,7 @@ def test_an_arm_of_another_calibration_is_not_read_nor_moved(port, tmp_path):
     other["elbow_flex"]["homing_offset"] = -811
     (tmp_path / "other.json").write_text(json.dumps(other))
     for path, words in (("other.json", "hold another calibration"), ("none.json", "there is no calibration")):
-        arm = SO101(port.path, calibration=str(tmp_path / path), timeout_ms=PATIENT_MS)
-        arm.connect()
+        arm = arm_at(port, tmp_path / path)
         assert not arm.is_calibrated
         port.requests.clear()
         for ask in (arm.observe, lambda arm=arm: arm.command(HERE)):
@@ -296,8 +291,7 @@ def test_an_arm_of_another_calibration_is_not_read_nor_moved(port, tmp_path):
 def test_a_person_calibrates_a_new_arm(port, servos, tmp_path):
     """The person's hand is the test: it moves the servos while the routine waits for Enter."""
     path, asked = tmp_path / "robots" / "new.json", []
-    arm = SO101(port.path, calibration=str(path), timeout_ms=PATIENT_MS)
-    arm.connect()
+    arm = arm_at(port, path)
     middles = {servo: 1500 + 100 * servo for servo in IDS}
     reach = {1: (800, 3300), 2: (900, 3200), 3: (1000, 3100), 4: (1100, 3000), 5: (2047, 2047), 6: (1500, 2600)}
 
@@ -331,8 +325,7 @@ def test_a_person_calibrates_a_new_arm(port, servos, tmp_path):
 
 
 def test_joints_that_did_not_move_are_named_and_nothing_is_saved(port, tmp_path):
-    arm = SO101(port.path, calibration=str(tmp_path / "new.json"), timeout_ms=PATIENT_MS)
-    arm.connect()
+    arm = arm_at(port, tmp_path / "new.json")
     with pytest.raises(UserError, match="shoulder_pan, shoulder_lift, elbow_flex, wrist_flex, gripper did not move"):
         arm.calibrate(lambda sentence: "")
     assert not list(tmp_path.iterdir())
@@ -342,8 +335,7 @@ def test_joints_that_did_not_move_are_named_and_nothing_is_saved(port, tmp_path)
 def test_a_calibration_that_is_there_is_written_to_the_servos(port, servos):
     for servo in IDS:
         servos.put(servo, 31, 0, 2)
-    arm = SO101(port.path, calibration=str(GOLDEN), timeout_ms=PATIENT_MS)
-    arm.connect()
+    arm = arm_at(port)
     assert not arm.is_calibrated
     arm.calibrate(lambda sentence: "")
     assert arm.is_calibrated and servos.get(1, 31, 2) == 1345 | 0x800 and servos.get(2, 31, 2) == RANGES[2][0]

@@ -19,12 +19,28 @@ from robot_drivers.teleop.gamepad import Gamepad, SpaceMouse
 from robot_drivers.teleop.keyboard import Foreground, Keyboard
 from robot_drivers.teleop.leader import SO101Leader
 from robot_drivers.teleop.process import Teleoperator
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 from tests.robot_drivers.servo_bus import TICKS, Port, Servos
 from tests.robot_drivers.test_so101 import GOLDEN, HERE, PATIENT_MS, TICK
 from vla_rl.contract.errors import UserError
 
 LONG = 1e9  # seconds: a key that was pressed counts as held from then on
+
+
+@pytest.fixture
+def opened():
+    """Connects a device, which is disconnected at the end, twice."""
+    devices = []
+
+    def connect(device):
+        assert isinstance(device, Teleoperator)
+        devices.append(device)
+        device.connect()
+        return device
+
+    yield connect
+    for device in devices * 2:
+        device.disconnect()
 
 
 @pytest.fixture
@@ -38,20 +54,19 @@ def terminal():
 
 def read_until(device, condition):
     """The first input that fulfils ``condition``, and all keys until then: typing takes a moment to arrive."""
-    end, keys = time.monotonic() + PATIENCE, []
-    while time.monotonic() < end:
-        read = device.read()
-        keys += read.keys
-        if condition(read):
-            return read, keys
-    raise AssertionError("it never came")
+    reads = []
+
+    def arrived():
+        reads.append(device.read())
+        return condition(reads[-1])
+
+    wait_until(arrived)
+    return reads[-1], [key for read in reads for key in read.keys]
 
 
-def test_keys_move_joints_take_over_and_judge(terminal):
+def test_keys_move_joints_take_over_and_judge(terminal, opened):
     path, press = terminal
-    keyboard = Keyboard(joints=3, speed=[0.1, 0.2, 0.3], pulse=LONG, terminal=path)
-    assert isinstance(keyboard, Teleoperator)
-    keyboard.connect()
+    keyboard = opened(Keyboard(joints=3, speed=[0.1, 0.2, 0.3], pulse=LONG, terminal=path))
     before = time.monotonic()
     read = keyboard.read()
     assert not read.engaged and read.velocity.tolist() == [0, 0, 0] and read.keys == () and read.deadman_at is None
@@ -71,26 +86,22 @@ def test_keys_move_joints_take_over_and_judge(terminal):
     assert read_until(keyboard, lambda read: read.engaged)[0].keys == ()
     press(" ")
     read_until(keyboard, lambda read: not read.engaged)
-    keyboard.disconnect()
-    keyboard.disconnect()
 
 
-def test_a_key_counts_for_a_moment_and_escape_stops(terminal):
+def test_a_key_counts_for_a_moment(terminal, opened):
     path, press = terminal
-    keyboard = Keyboard(joints=1, pulse=0.0, terminal=path)
-    keyboard.connect()
+    keyboard = opened(Keyboard(joints=1, pulse=0.0, terminal=path))
     press("1s")
-    read, _ = read_until(keyboard, lambda read: read.keys)
-    assert read.velocity.tolist() == [0.0]
-    keyboard.disconnect()
-    keyboard = Keyboard(joints=3, pulse=LONG, terminal=path)
-    keyboard.connect()
-    press("\x1b[3~")  # Delete, as a terminal sends it: 3 is no joint here
-    read, keys = read_until(keyboard, lambda read: read.keys)
-    assert keys == ["stop"] and not read.velocity.any()
-    press("\x03")
-    assert read_until(keyboard, lambda read: read.keys)[1] == ["stop"]
-    keyboard.disconnect()
+    assert read_until(keyboard, lambda read: read.keys)[0].velocity.tolist() == [0.0]
+
+
+def test_escape_stops_whatever_follows_it(terminal, opened):
+    path, press = terminal
+    keyboard = opened(Keyboard(joints=3, pulse=LONG, terminal=path))
+    for typed in ("\x1b[3~", "\x03"):  # Delete, as a terminal sends it: 3 is no joint here; Ctrl-C
+        press(typed)
+        read, keys = read_until(keyboard, lambda read: read.keys)
+        assert keys == ["stop"] and not read.velocity.any()
 
 
 def test_a_terminal_is_given_back_as_it_was(terminal):
@@ -164,58 +175,41 @@ def test_its_process_has_the_terminal_until_it_is_killed():
     os.close(theirs)
 
 
-@pytest.fixture
-def servos():
-    return Servos()
-
-
-@pytest.fixture
-def port(servos):
-    with Port(servos.answer) as port:
-        yield port
-
-
-def test_a_leader_arm_is_limp_and_read_in_the_follower_s_units(servos, port, terminal, capfd):
-    path, press = terminal
+def test_a_leader_arm_is_limp_and_read_in_the_followers_units(terminal, opened, capfd):
+    (path, press), servos = terminal, Servos()
     servos.put(1, 40, 1)
-    leader = SO101Leader(port.path, calibration=str(GOLDEN), terminal=path, timeout_ms=PATIENT_MS)
-    assert isinstance(leader, Teleoperator)
-    leader.connect()
-    assert leader.is_calibrated and all(servos.get(servo, 40) == 0 for servo in TICKS)
-    before = time.monotonic()
-    read = leader.read()
-    assert before <= read.captured <= time.monotonic()
-    assert read.position == pytest.approx(HERE, abs=1e-12) and read.velocity is None and not read.engaged
-    press(" s1")
-    read, keys = read_until(leader, lambda read: read.keys)
-    assert read.engaged and keys == ["success"]
-    servos.status[2] = 0x04
-    for _ in range(2):
-        lost = leader.read()
-        assert lost.engaged and lost.position is None and lost.velocity is None
-    assert capfd.readouterr().err.count("servo 2 reports temperature") == 1
-    servos.status[2] = 0
-    servos.place(1, TICKS[1] + 100)
-    assert leader.read().position[0] == pytest.approx(87.5 * TICK)
-    leader.disconnect()
-    leader.disconnect()
+    with Port(servos.answer) as port:
+        leader = opened(SO101Leader(port.path, calibration=str(GOLDEN), terminal=path, timeout_ms=PATIENT_MS))
+        assert leader.is_calibrated and all(servos.get(servo, 40) == 0 for servo in TICKS)
+        before = time.monotonic()
+        read = leader.read()
+        assert before <= read.captured <= time.monotonic()
+        assert read.position == pytest.approx(HERE, abs=1e-12) and read.velocity is None and not read.engaged
+        press(" s1")
+        read, keys = read_until(leader, lambda read: read.keys)
+        assert read.engaged and keys == ["success"]
+        servos.status[2] = 0x04
+        for _ in range(2):
+            lost = leader.read()
+            assert lost.engaged and lost.position is None and lost.velocity is None
+        assert capfd.readouterr().err.count("servo 2 reports temperature") == 1
+        servos.status[2] = 0
+        servos.place(1, TICKS[1] + 100)
+        assert leader.read().position[0] == pytest.approx(87.5 * TICK)
 
 
-def test_a_leader_without_keys_leads_and_uncalibrated_never(port, tmp_path):
-    leader = SO101Leader(port.path, calibration=str(GOLDEN), terminal="", timeout_ms=PATIENT_MS)
-    leader.connect()
-    assert leader.read().engaged
-    leader.disconnect()
-    leader = SO101Leader(port.path, calibration=str(tmp_path / "none.json"), terminal="", timeout_ms=PATIENT_MS)
-    leader.connect()
-    with pytest.raises(UserError, match="there is no calibration"):
-        leader.read()
-    leader.disconnect()
-
-
-def test_a_leader_s_calibration_lies_where_lerobot_keeps_it(monkeypatch):
+def test_a_leader_without_keys_leads_and_uncalibrated_never(opened, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_LEROBOT_CALIBRATION", "/c")
     assert SO101Leader("/dev/none", "mine")._servos.path == Path("/c/teleoperators/so101_leader/mine.json")
+    with Port(Servos().answer) as port:
+        leader = SO101Leader(port.path, calibration=str(GOLDEN), terminal="", timeout_ms=PATIENT_MS)
+        leader.connect()
+        assert leader.read().engaged
+        leader.disconnect()
+        unknown = str(tmp_path / "none.json")
+        leader = opened(SO101Leader(port.path, calibration=unknown, terminal="", timeout_ms=PATIENT_MS))
+        with pytest.raises(UserError, match="there is no calibration"):
+            leader.read()
 
 
 # Events of a joystick as the kernel's documentation lays them out, written by hand: milliseconds, value, type, number.
@@ -247,11 +241,9 @@ def joystick(tmp_path):
         os.close(writer)
 
 
-def test_a_gamepad_moves_while_its_enabling_button_is_held(joystick):
+def test_a_gamepad_moves_while_its_enabling_button_is_held(joystick, opened):
     path, happen = joystick
-    pad = Gamepad(path, axes=[(0, 0.5), (3, 1.0)])
-    assert isinstance(pad, Teleoperator)
-    pad.connect()
+    pad = opened(Gamepad(path, axes=[(0, 0.5), (3, 1.0)]))
     read = pad.read()
     assert not read.engaged and read.deadman_at is None and read.velocity.tolist() == [0, 0]
     happen(PRESS_LB, STICK_LEFT)
@@ -268,36 +260,29 @@ def test_a_gamepad_moves_while_its_enabling_button_is_held(joystick):
     assert not released.engaged and pressed.deadman_at <= released.deadman_at < released.captured
     happen(STICK_LEFT)
     assert not pad.read().engaged
-    pad.disconnect()
-    pad.disconnect()
 
 
-def test_buttons_are_events_once_when_they_are_pressed(joystick):
+def test_buttons_are_events_once_when_they_are_pressed(joystick, opened):
     path, happen = joystick
-    pad = Gamepad(path)
-    pad.connect()
+    pad = opened(Gamepad(path))
     happen(HELD_A_AT_FIRST, PRESS_B, PRESS_A[:5])
     assert pad.read().keys == ("stop",)
     happen(PRESS_A[5:])
     assert pad.read().keys == ("success",)
     assert pad.read().keys == ()
-    pad.disconnect()
 
 
-def test_whoever_pushes_a_spacemouse_has_control(joystick):
+def test_whoever_pushes_a_spacemouse_has_control(joystick, opened):
     path, happen = joystick
-    mouse = SpaceMouse(path, axes=[(0, 0.5), (5, 1.0)])
-    mouse.connect()
+    mouse = opened(SpaceMouse(path, axes=[(0, 0.5), (5, 1.0)]))
     assert not mouse.read().engaged
     happen(CAP_TURNED)
     read = mouse.read()
     assert read.engaged and read.velocity.tolist() == [0.0, -1.0] and read.deadman_at is None
-    mouse.disconnect()
 
 
-def test_a_joystick_that_is_gone_says_so(joystick, monkeypatch):
-    pad = Gamepad(joystick[0])
-    pad.connect()
+def test_a_joystick_that_is_gone_says_so(joystick, opened, monkeypatch):
+    pad = opened(Gamepad(joystick[0]))
 
     def gone(end: int, size: int) -> bytes:
         raise OSError(errno.ENODEV, "No such device")
@@ -306,7 +291,6 @@ def test_a_joystick_that_is_gone_says_so(joystick, monkeypatch):
         patch.setattr(os, "read", gone)
         with pytest.raises(DriverError, match="is gone"):
             pad.read()
-    pad.disconnect()
 
 
 @pytest.mark.parametrize(

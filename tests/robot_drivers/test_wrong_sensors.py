@@ -16,7 +16,7 @@ from robot_drivers.safety import Request, Supervisor
 from robot_drivers.simulated import VirtualClock
 from tests.robot_drivers.arms import DT, LIMITS, ToyArm, measured, two_joints
 from tests.robot_drivers.checking import check, holds_for
-from tests.robot_drivers.test_safety import moving
+from tests.robot_drivers.test_safety import carried_on, moving, positions_of, stream
 from vla_rl.contract.errors import ContractError
 
 
@@ -116,24 +116,17 @@ class WrongArm(ToyArm):
 
 
 def test_an_arm_on_its_way_back_does_not_turn_to_what_moves_out():
-    limits, supervisor, arm = two_joints(), Supervisor(two_joints()), np.array([1.5297287, 0.3])
-    commands = [supervisor.step(measured(arm, 0.0), None, 0.0).position]
-    for index in range(1, 25):
-        goal = 1.4623175 + 0.0368072 * math.sin(28.0792984 * DT * index + 4.3095178)  # it passes the limit of 1.5
-        asked = Request(np.array([goal, 0.3]), DT * index, "human")
-        commands.append(supervisor.step(measured(commands[-1], DT * index), asked, DT * index).position)
-    check(limits, DT * np.arange(25), commands, inside=False)
+    out = 1.4623175 + 0.0368072 * np.sin(28.0792984 * DT * np.arange(1, 25) + 4.3095178)  # it passes the limit of 1.5
+    goals = [None, *np.stack([out, np.full(24, 0.3)], 1)]
+    commands = stream(Supervisor(two_joints()), goals, start=[1.5297287, 0.3], source="human")
+    check(two_joints(), DT * np.arange(25), positions_of(commands), inside=False)
 
 
 @pytest.mark.parametrize("rate", [1.0, -4.0])
 def test_a_drifting_sensor_leads_the_command_to_the_limit(rate):
-    limits, supervisor, commands = two_joints(), Supervisor(two_joints()), []
-    for index in range(120):
-        now = DT * index
-        asked = Request(np.zeros(2), now, "policy")
-        commands.append(supervisor.step(measured([rate * now, 0], now), asked, now).position)
-    check(limits, DT * np.arange(120), commands)
-    assert commands[-1][0] == pytest.approx(1.5 if rate > 0 else -1.0)
+    commands = stream(Supervisor(two_joints()), [[0, 0]] * 120, seen=lambda at: [rate * at, 0])
+    check(two_joints(), DT * np.arange(120), positions_of(commands))
+    assert commands[-1].position[0] == pytest.approx(1.5 if rate > 0 else -1.0)
 
 
 @pytest.mark.parametrize("turns", [1, -1])
@@ -188,17 +181,15 @@ def test_a_clock_that_steps_stops_the_arm_and_hides_nothing(step):
 
 
 def test_a_pause_that_the_watchdog_bears_is_no_gap():
-    supervisor, now, commands = moving(two_joints())
-    supervisor.step(measured(commands[-1].position, now + 0.9), None, now + 0.9)
+    supervisor, commands = moving(two_joints())
+    carried_on(supervisor, commands, [None], later=0.9 - DT)
     assert "nobody" not in supervisor.stopped
 
 
 def test_an_arm_that_is_pushed_is_held_where_it_was_pushed_to():
-    supervisor, arm = Supervisor(two_joints()), np.zeros(2)
-    for index in range(400):
-        now = DT * index
-        if 20 <= index < 80:
-            arm[0] = 0.7 * (index - 20) / 60  # over the lead of .6
-        command = supervisor.step(measured(arm, now), None, now)
-    np.testing.assert_allclose(command.position, arm, atol=0.11)
+    def pushed(at):  # over the lead of .6
+        return [0.7 * float(np.clip((at / DT - 20) / 60, 0, 59 / 60)), 0]
+
+    command = stream(Supervisor(two_joints()), [None] * 400, seen=pushed)[-1]
+    np.testing.assert_allclose(command.position, pushed(8.0), atol=0.11)
     assert command.position[0] > 0.5

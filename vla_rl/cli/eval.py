@@ -18,11 +18,10 @@ from vla_rl.contract.config import JsonObject
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import seed_ranges
-from vla_rl.evaluation.parity import Compared, Trace, TraceRecorder, first_difference, read_traces
 from vla_rl.evaluation.report import mean_text, percent
 from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.run import evaluate as play_seeds
-from vla_rl.evaluation.stats import MeanReturn, Rate
+from vla_rl.evaluation.stats import MeanReturn
 from vla_rl.policies.flow_policy import at_temperature
 from vla_rl.policies.function import Renumbered
 from vla_rl.policies.pretrained import default_options
@@ -30,10 +29,28 @@ from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import checkpoint_of
 from vla_rl.recipes.config_files import env_config_of
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
-from vla_rl.recipes.parity import replay_checkpoint, replay_simulator
+from vla_rl.recipes.parity import (
+    Compared,
+    Trace,
+    TraceRecorder,
+    first_difference,
+    read_traces,
+    replay_checkpoint,
+    replay_simulator,
+)
 from vla_rl.recipes.policies import deployed
 from vla_rl.recipes.suite import find_suite
-from vla_rl.recipes.suite_run import COMPARISON, SuiteRun, compare, needed_between, power_table, read_results, row
+from vla_rl.recipes.suite_run import (
+    COMMON_RATES,
+    COMPARISON,
+    SuiteRun,
+    compare,
+    needed_between,
+    needed_from,
+    rate_of,
+    read_results,
+    row,
+)
 from vla_rl.recipes.terminal import bar, console
 from vla_rl.recipes.workers import EngineOptions
 from vla_rl.serving.access import names_server
@@ -113,11 +130,9 @@ def _play(config: Evaluate, policy: Policy, seeds: list[int]) -> tuple[Outcomes,
         update(done, f"success {good / done:.0%}")
 
     with bar(config.seeds, len(seeds)) as update, closing(config.env.make(config.num_envs)) as env:
-        if not config.trace:
-            outcomes = play_seeds(env, policy, seeds, config.seed, report=remark)
-        else:
-            recorder = TraceRecorder(Path(config.trace), env.spec.tasks, config.seed)
-            outcomes = play_seeds(env, policy, seeds, config.seed, report=remark, watch=recorder.watch)
+        recorder = TraceRecorder(Path(config.trace), env.spec.tasks, config.seed) if config.trace else None
+        watch = recorder.watch if recorder else lambda decision: None
+        outcomes = play_seeds(env, policy, seeds, config.seed, report=remark, watch=watch)
         return outcomes, outcomes.remarks(env.spec.time_limit)
 
 
@@ -174,10 +189,10 @@ def print_results(results: JsonObject) -> None:
 
 
 def _score(found: JsonObject) -> str:
-    if "success" in found:
-        return percent(Rate(found["success"], found["low"], found["high"], found["episodes"]))
-    earned = MeanReturn(**found["returns"])
-    return f"mean return {mean_text(earned.mean, earned.low, earned.high)}"
+    if rate := rate_of(found):
+        return percent(rate)
+    earned = found["returns"]
+    return f"mean return {mean_text(earned['mean'], earned['low'], earned['high'])}"
 
 
 @dataclass(frozen=True)
@@ -233,7 +248,7 @@ def compare_results(arguments: Sequence[str]) -> None:
     config: Compare = override(Compare(), given, "vla-rl eval RESULTS")
     found = _compared(folder, Path(config.against)) if config.against else None
     if config.power:
-        _power(folder, found, _difference(config.power))
+        _power(folder, found, config.power)
 
 
 def _compared(folder: Path | None, other: Path) -> JsonObject:
@@ -251,30 +266,21 @@ def _compared(folder: Path | None, other: Path) -> JsonObject:
 
 def _power(folder: Path | None, found: JsonObject | None, difference: float) -> None:
     """By the measured discordance of two policies, by the measured rates of one, or for a few rates."""
+    if not 0 < difference < 1:
+        raise UserError(f"--power {difference:g} is no difference of success rates; write for example --power 0.05.")
     console.print(f"Episodes that show a difference of {difference:.1%} with probability 80 % (McNemar's test at 5 %):")
     if found is not None:
         for name, task in found["tasks"].items():
             if task["p_value"] is not None:
                 console.print(f"  {name:<24} {needed_between(task, difference):,}, as often as these two disagree")
         return
-    if folder is None:
-        _print_table([(f"success {one[0]:.0%}", *one[1:]) for one in power_table(difference)])
-        return
-    rates = {name: task["success"] for name, task in read_results(folder)["tasks"].items() if "success" in task}
-    _print_table([(name, *one[1:]) for name, rate in rates.items() for one in power_table(difference, [rate])])
-
-
-def _print_table(rows: Sequence[tuple[str, int, int]]) -> None:
+    tasks = read_results(folder)["tasks"] if folder else {}
+    rates = {name: task["success"] for name, task in tasks.items() if "success" in task}
     table = Table("", "if outcomes are independent", "if one wins wherever the other does")
-    for name, independent, alike in rows:
-        table.add_row(name, f"{independent:,}", f"{alike:,}")
+    for name, rate in rates.items() if folder else ((f"success {rate:.0%}", rate) for rate in COMMON_RATES):
+        if needed := needed_from(rate, difference):
+            table.add_row(name, *(f"{episodes:,}" for episodes in needed))
     console.print(table)
-
-
-def _difference(given: float) -> float:
-    if not 0 < given < 1:
-        raise UserError(f"--power {given:g} is no difference of success rates; write for example --power 0.05.")
-    return given
 
 
 USAGE = """vla-rl eval CHECKPOINT|RUN [options]
@@ -283,30 +289,7 @@ vla-rl eval RESULTS --against OTHER
 vla-rl eval [RESULTS] --power DIFFERENCE
 vla-rl eval CHECKPOINT --parity TRACE
 
-Play a policy once per held-out seed; compare two results of one suite.
-
-Suites:
-  --suite NAME       tabletop, metaworld-mt10, ...; or FILE.py:function
-  --policy POLICY    checkpoint or run folder, module:Class, expert, or ws://HOST:PORT
-  --out FOLDER       where results go; stopped, the same command goes on
-  --tasks A B        some of the suite's tasks
-  --seeds NAME       test, or validation to choose by
-  --episodes N       of each task, instead of the suite's number
-  --num-envs N       environments side by side, in each process
-  --processes N      worker processes; neither number changes a result
-  --engine ray       start them in a Ray cluster whose machines share a disk (default: local)
-  --address ADDRESS  HOST:PORT of its head node (default: RAY_ADDRESS, or a new one on this machine)
-  --gpus G           that each of them takes there (default: 0)
-  --videos N         episodes of each task that are recorded
-  --device NAME      where the policy computes: cpu, cuda, cuda:1, auto
-
-Results:
-  --against OTHER    the same seeds: McNemar's test, paired interval; other protocols are refused
-  --power D          episodes that a difference of D takes
-
-Another evaluator's numbers:
-  --parity TRACE     replay its decisions; say at which step and key ours differ first
-  --tolerance X      of the largest number of an array; 1e-4"""
+Play a policy once per held-out seed; compare two results of one suite.  --help after any of them shows its options."""
 
 _WAYS: dict[str, Callable[[Sequence[str]], None]] = {
     "--suite": evaluate_suite,

@@ -87,84 +87,52 @@ class Change:
     credentials: str = ""  # of publish: the folder with the signing key; "": FOLDER itself
 
 
-def _versions(folder: str, options: Change) -> str:
-    from vla_rl.recipes.fleet import serving
-
-    registry = serving.open_registry(Path(folder))
-    Console(highlight=False).print(serving.table(registry))
-    pins = registry.releases.pins.items()
-    return "\n".join(f"{robot} is pinned to version {version}" for robot, version in sorted(pins)) or "none is pinned"
-
-
-def _publish(folder: str, checkpoint: str, options: Change) -> str:
-    from vla_rl.recipes.fleet import serving
-    from vla_rl.recipes.fleet.publishing import publish
-
-    registry = serving.open_registry(Path(folder))
-    version = publish(registry, serving.signing_key(Path(folder), options.credentials), checkpoint, options.why)
-    return f"policy version {version} is staged; next: vla-rl fleet try {folder} {version}, or promote"
-
-
-def _try(folder: str, version: str, options: Change) -> str:
-    from vla_rl.recipes.fleet import serving
-
-    registry = serving.open_registry(Path(folder))
-    known = options.robot or {robot for robots in registry.outcomes().values() for robot in robots}
-    return f"tried by {', '.join(registry.try_on(serving.number(version), known, serving.user(), options.why))}"
-
-
-def _promote(folder: str, version: str, options: Change) -> str:
-    from vla_rl.recipes.fleet import serving
-
-    serving.open_registry(Path(folder)).promote(serving.number(version), serving.user(), options.why)
-    return f"policy version {version} is active"
-
-
-def _rollback(folder: str, options: Change) -> str:
-    from vla_rl.recipes.fleet import serving
-
-    return f"policy version {serving.open_registry(Path(folder)).roll_back(serving.user(), options.why)} is active"
-
-
-def _pin(folder: str, version: str, options: Change) -> str:
-    from vla_rl.recipes.fleet import serving
-
-    return serving.for_each(
-        Path(folder),
-        options.robot,
-        lambda one, robot: one.pin(serving.number(version), serving.user(), options.why, robot),
-    )
-
-
-def _unpin(folder: str, options: Change) -> str:
-    from vla_rl.recipes.fleet import serving
-
-    return serving.for_each(
-        Path(folder), options.robot, lambda one, robot: one.unpin(serving.user(), options.why, robot)
-    )
-
-
-def _change(do: Callable[..., str], usage: str, given: list[str]) -> None:
-    """``do`` with the positional arguments that ``usage`` names and the options after them; print what it says."""
-    named, rest = positional(given, f"fleet {usage}", Change())
+def _change(usage: str, given: list[str]) -> None:
+    """Do what ``usage`` begins with to the registry of the folder that it names, and say what was done."""
+    (folder, *named), rest = positional(given, f"fleet {usage}", Change())
     options = override(Change(), rest, f"vla-rl fleet {usage}")
-    console.print(do(*named, options), highlight=False, markup=False, soft_wrap=True)
+    from vla_rl.fleet.releases import EVERY_ROBOT
+    from vla_rl.recipes.fleet import serving
+
+    registry, by, robots = serving.open_registry(Path(folder)), (serving.user(), options.why), options.robot
+    version, said = serving.number(named[0]) if "VERSION" in usage else 0, f"{', '.join(robots) or 'every robot'}: done"
+    match usage.split()[0]:
+        case "versions":
+            Console(highlight=False).print(serving.table(registry))
+            pins = sorted(registry.releases.pins.items())
+            said = "\n".join(f"{robot} is pinned to version {pinned}" for robot, pinned in pins) or "none is pinned"
+        case "publish":
+            from vla_rl.recipes.fleet.publishing import publish
+
+            key = serving.signing_key(Path(folder), options.credentials)
+            version = publish(registry, key, named[0], options.why)
+            said = f"policy version {version} is staged; next: vla-rl fleet try {folder} {version}, or promote"
+        case "try":
+            known = robots or {robot for played in registry.outcomes().values() for robot in played}
+            said = f"tried by {', '.join(registry.try_on(version, known, *by))}"
+        case "promote":
+            registry.promote(version, *by)
+            said = f"policy version {version} is active"
+        case "rollback":
+            said = f"policy version {registry.roll_back(*by)} is active"
+        case "pin":
+            for robot in robots or (EVERY_ROBOT,):
+                registry.pin(version, *by, robot)
+        case "unpin":
+            for robot in robots or (EVERY_ROBOT,):
+                registry.unpin(*by, robot)
+    console.print(said, highlight=False, markup=False, soft_wrap=True)
 
 
-_CHANGES: tuple[tuple[Callable[..., str], str], ...] = (
-    (_versions, "versions FOLDER"),
-    (_publish, "publish FOLDER CHECKPOINT"),
-    (_try, "try FOLDER VERSION"),
-    (_promote, "promote FOLDER VERSION"),
-    (_rollback, "rollback FOLDER"),
-    (_pin, "pin FOLDER VERSION"),
-    (_unpin, "unpin FOLDER"),
+_CHANGES = (
+    *("versions FOLDER", "publish FOLDER CHECKPOINT", "try FOLDER VERSION", "promote FOLDER VERSION"),
+    *("rollback FOLDER", "pin FOLDER VERSION", "unpin FOLDER"),
 )
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "simulate": partial(_run_config, "simulate", USAGE, "fleet.py:hg_dagger"),
     "demo": partial(_run_config, "demo", DEMO, "fleet.py:demo"),
     "export": export,
-    **{usage.split()[0]: partial(_change, do, usage) for do, usage in _CHANGES},
+    **{usage.split()[0]: partial(_change, usage) for usage in _CHANGES},
 }
 
 

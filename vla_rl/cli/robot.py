@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager as ContextManager
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.text import Text
 
@@ -160,55 +160,48 @@ def robot(arguments: Sequence[str]) -> None:
         raise UserError(f"robot has no command {given[0]!r}; {did_you_mean(given[0], COMMANDS)}")
     if len(given) < 2 or given[1].startswith("-"):
         raise UserError(f"robot {given[0]} needs the robot's file, for example vla-rl robot {given[0]} my_arm.json.")
-    COMMANDS[given[0]](Path(given[1]), given[2:])
+    options, do = COMMANDS[given[0]]
+    do(Path(given[1]), override(options(), given[2:], f"vla-rl robot {given[0]} FILE"))
 
 
-def _setup(path: Path, options: list[str]) -> None:
-    override(Setup(), options, "vla-rl robot setup FILE")
+def _setup(path: Path, config: Setup) -> None:
     desk.setup(path, console)
     console.print(f"{path} is written; next: vla-rl robot calibrate {path}, then vla-rl robot check {path}")
 
 
-def _calibrate(path: Path, options: list[str]) -> None:
-    override(Calibrate(), options, "vla-rl robot calibrate FILE")
+def _calibrate(path: Path, config: Calibrate) -> None:
     desk.calibrate(path, console)
     console.print(f"calibrated; next: vla-rl robot check {path}")
 
 
-def _check(path: Path, options: list[str]) -> None:
-    config: Check = override(Check(), options, "vla-rl robot check FILE")
+def _check(path: Path, config: Check) -> None:
     wrong = desk.check(str(path), config.seconds, config.policy, console)
     if wrong:
         raise UserError(f"{wrong} of these must be mended before the arm is driven; nothing was moved.")
 
 
-def _home(path: Path, options: list[str]) -> None:
-    override(Home(), options, "vla-rl robot home FILE")
+def _home(path: Path, config: Home) -> None:
     console.print(Text(f"home is where the arm is: {desk.home(path)}"))
 
 
-def _teleop(path: Path, options: list[str]) -> None:
-    config: Teleop = override(Teleop(), options, "vla-rl robot teleop FILE")
+def _teleop(path: Path, config: Teleop) -> None:
     from vla_rl.recipes.robots import desk, drive
 
     desk.teleoperate(drive.robot_config(str(path)), config.speed, console)
 
 
-def _record(path: Path, options: list[str]) -> None:
-    config: Record = override(Record(), options, "vla-rl robot record FILE")
+def _record(path: Path, config: Record) -> None:
     _drive(str(path), config, "demonstrations")
 
 
-def _replay(path: Path, options: list[str]) -> None:
-    config: Replay = override(Replay(), options, "vla-rl robot replay FILE")
+def _replay(path: Path, config: Replay) -> None:
     from vla_rl.recipes.robots import drive, replay
 
     robot = drive.robot_config(str(path))
     console.print(Text(str(replay.replay(robot, Path(config.dataset), config.episode, config.speed, console))))
 
 
-def _run(path: Path, options: list[str]) -> None:
-    config: Run = override(Run(), options, "vla-rl robot run FILE")
+def _run(path: Path, config: Run) -> None:
     if not config.policy and not config.server:
         raise UserError("robot run needs a policy to run, for example --policy runs/so101, or a --server that has one.")
     if config.dry_run:
@@ -252,13 +245,13 @@ def _settings(config: Record, scenes: Scenes) -> EpisodesConfig:
     return drive.EpisodesConfig(*played, scenes, config.person)
 
 
-COMMANDS = {
-    "setup": _setup,
-    "calibrate": _calibrate,
-    "check": _check,
-    "home": _home,
-    "teleop": _teleop,
-    "record": _record,
-    "replay": _replay,
-    "run": _run,
+COMMANDS: dict[str, tuple[type, Callable[[Path, Any], None]]] = {
+    "setup": (Setup, _setup),
+    "calibrate": (Calibrate, _calibrate),
+    "check": (Check, _check),
+    "home": (Home, _home),
+    "teleop": (Teleop, _teleop),
+    "record": (Record, _record),
+    "replay": (Replay, _replay),
+    "run": (Run, _run),
 }

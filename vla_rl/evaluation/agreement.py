@@ -55,7 +55,7 @@ class ReplayAgreement:
                 "replay at least one sequence of actions in both."
             )
         shares = _share(tp, tp + fp), _share(fp, fp + tn), _share(fn, fn + tp)
-        accuracy = _rate(tp + tn, sum(counts))
+        accuracy = Rate.counted(tp + tn, sum(counts))
         return cls(horizon, *counts, accuracy, *shares, cohen_kappa(*counts), mcnemar_exact(fp, fn))
 
     @property
@@ -186,7 +186,8 @@ class TrustConfig:
             trusted_horizon(tables, self.max_hallucinated)  # raises, and names the bounds
         rewarding = [choice for choice in found if choice.table.missed_high <= self.max_missed]
         if np.isfinite(np.asarray(true, np.float64)).any():
-            self._require_reward(found, rewarding)
+            if not rewarding:
+                raise self._unrewarded([choice.table for choice in found])
             found = rewarding
         return max(found, key=lambda choice: (choice.table.horizon, choice.table.accuracy.success))
 
@@ -204,11 +205,9 @@ class TrustConfig:
                 "control step, if you do not yet (plan.imagination.outcome_every 1), or train longer (plan.fit.video)."
             )
 
-    def _require_reward(self, found: Sequence[TrustedHorizon], rewarding: Sequence[TrustedHorizon]) -> None:
-        if rewarding:
-            return
-        table = min((choice.table for choice in found), key=lambda table: (table.missed_high, -table.horizon))
-        raise UserError(
+    def _unrewarded(self, honest: Sequence[ReplayAgreement]) -> UserError:
+        table = min(honest, key=lambda table: (table.missed_high, -table.horizon))
+        return UserError(
             f"whatever keeps hallucinated successes within {100 * self.max_hallucinated:g} % misses too many true ones "
             f"(at best {table.fn} of {table.fn + table.tp} by step {table.horizon}, an upper bound of "
             f"{100 * table.missed_high:.1f} % where {100 * self.max_missed:g} % are allowed), so RL would hardly be "
@@ -245,20 +244,6 @@ def policy_agreement(imagined: ArrayLike, true: ArrayLike) -> PolicyAgreement:
         optimism=float((estimates - truth).mean()),
         leverage=max(abs(r - reduced) for reduced in without),
     )
-
-
-def summary(replays: ReplayAgreement, policies: PolicyAgreement) -> dict[str, float | int | None]:
-    """Headline numbers of a world model for a ``summary.json``; ``replays`` at the horizon that is used."""
-    return {
-        "horizon": replays.horizon,
-        "accuracy": replays.accuracy.success,
-        "hallucinated": None if replays.hallucinated is None else replays.hallucinated.success,
-        "hallucinated_high": replays.hallucinated_high,
-        "policies": policies.policies,
-        "r": policies.r,
-        "r_low": policies.r_low,
-        "r_high": policies.r_high,
-    }
 
 
 def cohen_kappa(tp: int, fp: int, fn: int, tn: int) -> float:
@@ -298,12 +283,8 @@ def check_horizons(horizons: Sequence[int], length: ArrayLike) -> tuple[list[int
     return [int(horizon) for horizon in horizons], steps
 
 
-def _rate(count: int, n: int) -> Rate:
-    return Rate(count / n, *wilson(count, n), n)
-
-
 def _share(count: int, n: int) -> Rate | None:
-    return _rate(count, n) if n else None
+    return Rate.counted(count, n) if n else None
 
 
 def _success_steps(name: str, first: ArrayLike, length: NDArray[np.int64]) -> Floats:
@@ -373,13 +354,8 @@ def reward_agreement(
         kept = (calls >= horizon) & np.isfinite(recorded[:, horizon - 1])
         one, other = predicted[kept, horizon - 1].astype(float), recorded[kept, horizon - 1].astype(float)
         if len(one):
-            correlation = _correlation(one, other)
+            ranks = len(one) > 2 and np.ptp(one) > 0 and np.ptp(other) > 0
             error = float(np.sqrt(np.square(one - other).mean()))
-            results.append(RewardAgreement(horizon, len(one), correlation, error, float(other.std())))
+            found = _pearson(one, other) if ranks else None
+            results.append(RewardAgreement(horizon, len(one), found, error, float(other.std())))
     return tuple(results)
-
-
-def _correlation(one: np.ndarray, other: np.ndarray) -> float | None:
-    if len(one) < 3 or np.ptp(one) == 0 or np.ptp(other) == 0:
-        return None
-    return float(np.corrcoef(one, other)[0, 1])

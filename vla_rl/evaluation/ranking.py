@@ -10,19 +10,19 @@ In log-odds, with ``t`` the true success of each of ``k`` policies, one Gaussian
 1986).  ``a`` is common, so it says nothing about which of two is better, and the starts are common, so their noise
 partly cancels.  The posterior has a mean and a covariance of all ``t``: what is decided and what is not.
 
-How many real episodes it takes to find the best of several policies, with imagined rollouts and without.
-
-A search plays a few episodes of the two policies that are likeliest the best, again and again, until one of them is
-good enough with probability .95 (top-two sampling, Russo 2016, "Simple Bayesian algorithms for best-arm
-identification", arXiv 1602.08448; deviation: both of the two are played, no coin chooses one).  What is believed is the
-posterior of :mod:`vla_rl.evaluation.ranking`.
+A search for the best of several, with imagined rollouts or without, plays a few episodes of the two policies that are
+likeliest the best, again and again, until one of them is good enough with probability .95 (top-two sampling, Russo
+2016, "Simple Bayesian algorithms for best-arm identification", arXiv 1602.08448; deviation: both of the two are played,
+no coin chooses one).
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 import numpy as np
 import torch
@@ -97,11 +97,7 @@ def rank(policies: Sequence[Played]) -> Ranking:
     mean, covariance, strictness = posterior(policies, imagined, noise, spread)
     estimates = _estimates(policies, mean, covariance)
     order = np.argsort(-mean, kind="stable")
-    pairs = [
-        _pair(policies, mean, covariance, int(order[i]), int(order[j]))
-        for i in range(len(order))
-        for j in range(i + 1, len(order))
-    ]
+    pairs = [_pair(policies, mean, covariance, i, j) for i, j in combinations(order.tolist(), 2)]
     return Ranking(tuple(estimates[i] for i in order), tuple(pairs), strictness, spread)
 
 
@@ -144,9 +140,9 @@ def _spread(policies: Sequence[Played]) -> float:
 
 def _between(known: Sequence[Played]) -> float:
     """DerSimonian and Laird's variance between two or more policies, at least 0."""
-    dreams = [(int(one.imagined.sum()), len(one.imagined)) for one in known]
-    gap = np.array([log_odds(*one.real) - log_odds(*dream) for one, dream in zip(known, dreams, strict=True)])
-    noise = np.array([_variance(*one.real) + _variance(*dream) for one, dream in zip(known, dreams, strict=True)])
+    both = [(one.real, (int(one.imagined.sum()), len(one.imagined))) for one in known]
+    gap = np.array([log_odds(*real) - log_odds(*dream) for real, dream in both])
+    noise = np.array([_variance(*real) + _variance(*dream) for real, dream in both])
     weight = 1.0 / noise
     centre = float((weight * gap).sum() / weight.sum())
     excess = float((weight * (gap - centre) ** 2).sum()) - (len(known) - 1)
@@ -172,7 +168,7 @@ def posterior(
     won, played = np.array([[*one.real] for one in policies] + [[0, 0]], np.float64).T
     mean = np.linalg.solve(prior, shown)
     for _ in range(_NEWTON):
-        rate = 1.0 / (1.0 + np.exp(-mean))
+        rate = _rates(mean)
         covariance = np.asarray(np.linalg.inv(prior + np.diag(played * rate * (1.0 - rate))), np.float64)
         mean = mean + np.clip(covariance @ (shown - prior @ mean + won - played * rate), -1.0, 1.0)
     return mean[:k], covariance[:k, :k], float(mean[k])
@@ -184,22 +180,12 @@ def _estimates(policies: Sequence[Played], mean: Floats, covariance: Floats) -> 
     half = _HALF * np.sqrt(np.diag(covariance))
     found = []
     for i, one in enumerate(policies):
-        low, high = _rate(float(mean[i] - half[i])), _rate(float(mean[i] + half[i]))
-        won, lost = _seen(one)
+        success, low, high = _rates(mean[i] + half[i] * np.array([0.0, -1.0, 1.0])).tolist()
+        won, played = one.real if one.real[1] else (int(one.imagined.sum()), len(one.imagined))
         # Log-odds have no 0 and no 1, which is where a policy may be that was never seen to succeed, or to fail.
-        ends = low if won else 0.0, high if lost else 1.0
-        found.append(Estimate(one.name, _rate(float(mean[i])), *ends, best=float(best[i])))
+        ends = low if won else 0.0, high if won < played else 1.0
+        found.append(Estimate(one.name, success, *ends, best=float(best[i])))
     return found
-
-
-def _seen(one: Played) -> tuple[int, int]:
-    """Successes and failures, of real episodes where there are any."""
-    won, played = one.real if one.real[1] else (int(one.imagined.sum()), len(one.imagined))
-    return won, played - won
-
-
-def _rate(log_odds: float) -> float:
-    return 1.0 / (1.0 + math.exp(-log_odds))
 
 
 def _pair(policies: Sequence[Played], mean: Floats, covariance: Floats, i: int, j: int) -> Pair:
@@ -208,7 +194,7 @@ def _pair(policies: Sequence[Played], mean: Floats, covariance: Floats, i: int, 
     both = np.ix_([i, j], [i, j])
     deviation = math.sqrt(_difference_variance(covariance[both], np.zeros(2)))
     probability = 0.5 * (1.0 + math.erf(gap / deviation / math.sqrt(2.0)))
-    rates = np.array([_rate(float(mean[i])), _rate(float(mean[j]))])
+    rates = _rates(mean[[i, j]])
     alone = np.diag([_WIDTH**2] * 2)
     needed = (_episodes(prior, gap, rates) for prior in (covariance[both], alone))
     return Pair(policies[i].name, policies[j].name, probability, *needed)
@@ -222,16 +208,7 @@ def _episodes(prior: Floats, gap: float, rates: Floats) -> int | None:
 
     if decides(0):
         return 0
-    high = 1
-    while not decides(high):
-        high *= 2
-        if high > _MOST:
-            return None
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if decides(middle) else (middle, high)
-    return high
+    return bisect_left(range(_MOST), True, lo=1, key=decides) if decides(_MOST) else None
 
 
 def _difference_variance(prior: Floats, information: Floats) -> float:

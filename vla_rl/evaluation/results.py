@@ -112,18 +112,8 @@ def read_episodes(folder: Path) -> list[EpisodeResult]:
 
 
 def _of_row(row: dict[str, Any]) -> EpisodeResult:
-    return EpisodeResult(
-        task=row["task"],
-        seed=int(row["seed"]),
-        success=bool(int(row["success"])),
-        cause=row["cause"],
-        length=int(row["length"]),
-        returns=float(row["return"]),
-        video=row["video"],
-        decisions=0,
-        mean_ms=0.0,
-        max_ms=0.0,
-    )
+    ended = bool(int(row["success"])), row["cause"], int(row["length"]), float(row["return"]), row["video"]
+    return EpisodeResult(row["task"], int(row["seed"]), *ended, decisions=0, mean_ms=0.0, max_ms=0.0)
 
 
 def _write_csv(path: Path, header: Iterable[str], rows: Iterable[Iterable[object]]) -> None:

@@ -70,10 +70,6 @@ class Outcomes:
             )
         return found
 
-    def share(self, cause: str) -> Rate:
-        """Share of episodes that ended for ``cause``."""
-        return Rate.of([item == cause for item in self.cause])
-
 
 @dataclass(frozen=True)
 class Episode:
@@ -301,8 +297,4 @@ def _side_by_side(chunks: dict[int, np.ndarray], num_envs: int) -> np.ndarray:
 
 def _joined(rows: Sequence[Array]) -> Array:
     """Arrays or tensors [1,...] as one [E,...]."""
-    if isinstance(rows[0], np.ndarray):
-        return np.concatenate(rows)
-    import torch
-
-    return torch.cat(list(rows))
+    return np.concatenate(rows) if isinstance(rows[0], np.ndarray) else torch.cat(list(rows))

@@ -9,6 +9,7 @@ policy wins wherever the other does, and more) and that of independent outcomes.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -39,8 +40,12 @@ class Rate:
         flags = np.asarray(successes, dtype=bool)
         if flags.size == 0:
             raise ValueError("no episode was run, so there is no success rate; run at least one.")
-        low, high = wilson(int(flags.sum()), flags.size)
-        return cls(float(flags.mean()), low, high, flags.size)
+        return cls.counted(int(flags.sum()), flags.size)
+
+    @classmethod
+    def counted(cls, successes: int, episodes: int) -> Rate:
+        """From ``successes`` of ``episodes``, at least one."""
+        return cls(successes / episodes, *wilson(successes, episodes), episodes)
 
     @property
     def score(self) -> float:
@@ -181,11 +186,6 @@ class Pairs:
     difference: Difference
     p_value: float | None
 
-    @property
-    def discordant(self) -> float:
-        """Share of pairs of which one policy alone won."""
-        return (self.first_alone + self.second_alone) / self.episodes
-
 
 def pairs_of(first: Sequence[EpisodeResult], second: Sequence[EpisodeResult], by_success: bool) -> Pairs:
     """Compare the same (task, seed) of both, in whatever order; raises KeyError when one lacks an episode."""
@@ -232,10 +232,8 @@ def mcnemar_power(n: int, difference: float, discordant: float, level: float = 0
     discordant].  The number of discordant pairs is binomial, and so is the number that the better policy wins.
     """
     better = 0.5 * (1.0 + difference / discordant)
-    pairs = _window(n, discordant)
-    weights = _pmf(pairs, n, discordant)
-    rejected = [_tails(int(m), better, level) for m in pairs]
-    return float(weights @ np.array(rejected))
+    pairs, weights = _binomial(n, discordant)
+    return float(weights @ np.array([_rejected(int(m), better, level) for m in pairs]))
 
 
 def episodes_needed(difference: float, discordant: float, power: float = 0.8, level: float = 0.05) -> int:
@@ -253,54 +251,33 @@ def episodes_needed(difference: float, discordant: float, power: float = 0.8, le
             f"a difference of {difference:g} takes more episodes than anybody plays; ask for one of at least "
             f"{_LEAST:g}."
         )
-    low, high = 0, 16
-    while mcnemar_power(high, difference, discordant, level) < power:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if mcnemar_power(middle, difference, discordant, level) >= power else (middle, high)
-    return high
+
+    def shows(n: int) -> bool:
+        return mcnemar_power(n, difference, discordant, level) >= power
+
+    high = 16
+    while not shows(high):
+        high *= 2
+    return bisect_left(range(high), True, lo=high // 2 if high > 16 else 1, key=shows)
 
 
-def _tails(pairs: int, better: float, level: float) -> float:
+def _rejected(pairs: int, better: float, level: float) -> float:
     """Probability of a rejection with ``pairs`` discordant pairs, of which one policy wins each with ``better``."""
-    wins = _window(pairs, 0.5)
-    tail = np.cumsum(_pmf(wins, pairs, 0.5))
-    critical = int(np.searchsorted(2.0 * tail, level, side="right")) - 1  # the most wins that are too few
-    if critical < 0:
+    wins, chances = _binomial(pairs, 0.5)
+    too_few = wins[2.0 * np.cumsum(chances) <= level]
+    if not len(too_few):
         return 0.0
-    most = int(wins[critical])
-    return _cdf(most, pairs, better) + _cdf(most, pairs, 1.0 - better)
+    sides = (_binomial(pairs, better), _binomial(pairs, 1.0 - better))
+    return sum(float(chances[wins <= too_few[-1]].sum()) for wins, chances in sides)
 
 
-def _cdf(most: int, n: int, p: float) -> float:
-    counts = _window(n, p)
-    return float(_pmf(counts[counts <= most], n, p).sum())
-
-
-def _window(n: int, p: float) -> NDArray[np.int64]:
-    """The counts of a binomial that are likely enough to matter."""
-    spread = _SPREAD * math.sqrt(n * p * (1.0 - p)) + 1.0
-    return np.arange(max(0, math.floor(n * p - spread)), min(n, math.ceil(n * p + spread)) + 1)
-
-
-def _pmf(counts: NDArray[np.int64], n: int, p: float) -> NDArray[np.float64]:
-    """Binomial probabilities of ``counts``."""
+def _binomial(n: int, p: float) -> tuple[NDArray[np.int64], Floats]:
+    """The counts that are likely enough to matter, and their probabilities."""
     if p in (0.0, 1.0):
-        certain: NDArray[np.float64] = (counts == n * p).astype(np.float64)
-        return certain
-    log_factorial = _log_factorials(n)
-    ways = log_factorial[n] - log_factorial[counts] - log_factorial[n - counts]
-    found: NDArray[np.float64] = np.exp(ways + counts * math.log(p) + (n - counts) * math.log1p(-p))
-    return found
-
-
-_table = np.zeros(1)
-
-
-def _log_factorials(n: int) -> NDArray[np.float64]:
-    """``log(0!), ..., log(n!)`` and perhaps more, kept from call to call."""
-    global _table
-    if len(_table) <= n:
-        _table = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, 2 * n + 1)))])
-    return _table
+        return np.array([int(n * p)]), np.ones(1)
+    spread = _SPREAD * math.sqrt(n * p * (1.0 - p)) + 1.0
+    counts = np.arange(max(0, math.floor(n * p - spread)), min(n, math.ceil(n * p + spread)) + 1)
+    first = math.lgamma(n + 1) - math.lgamma(counts[0] + 1) - math.lgamma(n - counts[0] + 1)
+    steps = np.log(n - counts[:-1]) - np.log(counts[1:])  # from one number of ways to the next
+    ways = first + np.concatenate([[0.0], np.cumsum(steps)])
+    return counts, np.exp(ways + counts * math.log(p) + (n - counts) * math.log1p(-p))

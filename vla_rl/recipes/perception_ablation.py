@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import as_completed
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -40,6 +41,7 @@ class PerceptionAblation:
 
 
 CHECKS = ("normal", "blank", "shuffled", "swapped")
+Done: TypeAlias = tuple[tuple[str, str], list[Rate]]  # policy, check
 
 
 def ablate_perception(
@@ -47,55 +49,41 @@ def ablate_perception(
 ) -> dict[str, PerceptionAblation]:
     """The checks for every policy, shared by the processes that ``config`` names."""
     seeds = [int(item) for item in seed_ranges.held_out(seed_ranges.VALIDATION, config.ablation)]
-    run = _check_here if config.processes == 1 else _check_in_processes
-    with bar("see and read", len(CHECKS) * len(policies)) as update:
-        found = run(env_config, policies, seeds, config, seed, update)
-    return {name: PerceptionAblation(*rates) for name, rates in found.items()}
+    numbers = seeds, config.num_envs, seed
+    jobs, rates = list(product(policies, CHECKS)), dict[tuple[str, str], list[Rate]]()
+    with bar("see and read", len(jobs)) as update:
+        done: Iterator[Done]
+        if config.processes == 1:
+            done = ((job, check_perception(env_config, policies[job[0]], job[1], *numbers)) for job in jobs)
+        else:
+            done = _in_processes(env_config, policies, jobs, numbers, config.processes)
+        for count, (job, found) in enumerate(done, 1):
+            rates[job] = found
+            update(count, job[0])
+    return {name: PerceptionAblation(*(rate for check in CHECKS for rate in rates[name, check])) for name in policies}
 
 
-def _check_here(
+def _in_processes(
     env_config: EnvConfig,
     policies: Mapping[str, Policy],
-    seeds: list[int],
-    config: EvaluationConfig,
-    seed: int,
-    update: Callable[[int, str], None],
-) -> dict[str, list[Rate]]:
-    found: dict[str, list[Rate]] = {name: [] for name in policies}
-    for done, (name, check) in enumerate(product(policies, CHECKS), 1):
-        found[name] += check_perception(env_config, policies[name], check, seeds, config.num_envs, seed)
-        update(done, name)
-    return found
-
-
-def _check_in_processes(
-    env_config: EnvConfig,
-    policies: Mapping[str, Policy],
-    seeds: list[int],
-    config: EvaluationConfig,
-    seed: int,
-    update: Callable[[int, str], None],
-) -> dict[str, list[Rate]]:
-    env, pool = remote_env(env_config), workers(config.processes)
+    jobs: list[tuple[str, str]],
+    numbers: tuple[Any, ...],
+    processes: int,
+) -> Iterator[Done]:
+    """Each of ``jobs``, (policy, check), with its rates when they are there."""
+    pool = workers(processes)
+    given: dict[str, Any] = dict(zip(("seeds", "num_envs", "noise_seed"), numbers, strict=True))
     with ExitStack() as folders:
-        folder = {name: folders.enter_context(saved(policy)) for name, policy in policies.items()}
+        env, folder = (
+            remote_env(env_config),
+            {name: folders.enter_context(saved(one)) for name, one in policies.items()},
+        )
         waiting = {
-            pool.submit(
-                "check_perception",
-                env=env,
-                policy=folder[name],
-                check=check,
-                seeds=seeds,
-                num_envs=config.num_envs,
-                noise_seed=seed,
-            ): (name, check)
-            for name, check in product(policies, CHECKS)
+            pool.submit("check_perception", env=env, policy=folder[name], check=check, **given): (name, check)
+            for name, check in jobs
         }
-        rates = {}
-        for done, future in enumerate(as_completed(waiting), 1):
-            rates[waiting[future]] = [Rate(**rate) for rate in future.result()["rates"]]
-            update(done, waiting[future][0])
-    return {name: [rate for check in CHECKS for rate in rates[name, check]] for name in policies}
+        for future in as_completed(waiting):
+            yield waiting[future], [Rate(**rate) for rate in future.result()["rates"]]
 
 
 def check_perception(
@@ -106,13 +94,9 @@ def check_perception(
         with closing(_Watch(env_config.make_swapped(num_envs))) as watch:
             named = evaluate(watch, policy, seeds, noise_seed=noise_seed)
         return [named.rate, Rate.of([watch.former.get(seed, False) for seed in seeds])]
-    view = {"normal": _same, "blank": _blank, "shuffled": _shuffle}[check]
+    view = {"normal": lambda obs: obs, "blank": _blank, "shuffled": _shuffle}[check]
     with closing(env_config.make(num_envs)) as env:
         return [evaluate(env, policy, seeds, noise_seed=noise_seed, view=view).rate]
-
-
-def _same(obs: Observation) -> Observation:
-    return obs
 
 
 def _blank(obs: Observation) -> Observation:

@@ -1,19 +1,26 @@
-"""Perturbation suites: one environment at many values of its parameters, all on the same seeds."""
+"""Perturbation suites: one environment at many values of its parameters, all on the same seeds.
+
+A point is a policy's episodes with one value of every parameter, on the same seeds as all other points.  The worst case
+and the mean over a grid are what robust reinforcement learning reports (RRLS, arXiv 2406.08406).  The lowest of many
+estimates is too low on average, so the worst point is chosen by the first half of the episodes and its score is that of
+the second half.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from vla_rl.contract.config import JsonObject
+from vla_rl.contract.errors import ContractError
 from vla_rl.contract.task import Choice, Parameter, Randomization
-from vla_rl.evaluation.perturbation import PerturbedEpisodes, curves, worst_case
 from vla_rl.evaluation.report import Report, Series, mean_text
 from vla_rl.evaluation.results import EpisodeResult
+from vla_rl.evaluation.stats import MeanReturn, Rate
 from vla_rl.recipes import sims
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.suite import Suite, SuiteTask
@@ -21,6 +28,86 @@ from vla_rl.recipes.suite import Suite, SuiteTask
 NOMINAL = "nominal"  # the task in which no parameter is varied
 Rule = Literal["once", "at_end"] | None
 Point = tuple[tuple[str, float], ...]
+Score: TypeAlias = Rate | MeanReturn
+
+
+@dataclass(frozen=True)
+class PerturbedEpisodes:
+    """The episodes at one point.
+
+    values   {parameter: value}; parameters that are not named are nominal
+    outcome  [n]  bool success, or float return where the environment has no success, in the order of the seeds
+    """
+
+    values: Mapping[str, float]
+    outcome: np.ndarray
+
+    @property
+    def score(self) -> Score:
+        """Success rate or mean return with its interval."""
+        return _score(self.outcome)
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """One value of a parameter and the score there, while all others are nominal."""
+
+    value: float
+    score: Score
+
+
+@dataclass(frozen=True)
+class WorstCase:
+    """The worst of ``points`` points.
+
+    values   of the worst point by the first half of its episodes
+    score    of that point in the second half, which had no part in choosing it
+    mean     of the scores of all points, all episodes
+    ties     other points that were as bad in the first half
+    """
+
+    values: Mapping[str, float]
+    score: Score
+    mean: float
+    points: int
+    ties: int
+
+
+def curves(points: Sequence[PerturbedEpisodes], varied: Sequence[Parameter]) -> dict[str, list[CurvePoint]]:
+    """For each of ``varied`` the points that differ from nominal in nothing else, by increasing value.
+
+    Parameters without two such points have no curve.
+    """
+    found = {}
+    for parameter in varied:
+        others = [other for other in varied if other.name != parameter.name]
+        on_axis = [
+            CurvePoint(point.values.get(parameter.name, parameter.nominal), point.score)
+            for point in points
+            if all(point.values.get(other.name, other.nominal) == other.nominal for other in others)
+        ]
+        if len(on_axis) > 1:
+            found[parameter.name] = sorted(on_axis, key=lambda item: item.value)
+    return found
+
+
+def worst_case(points: Sequence[PerturbedEpisodes]) -> WorstCase:
+    """The worst of ``points``; raises ContractError unless all have the same number of episodes, at least 2."""
+    lengths = {len(point.outcome) for point in points}
+    if len(lengths) != 1 or min(lengths) < 2:
+        raise ContractError(
+            f"the points have {sorted(lengths)} episodes, so no worst one can be chosen by half of them; play the same "
+            "seeds, at least 2, at every point."
+        )
+    half = lengths.pop() // 2
+    first = [float(point.outcome[:half].mean()) for point in points]
+    worst = points[int(np.argmin(first))]
+    mean = float(np.mean([point.score.score for point in points]))
+    return WorstCase(worst.values, _score(worst.outcome[half:]), mean, len(points), first.count(min(first)) - 1)
+
+
+def _score(outcome: np.ndarray) -> Score:
+    return Rate.of(outcome) if outcome.dtype == np.bool_ else MeanReturn.of(outcome)
 
 
 @dataclass(frozen=True)
@@ -28,7 +115,7 @@ class PerturbationSuite(Suite):
     """A suite whose tasks are points: one environment with fixed values of some parameters.
 
     Beside the table of tasks its results have a curve of the score over every one of ``varied``, and the worst case
-    over all points (``evaluation/perturbation.py``).
+    over all points.
     """
 
     varied: tuple[Parameter, ...] = ()
@@ -54,12 +141,14 @@ class PerturbationSuite(Suite):
         if "worst_case" in found:
             worst = found["worst_case"]
             values = ", ".join(f"{name} {value:g}" for name, value in worst["values"].items()) or NOMINAL
+            ends = [worst["score"][end] for end in ("score", "low", "high")]
+            shown = "{:.1%} [{:.1%}, {:.1%}]".format(*ends) if rated else mean_text(*ends)
             ties = f"In the other half {worst['ties']} more points were as bad. " if worst["ties"] else ""
             report.section(
                 "Worst case",
-                f"Of {worst['points']} points the worst is **{values}**: {label} {_shown(worst['score'], rated)} in "
+                f"Of {worst['points']} points the worst is **{values}**: {label} {shown} in "
                 f"the half of the seeds that had no part in choosing it. {ties}Mean of all points: "
-                f"{_number(worst['mean'], rated)}.",
+                f"{format(worst['mean'], '.1%' if rated else '.4g')}.",
             )
         report.section("Curves", f"The {label} while one parameter differs and all others are nominal; the same seeds.")
         for parameter in self.varied:
@@ -133,13 +222,3 @@ def _suite(
 def _label(point: Iterable[tuple[str, float]]) -> str:
     """The task's name of a point."""
     return ",".join(f"{key}={value:g}" for key, value in point) or NOMINAL
-
-
-def _shown(score: JsonObject, rated: bool) -> str:
-    if not rated:
-        return mean_text(score["score"], score["low"], score["high"])
-    return f"{_number(score['score'], rated)} [{_number(score['low'], rated)}, {_number(score['high'], rated)}]"
-
-
-def _number(value: float, rated: bool) -> str:
-    return f"{value:.1%}" if rated else f"{value:.4g}"

@@ -261,15 +261,5 @@ class _Film:
 
 
 def _result(task: str, episode: Episode, seconds: Sequence[float], video: str) -> EpisodeResult:
-    return EpisodeResult(
-        task=task,
-        seed=episode.seed,
-        success=episode.success,
-        cause=episode.cause,
-        length=episode.length,
-        returns=episode.returns,
-        video=video,
-        decisions=len(seconds),
-        mean_ms=1e3 * float(np.mean(seconds)),
-        max_ms=1e3 * max(seconds),
-    )
+    ended = episode.success, episode.cause, episode.length, episode.returns, video
+    return EpisodeResult(task, episode.seed, *ended, len(seconds), 1e3 * float(np.mean(seconds)), 1e3 * max(seconds))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import platform
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -68,7 +68,8 @@ class SuiteRun:
         trained for one of the tasks.
         """
         check_instructions(self.policy, {task.name: task.env for task in self.suite.tasks})
-        with _locked(self.out):
+        with ExitStack() as at_the_end:
+            at_the_end.callback(unlock_run, self.out, lock_run(self.out))
             journal = self._journal()
             try:
                 self._play(journal)
@@ -120,7 +121,8 @@ class SuiteRun:
 
             show()
             if self.processes == 1 and not chosen_engine().away:
-                _here(blocks, note)
+                for block in blocks:
+                    block.play(note)
             else:
                 self._in_processes(blocks, note)
 
@@ -169,20 +171,6 @@ class SuiteRun:
             )
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    lock = lock_run(folder)
-    try:
-        yield
-    finally:
-        unlock_run(folder, lock)
-
-
-def _here(blocks: Sequence[Block], note: Callable[[EpisodeResult], None]) -> None:
-    for block in blocks:
-        block.play(note)
-
-
 PAGE = "report.html"
 
 
@@ -192,12 +180,10 @@ def write_suite_report(folder: Path, suite: Suite, results: JsonObject, episodes
     report = Report(f"{policy['name']} on {suite.name}", f"Protocol `{results['protocol']}`.")
     tasks = "1 task" if len(suite.tasks) == 1 else f"{len(suite.tasks)} tasks"
     count, seeds = suite.episodes, f"{suite.episodes} seeds from {suite.first_seed}"
-    tiles = []
-    if "score" in results:
-        tiles.append(Tile.of("success", Rate(**results["score"]), f"{tasks}, {seeds} each"))
-    latency = results["latency_ms"]
-    tiles.append(Tile("ms per decision", latency["mean"], percent=False, note=f"at most {latency['max']:.1f}"))
-    report.tiles(tiles)
+    score, latency = results.get("score"), results["latency_ms"]
+    tiles = [Tile.of("success", Rate(**score), f"{tasks}, {seeds} each")] if score else []
+    took = Tile("ms per decision", latency["mean"], percent=False, note=f"at most {latency['max']:.1f}")
+    report.tiles([*tiles, took])
     suite.draw(report, results)
     report.section("Tasks", "95 % Wilson intervals; mean returns with 95 % intervals from 64 episodes on.")
     header = ["task", "success", "mean return", "mean length", "ends"]
@@ -219,13 +205,11 @@ def _film(folder: Path, episode: EpisodeResult) -> Recording:
 
 def _row(name: str, task: JsonObject) -> list[Cell]:
     ends = ", ".join(f"{cause.replace('_', ' ')} {count}" for cause, count in task["causes"].items())
-    earned = task["returns"]
+    earned, rate = task["returns"], rate_of(task)
     mean = mean_text(earned["mean"], earned["low"], earned["high"])
-    rate = percent(Rate(*(task[key] for key in ("success", "low", "high", "episodes")))) if "success" in task else None
-    return [name, rate, mean, round(task["mean_length"], 1), ends]
+    return [name, percent(rate) if rate else None, mean, round(task["mean_length"], 1), ends]
 
 
-_SAID = ("success", "length", "returns")
 _PACKAGES = ("numpy", "torch", "mujoco", "gymnasium")
 
 
@@ -250,7 +234,7 @@ def results_of(suite: Suite, policy: JsonObject, episodes: Sequence[EpisodeResul
         "suite": to_json(suite),
         "versions": _versions(suite),
     }
-    if said := {task.name: found for task in suite.tasks if (found := remarks(of_task[task.name]))}:
+    if said := {task.name: found for task in suite.tasks if (found := _remarks(of_task[task.name]))}:
         results["remarks"] = said
     if rated:
         wins = [one.success for task in rated for one in of_task[task.name]]
@@ -258,19 +242,27 @@ def results_of(suite: Suite, policy: JsonObject, episodes: Sequence[EpisodeResul
     return results
 
 
-def remarks(episodes: Sequence[EpisodeResult]) -> list[str]:
+def _remarks(episodes: Sequence[EpisodeResult]) -> list[str]:
     """What can hardly be meant about the ``episodes`` of one task, as ``vla-rl eval`` says it of a checkpoint's."""
-    success, length, returns = (np.array([getattr(one, name) for one in episodes]) for name in _SAID)
-    causes, family = tuple(one.cause for one in episodes), ("",) * len(episodes)
-    return Outcomes(np.arange(len(episodes)), success, causes, length, family, returns).remarks(math.inf)
+    rows = [(one.seed, one.success, one.cause, one.length, "", one.returns) for one in episodes]
+    seeds, success, causes, length, family, returns = zip(*rows, strict=True)
+    arrays = np.array(seeds), np.array(success), causes, np.array(length), family, np.array(returns)
+    return Outcomes(*arrays).remarks(math.inf)
 
 
 def _task(task: SuiteTask, episodes: Sequence[EpisodeResult]) -> JsonObject:
-    found: JsonObject = asdict(Rate.of([one.success for one in episodes])) if task.success is not None else {}
-    found["returns"] = asdict(MeanReturn.of([one.returns for one in episodes]))
-    found["mean_length"] = float(np.mean([one.length for one in episodes]))
-    found["causes"] = dict(Counter(one.cause for one in episodes).most_common())
-    return found
+    rate = asdict(Rate.of([one.success for one in episodes])) if task.success is not None else {}
+    return {
+        **rate,
+        "returns": asdict(MeanReturn.of([one.returns for one in episodes])),
+        "mean_length": float(np.mean([one.length for one in episodes])),
+        "causes": dict(Counter(one.cause for one in episodes).most_common()),
+    }
+
+
+def rate_of(task: JsonObject) -> Rate | None:
+    """The success of a task, or of all, in ``results.json``; None where there is none."""
+    return Rate(*(task[key] for key in ("success", "low", "high", "episodes"))) if "success" in task else None
 
 
 def _versions(suite: Suite) -> JsonObject:
@@ -351,9 +343,8 @@ def _episodes(folder: Path, results: JsonObject) -> list[EpisodeResult]:
 
 def _rates(name: str, *results: JsonObject) -> list[JsonObject]:
     """Both policies' rates of a task; none where there is no success."""
-    tasks = [one["score"] if name == ALL else one["tasks"][name] for one in results]
-    keys = ("success", "low", "high", "episodes")
-    return [{key: task[key] for key in keys} for task in tasks if "success" in task]
+    rates = [rate_of(one["score"] if name == ALL else one["tasks"][name]) for one in results]
+    return [asdict(rate) for rate in rates if rate]
 
 
 def _page(folder: Path, found: JsonObject) -> None:
@@ -390,22 +381,20 @@ def row(name: str, task: JsonObject) -> list[Cell]:
 
 # -- power -------------------------------------------------------------------------------------------------------------
 
-_BASES = (0.5, 0.7, 0.8, 0.9, 0.95)
+COMMON_RATES = (0.5, 0.7, 0.8, 0.9, 0.95)  # of a policy that has not been evaluated
 
 
-def power_table(difference: float, rates: Sequence[float] = _BASES) -> list[tuple[float, int, int]]:
-    """(success, episodes if outcomes are independent, if one policy wins wherever the other does) for each rate.
+def needed_from(rate: float, difference: float) -> tuple[int, int] | None:
+    """Episodes if outcomes are independent, and if one policy wins wherever the other does; from the success of one.
 
-    The other policy has ``success + difference``, or ``success - difference`` where that would be more than 1; rates
-    that leave no room for either are left out.
+    The other has ``rate + difference``, or ``rate - difference`` where that would be more than 1; None where neither
+    can be.
     """
-    alike = episodes_needed(difference, difference)
-    rows = []
-    for rate in rates:
-        other = rate + difference if rate + difference <= 1 else rate - difference
-        if other >= 0:
-            rows.append((rate, episodes_needed(difference, independent_discordance(rate, other - rate)), alike))
-    return rows
+    other = rate + difference if rate + difference <= 1 else rate - difference
+    if other < 0:
+        return None
+    independent = independent_discordance(rate, other - rate)
+    return episodes_needed(difference, independent), episodes_needed(difference, difference)
 
 
 def needed_between(task: JsonObject, difference: float) -> int:

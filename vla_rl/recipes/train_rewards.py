@@ -98,17 +98,13 @@ class TrainReward:
         return [self._play(list(part[:count]), i) for i, (part, count) in enumerate(zip(seeds, counts, strict=True))]
 
     def _play(self, seeds: list[int], part: int) -> LabelledFrames:
+        claims, random = (
+            load(self.claims) if self.claims else self.env.claims(),
+            np.random.default_rng([self.seed, part]),
+        )
         with bar(("frames", "to calibrate", "to test")[part], len(seeds)) as update:
-            random = np.random.default_rng([self.seed, part])
-            return label_frames(
-                self.env,
-                load(self.claims) if self.claims else self.env.claims(),
-                seeds,
-                self.num_envs,
-                self.random_action_prob,
-                random,
-                lambda done: update(done, "episodes"),
-            )
+            given = seeds, self.num_envs, self.random_action_prob, random
+            return label_frames(self.env, claims, *given, lambda done: update(done, "episodes"))
 
     def _fit(self, model: nn.Module, loss: Loss[Batch], batches: Iterator[Batch], folder: RunFolder | None) -> None:
         def report(step: int, info: dict[str, float]) -> None:
@@ -156,11 +152,9 @@ class TrainProgress(TrainReward):
 
 def balanced(label: np.ndarray, batch: int, random: torch.Generator) -> Iterator[np.ndarray]:
     """Endless minibatches of indices, a third of each from those whose ``label`` [N] is True."""
-    yes, no = np.flatnonzero(label), np.flatnonzero(~label)
-    third = max(1, batch // 3)
-    for successes, failures in zip(
-        shuffled(len(yes), third, random), shuffled(len(no), batch - third, random), strict=True
-    ):
+    yes, no, third = np.flatnonzero(label), np.flatnonzero(~label), max(1, batch // 3)
+    both = shuffled(len(yes), third, random), shuffled(len(no), batch - third, random)
+    for successes, failures in zip(*both, strict=True):
         yield np.concatenate([yes[successes.numpy()], no[failures.numpy()]])
 
 
@@ -191,7 +185,7 @@ def _outcome(model: RewardModel, track: LabelledFrames) -> tuple[bool, bool, boo
     return lasted, bool(done.any()), bool(done.any() and done.argmax() < track.label.argmax())
 
 
-def _watch(model: RewardModel, track: LabelledFrames) -> RewardOutput:
+def _watch(model: RewardModel | VLMJudge, track: LabelledFrames) -> RewardOutput:
     """What ``model`` says about ``track`` from its first frame to its last, [1,T]."""
     clip = {name: image[None] for name, image in track.images.items()}
     output, _ = model.evaluate(clip, track.text[:1].tolist(), np.ones((1, len(track)), bool), model.initial_state(1))
@@ -332,17 +326,9 @@ class MakeJudge:
         seeds, random = list(seed_ranges.TEST[: self.test]), np.random.default_rng(self.seed)
         frames = label_frames(env, env.claims(), seeds, self.num_envs, self.random_action_prob, random)
         tracks = frames.tracks()
+        found = []
         with bar("ask", len(tracks)) as update:
-            found = []
-            for count, track in enumerate(tracks):
-                found.append(_done(judge, track))
-                update(count + 1, "episodes and instructions")
+            for count, track in enumerate(tracks, 1):
+                found.append(np.asarray(_watch(judge, track).done)[0])
+                update(count, "episodes and instructions")
         return Counts.from_decisions(np.concatenate(found), np.concatenate([track.label for track in tracks]))
-
-
-def _done(judge: VLMJudge, track: LabelledFrames) -> np.ndarray:
-    """What ``judge`` says about the frames of ``track``, bool [T]."""
-    clip = {name: image[None] for name, image in track.images.items()}
-    shown = np.ones((1, len(track)), bool)
-    output, _ = judge.evaluate(clip, track.text[:1].tolist(), shown, judge.initial_state(1))
-    return np.asarray(output.done)[0]

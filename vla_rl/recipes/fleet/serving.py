@@ -6,7 +6,7 @@ import getpass
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from vla_rl.contract.trust import check_folder, write_whole
 from vla_rl.fleet.identity import Revoked, load_credentials
 from vla_rl.fleet.manifest import SigningKey
 from vla_rl.fleet.registry import Registry
-from vla_rl.fleet.releases import EVERY_ROBOT, Outcomes
+from vla_rl.fleet.releases import Outcomes
 from vla_rl.fleet.server import REGISTRY, FleetServer, FleetServerConfig, log
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ class Beginning:
 
 def serve(folder: Path, config: FleetServerConfig, credentials: str, beginning: Beginning, show: Console) -> None:
     """Serve until somebody ends it; see :func:`opened`."""
-    _print_log()
+    log.setLevel(logging.INFO)  # who comes, leaves and is refused, on standard error
+    log.addHandler(logging.StreamHandler())
     with opened(folder, config, credentials, beginning, show):
         threading.Event().wait()
 
@@ -76,12 +77,6 @@ def _begin(server: FleetServer, folder: Path, credentials: str, beginning: Begin
             show.print(f"an earlier learner is now in {aside}", highlight=False)
         server.learn(command(folder, key_file(folder, credentials)))
         show.print(f"a learner runs beside it; its metrics are in {folder / LEARNER}", highlight=False)
-
-
-def _print_log() -> None:
-    """Who comes, leaves and is refused, on standard error."""
-    log.setLevel(logging.INFO)
-    log.addHandler(logging.StreamHandler())
 
 
 KEY, PUBLIC_KEY = "signing.key", "signing.pub"
@@ -137,14 +132,6 @@ def table(registry: Registry) -> Table:
         rate = f"{total.successes / total.episodes:.0%} [{low:.0%}, {high:.0%}]" if total.episodes else ""
         made.add_row(str(version), stage, str(total.episodes), rate)
     return made
-
-
-def for_each(folder: Path, robots: Sequence[str], do: Callable[[Registry, str], None]) -> str:
-    """``do`` with every one of ``robots``, or once for all when none is named; returns what a person should read."""
-    registry = open_registry(folder)
-    for robot in robots or (EVERY_ROBOT,):
-        do(registry, robot)
-    return f"{', '.join(robots) or 'every robot'}: done"
 
 
 def number(text: str) -> int:

@@ -7,8 +7,8 @@ import pytest
 
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.task import Parameter
-from vla_rl.evaluation.perturbation import PerturbedEpisodes, curves, worst_case
 from vla_rl.evaluation.stats import MeanReturn, Rate
+from vla_rl.recipes.perturbation import PerturbedEpisodes, curves, worst_case
 
 FRICTION = Parameter("friction", 1.0, 0.5, 2.0, "factor", "")
 LATENCY = Parameter("latency", 0.0, 0.0, 3.0, "control steps", "", integer=True)
