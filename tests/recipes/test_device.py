@@ -42,7 +42,7 @@ def require_equal(on_host, on_device):
 
 
 def test_imitation_on_the_device_of_the_config(tmp_path, monkeypatch):
-    recipe, devices = quick.imitate_lift(), set()
+    recipe, devices = replace(quick.imitate_lift(), env=EnvConfig("lift", options={"deadline": 20})), set()
     on_host = trained(recipe, tmp_path / "host")
     imitate_policy = imitate.imitate_policy
 
