@@ -165,8 +165,8 @@ class OpenVLA(SavedVLA):
         log_probs = self._log_probs(logits)
         return Likelihood(self._logprob(density(log_probs, bins)), entropy(log_probs), {"log_probs": log_probs})
 
-    # Exact under ``Parallel``; under ``Autoregressive`` that of the conditionals along the recorded bins, whose mean over
-    # decisions of the old policy is the chunks' exact KL.
+    # Exact under ``Parallel``; under ``Autoregressive`` that of the conditionals along the recorded bins, whose mean
+    # over decisions of the old policy is the chunks' exact KL.
     kl = staticmethod(categorical_kl)
 
     def imitation_losses(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
