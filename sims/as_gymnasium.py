@@ -118,7 +118,6 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         return None if self.render_mode is None else tuple(pictures(self.env, self._obs))
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Close the environment."""
         self.env.close()
 
     def _begin(self, env_ids: np.ndarray, seeds: Sequence[int | None]) -> Observation:

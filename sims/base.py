@@ -21,6 +21,7 @@ from vla_rl.contract.load import load
 from vla_rl.contract.tracker import DIVERGED, SUCCESS, TIME_LIMIT, EpisodeTracker, one_each, restore_rows, select_rows
 
 SHARE = 0.9  # of the free memory; the rest is for what is allocated while simulating
+_MAX_CHUNK = 50
 _MAX_GEOMS = 4000  # in a picture of a simulator that somebody else wrote
 
 
@@ -105,7 +106,6 @@ class ReplayingEnv(SnapshotEnv):
         return np.zeros((self.num_envs, self.spec.time_limit, self.spec.action_dim), action.dtype)
 
     def reset(self, env_ids: Any, seeds: Any) -> Observation:
-        """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R], not negative)."""
         self._actions[self._checked(env_ids, seeds)[0]] = 0
         return super().reset(env_ids, seeds)
 
@@ -379,9 +379,11 @@ def require_positive(**given: int) -> None:
             raise UserError(f"{name}={value} is less than 1, so no episode can be played; give at least 1.")
 
 
-def picture_specs(cameras: Sequence[str], size: int) -> dict[str, ArraySpec]:
-    """{camera: spec} of square pictures uint8 [size,size,3]."""
-    return {name: ArraySpec((size, size, 3), "uint8", 0, 255, frame=name) for name in cameras}
+def simulator_spec(name: str, cameras: Sequence[str], size: int, time_limit: int, **rest: Any) -> EnvSpec:
+    """The spec of a :class:`SideBySide` with square pictures uint8 [size,size,3]; ``rest`` as of ``EnvSpec``."""
+    images = {camera: ArraySpec((size, size, 3), "uint8", 0, 255, frame=camera) for camera in cameras}
+    chunk = min(time_limit, _MAX_CHUNK)
+    return EnvSpec(name, images, time_limit=time_limit, max_chunk=chunk, can_snapshot=True, **rest)
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------

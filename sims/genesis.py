@@ -212,7 +212,6 @@ class GenesisEnv(DeviceTaskEnv):
         self._stale = True  # whether a row was changed since the pictures were made
 
     def close(self) -> None:
-        """Free the scene; safe to call twice."""
         self._scene.close()
 
     def _put(

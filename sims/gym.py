@@ -92,7 +92,6 @@ class GymEnv(BaseEnv):
         return f'info["{self._success_key}"]' if self._success_key else ""
 
     def close(self) -> None:
-        """Close every Gymnasium environment; safe to call twice."""
         self._rows.close()
 
     def _find_key(self) -> str:

@@ -188,7 +188,6 @@ class IsolatedEnv(BaseEnv):
         return sum(worker.restarts for worker in self.workers)
 
     def reset(self, env_ids: Any, seeds: Any) -> Observation:
-        """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R], not negative)."""
         index, seed = self._checked(env_ids, seeds)
         self._recycle(index)
         self._insist(self._owners(index), partial(self._reset_request, index, seed), index.tolist())
@@ -198,7 +197,6 @@ class IsolatedEnv(BaseEnv):
         return self._observation()
 
     def step(self, chunk: Any, observe: Observe = "last") -> Step:
-        """Execute ``chunk`` [E,H,D]; see ``VecEnv.step``."""
         self.step_async(chunk, observe)
         return self.step_wait()
 
@@ -234,7 +232,6 @@ class IsolatedEnv(BaseEnv):
         return Step(self._observation(), **parts, **flags, cause=tuple(self._cause.tolist()), frames=seen)
 
     def close(self) -> None:
-        """End every worker; safe to call twice."""
         for worker in self.workers:
             worker.close()
 
@@ -394,7 +391,6 @@ class IsolatedSnapshotEnv(IsolatedEnv):
     """Isolated environments that can be saved and restored in mid-episode (``Snapshots``)."""
 
     def snapshot(self, env_ids: Any) -> Snapshot:
-        """Everything the future of ``env_ids`` depends on; see ``Snapshots``."""
         index = self._book.index(env_ids)
         self._book.require_started(index)
         answers = self._insist(self._owners(index), partial(self._snapshot_request, index))
@@ -407,7 +403,6 @@ class IsolatedSnapshotEnv(IsolatedEnv):
         return found | self._own(index)
 
     def restore(self, env_ids: Any, snapshot: Snapshot) -> Observation:
-        """Put ``snapshot`` into ``env_ids``; see ``Snapshots``."""
         index = self._book.index(env_ids)
         arrays = {name: np.asarray(array) for name, array in snapshot.items()}
         own = {_OWN + name: array for name, array in self._own_arrays().items()}

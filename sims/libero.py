@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from sims import catalog, installations, isolated
-from sims.base import CameraRig, PooledSimulator, SideBySide, TaskPool, picture_specs, require_positive
+from sims.base import CameraRig, PooledSimulator, SideBySide, TaskPool, require_positive, simulator_spec
 from sims.isolated import IsolatedEnv
 from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.errors import UserError, did_you_mean
@@ -165,17 +165,16 @@ def read_states(path: Path) -> np.ndarray:
 
 def _spec(suite: str, tasks: Sequence[str], cameras: Sequence[str], size: int, time_limit: int) -> EnvSpec:
     infinite = float("inf")
-    return EnvSpec(
-        name=suite,
-        images=picture_specs(cameras, size),
+    return simulator_spec(
+        suite,
+        cameras,
+        size,
+        time_limit,
         state=ArraySpec((8,), "float32", -infinite, infinite, unit="m, rad", frame="world", names=_STATE),
         action=ArraySpec((7,), "float32", -1.0, 1.0, unit="1 (of the controller)", names=_ACTION),
         tasks=tuple(_instruction(name) for name in tasks),
         families=tuple(tasks),
         control_dt=1 / _FREQUENCY,
-        time_limit=time_limit,
-        max_chunk=min(time_limit, 50),
-        can_snapshot=True,
     )
 
 

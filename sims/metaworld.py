@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sims import catalog, isolated
-from sims.base import CameraRig, PooledSimulator, SideBySide, TaskPool, picture_specs, require_positive
+from sims.base import CameraRig, PooledSimulator, SideBySide, TaskPool, require_positive, simulator_spec
 from sims.isolated import ExpertInWorker, IsolatedEnv
 from sims.isolation.messages import EXPERT_ACTION
 from vla_rl.contract.env import PRIVILEGED, ArraySpec, EnvSpec
@@ -140,18 +140,17 @@ def spec(
     unit = f"1 ({0.01 * action_repeat:g} m per axis, effort)"
     action = ArraySpec((4,), "float32", -1.0, 1.0, unit=unit, frame="world", names=axes)
     infinite = float("inf")
-    return EnvSpec(
-        name="metaworld",
-        images=picture_specs(cameras, image_size),
+    return simulator_spec(
+        "metaworld",
+        cameras,
+        image_size,
+        time_limit,
         state=ArraySpec((4,), "float32", -infinite, infinite, unit="m, opening 0 to 1", frame="world", names=axes),
         action=action,
         tasks=tuple(name.replace("-", " ") for name in names),
         families=names,
         control_dt=_DT * action_repeat,
-        time_limit=time_limit,
-        max_chunk=min(time_limit, 50),
         extras={_OBSERVATION: ArraySpec((39,), "float32", -infinite, infinite), EXPERT_ACTION: action},
-        can_snapshot=True,
     )
 
 

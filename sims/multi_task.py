@@ -56,7 +56,6 @@ class MultiTaskEnv(BaseEnv):
                 member.reset(chosen, self._book.seed[chosen] // len(self._members))
 
     def step(self, chunk: Any, observe: Observe = "last") -> Step:
-        """Execute ``chunk`` [E,H,D]; see ``VecEnv.step``."""
         action = self._book.chunk(chunk, self.spec)
         count, horizon = action.shape[:2]
         reward, valid = np.zeros((count, horizon), np.float32), np.zeros((count, horizon), bool)
@@ -78,7 +77,6 @@ class MultiTaskEnv(BaseEnv):
         return Step(obs, reward, valid, **flags, executed=executed, intervened=intervened, frames=tuple(seen))
 
     def close(self) -> None:
-        """Close every member; safe to call twice."""
         for member in self._members:
             member.env.close()
 
@@ -126,14 +124,12 @@ class MultiTaskSnapshots(SnapshotEnv, MultiTaskEnv):
     """The same where every member can be saved in mid-episode (``VecEnv`` and ``Snapshots``)."""
 
     def snapshot(self, env_ids: Any) -> Snapshot:
-        """What the future of ``env_ids`` depends on in every member, as numeric arrays [R,...]; see ``Snapshots``."""
         saved = super().snapshot(env_ids)
         for number, member in enumerate(self._members):
             saved |= {f"{number}/{name}": value for name, value in member.snapshots().snapshot(env_ids).items()}
         return saved
 
     def restore(self, env_ids: Any, snapshot: Snapshot) -> Observation:
-        """Put ``snapshot`` into ``env_ids``."""
         super().restore(env_ids, {name: value for name, value in snapshot.items() if "/" not in name})
         for number, member in enumerate(self._members):
             prefix = f"{number}/"

@@ -32,7 +32,6 @@ class DeviceTaskEnv(SnapshotEnv):
         self._task_state = {name: self._to_device(value) for name, value in start.items()}
 
     def reset(self, env_ids: Any, seeds: Any) -> Observation:
-        """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R], not negative)."""
         index, seed = self._checked(env_ids, seeds)
         if index.size:
             generators = (np.random.Generator(np.random.PCG64(int(value))) for value in seed)
@@ -49,7 +48,6 @@ class DeviceTaskEnv(SnapshotEnv):
         return self._book.begun(self._observe())
 
     def step(self, chunk: Any, observe: Observe = "last") -> Step:
-        """Execute ``chunk`` [E,H,D]; see ``VecEnv.step``."""
         step: Step = self._book.execute_there(chunk, self.spec, observe, self._advance, self._observe)
         return step.mapped(self._view)
 

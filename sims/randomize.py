@@ -93,7 +93,6 @@ class RandomizedEnv:
         )
 
     def close(self) -> None:
-        """Close the environment."""
         self.env.close()
 
     def _value(self, name: str) -> np.ndarray:
@@ -132,7 +131,6 @@ class RandomizedSnapshots(RandomizedEnv):
     env: Any
 
     def snapshot(self, env_ids: Any) -> Snapshot:
-        """Everything the future of ``env_ids`` depends on; see ``Snapshots``."""
         inner: Snapshot = self.env.snapshot(env_ids)
         return inner | select_rows(self._arrays(), self._book.index(env_ids))
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sims import catalog, isolated
-from sims.base import CameraRig, SideBySide, Simulator, picture_specs, require_positive
+from sims.base import CameraRig, SideBySide, Simulator, require_positive, simulator_spec
 from sims.isolated import IsolatedEnv
 from vla_rl.contract.env import PRIVILEGED, ArraySpec, EnvSpec
 from vla_rl.contract.errors import UserError, did_you_mean
@@ -170,17 +170,16 @@ def _spec(one: Robosuite, task: str, cameras: Sequence[str], size: int, time_lim
             known = env.sim.model.camera_names
             raise UserError(f"{task} has no camera {camera!r}, so it takes no pictures; {did_you_mean(camera, known)}")
     low, high = (tuple(map(float, bound)) for bound in env.action_spec)
-    return EnvSpec(
-        name=f"robosuite/{task}",
-        images=picture_specs(cameras, size),
+    return simulator_spec(
+        f"robosuite/{task}",
+        cameras,
+        size,
+        time_limit,
         state=ArraySpec((len(names),), "float32", -infinite, infinite, unit="m", frame="world", names=names),
         action=ArraySpec((len(low),), "float32", low, high, unit="1 (of the controller)"),
         tasks=(INSTRUCTIONS[task],),
         control_dt=1 / _FREQUENCY,
-        time_limit=time_limit,
-        max_chunk=min(time_limit, 50),
         extras={_OBJECTS: ArraySpec(one.extras()[_OBJECTS].shape, "float32", -infinite, infinite)},
-        can_snapshot=True,
     )
 
 

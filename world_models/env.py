@@ -208,13 +208,11 @@ class ImaginedEnv:
         return self._book.step_there(obs, told, action, frames, finite).mapped(self._view)
 
     def snapshot(self, env_ids: Any) -> Snapshot:
-        """Everything that the future of ``env_ids`` depends on; see ``Snapshots``."""
         index = self._book.index(env_ids)
         self._book.require_started(index)
         return select_rows(self._arrays(), index)
 
     def restore(self, env_ids: Any, snapshot: Snapshot) -> Observation:
-        """Put ``snapshot`` into ``env_ids``, which need not be those it was taken from."""
         index = self._book.index(env_ids)
         restore_rows(self._arrays(), index, snapshot)
         self._finite[index] = False
@@ -274,7 +272,8 @@ class ImaginedEnv:
         self._picture[rows], self._state[rows] = future.pictures[every, self.model.call.slot(known)], state
         for name in told:
             getattr(self, f"_{name}")[env_ids] = found[name]
-        complete = np.union1d(complete, self._decided(self._due(env_ids)))
+        due = self._due(env_ids)
+        complete = np.union1d(complete, due[np.logical_or(*self._read_outcome(due))])
         self._end_episodes(complete)
         uncertain = complete[self._book.cause[complete] == _UNCERTAIN]
         self._finite[uncertain], self._earned[uncertain] = True, 0.0  # they show what was shown before
@@ -291,10 +290,6 @@ class ImaginedEnv:
         self._actions[rows] = 0.0
         self._depth[whole] += 1
         return complete
-
-    def _decided(self, env_ids: np.ndarray) -> np.ndarray:
-        """Those of ``env_ids`` whose outcome is success or failure."""
-        return env_ids[np.logical_or(*self._read_outcome(env_ids))]
 
     def _read_outcome(self, env_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """bool [R] each: success and failure of ``env_ids`` [R]."""

@@ -269,12 +269,10 @@ class ManiSkillEnv(BaseEnv):
         self._stale = np.zeros(count, bool)  # environments that have moved since their pictures were taken
 
     def step(self, chunk: Any, observe: Observe = "last") -> Step:
-        """Execute ``chunk`` [E,H,D]; see ``VecEnv.step``."""
         step = super().step(on_host(chunk), observe)
         return step if self.spec.device == "cpu" else step.mapped(self._to_device)
 
     def close(self) -> None:
-        """Close every simulation; safe to call twice."""
         for world in self._worlds:
             world.close()
         self._worlds = ()

@@ -148,11 +148,9 @@ class LiftWorld:
         return {PRIVILEGED + "target": self._cube(), PRIVILEGED + "grasped": grasped}
 
     def images(self) -> dict[str, Tensor]:
-        """{camera: uint8 [n,h,w,3]} of this moment."""
         return self._world.images()
 
     def close(self) -> None:
-        """Free the simulation."""
         self._world.close()
 
     def _pinch(self) -> Tensor:

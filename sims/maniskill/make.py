@@ -7,8 +7,6 @@ without pictures.
 from __future__ import annotations
 
 import importlib.util
-import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -98,17 +96,6 @@ def in_workers(num_envs: int, env: str, options: Mapping[str, Any], workers: int
 def driver_verdict() -> str:
     """Whether this machine has a Vulkan driver that ManiSkill can use, and what to do where it has none."""
     return vulkan.verdict(vulkan.drivers(vulkan.variables(_folder())))
-
-
-def child_python() -> tuple[str, dict[str, str]]:
-    """The interpreter that has ManiSkill, and the environment variables of its processes.
-
-    Raises UserError where neither this one nor an installation has it.
-    """
-    if _is_here():
-        return sys.executable, {**os.environ, **vulkan.variables(_folder())}
-    python = installations.find(_NAME).python
-    return str(python), {**installations.child_environment(_NAME), **vulkan.variables(_folder())}
 
 
 def _folder() -> Path:

@@ -108,7 +108,6 @@ class MujocoEnv(SnapshotEnv):
         return self._render(self._book.index(env_ids), size, camera)
 
     def close(self) -> None:
-        """Free the OpenGL contexts; safe to call twice."""
         for renderer in self._renderers.values():
             renderer.close()
         self._renderers.clear()

@@ -151,7 +151,27 @@ class So101(Robot):
         super().__init__(state, ArraySpec((6,), "float32", low, high, unit=_UNITS, names=_NAMES))
 
     def build_model(self, cubes: int, marks: int) -> mujoco.MjModel:
-        return build_model(cubes, marks)
+        """The compiled scene; ``qpos[0:6]`` are the joints in the order of ``JOINTS``, then come the cubes."""
+        links = ""
+        for link, joint, low, high in reversed(list(zip(LINKS, JOINTS, LOW, HIGH, strict=True))):
+            inertial, shape = _BODIES[link.name]
+            links = _LINK.format(
+                name=link.name,
+                position=_numbers(link.position),
+                quaternion=_numbers(link.quaternion),
+                joint=joint,
+                low=low,
+                high=high,
+                inertial=inertial,
+                shape=shape.format(frame=_numbers(FRAME), wrist=_WRIST),
+                rest=links,
+            )
+        servos = (
+            _SERVO.format(name=name, low=low, high=high) for name, low, high in zip(JOINTS, LOW, HIGH, strict=True)
+        )
+        actuators = "<actuator>" + "".join(servos) + "</actuator>"
+        robot = RobotText("so101", CAMERAS, _MAT, _DEFAULTS, _BASE.format(links=links), actuators)
+        return compile_scene(robot, cubes, marks)
 
     def draw_places(self, count: int, rng: np.random.Generator) -> np.ndarray:
         away, angle = rng.uniform(*REACH, count), rng.uniform(-SIDE, SIDE, count)
@@ -255,28 +275,6 @@ _LINK = """<body name="{name}" pos="{position}" quat="{quaternion}">
       {shape}
       {rest}
     </body>"""
-
-
-def build_model(cubes: int, marks: int) -> mujoco.MjModel:
-    """The compiled scene; ``qpos[0:6]`` are the joints in the order of ``JOINTS``, then come the cubes."""
-    links = ""
-    for link, joint, low, high in reversed(list(zip(LINKS, JOINTS, LOW, HIGH, strict=True))):
-        inertial, shape = _BODIES[link.name]
-        links = _LINK.format(
-            name=link.name,
-            position=_numbers(link.position),
-            quaternion=_numbers(link.quaternion),
-            joint=joint,
-            low=low,
-            high=high,
-            inertial=inertial,
-            shape=shape.format(frame=_numbers(FRAME), wrist=_WRIST),
-            rest=links,
-        )
-    servos = (_SERVO.format(name=name, low=low, high=high) for name, low, high in zip(JOINTS, LOW, HIGH, strict=True))
-    actuators = "<actuator>" + "".join(servos) + "</actuator>"
-    robot = RobotText("so101", CAMERAS, _MAT, _DEFAULTS, _BASE.format(links=links), actuators)
-    return compile_scene(robot, cubes, marks)
 
 
 def _numbers(values: tuple[float, ...]) -> str:

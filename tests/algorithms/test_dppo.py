@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from sims.catalog import make
 from tests.chains import SAMPLERS, compare, draw, network, weights
-from tests.toys import FlowToy, ToyEncoder, bandit, seeded
+from tests.toys import ToyEncoder, bandit, seeded
 from vla_rl.algorithms.dppo import DPPO, DPPOConfig, clip_shares
 from vla_rl.algorithms.ppo import _Batch
-from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Likelihood
 from vla_rl.policies.critics import ValueCritic
@@ -164,13 +163,6 @@ def test_only_the_fine_tuned_steps_learn():
     dppo.update(experience)
     assert all(torch.equal(p, early[name]) for name, p in dppo.policy.heads["early"].named_parameters())
     assert not any(torch.equal(p, late[name]) for name, p in dppo.policy.heads["late"].named_parameters())
-
-
-def test_the_config_builds_it_and_a_flow_policy_serves_as_well():
-    policy = FlowToy(width=16)
-    assert hasattr(policy, "step_logprob") and hasattr(toy(), "step_logprob")
-    built = CONFIG.build(toy(), toy().trainable(), ValueCritic({"state": 1}), seeded(), OneProcess())
-    assert type(built) is DPPO and built.config == CONFIG
 
 
 def test_a_policy_without_steps_is_refused_in_one_sentence():

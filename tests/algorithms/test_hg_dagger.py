@@ -95,17 +95,6 @@ def test_places_outside_the_mask_have_no_gradient() -> None:
     assert policy.rows.grad.flatten().tolist() == [0.0, -8.0, 0.0]  # 2 (0 - 4)
 
 
-def test_the_flows_last_layer_gets_no_gradient_outside_the_mask() -> None:
-    policy = Chunked()
-    found = experience(
-        torch.rand(5, 1, generator=seeded()), torch.rand(5, H, D, generator=seeded()), torch.eye(5, H) > 0
-    )
-    chunks = chunks_of(found, found.intervened, policy)
-    mean_loss(policy, replace(chunks, counts=torch.tensor([[True, False, False]] * 3)), 4, seeded()).backward()
-    last: Tensor = policy.net[-1].bias.grad[: H * D]
-    assert last[0] != 0 and last[1:].tolist() == [0.0, 0.0]
-
-
 def test_the_loss_of_each_action_belongs_to_its_decision() -> None:
     policy, chunks = Chunked(), torch.zeros(4, H, D)
     chunks[2, 1] = 100.0

@@ -177,24 +177,6 @@ def test_golden_penalties(bound, penalty):
     assert found.shape == (1, 1) and float(found) == pytest.approx(penalty, abs=1e-5)
 
 
-def test_the_bound_is_for_the_policys_actions_before_weighting():
-    everything = [0 + math.log(2), 1 + math.log(2), 2 + 0.5, 1 + 1.0, 1.5 + 0.2, 1 + 0.7]
-    expected = math.log(sum(map(math.exp, everything))) - 1.2
-    found = conservative_penalty(UNIFORM, CHOSEN, LOGPROB, RECORDED, torch.tensor([1.0]), 1)
-    assert float(found) == pytest.approx(expected, abs=1e-6)
-
-
-def test_critics_decisions_and_bounds_do_not_mix():
-    draw = lambda *shape: torch.randn(*shape, generator=seeded(1))  # noqa: E731
-    uniform, chosen, logprob, value, bound = draw(3, 5, 4), draw(3, 5, 8), draw(5, 8), draw(3, 5), draw(5)
-    found = conservative_penalty(uniform, chosen, logprob, value, bound, 2)
-    for k in range(3):
-        for b in range(5):
-            alone = [item[k : k + 1, b : b + 1] for item in (uniform, chosen)]
-            one = conservative_penalty(*alone, logprob[b : b + 1], value[k : k + 1, b : b + 1], bound[b : b + 1], 2)
-            torch.testing.assert_close(found[k, b], one[0, 0])
-
-
 def test_the_sum_estimates_the_integral_over_all_actions():
     """So the weights are right: uniform in the square, and the policy's own density."""
     policy, count = squashed(env_spec(), std=0.8), 20_000

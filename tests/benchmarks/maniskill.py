@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
-from sims.maniskill.make import child_python
+from sims import installations
+from sims.maniskill import vulkan
 from tests.benchmarks.measure import NotRun, Row, rate_row
 from vla_rl.contract.errors import UserError
 
@@ -20,7 +24,11 @@ def maniskill_vs_alone(quick: bool = False) -> list[Row]:
     process, in turns.  Raises NotRun where ManiSkill is not installed.
     """
     try:
-        python, variables = child_python()
+        python, variables = sys.executable, dict(os.environ)
+        if find_spec("mani_skill") is None:
+            python = str(installations.find("maniskill").python)
+            variables = installations.child_environment("maniskill")
+        variables |= vulkan.variables(installations.home() / "sims" / "maniskill")
     except UserError as error:
         raise NotRun(f"not run: {error}") from error
     episodes = {"state": 1 if quick else 6, "rgb": 1 if quick else 3}

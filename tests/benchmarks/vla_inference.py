@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -129,32 +130,15 @@ def _configs(shape: SmolVLAShape, scene: Scene) -> tuple[str, str]:
     vision, text, picture = shape.vision, shape.text, [3, scene.side, scene.side]
     vlm: dict[str, Any] = {
         "scale_factor": shape.pixel_shuffle,
-        "vision_config": {
-            "hidden_size": vision.width,
-            "intermediate_size": vision.mlp,
-            "num_hidden_layers": vision.layers,
-            "num_attention_heads": vision.heads,
-            "image_size": vision.image,
-            "patch_size": vision.patch,
-        },
-        "text_config": {
-            "model_type": "llama",
-            "vocab_size": text.vocabulary,
-            "hidden_size": text.width,
-            "intermediate_size": text.mlp,
-            "num_hidden_layers": text.layers,
-            "num_attention_heads": text.heads,
-            "num_key_value_heads": text.key_value_heads,
-            "head_dim": text.head_size,
-            "rms_norm_eps": text.eps,
-        },
+        "vision_config": asdict(vision),
+        "text_config": {"model_type": "llama", **asdict(text)},
     }
     config: dict[str, Any] = {
         "max_state_dim": shape.state_size,
         "max_action_dim": shape.action_size,
         "chunk_size": shape.chunk,
         "n_action_steps": shape.chunk,
-        "num_vlm_layers": text.layers,
+        "num_vlm_layers": text.num_hidden_layers,
         "resize_imgs_with_padding": shape.picture,
         "vlm_model_name": "made/up",
     }

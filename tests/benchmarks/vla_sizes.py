@@ -21,13 +21,13 @@ from vla_rl.policies.vla.tokenizer import Vocabulary, WordPrompts
 
 # The published SmolVLA in layers, heads, patches and chunk, with widths of a quarter: 24M parameters.
 QUARTER = SmolVLAShape(
-    vision=VisionShape(width=192, heads=3, mlp=768),
-    text=TextShape(vocabulary=12320, width=240, head_size=16, mlp=640),
+    vision=VisionShape(192, num_attention_heads=3, intermediate_size=768),
+    text=TextShape(12320, 240, head_dim=16, intermediate_size=640),
     expert_width=180,
 )
 TINY = SmolVLAShape(
-    vision=VisionShape(width=48, layers=2, heads=2, mlp=96, image=32, patch=8),
-    text=TextShape(vocabulary=64, width=48, layers=4, heads=6, key_value_heads=2, head_size=8, mlp=80),
+    vision=VisionShape(48, 2, 2, 96, image_size=32, patch_size=8),
+    text=TextShape(64, 48, 4, 6, num_key_value_heads=2, head_dim=8, intermediate_size=80),
     pixel_shuffle=2,
     expert_width=36,
     expert_layers=4,

@@ -137,8 +137,8 @@ def test_the_config_imitates_fifty_episodes_in_chunks_for_real_time():
 
 LIFT = EnvConfig("lift")
 SHAPE = SmolVLAShape(
-    vision=VisionShape(width=32, layers=2, heads=2, mlp=64, image=64, patch=16),
-    text=TextShape(1, width=32, layers=2, heads=2, key_value_heads=1, head_size=16, mlp=64),
+    vision=VisionShape(32, 2, 2, 64, image_size=64, patch_size=16),
+    text=TextShape(1, 32, 2, 2, num_key_value_heads=1, head_dim=16, intermediate_size=64),
     pixel_shuffle=1,
     expert_width=24,
     expert_layers=2,

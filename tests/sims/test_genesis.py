@@ -132,7 +132,7 @@ def present(monkeypatch):
     return package
 
 
-def test_too_many_environments_for_the_memory_are_refused_before_the_scene_is_made(present, monkeypatch):
+def test_too_many_environments_are_refused_before_the_scene(present, monkeypatch):
     present._initialized, present.backend, made = True, present.cpu, []
     monkeypatch.setattr("sims.base.free_bytes", lambda device: 10**9)
     monkeypatch.setattr(genesis, "Scene", lambda package, count, *rest: made.append(IdealScene(count)) or made[-1])
@@ -224,7 +224,7 @@ def test_the_expert_of_mujocos_lift_lifts_the_named_cube():
     assert np.array_equal(step.obs.extras["privileged/lifted"], step.obs.task)
 
 
-def test_an_environment_that_has_ended_stays_as_it_is_while_others_move():
+def test_an_ended_environment_stays_as_it_is_while_others_move():
     env, expert = ideal(3), LiftExpert(1)
     obs = env.reset(np.arange(3), np.arange(3))
     while not (step := env.step(expert.act(obs) * np.array([1, 0, 0])[:, None, None])).done.any():
@@ -249,7 +249,7 @@ def played(broken_at=None):
     return np.stack(states), step, env
 
 
-def test_one_environment_that_diverges_ends_alone_at_its_last_good_state():
+def test_a_diverged_environment_ends_alone_at_its_last_good_state():
     plain, _, _ = played()
     states, step, env = played(broken_at=4)
     assert step.cause == ("", "diverged", "") and step.truncated.tolist() == [False, True, False]
@@ -267,7 +267,7 @@ def test_one_environment_that_diverges_ends_alone_at_its_last_good_state():
     assert env.step(np.zeros((3, 1, 4))).cause == ("", "diverged", "")
 
 
-def test_what_diverges_in_mid_chunk_is_not_valid_from_the_next_action_on():
+def test_what_diverges_in_mid_chunk_is_not_valid_from_then_on():
     env = ideal()
     env.reset([0, 1, 2], [0, 1, 2])
     real, calls = env._scene.advance, []
@@ -285,7 +285,7 @@ def test_what_diverges_in_mid_chunk_is_not_valid_from_the_next_action_on():
     assert not step.executed[1, 3:].any() and step.executed[1, :3].all()
 
 
-def test_a_decision_on_a_gpu_waits_for_it_once_and_is_that_of_the_processor():
+def test_a_decision_on_a_gpu_waits_once_and_is_the_processors():
     host, seeds = ideal(), np.arange(3)
     rng = np.random.default_rng(0)
     with elsewhere() as device, counted_waits() as waits:

@@ -87,7 +87,7 @@ def test_an_episode_is_the_one_that_gymnasium_plays():
     assert step.truncated.all() and not step.terminated.any() and step.cause == ("time_limit",) * 2
 
 
-def test_ends_inside_a_chunk_are_exact_and_rows_idle_until_they_are_reset():
+def test_ends_inside_a_chunk_are_exact_and_rows_idle_until_reset():
     env = countdown()
     env.reset([0, 1, 2], [2, 5, 9])  # terminates early, at the limit, and would after it
     step = env.step(np.full((3, 5, 1), 0.5))
@@ -102,7 +102,7 @@ def test_ends_inside_a_chunk_are_exact_and_rows_idle_until_they_are_reset():
     assert np.array_equal(later.obs.state, [[2, 5], [1, 10], [5, 5]])
 
 
-def test_an_observation_that_is_not_finite_truncates_and_is_not_handed_out():
+def test_an_observation_that_is_not_finite_is_not_handed_out():
     env = make("gym", num_envs=1, id="TestPoisoned-v0")
     env.reset([0], [9])
     step = env.step(np.ones((1, 5, 1)))
@@ -202,7 +202,7 @@ def test_every_environment_has_its_own_model(build):
     assert [model.opt.gravity[2] for model in models] == pytest.approx([-9.81, -9.81, -4.905])
 
 
-def test_nominal_episodes_are_gymnasium_s_own_bit_for_bit_also_after_others(build):
+def test_nominal_episodes_are_gymnasiums_own_also_after_others(build):
     plain, env = (build("gym", num_envs=2, **PENDULUM) for _ in range(2))
     env.reset([0, 1], [7, 8], {"mass": [2.0, 2.0], "gravity": [1.5, 0.5]})
     varied = play(env)

@@ -180,7 +180,7 @@ def test_a_reward_in_any_form_is_a_number(mode):
         ({"success_key": "done"}, "has no info.*in the last step of an episode"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_right_is_one_sentence_that_names_the_environment(wrong, said):
+def test_what_cannot_be_right_is_a_sentence_with_the_environment(wrong, said):
     with pytest.raises(UserError, match=said) as caught:
         played(odd(**wrong))
     assert "'TestOdd-v0'" in str(caught.value)

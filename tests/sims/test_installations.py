@@ -75,7 +75,7 @@ def run(name: str, code: str) -> str:
 
 
 @pytest.mark.full
-def test_an_installation_holds_its_pins_and_our_packages_and_nothing_else_of_ours(tiny, tmp_path, monkeypatch):
+def test_an_installation_holds_its_pins_and_our_packages(tiny, tmp_path, monkeypatch):
     lines: list[str] = []
     made = install("tiny", lines.append)
     assert made.state() == "ready" and made.version() == "tiny==1.0"
@@ -126,7 +126,7 @@ def test_a_failed_one_is_never_used_and_two_attempts_at_once_make_one(tiny):
 
 
 @pytest.mark.full
-def test_one_of_the_users_own_is_made_anew_when_its_requirements_change(tiny, tmp_path):
+def test_a_users_own_is_made_anew_when_its_requirements_change(tiny, tmp_path):
     (tmp_path / "mine.txt").write_text("tiny>=1\nother\n")
     made = install("mine", requirements=tmp_path / "mine.txt")
     assert made.version() == "tiny==2.0" and made in known()
@@ -138,7 +138,7 @@ def test_one_of_the_users_own_is_made_anew_when_its_requirements_change(tiny, tm
 
 
 @pytest.mark.full
-def test_what_pins_need_is_installed_only_where_it_differs_between_machines(tiny, monkeypatch):
+def test_what_pins_need_is_installed_where_machines_differ(tiny, monkeypatch):
     tiny("needy==1.0", "numpy==0.1", "msgpack==0.1")
     monkeypatch.setitem(installations.SHIPPED, "tiny", Shipped("import needy"))
     with pytest.raises(UserError, match="No module named 'other'"):

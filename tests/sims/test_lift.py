@@ -114,7 +114,7 @@ def test_an_episode_depends_on_seed_and_actions_alone(lift):
     assert same(first.obs, repeated.obs.select(order)) and np.array_equal(first.success, repeated.success[order])
 
 
-def test_restore_continues_bit_for_bit_in_any_row_with_the_cube_in_the_fingers(lift):
+def test_restore_continues_bit_for_bit_with_a_held_cube(lift):
     env = lift(3, render=True, image_size=16)
     play(env, np.array([1, 2, 3]), until=15)
     saved = env.snapshot([1])
@@ -207,7 +207,7 @@ def test_lifting_another_cube_first_is_a_failure(lift):
     assert step.cause == ("wrong_object",) and step.obs.extras["privileged/lifted"][0] not in (-1, obs.task[0])
 
 
-def test_success_at_the_time_limit_is_terminated_and_one_step_later_it_is_too_late(lift):
+def test_success_at_the_time_limit_is_terminated_and_later_is_late(lift):
     for idle, success in [(60 - HOLD_STEPS, True), (61 - HOLD_STEPS, False)]:
         env = lift(1)
         env.reset([0], [3])
@@ -217,7 +217,7 @@ def test_success_at_the_time_limit_is_terminated_and_one_step_later_it_is_too_la
         assert step.cause == ("success" if success else "time_limit",)
 
 
-def test_a_row_whose_physics_diverges_is_truncated_and_its_neighbour_lives(lift, monkeypatch, tmp_path):
+def test_a_diverged_row_is_truncated_and_its_neighbour_lives(lift, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # MuJoCo writes its warning to MUJOCO_LOG.TXT here
     env = lift(2)
     before = env.reset([0, 1], [1, 2])

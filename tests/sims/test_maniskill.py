@@ -79,7 +79,7 @@ def test_it_keeps_the_contract_however_worlds_share_the_environments(worlds, goa
     check_env(kind(spec, [Slider(count, goal) for count in worlds], True), seed=3)
 
 
-def test_success_failure_the_time_limit_and_what_is_not_finite_end_an_episode():
+def test_success_failure_time_and_what_is_not_finite_end_episodes():
     env = env_of(Slider(1, goal=1.5), Slider(1, fail=1.5), Slider(1, broken=1.5), Slider(1))
     env.reset(range(4), [0, 0, 0, 0])
     step = env.step(np.full((4, 5, 1), 0.4))
@@ -104,7 +104,7 @@ def test_success_need_not_end_an_episode_and_is_remembered():
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_an_ended_episode_shows_the_moment_of_its_end_while_its_world_goes_on(count):
+def test_an_ended_episode_shows_its_end_while_its_world_goes_on(count):
     env = env_of(*[Slider(count, goal=0.5)] * (3 - count) if count == 2 else [Slider(1, goal=0.5) for _ in range(2)])
     env.reset([0, 1], [0, 0])
     step = env.step(np.array([1.0, 0.1])[:, None, None].repeat(3, 1))
@@ -128,7 +128,7 @@ def test_a_snapshot_of_an_ended_episode_shows_its_end_again():
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-def test_too_many_simulations_on_the_processor_are_refused_by_what_the_process_grows_by(monkeypatch):
+def test_too_many_simulations_on_the_processor_are_refused(monkeypatch):
     monkeypatch.setattr(build, "process_bytes", lambda: 10**8 + 3 * 10**6 * len(made))
     monkeypatch.setattr("sims.base.free_bytes", lambda device: 10**9)
     made: list[Slider] = []
@@ -140,7 +140,7 @@ def test_too_many_simulations_on_the_processor_are_refused_by_what_the_process_g
     assert len(build.worlds_of(300, "cpu", lambda size: made.append(Slider(size)) or made[-1])) == 300
 
 
-def test_too_many_environments_on_a_gpu_are_refused_by_the_difference_of_two_small_simulations(monkeypatch):
+def test_too_many_environments_on_a_gpu_are_refused(monkeypatch):
     made: list[Slider] = []
 
     def free(device):

@@ -96,7 +96,7 @@ def test_it_keeps_the_contract(env, check):
 # -- what a policy of MuJoCo's lift meets ------------------------------------------------------------------------------
 
 
-def test_a_policy_meets_the_cameras_states_actions_words_and_times_of_mujocos_lift():
+def test_a_policy_meets_what_mujocos_lift_shows_and_takes():
     ours, theirs = (spec_of(name, cameras=["front", "top"], image_size=32) for name in ("maniskill_lift", "lift"))
     for part in ("images", "state", "action", "tasks", "families", "control_dt", "time_limit", "max_chunk", "success"):
         assert getattr(ours, part) == getattr(theirs, part), part
@@ -104,7 +104,7 @@ def test_a_policy_meets_the_cameras_states_actions_words_and_times_of_mujocos_li
     assert (on_gpu.device, on_gpu.profile, on_gpu.can_snapshot) == ("cuda", "tolerant", False)
 
 
-def test_an_episode_asks_for_the_red_cube_and_tells_places_in_the_tables_frame(env):
+def test_places_are_in_the_tables_frame_and_the_red_cube_is_named(env):
     obs = env.reset([0, 1, 2], [3, 4, 5])
     assert [env.spec.tasks[task] for task in obs.task] == ["pick up the red cube"] * 3
     x, y = np.random.default_rng(4).uniform(-0.1, 0.1, 2)  # of ManiSkill, whose x comes from the arm to the camera

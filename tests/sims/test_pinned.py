@@ -76,7 +76,7 @@ def test_instructions_come_from_the_names_of_the_tasks(tasks, names):
     assert len(set(MT10)) == 10 and len(set(TASKS)) == 50 and set(MT10) < set(TASKS)
 
 
-def test_the_expert_hands_on_the_action_that_comes_with_the_observation():
+def test_the_expert_hands_on_the_action_of_the_observation():
     action = np.arange(8, dtype=np.float32).reshape(2, 4)
     zeros = np.zeros(2, np.int64)
     obs = Observation({}, np.zeros((2, 4), np.float32), zeros, zeros, {"privileged/expert_action": action})
@@ -229,7 +229,7 @@ def needed(name: str) -> tuple[set[str], set[str]]:
 
 
 @pytest.mark.parametrize("name", sorted({*IN_AN_INSTALLATION, "maniskill_lift"}))
-def test_a_worker_imports_what_its_simulators_pins_bring_and_nothing_else(name):
+def test_a_worker_imports_what_its_simulators_pins_bring(name):
     allowed = pinned("maniskill" if name == "maniskill_lift" else name)
     own, packages = needed(name)
     assert packages <= allowed, f"{sorted(packages - allowed)} are in no pin of {name}"

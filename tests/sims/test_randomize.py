@@ -99,7 +99,7 @@ def test_what_was_drawn_is_observed_and_a_column_of_demonstrations(build):
         assert np.array_equal(episodes.extras[f"randomization.{name}"], drawn[:, names.index(name)])
 
 
-def test_a_snapshot_takes_parameters_noise_and_late_commands_to_another_environment(build):
+def test_a_snapshot_holds_parameters_noise_and_late_commands(build):
     env = build("randomize", num_envs=3, parameters=ALL)
     env.reset([0, 1, 2], [11, 12, 13])
     chunks = np.random.default_rng(2).uniform(-1, 1, (4, 3, 3, 4)).astype(np.float32)
@@ -135,7 +135,7 @@ def test_a_snapshot_takes_parameters_noise_and_late_commands_to_another_environm
         ("lift", {"table_texture": 0.5}, r"'table_texture' cannot be 0.5; give a whole number from 0 to 3"),
     ],
 )
-def test_what_an_environment_cannot_vary_is_said_before_anything_is_built(monkeypatch, env, parameters, sentence):
+def test_what_cannot_be_varied_is_said_before_anything_is_built(monkeypatch, env, parameters, sentence):
     monkeypatch.setattr(catalog, "make", lambda *given, **options: pytest.fail("built"))
     with pytest.raises(UserError, match=sentence):
         make("randomize", num_envs=1, env=env, parameters=parameters)
@@ -153,7 +153,7 @@ def test_noise_on_discrete_actions_is_refused():
 # -- latency and noise -------------------------------------------------------------------------------------------------
 
 
-def test_late_commands_are_executed_after_zeros_however_they_are_cut_into_chunks(build):
+def test_late_commands_follow_zeros_however_they_are_cut(build):
     commands = np.random.default_rng(1).uniform(-0.1, 0.1, (1, 9, 2)).astype(np.float32)
     start = np.random.Generator(np.random.PCG64(4)).uniform(-1, 1, 2)  # of point_mass with this seed
     for delay, cuts in itertools.product((0, 1, 3), ([9], [1] * 9, [2, 5, 2])):
@@ -169,7 +169,7 @@ def test_late_commands_are_executed_after_zeros_however_they_are_cut_into_chunks
         assert np.allclose(states, start + np.cumsum(arrived, axis=0), atol=1e-6) and abs(states[-1]).max() < 1
 
 
-def test_noise_has_the_stated_deviation_and_is_that_of_the_seed_and_the_time(build):
+def test_noise_has_its_deviation_and_follows_from_seed_and_time(build):
     env = build("randomize", num_envs=400, env="point_mass", parameters={"action_noise": 0.1})
     before = env.reset(np.arange(400), np.arange(400)).state
     zeros = np.zeros((400, 1, 2), np.float32)
@@ -185,7 +185,7 @@ def test_noise_has_the_stated_deviation_and_is_that_of_the_seed_and_the_time(bui
     assert np.array_equal(lone.step(np.zeros((1, 2, 2))).obs.state[0], (first.obs.state + second)[17])
 
 
-def test_a_nan_is_refused_when_it_is_commanded_not_when_it_would_arrive(build):
+def test_a_nan_is_refused_when_commanded_not_when_it_would_arrive(build):
     env = build("randomize", num_envs=2, env="point_mass", parameters={"latency": 3})
     before = env.reset([0, 1], [1, 2])
     with pytest.raises(NonFiniteError, match=r"action\[1,0,0\] is nan"):
@@ -311,7 +311,7 @@ def test_masses_and_friction_belong_to_their_environment(build):
     assert all(np.array_equal(env._batch.get_model(i).body_mass, models[i].body_mass) for i in (1, 2))
 
 
-def test_slippery_cubes_cannot_be_lifted_and_the_neighbours_do_not_notice(build):
+def test_slippery_cubes_cannot_be_lifted_and_nobody_else_notices(build):
     friction = np.where(np.arange(16) % 2, 0.05, 1.0)
     env = build("lift", num_envs=16, render=False)
     obs, expert = env.reset(np.arange(16), np.arange(16), {"friction": friction}), LiftExpert()
@@ -323,7 +323,7 @@ def test_slippery_cubes_cannot_be_lifted_and_the_neighbours_do_not_notice(build)
 # -- what belongs to the wrapped task ----------------------------------------------------------------------------------
 
 
-def test_expert_scenes_claims_and_swapped_instruction_are_those_of_the_wrapped_environment():
+def test_expert_scenes_and_claims_are_the_wrapped_environments():
     wrapped = EnvConfig("randomize", {"env": "place", "options": {"render": False}, "parameters": {"friction": 2.0}})
     plain = EnvConfig("place", {"render": False})
     assert type(wrapped.make_expert(2)) is type(plain.make_expert(2))

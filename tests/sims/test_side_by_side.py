@@ -116,7 +116,7 @@ def test_a_snapshot_of_one_goes_on_in_another_place(env):
         env.restore([0, 1], saved)
 
 
-def test_a_pool_makes_what_is_missing_and_closes_what_was_idle_longest():
+def test_a_pool_makes_what_is_missing_and_closes_the_longest_idle():
     made = []
 
     def make(task):

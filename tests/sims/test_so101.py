@@ -81,7 +81,7 @@ def test_at_zero_the_arm_reaches_ahead(scene):
     assert np.allclose(data.site("gripperframe").xpos, [ahead, sideways, above + up], atol=1e-3)
 
 
-def test_solved_joints_reach_their_places_and_point_down_where_they_can():
+def test_solved_joints_reach_their_places_and_point_down():
     away, angle, height = np.meshgrid([0.15, 0.2, 0.25], [-0.6, 0.0, 0.6], [0.018, 0.06, 0.12])
     x = arm.LINKS[0].position[0] + away * np.cos(angle)
     places = np.stack([x, away * np.sin(angle), height], -1).reshape(-1, 3)
@@ -119,7 +119,7 @@ def test_actions_are_targets_for_what_the_state_measures(so101):
     assert np.abs(hold(env, target, 25).state - target).max() < 0.009
 
 
-def test_a_servo_follows_a_step_in_a_tenth_of_a_second_but_not_at_once(so101):
+def test_a_servo_follows_a_step_in_a_tenth_of_a_second(so101):
     env = so101(1)
     start = env.reset([0], [1]).state[0].copy()
     target = start + np.array([0.15, 0, 0, 0, 0, 0], np.float32)
@@ -145,7 +145,7 @@ def test_the_expert_succeeds_in_95_of_100_scenes(so101):
     assert 15 < step.obs.time.mean() < 75  # the work of one to three seconds
 
 
-def test_the_expert_succeeds_with_chunks_among_several_cubes_and_at_50_hz(so101):
+def test_the_expert_succeeds_with_chunks_several_cubes_and_at_50_hz(so101):
     for options, horizon in (({}, 16), ({"cubes": 2, "colours": 4, "control_hz": 50}, 8)):
         env = so101(10, **options)
         step, seen = play(env, np.arange(10), horizon)
@@ -184,7 +184,7 @@ def redness(image):
     return (image[..., 0] > 60) & (image[..., 0] > 3 * image[..., 1].astype(int))
 
 
-def test_the_wrist_camera_sees_the_cube_between_the_jaws_and_turns_with_the_arm(so101):
+def test_the_wrist_camera_sees_the_cube_between_the_jaws(so101):
     env = so101(1, render=True, cameras=("front", "wrist"))
     step, seen = play(env, [3])
     held, start = step.obs.images["wrist"][0], seen[0].images["wrist"][0]

@@ -60,7 +60,7 @@ def place():
     return table
 
 
-def test_placing_takes_a_resting_cube_near_the_middle_of_the_plate_let_go_of_for_five_steps(place):
+def test_placed_is_resting_on_the_plate_let_go_of_for_five_steps(place):
     place.put(place.named, place.goal + np.array([NEAR - 1e-6, 0]))
     assert place.wait(HOLD_STEPS - 1) == "" and place.wait() == "success"
 

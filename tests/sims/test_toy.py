@@ -27,7 +27,7 @@ def test_counting_episodes_are_ragged_and_can_be_recomputed():
     assert np.array_equal(obs.images["audit"][:, 0, 0, 1], seeds % 256)
 
 
-def test_the_optimal_policy_of_the_point_mass_earns_the_optimal_return():
+def test_the_point_masss_optimal_policy_earns_the_optimal_return():
     env = make("point_mass", num_envs=32)
     obs = env.reset(np.arange(32), np.arange(32))
     best, earned = optimal_return(obs.state), np.zeros(32)

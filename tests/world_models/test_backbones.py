@@ -132,7 +132,7 @@ def test_every_input_of_a_frame_changes_the_prediction_of_every_frame(config):
 
 
 @every
-def test_without_noise_there_is_nothing_to_denoise_and_the_velocity_stays_finite(config):
+def test_without_noise_nothing_is_denoised_and_velocity_is_finite(config):
     video = built(config).double()
     given = {name: item.double() for name, item in numbers(video).items()}
     velocity = []

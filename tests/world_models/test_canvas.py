@@ -26,7 +26,7 @@ def pictures(shapes: dict[str, tuple[int, int, int]], count: int = 4) -> dict[st
     return {name: chooser.integers(0, 256, (count, *shape), np.uint8) for name, shape in shapes.items()}
 
 
-def test_pictures_of_one_size_are_stacked_by_name_and_no_pixel_changes():
+def test_pictures_of_one_size_are_stacked_and_no_pixel_changes():
     shapes = {"wrist": (8, 12, 3), "front": (8, 12, 3)}
     canvas, images = Canvas.of(seen(**shapes), None, 4), pictures(shapes)
     stacked = canvas.stack(images)
@@ -37,7 +37,7 @@ def test_pictures_of_one_size_are_stacked_by_name_and_no_pixel_changes():
     assert all(canvas.fit(images)[name] is images[name] for name in shapes)
 
 
-def test_several_sizes_are_predicted_at_the_largest_and_given_back_at_their_own():
+def test_several_sizes_are_predicted_at_the_largest():
     shapes = {"front": (16, 16, 3), "wrist": (30, 40, 3), "grey": (20, 20, 1)}
     canvas, images = Canvas.of(seen(**shapes), None, 8), pictures(shapes)
     assert canvas.sides == (32, 40) and canvas.shape == (9, 32, 40)
@@ -49,7 +49,7 @@ def test_several_sizes_are_predicted_at_the_largest_and_given_back_at_their_own(
     assert {name: tuple(item.shape[1:]) for name, item in back.items()} == shapes
 
 
-def test_a_smooth_picture_survives_the_canvas_and_a_grey_one_is_grey_in_three_colours():
+def test_smooth_and_grey_pictures_survive_the_canvas():
     y, x = np.mgrid[0:20, 0:20] * 12
     image = np.stack([y, x, (x + y) // 2], -1).astype(np.uint8)
     assert np.abs(resized(resized(image, (40, 36)), (20, 20)).astype(int) - image).max() <= 8

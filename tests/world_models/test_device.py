@@ -100,7 +100,7 @@ def test_training_on_another_device_gives_the_weights_of_the_host():
 
 
 @every
-def test_larger_backbones_predict_on_another_device_what_they_predict_on_the_host(config):
+def test_backbones_predict_on_a_device_what_they_do_on_the_host(config):
     video, given = built(config), numbers(built(config))
     host = call(video, given).clean
     device = call(video.to(ELSEWHERE), {name: item.to(ELSEWHERE) for name, item in given.items()}).clean

@@ -25,7 +25,7 @@ def fresh(**sizes) -> DiT:
 
 @pytest.mark.parametrize("level", [0.05, 0.5, 0.95])
 @pytest.mark.parametrize("spread", [0.3, 1.5])
-def test_the_network_sees_and_learns_unit_variance_and_its_zero_is_the_best_linear_guess(level, spread):
+def test_the_network_learns_unit_variance_and_guesses_linearly_at_0(level, spread):
     """Against 400,000 samples: regression of the change on what is left when the latest frame is taken away."""
     generator = torch.Generator().manual_seed(3)
     change, noise = (torch.randn(400_000, generator=generator, dtype=torch.float64) for _ in range(2))
@@ -37,7 +37,7 @@ def test_the_network_sees_and_learns_unit_variance_and_its_zero_is_the_best_line
     assert ((change - skip * left) / out).std() == pytest.approx(1.0, abs=0.01)
 
 
-def test_at_first_it_guesses_what_is_likeliest_without_having_learnt_anything():
+def test_at_first_it_guesses_what_is_likeliest():
     video = fresh(spread=0.4)
     given = numbers(video)
     given["level"][:] = torch.tensor([1.0, 0.25])

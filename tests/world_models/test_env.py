@@ -102,7 +102,7 @@ def test_pictures_that_are_only_looked_at_are_denoised_in_one_step():
 
 
 @pytest.mark.parametrize("every", [1, pytest.param(2, marks=pytest.mark.full)])
-def test_success_and_failure_inside_a_call_end_it_where_they_are_looked_at(every):
+def test_outcomes_inside_a_call_end_it_where_they_are_looked_at(every):
     """As the outcome at every, or every second, of its three control steps has it; and it is paid there."""
     count = 24
     watched, outcomes = imagined_env(count, resamples=0), []
@@ -232,7 +232,7 @@ def test_a_rollout_from_a_keyframe_goes_on_with_its_episodes_clock(deadline, cau
     assert step.valid.sum(1).tolist() == [lasts] * 3 and env.spec.time_limit >= 7 + lasts
 
 
-def test_every_whole_and_certain_call_is_told_of_however_long_chunks_are():
+def test_every_whole_and_certain_call_is_told_of_in_any_chunks():
     told: dict[int, list[Any]] = {}
     for chunk in (1, 2, 3, 6):
         env, env_ids, calls = imagined_env(2, horizon=7), np.arange(2), []
@@ -256,7 +256,7 @@ def test_every_whole_and_certain_call_is_told_of_however_long_chunks_are():
     assert set(env.step(actions[:, :3]).cause) == {"uncertainty"} and not calls
 
 
-def test_without_proprioception_and_with_cameras_of_two_sizes_it_keeps_the_contract():
+def test_two_sizes_and_no_proprioception_keep_the_contract():
     """A grey picture of 20 x 20 and one of 12 x 16 in colour; policies get what the simulator gives them."""
     images = {"board": ArraySpec((20, 20, 1), "uint8", 0, 255), "wrist": ArraySpec((12, 16, 3), "uint8", 0, 255)}
     given = replace(spec(), images=images, state=ArraySpec((0,), "float32", (), ()))

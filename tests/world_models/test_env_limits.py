@@ -135,7 +135,7 @@ def test_a_snapshot_of_a_renewed_environment_fits_a_new_one(before, after):
         assert one.cause == two.cause and list(one.done) == [after == 6] * 3
 
 
-def test_a_restored_rollout_is_resampled_from_its_own_beginning_with_its_own_actions():
+def test_a_restored_rollout_is_resampled_from_its_own_beginning():
     env, other = resampling_env(), resampling_env()
     env.step(actions(0))
     saved = env.snapshot(EVERY)

@@ -38,7 +38,7 @@ def test_a_failure_diverges_after_its_last_moment_like_a_success():
     assert mine(**episodes(), config=CONFIG).divergence.tolist() == [12]
 
 
-def test_a_failure_that_never_fell_behind_and_no_success_at_all_give_no_divergence():
+def test_without_falling_behind_or_success_nothing_diverges():
     given = episodes()
     given["value"] = np.concatenate([np.linspace(0.1, 1.0, 10), np.linspace(0.2, 1.1, 10)])
     assert not mine(**given, config=CONFIG).divergence.size
@@ -46,7 +46,7 @@ def test_a_failure_that_never_fell_behind_and_no_success_at_all_give_no_divergen
     assert not mine(**given, config=CONFIG).divergence.size
 
 
-def test_a_value_that_changes_fast_is_found_and_never_at_an_episodes_end():
+def test_a_fast_change_of_value_is_found_but_at_no_episodes_end():
     given = episodes()
     given["value"] = np.repeat([0.0, 0.5, 0.5, 0.0], [5, 5, 9, 1])
     assert mine(**given, config=CONFIG).slope.tolist() == [3, 4, 17]
@@ -93,7 +93,7 @@ def test_a_limit_is_the_conformal_quantile():
             Limits.calibrate(given, quantile)
 
 
-def test_a_new_uncertainty_exceeds_the_limit_as_rarely_as_the_quantile_says():
+def test_new_uncertainties_exceed_the_limit_as_rarely_as_said():
     """Averaged over calibrations, at most 1 - q."""
     chooser = np.random.default_rng(0)
     beyond = [chooser.normal() > Limits.calibrate([chooser.normal(size=30)], 0.9).values[0] for _ in range(4000)]

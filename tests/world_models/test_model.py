@@ -128,7 +128,7 @@ def test_uncertainty_is_how_far_apart_the_robot_may_be(learnt, held_out):
 
 
 @pytest.mark.full
-def test_the_inverse_dynamics_error_is_larger_for_actions_that_were_not_executed(well_learnt, held_out):
+def test_actions_that_were_not_executed_have_a_larger_error(well_learnt, held_out):
     before, after = (held_out["pictures"][:, well_learnt.config.context_frames + i] for i in (0, FRAMES))
     right = held_out["actions"][:, :FRAMES]
     wrong = right.flip(0)
@@ -151,7 +151,7 @@ def test_a_step_keeps_the_noise_of_its_level(learnt, held_out):
     torch.testing.assert_close(second[0][0], 0.5 * (first[0][0] + first[1].clean))
 
 
-def test_the_predicted_state_is_one_of_the_modes_with_their_probabilities(learnt, held_out):
+def test_the_predicted_state_is_a_mode_with_its_probability(learnt, held_out):
     """In every entry one of the modes, as often as its odds say, and never their mean."""
     inside, future = calls_of(learnt.mode_classifier, lambda: predicted(learnt, held_out))
     ((given, _), _), _ = calls_of(learnt.video, lambda: predicted(learnt, held_out))
@@ -204,7 +204,7 @@ def test_the_video_model_sees_the_latest_picture_moved_with_the_robot(learnt, he
     torch.testing.assert_close(frames[:, -1], learnt.video.encode(latest))
 
 
-def test_without_the_prior_the_video_model_sees_recorded_pictures_only(held_out):
+def test_without_the_prior_only_recorded_pictures_are_seen(held_out):
     made = small_model(robot_crop=0)
     made.fit_registration({"state": held_out["state"][:50, 0], "pictures": held_out["pictures"][:50, -1]})
     assert not made.robot_position.weight.any()
@@ -213,7 +213,7 @@ def test_without_the_prior_the_video_model_sees_recorded_pictures_only(held_out)
     assert torch.equal(calls[0][0][2].frames, made.video.encode(shown))
 
 
-def test_uncertainty_of_pictures_is_what_the_last_denoising_step_revises(held_out):
+def test_uncertainty_of_pictures_is_what_the_last_step_revises(held_out):
     """Of the picture at the last known action."""
     made = small_model(uncertainty="pictures", frames=FRAMES, pictures=FRAMES)
     (first, second), future = calls_of(made.video, lambda: predicted(made, held_out, known=2))

@@ -57,7 +57,7 @@ def test_a_replay_is_the_imagined_rollout_of_its_actions_alone():
 
 
 @pytest.mark.parametrize("every", [1, pytest.param(2, marks=pytest.mark.full)])
-def test_a_replay_reports_the_highest_success_at_which_a_rollout_would_look(every):
+def test_a_replay_reports_the_highest_success_that_is_looked_at(every):
     """At every, or every second, of the three control steps of a call, at its end and after the last action."""
     made = model()
     first = initial_states(made, count=len(LENGTHS)).first

@@ -80,7 +80,7 @@ def taught(episodes: int, video: FitConfig) -> WorldModel:
 
 
 @pytest.mark.full
-def test_rewards_of_episodes_that_it_never_saw_are_predicted_from_what_it_sees(learnt):
+def test_rewards_of_new_episodes_are_predicted_from_what_is_seen(learnt):
     """Of every control step and of whole calls, in the environment's units; a constant leaves the whole variance.
 
     From the pictures of other episodes, under the same actions, they are not.
@@ -116,7 +116,7 @@ def test_the_loss_is_the_error_of_the_known_actions_rewards(begun):
         torch.testing.assert_close(head.loss(features, call, batch["task"], known, reward), error)
 
 
-def test_the_scale_of_rewards_is_that_of_the_first_episodes_and_is_kept_in_the_checkpoint(begun, tmp_path):
+def test_the_scale_of_rewards_is_kept_in_the_checkpoint(begun, tmp_path):
     """A model that is trained further means the same by what its head says."""
     rewards = played(EPISODES, seed=1).recorded_rewards()
     assert float(begun.reward.mean) == pytest.approx(rewards.mean(), abs=1e-5)
@@ -132,7 +132,7 @@ def test_the_scale_of_rewards_is_that_of_the_first_episodes_and_is_kept_in_the_c
     assert torch.equal(rewards_of(again, batch), rewards_of(begun, batch))
 
 
-def test_without_the_head_weights_losses_and_predictions_are_the_same_bit_for_bit():
+def test_without_the_head_all_else_is_the_same_bit_for_bit():
     """The head is made last and draws nothing in training: what else is learnt from a batch has the same loss."""
     config, pair = model().config, []
     for reward in (None, HEAD):

@@ -123,7 +123,7 @@ def test_the_crop_moves_with_the_robot():
     torch.testing.assert_close(classifier(shifted, *given), output)
 
 
-def test_learning_crops_are_never_twice_the_same_but_repeat_with_their_seed():
+def test_learning_crops_differ_but_repeat_with_their_seed():
     classifier, pictures, given = classified()
     one, same, other = (classifier(pictures, *given, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
     assert torch.equal(one, same) and not torch.allclose(one, other)
@@ -208,7 +208,7 @@ def test_a_robot_that_never_moves_is_registered_in_the_centre(count):
     torch.testing.assert_close((weight, bias), (torch.zeros(2, 3), torch.zeros(2)), atol=1e-3, rtol=0.0)
 
 
-def test_a_picture_is_moved_as_far_as_the_robot_and_what_enters_repeats_the_border():
+def test_a_picture_moves_with_the_robot_and_repeats_its_border():
     """By whole pixels, exactly: in every camera by that camera's weights, and for every state to come."""
     position, height, width = RobotPosition(cameras=2, state=1), 8, 12
     # One unit of state: in the first camera 2 pixels to the right, in the second 1 to the left and 3 down.

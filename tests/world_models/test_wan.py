@@ -106,7 +106,7 @@ def test_low_rank_corrections_are_nothing_at_first_and_then_b_times_a():
     assert linear.weight.grad is None
 
 
-def test_low_rank_corrections_change_nothing_in_wan_at_first_and_are_small():
+def test_low_rank_corrections_change_nothing_in_wan_at_first():
     plain, small = build(), build(replace(WHOLE, lora=Lora(rank=1)))
     for video in (plain, small):  # the new layers draw numbers, so that those after them differ
         torch.manual_seed(1)

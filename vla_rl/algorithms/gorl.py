@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -193,11 +193,6 @@ class GoRL(PPO):
         return {**super().state_dict(), "stage": self.stage, "stage_iteration": self.stage_iteration, "window": window}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if any(set(part) != {item.name for item in fields(_Window)} for part in state["window"]):
-            raise UserError(
-                "this checkpoint is of an older GoRL, which did not keep which actions were executed, so what lies "
-                "past an episode's end would be learnt; begin a new run, from its weights with --policy."
-            )
         super().load_state_dict(state)
         self.stage, self.stage_iteration = state["stage"], state["stage_iteration"]
         self.window = [_Window(**part) for part in state["window"]]

@@ -23,11 +23,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from vla_rl.contract.batch import Rollout
@@ -54,25 +53,30 @@ class Release:
     """Whether the actor may move: opens at ``auroc``, closes below ``hold``, and stays as it is in between."""
 
     def __init__(self, config: ReleaseConfig) -> None:
-        self.config, self.recent = config, RecentAttempts(config.episodes)
-        self.open, self.share = False, 0.5
+        self.config, self.open, self.share = config, False, 0.5
+        self.recent: deque[Attempt] = deque(maxlen=config.episodes)
 
     def add(self, attempts: Sequence[Attempt]) -> None:
         """Rank the latest episodes, ``attempts`` among them."""
         if not attempts:
             return
-        self.recent.attempts.extend(attempts)
-        self.share, pairs = self.recent.auroc(self.config.decided)
-        if pairs and min(self.recent.outcomes()) >= self.config.least:
+        self.recent.extend(attempts)
+        self.share, pairs = auroc(self.recent, self.config.decided)
+        successes = sum(attempt.success for attempt in self.recent)
+        if pairs and min(successes, len(self.recent) - successes) >= self.config.least:
             self.open = self.share >= (self.config.hold if self.open else self.config.auroc)
 
     def state_dict(self) -> dict[str, Any]:
         """See ``Resumable``."""
-        return {"recent": self.recent.state_dict(), "open": self.open, "share": self.share}
+        recent = [{**vars(one), "time": one.time.tolist(), "score": one.score.tolist()} for one in self.recent]
+        return {"recent": recent, "open": self.open, "share": self.share}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what :meth:`state_dict` returned."""
-        self.recent.load_state_dict(state["recent"])
+        self.recent.clear()
+        for one in state["recent"]:
+            arrays = {"time": np.array(one["time"], int), "score": np.array(one["score"], np.float32)}
+            self.recent.append(Attempt(**{**one, **arrays}))
         self.open, self.share = state["open"], state["share"]
 
 
@@ -310,20 +314,6 @@ class _Running:
     steps: int = 0
     corrected: bool = False
 
-    def to_state(self) -> dict[str, Any]:
-        return {
-            "seed": self.seed,
-            "time": torch.tensor(self.time, dtype=torch.long),
-            "score": torch.tensor(self.score, dtype=torch.float32),
-            "steps": self.steps,
-            "corrected": self.corrected,
-        }
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> _Running:
-        time, score = on_host(state["time"]).tolist(), on_host(state["score"]).tolist()
-        return cls(state["seed"], time, score, state["steps"], state["corrected"])
-
 
 class Attempts:
     """Assembles rollouts, whose windows may cut episodes anywhere, into whole attempts."""
@@ -361,13 +351,14 @@ class Attempts:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            stream: [{"env": env, **one.to_state()} for env, one in running.items()]
+            stream: [{"env": env, **asdict(one)} for env, one in running.items()]
             for stream, running in self._running.items()
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._running = {
-            stream: {one["env"]: _Running.from_state(one) for one in running} for stream, running in state.items()
+            stream: {one["env"]: _Running(**{k: v for k, v in one.items() if k != "env"}) for one in running}
+            for stream, running in state.items()
         }
 
 
@@ -387,38 +378,3 @@ def auroc(attempts: Iterable[Attempt], decided: int) -> tuple[float, int]:
         above += float((difference > 0).sum() + 0.5 * (difference == 0).sum())
         pairs += difference.size
     return (above / pairs if pairs else 0.5), pairs
-
-
-class RecentAttempts:
-    """The last ``size`` attempts, and how well their scores rank them."""
-
-    def __init__(self, size: int) -> None:
-        self.attempts: deque[Attempt] = deque(maxlen=size)
-
-    def auroc(self, decided: int) -> tuple[float, int]:
-        """See :func:`auroc`."""
-        return auroc(self.attempts, decided)
-
-    def outcomes(self) -> tuple[int, int]:
-        """Successes and failures."""
-        good = sum(attempt.success for attempt in self.attempts)
-        return good, len(self.attempts) - good
-
-    def state_dict(self) -> dict[str, Any]:
-        def joined(name: str, dtype: torch.dtype) -> Tensor:
-            parts = [torch.as_tensor(getattr(attempt, name), dtype=dtype) for attempt in self.attempts]
-            return torch.cat(parts) if parts else torch.zeros(0, dtype=dtype)
-
-        return {
-            "time": joined("time", torch.long),
-            "score": joined("score", torch.float32),
-            "attempts": [[len(a.time), a.steps, a.success, a.corrected] for a in self.attempts],
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        time, score, begin = on_host(state["time"]), on_host(state["score"]), 0
-        self.attempts.clear()
-        for length, steps, success, corrected in state["attempts"]:
-            part = slice(begin, begin + length)
-            self.attempts.append(Attempt(time[part].copy(), score[part].copy(), steps, bool(success), bool(corrected)))
-            begin += length

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import sys
 from collections.abc import Iterable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +104,8 @@ def _found(name: str) -> Path | None:
 
 def _cure(name: str, beside: bool) -> str:
     """How to remove the foreign package; ``beside``: it was installed over vla-rl's."""
+    from importlib import metadata  # takes as long as a third of numpy
+
     owners = sorted(set(metadata.packages_distributions().get(name, ())) - {"vla-rl"})
     if beside:
         install = "install vla-rl again (pip install --force-reinstall --no-deps vla-rl) in an environment of its own."

@@ -64,7 +64,8 @@ def test_a_lerobot_folder_says_the_sizes() -> None:
         SmolVLAShape.from_lerobot(given)
     text = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 3}
     shape = SmolVLAShape.from_lerobot(given, {"text_config": text, "scale_factor": 3})
-    assert (shape.text.head_size, shape.text.layers, shape.expert_layers, shape.expert_width) == (16, 3, 3, 32)
+    assert (shape.text.head_dim, shape.text.num_hidden_layers) == (16, 3)
+    assert (shape.expert_layers, shape.expert_width) == (3, 32)
     assert shape.pixel_shuffle == 3
     with pytest.raises(UserError, match="8 expert layers do not fit"):
         SmolVLAShape.from_lerobot({"num_expert_layers": 8})

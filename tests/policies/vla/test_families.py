@@ -24,7 +24,7 @@ def test_a_new_one_is_small_and_has_a_likelihood(kind):
     assert isinstance(policy, LikelihoodPolicy)
     assert sum(item.numel() for item in policy.parameters()) < 3_000_000
     assert policy.feature_sizes == {"pooled": policy.network.pooled_size, "state": 3}
-    words = policy.network.shape.text.vocabulary if kind is SmolVLA else policy.network.shape.language.vocab_size
+    words = policy.network.shape.text.vocab_size if kind is SmolVLA else policy.network.shape.language.vocab_size
     assert words == 1 + len({word for task in SPEC.tasks for word in task.split()})
 
 

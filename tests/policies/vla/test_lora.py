@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
@@ -105,12 +104,6 @@ def test_saved_and_loaded_they_decide_the_same(tmp_path):
     again = load_policy(tmp_path / "policy")
     assert again.config.trains == TrainLoRA(rank=2, within="all")
     assert torch.equal(velocity(policy), velocity(again))
-
-
-@pytest.mark.parametrize("changes", [{"rank": 0}, {"alpha": -1.0}, {"within": "vision"}])
-def test_a_number_without_a_meaning_is_refused(changes):
-    with pytest.raises(UserError):
-        replace(TrainLoRA(), **changes)
 
 
 def test_unknown_parts_and_a_missing_package_are_one_sentence(monkeypatch):

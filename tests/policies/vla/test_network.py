@@ -136,8 +136,9 @@ def rows(items: dict[str, torch.Tensor], start: int, stop: int) -> dict[str, tor
 
 # -- what a policy may rely on, of both families ----------------------------------------------------------------------
 
+TEXT = replace(SMOLVLA.text, vocab_size=20, num_hidden_layers=4)
 NETWORKS = {
-    "smolvla": replace(SMOLVLA, text=replace(SMOLVLA.text, vocabulary=20, layers=4), expert_layers=4, chunk=5),
+    "smolvla": replace(SMOLVLA, text=TEXT, expert_layers=4, chunk=5),
     "pi0": replace(PI0, language=replace(PI0.language, vocab_size=20), chunk=5),
 }
 

@@ -20,8 +20,8 @@ from vla_rl.policies.vla.options import VLAOptions
 
 STATE = Affine((0.1, 0.0, -0.1), (0.5, 1.0, 2.0))
 SMOLVLA = SmolVLAShape(
-    vision=VisionShape(width=16, layers=1, heads=2, mlp=24, image=16, patch=4),
-    text=TextShape(vocabulary=1, width=24, layers=2, heads=6, key_value_heads=2, head_size=4, mlp=32),
+    vision=VisionShape(16, 1, 2, 24, image_size=16, patch_size=4),
+    text=TextShape(1, 24, 2, 6, num_key_value_heads=2, head_dim=4, intermediate_size=32),
     pixel_shuffle=2,
     expert_width=18,
     expert_layers=2,

@@ -66,7 +66,7 @@ def chunk(env, horizon=1):
 
 
 @pytest.mark.parametrize("trouble", ["killed", "hung", pytest.param("failing", marks=pytest.mark.full), "nan"])
-def test_a_step_that_fails_truncates_the_worker_s_episodes_and_no_others(trouble, tmp_path):
+def test_a_failed_step_truncates_its_workers_episodes_and_no_others(trouble, tmp_path):
     with troubled(tmp_path, "step", trouble, seed=LONG[2], times=1) as env:
         env.reset(range(4), LONG[:4])
         with pytest.warns(UserWarning, match=SAYS[trouble]) as caught:
@@ -98,7 +98,7 @@ def test_a_step_that_fails_truncates_the_worker_s_episodes_and_no_others(trouble
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("trouble", ["killed", pytest.param("nan", marks=pytest.mark.full)])
-def test_a_reset_that_fails_is_tried_again_and_the_neighbours_are_truncated(trouble, tmp_path):
+def test_a_failed_reset_is_tried_again_and_neighbours_truncated(trouble, tmp_path):
     with troubled(tmp_path, "reset", trouble, seed=LONG[6], times=1) as env:
         env.reset(range(4), LONG[:4])
         env.step(chunk(env))
@@ -131,7 +131,7 @@ def test_a_snapshot_that_fails_is_taken_of_the_new_worker(trouble, tmp_path):
         assert np.array_equal(first.truncated, again.truncated)
 
 
-def test_what_was_seen_last_of_a_lost_episode_comes_back_after_another_was_lost():
+def test_a_saved_lost_episode_shows_what_was_seen_last_of_it():
     def lost(env):
         os.kill(env.workers[1].link.pid, signal.SIGKILL)
         with pytest.warns(UserWarning, match="another one is started"):
@@ -161,7 +161,7 @@ def test_a_restore_that_fails_is_tried_again(tmp_path):
 
 
 @pytest.mark.parametrize("trouble", ["killed", pytest.param("hung", marks=pytest.mark.full)])
-def test_a_worker_that_dies_or_hangs_while_it_makes_its_environment_is_replaced(trouble, tmp_path):
+def test_a_worker_that_dies_while_it_makes_its_env_is_replaced(trouble, tmp_path):
     options = {"method": "make", "trouble": trouble, "folder": str(tmp_path), "times": 1}
     limit = 60.0 if trouble == "killed" else 8.0
     with pytest.warns(UserWarning, match=rf"{SAYS[trouble]} during 'make'(.|\n)*the last words make"):
@@ -170,7 +170,10 @@ def test_a_worker_that_dies_or_hangs_while_it_makes_its_environment_is_replaced(
         assert env.restarts >= 1 and env.reset([0, 1], LONG[:2]).time.tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("what", ["dtype", pytest.param("task", marks=pytest.mark.full), "ends", "cameras"])
+FULL = (pytest.param(what, marks=pytest.mark.full) for what in ("task", "cameras"))
+
+
+@pytest.mark.parametrize("what", ["dtype", "ends", *FULL])
 def test_a_step_that_breaks_its_own_spec_is_no_step(what):
     env = make("isolated", num_envs=2, env=TROUBLED.format("lying"), options={"what": what})
     with closing(env):
@@ -186,7 +189,7 @@ def limit(monkeypatch):
     return 2
 
 
-def test_a_worker_that_fails_again_and_again_ends_the_run_with_its_last_words(tmp_path, limit):
+def test_a_worker_that_fails_again_and_again_ends_the_run(tmp_path, limit):
     with troubled(tmp_path, "step", "failing", num_envs=1, times=99) as env:
         for _ in range(limit - 1):
             env.reset([0], [LONG[0]])
@@ -221,7 +224,7 @@ def test_an_end_before_the_failure_stays_what_it_was(tmp_path):
 
 
 @pytest.mark.parametrize("number", [pytest.param(0, marks=pytest.mark.full), 1])
-def test_an_environment_that_was_interrupted_goes_on_with_a_new_worker(number, monkeypatch):
+def test_an_interrupted_environment_goes_on_with_a_new_worker(number, monkeypatch):
     """The answer to the request that was interrupted is never taken for the answer to the next one.
 
     Not even if it has arrived and the worker, which is busy or stuck, does not die at once.

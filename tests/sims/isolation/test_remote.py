@@ -73,7 +73,7 @@ def test_it_equals_the_environment_here_bit_for_bit(name, options, serve):
 
 def test_nothing_is_lost_doubled_or_reordered(serve):
     with remote(serve("counting"), num_envs=5, workers=2) as env:
-        require_nothing_lost(env)
+        require_nothing_lost(env, rollouts=1)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ STRANGE = (
 )
 
 
-def test_strangers_and_oversized_messages_are_refused_and_the_server_goes_on(serve, monkeypatch):
+def test_strangers_are_refused_and_the_server_goes_on(serve, monkeypatch):
     monkeypatch.setattr(server_module, "GREETING_S", 1.0)
     address = serve("counting")
     for sent in STRANGE:

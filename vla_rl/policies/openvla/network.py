@@ -131,7 +131,7 @@ class _Block(nn.Module):
         self.norm1 = nn.LayerNorm(shape.width, eps=_EPSILON)
         self.attn = _Attention(shape)
         self.norm2 = nn.LayerNorm(shape.width, eps=_EPSILON)
-        self.mlp = _Perceptron(shape.width, shape.hidden)
+        self.mlp = _Perceptron(shape.width, shape.hidden, shape.width)
         scaled = shape.classes
         self.ls1, self.ls2 = (_LayerScale(shape.width) if scaled else nn.Identity() for _ in range(2))
 
@@ -156,13 +156,13 @@ class _Attention(nn.Module):
 
 
 class _Perceptron(nn.Module):
-    def __init__(self, width: int, hidden: int) -> None:
+    def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(width, hidden)
-        self.fc2 = nn.Linear(hidden, width)
+        self.fc1 = nn.Linear(inputs, hidden)
+        self.fc2 = nn.Linear(hidden, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.fc2(nn.functional.gelu(self.fc1(x)))
+        found: Tensor = self.fc2(nn.functional.gelu(self.fc1(x.to(self.fc1.weight.dtype))))
         return found
 
 
@@ -187,7 +187,7 @@ class _AttentionPool(nn.Module):
         self.kv = nn.Linear(shape.width, 2 * shape.width)
         self.proj = nn.Linear(shape.width, shape.width)
         self.norm = nn.LayerNorm(shape.width, eps=_EPSILON)
-        self.mlp = _Perceptron(shape.width, shape.hidden)
+        self.mlp = _Perceptron(shape.width, shape.hidden, shape.width)
 
 
 VISION = ("vision_backbone.", "projector.")  # tensors that the patches depend on
@@ -252,7 +252,7 @@ class OpenVLANetwork(nn.Module):
         self.width = int(self.language_model.config.hidden_size)
         self.projector = Projector(shape.dino.width + shape.siglip.width, self.width)
         if shape.state:
-            self.proprio_projector = _ProprioProjector(shape.state, self.width)
+            self.proprio_projector = _Perceptron(shape.state, self.width, self.width)  # OFT's (arXiv 2502.19645)
 
     # -- what is read ------------------------------------------------------------------------------------------------
 
@@ -363,19 +363,6 @@ class OpenVLANetwork(nn.Module):
     def expert_parameters(self) -> dict[str, nn.Parameter]:
         """What makes the actions: the language model, and OFT's reading of the state.  Vision is what is frozen."""
         return {name: item for name, item in self.named_parameters() if not name.startswith(VISION)}
-
-
-class _ProprioProjector(nn.Module):
-    """OpenVLA-OFT's two layers that turn a normalised state [B,S] into one more token (arXiv 2502.19645)."""
-
-    def __init__(self, state: int, width: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(state, width)
-        self.fc2 = nn.Linear(width, width)
-
-    def forward(self, state: Tensor) -> Tensor:
-        found: Tensor = self.fc2(nn.functional.gelu(self.fc1(state.to(self.fc1.weight.dtype))))
-        return found
 
 
 def _aligned_right(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

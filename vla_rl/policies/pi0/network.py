@@ -6,9 +6,8 @@ cannot be kept: a denoising step appends to its cache, and gradient checkpointin
 Shapes: ``B`` batch, ``P`` tokens of the prefix (256 per camera, then the prompt), ``C`` actions of a chunk, ``A`` their
 padded size, ``n`` layers, ``h`` key-value heads, ``d`` entries of a head.
 
-Tensor names of public pi0 checkpoints: LeRobot's, transformers' and openpi's.
-
-All are openpi's names; what is in front of them, and which of tied tensors is written, differs.
+Tensor names of public checkpoints (LeRobot's, transformers' and openpi's) are openpi's; what is in front of them, and
+which of tied tensors is written, differs.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,12 @@ from vla_rl.policies.vla.network import (
     Layer,
     Letterbox,
     ModuleLayer,
+    Pair,
     Run,
     bias_of,
+    exact,
     linear,
-    mean_where,
-    normalized,
+    norm_by,
     padded,
     plainly,
     points_behind,
@@ -43,10 +44,10 @@ from vla_rl.policies.vla.network import (
     rounding,
     self_attended,
     transformers,
+    vision_layer,
 )
 from vla_rl.policies.vla.weights import load_public_weights
 
-Pair = tuple[Tensor, Tensor]
 _OFFSET = 1.0  # what a GemmaRMSNorm adds to its weights
 
 
@@ -173,21 +174,11 @@ class Pi0Network(DecoderNetwork):
         words = language.embed_tokens(tokens)
         shown = self.embed_pictures([item for item in pictures if item is not None], run)
         hidden = torch.cat([*shown, words], 1).to(dtype)
-        prefix, bias = {}, None
-        if token_mask is None:
-            positions = torch.arange(hidden.shape[1], device=tokens.device)[None]
-        else:
-            seen = token_mask.new_ones(len(tokens), hidden.shape[1] - tokens.shape[1])
-            prefix["mask"] = mask = torch.cat([seen, token_mask], 1)
-            bias, positions = bias_of(mask[:, None, None], dtype), mask.long().cumsum(1) - 1
-        rotation = rotations(positions, self.shape.language.head_dim, dtype)
-        pairs: list[Pair] = []
-        for layer in self._layers(language, dtype):
-            hidden, *own = self._run(run, self_attended, layer, hidden, rotation, bias)
-            pairs.append((own[0], own[1]))
-        hidden = _exact(normalized(hidden, language.norm.weight + _OFFSET, language.norm.eps))
-        prefix["keys"], prefix["values"] = (torch.stack(items, 1) for items in zip(*pairs, strict=True))
-        return {**prefix, "pooled": mean_where(hidden, prefix.get("mask"))}
+        layers = self._layers(language, dtype)
+        return self.kept(hidden, token_mask, layers, language.norm, partial(self._run, run))
+
+    def rotation(self, positions: Tensor, dtype: torch.dtype) -> Pair:
+        return rotations(positions, self.shape.language.head_dim, dtype)
 
     def embed_pictures(self, pictures: Sequence[Tensor], run: Run = plainly) -> Sequence[Tensor]:
         """Tokens [B,256,W] of each picture uint8 [B,h,w,3], from one run of the vision tower."""
@@ -198,7 +189,7 @@ class Pi0Network(DecoderNetwork):
         with rounding(self.computes_in(tower), tower):
             hidden = tower.embeddings(pixels)
             for layer in tower.encoder.layers:
-                hidden = self._run(run, _vision_layer, layer, hidden)
+                hidden = self._run(run, vision_layer, layer, hidden)
             return self.model.vlm.multi_modal_projector(tower.post_layernorm(hidden)).chunk(len(pictures))
 
     def load_public(self, folder: Path) -> None:
@@ -227,15 +218,13 @@ class Pi0Network(DecoderNetwork):
         Behind the prefix is a token of the ``state`` [B,S], which sees no action, so that it is the same in all steps.
         """
         dtype, mask = self.computes_in(self.model.dit), prefix.get("mask")
-        hidden = linear(self.embed_action_time.state_proj, _exact(state)).to(dtype)[:, None]
+        hidden = linear(self.embed_action_time.state_proj, exact(state)).to(dtype)[:, None]
         bias, length = None, prefix["keys"].shape[3]
         positions = torch.full((1, 1), length, device=state.device)
         if mask is not None:
             bias, positions = bias_of(padded(mask)[:, None, None], dtype), mask.sum(1, keepdim=True)
-        rotation, found = (
-            rotations(positions, self.shape.language.head_dim, dtype),
-            {} if mask is None else {"mask": padded(mask)},
-        )
+        rotation = self.rotation(positions, dtype)
+        found = {} if mask is None else {"mask": padded(mask)}
         keys, values = (prefix[name].to(dtype).unbind(1) for name in ("keys", "values"))
         for i, layer in enumerate(layers or self.expert_layers()):
             hidden, *own = self._run(run, self_attended, layer, hidden, rotation, bias, (keys[i], values[i]))
@@ -262,15 +251,13 @@ class Pi0Network(DecoderNetwork):
         for i, layer in enumerate(layers or self.expert_layers()):
             past = condition[f"{i}.key"], condition[f"{i}.value"]
             hidden = self._run(run, self_attended, layer, hidden, rotation, bias, past)[0]
-        norm = self.model.dit.norm
-        hidden = normalized(hidden, norm.weight + _OFFSET, norm.eps).unflatten(1, (points, -1)).flatten(0, 1)
-        hidden = _exact(hidden)
+        hidden = exact(norm_by(self.model.dit.norm, hidden, _OFFSET).unflatten(1, (points, -1)).flatten(0, 1))
         return linear(self.action_out_proj, hidden), hidden
 
     def embed_actions(self, x: Tensor, t: Tensor) -> Tensor:
         """The noisy actions ``x`` [B,C,A] at ``t`` [B] as a token each, [B,C,hidden_size]."""
         parts: Any = self.embed_action_time
-        actions = linear(parts.action_in_proj, _exact(x)).to(self.computes_in(self.model.dit))
+        actions = linear(parts.action_in_proj, exact(x)).to(self.computes_in(self.model.dit))
         time = _waves(t, self.shape).to(actions.dtype)[:, None].expand_as(actions)
         inner = functional.silu(linear(parts.action_time_mlp_in, torch.cat([actions, time], 2)))
         return linear(parts.action_time_mlp_out, inner)
@@ -297,10 +284,6 @@ class Pi0Network(DecoderNetwork):
         return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)  # no layer draws numbers
 
 
-def _vision_layer(layer: Any, hidden: Tensor) -> Tensor:
-    return layer(hidden, None)
-
-
 def _waves(t: Tensor, shape: Pi0Shape) -> Tensor:
     """Sines, then cosines, of ``t`` [B] at geometrically spaced periods, [B,expert_hidden_size].
 
@@ -311,11 +294,6 @@ def _waves(t: Tensor, shape: Pi0Shape) -> Tensor:
     period = shape.min_period * (shape.max_period / shape.min_period) ** share
     angle = (1.0 / period * 2.0 * math.pi) * t.to(dtype)[:, None]
     return torch.cat([angle.sin(), angle.cos()], 1)
-
-
-def _exact(x: Tensor) -> Tensor:
-    """``x`` in float32, or in float64 where it is."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 # Regular expression at the start of a name: its replacement.  Tried in order; the first that fits counts.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,13 @@ from vla_rl.policies.vla.network import (
     DecoderNetwork,
     Layer,
     ModuleLayer,
+    Pair,
     Run,
     bias_of,
     cross_attended,
+    exact,
     linear,
-    mean_where,
-    normalized,
+    norm_by,
     padded,
     padded_picture,
     plainly,
@@ -41,6 +43,7 @@ from vla_rl.policies.vla.network import (
     rounding,
     self_attended,
     transformers,
+    vision_layer,
 )
 from vla_rl.policies.vla.weights import load_public_weights
 
@@ -64,7 +67,7 @@ class SmolVLANetwork(DecoderNetwork):
         super().__init__()
         self.shape = shape
         self.chunk, self.action_size, self.state_size = shape.chunk, shape.action_size, shape.state_size
-        self.pooled_size, self.hidden_size = shape.text.width, shape.expert_width
+        self.pooled_size, self.hidden_size = shape.text.hidden_size, shape.expert_width
         for name, around in {"picture_start": shape.picture_start, "picture_end": shape.picture_end}.items():
             self.register_buffer(name, torch.tensor(around, dtype=torch.int64), persistent=False)
         vlm = nn.ModuleDict({"model": nn.ModuleDict(_build_vlm(shape))})
@@ -72,7 +75,7 @@ class SmolVLANetwork(DecoderNetwork):
         self.model = nn.ModuleDict(
             {
                 "vlm_with_expert": nn.ModuleDict({"vlm": vlm, "lm_expert": _build_expert(shape)}),
-                "state_proj": nn.Linear(shape.state_size, shape.text.width),
+                "state_proj": nn.Linear(shape.state_size, shape.text.hidden_size),
                 "action_in_proj": nn.Linear(shape.action_size, width),
                 "action_out_proj": nn.Linear(width, shape.action_size),
                 "action_time_mlp_in": nn.Linear(2 * width, width),
@@ -98,22 +101,12 @@ class SmolVLANetwork(DecoderNetwork):
         ``keys`` (rotated) and ``values`` [B,n,G,M,d] of all layers of the language model, ``pooled``, and ``mask`` bool
         [B,M] of the tokens that count unless ``token_mask`` is None.  Raises UserError when all cameras are missing.
         """
-        dtype, text, size = self.computes_in(self._vlm), self._vlm["text_model"], self.shape.text.head_size
-        hidden = self._embedded(pictures, tokens, run).to(dtype)
-        prefix, bias = {}, None
-        if token_mask is None:
-            positions = torch.arange(hidden.shape[1], device=tokens.device)[None]
-        else:
-            before = token_mask.new_ones(len(tokens), hidden.shape[1] - tokens.shape[1])
-            prefix["mask"] = mask = torch.cat((before, token_mask), 1)
-            bias, positions = bias_of(mask[:, None, None], dtype), mask.cumsum(1) - 1
-        rotation, pairs = rotations(positions, size), []
-        for layer in text.layers:
-            hidden, *own = run(self_attended, ModuleLayer(layer, dtype), hidden, rotation, bias)
-            pairs.append(own)
-        hidden = normalized(hidden, text.norm.weight, text.norm.variance_epsilon).float()
-        prefix["keys"], prefix["values"] = (torch.stack(items, 1) for items in zip(*pairs, strict=True))
-        return {**prefix, "pooled": mean_where(hidden, prefix.get("mask"))}
+        dtype, text = self.computes_in(self._vlm), self._vlm["text_model"]
+        layers = [ModuleLayer(layer, dtype) for layer in text.layers]
+        return self.kept(self._embedded(pictures, tokens, run).to(dtype), token_mask, layers, text.norm, run)
+
+    def rotation(self, positions: Tensor, dtype: torch.dtype) -> Pair:
+        return rotations(positions, self.shape.text.head_dim)
 
     def _embedded(self, pictures: Sequence[Tensor | None], tokens: Tensor, run: Run) -> Tensor:
         """Pictures, then the prompt, as embeddings [B,M,width].
@@ -126,7 +119,7 @@ class SmolVLANetwork(DecoderNetwork):
             raise UserError("all cameras of this SmolVLA are missing, so it sees nothing; give it one at least.")
         missing = min(len(pictures) - len(shown), self.shape.empty_cameras)
         embed, batch = self._vlm["text_model"].embed_tokens, len(tokens)
-        scale = math.sqrt(self.shape.text.width)
+        scale = math.sqrt(self.shape.text.hidden_size)
         start, end = (embed(around).expand(batch, -1, -1) for around in (self.picture_start, self.picture_end))
         parts: list[Tensor] = []
         for seen in self._seen(shown, run):
@@ -141,7 +134,7 @@ class SmolVLANetwork(DecoderNetwork):
         with rounding(self.computes_in(tower), tower):
             hidden = _patches(tower.embeddings, pixels.to(tower.dtype))
             for layer in tower.encoder.layers:
-                hidden = run(_vision_layer, layer, hidden)
+                hidden = run(vision_layer, layer, hidden)
             return self._vlm["connector"](tower.post_layernorm(hidden)).chunk(len(pictures))
 
     # -- a denoising step -------------------------------------------------------------------------------------------
@@ -154,13 +147,13 @@ class SmolVLANetwork(DecoderNetwork):
         ``state`` [B,S], normalised and padded, goes as one token through the language model over the prefix.
         """
         text, dtype, mask = self._vlm["text_model"], self.computes_in(self._vlm), prefix.get("mask")
-        hidden = linear(self.model["state_proj"], _exact(state)).to(dtype)[:, None]
+        hidden = linear(self.model["state_proj"], exact(state)).to(dtype)[:, None]
         bias, positions = None, torch.full((1, 1), prefix["keys"].shape[3], device=state.device)
         found: dict[str, Tensor] = {}
         if mask is not None:
             found["mask"] = padded(mask)
             bias, positions = bias_of(found["mask"][:, None, None], dtype), mask.sum(1, keepdim=True)
-        rotation = rotations(positions, self.shape.text.head_size)
+        rotation = rotations(positions, self.shape.text.head_dim)
         keys, values = prefix["keys"].unbind(1), prefix["values"].unbind(1)
         for number, layer in enumerate(text.layers):
             past = keys[number], values[number]
@@ -192,12 +185,13 @@ class SmolVLANetwork(DecoderNetwork):
         ``R`` may be less than C: no action depends on those after it.  The ``k`` points of a sample are further queries
         to its keys, which are not copied for them.
         """
-        mask, size, dtype = condition.get("mask"), self.shape.text.head_size, self.computes_in(self._expert)
+        mask, size, dtype = condition.get("mask"), self.shape.text.head_dim, self.computes_in(self._expert)
         batch, count = len(condition["0.key"]), condition["0.key"].shape[2]
         points, device = len(x) // batch, x.device
         hidden = self._actions(x, t).unflatten(0, (-1, points)).flatten(1, 2)
         seen = points_behind(mask, count, points, x.shape[1], causal=True, device=device)
-        joint = None if seen is None else bias_of(seen, dtype, self.shape.text.heads // self.shape.text.key_value_heads)
+        shared = self.shape.text.num_attention_heads // self.shape.text.num_key_value_heads
+        joint = None if seen is None else bias_of(seen, dtype, shared)
         prefix = None if mask is None else bias_of(mask[:, None, None], dtype)
         steps = torch.arange(x.shape[1], device=device).repeat(points)[None]
         alone, after = (
@@ -209,14 +203,12 @@ class SmolVLANetwork(DecoderNetwork):
                 hidden = run(self_attended, layer, hidden, after, joint, past)[0]
             else:  # the actions' positions start at 0 here
                 hidden = run(cross_attended, layer, hidden, alone, prefix, past)
-        norm = self._expert.norm
-        hidden = normalized(hidden, norm.weight, norm.variance_epsilon).unflatten(1, (points, -1)).flatten(0, 1)
-        hidden = _exact(hidden)
+        hidden = exact(norm_by(self._expert.norm, hidden).unflatten(1, (points, -1)).flatten(0, 1))
         return linear(self.model["action_out_proj"], hidden), hidden
 
     def _actions(self, x: Tensor, t: Tensor) -> Tensor:
         """Noisy actions [B,R,A] and the time [B] of the flow as the expert's inputs [B,R,width]."""
-        action = linear(self.model["action_in_proj"], _exact(x)).to(self.computes_in(self._expert))
+        action = linear(self.model["action_in_proj"], exact(x)).to(self.computes_in(self._expert))
         time = _sines(t, self.shape).to(action.dtype)
         both = torch.cat((action, time[:, None].expand_as(action)), 2)
         inner = functional.silu(linear(self.model["action_time_mlp_in"], both))
@@ -230,8 +222,9 @@ class SmolVLANetwork(DecoderNetwork):
     @property
     def _self_attends(self) -> list[bool]:
         """Whether a layer of the expert sees the other actions."""
-        numbers = (number for number in range(self.shape.text.layers) if self.shape.expert_layer(number) is not None)
-        return [self.shape.self_attends(number) for number in numbers]
+        shape = self.shape
+        numbers = (number for number in range(shape.text.num_hidden_layers) if shape.expert_layer(number) is not None)
+        return [shape.self_attends(number) for number in numbers]
 
     def denoised(self, horizon: int) -> int:
         """``horizon``: actions see only those before them, so a chain of these alone is the same."""
@@ -254,7 +247,7 @@ class SmolVLANetwork(DecoderNetwork):
         shown = sum(name is not None for name in cameras)
         missing = min(len(cameras) - shown, self.shape.empty_cameras)
         length = shown * (self.shape.picture_tokens + around) + missing * around + tokens
-        token = 2 * text.layers * text.key_value_heads * text.head_size * dtype.itemsize + 1
+        token = 2 * text.num_hidden_layers * text.num_key_value_heads * text.head_dim * dtype.itemsize + 1
         return length * token + 4 * self.pooled_size
 
 
@@ -281,15 +274,6 @@ def _patches(embeddings: Any, pixels: Tensor) -> Tensor:
     return patches.flatten(2).transpose(1, 2) + embeddings.position_embedding(places.flatten())
 
 
-def _vision_layer(layer: Any, hidden: Tensor) -> Tensor:
-    return layer(hidden, None)
-
-
-def _exact(x: Tensor) -> Tensor:
-    """``x`` in float32, or in float64 where it is."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
 def _sines(t: Tensor, shape: SmolVLAShape) -> Tensor:
     """Sines, then cosines, float64 [B,width] of ``t`` at geometrically spaced periods.
 
@@ -306,16 +290,9 @@ def _build_vlm(shape: SmolVLAShape) -> dict[str, nn.Module]:
     package = transformers()
     from transformers.models.smolvlm.modeling_smolvlm import SmolVLMConnector, SmolVLMVisionTransformer
 
-    vision = {
-        "hidden_size": shape.vision.width,
-        "intermediate_size": shape.vision.mlp,
-        "num_hidden_layers": shape.vision.layers,
-        "num_attention_heads": shape.vision.heads,
-        "image_size": shape.vision.image,
-        "patch_size": shape.vision.patch,
-        "layer_norm_eps": shape.vision.eps,
-    }
-    config = package.SmolVLMConfig(vision_config=vision, text_config=_text(shape), scale_factor=shape.pixel_shuffle)
+    config = package.SmolVLMConfig(
+        vision_config=asdict(shape.vision), text_config=_text(shape), scale_factor=shape.pixel_shuffle
+    )
     text = package.LlamaModel(config.text_config)
     del text.rotary_emb  # vla/network.py does it
     return {
@@ -339,7 +316,7 @@ def _build_expert(shape: SmolVLAShape) -> nn.Module:
     expert = package.LlamaModel(package.LlamaConfig(**{**_text(shape), **sizes}))
     del expert.rotary_emb
     expert.embed_tokens = None
-    keys = shape.text.key_value_heads * shape.text.head_size
+    keys = shape.text.num_key_value_heads * shape.text.head_dim
     for number, layer in enumerate(expert.layers):
         if not shape.self_attends(number):
             layer.self_attn.k_proj, layer.self_attn.v_proj = (nn.Linear(keys, keys, bias=False) for _ in range(2))
@@ -347,18 +324,7 @@ def _build_expert(shape: SmolVLAShape) -> nn.Module:
 
 
 def _text(shape: SmolVLAShape) -> dict[str, Any]:
-    text = shape.text
-    return {
-        "model_type": "llama",
-        "vocab_size": text.vocabulary,
-        "hidden_size": text.width,
-        "intermediate_size": text.mlp,
-        "num_hidden_layers": text.layers,
-        "num_attention_heads": text.heads,
-        "num_key_value_heads": text.key_value_heads,
-        "head_dim": text.head_size,
-        "rms_norm_eps": text.eps,
-    }
+    return {"model_type": "llama", **asdict(shape.text)}
 
 
 class PointingVLM(nn.Module):
@@ -373,8 +339,8 @@ class PointingVLM(nn.Module):
         super().__init__()
         text, device = network.shape.text, next(network.parameters()).device
         self.vlm, self._network = network.model["vlm_with_expert"]["vlm"], (network,)
-        self.cells = nn.Linear(text.key_value_heads * text.head_size, 3).to(device)
-        self.words = nn.Linear(text.key_value_heads * text.head_size, 2).to(device)
+        self.cells = nn.Linear(text.num_key_value_heads * text.head_dim, 3).to(device)
+        self.words = nn.Linear(text.num_key_value_heads * text.head_dim, 2).to(device)
         self.pooled = nn.Linear(network.pooled_size, 2).to(device)
         self._side = round(network.shape.picture_tokens**0.5)
 

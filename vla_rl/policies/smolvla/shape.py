@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from vla_rl.contract.config import check_limits
@@ -14,29 +14,29 @@ from vla_rl.policies.vla.network import FlowNetwork
 
 @dataclass(frozen=True)
 class VisionShape:
-    """The SigLIP tower; the defaults are those of SmolVLM2-500M-Video-Instruct."""
+    """The SigLIP tower, in the words of its ``config.json``; the defaults are SmolVLM2-500M-Video-Instruct's."""
 
-    width: int = 768
-    layers: int = 12
-    heads: int = 12
-    mlp: int = 3072
-    image: int = 512  # pixels a side for which positions are learnt
-    patch: int = 16
-    eps: float = 1e-6
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    image_size: int = 512  # pixels a side for which positions are learnt
+    patch_size: int = 16
+    layer_norm_eps: float = 1e-6
 
 
 @dataclass(frozen=True)
 class TextShape:
-    """The Llama-like language model; the defaults are those of SmolVLM2-500M-Video-Instruct, of half the layers."""
+    """The Llama-like language model in the same words; the defaults are SmolVLM2-500M's, half its layers."""
 
-    vocabulary: int = 49280
-    width: int = 960
-    layers: int = 16  # those that are used: the first of the model's 32
-    heads: int = 15
-    key_value_heads: int = 5
-    head_size: int = 64
-    mlp: int = 2560
-    eps: float = 1e-5
+    vocab_size: int = 49280
+    hidden_size: int = 960
+    num_hidden_layers: int = 16  # those that are used: the first of the model's 32
+    num_attention_heads: int = 15
+    num_key_value_heads: int = 5
+    head_dim: int = 64
+    intermediate_size: int = 2560
+    rms_norm_eps: float = 1e-5
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,13 @@ class SmolVLAShape:
     max_period: float = 4.0
 
     def __post_init__(self) -> None:
-        check_limits(self, expert_layers=(1, self.text.layers), chunk=(1, math.inf))
-        experts = {layer: self.expert_layer(layer) for layer in range(self.text.layers) if self.self_attends(layer)}
+        layers = self.text.num_hidden_layers
+        check_limits(self, expert_layers=(1, layers), chunk=(1, math.inf))
+        experts = {layer: self.expert_layer(layer) for layer in range(layers) if self.self_attends(layer)}
         alone = [layer for layer, expert in experts.items() if expert is None or not self.self_attends(expert)]
-        if alone or self.text.layers % self.expert_layers:
+        if alone or layers % self.expert_layers:
             raise UserError(
-                f"{self.expert_layers} expert layers do not fit {self.text.layers} layers of the language model with "
+                f"{self.expert_layers} expert layers do not fit {layers} layers of the language model with "
                 f"self-attention in every {self.self_attention_every}, so no velocity can be computed; take as many "
                 "expert layers as the language model has, or no self-attention."
             )
@@ -82,7 +83,7 @@ class SmolVLAShape:
 
     def expert_layer(self, layer: int) -> int | None:
         """The expert's layer beside this one of the language model, None if there is none."""
-        index, rest = divmod(layer, self.text.layers // self.expert_layers)
+        index, rest = divmod(layer, self.text.num_hidden_layers // self.expert_layers)
         return None if rest else index
 
     @property
@@ -93,12 +94,12 @@ class SmolVLAShape:
     @property
     def picture_tokens(self) -> int:
         """Tokens of a picture of the size for which positions are learnt."""
-        side = (self.picture[0] if self.picture else self.vision.image) // self.vision.patch
+        side = (self.picture[0] if self.picture else self.vision.image_size) // self.vision.patch_size
         return (side // self.pixel_shuffle) ** 2
 
     def with_words(self, count: int) -> SmolVLAShape:
         """The same with ``count`` tokens in the vocabulary."""
-        return replace(self, text=replace(self.text, vocabulary=count))
+        return replace(self, text=replace(self.text, vocab_size=count))
 
     def build(self) -> FlowNetwork:
         """An untrained network; raises UserError without transformers."""
@@ -110,8 +111,8 @@ class SmolVLAShape:
     def small(cls, state: int, action: int, chunk: int = 10, picture: int = 64) -> SmolVLAShape:
         """About two million parameters for states and actions of these sizes, to be trained from nothing on a CPU."""
         return cls(
-            vision=VisionShape(width=96, layers=3, heads=3, mlp=384, image=picture, patch=8),
-            text=TextShape(1, width=144, layers=4, heads=6, key_value_heads=2, head_size=24, mlp=384),
+            vision=VisionShape(96, 3, 3, 384, image_size=picture, patch_size=8),
+            text=TextShape(1, 144, 4, 6, num_key_value_heads=2, head_dim=24, intermediate_size=384),
             pixel_shuffle=1,
             expert_width=108,
             expert_layers=4,
@@ -135,17 +136,21 @@ class SmolVLAShape:
                 f"this SmolVLA is built on {name!r}, whose sizes are not in its folder, so it cannot be built; put "
                 "that model's config.json into the folder as vlm/config.json."
             )
-        vision, whole = _vision((vlm or {}).get("vision_config", {})), _text((vlm or {}).get("text_config", {}))
+        vision = _known(VisionShape, (vlm or {}).get("vision_config", {}))
+        whole = {"num_hidden_layers": 32, **_known(TextShape, (vlm or {}).get("text_config", {}))}
+        if "hidden_size" in whole and "num_attention_heads" in whole:
+            whole.setdefault("head_dim", whole["hidden_size"] // whole["num_attention_heads"])
         kept = int(config.get("num_vlm_layers", 16))
-        text = TextShape(**{**whole, "layers": min(kept, whole["layers"]) if kept > 0 else whole["layers"]})
+        whole["num_hidden_layers"] = min(kept if kept > 0 else math.inf, whole["num_hidden_layers"])
+        text = TextShape(**whole)
         expert, every = int(config.get("num_expert_layers", -1)), int(config.get("self_attn_every_n_layers", 2))
         fenced, picture = bool(config.get("add_image_special_tokens", False)), _picture(config)
         return cls(
-            vision=vision,
+            vision=VisionShape(**vision),
             text=text,
             pixel_shuffle=int((vlm or {}).get("scale_factor", 4)),
-            expert_width=int(text.width * float(config.get("expert_width_multiplier", 0.75))),
-            expert_layers=expert if expert > 0 else text.layers,
+            expert_width=int(text.hidden_size * float(config.get("expert_width_multiplier", 0.75))),
+            expert_layers=expert if expert > 0 else text.num_hidden_layers,
             self_attention_every=max(every, 0) if "cross" in config.get("attention_mode", "cross_attn") else 1,
             chunk=int(config.get("chunk_size", 50)),
             action_size=int(config.get("max_action_dim", 32)),
@@ -169,32 +174,6 @@ def _picture(config: Mapping[str, Any]) -> tuple[int, int] | None:
     return None if size is None else (int(size[0]), int(size[1]))
 
 
-def _vision(config: Mapping[str, Any]) -> VisionShape:
-    names = {
-        "width": "hidden_size",
-        "layers": "num_hidden_layers",
-        "heads": "num_attention_heads",
-        "mlp": "intermediate_size",
-        "image": "image_size",
-        "patch": "patch_size",
-        "eps": "layer_norm_eps",
-    }
-    return VisionShape(**{name: config[public] for name, public in names.items() if public in config})
-
-
-def _text(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a TextShape with all layers of the model."""
-    names = {
-        "vocabulary": "vocab_size",
-        "width": "hidden_size",
-        "layers": "num_hidden_layers",
-        "heads": "num_attention_heads",
-        "key_value_heads": "num_key_value_heads",
-        "head_size": "head_dim",
-        "mlp": "intermediate_size",
-        "eps": "rms_norm_eps",
-    }
-    found = {name: config[public] for name, public in names.items() if public in config}
-    if "width" in found and "heads" in found:
-        found.setdefault("head_size", found["width"] // found["heads"])
-    return {"layers": 32, **found}
+def _known(shape: type[VisionShape | TextShape], config: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``config`` says of the fields of ``shape``."""
+    return {item.name: config[item.name] for item in fields(shape) if item.name in config}

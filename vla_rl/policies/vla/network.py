@@ -94,7 +94,7 @@ class ModuleLayer:
         return torch.cat([_weight(part).to(self.dtype) for part in parts])
 
     def _normed(self, norm: Any, hidden: Tensor) -> Tensor:
-        return normalized(hidden, norm.weight + self.offset if self.offset else norm.weight, _epsilon(norm))
+        return norm_by(norm, hidden, self.offset)
 
 
 @dataclass(frozen=True)
@@ -158,6 +158,21 @@ def _epsilon(norm: Any) -> float:
 def normalized(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """RMSNorm of ``hidden`` [B,L,width] (arXiv 1910.07467); transformers' own would round float64 to float32."""
     return functional.rms_norm(hidden, weight.shape, weight.to(hidden.dtype), epsilon)
+
+
+def norm_by(norm: Any, hidden: Tensor, offset: float = 0.0) -> Tensor:
+    """:func:`normalized` by a module of transformers; ``offset``: see :class:`ModuleLayer`."""
+    return normalized(hidden, norm.weight + offset if offset else norm.weight, _epsilon(norm))
+
+
+def vision_layer(layer: Any, hidden: Tensor) -> Tensor:
+    """A layer of a vision tower of transformers, without a mask."""
+    return layer(hidden, None)
+
+
+def exact(x: Tensor) -> Tensor:
+    """``x`` in float32, or in float64 where it is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def rotations(positions: Tensor, head_size: int, dtype: torch.dtype = torch.float32) -> Pair:
@@ -320,6 +335,33 @@ class DecoderNetwork(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """See ``FlowNetwork``; ``layers`` as for :meth:`condition`."""
         raise NotImplementedError
+
+    def rotation(self, positions: Tensor, dtype: torch.dtype) -> Pair:
+        """:func:`rotations` of its heads at ``positions`` [B,L], for layers that compute in ``dtype``."""
+        raise NotImplementedError
+
+    def kept(
+        self, hidden: Tensor, token_mask: Tensor | None, layers: Sequence[ModuleLayer], norm: Any, run: Run
+    ) -> dict[str, Tensor]:
+        """The prefix of embeddings ``hidden`` [B,M,width], of which the last L tokens count by ``token_mask`` [B,L].
+
+        ``keys`` (rotated) and ``values`` [B,n,g,M,d] of ``layers``, ``pooled`` behind ``norm``, and ``mask`` bool [B,M]
+        of the tokens that count unless ``token_mask`` is None.
+        """
+        prefix, bias = {}, None
+        if token_mask is None:
+            positions = torch.arange(hidden.shape[1], device=hidden.device)[None]
+        else:
+            before = token_mask.new_ones(len(hidden), hidden.shape[1] - token_mask.shape[1])
+            prefix["mask"] = mask = torch.cat((before, token_mask), 1)
+            bias, positions = bias_of(mask[:, None, None], hidden.dtype), mask.cumsum(1) - 1
+        rotation, pairs = self.rotation(positions, hidden.dtype), []
+        for layer in layers:
+            hidden, *own = run(self_attended, layer, hidden, rotation, bias)
+            pairs.append(own)
+        hidden = norm_by(norm, hidden, layers[0].offset).float()
+        prefix["keys"], prefix["values"] = (torch.stack(items, 1) for items in zip(*pairs, strict=True))
+        return {**prefix, "pooled": mean_where(hidden, prefix.get("mask"))}
 
     def computes_in(self, module: nn.Module) -> torch.dtype:
         """What a part of it computes in."""

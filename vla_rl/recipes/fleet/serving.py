@@ -41,7 +41,8 @@ class Beginning:
 
 def serve(folder: Path, config: FleetServerConfig, credentials: str, beginning: Beginning, show: Console) -> None:
     """Serve until somebody ends it; see :func:`opened`."""
-    _print_log()
+    log.setLevel(logging.INFO)  # who comes, leaves and is refused, on standard error
+    log.addHandler(logging.StreamHandler())
     with opened(folder, config, credentials, beginning, show):
         threading.Event().wait()
 
@@ -76,12 +77,6 @@ def _begin(server: FleetServer, folder: Path, credentials: str, beginning: Begin
             show.print(f"an earlier learner is now in {aside}", highlight=False)
         server.learn(command(folder, key_file(folder, credentials)))
         show.print(f"a learner runs beside it; its metrics are in {folder / LEARNER}", highlight=False)
-
-
-def _print_log() -> None:
-    """Who comes, leaves and is refused, on standard error."""
-    log.setLevel(logging.INFO)
-    log.addHandler(logging.StreamHandler())
 
 
 KEY, PUBLIC_KEY = "signing.key", "signing.pub"
