@@ -174,6 +174,7 @@ def test_workers_end_with_their_environment():
             os.kill(pid, 0)
 
 
+@pytest.mark.full
 def test_memory_and_open_files_stay_flat():
     """Over many steps and replaced workers."""
     with isolated("point_mass", num_envs=4, workers=2) as env:
