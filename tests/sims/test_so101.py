@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from sims.catalog import make
-from sims.mujoco import so101 as arm
-from sims.mujoco.so101 import ROLL, So101
-from sims.mujoco.tasks.so101 import So101Expert, So101Lift, potential
+from sims.mujoco.tasks import so101 as arm
+from sims.mujoco.tasks.so101 import ROLL, So101, So101Expert, So101Lift, potential
 from vla_rl.contract.errors import UserError
 
 
