@@ -95,17 +95,12 @@ def test_mistakes_are_one_sentence(complaint, tmp_path, monkeypatch):
     assert "simulated in virtual time" in complaint("robot", "teleop", "simulated")
 
 
-def test_the_simulated_arm_is_recorded_and_the_dataset_read(tmp_path, capsys):
+def test_an_episode_is_recorded_and_done_again(tmp_path, capsys):
     out = tmp_path / "recorded"
     main(["robot", "record", "simulated", "--policy", "expert", "--episodes", "1", "--out", str(out)])
     printed = capsys.readouterr().err
     assert "success 100.0%" in printed and "of 1 (1 success)" in printed and str(out) in printed
     assert load_demonstrations(out).count == 1
-
-
-def test_a_recorded_episode_is_done_again(tmp_path, capsys):
-    out = tmp_path / "recorded"
-    main(["robot", "record", "simulated", "--policy", "expert", "--episodes", "1", "--out", str(out)])
     main(["robot", "replay", "simulated", "--dataset", str(out), "--speed", "1"])
     printed = capsys.readouterr().err
     assert "the episode ended by success" in printed and "gripper.pos" in printed

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from contextlib import closing
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,12 +19,9 @@ from tests.patience import PATIENCE
 from vla_rl.contract.check import check_env
 from vla_rl.experience.collect import collect_demonstrations
 from vla_rl.experience.datasets import load_demonstrations
-from vla_rl.recipes.imitate_dataset import ImitateDataset
-from vla_rl.recipes.recipe import run
 from vla_rl.rewards.reward_model import Reward
 from vla_rl.serving import openpi
 from vla_rl.serving.observation import SingleObservation
-from vla_rl.training.fit import FitConfig
 
 
 def test_the_ball_keeps_the_contract():
@@ -87,13 +83,6 @@ def test_the_recorded_dataset_comes_back_as_it_was(tmp_path):
     assert texts == [record_dataset.TASKS[task] for _, _, _, task in mine]
 
 
-def test_the_recorded_dataset_can_be_imitated(tmp_path):
-    record_dataset.main(tmp_path / "data", 4)
-    config = ImitateDataset(dataset=str(tmp_path / "data"))
-    config = replace(config, imitation=replace(config.imitation, fit=FitConfig(steps=2, batch=8)))
-    assert run(config, str(tmp_path / "run"))["episodes"] == 4
-
-
 # -- in a folder of one's own ------------------------------------------------------------------------------------------
 
 
@@ -123,16 +112,3 @@ def test_the_example_s_config_trains_its_policy(outside, tmp_path):
     printed = outside("eval runs/point_mass --episodes 64", "inspect runs/point_mass/checkpoints/best")
     assert json.loads(next(line for line in printed.splitlines() if line.startswith("{")))["success"] > 0.9
     assert "noisy_policy:LinearGaussian" in printed
-
-
-@pytest.mark.full
-def test_the_ball_is_imitated_by_commands_alone(outside, tmp_path):
-    short = "--imitation.fit.steps 20 --new.width 32 --new.blocks 1"
-    printed = outside(
-        "inspect ball_env:make",
-        "collect --env ball_env:make --count 10 --out runs/ball",
-        f"train imitate.py:from_dataset --dataset runs/ball --env ball_env:make {short}",
-        "eval runs/from_dataset --episodes 8",
-    )
-    assert "stop the ball at the mark" in printed
-    assert json.loads(printed.splitlines()[-1])["episodes"] == 8

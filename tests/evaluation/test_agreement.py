@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from fractions import Fraction
@@ -21,7 +20,6 @@ from vla_rl.evaluation.agreement import (
     policy_agreement,
     replay_agreement,
     reward_agreement,
-    summary,
     trusted_horizon,
 )
 from vla_rl.evaluation.stats import Rate
@@ -230,12 +228,6 @@ def test_policies_that_cannot_be_compared_are_refused(imagined, true, error, mat
         policy_agreement(imagined, true)
 
 
-def test_the_summary_is_json_also_without_a_rate():
-    table = ReplayAgreement.of(40, tp=1, fp=0, fn=0, tn=0)
-    found = json.loads(json.dumps(summary(table, policy_agreement(IMAGINED, TRUE)), allow_nan=False))
-    assert found["hallucinated"] is None and found["hallucinated_high"] == 1.0 and found["policies"] == 4
-
-
 # -- threshold, uncertainty limit and horizon --------------------------------------------------------------------------
 
 COUNT = 100
@@ -257,18 +249,6 @@ def test_a_strict_threshold_allows_the_long_horizon():
     found = TrustConfig(max_hallucinated=0.10, thresholds=(0.5, 0.9)).choose(success_steps, LATE, LENGTH, [5, 10])
     assert (found.threshold, found.table.horizon) == (0.9, 10)
     assert (found.table.fp, found.table.fn) == (0, 20)
-
-
-def test_among_equal_horizons_the_most_accurate_is_chosen():
-    found = TrustConfig(max_hallucinated=0.5, thresholds=(0.9, 0.5, 0.6)).choose(success_steps, LATE, LENGTH, [10])
-    assert found.threshold == 0.9  # both are correct in eighty; the first of equals is chosen
-
-    def blind_at_the_strict(threshold: float, quantile: float) -> np.ndarray:
-        return success_steps(threshold) if threshold < 0.9 else np.full(COUNT, NEVER)
-
-    config = TrustConfig(max_hallucinated=0.5, thresholds=(0.5, 0.9))
-    worse = config.choose(blind_at_the_strict, LATE, LENGTH, [10])
-    assert worse.threshold == 0.5  # eighty correct against sixty
 
 
 def test_uncertainty_limits_allow_the_long_horizon():

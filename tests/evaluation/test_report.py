@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -111,7 +112,7 @@ def test_escapes_whatever_it_is_given() -> None:
     assert data["series"][0]["name"] == f"line {NASTY}"
 
 
-@pytest.mark.parametrize("size", [(33, 48), (64, 64), (224, 301)])
+@pytest.mark.parametrize("size", [(33, 48), (224, 301)])
 def test_video_decodes_to_the_same_frames(size: tuple[int, int]) -> None:
     shown = np.zeros((7, *size, 3), np.uint8)
     shown += np.linspace(30, 220, 7, dtype=np.uint8)[:, None, None, None]
@@ -219,10 +220,10 @@ def test_writes_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     before = path.read_text(encoding="utf-8")
     assert before == full_report().html()
 
-    def full_disk(self: Path, target: Path) -> None:
+    def full_disk(source: Path, target: Path) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(Path, "replace", full_disk)
+    monkeypatch.setattr(os, "replace", full_disk)
     with pytest.raises(OSError, match="no space"):
         Report("other").write(path)
     assert path.read_text(encoding="utf-8") == before

@@ -199,7 +199,7 @@ def test_a_robot_that_keeps_failing_gets_every_degree_and_then_another_scene() -
     desk = HelpDesk(Escalation(), 1)
     failed = [False, True, False, False, False]  # the second is the person's demonstration, which succeeds
     assert played(desk, failed) == [FRESH, SHOWN, AGAIN, HelpedEpisode(RETURN), HelpedEpisode(GUIDED), FRESH]
-    assert desk.reached(0) == () and desk.demonstrations == 1 and desk.returns == 3
+    assert desk.reached[0] == () and desk.demonstrations == 1 and desk.returns == 3
     assert desk.given == {NONE: 2, REPLAY: 1, RETURN: 1, GUIDED: 1}
 
 
@@ -210,7 +210,7 @@ def test_a_success_ends_all_help(fails: int) -> None:
     outcomes = [*[False, True, False, False, False][:fails], True, False]
     episodes = played(desk, outcomes)
     assert episodes[fails] != FRESH and episodes[fails + 1 :] == [FRESH, SHOWN]
-    assert desk.reached(0) == (0.3,)
+    assert desk.reached[0] == (0.3,)
 
 
 def test_robots_do_not_touch_each_other() -> None:
@@ -221,8 +221,8 @@ def test_robots_do_not_touch_each_other() -> None:
         assert desk.next([robot], 9) == alone[robot].next([0], 9)
         desk.ended(robot, success, 0.2)
         alone[robot].ended(0, success, 0.2)
-        assert desk.reached(robot) == alone[robot].reached(0)
-    assert len({desk.reached(robot) for robot in range(3)}) > 1
+        assert desk.reached[robot] == alone[robot].reached[0]
+    assert len({desk.reached[robot] for robot in range(3)}) > 1
 
 
 def test_what_is_forgotten_needs_no_help() -> None:

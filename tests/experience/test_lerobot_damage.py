@@ -156,9 +156,9 @@ def test_what_a_cut_video_still_holds_is_read(root):
 def test_a_flipped_bit_never_changes_a_number_silently(whole, tmp_path):
     """The pages of our parquet files have checksums; what is not blamed is as it was."""
     root, noticed = shutil.copytree(whole, tmp_path / "set"), 0
-    sound = (root / FIRST).read_bytes()
+    before = (root / FIRST).read_bytes()
     for place in range(1, 24, 2):
-        (root / FIRST).write_bytes(sound)
+        (root / FIRST).write_bytes(before)
         flip(place / 32)(root / FIRST)
         noticed += bool(sound(root, [0, 1])[1])
     assert noticed > 4

@@ -36,9 +36,9 @@ def ending():
 def serve(ending, store, policies):
     """``serve(credentials=..., host=...)``: a server of the test's store and policies."""
 
-    def start(credentials=None, revoked=None, schema_hash=None, clock=None, **options):
+    def start(credentials=None, revoked=None, clock=None, **options):
         options = TransportOptions(**{"port": 0, **options})
-        made = FleetTransport(store, policies, options, credentials, revoked, schema_hash, clock)
+        made = FleetTransport(store, policies, options, credentials, revoked, clock)
         ending.enter_context(closing(made))
         ending.callback(store.slow.set)
         return made

@@ -202,9 +202,9 @@ def test_a_folder_that_robots_could_not_use_is_refused(tmp_path, breaks):
     assert made.releases.stages == {}
 
 
-def test_a_checkpoint_with_nan_metrics_is_not_signed(tmp_path):
+def test_what_is_not_finite_is_not_signed(tmp_path):
     made = registry(tmp_path, 0)
-    bad = replace(PUBLISHED, metrics={"success": float("nan")})
+    bad = replace(PUBLISHED, tolerance=float("nan"))
     with pytest.raises(ContractError, match="cannot be written"):
         made.publish(checkpoint(tmp_path / "1", 1), bad, KEY, *WHO)
     assert made.releases.stages == {}

@@ -346,23 +346,6 @@ def test_a_machine_that_does_not_share_the_folder_is_refused(tmp_path):
     Machine(os.getcwd(), str(tmp_path / "mark"), "token")
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        *("compare", "compare samplers", "imagine", "compare imagination"),
-        "eval --suite tabletop --policy expert --out x",
-    ],
-)
-def test_every_sweep_takes_an_engine(command, complaint, monkeypatch):
-    monkeypatch.setattr(EngineOptions, "on_engine", _named)
-    given = ("--engine", "ray", "--address", "a:1", "--gpus", "0.5")
-    assert "EngineOptions of 0.5 on ray at a:1" in complaint(*command.split(), *given)
-
-
-def _named(options):
-    raise UserError(f"EngineOptions of {options.gpus} on {options.engine} at {options.address}.")
-
-
 def test_options_of_a_sweep_choose_its_engine():
     for wrong in ({"engine": "rai"}, {"address": "a:1"}, {"gpus": 0.5}):
         with pytest.raises(UserError, match=f"{next(iter(wrong.values()))}"), EngineOptions(**wrong).on_engine():

@@ -54,10 +54,10 @@ def result(printed: str) -> dict[str, float]:
 def test_a_policy_an_environment_and_a_config_of_ones_own(outside, monkeypatch, capsys):
     """Trained, gone on with from the run's own copy of the config, inspected and evaluated."""
     run = outside / "runs" / "built"
-    vla_rl(outside, ("train", "mine.py:built", "--rl.loop.iterations", "10"))
-    (outside / "mine.py").unlink()  # the run has its own copy
     monkeypatch.chdir(outside)
-    monkeypatch.setattr(sys, "path", [item for item in sys.path if item])
+    monkeypatch.setattr(sys, "path", [item for item in sys.path if item])  # as of the console script
+    main(["train", "mine.py:built", "--rl.loop.iterations", "10"])
+    (outside / "mine.py").unlink()  # the run has its own copy
     main(["train", "--resume", "runs/built", "--rl.loop.iterations", "40"])
     assert f"done: {run.relative_to(outside)}" in capsys.readouterr().err
     summary = json.loads((run / "summary.json").read_text())

@@ -35,7 +35,7 @@ from vla_rl.recipes.imagine.recipe import Imagine
 from vla_rl.recipes.imitate import collect
 from vla_rl.recipes.improve import improve
 from vla_rl.recipes.off_policy import OffPolicyRL
-from vla_rl.recipes.policies import NewPolicy, StartFrom, TD3Residual
+from vla_rl.recipes.policies import StartFrom, TD3Residual
 from vla_rl.recipes.trainers import OnPolicyRL, RLConfig, RunContext, TrainerConfig
 from vla_rl.recipes.workers import worker_processes, workers
 from vla_rl.training.distributed import SummedCounters
@@ -102,12 +102,6 @@ class Counted:
 
     def spec(self):
         return self.config.spec()
-
-
-def test_a_new_policy_is_built_without_an_environment():
-    made = Counted("point_mass")
-    policy = NewPolicy("tests.recipes.outside.straight:Straight").build(RunContext(made, None, 1, OneProcess()))
-    assert policy.spec == made.spec() and made.made == 0
 
 
 def test_demonstrations_need_no_environment_of_their_own(tmp_path):
@@ -254,6 +248,16 @@ def test_a_residual_keeps_the_temperature_that_is_chosen(tmp_path):
     assert load_policy(tmp_path / "residual").base.sampler.temperature == 0.3
 
 
+@dataclass(frozen=True)
+class Made:
+    """A new policy of somebody's class."""
+
+    kind: type[Straight]
+
+    def build(self, context):
+        return self.kind(context.env.spec())
+
+
 class Careless(Straight):
     """Its actions leave the bounds."""
 
@@ -273,14 +277,13 @@ class Featureless(Straight):
 @pytest.mark.parametrize(
     ("kind", "sentence"),
     [
-        ("Featureless", "policy 'Featureless' has no 'feature_sizes', so it cannot be trained with"),
-        ("Careless", "action"),
+        (Featureless, "policy 'Featureless' has no 'feature_sizes', so it cannot be trained with"),
+        (Careless, "action"),
     ],
 )
 @pytest.mark.parametrize("trainer", [OnPolicyRL, OffPolicyRL])
 def test_a_new_policy_is_checked_before_its_learner_is_built(kind, sentence, trainer, tmp_path):
-    target = f"{__name__}:{kind}"
     rail = RunContext(EnvConfig("tests.recipes.outside.rail:make"), None, 1, OneProcess())
     with pytest.raises(ContractError, match=sentence):
         few = EvaluationConfig(validation=2, test=2, num_envs=2)
-        improve(trainer(NewPolicy(target)), rail, few, RunFolder(tmp_path / "run", {}))
+        improve(trainer(Made(kind)), rail, few, RunFolder(tmp_path / "run", {}))

@@ -228,7 +228,7 @@ def test_killed_before_the_last_file_both_go_on_from_the_step_before(
     for _ in range(3):
         with monkeypatch.context() as patch:
             patch.setattr(checkpoint, "write_state", killed)
-            patch.setattr(checkpoint, "_wait", lambda group: None)
+            patch.setattr(checkpoint, "barrier", lambda group: None)
             with pytest.raises(KeyboardInterrupt):
                 in_both(lambda group: save_shared(tmp_path, 3, state_of(3, group.rank), group))
         assert (tmp_path / "process-1" / "state" / "00000003").exists()

@@ -246,20 +246,6 @@ def policy_agreement(imagined: ArrayLike, true: ArrayLike) -> PolicyAgreement:
     )
 
 
-def summary(replays: ReplayAgreement, policies: PolicyAgreement) -> dict[str, float | int | None]:
-    """Headline numbers of a world model for a ``summary.json``; ``replays`` at the horizon that is used."""
-    return {
-        "horizon": replays.horizon,
-        "accuracy": replays.accuracy.success,
-        "hallucinated": None if replays.hallucinated is None else replays.hallucinated.success,
-        "hallucinated_high": replays.hallucinated_high,
-        "policies": policies.policies,
-        "r": policies.r,
-        "r_low": policies.r_low,
-        "r_high": policies.r_high,
-    }
-
-
 def cohen_kappa(tp: int, fp: int, fn: int, tn: int) -> float:
     """Agreement beyond chance ``(p_o - p_e) / (1 - p_e)`` of four counts (Cohen 1960), in integers up to the division.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from vla_rl.contract.errors import ContractError
+from vla_rl.contract.trust import write_whole
 from vla_rl.evaluation import plots
 from vla_rl.evaluation.plots import Bar, Point, Series, interval, number
 from vla_rl.evaluation.stats import Rate
@@ -153,12 +153,7 @@ class Report:
         """Write the page; a reader gets the old file or the new one, never a part of it."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            part.write_text(self.html(), encoding="utf-8")
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+        write_whole(path, self.html().encode(), 0o644)
         return path
 
 

@@ -70,10 +70,6 @@ class Outcomes:
             )
         return found
 
-    def share(self, cause: str) -> Rate:
-        """Share of episodes that ended for ``cause``."""
-        return Rate.of([item == cause for item in self.cause])
-
 
 @dataclass(frozen=True)
 class Episode:

@@ -186,11 +186,6 @@ class Pairs:
     difference: Difference
     p_value: float | None
 
-    @property
-    def discordant(self) -> float:
-        """Share of pairs of which one policy alone won."""
-        return (self.first_alone + self.second_alone) / self.episodes
-
 
 def pairs_of(first: Sequence[EpisodeResult], second: Sequence[EpisodeResult], by_success: bool) -> Pairs:
     """Compare the same (task, seed) of both, in whatever order; raises KeyError when one lacks an episode."""

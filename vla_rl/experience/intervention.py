@@ -412,7 +412,7 @@ class HelpedEnv(SupervisedEnv):
 
     def _remember(self) -> None:
         """Keep the state of robots that are still making progress in a scene's first attempt."""
-        fresh = np.array([self.desk.episode(row) == HelpedEpisode() for row in range(self.num_envs)])
+        fresh = np.array([self.desk.episodes[row] == HelpedEpisode() for row in range(self.num_envs)])
         rows = np.flatnonzero(self._running & fresh & self._rule.advancing)
         if not self._hard:
             rows = np.arange(self.num_envs)
@@ -449,25 +449,18 @@ class HelpDesk:
 
     def __init__(self, config: Escalation, num_envs: int) -> None:
         self.config = config
-        self._reached: list[tuple[float, ...]] = [()] * num_envs  # by failed attempts since the last success or scene
-        self._episodes = [HelpedEpisode()] * num_envs
+        # The furthest progress of each failed attempt of a robot in its scene; () where it is not stuck.
+        self.reached: list[tuple[float, ...]] = [()] * num_envs
+        self.episodes = [HelpedEpisode()] * num_envs  # the present ones
         self._shown = [False] * num_envs  # a demonstration was given since the last failure
         self.demonstrations, self.returns = 0, 0  # so far
         self.given = dict.fromkeys(Help, 0)  # attempts with each degree of help, so far
-
-    def episode(self, robot: int) -> HelpedEpisode:
-        """What the present episode of ``robot`` is."""
-        return self._episodes[robot]
-
-    def reached(self, robot: int) -> tuple[float, ...]:
-        """The furthest progress of each failed attempt of ``robot`` in its scene; empty where it is not stuck."""
-        return self._reached[robot]
 
     def next(self, robots: Sequence[int], affordable: int) -> list[HelpedEpisode]:
         """What the next episodes of ``robots`` are, of which at most ``affordable`` are demonstrated."""
         left, found = affordable, []
         for robot in robots:
-            self._episodes[robot] = chosen = self._chosen(robot, left)
+            self.episodes[robot] = chosen = self._chosen(robot, left)
             left -= chosen.shown
             self.demonstrations += chosen.shown
             self.returns += chosen.from_hard_state
@@ -482,21 +475,21 @@ class HelpDesk:
 
         A success without a person's hand ends all help, as does one under guidance.
         """
-        if self._episodes[robot].shown:
+        if self.episodes[robot].shown:
             self._shown[robot] = True
             return
         if success:
             self.forget(robot)
             return
         self._shown[robot] = False
-        self._reached[robot] = (*self._reached[robot], furthest)
+        self.reached[robot] = (*self.reached[robot], furthest)
 
     def forget(self, robot: int) -> None:
         """``robot`` needs no help, or gets another scene."""
-        self._reached[robot], self._shown[robot] = (), False
+        self.reached[robot], self._shown[robot] = (), False
 
     def _chosen(self, robot: int, demonstrations: int) -> HelpedEpisode:
-        due, returns = self.config.due(self._reached[robot]), self.config.returns - self.returns
+        due, returns = self.config.due(self.reached[robot]), self.config.returns - self.returns
         if due == Help.DEMONSTRATION_REPLAY:
             left = min(demonstrations, self.config.demonstrations - self.demonstrations, returns)
             return HelpedEpisode(due, shown=left > 0 and not self._shown[robot])

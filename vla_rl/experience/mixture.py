@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -100,29 +100,19 @@ def concatenate(batches: list[Transitions]) -> Transitions:
 _AUTONOMOUS, _CORRECTED, _RECORDED = range(3)  # columns of counts
 
 
-class StratumSampler(Protocol):
-    """Chooses (task, stratum) pairs, such as ``vla_rl.fleet.sampler.AdaptiveSampler``."""
-
-    def draw(self, counts: np.ndarray, size: int, generator: np.random.Generator) -> np.ndarray:
-        """int [size,2] from ``counts`` int [M,3]: autonomous, corrected and recorded decisions of each task."""
-
-    def record(self, drawn: np.ndarray, losses: np.ndarray) -> None:
-        """The losses [B] of what was ``drawn`` [B,2]."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
 class Strata:
     """A ``ReplayBuffer`` of ``online`` decisions, where rollouts are added, and ``recorded`` ones (which reads losses).
 
     Of the online decisions of each task, those in which a person acted are a stratum of their own and have no age; the
     others are drawn while they are at most ``max_age`` versions older than the learner's, which ``version`` tells.
+
+    ``sampler``, such as ``vla_rl.fleet.sampler.AdaptiveSampler``, chooses (task, stratum) pairs int [size,2] with
+    ``draw(counts, size, generator)``, from the :meth:`counts` int [M,3], and learns from the losses [B] of what was
+    drawn [B,2] with ``record(drawn, losses)``; it is ``Resumable``.
     """
 
     def __init__(
-        self, online: Replay, recorded: Replay, sampler: StratumSampler, version: Callable[[], int], max_age: int
+        self, online: Replay, recorded: Replay, sampler: Any, version: Callable[[], int], max_age: int
     ) -> None:
         self.online, self.recorded, self.sampler = online, recorded, sampler
         self.version, self.max_age = version, max_age

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,6 +24,7 @@ from vla_rl.contract.batch import Rollout, Transitions
 from vla_rl.contract.env import on_host
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.trust import read_json
+from vla_rl.experience.rollout import moved
 
 FEATURES = "features/"
 Columns: TypeAlias = dict[str, Tensor]
@@ -174,7 +175,7 @@ class Replay:
             task=columns["task"][slots],
             robot=columns["robot"][slots],
         )
-        return _on_device(found, self.storage.device)
+        return moved(found, self.storage.device)
 
     def decisions(self) -> Tensor:
         """The slots that hold a decision, int [N]."""
@@ -223,14 +224,6 @@ class Replay:
             )
         oldest = cursor + provisional if filled == state["capacity"] else 0
         return {name: item.roll(-oldest, 0) for name, item in saved.items()}
-
-
-def _on_device(decisions: Transitions, device: torch.device) -> Transitions:
-    def moved(item: Tensor | Mapping[str, Tensor]) -> Tensor | dict[str, Tensor]:
-        return item.to(device) if isinstance(item, Tensor) else {name: value.to(device) for name, value in item.items()}
-
-    parts: dict[str, Any] = {part.name: moved(getattr(decisions, part.name)) for part in fields(decisions)}
-    return replace(decisions, **parts)
 
 
 class Interventions:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vla_rl.contract.batch import Rollout
+from vla_rl.contract.batch import Rollout, Transitions
 from vla_rl.contract.env import PRIVILEGED, WORKER, EnvSpec, Observation, Snapshots, Step, VecEnv, on_host
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import ActionOut, Features, Policy, recorded
 from vla_rl.experience.curriculum import InOrder, SeedStream
 from vla_rl.experience.driver import Decision, Driver, no_seconds
+
+Batch = TypeVar("Batch", Rollout, Transitions)
 
 
 @dataclass(frozen=True)
@@ -393,15 +395,15 @@ def to_state(rollout: Rollout) -> dict[str, Any]:
     return {item.name: getattr(rollout, item.name) for item in fields(rollout)}
 
 
-def moved(rollout: Rollout, device: torch.device) -> Rollout:
-    """``rollout`` with all its tensors on ``device``."""
+def moved(batch: Batch, device: torch.device) -> Batch:
+    """``batch`` with all its tensors on ``device``."""
 
     def move(value: Any) -> Any:
         if isinstance(value, Mapping):
             return {name: move(item) for name, item in value.items()}
         return value.to(device) if isinstance(value, Tensor) else value
 
-    return replace(rollout, **{item.name: move(getattr(rollout, item.name)) for item in fields(rollout)})
+    return replace(batch, **{item.name: move(getattr(batch, item.name)) for item in fields(batch)})
 
 
 def _pad_with_zeros(values: Tensor, length: int) -> Tensor:

@@ -57,13 +57,6 @@ class CollectingSource(ExperienceSource, Resumable, Protocol):
         """Close the environment."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Weights:
-    """What sources act with from one rollout that was asked for to the next."""
-
-    policy: Policy
-
-
 class _Player:
     """A source in its thread, because an OpenGL context belongs to one, and its state after its last kept window."""
 
@@ -74,16 +67,16 @@ class _Player:
         self.placed = False  # where ``state`` says
         self.restarts = 0
         self._lost = False
-        self._acting: _Weights | None = None
+        self._acting: Policy | None = None
 
-    def in_step(self, weights: _Weights) -> Rollout:
-        """The next window, decided by ``weights`` alone."""
+    def in_step(self, policy: Policy) -> Rollout:
+        """The next window, decided by ``policy`` alone."""
         self._place()
-        self.source.policy = weights.policy
+        self.source.policy = policy
         return self.source.next()
 
-    def ahead(self, newest: Callable[[], _Weights | None]) -> tuple[Rollout, dict[str, Any]] | None:
-        """The next window and the state after it, decided by the ``newest`` weights; None when there are none.
+    def ahead(self, newest: Callable[[], Policy | None]) -> tuple[Rollout, dict[str, Any]] | None:
+        """The next window and the state after it, decided by the ``newest`` policy; None when there is none.
 
         A source whose process dies is made anew and begins the window again.
         """
@@ -110,18 +103,18 @@ class _Player:
             self._lost, self._acting = False, None
             self.restarts += 1
 
-    def _window(self, newest: Callable[[], _Weights | None]) -> tuple[Rollout, dict[str, Any]] | None:
+    def _window(self, newest: Callable[[], Policy | None]) -> tuple[Rollout, dict[str, Any]] | None:
         if self.state is None:
             self.state, self.placed = self.source.state_dict(), True
         self._place()
         source: Any = self.source  # which can advance
         complete = False
         while not complete:
-            weights = newest()
-            if weights is None:
+            policy = newest()
+            if policy is None:
                 return None
-            if weights is not self._acting:
-                source.policy, self._acting = weights.policy, weights
+            if policy is not self._acting:
+                source.policy = self._acting = policy
             complete = source.advance()
         return source.deliver(), source.state_dict()
 
@@ -177,7 +170,7 @@ class Collectors:
         self._open: list[_Window] = []  # begun and not delivered, in this order
         self._busy: set[int] = set()  # sources that play
         self._begun = self._asked = self._delivered = 0
-        self._newest: _Weights | None = None
+        self._newest: Policy | None = None
         self._waits = Spans()  # the learner's
         self._closed = False
 
@@ -190,7 +183,7 @@ class Collectors:
         ``source/restarts``, how often sources were made anew so far because their processes had died.
         """
         start = time.perf_counter()
-        newest = _Weights(self._acting_policy())
+        newest = self._acting_policy()
         with self._changed:
             self._newest, self._asked = newest, self._delivered + 1
             for window in self._open:

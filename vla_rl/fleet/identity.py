@@ -3,9 +3,8 @@
 The robot's name is in the certificate as the URI ``urn:vla-rl:robot:NAME`` (a subject alternative name), so that what
 a message says about its sender need not be believed.
 
-The certificates of a fleet: an authority of its own, one server, and a robot each (ECDSA P-256, X.509 v3).
-
-TLS in gRPC takes no Ed25519 certificates; policy manifests are signed with an Ed25519 pair that is made here too.
+A fleet has an authority of its own, and a certificate for its server and each robot (ECDSA P-256, X.509 v3; TLS in gRPC
+takes no Ed25519).  The Ed25519 pair that signs policy manifests is made here too.
 """
 
 from __future__ import annotations
@@ -175,11 +174,6 @@ class Revoked:
             ) from error
 
 
-def uri(role: Role, name: str) -> str:
-    """What a certificate of ``role`` says of its owner."""
-    return _URI.format(role, name)
-
-
 def _checked(certificate: x509.Certificate, role: Role, at: datetime) -> str:
     """The name that ``certificate`` gives a ``role``; raises CertificateError for another role or time."""
     try:
@@ -187,7 +181,7 @@ def _checked(certificate: x509.Certificate, role: Role, at: datetime) -> str:
         uris = names.get_values_for_type(x509.UniformResourceIdentifier)
     except (x509.ExtensionNotFound, ValueError):
         uris = []
-    start = uri(role, "")
+    start = _URI.format(role, "")
     owner = [text.removeprefix(start) for text in uris if text.startswith(start)]
     if len(owner) != 1 or not NAME.fullmatch(owner[0]):
         raise CertificateError(
@@ -358,7 +352,7 @@ class Authority:
 
     def _issue(self, role: Role, name: str, days: int, hosts: Sequence[str]) -> dict[str, bytes]:
         key = generate_private_key(SECP256R1())
-        alternatives = [x509.UniformResourceIdentifier(uri(role, name)), *map(_host, hosts)]
+        alternatives = [x509.UniformResourceIdentifier(_URI.format(role, name)), *map(_host, hosts)]
         usage = ExtendedKeyUsageOID.CLIENT_AUTH if role == "robot" else ExtendedKeyUsageOID.SERVER_AUTH
         certificate = (
             _builder(_named(name), self._certificate.subject, key, self._at, days)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,7 +65,8 @@ class Place(NamedTuple):
     hash: bytes
 
 
-class Span(NamedTuple):
+@dataclass
+class Span:
     """Records of one sender that are together in a segment and of one episode ("" for none).
 
     ``first`` to ``last``: their sequence numbers; ``size``: bytes; ``kept``: whether one of them was intervened, or is

@@ -95,7 +95,6 @@ class Link:
         options: LinkOptions,
         credentials: Credentials | None = None,
         on_policy: Callable[[int, str], None] = lambda version, state: None,
-        schema_hash: bytes = bytes(32),
         clock: Clock | None = None,
         draw: random.Random | None = None,
     ) -> None:
@@ -106,7 +105,7 @@ class Link:
                 "would refuse every record; start the robot with its own certificate."
             )
         self._source, self._options, self._credentials, self._on_policy = source, options, credentials, on_policy
-        self._schema, self._clock, self._boot = schema_hash, clock or Clock(), uuid.uuid4()
+        self._clock, self._boot = clock or Clock(), uuid.uuid4()
         self._backoff = Backoff(options.backoff, draw or random.Random())
         self._stop, self._lock = threading.Event(), threading.Lock()
         self._attempt: Attempt | None = None
@@ -174,7 +173,7 @@ class Link:
             robot=self._source.robot,
             epoch=bytes.fromhex(self._source.epoch),
             boot_id=self._boot.bytes,
-            schema_hash=self._schema,
+            schema_hash=bytes(32),  # of a version that says what its records hold
             first_seq=self._source.first_seq,
             next_seq=self._source.next_seq,
         )

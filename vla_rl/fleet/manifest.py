@@ -12,9 +12,10 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -151,7 +152,8 @@ class Manifest:
         if len(data) > MAX_MANIFEST_BYTES:
             raise _refused(f"it has {len(data)} bytes, more than {MAX_MANIFEST_BYTES}")
         try:
-            manifest = _manifest(json.loads(data))
+            manifest: Manifest = _read(Manifest, json.loads(data))
+            _check(manifest)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             raise _refused(f"{type(error).__name__}: {str(error)[:200]}") from error
         return manifest
@@ -200,55 +202,53 @@ def _refused(why: str) -> ContractError:
 # -- reading: every field is checked, since the same code reads what arrives from a network ----------------------------
 
 
-def _manifest(data: dict[str, Any]) -> Manifest:
-    _known(data, Manifest)
-    files = tuple(_file(item) for item in _list(data["files"], MAX_FILES))
-    _require(sum(len(file.tensors) for file in files) <= MAX_TENSORS, "too many tensors")
+def _read(kind: Any, data: Any) -> Any:
+    """``data`` of JSON as a ``kind``: one of the classes above, or the type of a field of theirs; raises ValueError."""
+    inner = get_args(kind)
+    if isinstance(kind, type) and is_dataclass(kind):
+        hints = _hints(kind)
+        named = isinstance(data, dict) and data.keys() == hints.keys()
+        _require(named, f"a {kind.__name__} has {', '.join(sorted(hints))}")
+        return kind(**{name: _read(hint, data[name]) for name, hint in hints.items()})
+    if get_origin(kind) is tuple:
+        _require(isinstance(data, list), "a list is missing")
+        return tuple(_read(inner[0], item) for item in data)
+    if get_origin(kind) is Mapping:
+        return {_read(inner[0], name): _read(inner[1], value) for name, value in data.items()}
+    if inner:  # or None
+        return None if data is None else _read(inner[0], data)
+    if kind is str:
+        _require(isinstance(data, str) and len(data) <= 1_000, "a text is missing or too long")
+    elif kind is int:
+        _require(type(data) is int and 0 <= data < 1 << 62, f"{str(data)[:50]!r} is no count")
+    else:
+        _require(type(data) in (int, float) and math.isfinite(data), f"{str(data)[:50]!r} is no finite number")
+    return kind(data)
+
+
+@lru_cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _check(manifest: Manifest) -> None:
+    """Raise ValueError for what no registry publishes."""
+    files, golden = manifest.files, manifest.golden
+    _require(manifest.version > 0 and manifest.parent != 0, "versions begin with 1")
+    tensors = [tensor for file in files for tensor in file.tensors]
+    _require(len(files) <= MAX_FILES and len(tensors) <= MAX_TENSORS, "too many files or tensors")
+    for blob in (golden.observation, *(blob for file in files for blob in file.blobs)):
+        count = -(-blob.size // CHUNK_BYTES)
+        _require(len(blob.chunks) == count, f"{blob.size} bytes are not {count} chunks")
     _require(sum(file.size for file in files) <= MAX_POLICY_BYTES, "more bytes than a policy may have")
-    _distinct([file.path for file in files])
-    parent = data["parent"]
-    return Manifest(
-        version=_int(data["version"], 1),
-        parent=None if parent is None else _int(parent, 1),
-        files=files,
-        spec_hash=check_digest(data["spec_hash"]),
-        golden=_golden(data["golden"]),
-        learner_version=_int(data["learner_version"]),
-        progress=_number(data["progress"]),
-        metrics={_text(name): _number(value) for name, value in data["metrics"].items()},
-        min_client=_int(data["min_client"]),
-    )
-
-
-def _file(data: dict[str, Any]) -> FileEntry:
-    _known(data, FileEntry)
-    tensors = tuple(_tensor(item) for item in _list(data["tensors"], MAX_TENSORS))
-    return FileEntry(check_path(_text(data["path"])), _blob(data["head"]), tensors)
-
-
-def _tensor(data: dict[str, Any]) -> TensorEntry:
-    _known(data, TensorEntry)
-    shape = tuple(_int(size) for size in _list(data["shape"], 16))
-    tensor = TensorEntry(_text(data["name"]), _text(data["dtype"]), shape, _blob(data["data"]))
-    _require(math.prod(shape) * ITEM_BYTES[tensor.dtype] == tensor.data.size, f"{tensor.name!r} has another size")
-    return tensor
-
-
-def _blob(data: dict[str, Any]) -> Blob:
-    _known(data, Blob)
-    size = _int(data["size"])
-    count = -(-size // CHUNK_BYTES)
-    _require(size <= MAX_POLICY_BYTES and len(data["chunks"]) == count, f"{size} bytes are not {count} chunks")
-    return Blob(size, tuple(check_digest(digest) for digest in _list(data["chunks"], count)))
-
-
-def _golden(data: dict[str, Any]) -> Golden:
-    _known(data, Golden)
-    action = tuple(tuple(_number(x) for x in _list(row, 10_000)) for row in _list(data["action"], 10_000))
-    _require(len(action) > 0 and len({len(row) for row in action}) == 1, "its golden action is no array")
-    tolerance = _number(data["tolerance"])
-    _require(tolerance >= 0.0, "its tolerance is negative")
-    return Golden(_blob(data["observation"]), _int(data["seed"]), action, tolerance)
+    for digest in (manifest.spec_hash, *manifest.chunks()):
+        check_digest(digest)
+    for tensor in tensors:
+        fits = len(tensor.shape) <= 16 and math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype] == tensor.data.size
+        _require(fits, f"{tensor.name!r} has another size")
+    _require(len({len(row) for row in golden.action}) == 1, "its golden action is no array")
+    _require(golden.tolerance >= 0.0, "its tolerance is negative")
+    _distinct([check_path(file.path) for file in files])
 
 
 def _distinct(paths: Iterable[str]) -> None:
@@ -259,37 +259,9 @@ def _distinct(paths: Iterable[str]) -> None:
         previous = path
 
 
-def _known(data: Any, made: type) -> None:
-    fields = set(made.__dataclass_fields__)  # type: ignore[attr-defined]
-    _require(isinstance(data, dict) and set(data) == fields, f"a {made.__name__} has {', '.join(sorted(fields))}")
-
-
 def _require(met: bool, otherwise: str) -> None:
     if not met:
         raise ValueError(otherwise)
-
-
-def _list(data: Any, most: int) -> list[Any]:
-    _require(isinstance(data, list) and len(data) <= most, "a list is missing or too long")
-    items: list[Any] = data
-    return items
-
-
-def _text(data: Any) -> str:
-    _require(isinstance(data, str) and len(data) <= 1_000, "a text is missing or too long")
-    text: str = data
-    return text
-
-
-def _int(data: Any, least: int = 0) -> int:
-    _require(type(data) is int and least <= data < 1 << 62, f"{str(data)[:50]!r} is no count")
-    number: int = data
-    return number
-
-
-def _number(data: Any) -> float:
-    _require(type(data) in (int, float) and math.isfinite(data), f"{str(data)[:50]!r} is no finite number")
-    return float(data)
 
 
 class SigningKey:

@@ -21,6 +21,11 @@ from vla_rl.contract.intervals import wilson
 from vla_rl.fleet.payloads import EpisodeEnd
 from vla_rl.pages import PageAddress, PageServer, render
 
+_NOW = {
+    "connected": "1 while the robot is connected",
+    "waiting": "records that the robot holds and the server does not",
+    "version": "version of the policy that the robot used last",
+}
 _OF_ROBOTS = {
     "records": "records that are durable on the server",
     "bytes": "bytes of durable records",
@@ -266,13 +271,12 @@ class _Collector:
                 what = f"{name} of the learner, also of its runs before"
                 yield GaugeMetricFamily(f"vla_rl_fleet_learner_{name}", what, value=seen["learner"][name])
         robots, versions = seen["robots"], seen["versions"]
-        yield _gauge("connected", "1 while the robot is connected", "robot", robots)
-        yield _gauge("waiting", "records that the robot holds and the server does not", "robot", robots)
-        yield _gauge("version", "version of the policy that the robot used last", "robot", robots)
+        for name, what in _NOW.items():
+            yield _family(GaugeMetricFamily, what, "robot", robots, name)
         for name, what in _OF_ROBOTS.items():
-            yield _counter(f"robot_{name}", what, "robot", robots, name)
+            yield _family(CounterMetricFamily, what, "robot", robots, name, "robot_")
         for name, what in _OF_VERSIONS.items():
-            yield _counter(f"version_{name}", what, "version", versions, name)
+            yield _family(CounterMetricFamily, what, "version", versions, name, "version_")
         labels = ("version", "state")
         state = GaugeMetricFamily("vla_rl_fleet_version_state", "1 for the state that it is in", labels=labels)
         for version, one in versions.items():
@@ -289,15 +293,17 @@ def metrics(status: Status) -> bytes:
     return text
 
 
-def _gauge(name: str, what: str, label: str, of: dict[str, dict[str, Any]]) -> Metric:
-    family = GaugeMetricFamily(f"vla_rl_fleet_{name}", what, labels=(label,))
+def _family(
+    kind: type[GaugeMetricFamily | CounterMetricFamily],
+    what: str,
+    label: str,
+    of: Mapping[str, Any],
+    name: str,
+    before: str = "",
+) -> Metric:
+    """The numbers called ``name`` of all robots or versions."""
+    family: Any = kind(f"vla_rl_fleet_{before}{name}", what, labels=(label,))
     for key, one in of.items():
         family.add_metric((key,), float(one[name]))
-    return family
-
-
-def _counter(name: str, what: str, label: str, of: dict[str, dict[str, Any]], field: str) -> Metric:
-    family = CounterMetricFamily(f"vla_rl_fleet_{name}", what, labels=(label,))
-    for key, one in of.items():
-        family.add_metric((key,), float(one[field]))
-    return family
+    made: Metric = family
+    return made

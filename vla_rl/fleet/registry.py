@@ -4,9 +4,8 @@
 why, ``outcomes`` how episodes went.  A change counts once its line in ``history`` is on the disk; everything else is
 written before.  Several processes of one machine may open the same folder.
 
-Where the tensors of a safetensors file lie, read from its header alone: a robot's computer needs no library for it.
-
-The format: 8 bytes with the header's length (unsigned, little-endian), the header as JSON, the tensors' bytes.
+Where the tensors of a safetensors file lie is read from its header, without that format's library: 8 bytes with the
+header's length (unsigned, little-endian), the header as JSON, the tensors' bytes.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ import math
 import threading
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -65,9 +64,6 @@ class Published:
     seed: int
     action: tuple[tuple[float, ...], ...]
     tolerance: float
-    learner_version: int = 0
-    progress: float = 0.0
-    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class Registry:
@@ -148,16 +144,7 @@ class Registry:
     ) -> int:
         version, parent = self._next_version(), self.releases.active
         golden = Golden(observation, published.seed, published.action, published.tolerance)
-        manifest = Manifest(
-            version=version,
-            parent=parent,
-            files=files,
-            spec_hash=published.spec_hash,
-            golden=golden,
-            learner_version=published.learner_version,
-            progress=published.progress,
-            metrics=published.metrics,
-        )
+        manifest = Manifest(version, parent, files, published.spec_hash, golden)
         Manifest.decode(manifest.encode())  # what no robot would accept is not signed
         self._disk.write_whole(self._manifest_path(version), key.sign(manifest))
         self._disk.sync_folder(self._folder / "manifests")
@@ -434,12 +421,9 @@ def _places(header: dict[str, Any]) -> list[tuple[int, int, TensorPlace]]:
         begin, stop = entry["data_offsets"]
         if not all(type(number) is int and number >= 0 for number in (*shape, begin, stop)):
             raise ValueError(f"{name!r} has no plain shape and offsets")
-        places.append((begin, stop, TensorPlace(name, entry["dtype"], shape, _size(entry["dtype"], shape))))
+        size = ITEM_BYTES[entry["dtype"]] * math.prod(shape)
+        places.append((begin, stop, TensorPlace(name, entry["dtype"], shape, size)))
     return sorted(places, key=lambda place: place[:2])
-
-
-def _size(dtype: str, shape: tuple[int, ...]) -> int:
-    return ITEM_BYTES[dtype] * math.prod(shape)
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 from vla_rl.contract.errors import ContractError
@@ -127,13 +127,7 @@ class Outcomes:
     clips: int = 0
 
     def __add__(self, other: Outcomes) -> Outcomes:
-        return Outcomes(
-            self.episodes + other.episodes,
-            self.successes + other.successes,
-            self.seconds + other.seconds,
-            self.interventions + other.interventions,
-            self.clips + other.clips,
-        )
+        return Outcomes(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,7 @@
 """The fleet's server: what robots send is on its disk before it says so, and a page shows how it goes.
 
-The learner of a fleet as the server's child: it gets the ledger's records, and says how it goes.
-
-It is a process of its own, so that its memory, its libraries and its mistakes cannot stop what robots send from being
-stored.  Its end is an alarm on the page, and it is started again.
+The learner is a process of its own, which gets the ledger's records: its memory, its libraries and its mistakes cannot
+stop what robots send from being stored.  Its end is an alarm on the page, and it is started again.
 """
 
 from __future__ import annotations

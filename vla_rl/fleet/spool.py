@@ -19,6 +19,7 @@ from pathlib import Path
 from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import UserError
 from vla_rl.fleet.disk import Disk, StoreEndedError, StoreFullError
+from vla_rl.fleet.index import Span
 from vla_rl.fleet.ledger import SEGMENT_BYTES, Ledger
 from vla_rl.fleet.protocol import MAX_RECORDS
 from vla_rl.fleet.record import NO_HASH, FleetRecord, Sender
@@ -280,15 +281,6 @@ def _identity(record: FleetRecord) -> tuple[object, ...]:
     return (record.wall_ns, record.captured_ns, record.episode, record.kind, record.payload)
 
 
-@dataclass
-class _Episode:
-    name: str  # "" for what is in no episode
-    first: int
-    last: int
-    size: int
-    kept: bool  # it is never dropped
-
-
 class SpoolStore:
     """The records of ``robot`` in ``folder``, in episodes; for one process and any of its threads.
 
@@ -318,9 +310,9 @@ class SpoolStore:
         self._untold = 0  # records that were dropped before they had a number
         self._given_up: str | None = None  # the running episode, of which nothing more is stored
         self._acknowledged = -1
-        self._episodes: list[_Episode] = []
+        self._episodes: list[Span] = []
         for span in self._ledger.spans(self.sender):
-            self._note(_Episode(*span))
+            self._note(span)
         self._ledger.roll()
 
     def go_on_from(self, before: SpoolStore) -> None:
@@ -349,10 +341,10 @@ class SpoolStore:
                 self._add_to(name, list(group))
 
     def _add_to(self, name: str, records: Sequence[FleetRecord]) -> None:
-        if not self._episodes or self._episodes[-1].name != name:
+        if not self._episodes or self._episodes[-1].episode != name:
             self._ledger.roll()
         kept = not name or any(record.intervened for record in records)
-        if kept and self._episodes and self._episodes[-1].name == name:
+        if kept and self._episodes and self._episodes[-1].episode == name:
             self._episodes[-1].kept = True
         size = sum(len(record.encoded) for record in records)
         while self._given_up != name and self._used() + size > self._quota and self._drop_oldest(name):
@@ -377,7 +369,7 @@ class SpoolStore:
             chained.append(replace(record, robot=robot, epoch=self.sender.epoch, seq=last, previous=previous))
             previous = chained[-1].hash
         self._ledger.append(chained)
-        self._note(_Episode(name, chained[0].seq, chained[-1].last, sum(len(one.encoded) for one in chained), kept))
+        self._note(Span(name, chained[0].seq, chained[-1].last, sum(len(one.encoded) for one in chained), kept))
 
     def _tell(self) -> None:
         """Store how many records were dropped before they had a number."""
@@ -386,13 +378,13 @@ class SpoolStore:
             self._ledger.roll()
             self._ledger.append([self._dropped(last + 1, last + self._untold, hash, hash)])
             self._ledger.roll()
-            self._episodes.append(_Episode("", last + 1, last + self._untold, 0, True))
+            self._episodes.append(Span("", last + 1, last + self._untold, 0, True))
             self._untold = 0
 
-    def _note(self, new: _Episode) -> None:
+    def _note(self, new: Span) -> None:
         """Take records into account that are behind all others."""
         last = self._episodes[-1] if self._episodes else None
-        if last is not None and last.name == new.name and last.last + 1 == new.first and last.name:
+        if last is not None and last.episode == new.episode and last.last + 1 == new.first and last.episode:
             last.last, last.size, last.kept = new.last, last.size + new.size, last.kept or new.kept
         else:
             self._episodes.append(new)
@@ -403,7 +395,7 @@ class SpoolStore:
             running = self._episodes[-1] if self._episodes else None
             if self._given_up != episode:
                 self._given_up = episode
-                if running is not None and running.name == episode and not running.kept:
+                if running is not None and running.episode == episode and not running.kept:
                     self._drop(running)
                 else:
                     self.dropped_episodes += 1
@@ -422,21 +414,21 @@ class SpoolStore:
         oldest = next((one for one in self._episodes if not one.kept), None)
         if oldest is None:
             return False
-        if oldest is self._episodes[-1] and oldest.name == running:
+        if oldest is self._episodes[-1] and oldest.episode == running:
             self._given_up = running
         self._drop(oldest)
         return True
 
-    def _drop(self, episode: _Episode) -> None:
+    def _drop(self, episode: Span) -> None:
         log.warning(
             "episode %s is dropped with its %d records, because the robot's disk is full; the server does not get "
             "it: connect the robot, or give the spool more of the disk.",
-            *(episode.name, episode.last - episode.first + 1),
+            *(episode.episode, episode.last - episode.first + 1),
         )
         at = self._episodes.index(episode)
         begin = self._episodes[at - 1] if at and self._episodes[at - 1].size == 0 else episode
         self._give_up(begin.first, episode.last)
-        self._episodes[at] = _Episode("", begin.first, episode.last, 0, True)
+        self._episodes[at] = Span("", begin.first, episode.last, 0, True)
         if begin is not episode:
             del self._episodes[at - 1]
         self.dropped_episodes += 1

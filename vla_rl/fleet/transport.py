@@ -3,9 +3,7 @@
 A robot says which spool it has (Hello), hears how far that is on disk (Welcome), sends from there and is told what has
 reached the disk (Ack).  Nothing else makes sure of anything: after any failure on either side it connects again.
 
-Connections of nobody: how many may be open at the server's port, and for how long.
-
-gRPC bounds all of them before a handshake, and ends those whose handshake takes too long.  What it cannot do is done
+gRPC bounds connections before a handshake, and ends those whose handshake takes too long.  What it cannot do is done
 here: of those behind which no robot is known, each address keeps a few, and they give way to newer ones.
 """
 
@@ -111,8 +109,7 @@ class _Connected(NamedTuple):
 class FleetTransport:
     """Serves ``store`` and ``policies`` until :meth:`close`.
 
-    ``schema_hash``: of the records that are understood; None for any.  Raises UserError when other machines could
-    connect and there are no credentials, and when the port is taken.
+    Raises UserError when other machines could connect and there are no credentials, and when the port is taken.
     """
 
     def __init__(
@@ -122,10 +119,9 @@ class FleetTransport:
         options: TransportOptions,
         credentials: Credentials | None = None,
         revoked: Revoked | None = None,
-        schema_hash: bytes | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._store, self._policies, self._options, self._schema = store, policies, options, schema_hash
+        self._store, self._policies, self._options = store, policies, options
         self._credentials, self._revoked = credentials, revoked or Revoked(None)
         self._clock = clock or Clock()
         self.id = uuid.uuid4()
@@ -136,9 +132,10 @@ class FleetTransport:
         self._downloads = Downloads(self._policies, lambda context: self._certified(_certificate(context)))
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._crowded = False  # connections of strangers were ended just now
+        calls = {STREAM: grpc.stream_stream_rpc_method_handler(self._stream), **self._downloads.calls()}
         self._server = grpc.server(
             ThreadPoolExecutor(2 * options.max_robots + 64, thread_name_prefix="fleet"),
-            handlers=[grpc.method_handlers_generic_handler(SERVICE, self._calls())],
+            handlers=[grpc.method_handlers_generic_handler(SERVICE, calls)],
             options=(*OPTIONS, ("grpc.max_allowed_incoming_connections", most_connections(options.max_robots))),
             maximum_concurrent_rpcs=4 * options.max_robots + 64,
         )
@@ -182,12 +179,6 @@ class FleetTransport:
         """Note what a person should look at."""
         log.error("%s", sentence)
         self.alarms.append(sentence)
-
-    def _calls(self) -> dict[str, grpc.RpcMethodHandler]:
-        return {
-            STREAM: grpc.stream_stream_rpc_method_handler(self._stream),
-            **self._downloads.calls(),
-        }
 
     def _stream(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
@@ -281,12 +272,6 @@ class FleetTransport:
                 Code.PERMISSION_DENIED,
                 f"a robot calls itself {hello.robot[:64]!r} and its certificate names {sender.robot[:64]!r}, so it is "
                 "refused; start it with the name of its certificate.",
-            )
-        if self._schema is not None and hello.schema_hash != self._schema:
-            raise Refused(
-                Code.FAILED_PRECONDITION,
-                f"robot {sender.robot!r} records other things than the learner reads, so it is refused; start both "
-                "with the same observations and actions.",
             )
 
     def _check_place(self, sender: Sender, hello: pb.Hello, durable: int) -> None:

@@ -354,13 +354,13 @@ def memory_tables(found: MemoryEstimate) -> Iterator[Table]:
     rows += [("replay buffer on the disk", megabytes(found.on_disk))] if found.on_disk else []
     yield table("memory that lasts", ("", "MB"), rows)
     phases = [
-        (name, megabytes(phase.before), megabytes(phase.peak - phase.before), megabytes(phase.peak), _WHAT[name])
+        (name, *map(megabytes, (phase.before, phase.peak - phase.before, phase.peak)), _WHAT[name])
         for name, phase in found.phases.items()
     ]
     phases.append(("peak", "", "", megabytes(found.peak), "the largest of them"))
     yield table("memory of a run, estimated", ("phase", "before it", "on top", "MB in all", ""), phases)
-    each = [(f"observation: {name}", f"{size:,}") for name, size in found.observation.items()]
-    each += [(f"decision: {name}", f"{size:,}") for name, size in found.decision.items()]
+    parts = {"observation": found.observation, "decision": found.decision}
+    each = [(f"{kind}: {name}", f"{size:,}") for kind, costs in parts.items() for name, size in costs.items()]
     yield table(f"bytes in a rollout, {megabytes(found.rollout)} MB", ("of each", "bytes"), each)
     yield from _kept(found.policy)
 
@@ -388,22 +388,18 @@ def _kept(policy: object) -> Iterator[Table]:
     for module in policy.modules() if isinstance(policy, nn.Module) else ():
         if not hasattr(module, "kept"):
             continue
-        prefix = module.network.prefix_bytes(module.cameras, module.tokens.shape[1])
-        options = module.config
-        if options.kept != "auto":
-            why = f'because kept is "{options.kept}"'
-        elif options.trains.reaches_prefix:
-            why = f"because {type(options.trains).__name__} changes the prefix"
+        costs = {"prefix": module.network.prefix_bytes(module.cameras, module.tokens.shape[1])}
+        costs["pictures"] = picture_bytes(module.spec, module.cameras)
+        if module.config.kept != "auto":
+            why = f'because kept is "{module.config.kept}"'
+        elif module.config.trains.reaches_prefix:
+            why = f"because {type(module.config.trains).__name__} changes the prefix"
         else:
-            smaller = "at most" if prefix <= PREFIX_LIMIT else "more than"
+            smaller = "at most" if costs["prefix"] <= PREFIX_LIMIT else "more than"
             why = f"because a prefix is {smaller} {PREFIX_LIMIT:,} bytes"
-        chosen = ("prefix", "pictures")[not isinstance(module.kept, KeepPrefix)]
-        rows = [("prefix", f"{prefix:,}"), ("pictures", f"{picture_bytes(module.spec, module.cameras):,}")]
-        yield table(
-            "what could be kept of an observation",
-            ("", "bytes", ""),
-            [(*row, f"chosen, {why}" if row[0] == chosen else "") for row in rows],
-        )
+        chosen = "prefix" if isinstance(module.kept, KeepPrefix) else "pictures"
+        rows = [(name, f"{size:,}", f"chosen, {why}" if name == chosen else "") for name, size in costs.items()]
+        yield table("what could be kept of an observation", ("", "bytes", ""), rows)
 
 
 def show_memory(show: Console, config: object) -> None:

@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import nn
 
+from vla_rl.algorithms.off_policy import OffPolicyConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
-from vla_rl.contract.batch import Reducer, ReplayBuffer
+from vla_rl.contract.batch import ReplayBuffer
 from vla_rl.contract.config import check_limits
 from vla_rl.contract.env import EnvSpec, VecEnv
 from vla_rl.contract.errors import UserError
@@ -23,7 +23,6 @@ from vla_rl.experience.replay import InMemory, Interventions, OnDisk, Replay
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.fleet.sampler import AdaptiveSampler, SamplerConfig
 from vla_rl.policies.critics import QEnsemble
-from vla_rl.policies.heads import HeadConfig
 from vla_rl.recipes.terminal import bar
 from vla_rl.recipes.trainers import PolicyConfig, RunContext, SourceConfig, Trainable, TrainerConfig, generator, placed
 from vla_rl.training.checkpoint import process_folder
@@ -97,31 +96,6 @@ class AdaptiveReplay(ReplayConfig):
         return Strata(online, offline, AdaptiveSampler(self.sampler), lambda: policy.version, self.max_age)
 
 
-class OffPolicyAlgorithm(Protocol):
-    """The frozen dataclass of one off-policy algorithm's numbers, which builds its learner."""
-
-    @property
-    def num_critics(self) -> int: ...
-
-    @property
-    def critic(self) -> HeadConfig: ...
-
-    @property
-    def offline_steps(self) -> int:
-        """Steps from recorded data alone, before anything is collected."""
-
-    def build(
-        self,
-        policy: Any,  # each algorithm names the protocol that it needs
-        parameters: Mapping[str, nn.Parameter],
-        critic: QEnsemble,
-        replay: ReplayBuffer,
-        generator: torch.Generator,
-        reducer: Reducer,
-    ) -> LoopLearner:
-        """A learner that improves ``policy`` (through ``parameters``) and ``critic`` in place from ``replay``."""
-
-
 @dataclass(frozen=True)
 class OffPolicyRL(TrainerConfig):
     """Off-policy RL of the policy that ``policy`` builds; each of several processes has a share of the replay."""
@@ -130,7 +104,7 @@ class OffPolicyRL(TrainerConfig):
     experience: SourceConfig = field(default_factory=lambda: WindowConfig(num_envs=32, decisions=8))
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
-    algorithm: OffPolicyAlgorithm = field(default_factory=ResidualTD3Config)
+    algorithm: OffPolicyConfig = field(default_factory=ResidualTD3Config)
 
     joins_episodes = True  # in the replay buffer
 
@@ -152,7 +126,8 @@ class OffPolicyRL(TrainerConfig):
         sizes = {**policy.feature_sizes, "time": 1}
         critic = QEnsemble(sizes, actions, self.algorithm.num_critics, self.algorithm.critic).to(context.device)
         draws = generator(context.seed, 4 + 100 * context.group.rank)  # of each process's own
-        return self.algorithm.build(policy, policy.trainable(), critic, replay, draws, context.group)
+        ours: Any = policy  # whose decisions are differentiable, which the learner checks
+        return self.algorithm.build(ours, policy.trainable(), critic, replay, draws, context.group)
 
     def pretrain(self, learner: LoopLearner) -> bool:
         """Learn from the recorded data before anything is collected."""

@@ -103,17 +103,6 @@ class StartFrom:
 
 
 @dataclass(frozen=True)
-class NewPolicy:
-    """A new policy of any class: ``target``, "module:Class", called with the environment's spec and ``options``."""
-
-    target: str
-    options: Mapping[str, object] = field(default_factory=dict)
-
-    def build(self, context: RunContext) -> Trainable:
-        return new_policy(self.target, context.env.spec(), self.options, context.seed)
-
-
-@dataclass(frozen=True)
 class TD3Residual:
     """A deterministic correction at every step, for off-policy algorithms.
 

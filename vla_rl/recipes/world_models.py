@@ -26,26 +26,25 @@ if TYPE_CHECKING:
     from world_models.replay import replay as replay
     from world_models.types import Context as Context
 
-_USED = (  # what recipes use beyond annotations
-    "world_models.canvas:Canvas",
-    "world_models.env:ImaginedEnv",
-    "world_models.env:imagined_spec",
-    "world_models.initial_states:InitialStatePool",
-    "world_models.initial_states:InitialStates",
-    "world_models.initial_states:OrderedPool",
-    "world_models.initial_states:mine",
-    "world_models.model:WorldModel",
-    "world_models.config:PredictedReward",
-    "world_models.replay:endless_rollouts",
-    "world_models.replay:replay",
-    "world_models.types:Context",
-    "world_models.config:Limits",
-)
+_USED = {  # what recipes use beyond annotations
+    "Canvas": "canvas",
+    "Context": "types",
+    "ImaginedEnv": "env",
+    "InitialStatePool": "initial_states",
+    "InitialStates": "initial_states",
+    "Limits": "config",
+    "OrderedPool": "initial_states",
+    "PredictedReward": "config",
+    "WorldModel": "model",
+    "endless_rollouts": "replay",
+    "imagined_spec": "env",
+    "mine": "initial_states",
+    "replay": "replay",
+}
 
 if not TYPE_CHECKING:
 
     def __getattr__(name):
-        place = next((place for place in _USED if place.endswith(f":{name}")), None)
-        if place is None:
+        if name not in _USED:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return load(place)
+        return load(f"world_models.{_USED[name]}:{name}")

@@ -7,16 +7,10 @@ b"shape"}``, a numpy scalar ``{b"__npgeneric__": True, b"data", b"dtype"}``.  A 
 traceback.  The server keeps no state between requests, so one connection serves all environments, and it draws its own
 noise: answers to equal observations differ.
 
-Serves a policy to openpi's clients: pictures, state and prompt come in, a chunk of actions goes out.
-
-The protocol is in ``openpi.py``.  Like openpi's own server it speaks first, answers GET /healthz, and says how long it
-took.  Unlike that one it computes the requests of several clients together, answers pings meanwhile, and refuses what
-:class:`Listener` refuses, in one sentence and not by a traceback.
-
-What openpi's clients send, as an observation of ours: the keys of its LIBERO policies, pictures of any size.
-
-Source: github.com/Physical-Intelligence/openpi, ``src/openpi/policies/libero_policy.py`` (keys, float pictures,
-channels first) and ``packages/openpi-client/src/openpi_client/image_tools.py`` (scaling without distortion).
+Our server too speaks first, answers GET /healthz, and says how long it took.  Unlike openpi's own it computes the
+requests of several clients together, answers pings meanwhile, and refuses what :class:`Listener` refuses, in one
+sentence and not by a traceback.  It reads the keys of openpi's LIBERO policies, pictures of any size
+(``src/openpi/policies/libero_policy.py``; ``openpi-client``'s ``image_tools.py``: scaling without distortion).
 """
 
 from __future__ import annotations
@@ -24,7 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
@@ -37,7 +31,7 @@ from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.serving import arrays
 from vla_rl.serving.access import Access, ApiKey
 from vla_rl.serving.observation import Request, SingleObservation, chunk_of
-from vla_rl.serving.served import Batcher, Batching, StatelessPolicy
+from vla_rl.serving.served import Batcher, Batching, Decision, StatelessPolicy
 from vla_rl.serving.websocket import LIMITS, Connection, DisconnectedError, Limits, Listener, connect, log
 
 CAMERAS = ("observation/image", "observation/wrist_image")
@@ -147,15 +141,6 @@ def _decode(item: dict[Any, Any]) -> Any:
     return item
 
 
-@dataclass(frozen=True)
-class _Decision:
-    """A chunk float32 [H,D], and what the forward pass took that chose it."""
-
-    chunk: np.ndarray
-    infer_ms: float
-    batch_size: int
-
-
 class OpenpiServer(Listener):
     """Answers every request with a chunk, by itself; ``layout`` reads requests.
 
@@ -178,7 +163,7 @@ class OpenpiServer(Listener):
         self.served, self.layout = served, layout or LiberoLayout(served.spec)
         self.metadata = introduction(served, self.layout)
         super().__init__(port, limits, max_connections, access)
-        self.batcher = Batcher(self._decide, batching or Batching())
+        self.batcher = Batcher(served, batching or Batching())
 
     def server_close(self) -> None:
         """As every listener; what has not been computed is not."""
@@ -217,12 +202,6 @@ class OpenpiServer(Listener):
             policy = {"infer_ms": decision.infer_ms, "batch_size": decision.batch_size}
             server = {"infer_ms": _ms_since(started), **timing}
             connection.send(pack({"actions": decision.chunk, "server_timing": server, "policy_timing": policy}))
-
-    def _decide(self, seen: Sequence[SingleObservation]) -> list[_Decision | Exception]:
-        started = time.monotonic()
-        chunks = self.served.decide(seen)
-        took = _ms_since(started)
-        return [one if isinstance(one, Exception) else _Decision(one, took, len(seen)) for one in chunks]
 
 
 def introduction(served: StatelessPolicy, layout: Layout) -> dict[str, Any]:
@@ -269,7 +248,7 @@ def _refuse(connection: Connection, code: CloseCode, why: str) -> NoReturn:
     raise DisconnectedError(f"{connection.peer} was refused: {why}")
 
 
-def _wait(connection: Connection, asked: Future[_Decision]) -> _Decision:
+def _wait(connection: Connection, asked: Future[Decision]) -> Decision:
     """The answer; pings are answered meanwhile, and nothing more is computed for a client that leaves."""
     try:
         while not wait([asked], _PINGS_S).done:

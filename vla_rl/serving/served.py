@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,9 +22,6 @@ from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.contract.policy import Policy, State, encode_observation
 from vla_rl.policies.normalization import action_limits
 from vla_rl.serving.observation import SingleObservation, batch_of
-
-Asked = TypeVar("Asked")
-Answer = TypeVar("Answer")
 
 
 class ServedPolicy:
@@ -161,16 +159,24 @@ class Batching:
         check_limits(self, size=(1, 4096), wait_ms=(0.0, 60_000.0))
 
 
-class Batcher(Generic[Asked, Answer]):
-    """Collects what clients ask and gives it to ``compute``, which runs in one thread of its own.
+@dataclass(frozen=True)
+class Decision:
+    """A chunk float32 [H,D], and what the forward pass took that chose it."""
 
-    ``compute`` returns an answer or an exception for each request.  When it raises, each request is computed alone, so
-    that one that it cannot take spoils no other.
+    chunk: np.ndarray
+    infer_ms: float
+    batch_size: int
+
+
+class Batcher:
+    """Collects what clients ask and gives it to ``served``, in one thread of its own.
+
+    When that raises, each request is computed alone, so that one that the policy cannot take spoils no other.
     """
 
-    def __init__(self, compute: Callable[[Sequence[Asked]], Sequence[Answer | Exception]], batching: Batching) -> None:
-        self._compute, self._batching = compute, batching
-        self._waiting: deque[tuple[Asked, Future[Answer]]] = deque()
+    def __init__(self, served: StatelessPolicy, batching: Batching) -> None:
+        self._served, self._batching = served, batching
+        self._waiting: deque[tuple[SingleObservation, Future[Decision]]] = deque()
         self._changed = threading.Condition()
         self._clients, self._closed = 0, False
         self._thread = threading.Thread(target=self._run, name="policy", daemon=True)
@@ -188,9 +194,9 @@ class Batcher(Generic[Asked, Answer]):
                 self._clients -= 1
                 self._changed.notify()
 
-    def ask(self, request: Asked) -> Future[Answer]:
+    def ask(self, request: SingleObservation) -> Future[Decision]:
         """The answer, when there is one; cancelled when the batcher is closed before."""
-        answer: Future[Answer] = Future()
+        answer: Future[Decision] = Future()
         with self._changed:
             if self._closed:
                 _cancel(answer)
@@ -213,7 +219,7 @@ class Batcher(Generic[Asked, Answer]):
         while batch := self._next():
             self._answer(batch)
 
-    def _next(self) -> list[tuple[Asked, Future[Answer]]]:
+    def _next(self) -> list[tuple[SingleObservation, Future[Decision]]]:
         """The next batch; empty when the batcher is closed."""
         while True:
             with self._changed:
@@ -230,9 +236,10 @@ class Batcher(Generic[Asked, Answer]):
         """Whether nobody could join the next batch."""
         return len(self._waiting) >= min(self._batching.size, self._clients) or self._closed
 
-    def _answer(self, batch: Sequence[tuple[Asked, Future[Answer]]]) -> None:
+    def _answer(self, batch: Sequence[tuple[SingleObservation, Future[Decision]]]) -> None:
+        started = time.monotonic()
         try:
-            answers = list(zip(batch, self._compute([request for request, _ in batch]), strict=True))
+            chunks = self._served.decide([request for request, _ in batch])
         except Exception as error:  # of a policy of the user's own: its clients are told
             if len(batch) == 1:
                 batch[0][1].set_exception(error)
@@ -240,14 +247,15 @@ class Batcher(Generic[Asked, Answer]):
                 for item in batch:
                     self._answer([item])
             return
-        for (_, future), answer in answers:
-            if isinstance(answer, Exception):
-                future.set_exception(answer)
+        took = 1000 * (time.monotonic() - started)
+        for (_, future), chunk in zip(batch, chunks, strict=True):
+            if isinstance(chunk, Exception):
+                future.set_exception(chunk)
             else:
-                future.set_result(answer)
+                future.set_result(Decision(chunk, took, len(batch)))
 
 
-def _cancel(answer: Future[Answer]) -> None:
+def _cancel(answer: Future[Decision]) -> None:
     """Cancel what nobody computes, and wake whoever waits for it: that is the part of who would have computed it."""
     answer.cancel()
     answer.set_running_or_notify_cancel()

@@ -7,10 +7,7 @@ integer and float dtypes only, pictures ``{"__image__": True, format, data, shap
 
 The benchmark says HELLO and gets HELLO; EPISODE_START and EPISODE_END have no answer; every OBSERVATION gets one ACTION
 or ERROR with its ``seq``.  A server answers with one action, and keeps the rest of a chunk for the next observations.
-
-Serves a policy to benchmarks of the vla-eval harness.
-
-Like the harness's own model servers it answers GET /health.
+Like the harness's own model servers, ours answers GET /health.
 """
 
 from __future__ import annotations

@@ -3,10 +3,8 @@
 The frames are those of the ``websockets`` package; the socket is ours, because a deadline for a message that has begun
 to arrive needs to know when its first byte came.  No extension is negotiated, so nothing is ever decompressed.
 
-Listens for WebSockets, and refuses what no protocol has to know about.
-
-These are other machines (without TLS and the API key), web pages (a request with an Origin), messages that are
-oversized, malformed or slow, and connections beyond a number.
+:class:`Listener` refuses what no protocol has to know about: other machines (without TLS and the API key), web pages (a
+request with an Origin), messages that are oversized, malformed or slow, and connections beyond a number.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ from vla_rl.contract.batch import Reducer
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.tracker import is_shard
 from vla_rl.contract.trust import read_json
+from vla_rl.training.distributed import barrier
 
 KEPT = 2  # newest states
 _TREE, _TENSORS = "state.json", "tensors.safetensors"
@@ -223,10 +224,10 @@ def save_shared(run: Path, step: int, state: dict[str, Any], group: Reducer) -> 
     if group.rank:
         own = {name: item for name, item in tensors.items() if _key(name, item) not in known}
         write_state(folder, step, tree, own)
-    _wait(group)
+    barrier(group)
     if not group.rank:
         write_state(folder, step, tree, tensors)
-    _wait(group)
+    barrier(group)
 
 
 def latest_shared(run: Path, group: Reducer) -> tuple[int, dict[str, Any]] | None:
@@ -265,8 +266,3 @@ def _of_first(values: Any, group: Reducer) -> Tensor:
     given = torch.as_tensor(np.asarray(values, np.float64))
     found: Tensor = group.sum(given if group.rank == 0 else torch.zeros_like(given))
     return found
-
-
-def _wait(group: Reducer) -> None:
-    """Return when every process has come here."""
-    group.sum(torch.zeros(1, dtype=torch.float64))

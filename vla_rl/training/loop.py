@@ -199,14 +199,12 @@ class Loop:
         """The state between two iterations; raises UserError with :meth:`not_resumable`."""
         if reason := self.not_resumable():
             raise UserError(reason)
-        best = {
-            "score": self.best.score,
-            "iteration": self.best.iteration,
-            "weights": self.best.weights,
-            "learner": self.best.learner,
-        }
         counters = {"iteration": self.iteration, "env_steps": self.env_steps, "validated_at": self.validated_at}
-        return {**counters, "best": best, **{name: part.state_dict() for name, part in self._parts().items()}}
+        return {
+            **counters,
+            "best": dict(vars(self.best)),
+            **{name: part.state_dict() for name, part in self._parts().items()},
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what :meth:`state_dict` returned, with parts that were built from the same config."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import importlib.util
+import itertools
 import json
 import math
 import os
@@ -285,10 +286,7 @@ def prolong(run: Path, config: Any) -> int:
             "from its checkpoint with --policy."
         )
     if (run / "summary.json").exists():
-        number = 1
-        while (kept := run / f"summary.{number}.json").exists():
-            number += 1
-        os.replace(run / "summary.json", kept)
+        os.replace(run / "summary.json", free_name(run / "summary", ".json"))
     write_json(run / "config.json", to_json(config))
     mark_file(run / "config.json")
     return step_of(state)
@@ -313,6 +311,12 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
                 "read; delete that line."
             ) from error
     return lines
+
+
+def free_name(path: Path, ending: str = "") -> Path:
+    """The first of ``path.1``, ``path.2``, ... that does not exist."""
+    names = (path.with_name(f"{path.name}.{number}{ending}") for number in itertools.count(1))
+    return next(name for name in names if not name.exists())
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -344,9 +348,7 @@ def _move_aside(path: Path) -> Path | None:
     """Give an earlier run in ``path`` the first free name ``path.1``, ``path.2``, ...; returns it."""
     if not (path / "config.json").exists():
         return None
-    number = 1
-    while (aside := path.with_name(f"{path.name}.{number}")).exists():
-        number += 1
+    aside = free_name(path)
     os.replace(path, aside)
     return aside
 

@@ -1,4 +1,4 @@
-"""Training, saving and loading of world models; any class with the methods of ``TrainableWorldModel`` will do.
+"""Training, saving and loading of world models: ``world_models.model.WorldModel``, or any class with its methods.
 
 When a world model needs real episodes again: the policy leaves its training data, and exploits its errors.
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -45,36 +45,8 @@ _REGISTRATION_FRAMES = 500  # pictures that the registration is fitted to
 _ROLLOUT_BATCH = 64  # episodes imagined at once
 _UNIFORM_SHARE = 0.1  # of the mode classifier's training data is drawn uniformly, whatever its uncertainty
 
-Loss: TypeAlias = tuple[Tensor, dict[str, float]]
 Report: TypeAlias = Callable[[int, dict[str, float]], None]
-
-
-class TrainableWorldModel(Protocol):
-    """What training needs of a world model; see :class:`world_models.model.WorldModel`."""
-
-    spec: EnvSpec
-    config: Any
-    canvas: Any  # a ``world_models.canvas.Canvas``
-    reward: Any  # a ``world_models.heads.RewardHead``, or None
-
-    @property
-    def device(self) -> torch.device: ...
-
-    def state_dynamics_loss(self, batch: dict[str, Tensor], generator: torch.Generator) -> Loss: ...
-
-    def pose_loss(self, batch: dict[str, Tensor]) -> Loss: ...
-
-    def loss(self, batch: dict[str, Tensor], generator: torch.Generator) -> Loss: ...
-
-    def mode_classifier_loss(self, batch: dict[str, Tensor], generator: torch.Generator) -> Loss: ...
-
-    def parameters_of(self, part: Any) -> dict[str, nn.Parameter]: ...
-
-    def fit_registration(self, batch: dict[str, Tensor]) -> None: ...
-
-    def mode_uncertainty(self, batch: dict[str, Tensor]) -> Tensor: ...
-
-    def predict_along(self, batch: dict[str, Tensor], generator: torch.Generator) -> Tensor: ...
+TrainableWorldModel: TypeAlias = Any  # of a package that training does not import
 
 
 @dataclass(frozen=True)

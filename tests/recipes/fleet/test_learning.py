@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from robot_drivers.record import Query
-from tests.fleet.fleets import wait_until
 from tests.fleet.records import recorded
+from tests.patience import wait_until
 from tests.recipes.fleet import configs
 from vla_rl.cli import fleet as cli
 from vla_rl.contract.errors import UserError
@@ -140,6 +140,14 @@ def test_a_disk_that_takes_no_state_is_an_alarm_and_the_last_good_one_stays(show
         assert one.turn() and one.updates > kept
         until_the_server_ends(one, Inbox(io.BytesIO()), lambda _: None)
     assert len(said) == 3 and f"since update {kept} is not saved" in said[-1] and saved() == kept
+
+
+def test_a_state_of_another_vla_rl_is_one_sentence(shown, tmp_path):
+    one = learning(shown[0], tmp_path)
+    one.run.save_state(1, {"learner": one.learner.state_dict(), "updates": 1})
+    one.run.close()
+    with pytest.raises(UserError, match=r"has no ends, episodes, position, published, robots, so it cannot go on: .*"):
+        learning(shown[0], tmp_path)
 
 
 def test_new_episodes_of_a_ledger_that_was_set_back_to_a_copy_are_learnt_from(shown, tmp_path):

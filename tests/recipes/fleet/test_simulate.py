@@ -34,7 +34,6 @@ from vla_rl.recipes.fleet.simulate import (
     VirtualRobot,
     micros,
     steps_due,
-    virtual_fleet,
 )
 
 CONFIG = str(Path(configs.__file__).resolve())
@@ -157,7 +156,7 @@ def made(
     envs: list[VecEnv] | None = None, times: FleetTimes = TIMES, seed: int = 1, seeds: Iterator[int] | None = None
 ) -> tuple[VirtualFleet, Notes]:
     learner = Notes()
-    fleet = virtual_fleet(envs or [PointMassEnv(1)], learner, times, seeds or iter(range(10_000)), seed)
+    fleet = VirtualFleet(envs or [PointMassEnv(1)], learner, times, seeds or iter(range(10_000)), seed)
     learner.timeline = fleet.timeline
     return fleet, learner
 

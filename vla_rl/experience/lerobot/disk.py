@@ -157,6 +157,11 @@ class DamagedError(UserError):
         self.problem = problem
 
 
+def first_line(error: BaseException) -> str:
+    """What ``error`` says, or its name."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def numbers(episodes: Sequence[int]) -> str:
     """``episode 3`` or ``episodes 0 to 4, 7``."""
     runs: list[list[int]] = []

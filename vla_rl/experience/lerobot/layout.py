@@ -31,6 +31,7 @@ from vla_rl.experience.lerobot.disk import (
     DamagedError,
     Problem,
     digest,
+    first_line,
     make_folder,
     move,
     numbers,
@@ -373,7 +374,7 @@ def _read_rows(
         except KeyError as error:
             blamed.append((name, "is missing", str(error.args[0])))
         except (*UNREADABLE, TypeError) as error:
-            blamed.append((name, f"cannot be read ({_short(error)})", ""))
+            blamed.append((name, f"cannot be read ({first_line(error)})", ""))
     finished = not (root / RECORDING).exists()  # a commit adds rows first
     if not blamed and (len(rows) == total or (len(rows) > total and finished)):
         # Also numbered with gaps: an episode was deleted, and the others are whole.
@@ -425,7 +426,7 @@ def _read_tasks(root: Path, problems: list[Problem]) -> tuple[str, ...]:
     except FileNotFoundError:
         problems.append(Problem(TASKS, f"is missing, {loss}"))
     except (*UNREADABLE, KeyError, IndexError, TypeError) as error:
-        problems.append(Problem(TASKS, f"cannot be read ({_short(error)}), {loss}"))
+        problems.append(Problem(TASKS, f"cannot be read ({first_line(error)}), {loss}"))
     return ()
 
 
@@ -438,9 +439,7 @@ def _read_stats(root: Path, total: int, problems: list[Problem]) -> Stats:
     except FileNotFoundError:
         problems.append(Problem(STATS, "is missing, so there are no statistics of all episodes"))
     except (OSError, ValueError, AttributeError, TypeError) as error:
-        problems.append(Problem(STATS, f"cannot be read ({_short(error)}), so there are no statistics of all episodes"))
+        problems.append(
+            Problem(STATS, f"cannot be read ({first_line(error)}), so there are no statistics of all episodes")
+        )
     return {}
-
-
-def _short(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

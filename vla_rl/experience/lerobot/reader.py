@@ -12,7 +12,7 @@ import pyarrow as pa
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.trust import check_memory, read_bytes
 from vla_rl.experience.lerobot import layout, video
-from vla_rl.experience.lerobot.disk import DamagedError, Problem
+from vla_rl.experience.lerobot.disk import DamagedError, Problem, first_line
 from vla_rl.experience.lerobot.features import INDEX, Feature, fits, from_arrow, is_numeric
 from vla_rl.experience.lerobot.parquet import ParquetFile
 
@@ -55,7 +55,11 @@ class DatasetReader:
         self.schema = self._meta.schema
         self.stats, self.problems = self._meta.stats, self._meta.problems  # of meta/ alone
         self.tasks = layout.task_table(self._meta.tasks, announced)
-        self.names = [name for name, item in self.schema.features.items() if item.is_camera or _is_readable(item)]
+        self.names = [
+            name
+            for name, item in self.schema.features.items()
+            if item.is_camera or item.dtype == "string" or is_numeric(item.dtype)
+        ]
 
     def __len__(self) -> int:
         """The number of episodes, damaged and recorded ones included."""
@@ -196,7 +200,7 @@ class _ParquetFiles:
         except _WrongError as error:
             raise DamagedError(self._root, Problem(name, str(error), (row.index,), error.column)) from error
         except layout.UNREADABLE as error:
-            what = f"cannot be read ({_short(error)})"
+            what = f"cannot be read ({first_line(error)})"
             raise DamagedError(self._root, Problem(name, what, (row.index,))) from error
 
     def _open(self, name: str) -> ParquetFile:
@@ -256,11 +260,3 @@ def _file_bytes(root: Path, name: str) -> bytes:
         return read_bytes(root / name)
     except FileNotFoundError as error:
         raise ValueError(f"names the picture {name[:80]!r}, which is missing") from error
-
-
-def _is_readable(feature: Feature) -> bool:
-    return feature.dtype == "string" or is_numeric(feature.dtype)
-
-
-def _short(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

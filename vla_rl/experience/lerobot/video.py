@@ -16,6 +16,7 @@ import av
 import numpy as np
 
 from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.experience.lerobot.disk import first_line
 from vla_rl.experience.lerobot.features import Feature
 
 # PyAV has errors of its own.
@@ -137,7 +138,8 @@ def decode(path: Path, times: np.ndarray, fps: float, shape: tuple[int, ...] = (
         with _opened(path) as (container, stream):
             stream.codec_context.options = _limits(shape)
             container.seek(int(max(times[0] - 0.5 / fps, 0.0) / stream.time_base), stream=stream)
-            for time, frame in _timed(container, stream):
+            for frame in (frame for frame in container.decode(stream) if frame.pts is not None):
+                time = float(frame.pts * stream.time_base)
                 if time > times[len(found)] + 0.25 / fps:
                     break
                 if abs(time - times[len(found)]) <= 0.25 / fps:
@@ -146,7 +148,7 @@ def decode(path: Path, times: np.ndarray, fps: float, shape: tuple[int, ...] = (
                 if len(found) == len(times):
                     return np.stack(found)
     except FAILURES as error:
-        raise DamagedFramesError(f"cannot be decoded ({_first_line(error)})") from error
+        raise DamagedFramesError(f"cannot be decoded ({first_line(error)})") from error
     raise DamagedFramesError(f"has only {len(found)} of {len(times)} frames from {times[0]:.3f} s on")
 
 
@@ -219,7 +221,7 @@ def decode_picture(data: bytes, channels: int, shape: tuple[int, ...] = ()) -> n
         _require_size(frame, shape)
         pixels: np.ndarray = frame.to_ndarray(format=form)
     except (*FAILURES, StopIteration, IndexError, EOFError) as error:
-        raise DamagedFramesError(f"holds a picture that cannot be decoded ({_first_line(error)})") from error
+        raise DamagedFramesError(f"holds a picture that cannot be decoded ({first_line(error)})") from error
     return pixels[..., None] if channels == 1 else pixels
 
 
@@ -268,15 +270,5 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
         yield container, container.streams.video[0]
 
 
-def _timed(container: Any, stream: Any) -> Iterator[tuple[float, Any]]:
-    for frame in container.decode(stream):
-        if frame.pts is not None:
-            yield float(frame.pts * stream.time_base), frame
-
-
 def _rate(fps: float) -> Fraction:
     return Fraction(fps).limit_denominator(1001)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -31,6 +31,7 @@ from vla_rl.experience.lerobot.disk import (
     LOCK,
     DamagedError,
     Problem,
+    first_line,
     make_folder,
     move,
     remove_locked,
@@ -314,7 +315,7 @@ def _require_own(recording: Path, lock: int) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    return getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0]
+    return getattr(error, "strerror", None) or first_line(error)
 
 
 # -- v3.0 files --------------------------------------------------------------------------------------------------------
@@ -513,30 +514,28 @@ def _rows_of(
     schema: Schema, episodes: Sequence[_Numbered], files: Mapping[str, _Groups], stats: Sequence[Stats]
 ) -> list[dict[str, Any]]:
     """The rows of ``meta/episodes``, without the place of the rows themselves."""
-    places = {
-        name: {item.index: place for place, items in groups.items() for item in items} for name, groups in files.items()
-    }
-    starts: dict[str, dict[int, float]] = {name: {} for name in schema.videos}
-    for name in schema.videos:
-        for items in files[name].values():
-            frames = np.cumsum([0, *(item.live.length for item in items)])
-            starts[name] |= {item.index: int(at) / schema.fps for item, at in zip(items, frames, strict=False)}
+    places: dict[tuple[str, int], tuple[Place, float]] = {}  # of a column's episode: its file, its start in seconds
+    for name, groups in files.items():
+        for place, items in groups.items():
+            frames = np.cumsum([0, *(item.live.length for item in items)]).tolist()
+            places |= {(name, item.index): (place, at / schema.fps) for item, at in zip(items, frames, strict=False)}
     rows = []
     for item, known in zip(episodes, stats, strict=True):
+        place, _ = places["", item.index]
         row: dict[str, Any] = {
             "episode_index": item.index,
             "tasks": list(item.live.tasks),
             "length": item.live.length,
-            "data/chunk_index": places[""][item.index].chunk,
-            "data/file_index": places[""][item.index].file,
+            "data/chunk_index": place.chunk,
+            "data/file_index": place.file,
             "dataset_from_index": item.first,
             "dataset_to_index": item.first + item.live.length,
         }
         for name in schema.videos:
-            row[f"videos/{name}/chunk_index"] = places[name][item.index].chunk
-            row[f"videos/{name}/file_index"] = places[name][item.index].file
-            row[f"videos/{name}/from_timestamp"] = starts[name][item.index]
-            row[f"videos/{name}/to_timestamp"] = starts[name][item.index] + item.live.length / schema.fps
+            place, start = places[name, item.index]
+            row[f"videos/{name}/chunk_index"], row[f"videos/{name}/file_index"] = place.chunk, place.file
+            row[f"videos/{name}/from_timestamp"] = start
+            row[f"videos/{name}/to_timestamp"] = start + item.live.length / schema.fps
         row |= {f"stats/{name}/{key}": value.tolist() for name, part in known.items() for key, value in part.items()}
         rows.append(row)
     return rows

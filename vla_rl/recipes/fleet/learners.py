@@ -423,20 +423,13 @@ def relabelled_episode(policy: Any, episode: FleetEpisode, known: Collection[int
         extras["next.done"] = np.zeros(len(person), bool)
     shown = replace(steps, extras=extras, robot=episode.sender.robot)
     actor = _BegunAnew(policy, np.append(False, person)) if hasattr(policy, "context") else policy
-    noise = [torch.Generator().manual_seed(_number(episode))]
+    noise = [torch.Generator().manual_seed(zlib.crc32("/".join([*episode.sender, episode.name]).encode()))]
     columns = list(relabelled(shown, actor, policy.spec, horizon, noise, horizon))
     version = torch.as_tensor(_versions(episode, known))
-    return side_by_side([_of_robot(column, version[first::horizon], episode) for first, column in enumerate(columns)])
-
-
-def _of_robot(column: Rollout, version: torch.Tensor, episode: FleetEpisode) -> Rollout:
-    """``column`` with what a recording by a script does not have."""
-    success = column.success & episode.end.success
-    return replace(column, version=version[: len(column.reward), None], success=success)
-
-
-def _number(episode: FleetEpisode) -> int:
-    return zlib.crc32("/".join([*episode.sender, episode.name]).encode())
+    for first, column in enumerate(columns):  # what a recording by a script does not have
+        ran, success = version[first::horizon][: len(column.reward), None], column.success & episode.end.success
+        columns[first] = replace(column, version=ran, success=success)
+    return side_by_side(columns)
 
 
 @dataclass

@@ -1,9 +1,9 @@
 """``python -m vla_rl.recipes.fleet.learning FOLDER KEY``: the learner of a fleet, a child of its server.
 
-It reads the ledger's records from standard input (``fleet/feed.py``), writes its run to ``FOLDER/learner``, publishes
-to ``FOLDER/registry``, signed with the key in the file ``KEY``, and says how it goes on standard output
-(``fleet/server.py``).  Killed at any moment, it goes on from its last publication: each episode behind that is
-learnt from again, each before it is not.
+It reads the ledger's records from standard input, writes its run to ``FOLDER/learner``, publishes to
+``FOLDER/registry``, signed with the key in the file ``KEY``, and says how it goes on standard output; what both ends
+write is in ``fleet/server.py``.  Killed at any moment, it goes on from its last publication: each episode behind that
+is learnt from again, each before it is not.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ _WAIT_S = 0.1  # for records, when there is nothing to learn
 _SAY_S = 1.0  # between two messages to the server
 _NOT_GIVEN = "robots do not get what was learnt and keep what they run"
 _NOT_SAVED = "what was learnt is not saved, so a learner that is killed now learns it again"
+_NUMBERS = ("position", "episodes", "updates", "published")  # of the state
 _TOLD, _ROBOTS = 10, 1000  # alarms of one robot in a life of this process, and robots that have any
 
 
@@ -199,7 +200,7 @@ class Learning:
 
     def save(self) -> None:
         """Save everything that a later process needs to go on from here."""
-        numbers = {name: getattr(self, name) for name in ("position", "episodes", "updates", "published")}
+        numbers = {name: getattr(self, name) for name in _NUMBERS}
         ends = (np.array([*self._known], np.int64), np.array([*map(list, self._known.values())], np.uint8))
         state = {**numbers, "robots": sorted(self._robots), "ends": ends, "learner": self.learner.state_dict()}
         self.run.save_state(self.updates, state)
@@ -207,16 +208,20 @@ class Learning:
 
     def _restore(self) -> None:
         state = self.run.load_state(LEARNER)
-        if state is not None:
-            self.learner.load_state_dict(state["learner"])
-            self.position, self.episodes = state["position"], state["episodes"]
-            self.updates, self.published = state["updates"], state["published"]
-            self._saved = self.updates
-            self._robots = set(state["robots"])
-            positions, names = (np.asarray(item) for item in state["ends"])
-            self._known = {int(at): name.tobytes() for at, name in zip(positions, names, strict=True)}
-        else:
+        if state is None:
             self.save()
+            return
+        if missing := {*_NUMBERS, "robots", "ends", "learner"} - state.keys():
+            raise UserError(
+                f"the state of the learner in {str(self.run.path)!r} has no {', '.join(sorted(missing))}, so it cannot "
+                "go on: another vla-rl saved it; move that folder away, and it learns again from what robots sent."
+            )
+        self.learner.load_state_dict(state["learner"])
+        for name in _NUMBERS:
+            setattr(self, name, state[name])
+        self._saved, self._robots = self.updates, set(state["robots"])
+        positions, names = (np.asarray(item) for item in state["ends"])
+        self._known = {int(at): name.tobytes() for at, name in zip(positions, names, strict=True)}
 
 
 def _name(record: FleetRecord) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from vla_rl.fleet.manifest import SigningKey
 from vla_rl.fleet.registry import Registry
 from vla_rl.fleet.releases import Outcomes
 from vla_rl.fleet.server import REGISTRY, FleetServer, FleetServerConfig, log
+from vla_rl.recipes.terminal import print_log
 
 if TYPE_CHECKING:
     from vla_rl.recipes.fleet.learners import Learn
@@ -41,7 +41,7 @@ class Beginning:
 
 def serve(folder: Path, config: FleetServerConfig, credentials: str, beginning: Beginning, show: Console) -> None:
     """Serve until somebody ends it; see :func:`opened`."""
-    _print_log()
+    print_log(log)
     with opened(folder, config, credentials, beginning, show):
         threading.Event().wait()
 
@@ -76,12 +76,6 @@ def _begin(server: FleetServer, folder: Path, credentials: str, beginning: Begin
             show.print(f"an earlier learner is now in {aside}", highlight=False)
         server.learn(command(folder, key_file(folder, credentials)))
         show.print(f"a learner runs beside it; its metrics are in {folder / LEARNER}", highlight=False)
-
-
-def _print_log() -> None:
-    """Who comes, leaves and is refused, on standard error."""
-    log.setLevel(logging.INFO)
-    log.addHandler(logging.StreamHandler())
 
 
 KEY, PUBLIC_KEY = "signing.key", "signing.pub"

@@ -300,14 +300,25 @@ class VirtualLearner:
         self._due = due
 
 
-@dataclass
 class VirtualFleet:
-    """The parts of a fleet, for whoever runs the ``timeline``."""
+    """A robot for each of ``envs``, which have one row each, and the ``learner``, for whoever runs the ``timeline``.
 
-    timeline: Timeline
-    releases: VirtualReleases
-    learner: VirtualLearner
-    robots: list[VirtualRobot] = field(default_factory=list)
+    ``seeds`` are those of the robots' episodes, as they begin.
+    """
+
+    def __init__(
+        self,
+        envs: list[VecEnv],
+        learner: FleetLearner,
+        times: FleetTimes,
+        seeds: Iterator[int],
+        seed: int,
+        mode: Mode = "eval",
+    ) -> None:
+        self.timeline, self.releases = Timeline(), VirtualReleases(learner.policy)
+        self.learner = VirtualLearner(learner, self.releases, times, self.timeline)
+        given = (seeds, self.releases, times, self.timeline, self.learner.receive, seed, mode)
+        self.robots = [VirtualRobot(number, env, *given) for number, env in enumerate(envs)]
 
     @property
     def counts(self) -> Counts:
@@ -318,19 +329,6 @@ class VirtualFleet:
         """Close the robots' environments."""
         for robot in self.robots:
             robot.env.close()
-
-
-def virtual_fleet(
-    envs: list[VecEnv], learner: FleetLearner, times: FleetTimes, seeds: Iterator[int], seed: int, mode: Mode = "eval"
-) -> VirtualFleet:
-    """A robot for each of ``envs``, which have one row each; ``seeds`` are those of their episodes, as they begin."""
-    timeline, releases = Timeline(), VirtualReleases(learner.policy)
-    shared = VirtualLearner(learner, releases, times, timeline)
-    fleet = VirtualFleet(timeline, releases, shared)
-    for number, env in enumerate(envs):
-        robot = VirtualRobot(number, env, seeds, releases, times, timeline, shared.receive, seed, mode)
-        fleet.robots.append(robot)
-    return fleet
 
 
 @dataclass(frozen=True)
@@ -444,11 +442,8 @@ class Simulate:
         envs = self.person.watch([self.env.make_training(1) for _ in range(robots)], self.env)
         block = seed_ranges.training_seeds(self.seed, "reinforcement")
         seeds = SeedStream(block.start, block.stop)
-        fleet = virtual_fleet(envs, learner, self.times, seeds, self.seed, self.method.mode)
-        try:
+        with closing(VirtualFleet(envs, learner, self.times, seeds, self.seed, self.method.mode)) as fleet:
             yield fleet
-        finally:
-            fleet.close()
 
 
 def _metrics(fleet: VirtualFleet, rate: Rate) -> dict[str, float]:
