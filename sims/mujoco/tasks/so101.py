@@ -6,10 +6,11 @@ state is their measured positions in the same order, under LeRobot's names ("sho
 Success and failure are those of lift (``sims/mujoco/tasks/lift.py``), within ``seconds``: the named cube's centre at
 least 6 cm above the table at the end of 5 control steps in a row.
 
-The arm, its kinematics and its scene as MJCF text come after the task.  Frames, lengths, joint limits, masses, inertias and servos are those of the published model, TheRobotStudio/SO-ARM100
-``Simulation/SO101/so101_new_calib.xml`` (every joint's zero is the middle of its range).  Shapes are ours: boxes and
-cylinders of about the real parts' sizes, of which the two jaws and the gripper's motor touch things.  World frame: that
-of the arm's base, which stands on the table; x ahead of it, y to its left, z up; metres and radians.
+The arm, its kinematics and its scene as MJCF text come after the task.  Frames, lengths, joint limits, masses, inertias
+and servos are those of the published model, TheRobotStudio/SO-ARM100 ``Simulation/SO101/so101_new_calib.xml`` (every
+joint's zero is the middle of its range).  Shapes are ours: boxes and cylinders of about the real parts' sizes, of which
+the two jaws and the gripper's motor touch things.  World frame: that of the arm's base, which stands on the table; x
+ahead of it, y to its left, z up; metres and radians.
 """
 
 from __future__ import annotations
