@@ -172,11 +172,9 @@ def main(arguments: Sequence[str]) -> int:
 def read_config(data: Mapping[str, Any]) -> ProcessConfig:
     """The config of JSON ``data``; raises UserError where it has no address or what nobody knows."""
     try:
-        imperfections = dict(data.get("imperfections", {}))
-        imperfections["offsets"] = tuple(imperfections.get("offsets", ()))
-        robot = Simulated(**data.get("robot", {}))
-        rest = {name: value for name, value in data.items() if name not in ("robot", "imperfections")}
-        return ProcessConfig(**rest, robot=robot, imperfections=Imperfections(**imperfections))
+        kinds = {"robot": Simulated, "imperfections": Imperfections}
+        parts = {name: kind(**data[name]) for name, kind in kinds.items() if name in data}
+        return ProcessConfig(**{**data, **parts})
     except TypeError as error:
         raise UserError(
             f"the simulated robot's file cannot be read ({error}), so nothing was started; it has address, and may "

@@ -113,7 +113,7 @@ def test_kl_is_the_weighted_distance_of_velocities():
         points = torch.randn(1, 5, 2, generator=seeded(), dtype=torch.float64)
         sampler, chain = FlowSampler(FlowSde(0.5), OneRandomStep(), 4), Chain(points, torch.tensor([[k]]))
         one, two = (sampler.log_prob(lambda x, t, v=v: Field(torch.full_like(x, v)), chain) for v in (0.1, 0.3))
-        divergence = gaussian_kl(one.mean, one.std, two.mean, two.std).item()
+        divergence = gaussian_kl(vars(one), vars(two)).item()
         assert divergence == pytest.approx(weight * 2 * 0.2**2, rel=1e-9)
 
 

@@ -422,9 +422,7 @@ class DiffusionPolicy(StatelessPolicy):
         """Log-density [B,K'] of every recorded step under the ``params`` of :meth:`log_prob`, noisiest first."""
         return step_logprob(aux["points"][:, 1:], params["mean"], params["std"])
 
-    def kl(self, old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Tensor:
-        """Exact KL of the chains, an upper bound of that of the actions (data processing)."""
-        return gaussian_kl(old["mean"], old["std"], new["mean"], new["std"])
+    kl = staticmethod(gaussian_kl)
 
     def imitation_losses(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
         """DDPM's loss of every action [B,H] at uniform training timesteps (arXiv 2006.11239, eq. 14), for noise or v.

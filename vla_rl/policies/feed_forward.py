@@ -60,6 +60,22 @@ def sum_per(terms: Tensor, horizon: int, logprob_per: LogprobPer) -> Tensor:
     return terms.sum(-1, dtype=torch.float64)
 
 
+def density(log_probs: Tensor, index: Tensor) -> Tensor:
+    """The log-probability [B,N] of every chosen ``index`` [B,...], of N in all, by ``log_probs`` [B,N,K]."""
+    return log_probs.gather(-1, index.flatten(1)[..., None]).squeeze(-1)
+
+
+def entropy(log_probs: Tensor) -> Tensor:
+    """float64 [B]: the sum over the N distributions ``log_probs`` [B,N,K]."""
+    return -(log_probs.exp() * log_probs).sum((1, 2), dtype=torch.float64)
+
+
+def categorical_kl(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Tensor:
+    """Exact KL(old || new) [B] of ``log_probs`` [B,N,K]."""
+    one, other = old["log_probs"], new["log_probs"]
+    return (one.exp() * (one - other)).sum((1, 2))
+
+
 @dataclass(frozen=True)
 class FeedForwardConfig:
     """Sizes of the network, and the cameras that it reads."""
@@ -225,9 +241,7 @@ class GaussianPolicy(FeedForwardPolicy):
         params = {"mean": mean[:, None], "std": self.log_std.exp().expand_as(mean)[:, None]}
         return Likelihood(logprob, entropy.expand(len(mean)), params)
 
-    def kl(self, old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Tensor:
-        """Exact KL(old || new) [B]."""
-        return gaussian_kl(old["mean"], old["std"], new["mean"], new["std"])
+    kl = staticmethod(gaussian_kl)
 
     def mean(self, features: Features) -> Tensor:
         """The mean of the distribution, [B,H*D] normalised."""
@@ -292,21 +306,16 @@ class CategoricalPolicy(FeedForwardPolicy):
             # The largest of log-probabilities plus Gumbel noise is a sample of the distribution.
             drawn = uniform(log_probs.shape, generator, like=log_probs).clamp_min(1e-20)
             index = (log_probs - (-drawn.log()).log()).argmax(-1)
-            logprob = self.logprob(_log_density(log_probs, index))
+            logprob = self.logprob(density(log_probs, index))
         sample = self.chunked(index)
         return ActionOut(sample + self.first, sample, logprob, {}, self.version), state
 
     def log_prob(self, features: Features, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
         """Log-probability of recorded indices, summed over the chunk in float64, or over each of its parts."""
         log_probs = self.log_probs(features)
-        entropy = -(log_probs.exp() * log_probs).sum((1, 2), dtype=torch.float64)
-        logprob = self.logprob(_log_density(log_probs, sample.flatten(1)))
-        return Likelihood(logprob, entropy, {"log_probs": log_probs})
+        return Likelihood(self.logprob(density(log_probs, sample)), entropy(log_probs), {"log_probs": log_probs})
 
-    def kl(self, old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Tensor:
-        """Exact KL(old || new) [B]."""
-        one, other = old["log_probs"], new["log_probs"]
-        return (one.exp() * (one - other)).sum((1, 2))
+    kl = staticmethod(categorical_kl)
 
     def log_probs(self, features: Features) -> Tensor:
         """The logarithm of the probability of every index of every entry, [B,H*D,N]."""
@@ -318,11 +327,6 @@ def _indices(spec: EnvSpec) -> tuple[Tensor, Tensor]:
     """Lowest index and number of indices of every entry of an action, both int64 [D]."""
     low, high = (torch.as_tensor(bound, dtype=torch.int64) for bound in (spec.action.low, spec.action.high))
     return low.expand(spec.action_dim), (high - low + 1).expand(spec.action_dim)
-
-
-def _log_density(log_probs: Tensor, index: Tensor) -> Tensor:
-    """The log-probability of the chosen ``index``, both [B,H*D]."""
-    return log_probs.gather(-1, index[..., None]).squeeze(-1)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ K <= 10 says nothing about which sampler is right.  At K=50: -6 %, -3 %, -7 %, -
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
@@ -76,10 +76,13 @@ class Gaussians:
     entropy: Tensor
 
 
-def gaussian_kl(old_mean: Tensor, old_std: Tensor, new_mean: Tensor, new_std: Tensor) -> Tensor:
-    """Exact ``KL(old || new)`` float64 [B] of the steps' Gaussians, all [B,m,N], at the same chain points (nats)."""
-    ratio = old_std / new_std
-    shift = (old_mean - new_mean) / new_std
+def gaussian_kl(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Tensor:
+    """Exact ``KL(old || new)`` float64 [B] of Gaussians with ``mean`` and ``std`` [B,m,N], in every step of a chain.
+
+    At the same points of chains; an upper bound of that of the actions (data processing), in nats.
+    """
+    ratio = old["std"] / new["std"]
+    shift = (old["mean"] - new["mean"]) / new["std"]
     terms = 0.5 * (ratio - 1.0) * (ratio + 1.0) - ratio.log() + 0.5 * shift**2
     return terms.sum(dim=(1, 2), dtype=torch.float64)
 

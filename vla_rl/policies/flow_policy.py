@@ -123,9 +123,7 @@ class FlowPolicy(StatelessPolicy):
         density = self.sampler.log_prob(self.field(features), Chain(aux["points"], aux["noisy_steps"]))
         return Likelihood(density.logprob, density.entropy, {"mean": density.mean, "std": density.std})
 
-    def kl(self, old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Tensor:
-        """Exact KL of the chains, an upper bound of that of the actions (data processing)."""
-        return gaussian_kl(old["mean"], old["std"], new["mean"], new["std"])
+    kl = staticmethod(gaussian_kl)
 
     def with_sampler(self, sampler: FlowSampler, final_noise: float = 1.0) -> Self:
         """Replace the sampler; returns ``self``.  Its noise falls linearly to ``final_noise`` times itself in a run."""

@@ -17,7 +17,7 @@ from vla_rl.contract.batch import Reducer
 from vla_rl.contract.config import check_sizes, from_json, to_json
 from vla_rl.contract.env import EnvSpec, Observation
 from vla_rl.contract.load import name_of
-from vla_rl.contract.policy import Features
+from vla_rl.contract.policy import Features, Likelihood, Mode
 from vla_rl.policies.noise import Generators, normal
 from vla_rl.policies.normalization import StatelessPolicy
 from vla_rl.policies.pretrained import load_policy, read_config
@@ -161,6 +161,22 @@ class GaussianHead(Head):
         """Mean and standard deviation, both [B,N]."""
         mean = self.last(self.trunk(features))
         return mean, self.log_std.exp().expand_as(mean)
+
+    def choose(self, features: Mapping[str, Tensor], mode: Mode, generator: Generators) -> tuple[Tensor, Tensor]:
+        """Numbers [B,N] and their log-density float64 [B]: in mode "eval" the mean, and 0."""
+        mean, std = self(features)
+        if mode == "eval":
+            return mean, mean.new_zeros(len(mean), dtype=torch.float64)
+        chosen = mean + std * normal(mean.shape, generator, like=mean)
+        return chosen, self.likelihood(features, chosen).logprob
+
+    def likelihood(self, features: Mapping[str, Tensor], chosen: Tensor) -> Likelihood:
+        """Of ``chosen`` [B,...], N numbers each, summed in float64 to keep the precision of ratios."""
+        mean, std = self(features)
+        terms = -0.5 * ((chosen.flatten(1) - mean) / std).square() - std.log() - 0.5 * _LOG_2PI
+        entropy = (std.log() + 0.5 * math.log(2.0 * math.pi * math.e)).sum(-1, dtype=torch.float64)
+        params = {"mean": mean[:, None], "std": std[:, None]}
+        return Likelihood(terms.sum(-1, dtype=torch.float64), entropy, params)
 
 
 def log_tanh_derivative(u: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ActionOut, CriticAction, Features, Likelihood, Mode, Policy, State
 from vla_rl.policies.flow import VelocityField, gaussian_kl
 from vla_rl.policies.heads import GaussianHead, Head, HeadConfig, HoldsFrozen, SquashedHead
-from vla_rl.policies.noise import Generators, normal
+from vla_rl.policies.noise import Generators
 from vla_rl.policies.normalization import Affine
 from vla_rl.pretrained import Saveable
 
@@ -221,24 +221,13 @@ class GaussianLatent(LatentPolicy):
 
     @torch.no_grad()
     def act(self, features: Features, state: State, mode: Mode, generator: Generators) -> tuple[ActionOut, State]:
-        w, std = self.actor(features)
-        logprob = w.new_zeros(len(w), dtype=torch.float64)
-        if mode == "sample":
-            w = w + std * normal(w.shape, generator, like=w)
-            logprob = self.log_prob(features, w, {}).logprob
-        return self._action_out(features, w, logprob), state
+        return self._action_out(features, *self.actor.choose(features, mode, generator)), state
 
     def log_prob(self, features: Features, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
-        """Density of recorded noise, summed in float64 to keep the precision of ratios."""
-        mean, std = self.actor(features)
-        z = (sample.reshape(mean.shape) - mean) / std
-        logprob = (-0.5 * z.square() - std.log() - 0.5 * math.log(2.0 * math.pi)).sum(-1, dtype=torch.float64)
-        entropy = (std.log() + 0.5 * math.log(2.0 * math.pi * math.e)).sum(-1, dtype=torch.float64)
-        return Likelihood(logprob, entropy, {"mean": mean[:, None], "std": std[:, None]})
+        """Density of recorded noise."""
+        return self.actor.likelihood(features, sample)
 
-    def kl(self, old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Tensor:
-        """Exact KL(old || new) [B]."""
-        return gaussian_kl(old["mean"], old["std"], new["mean"], new["std"])
+    kl = staticmethod(gaussian_kl)
 
     @torch.no_grad()
     def restart(self) -> None:

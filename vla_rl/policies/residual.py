@@ -288,6 +288,8 @@ class DeterministicResidual(ResidualPolicy):
 class GaussianResidual(ResidualPolicy):
     """``u ~ N(f(o, b), std^2)``, never clipped, with a learned ``std``; trained by PPO (``LikelihoodPolicy``)."""
 
+    delta: GaussianHead
+
     def __init__(
         self, base: Any, encoder: ObservationEncoder | None = None, config: ResidualConfig | None = None
     ) -> None:
@@ -301,25 +303,15 @@ class GaussianResidual(ResidualPolicy):
 
     @torch.no_grad()
     def act(self, features: Features, state: State, mode: Mode, generator: Generators) -> tuple[ActionOut, State]:
-        u, std = self.delta(features)
-        logprob = u.new_zeros(len(u), dtype=torch.float64)
-        if mode == "sample":
-            u = u + std * normal(u.shape, generator, like=u)
-            logprob = self.log_prob(features, u, {}).logprob
+        u, logprob = self.delta.choose(features, mode, generator)
         out = self._action_out(self.corrected(features, u), u, logprob)
         return ActionOut(*out, {}, self.version), state
 
     def log_prob(self, features: Features, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
-        """Density of the raw corrections ``u``, summed in float64 to keep the precision of ratios."""
-        mean, std = self.delta(features)
-        terms = -0.5 * ((sample.flatten(1) - mean) / std).square() - std.log() - 0.5 * math.log(2.0 * math.pi)
-        entropy = (std.log() + 0.5 * math.log(2.0 * math.pi * math.e)).sum(-1, dtype=torch.float64)
-        params = {"mean": mean[:, None], "std": std[:, None]}
-        return Likelihood(terms.sum(-1, dtype=torch.float64), entropy, params)
+        """Density of the raw corrections ``u``."""
+        return self.delta.likelihood(features, sample)
 
-    def kl(self, old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Tensor:
-        """Exact KL(old || new) [B]."""
-        return gaussian_kl(old["mean"], old["std"], new["mean"], new["std"])
+    kl = staticmethod(gaussian_kl)
 
 
 def _base_entries(items: Mapping[str, Any]) -> dict[str, Any]:

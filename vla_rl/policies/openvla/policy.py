@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vla_rl.contract.env import EnvSpec, Observation
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
-from vla_rl.policies.feed_forward import sum_per
+from vla_rl.policies.feed_forward import categorical_kl, density, entropy, sum_per
 from vla_rl.policies.noise import Generators, uniform
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.openvla.decoding import STOP, OpenVLAOptions, own_options
@@ -139,7 +139,7 @@ class OpenVLA(SavedVLA):
             sizes,
             lambda some, first: (self._log_probs(some) + noise[:, first : first + some.shape[1]]).argmax(-1),
         )
-        terms = _density(self._log_probs(logits), bins) if mode == "sample" else torch.zeros_like(logits[..., 0])
+        terms = density(self._log_probs(logits), bins) if mode == "sample" else torch.zeros_like(logits[..., 0])
         sample = bins.unflatten(-1, (self.horizon, self.spec.action_dim))
         return ActionOut(self.actions(sample), sample, self._logprob(terms), {}, self.version), state
 
@@ -163,15 +163,11 @@ class OpenVLA(SavedVLA):
         bins = sample.flatten(1)
         logits = self.config.decoding.logits(self.network, self._prefix(features), bins, self.spec.action_dim)
         log_probs = self._log_probs(logits)
-        entropy = -(log_probs.exp() * log_probs).sum((1, 2), dtype=torch.float64)
-        return Likelihood(self._logprob(_density(log_probs, bins)), entropy, {"log_probs": log_probs})
+        return Likelihood(self._logprob(density(log_probs, bins)), entropy(log_probs), {"log_probs": log_probs})
 
-    def kl(self, old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Tensor:
-        """KL(old || new) [B] of the tokens, summed: exact under ``Parallel``, and under ``Autoregressive`` that of the
-        conditionals along the recorded bins, whose mean over decisions of the old policy is the chunks' exact KL.
-        """
-        one, other = old["log_probs"], new["log_probs"]
-        return (one.exp() * (one - other)).sum((1, 2))
+    # Exact under ``Parallel``; under ``Autoregressive`` that of the conditionals along the recorded bins, whose mean
+    # over decisions of the old policy is the chunks' exact KL.
+    kl = staticmethod(categorical_kl)
 
     def imitation_losses(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
         """Mean cross-entropy [B,C] of the bins of every action of ``chunks`` [B,C,D] among the action tokens.
@@ -248,11 +244,6 @@ class OpenVLA(SavedVLA):
     def filled_network(cls, shape: OpenVLAShape, folder: Path, options: VLAOptions) -> OpenVLANetwork:
         """The network of a public ``folder``, read in the dtype of the options."""
         return filled_network(shape, folder, options.torch_dtype)
-
-
-def _density(log_probs: Tensor, bins: Tensor) -> Tensor:
-    """The log-probability of the chosen ``bins``, both [B,n]."""
-    return log_probs.gather(-1, bins[..., None]).squeeze(-1)
 
 
 def _choose_kept(policy: OpenVLA) -> KeepPrefix | KeepPictures:
