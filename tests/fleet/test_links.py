@@ -7,8 +7,9 @@ import random
 
 import pytest
 
-from tests.fleet.fleets import Hand, JumpingClock, MemorySpool, hello, wait_until
+from tests.fleet.fleets import Hand, JumpingClock, MemorySpool, hello
 from tests.fleet.proxy import Proxy
+from tests.patience import wait_until
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.fleet import fleet_pb2 as pb
 from vla_rl.fleet.link import Attempt, LinkOptions, LinkState

@@ -22,9 +22,10 @@ import pytest
 
 from tests.commands import save_untrained
 from tests.docs.conftest import ROOT
-from tests.fleet.fleets import Hand, MemorySpool, wait_until
+from tests.fleet.fleets import Hand, MemorySpool
 from tests.fleet.records import recorded
 from tests.fleet.test_transport import strangers
+from tests.patience import wait_until
 from tests.recipes.fleet import configs
 from tests.serving.test_messages import bomb
 from vla_rl.contract import wire

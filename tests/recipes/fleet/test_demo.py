@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.fleet.fleets import wait_until
 from tests.fleet.records import chained, episode, introduction
+from tests.patience import wait_until
 from tests.recipes.fleet import configs
 from vla_rl.cli import main
 from vla_rl.contract.errors import UserError

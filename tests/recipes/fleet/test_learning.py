@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from robot_drivers.record import Query
-from tests.fleet.fleets import wait_until
 from tests.fleet.records import recorded
+from tests.patience import wait_until
 from tests.recipes.fleet import configs
 from vla_rl.cli import fleet as cli
 from vla_rl.contract.errors import UserError
