@@ -11,12 +11,11 @@ from itertools import count, pairwise
 
 import pytest
 
-from tests.fleet.fleets import wait_until
 from tests.fleet.records import EPOCH
 from tests.fleet.test_bad_disk import Unreadable
 from tests.fleet.test_power_cut import at
 from tests.fleet.torn_disk import Point, PowerCut, TornDisk
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 from vla_rl.contract.errors import UserError
 from vla_rl.fleet.disk import StoreEndedError, StoreFullError
 from vla_rl.fleet.ledger import Ledger

@@ -11,17 +11,13 @@ from safetensors.torch import load_file
 
 from tests.commands import save_untrained
 from tests.elsewhere import ELSEWHERE, elsewhere
-from tests.recipes import quick, quick_suite
+from tests.recipes import quick
 from vla_rl.cli import eval, main
-from vla_rl.contract.errors import UserError
-from vla_rl.evaluation.results import read_episodes
-from vla_rl.evaluation.run import OneByOne
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.recipes import imitate
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import collect
 from vla_rl.recipes.metrics import rows
-from vla_rl.recipes.suite_run import SuiteRun
 from vla_rl.recipes.train_rewards import TrainProgress
 from vla_rl.rewards.progress import ProgressConfig
 from vla_rl.rewards.reward_model import RewardModel
@@ -94,29 +90,6 @@ def test_reward_models_on_the_device_of_the_config(tmp_path, monkeypatch):
         on_device = trained(replace(recipe, device="meta"), tmp_path / "elsewhere", recipe.name)
     assert devices == {ELSEWHERE}
     require_equal(on_host, on_device)
-
-
-@pytest.mark.full
-def test_a_suite_on_the_device_of_the_command(tmp_path, monkeypatch):
-    suite = replace(quick_suite.quick(), episodes=2)
-    run = SuiteRun(suite, quick_suite.save_policy(tmp_path / "policy"), tmp_path / "host", videos=0)
-    on_host, devices, act = run.run(), set(), OneByOne.act
-
-    def noted_act(decider, *given):
-        devices.update(item.device for item in decider.policy.parameters())
-        return act(decider, *given)
-
-    monkeypatch.setattr(OneByOne, "act", noted_act)
-    with elsewhere():
-        on_device = replace(run, out=tmp_path / "elsewhere", device=ELSEWHERE.type).run()
-        assert devices == {ELSEWHERE}
-        with pytest.raises(UserError, match=r"another evaluation .policy.device: 'cpu' or 'meta'"):
-            replace(run, device=ELSEWHERE.type).run()
-    assert on_host["policy"] == {**on_device["policy"], "device": "cpu"}
-    assert on_device["policy"]["device"] == ELSEWHERE.type
-    expected, found = (read_episodes(tmp_path / where) for where in ("host", "elsewhere"))
-    assert [one.success for one in found] == [one.success for one in expected]
-    assert [one.returns for one in found] == pytest.approx([one.returns for one in expected], abs=1e-4)
 
 
 def test_a_checkpoint_on_the_device_of_the_command(tmp_path, monkeypatch):

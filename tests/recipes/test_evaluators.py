@@ -1,4 +1,4 @@
-"""An evaluation by worker processes says what one in this process says, in the order of the seeds."""
+"""Worker processes: an evaluation by them says what one in this process says, and where they are started."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from vla_rl.evaluation.run import evaluate
 from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import Evaluator
-from vla_rl.recipes.workers import worker_processes, workers
+from vla_rl.recipes.workers import Engine, close_workers, new_engine, on_engine, worker_processes, workers
+from vla_rl.training.device import ALONE
 
 SEEDS = [*range(100, 111), 7]
 
@@ -25,7 +26,8 @@ SEEDS = [*range(100, 111), 7]
 def processes():
     """They take seconds to start, so all tests share them."""
     with pytest.MonkeyPatch.context() as patch, worker_processes(""):
-        patch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+        for name, value in {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "OMP_NUM_THREADS": "2"}.items():
+            patch.setenv(name, value)
         yield
 
 
@@ -49,6 +51,13 @@ def test_outcomes_do_not_depend_on_the_number_of_processes(count):
     assert len(set(whole.returns.tolist())) > 6, "the order would not show"
     assert reports[-1] == (len(SEEDS), int(whole.success.sum())) and sorted(reports) == reports
     assert len(workers(1).all) == min(count, 4)
+
+
+def test_processes_compute_with_one_thread():
+    """Whatever this one was given."""
+    worker = workers(1).all[0]
+    number = worker.make("tests.experience.makers:Counter", start=0)
+    assert worker.call(number, "variable", name=ALONE) == worker.call(number, "threads") == "1"
 
 
 def test_one_process_is_this_one():
@@ -89,3 +98,48 @@ def test_processes_end_with_the_run():
         pass
     assert not any(worker.alive for worker in pool.all)
     assert workers(1) is not pool
+
+
+# -- where they are started --------------------------------------------------------------------------------------------
+
+
+def test_a_mistake_is_one_sentence(complaint):
+    with pytest.raises(UserError, match=r"no engine 'rai', so nothing was started; did you mean 'ray'\?"):
+        new_engine("rai")
+    with pytest.raises(UserError, match=r"--address head:6379 would change nothing; leave it out, or add --engine ray"):
+        new_engine("local", "head:6379")
+    with pytest.raises(UserError, match="--gpus 1 would change nothing"):
+        new_engine("local", gpus=1.0)
+    for gpus in (-1.0, 1.5, float("nan")):
+        with pytest.raises(UserError, match=r"Ray cannot give \S+ GPUs, so nothing was started; choose 0 to 1"):
+            new_engine("ray", gpus=gpus)
+    assert "--gpus 'two' is no number" in complaint("train", "demo.py:demo", "--gpus", "two")
+    assert "no engine 'rai'" in complaint("train", "demo.py:demo", "--engine", "rai")
+
+
+class Small(Engine):
+    """Has room for one process, and notes what happens."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def require(self, workers: int) -> None:
+        if workers > 1:
+            raise UserError("there is room for one.")
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.full
+def test_an_engine_starts_the_processes_of_its_block():
+    close_workers()  # those of the tests above
+    engine = Small()
+    with on_engine(engine):
+        pool = workers(1)
+        assert pool.engine is engine and not pool.all[0].lost
+        with pytest.raises(UserError, match="room for one"):
+            workers(2)
+    assert engine.closed == 1 and pool.all[0].lost
+    with on_engine(Engine()):
+        assert isinstance(workers(0).engine, Engine)

@@ -50,6 +50,7 @@ def test_a_person_corrects_and_the_weights_follow(learnt, untrained, tmp_path):
     assert before.keys() == after.keys()
 
 
+@pytest.mark.full
 def test_a_person_who_helps_by_degrees_is_learnt_from(learnt):
     last = learnt("helped")[-1]
     assert last["replay/corrections"] > 0 and "policy/correction_loss" in last
@@ -86,6 +87,7 @@ def test_successes_are_imitated_after_every_second_rollout(learnt, monkeypatch):
     assert steps[-1][1] == "learning from successes, 100%" != steps[0][1]
 
 
+@pytest.mark.full
 def test_a_backbone_learns_too_if_it_should_foresee_states(learnt):
     losses = [row["policy/future_state_loss"] for row in learnt("self_imitated_foreseeing")[1::2]]
     assert len(losses) == 2 and all(loss > 0 for loss in losses)

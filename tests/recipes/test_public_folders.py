@@ -85,6 +85,7 @@ def test_a_dataset_is_imitated_without_an_environment(tmp_path: Path) -> None:
     assert learnt.action_scale.offset == tuple(saved["action"]["mean"])
 
 
+@pytest.mark.full
 def test_a_suite_plays_a_downloaded_folder_with_its_options(tmp_path: Path) -> None:
     spec = VisualPointMass(1).spec
     cameras = {f"observation.images.{name}": {"type": "VISUAL", "shape": [3, 8, 8]} for name in ("near", "far")}

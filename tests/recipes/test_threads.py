@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from vla_rl.cli import choose_threads
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes import imitate
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.workers import worker_processes, workers
 from vla_rl.training.device import ALONE, alone, shared
 from vla_rl.training.fit import GroundingConfig, ImitationConfig
 
@@ -59,15 +57,6 @@ def test_a_stage_that_other_processes_run_beside_has_one_thread(environment):
     with shared():
         pass
     assert ALONE not in environment and torch.get_num_threads() == before
-
-
-def test_worker_processes_compute_with_one_thread(environment, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
-    environment["OMP_NUM_THREADS"], environment[ALONE] = "2", "3"
-    with worker_processes(""):
-        worker = workers(1).all[0]
-        number = worker.make("tests.experience.makers:Counter", start=0)
-        assert worker.call(number, "variable", name=ALONE) == worker.call(number, "threads") == "1"
 
 
 @pytest.mark.parametrize("stage", ["ground", "imitate"])

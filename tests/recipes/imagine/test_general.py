@@ -75,6 +75,7 @@ def test_cameras_of_two_sizes_go_through_recipe_and_commands(tmp_path, capsys):
     assert "Which policy is best" in (folder.path / "rank.html").read_text()
 
 
+@pytest.mark.full
 def test_a_gymnasium_task_that_is_only_seen_is_imagined(tmp_path):
     """Paid what the world model says of the task's own reward, whose agreement is among the numbers."""
     short_run = ["--loop.iterations", "1", "--evaluation.test", "4", "--evaluation.validation", "2"]

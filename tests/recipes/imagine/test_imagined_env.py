@@ -13,15 +13,11 @@ import torch
 from tests.commands import save_untrained
 from tests.recipes.imagine.runs import small_recipe
 from tests.world_models import pushing, small_models
-from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.collect import collect_trajectories
 from vla_rl.experience.demonstrations import Trajectories
-from vla_rl.experience.rollout import WindowConfig
-from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imagine.calibrated_model import (
     CalibratedModel,
     ImaginedEnvFactory,
@@ -31,11 +27,10 @@ from vla_rl.recipes.imagine.calibrated_model import (
     success_probability,
 )
 from vla_rl.recipes.imagine.plan import CollectConfig, CollectedEpisodes, RunEpisodes, collect_episodes
-from vla_rl.recipes.improve import improve
-from vla_rl.recipes.trainers import RLConfig, RunContext, generator
+from vla_rl.recipes.trainers import generator
 from vla_rl.training.loop import LoopConfig
 from vla_rl.training.tracking import RunFolder
-from vla_rl.training.world_model import CoevolutionConfig, load_world_model, save_world_model, statistics
+from vla_rl.training.world_model import CoevolutionConfig, statistics
 from world_models.config import ImaginationConfig, Limits, WorldModelConfig
 from world_models.env import ImaginedEnv
 from world_models.initial_states import KeyframeConfig
@@ -162,27 +157,6 @@ def test_imagined_environments_have_the_spec_that_their_factory_declares(collect
     assert (env.spec.time_limit, env.spec.max_chunk) == (3, 3) and env.spec.name == "imagined lift"
 
 
-def test_the_same_ppo_learns_in_an_imagined_rollout(policy, collected, tmp_path):
-    """The policy that was trained in it is the one that plays in the simulator."""
-    made = world_model(collected.learnt)
-    initial = mine_initial_states(made, collected.learnt, np.zeros(len(collected.learnt.state)), KeyframeConfig())
-    env_factory = ImaginedEnvFactory(
-        made, initial, Limits((np.inf, np.inf)), ImaginationConfig(horizon=10, deadline=10, batch_size=4)
-    )
-    method = RLConfig(
-        FlowSampler(FlowSde(0.5), LastStep(), 4), WindowConfig(4, 2), loop=LoopConfig(2, validate_every=1)
-    )
-    folder = RunFolder(tmp_path / "run", {})
-    context = RunContext(env_factory, policy, 1, OneProcess())
-    trained, _ = improve(method, context, EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4), folder)
-    lines = folder.metrics("rl")
-    assert len(lines) == 3 and lines[-1]["env/steps_total"] > 0
-    env = ENV.make(2)
-    restored = TinyVLA.from_pretrained(folder.checkpoint("best"), env.spec)
-    env.close()
-    assert restored.spec.images == trained.spec.images
-
-
 @pytest.mark.parametrize("limit, uncertainty", [(np.inf, 0.0), (-1.0, 1.0)])
 def test_truncated_calls_count_in_no_inverse_dynamics_error(policy, collected, limit, uncertainty):
     """It shows last what it showed before, and so would seem not to have moved at all."""
@@ -197,22 +171,6 @@ def test_truncated_calls_count_in_no_inverse_dynamics_error(policy, collected, l
     )
     signals = measure_rollouts(env, made, policy, range(4), torch.Generator().manual_seed(1))
     assert signals.uncertain == uncertainty and (signals.inverse_dynamics_error > 0) == (uncertainty == 0)
-
-
-def test_a_checkpoint_is_the_same_model_and_of_its_cameras(collected, tmp_path):
-    made = world_model(collected.learnt)
-    save_world_model(made, tmp_path / "world", {"limits": [1.0, 2.0]})
-    env = ENV.make(1)
-    restored, saved = load_world_model(tmp_path / "world", env.spec)
-    env.close()
-    assert saved["limits"] == [1.0, 2.0] and restored.config == made.config
-    for name, tensor in made.state_dict().items():
-        assert torch.equal(tensor, restored.state_dict()[name]), name
-    for options, what in (({"cameras": ["top"]}, "cameras"), ({"image_size": 32}, "cameras")):
-        other = ENV.with_options(**options).make(1)
-        with pytest.raises(UserError, match=f"trained for other {what}"):
-            load_world_model(tmp_path / "world", other.spec)
-        other.close()
 
 
 @pytest.mark.full
