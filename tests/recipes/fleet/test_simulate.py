@@ -50,8 +50,8 @@ def test_fleets_of_several_sizes_learn_from_one_policy_and_there_is_a_page(start
     for robots, fleet in found["fleets"].items():
         rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
         own = [row for row in rows if row["stage"] == f"robots-{robots}"]
-        assert [row["step"] for row in own] == [0, 3, 6] and own[-1]["fleet/person"] == fleet["person"] > 0
-        assert fleet["share"] == fleet["person"] / fleet["steps"] <= 0.5 and fleet["publications"] == 3
+        assert [row["step"] for row in own] == [0, 2, 4] and own[-1]["fleet/person"] == fleet["person"] > 0
+        assert fleet["share"] == fleet["person"] / fleet["steps"] <= 0.5 and fleet["publications"] == 2
         assert load_policy(tmp_path / f"run/checkpoints/robots-{robots}").version == 0
     assert found["fleets"]["2"]["episodes"] > found["fleets"]["1"]["episodes"] > 3
     page = (tmp_path / "run/report.html").read_text()
