@@ -50,7 +50,6 @@ class ImitatingTrainer(TrainerConfig):
         return context.start_flow("improvement by imitation", self.sampler, 1.0)
 
     def recorded(self, context: RunContext, policy: Trainable, needed_by: str) -> Chunks:
-        """The demonstrations of ``context``, to imitate."""
         episodes: Demonstrations = context.episodes(needed_by).with_tasks(context.env.spec().tasks)
         features = {name: item.to(context.device) for name, item in encode_episodes(policy, episodes).items()}
         flow = cast(ImitationPolicy, policy)
