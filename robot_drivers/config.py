@@ -14,6 +14,7 @@ devices of this computer, or it is refused (``vla_rl/contract/trust.py``).
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -180,7 +181,11 @@ class RobotConfig:
         """What leads to code, addresses or files that are not ours: in words, and the part as the user wrote it."""
         parts = {"driver": self.driver, "teleoperator": self.teleoperator, **self.cameras}
         for what, part in parts.items():
-            if part is not None and (reaching := next(_reaching_part(part, what in self.cameras), "")):
+            if part is None:
+                continue
+            own = [] if part.name in OURS else [f"the class {part.name!r}"]
+            places = (_reaching(name, value, what in self.cameras) for name, value in part.options.items())
+            if reaching := next(itertools.chain(own, *places), ""):
                 yield reaching, json.dumps(dataclasses.asdict(part), sort_keys=True).encode()
         if self.kinematics not in CHAINS:
             yield f"the function {self.kinematics!r}", json.dumps(self.kinematics).encode()
@@ -215,13 +220,6 @@ class RobotConfig:
             seconds=float(seconds),
             home=None if home is None else tuple(map(float, home)),
         )
-
-
-def _reaching_part(part: Part, camera: bool) -> Iterator[str]:
-    if part.name not in OURS:
-        yield f"the class {part.name!r}"
-    for name, value in part.options.items():
-        yield from _reaching(name, value, nested=camera)
 
 
 def _reaching(name: str, value: Any, nested: bool = False) -> Iterator[str]:

@@ -238,7 +238,7 @@ class Control:
 
     def _listen(self) -> None:
         for message in self._inbox.poll():
-            self._understand("the owner", self._handle, message)
+            self._understand("the owner", lambda told: self._handlers[told["kind"]](told), message)
         if self._inbox.gone:
             self.finish(f"its owner is gone: {self._inbox.gone}")
         for message in self._teleoperator.poll() if self._teleoperator else []:
@@ -250,9 +250,6 @@ class Control:
                 error=f"The teleoperator is gone ({self._teleoperator.gone}), so nobody can take over and the arm is "
                 "held; look at it and begin again.",
             )
-
-    def _handle(self, message: Mapping[str, Any]) -> None:
-        self._handlers[message["kind"]](message)
 
     def _understand(self, who: str, act: Callable[[Any], None], message: Any) -> None:
         """Do what ``message`` asks for; one that cannot be understood changes nothing, and the owner is told."""

@@ -13,7 +13,7 @@ import inspect
 import math
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -141,7 +141,7 @@ class Imperfections:
     lost_measurements: float = 0.0
     lost_frames: float = 0.0
     noise: float = 0.0
-    offsets: tuple[float, ...] = ()
+    offsets: Sequence[float] = ()
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -343,7 +343,7 @@ class SimulatedRobot:
         Raises ContractError for an environment that is not commanded by joint positions.
         """
         self._simulated = Simulated(env, options or {}, **motors)
-        self._imperfections = Imperfections(**_tuples(imperfections or {}))
+        self._imperfections = Imperfections(**(imperfections or {}))
         self.env_spec: EnvSpec = env_spec_of(self._simulated)
         self._spec = robot_spec(self._simulated, self.env_spec)
         self._hardware: Hardware | None = None
@@ -412,11 +412,6 @@ class SimulatedRobot:
         if self._hardware is None:
             raise DriverError(f"{self.spec.name} is not connected, so it cannot be used; call connect() first.")
         return self._hardware
-
-
-def _tuples(imperfections: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no tuples."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in imperfections.items()}
 
 
 if __name__ == "__main__":

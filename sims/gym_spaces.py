@@ -43,11 +43,16 @@ class Leaf:
             ) from error
         value = on_host(whole)
         if value.dtype.kind not in "biuf" or value.size != math.prod(self.space.shape or ()):
-            raise ContractError(
-                f"the observation{_called(self)} of {self.owner!r} is {value.dtype}{list(value.shape)} but "
-                f"{short(self.space)} is declared, so it would be misread; correct the space or the environment."
-            )
+            raise self.misread("observation", f"{value.dtype}{list(value.shape)}")
         return value
+
+    def misread(self, what: str, found: str) -> ContractError:
+        """The sentence about a value ``found`` that is not of this space."""
+        name = f" {self.name!r}" if self.path else ""
+        return ContractError(
+            f"the {what}{name} of {self.owner!r} is {found} but {short(self.space)} is declared, so it would be "
+            "misread; correct the space or the environment."
+        )
 
 
 def leaves(space: Space[Any], path: Path = (), owner: str = "") -> Iterator[Leaf]:
@@ -237,10 +242,7 @@ def _indices(space: Discrete | MultiDiscrete) -> tuple[np.ndarray, np.ndarray]:
 def _one_hot(leaf: Leaf, value: np.ndarray, start: np.ndarray, counts: np.ndarray) -> np.ndarray:
     index = np.ravel(value) - start
     if not ((index >= 0) & (index < counts) & (index == np.rint(index))).all():
-        raise ContractError(
-            f"the observation{_called(leaf)} of {leaf.owner!r} is {np.ravel(value).tolist()}, which is not in its "
-            f"space {short(leaf.space)}, so it would be misread; correct the space or the environment."
-        )
+        raise leaf.misread("observation", str(np.ravel(value).tolist()))
     hot = np.zeros(int(counts.sum()), np.float32)
     hot[np.cumsum(counts) - counts + index.astype(int)] = 1
     return hot
@@ -255,10 +257,7 @@ def _is_image(space: Space[Any]) -> bool:
 def _image(leaf: Leaf, value: np.ndarray) -> np.ndarray:
     """``value``; raises ContractError unless it is uint8 of the declared shape: others would be shown dark or torn."""
     if value.dtype != np.uint8 or value.shape != leaf.space.shape:
-        raise ContractError(
-            f"the picture{_called(leaf)} of {leaf.owner!r} is {value.dtype}{list(value.shape)} but {short(leaf.space)} "
-            "is declared, so it would be misread; correct the space or the environment."
-        )
+        raise leaf.misread("picture", f"{value.dtype}{list(value.shape)}")
     return value
 
 

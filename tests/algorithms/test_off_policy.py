@@ -26,7 +26,7 @@ from tests.toys import TwoProcesses, bandit, seeded
 from vla_rl.algorithms.guard import FallbackConfig, ReleaseConfig
 from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig, swapped
 from vla_rl.algorithms.ppo import PPO
-from vla_rl.algorithms.residual_td3 import ConservativeConfig, ResidualTD3
+from vla_rl.algorithms.residual_td3 import ResidualTD3
 from vla_rl.contract.batch import OneProcess, Reducer
 from vla_rl.contract.errors import NonFiniteError, UserError
 from vla_rl.experience.curriculum import SeedStream
@@ -281,20 +281,6 @@ def test_nobody_learns_while_a_process_has_nothing_to_draw():
         return made.steps
 
     assert both(work) == [0, 0]
-
-
-def test_processes_may_draw_different_noise():
-    """Smoothed targets, Cal-QL's draws and the critics of the minimum follow each process's own generator."""
-
-    def work(reducer: Reducer, rows: slice) -> torch.Tensor:
-        made = learner(reducer, rows, num_min_q=2, target_noise=0.2, conservative=ConservativeConfig())
-        made.generator = seeded(reducer.rank)
-        for _ in range(12):
-            made.step()
-        return made.policy.w.detach()
-
-    one, other = both(work)
-    assert torch.equal(one, other) and bool(one.isfinite().all())
 
 
 @pytest.mark.parametrize(

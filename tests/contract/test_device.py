@@ -17,7 +17,6 @@ from vla_rl.contract.tracker import (
     FAILURES,
     SUCCESS,
     TIME_LIMIT,
-    Causes,
     DeviceTracker,
     EpisodeTracker,
     read,
@@ -208,17 +207,3 @@ def test_a_cause_terminates_or_truncates(cause, name, terminated, truncated):
     assert book.done.tolist() == [False, cause != 0, False]
     book.end(np.array([0]), np.array([True]), np.array([SUCCESS]))
     assert flags["cause"] == ("", name, ""), "those of a step stay as they were"
-
-
-def test_causes_are_codes_that_behave_as_a_tuple_of_strings():
-    causes = Causes(np.array([0, 2, 1, 2], np.int8), ("", "success", "fell"))
-    texts = ("", "fell", "success", "fell")
-    assert causes == texts and texts == causes and list(texts) == causes and tuple(causes) == texts
-    assert causes != texts[:3] and causes != ("", "fell", "success", "") and causes != "abcd"
-    assert causes == Causes(causes.codes.copy(), causes.table) and causes != Causes(causes.codes[::-1], causes.table)
-    assert causes == Causes(np.array([2, 1, 0, 1]), ("success", "fell", ""))  # another table
-    assert causes[1] == "fell" and causes[-2] == "success" and causes[1:3] == ("fell", "success") and len(causes) == 4
-    assert causes.count("fell") == 2 and causes.count("unheard of") == 0 and "success" in causes
-    assert np.asarray(causes).tolist() == np.array(causes, object).tolist() == list(texts) and repr(causes) == repr(
-        texts
-    )

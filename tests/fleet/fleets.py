@@ -5,28 +5,17 @@ from __future__ import annotations
 import hashlib
 import queue
 import threading
-import time
 import uuid
-from collections.abc import Callable
 
 import grpc
 import pytest
 
-from tests.patience import PATIENCE
 from vla_rl.contract import wire
 from vla_rl.fleet import fleet_pb2 as pb
 from vla_rl.fleet.ledger import ConflictError, GapError, Receipt, RefusedError
 from vla_rl.fleet.protocol import PROTOCOL, STREAM, Clock, call_path, open_channel
 from vla_rl.fleet.record import NO_HASH, FleetRecord, Sender
 from vla_rl.fleet.releases import MissingError
-
-
-def wait_until(reached: Callable[[], object]) -> None:
-    """Until a state is reached, however long that takes on this machine."""
-    end = time.monotonic() + PATIENCE
-    while not reached():
-        assert time.monotonic() < end, "this state is never reached"
-        time.sleep(0.005)
 
 
 class JumpingClock(Clock):

@@ -11,8 +11,9 @@ import grpc
 import msgpack
 import pytest
 
-from tests.fleet.fleets import Hand, hello, spool_of, wait_until
+from tests.fleet.fleets import Hand, hello, spool_of
 from tests.fleet.fuzz import decoders, fuzz
+from tests.patience import wait_until
 from vla_rl.contract import wire
 from vla_rl.contract.errors import ContractError
 from vla_rl.fleet import fleet_pb2 as pb

@@ -7,7 +7,8 @@ from datetime import timedelta
 import grpc
 import pytest
 
-from tests.fleet.fleets import Hand, hello, spool_of, wait_until
+from tests.fleet.fleets import Hand, hello, spool_of
+from tests.patience import wait_until
 from vla_rl.contract.errors import UserError
 from vla_rl.fleet import fleet_pb2 as pb
 from vla_rl.fleet.identity import Authority, Credentials, Revoked, load_credentials, now

@@ -18,8 +18,9 @@ import pytest
 
 from tests.docs.conftest import ROOT
 from tests.fleet.checkpoints import KEY, PUBLISHED, SPEC_HASH, TRUSTED, checkpoint, content
-from tests.fleet.fleets import MemorySpool, wait_until
+from tests.fleet.fleets import MemorySpool
 from tests.fleet.records import chained, episode, introduction, step
+from tests.patience import wait_until
 from vla_rl.cli import main
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import load_demonstrations

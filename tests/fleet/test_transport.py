@@ -10,7 +10,8 @@ from contextlib import ExitStack, suppress
 import grpc
 import pytest
 
-from tests.fleet.fleets import Hand, MemoryPolicies, MemorySpool, hello, spool_of, wait_until
+from tests.fleet.fleets import Hand, MemoryPolicies, MemorySpool, hello, spool_of
+from tests.patience import wait_until
 from vla_rl.contract.errors import UserError
 from vla_rl.fleet import fleet_pb2 as pb
 from vla_rl.fleet import transport

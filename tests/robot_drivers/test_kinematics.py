@@ -41,7 +41,7 @@ def test_the_so101_is_stretched_out_forward_at_zero():
 
 
 def test_the_simulated_so101_is_the_same_arm():
-    arm = pytest.importorskip("sims.mujoco.so101")
+    arm = pytest.importorskip("sims.mujoco.tasks.so101")
     for link, simulated in zip(SO101.links, arm.LINKS, strict=True):
         np.testing.assert_allclose(link.offset, simulated.position, atol=1e-6)
         np.testing.assert_allclose(link.rotation, simulated.quaternion, atol=1e-6)

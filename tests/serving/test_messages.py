@@ -64,18 +64,16 @@ def test_what_no_format_holds_is_not_sent(through, wrong):
 # -- hostile arrays ----------------------------------------------------------------------------------------------------
 
 
-def as_openpi(dtype: Any, shape: Any, data: Any) -> None:
-    openpi.unpack(msgpack.packb({"x": {b"__ndarray__": True, b"dtype": dtype, b"shape": shape, b"data": data}}))
+def as_openpi(**array: Any) -> None:
+    openpi.unpack(msgpack.packb({"x": {b"__ndarray__": True, **{name.encode(): item for name, item in array.items()}}}))
 
 
-def as_vla_eval(dtype: Any, shape: Any, data: Any) -> None:
-    array = {"__ndarray__": True, "dtype": dtype, "shape": shape, "data": data}
-    vla_eval.unpack(framed({"x": array}))
+def as_vla_eval(**array: Any) -> None:
+    vla_eval.unpack(framed({"x": {"__ndarray__": True, **array}}))
 
 
-def as_raw_image(dtype: Any, shape: Any, data: Any) -> None:
-    image = {"__image__": True, "format": "raw", "dtype": dtype, "shape": shape, "data": data}
-    vla_eval.unpack(framed({"x": image}))
+def as_raw_image(**array: Any) -> None:
+    vla_eval.unpack(framed({"x": {"__image__": True, "format": "raw", **array}}))
 
 
 def framed(payload: Any, **changes: Any) -> bytes:
@@ -89,31 +87,23 @@ def framed(payload: Any, **changes: Any) -> bytes:
     ("dtype", "shape", "data", "sentence"),
     [
         ("|O", [1], b"\0" * 8, "an array of dtype '|O', so it is refused"),
-        ("O", [1], b"\0" * 8, "an array of dtype 'O', so it is refused"),
-        ("|V8", [1], b"\0" * 8, "an array of dtype"),
         ("<f4,<f4", [1], b"\0" * 8, "an array of dtype"),
-        ("(2,)<f4", [1], b"\0" * 8, "an array of dtype"),
         ("<U2", [1], b"\0" * 8, "an array of dtype"),
         ("<c8", [1], b"\0" * 8, "an array of dtype"),
-        ("<M8[s]", [1], b"\0" * 8, "an array of dtype"),
-        ("<f16", [1], b"\0" * 16, "an array of dtype"),
         ("|b4", [2], b"\0" * 8, "an array of dtype"),
         (b"<f4", [2], b"\0" * 8, "an array of dtype"),
-        (None, [2], b"\0" * 8, "an array of dtype"),
         ("<f4", [3], b"\0" * 8, "8 bytes as float32[3], which does not fit"),
         ("<f4", [-2], b"\0" * 8, "an array of shape [-2]"),
         ("<f4", [1 << 62, 0, 1 << 62], b"x", "1 bytes as float32"),
         ("<f4", [1] * 9, b"\0" * 4, "an array of shape"),
         ("<f4", [True, 2], b"\0" * 8, "an array of shape"),
-        ("<f4", [2.0], b"\0" * 8, "an array of shape"),
         ("<f4", 2, b"\0" * 8, "an array of shape 2"),
         ("<f4", [2], "12345678", "a str as float32[2], which does not fit"),
-        ("<f4", [2], [0] * 8, "a list as float32[2]"),
     ],
 )
 def test_an_array_that_is_none_is_refused(read, dtype, shape, data, sentence):
     with pytest.raises(ContractError) as refused:
-        read(dtype, shape, data)
+        read(dtype=dtype, shape=shape, data=data)
     assert sentence in str(refused.value)
 
 
@@ -129,16 +119,13 @@ def test_bools_are_true_or_false_whatever_their_bytes():
     [
         b"",
         b"\xc1",
-        b"\x81",
         msgpack.packb({"a": 1})[:-1],
         msgpack.packb({"a": 1}) + b"x",
         msgpack.packb([1]),
-        msgpack.packb(3),
         msgpack.packb({1: 2}),
         msgpack.packb({"a": msgpack.ExtType(4, b"x")}),
         b"\x81\xa1a" * 5000 + b"\x01",
         b"\x81\xa1a\xa1\xff",
-        b"\xdf\xff\xff\xff\xff",
         b"\x81\xa1a\xdd\xff\xff\xff\xff",
         b"\x81\xa1a\xc6\xff\xff\xff\xff",
     ],
@@ -201,14 +188,11 @@ def bomb() -> bytes:
     ("data", "shape"),
     [
         (encoded(PICTURE), [5, 7, 4]),
-        (encoded(PICTURE), [7, 5, 3]),
         (encoded(PICTURE), None),
         (encoded(PICTURE)[:-30], [5, 7, 3]),
         (encoded(PICTURE, "BMP"), [5, 7, 3]),
-        (encoded(PICTURE, "TIFF"), [5, 7, 3]),
         (bomb(), [30_000, 30_000, 3]),
         (b"", [5, 7, 3]),
-        ("text", [5, 7, 3]),
         (None, [5, 7, 3]),
     ],
 )

@@ -33,7 +33,7 @@ def test_a_step_before_the_first_reset_is_refused(env):
 
 @pytest.mark.parametrize("name", entries_that_run_here())
 def test_declared_equals_delivered(name):
-    with closing(make(name, num_envs=3, **needed_options(name))) as made:
+    with closing(make(name, num_envs=2, **needed_options(name))) as made:
         delivers(made)
 
 

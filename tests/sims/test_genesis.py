@@ -111,15 +111,6 @@ def test_without_genesis_both_ways_to_get_it_are_named(monkeypatch):
         make(2)
 
 
-def test_errors_are_reported_as_before(monkeypatch, tmp_path):
-    (tmp_path / "genesis.py").write_text("import sys\n_initialized, backend, cpu = True, 1, 1\nsys.excepthook = None\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "genesis", raising=False)
-    monkeypatch.setattr(sys, "excepthook", hook := lambda *error: None)
-    assert engine("cpu").__name__ == "genesis" and sys.excepthook is hook
-    del sys.modules["genesis"]
-
-
 @pytest.fixture
 def present(monkeypatch):
     """A package ``genesis`` as far as setting it up goes."""

@@ -18,7 +18,6 @@ from sims.gym import PHYSICS, GymEnv
 from vla_rl.contract.check import check_env
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.task import RANDOMIZATION
-from vla_rl.policies.normalization import Affine
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "gym.py"
 HALF_CHEETAH = {"id": "HalfCheetah-v5", "time_limit": 12}
@@ -117,13 +116,6 @@ def test_privileged_entries_leave_the_state():
     obs = env.step(np.full((3, 1, 1), 2.0)).obs
     assert np.array_equal(obs.state, np.ones((3, 1))) and np.array_equal(obs.extras["privileged/action"], [[20]] * 3)
     assert not obs.public().extras
-
-
-def test_infinite_bounds_are_declared_and_ask_for_statistics():
-    spec = countdown().spec
-    assert spec.state.low == (-np.inf,) * 2 and spec.action.high == (2.0,)
-    with pytest.raises(ContractError, match="normalize by statistics of data"):
-        Affine.from_bounds(spec.state)
 
 
 @pytest.mark.parametrize(

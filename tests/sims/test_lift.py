@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sims.catalog import make
-from sims.mujoco.canvas import available_backends, open_context
+from sims.mujoco.canvas import open_context
 from sims.mujoco.render import Renderer, project
 from sims.mujoco.scene import CUBES_QPOS
 from sims.mujoco.tabletop import HOLD_STEPS, LIFT_HEIGHT, SPACING
@@ -264,11 +264,11 @@ def _seeded(obs, env):
 
 
 def test_the_expert_succeeds_and_needs_no_state(lift):
-    env = lift(64)
+    env = lift(32)
     for horizon in (5, 1):
-        step, _ = play(env, np.arange(1000, 1064), horizon=horizon)
-        assert step.success.sum() >= 63 and 12 < np.median(step.obs.time) < 45
-    obs = env.reset(np.arange(64), np.arange(64))
+        step, _ = play(env, np.arange(1000, 1032), horizon=horizon)
+        assert step.success.sum() >= 31 and 12 < np.median(step.obs.time) < 45
+    obs = env.reset(np.arange(32), np.arange(32))
     assert np.array_equal(LiftExpert().act(obs), LiftExpert().act(obs))
 
 
@@ -315,11 +315,6 @@ def test_state_only_environments_need_no_opengl(lift, monkeypatch):
         assert env.reset([0, 1], [1, 2]).images == {} == env.spec.images
     with pytest.raises(UserError, match="MUJOCO_GL='off'"):
         lift(2, render=True).reset([0], [1])
-
-
-def test_a_backend_that_works_is_found_and_probing_names_reasons():
-    found = available_backends()
-    assert set(found) == {"egl", "osmesa"} and "works" in found.values() and all(found.values())
 
 
 def test_labelled_scenes_point_at_the_named_cube():

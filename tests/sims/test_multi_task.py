@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -83,9 +82,8 @@ def test_members_that_are_not_played_are_not_stepped(env, monkeypatch):
     assert len(calls) == 1
 
 
-def test_members_in_other_processes_compute_at_the_same_time(tmp_path, monkeypatch):
+def test_members_in_other_processes_compute_at_the_same_time(tmp_path):
     """No step of theirs ends before both have begun, whichever is played first; the third computes here."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
     options = {"env": "tests.sims.isolation.troubled:meeting", "options": {"folder": str(tmp_path), "count": 2}}
     envs = [{"env": "isolated", "options": options}, "point_mass", {"env": "isolated", "options": options}]
     with closing(make("multi_task", num_envs=3, envs=envs)) as env:

@@ -53,7 +53,7 @@ def scene(table, **parameters):
 
 @pytest.mark.parametrize(
     ("env", "parameters"),
-    [("lift", ALL), ("mixed", ALL), ("point_mass", LATE_AND_NOISY), ("counting", LATE_AND_NOISY)],
+    [("lift", ALL), pytest.param("mixed", ALL, marks=pytest.mark.full), ("counting", LATE_AND_NOISY)],
 )
 def test_every_parameter_at_once_keeps_the_contract(build, env, parameters):
     made = build("randomize", num_envs=3, env=env, parameters=parameters)

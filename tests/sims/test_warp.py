@@ -255,6 +255,7 @@ def test_a_decision_waits_for_the_device_once(there):
     assert ended == 3
 
 
+@pytest.mark.full
 def test_on_the_device_an_episode_is_that_on_the_host(there, lift):
     env, _ = there
     rng, seeds = np.random.default_rng(0), np.array([4, 5, 6])

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from tests.world_models.test_backbones import ACTION_WIDTH, CONTEXT, FRAMES, MAPS, call, numbers, random_pictures
-from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import UserError
 from world_models.backbones.wan import Lora, LoraLinear, WanConfig, WanFolder, WanSizes, WanVideo
 
@@ -179,8 +178,3 @@ def test_without_diffusers_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "diffusers", None)
     with pytest.raises(UserError, match=r"diffusers with Wan is not installed.*pip install 'vla-rl\[world\]'"):
         build()
-
-
-def test_configs_come_back_from_json():
-    for config in (WanConfig(), WanConfig(WanFolder("somewhere"), lora=None), WanConfig(WanSizes(depth=1))):
-        assert from_json(json.loads(json.dumps(to_json(config)))) == config

@@ -18,7 +18,7 @@ from vla_rl.recipes.imagine.play import Play, serve, steering_of
 from vla_rl.recipes.imagine.recipe import SavedRun, find_run
 from vla_rl.recipes.imagine.rollout import Rollout, write_rollout
 from vla_rl.recipes.recipe import require_recipe, run_in
-from vla_rl.recipes.terminal import console, sigterm_like_ctrl_c
+from vla_rl.recipes.terminal import console, say_the_way, sigterm_like_ctrl_c
 from vla_rl.training.tracking import RunFolder, config_of, write_json
 
 Options = TypeVar("Options")
@@ -113,11 +113,8 @@ def play(arguments: Sequence[str]) -> None:
     run = SavedRun.load(folder)
     steering, policy = steering_of(run, config.steps)
     with sigterm_like_ctrl_c(), serve(steering, str(run.folder), policy, config.port) as server:
-        port = server.server_port
-        console.print(f"steer it at http://127.0.0.1:{port}  (Ctrl-C ends it)")
-        console.print(
-            f"  from another machine: ssh -L {port}:127.0.0.1:{port} THIS_MACHINE, then the same address there"
-        )
+        console.print(f"steer it at http://127.0.0.1:{server.server_port}  (Ctrl-C ends it)")
+        say_the_way(server.server_port)
         try:
             server.serve_forever()
         except KeyboardInterrupt as stop:

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -92,25 +91,17 @@ def _config(show: Console, target: str, given: Sequence[str]) -> None:
     if given:
         config = override(config, given, f"vla-rl inspect {target}")
     show.print(tree(target, to_json(config)))
-    if hasattr(config, "rl"):
-        _run_of(show, config)
+    if rl := getattr(config, "rl", None):
+        from vla_rl.recipes.memory import show_memory
+
+        algorithm = type(rl.algorithm).__name__.removesuffix("Config")
+        facts = [("one rollout", f"{rl.experience}"), ("algorithm", algorithm)]
+        show.print(table("sizes", ("", ""), [*facts, ("whole run", f"{rl.loop.iterations} iterations")]))
+        show_memory(show, config)
     elif hasattr(config, "env") and hasattr(config, "new"):
         from vla_rl.recipes.memory import untrained
 
         show.print(sizes(untrained(config.new, config.env.spec())))
-
-
-def _run_of(show: Console, config: Any) -> None:
-    rl = config.rl
-    facts = [
-        ("one rollout", f"{rl.experience}"),
-        ("algorithm", type(rl.algorithm).__name__.removesuffix("Config")),
-        ("whole run", f"{rl.loop.iterations} iterations"),
-    ]
-    show.print(table("sizes", ("", ""), facts))
-    from vla_rl.recipes.memory import show_memory
-
-    show_memory(show, config)
 
 
 # -- simulators in installations of their own --------------------------------------------------------------------------

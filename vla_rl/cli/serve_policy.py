@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -17,7 +16,7 @@ from vla_rl.policies.pretrained import default_options, load_policy
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import checkpoint_of
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
-from vla_rl.recipes.terminal import console, sigterm_like_ctrl_c
+from vla_rl.recipes.terminal import console, print_log, say_the_way, sigterm_like_ctrl_c
 from vla_rl.recipes.trainers import placed
 from vla_rl.serving.access import Access, find_api_key
 from vla_rl.serving.openpi import OpenpiServer
@@ -71,13 +70,10 @@ def serve_policy(arguments: Sequence[str]) -> None:
     spec = config.env.spec() if config.env.name else None
     policy = placed(load_policy(checkpoint, spec, config.vla), resolve_device(config.device))
     with sigterm_like_ctrl_c(), PROTOCOLS[config.protocol](config, policy, access) as server:
-        _print_log()
+        print_log(log)
         console.print(f"{checkpoint} is served by the protocol {config.protocol} at {server.url}  (Ctrl-C ends it)")
-        port = server.server_address[1]
         if is_loopback(config.host):
-            console.print(
-                f"  from another machine: ssh -L {port}:127.0.0.1:{port} THIS_MACHINE, then the same address there"
-            )
+            say_the_way(server.server_address[1])
         try:
             server.serve_forever()
         except KeyboardInterrupt as stop:
@@ -95,9 +91,3 @@ def _openpi(config: ServePolicy, policy: Policy, access: Access) -> Listener:
 
 
 PROTOCOLS: dict[str, Callable[[ServePolicy, Policy, Access], Listener]] = {"vla-eval": _vla_eval, "openpi": _openpi}
-
-
-def _print_log() -> None:
-    """Who comes, leaves and is refused, on standard error."""
-    log.setLevel(logging.INFO)
-    log.addHandler(logging.StreamHandler())

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from vla_rl.cli.override import override, take_option
 from vla_rl.contract.config import check_limits
@@ -17,6 +17,7 @@ from vla_rl.recipes.config_files import file_of, load_config
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
 from vla_rl.recipes.terminal import bar, console
 
+Number = TypeVar("Number", int, float)
 USAGE = """vla-rl train FILE.py:function [options] [--field value ...]
 vla-rl train --resume RUN
 
@@ -50,7 +51,7 @@ def train(arguments: Sequence[str]) -> None:
     stopped, others = take_option(rest, "--resume", "")
     from vla_rl.recipes.workers import new_engine, on_engine
 
-    with on_engine(new_engine(engine, address, _number("--gpus", gpus))):
+    with on_engine(new_engine(engine, address, _number("--gpus", gpus, float))):
         if stopped:
             _resume(stopped, others)
         else:
@@ -73,7 +74,8 @@ def _begin(arguments: list[str]) -> None:
         processes, rest = take_option(rest, "--processes", processes)
     recipe = override(load_config(target), rest, f"vla-rl train {target}")  # a mistake is said before any run starts
     if seeds:
-        train_seeds(target, _count("--seeds", seeds), Path(out), rest, _count("--processes", processes))
+        count, at_a_time = _number("--seeds", seeds, int), _number("--processes", processes, int)
+        train_seeds(target, count, Path(out), rest, at_a_time)
         return
     run(recipe, out, file_of(target))
 
@@ -84,17 +86,11 @@ def _resume(stopped: str, others: Sequence[str]) -> None:
     resume(stopped, lambda config: override(config, others, f"vla-rl train --resume {stopped}") if others else config)
 
 
-def _number(name: str, given: str) -> float:
+def _number(name: str, given: str, kind: Callable[[str], Number]) -> Number:
     try:
-        return float(given)
+        return kind(given)
     except ValueError as error:
-        raise UserError(f"{name} {given!r} is no number, so nothing was run; write for example {name} 1.") from error
-
-
-def _count(name: str, given: str) -> int:
-    if not given.isdigit():
-        raise UserError(f"{name} {given!r} is no number, so nothing was run; write for example {name} 3.")
-    return int(given)
+        raise UserError(f"{name} {given!r} is no number, so nothing was run; write for example {name} 3.") from error
 
 
 DEMO = "demo.py:demo"

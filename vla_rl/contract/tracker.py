@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import reduce
 from math import prod
 from operator import and_
-from typing import Any, TypeAlias, TypeGuard, overload
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -28,49 +28,6 @@ Advance: TypeAlias = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.nda
 
 Returns reward [R], success bool [R], and the codes of the causes of ends int [R], 0 while an episode runs.
 """
-
-
-class Causes(Sequence[str]):
-    """``Step.cause`` of ``E`` environments: a code for each and a table of texts, instead of ``E`` strings a step.
-
-    It behaves as a tuple of the strings and equals one.
-    """
-
-    def __init__(self, codes: np.ndarray, table: tuple[str, ...]) -> None:
-        """``codes`` int [E] index ``table``; they are not copied."""
-        self.codes, self.table = codes, table
-
-    def __len__(self) -> int:
-        return len(self.codes)
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Causes: ...
-
-    def __getitem__(self, index: int | slice) -> str | Causes:
-        return Causes(self.codes[index], self.table) if isinstance(index, slice) else self.table[self.codes[index]]
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, Causes) and other.table == self.table:
-            return np.array_equal(self.codes, other.codes)
-        if isinstance(other, Sequence) and not isinstance(other, str):
-            return len(self) == len(other) and all(map(str.__eq__, self, other))
-        return NotImplemented
-
-    __hash__ = None  # type: ignore[assignment]  # as of a list: the codes are an array
-
-    def __repr__(self) -> str:
-        return repr(tuple(self))
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        texts: np.ndarray = np.array(self.table, object)[self.codes]
-        return texts.astype(dtype or object)
-
-    def count(self, value: str) -> int:
-        """How many environments have the cause ``value``."""
-        return int((self.codes == self.table.index(value)).sum()) if value in self.table else 0
 
 
 class EpisodeTracker:
@@ -105,7 +62,7 @@ class EpisodeTracker:
     def flags(self) -> dict[str, Any]:
         """Copies of the fields of a Step that say how episodes ended."""
         flags: dict[str, Any] = {name: getattr(self, name).copy() for name in ("terminated", "truncated", "success")}
-        return flags | {"cause": Causes(self.cause.copy(), self.causes)}
+        return flags | {"cause": tuple(np.array(self.causes, object)[self.cause].tolist())}
 
     def execute(
         self, chunk: Any, spec: EnvSpec, observe: Observe, advance: Advance, look: Callable[[], Observation]

@@ -244,16 +244,17 @@ class Comparison(EngineOptions):
         for task in tasks:
             for function in (task.imitate, *task.methods.values()):
                 load_config(f"{self.config}:{function}")  # an unknown name should be known before hours of work
-        first = [self._imitation(task, seed) for task in tasks for seed in self.seeds]
+        first = [
+            Cell(task.out / f"imitate-{seed}", f"{self.config}:{task.imitate}", ("--seed", str(seed)))
+            for task in tasks
+            for seed in self.seeds
+        ]
         second = [self._cell(task, name, seed) for task in tasks for seed in self.seeds for name in task.methods]
         run_sweep(out, {"imitate": first, "improve": second}, self.processes)
         compared = [self._compared(task, name) for task in tasks for name in task.methods]
         write_json(out / "results.json", [row for item in compared for curve in item.curves.values() for row in curve])
         before = {task.name: {seed: self._before(task, seed) for seed in self.seeds} for task in tasks}
         write_page(out / "report.html", compared, before, self.target, f"vla-rl compare {self.preset}")
-
-    def _imitation(self, task: Task, seed: int) -> Cell:
-        return Cell(task.out / f"imitate-{seed}", f"{self.config}:{task.imitate}", ("--seed", str(seed)))
 
     def _cell(self, task: Task, name: str, seed: int) -> Cell:
         start = task.out / f"imitate-{seed}"
@@ -415,10 +416,7 @@ def _results(report: Report, chosen: Sequence[Compared], before: Mapping[int, Js
     header = ["", "points gained over imitation, by seed", f"control steps to {target:.0%}, by seed", "seconds"]
     steps = f"{target:.0%} is reached at the first of two validations in a row that are at least as good."
     report.table(header, [_cost(item, before, target) for item in ordered], steps)
-    if worse := [item for item in ordered if min(item.gains(before)) < 0]:
-        report.text(
-            "\n".join(f"- **Worse than imitation: {_worse_seeds(item, before)}.** {_found(item)}" for item in worse)
-        )
+    report.text("\n".join(_worse(item, before) for item in ordered if min(item.gains(before)) < 0))
     rates = {name: {seed: Rate(**rate) for seed, rate in found.items()} for name, found in reached.items()}
     report.bars("Test success", seed_bars(rates, "imitation"))
 
@@ -434,13 +432,9 @@ def _cost(item: Compared, before: Mapping[int, JsonMapping], target: float) -> l
     ]
 
 
-def _worse_seeds(item: Compared, before: Mapping[int, JsonMapping]) -> str:
-    """Its name, and the seeds on which it is worse."""
-    lost = {seed: gain for seed, gain in zip(item.after, item.gains(before), strict=True) if gain < 0}
-    return f"{item.name} on " + ", ".join(f"seed {seed} ({100 * gain:+.1f} points)" for seed, gain in lost.items())
-
-
-def _found(item: Compared) -> str:
-    """What its description says after the first paragraph."""
-    found = " ".join(item.about.partition("\n\n")[2].split())
-    return found or "Why has not been found out."
+def _worse(item: Compared, before: Mapping[int, JsonMapping]) -> str:
+    """The seeds on which it is worse, and what its description says after the first paragraph."""
+    gains = zip(item.after, item.gains(before), strict=True)
+    lost = ", ".join(f"seed {seed} ({100 * gain:+.1f} points)" for seed, gain in gains if gain < 0)
+    found = " ".join(item.about.partition("\n\n")[2].split()) or "Why has not been found out."
+    return f"- **Worse than imitation: {item.name} on {lost}.** {found}"

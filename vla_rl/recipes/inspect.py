@@ -17,6 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -125,12 +126,8 @@ def _try(folder: Path, spec: EnvSpec, reopen: _Open) -> list[Checked]:
     env = sims.make_env(spec.name, NUM_ENVS)
     if env.spec.images != spec.images:  # trained with other cameras or picture sizes than the environment's default
         env.close()
-        env = sims.make_env(
-            spec.name,
-            NUM_ENVS,
-            cameras=tuple(spec.images),
-            image_size=max(item.shape[0] for item in spec.images.values()),
-        )
+        pictures = {"cameras": tuple(spec.images), "image_size": max(item.shape[0] for item in spec.images.values())}
+        env = sims.make_env(spec.name, NUM_ENVS, **pictures)
     return _play(folder, reopen, env)
 
 
@@ -148,7 +145,12 @@ def show_environment(show: Console, name: str, options: Mapping[str, object]) ->
     """Print the environment ``name`` with ``options``; raises ContractError when it does not keep the contract."""
     with closing(sims.make_env(name, NUM_ENVS, **options)) as env:
         show_spec(show, env.spec, getattr(env, "success_from", ""))
-        show.print(_parameters(name, options))
+        varied = [
+            (one.name, f"{one.nominal:g}", f"{one.low:g} .. {one.high:g}", one.unit, one.meaning)
+            for one in sims.parameters_of(name, options)
+        ]
+        columns = ("parameter", "nominal", "range", "unit", "")
+        show.print(table("what --env randomize can vary in it", columns, varied))
         show.print(checked_table(f"{name}, {NUM_ENVS} environments: declared equals delivered", check_env(env)))
 
 
@@ -166,21 +168,10 @@ def show_spec(show: Console, spec: EnvSpec, success_from: str = "") -> None:
     for name in ("state", "action"):
         show.print(table(f"entries of {name}", ("name", "range", "unit"), _entries(arrays[name])))
     limit = f"{spec.time_limit} control steps of {spec.control_dt:g} s; chunks of up to {spec.max_chunk}"
-    facts = [
-        ("tasks", "\n".join(spec.tasks)),
-        ("time limit", limit),
-        ("success", ": ".join(filter(None, (spec.success or "none, compare returns", success_from)))),
-    ]
-    facts += [("device", spec.device), ("snapshots", "yes" if spec.can_snapshot else "no"), ("profile", spec.profile)]
+    success = ": ".join(filter(None, (spec.success or "none, compare returns", success_from)))
+    facts = [("tasks", "\n".join(spec.tasks)), ("time limit", limit), ("success", success), ("device", spec.device)]
+    facts += [("snapshots", "yes" if spec.can_snapshot else "no"), ("profile", spec.profile)]
     show.print(table("episodes", ("", ""), facts))
-
-
-def _parameters(name: str, options: Mapping[str, object]) -> Table:
-    rows = [
-        (one.name, f"{one.nominal:g}", f"{one.low:g} .. {one.high:g}", one.unit, one.meaning)
-        for one in sims.parameters_of(name, options)
-    ]
-    return table("what --env randomize can vary in it", ("parameter", "nominal", "range", "unit", ""), rows)
 
 
 def _array(spec: ArraySpec) -> tuple[str, str, str, str]:
@@ -200,9 +191,8 @@ def _entries(spec: ArraySpec) -> list[tuple[str, str, str]]:
 
 def _ranges(spec: ArraySpec, size: int) -> list[str]:
     """The range of every entry; ``size`` times the same when they share one."""
-    low, high = (bound if isinstance(bound, tuple) else (bound,) * size for bound in (spec.low, spec.high))
-    size = max(len(low), len(high))  # one of them may be shared
-    low, high = (bound if len(bound) == size else bound * size for bound in (low, high))
+    size = max([size, *(len(bound) for bound in (spec.low, spec.high) if isinstance(bound, tuple))])
+    low, high = (np.broadcast_to(bound, size).tolist() for bound in (spec.low, spec.high))
     return [f"{a:g} .. {b:g}" for a, b in zip(low, high, strict=True)]
 
 

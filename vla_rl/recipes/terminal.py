@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 import time
@@ -35,6 +36,17 @@ def bar(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
             progress.update(task, completed=done, remark=remark)
 
         yield update
+
+
+def print_log(log: logging.Logger) -> None:
+    """Who comes, leaves and is refused, on standard error."""
+    log.setLevel(logging.INFO)
+    log.addHandler(logging.StreamHandler())
+
+
+def say_the_way(port: int) -> None:
+    """How one gets to what is served on this machine's own address."""
+    console.print(f"  from another machine: ssh -L {port}:127.0.0.1:{port} THIS_MACHINE, then the same address there")
 
 
 @contextmanager

@@ -43,11 +43,9 @@ class DiTConfig:
 
     @property
     def multiple(self) -> int:
-        """Sides of pictures are multiples of it."""
         return self.fold
 
     def build(self, picture: tuple[int, int, int], context: int, frames: int, actions: int, maps: int) -> DiT:
-        """The network with these sizes; see :class:`DiT`."""
         return DiT(picture, context, frames, actions, maps, self)
 
 

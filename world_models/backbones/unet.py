@@ -30,11 +30,9 @@ class UNetConfig:
 
     @property
     def multiple(self) -> int:
-        """Sides of pictures are multiples of it."""
         return self.patch
 
     def build(self, picture: tuple[int, int, int], context: int, frames: int, actions: int, maps: int) -> UNet:
-        """The network with these sizes; see :class:`UNet`."""
         return UNet(picture, context, frames, actions, maps, self)
 
 

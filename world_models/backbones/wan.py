@@ -156,11 +156,9 @@ class WanConfig:
 
     @property
     def multiple(self) -> int:
-        """Sides of pictures are multiples of it."""
         return _MULTIPLE
 
     def build(self, picture: tuple[int, int, int], context: int, frames: int, actions: int, maps: int) -> WanVideo:
-        """The network; see :class:`WanVideo`."""
         return WanVideo(picture, context, frames, actions, maps, self)
 
 

@@ -17,9 +17,8 @@ from rich.console import Console
 
 from robot_drivers.record import Decision
 from robot_drivers.simulated import SimulatedRobot
-from tests.fleet.fleets import wait_until
 from tests.fleet.records import chained, introduction
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 from tests.recipes.robots.arms import OPEN_LOOP, simulated
 from tests.recipes.robots.test_person import ENV
 from vla_rl.cli import robot

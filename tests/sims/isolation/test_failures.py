@@ -148,6 +148,7 @@ def test_a_saved_lost_episode_shows_what_was_seen_last_of_it():
         assert first.state[:, 0].tolist() == LONG[:2] and first.time.tolist() == [2, 1]
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("impatient")
 def test_a_restore_that_fails_is_tried_again(tmp_path):
     with troubled(tmp_path, "restore", "killed", times=1) as env:
@@ -199,6 +200,7 @@ def test_a_worker_that_fails_again_and_again_ends_the_run(tmp_path, limit):
             env.step(chunk(env))
 
 
+@pytest.mark.full
 def test_failures_with_completed_steps_in_between_do_not_add_up(tmp_path, limit):
     with troubled(tmp_path, "step", "killed", num_envs=1, seed=LONG[0], times=99) as env:
         for _ in range(limit + 1):
@@ -270,6 +272,7 @@ def test_a_step_that_nobody_waits_for_is_given_up_by_the_next_call():
         assert step.obs.time.tolist() == [1, 1] and step.cause == ("", "worker") and env.restarts == 2
 
 
+@pytest.mark.full
 def test_a_new_worker_draws_what_its_seeds_had_in_the_one_before():
     varied = {"latency": {"low": 0, "high": 6}, "action_noise": {"low": 0, "high": 0.5}}
     options = {"env": "point_mass", "parameters": varied}
@@ -326,6 +329,7 @@ def test_a_worker_that_worked_enough_is_replaced_between_episodes():
     assert [one == other for one, other in itertools.pairwise(pids)] == [True, False, True, False]
 
 
+@pytest.mark.full
 def test_it_waits_for_an_episode_that_is_running_but_not_for_ever():
     with closing(recycled()) as env:
         env.reset([0, 1], LONG[:2])

@@ -116,8 +116,6 @@ class Operations:
 class Layers(Operations):
     """The same, each layer by ``run``."""
 
-    network: DecoderNetwork
-
     def __init__(self, network: DecoderNetwork, run: Run = plainly) -> None:
         super().__init__(network)
         self._run = run

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from vla_rl.fleet.manifest import SigningKey
 from vla_rl.fleet.registry import Registry
 from vla_rl.fleet.releases import Outcomes
 from vla_rl.fleet.server import REGISTRY, FleetServer, FleetServerConfig, log
+from vla_rl.recipes.terminal import print_log
 
 if TYPE_CHECKING:
     from vla_rl.recipes.fleet.learners import Learn
@@ -41,8 +41,7 @@ class Beginning:
 
 def serve(folder: Path, config: FleetServerConfig, credentials: str, beginning: Beginning, show: Console) -> None:
     """Serve until somebody ends it; see :func:`opened`."""
-    log.setLevel(logging.INFO)  # who comes, leaves and is refused, on standard error
-    log.addHandler(logging.StreamHandler())
+    print_log(log)
     with opened(folder, config, credentials, beginning, show):
         threading.Event().wait()
 

@@ -111,8 +111,9 @@ def drive(
     ``through`` makes the session that plays of the arm's: one that sends what is played elsewhere, for instance.
     An episode that a person ends with "redo" is played again and not kept.
     """
+    person = ScriptedPerson.of_task(_simulated_env(config, "person")) if settings.person else None
     with (
-        closing(open_session(config, settings.execution, waiting(show), _person(config, settings))) as session,
+        closing(open_session(config, settings.execution, waiting(show), person)) as session,
         _deciding(session, config, settings) as decide,
         through(session) as played,
     ):
@@ -196,10 +197,6 @@ def decider_of(policy: Policy, settings: EpisodesConfig) -> PolicyDecider:
             )
         policy = RealTimeChunking(policy, RealTimeConfig(settings.real_time))
     return PolicyDecider(policy, torch.Generator().manual_seed(settings.seed))
-
-
-def _person(config: RobotConfig, settings: EpisodesConfig) -> ScriptedPerson | None:
-    return ScriptedPerson.of_task(_simulated_env(config, "person")) if settings.person else None
 
 
 def _simulated_env(config: RobotConfig, who: str) -> EnvConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -110,12 +110,15 @@ def replay(config: RobotConfig, dataset: Path, number: int, speed: float, show: 
         actions, states = stretched(episode, session.spec.control_dt, speed)
         decide, title = Replayer(actions, velocity, session.spec.control_dt), f"Replay of episode {number}"
         session.prepare(title)
-        with session.display(show, 1) as display:
+        played = session.play(decide, 1, max(0, int(episode.seed[0])))
+        with session.display(show, 1) as display, closing(played) as steps:
             seen = []
             try:
-                for step in _until_over(session.play(decide, 1, max(0, int(episode.seed[0]))), decide):
+                for step in steps:
                     seen.append(step)
                     display.step(title, step.record, step.stopped)
+                    if decide.ended(step):
+                        break
             except KeyboardInterrupt as stop:
                 raise type(stop)("stopped; the arm was brought to rest.") from stop
             if not seen:
@@ -125,14 +128,6 @@ def replay(config: RobotConfig, dataset: Path, number: int, speed: float, show: 
             success = seen[-1].record.outcome == "success"
             display.ended(title, [one.record for one in seen], 1, int(success))
     return _compared(seen, decide, states, session.spec.action.names)
-
-
-def _until_over(steps: Generator[ControlStep], decide: Replayer) -> Iterator[ControlStep]:
-    with closing(steps):
-        for step in steps:
-            yield step
-            if decide.ended(step):
-                return
 
 
 def _compared(seen: Sequence[ControlStep], decide: Replayer, states: np.ndarray, names: tuple[str, ...]) -> Replayed:

@@ -190,7 +190,8 @@ def to_server(
     ``credentials`` is the folder of the robot's certificate, "" for none.  With ``trust`` the server's policy drives
     (:func:`policy_of_server`), None: whoever drives the session.
     """
-    policy, (robot, identity) = None, _identity(file, credentials)
+    identity = load_credentials(Path(credentials), "robot") if credentials else None
+    policy, robot = None, identity.name if identity else Path(file).stem
     if trust is not None:
         policy = policy_of_server(robot, credentials, trust, partial(decider_of, settings=settings))
     server = ServerConfig(address, robot, SPOOLS / robot, identity, policy=policy)
@@ -215,12 +216,6 @@ def policy_of_server(robot: str, credentials: str, trust: str, make: Callable[[P
             "signing.pub of the fleet's folder, or of its certificates, to this robot."
         ) from error
     return PolicyOfServer(POLICIES / robot, keys, make)
-
-
-def _identity(file: str, credentials: str) -> tuple[str, Credentials | None]:
-    """The robot's name, that of its certificate where it has one, and its credentials."""
-    identity = load_credentials(Path(credentials), "robot") if credentials else None
-    return identity.name if identity else Path(file).stem, identity
 
 
 def fleet_step(one: ControlStep, start: float) -> FleetStep:
