@@ -216,6 +216,7 @@ def test_it_starts_on_this_machine_alone_without_certificates(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.full
 def test_a_command_serves_until_it_is_killed_goes_on_and_gives_a_dataset(tmp_path, link):
     def started():
         command = [sys.executable, "-m", "vla_rl.cli", "serve", str(tmp_path / "fleet"), "--port", "0"]
