@@ -31,7 +31,7 @@ class Robot:
     check FILE looks at everything and moves nothing.
     home FILE writes into the file where the arm is now: it goes there before each episode.
     teleop FILE lets you drive by the file's teleoperator; nothing is recorded.
-    record FILE records episodes as a LeRobotDataset v3.0, and sends them to the server of a fleet, if --server names one.
+    record FILE records episodes as a LeRobotDataset v3.0, and sends them to a fleet's --server.
     replay FILE --dataset FOLDER does a recorded episode again, at a quarter of its speed unless you say otherwise.
     run FILE --policy CHECKPOINT, or --server for that of a fleet, lets a policy drive, at a quarter of the speed unless
     you say otherwise; with --dry-run the commands are printed and not sent.
