@@ -147,7 +147,9 @@ def _is_dict(value: Any) -> bool:
 def _suggest(name: str, known: set[str]) -> str:
     """The nearest field, comparing last parts as well, so that ``--gama`` finds ``--rl.algorithm.gamma``."""
     last = {field.rpartition(".")[2]: field for field in sorted(known)}
-    near = get_close_matches(name, sorted(known), 1) or [last[one] for one in get_close_matches(name, last, 1)]
+    near = get_close_matches(name, sorted(known), 1, 0.5) or [
+        last[one] for one in get_close_matches(name, last, 1, 0.5)
+    ]
     return f"did you mean '--{near[0]}'?" if near else "see --help."
 
 
