@@ -97,7 +97,6 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """Process id."""
         return self._link.pid
 
     @property
