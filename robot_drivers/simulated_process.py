@@ -325,7 +325,6 @@ class SimulatedCamera:
             time.sleep(0.25 / self.spec.fps)
 
     def close(self) -> None:
-        """Safe to call twice."""
         if self._line is not None:
             self._line.close()
             self._line = None

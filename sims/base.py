@@ -63,7 +63,6 @@ class BaseEnv:
         raise NotImplementedError
 
     def _observe(self) -> Observation:
-        """The observation of all environments."""
         raise NotImplementedError
 
 
@@ -296,7 +295,6 @@ class CameraRig:
         return {name: canvas.draw(model, data, view_of(model, name)).copy() for name in self._cameras}
 
     def close(self) -> None:
-        """Close every canvas; safe to call twice."""
         while self._canvases:
             self._canvases.popitem()[1].close()
 
@@ -328,7 +326,6 @@ class TaskPool:
             oldest.close()
 
     def close(self) -> None:
-        """Close all that are idle; safe to call twice."""
         while self._idle:
             self._idle.popitem()[1][1].close()
 

@@ -285,7 +285,6 @@ class Rows:
         return Rows(**{name: torch.where(which[:, None], own, old) for (name, own), old in pairs})
 
     def arrays(self) -> dict[str, Tensor]:
-        """The tensors by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 

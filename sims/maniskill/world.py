@@ -113,7 +113,6 @@ class World:
         return {name: textures["rgb"] for name, textures in seen.items() if "rgb" in textures}
 
     def close(self) -> None:
-        """Free the simulation."""
         self.env.close()
 
     def _shown(self) -> list[tuple[str, Tensor]]:

@@ -279,7 +279,6 @@ class ChunkLearner(Generic[Config]):
         return len(new)
 
     def step(self, kept: Chunks) -> dict[str, float]:
-        """One gradient step."""
         config = self.config
         loss, metrics = self.loss(self._drawn(kept))
         if self.demonstrations is not None:

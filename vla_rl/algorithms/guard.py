@@ -67,7 +67,6 @@ class Release:
             self.open = self.share >= (self.config.hold if self.open else self.config.auroc)
 
     def state_dict(self) -> dict[str, Any]:
-        """See ``Resumable``."""
         recent = [{**vars(one), "time": one.time.tolist(), "score": one.score.tolist()} for one in self.recent]
         return {"recent": recent, "open": self.open, "share": self.share}
 
@@ -171,7 +170,6 @@ class Fallback:
         self.trial = [0, 0]
 
     def state_dict(self) -> dict[str, Any]:
-        """See ``Resumable``."""
         counters = [self.moved, self.waiting]
         return {"base": self.base, "trial": self.trial, "latest": list(self.latest), "counters": counters}
 
@@ -275,7 +273,6 @@ class Guard:
         return {**found, "policy/free": float(self.free), "policy/released": float(self.released)} if found else {}
 
     def state_dict(self) -> dict[str, Any]:
-        """See ``Resumable``."""
         state = {name: part.state_dict() for name, part in self._parts().items()}
         kept = {name: item.to_state() for name, item in self.kept.items()}
         return {**state, "kept": kept, "counters": [self.released, self.moved]}

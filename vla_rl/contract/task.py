@@ -134,7 +134,6 @@ class Uniform:
             )
 
     def draw(self, parameter: Parameter, rng: np.random.Generator) -> float:
-        """One value."""
         if parameter.integer:
             return float(rng.integers(int(self.low), int(self.high) + 1))
         return float(rng.uniform(self.low, self.high))
@@ -154,7 +153,6 @@ class Choice:
             parameter.check(value)
 
     def draw(self, parameter: Parameter, rng: np.random.Generator) -> float:
-        """One value."""
         return self.values[int(rng.integers(len(self.values)))]
 
 

@@ -295,7 +295,6 @@ class Member:
 
     @property
     def episode_return(self) -> float:
-        """The return by which members are compared."""
         return self.reward + self.truncation_return
 
     def begin_again(self, start: int) -> None:

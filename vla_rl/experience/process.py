@@ -80,7 +80,6 @@ class ProcessSource:
         self.worker.call(self._number, "load_state_dict", state=state)
 
     def close(self) -> None:
-        """Close the environment; safe to call twice."""
         if self.worker.alive:
             self.worker.call(self._number, "close")
 

@@ -89,11 +89,9 @@ class DrivenSource:
         self.driver.policy = policy
 
     def close(self) -> None:
-        """Close the environment."""
         self.env.close()
 
     def next(self) -> Rollout:
-        """Collect one rollout."""
         while not self.advance():
             pass
         return self.deliver()

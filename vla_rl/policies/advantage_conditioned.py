@@ -75,7 +75,6 @@ class AdvantageConditioned(FlowPolicy):
 
     @property
     def feature_sizes(self) -> dict[str, int]:
-        """Those of the base."""
         return self.base.feature_sizes
 
     def encode(self, obs: Observation) -> Features:

@@ -122,7 +122,6 @@ class FeedForwardPolicy(StatelessPolicy):
 
     @property
     def last(self) -> nn.Linear:
-        """The last layer."""
         return cast(nn.Linear, self.network[-1])
 
     @property

@@ -42,7 +42,6 @@ class FlowPolicy(StatelessPolicy):
         raise NotImplementedError
 
     def encode(self, obs: Observation) -> Features:
-        """See ``Policy``."""
         raise NotImplementedError
 
     def save_pretrained(self, folder: str | Path) -> None:

@@ -138,7 +138,6 @@ class _Diary:
             console.print(f"iteration {iteration}: exploring succeeds less often than the base ({base:.0%}), returned.")
 
     def all_of(self, loop: Loop) -> BestWeights:
-        """Run ``loop`` to its end."""
         try:
             return loop.run()
         except NonFiniteError as error:

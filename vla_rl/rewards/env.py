@@ -105,7 +105,6 @@ class RewardedEnv:
         return self._make_step(step, reward, valid, displayed, observe)
 
     def close(self) -> None:
-        """Close the environment."""
         self.env.close()
 
     # -- parts ------------------------------------------------------------------------------------------------------

@@ -359,7 +359,6 @@ class DecoderNetwork(nn.Module):
         raise NotImplementedError
 
     def computes_in(self, module: nn.Module) -> torch.dtype:
-        """What a part of it computes in."""
         return self.compute_dtype or next(module.parameters()).dtype
 
 

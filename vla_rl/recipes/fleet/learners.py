@@ -363,7 +363,6 @@ class ReplayLearner:
 
     @property
     def policy(self) -> Any:
-        """What it changes."""
         return self.learner.policy
 
     def add(self, rollout: Rollout) -> int:
