@@ -262,7 +262,6 @@ def _gripping(idle: np.ndarray, action: ArraySpec, like: np.ndarray) -> np.ndarr
 
 
 def _entry(action: ArraySpec, axis: str) -> int | None:
-    """Which entry of the ``action`` is called ``axis``."""
     for i, name in enumerate(action.names):
         plain = name.lower()
         if axis == "grip" and plain.startswith("grip"):
