@@ -32,7 +32,6 @@ _RATE = 0.9  # of the declared rate, at least
 def check_robot(
     config: RobotConfig,
     seconds: float = 3.0,
-    clock: Clock | None = None,
     policy: Callable[[], PolicyTiming] | None = None,
 ) -> Iterator[Finding]:
     """Look at ports, arm, cameras and teleoperator of ``config`` for ``seconds`` each, line by line as they are known.
@@ -40,11 +39,11 @@ def check_robot(
     ``policy`` measures what decisions take.  All are disconnected at the end.  Raises nothing that has to do with
     them: that is a finding.
     """
-    clock, budget = clock or Clock(), LatencyBudget(math.nan)
+    budget = LatencyBudget(math.nan)
     yield from check_ports(config)
-    yield from _arm(config, seconds, clock, budget)
+    yield from _arm(config, seconds, budget)
     for name in config.cameras:
-        yield _camera(config, name, seconds, clock, budget)
+        yield _camera(config, name, seconds, budget)
     if math.isnan(budget.control_hz):
         return  # of an arm that does not exist, nothing more can be said
     if config.teleoperator is not None:
@@ -57,7 +56,7 @@ def check_robot(
     yield from budget.findings(timing)
 
 
-def _arm(config: RobotConfig, seconds: float, clock: Clock, budget: LatencyBudget) -> Iterator[Finding]:
+def _arm(config: RobotConfig, seconds: float, budget: LatencyBudget) -> Iterator[Finding]:
     """What is found about the arm; ends where nothing more can be found.  Its part of the latency is noted."""
     try:
         driver = config.open()
@@ -70,16 +69,17 @@ def _arm(config: RobotConfig, seconds: float, clock: Clock, budget: LatencyBudge
         with connected(driver, config.driver.options):
             yield Finding("connection", "the arm answers")
             if isinstance(driver, Calibrates):
-                calibration = _calibration(driver)
-                yield calibration
-                if not calibration.good:
-                    return  # its readings mean no angles
-            yield from _measurements(driver, limits, seconds, clock, budget)
+                if not driver.is_calibrated:  # its readings mean no angles
+                    wrong = "missing, or not that of the file"
+                    yield Finding("calibration", wrong, "run 'vla-rl robot calibrate'.")
+                    return
+                yield Finding("calibration", "the servos hold that of the file")
+            yield from _measurements(driver, limits, seconds, budget)
     except (UserError, DriverError, ImportError) as error:
         yield Finding.of("stopped here", error)
 
 
-def _camera(config: RobotConfig, name: str, seconds: float, clock: Clock, budget: LatencyBudget) -> Finding:
+def _camera(config: RobotConfig, name: str, seconds: float, budget: LatencyBudget) -> Finding:
     part = config.cameras[name]
     try:
         camera = open_camera(part.name, part.options, name)
@@ -87,8 +87,8 @@ def _camera(config: RobotConfig, name: str, seconds: float, clock: Clock, budget
     except UserError as error:
         return Finding.of(f"camera {name}", error)
     try:
-        clock.sleep(seconds)
-        now = clock.now()
+        time.sleep(seconds)
+        now = time.monotonic()
         budget.pictures = max(budget.pictures or 0.0, now - camera.read().captured)
         return _pictures(camera, now)
     finally:
@@ -110,12 +110,6 @@ def _pictures(camera: Camera, now: float) -> Finding:
     return Finding(f"camera {camera.name}", text, cure)
 
 
-def _calibration(driver: Calibrates) -> Finding:
-    if driver.is_calibrated:
-        return Finding("calibration", "the servos hold that of the file")
-    return Finding("calibration", "missing, or not that of the file", "run 'vla-rl robot calibrate'.")
-
-
 def _limits(limits: Limits) -> str:
     fastest = max(limits.joints, key=lambda joint: joint.velocity / (joint.high - joint.low))
     space = limits.workspace
@@ -126,21 +120,19 @@ def _limits(limits: Limits) -> str:
     )
 
 
-def _measurements(
-    driver: RobotDriver, limits: Limits, seconds: float, clock: Clock, budget: LatencyBudget
-) -> Iterator[Finding]:
+def _measurements(driver: RobotDriver, limits: Limits, seconds: float, budget: LatencyBudget) -> Iterator[Finding]:
     """Measure at the control rate, and look at what came and when."""
     period, found, lasted, lost = 1 / driver.spec.control_hz, [], [], []
-    started = clock.now()
+    started = time.monotonic()
     for step in range(max(2, round(seconds / period))):
-        clock.sleep(max(0.0, started + step * period - clock.now()))
-        asked = clock.now()
+        time.sleep(max(0.0, started + step * period - time.monotonic()))
+        asked = time.monotonic()
         try:
             found.append(driver.observe())
-            lasted.append(clock.now() - asked)
+            lasted.append(time.monotonic() - asked)
         except DriverError as error:
             lost.append(str(error))
-    took = clock.now() - started
+    took = time.monotonic() - started
     yield _answers(len(found), lost)
     if not found:
         return
@@ -307,14 +299,6 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.name}: {self.result}{f'; {self.cure}' if self.cure else ''}"
-
-
-@dataclass(frozen=True)
-class Clock:
-    """Where time comes from; tests bring their own."""
-
-    now: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
 
 
 @dataclass(frozen=True)

@@ -169,10 +169,7 @@ class Bus:
         for _ in range(1 + self._retries):
             self._send(request)
             try:
-                return [
-                    _answer(part, registers)
-                    for part in parse(self._receive(len(servos) * (size + _AROUND)), servos, size)
-                ]
+                return parse(self._receive(len(servos) * (size + _AROUND)), servos, registers)
             except DriverError as error:
                 reason = str(error)
         raise DriverError(
@@ -201,7 +198,6 @@ class Bus:
         )
 
     def _sound(self, servo: int, request: bytes, registers: Sequence[Register], what: str) -> Answer:
-        """The answer of a ``servo`` that is well."""
         (answer,) = self._ask(request, [servo], registers, what)
         if answer.status:
             raise StatusError(servo, answer.status)
@@ -219,11 +215,12 @@ def checksum(body: bytes) -> int:
     return ~sum(body) & 0xFF
 
 
-def parse(data: bytes, servos: Sequence[int], size: int) -> list[tuple[int, bytes]]:
-    """(status, parameters of ``size`` bytes) of every one of ``servos`` in ``data``, their frames in this order.
+def parse(data: bytes, servos: Sequence[int], registers: Sequence[Register]) -> list[Answer]:
+    """What every one of ``servos`` says of ``registers`` in ``data``, their frames in this order.
 
     Raises DriverError, which says what is wrong, for anything else.
     """
+    size = sum(register.size for register in registers)
     found, length = [], size + _AROUND
     for at, servo in enumerate(servos):
         part = data[at * length : (at + 1) * length]
@@ -239,14 +236,9 @@ def parse(data: bytes, servos: Sequence[int], size: int) -> list[tuple[int, byte
             raise DriverError(f"servo {servo}'s answer ended after {len(part)} of {length} bytes")
         if part[-1] != checksum(part[2:-1]):
             raise DriverError(f"servo {servo}'s answer {part.hex(' ')} has a wrong checksum")
-        found.append((part[4], part[5:-1]))
+        ends = list(itertools.accumulate((register.size for register in registers), initial=5))
+        values = (
+            register.decode(part[start:end]) for register, start, end in zip(registers, ends, ends[1:], strict=False)
+        )
+        found.append(Answer(tuple(values), part[4]))
     return found
-
-
-def _answer(part: tuple[int, bytes], registers: Sequence[Register]) -> Answer:
-    status, data = part
-    values = []
-    for register in registers:
-        values.append(register.decode(data[: register.size]))
-        data = data[register.size :]
-    return Answer(tuple(values), status)

@@ -16,6 +16,7 @@ LEAD_AT_MOST = 1.0  # s at the hardware's speed
 SILENCE = 2.0  # s; an arm that goes on for longer on what was once asked for is out of control
 CORNER = 20.0  # m, of a workspace's corner
 ROUNDING = 1e-6  # of a limit, by which a file may differ from the hardware
+_PER = {"velocity": "/s", "fastest": "/s", "acceleration": "/s²", "jerk": "/s³"}  # of a joint's unit
 _ASKED = 10.0  # times the hardware's limit: then it is likely to be in another unit
 
 
@@ -200,11 +201,5 @@ def _check_within(joint: JointLimits, hardware: Joint, arm: str) -> None:
         question = f" (are these {MISTAKEN[unit]}?)" if asked else ""
         raise ContractError(
             f"{name} of joint {joint.name!r} is {value:g} in the limits, and the hardware of {arm} allows {bound:g} "
-            f"({_units(name, unit)}), so the arm is not moved{question}; give {bound:g} or a "
-            "stricter one."
+            f"({unit}{_PER.get(name, '')}), so the arm is not moved{question}; give {bound:g} or a stricter one."
         )
-
-
-def _units(name: str, unit: str) -> str:
-    per = {"velocity": "/s", "fastest": "/s", "acceleration": "/s²", "jerk": "/s³"}
-    return unit + per.get(name, "")

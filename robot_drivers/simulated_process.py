@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
@@ -49,21 +50,14 @@ class ProcessConfig:
     record: str = ""
 
 
-class _Reset:
-    """An episode that a client asks for; the thread that simulates begins it, since OpenGL belongs to one thread."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed, self.refused = seed, ""
-        self.done = threading.Event()
-
-
 class Server:
     """One simulated robot and its clients; each client has a thread, so none waits for another."""
 
     def __init__(self, config: ProcessConfig) -> None:
         self._hardware = Hardware(config.robot, config.imperfections)
         self._lock = threading.Lock()
-        self._resets: SimpleQueue[_Reset] = SimpleQueue()
+        # OpenGL belongs to one thread, which begins the episodes that clients ask for.
+        self._resets: SimpleQueue[tuple[int, Future[None]]] = SimpleQueue()
         self._record: TextIO | None = open(config.record, "a", buffering=1) if config.record else None  # noqa: SIM115
         self._listener = socket.socket(socket.AF_UNIX)
         place = Path(config.address)
@@ -80,19 +74,19 @@ class Server:
         while True:
             with self._lock:
                 while not self._resets.empty():
-                    self._begin(self._resets.get(), due)
+                    self._begin(*self._resets.get(), due)
                 self._hardware.tick(due)
                 position = self._hardware.truth().state[0]
                 self._note(time=due, target=self._hardware.target, position=position, outcome=self._hardware.outcome)
             due = max(due + self._hardware.dt, time.monotonic() - self._hardware.dt)  # a stall is not caught up with
             time.sleep(max(0.0, due - time.monotonic()))
 
-    def _begin(self, reset: _Reset, now: float) -> None:
+    def _begin(self, seed: int, begun: Future[None], now: float) -> None:
         try:
-            self._hardware.reset(reset.seed, now)
+            self._hardware.reset(seed, now)
+            begun.set_result(None)
         except UserError as error:
-            reset.refused = str(error)
-        reset.done.set()
+            begun.set_exception(error)
 
     def _accept(self) -> None:
         while True:
@@ -108,19 +102,19 @@ class Server:
 
     def _answer(self, request: Any) -> dict[str, Any]:
         now = time.monotonic()
-        match request:
-            case {"ask": "reset", "seed": int(seed)}:
-                reset = _Reset(seed)
-                self._resets.put(reset)
-                reset.done.wait()
-                return {"refused": reset.refused} if reset.refused else {}
-        with self._lock:
-            try:
+        try:
+            match request:
+                case {"ask": "reset", "seed": int(seed)}:
+                    begun: Future[None] = Future()
+                    self._resets.put((seed, begun))
+                    begun.result()
+                    return {}
+            with self._lock:
                 return self._do(request, now)
-            except DriverError as error:
-                return {"silent": str(error)}
-            except UserError as error:
-                return {"refused": str(error)}
+        except DriverError as error:
+            return {"silent": str(error)}
+        except UserError as error:
+            return {"refused": str(error)}
 
     def _do(self, request: Any, now: float) -> dict[str, Any]:
         hardware = self._hardware
@@ -270,7 +264,6 @@ class SimulatedArm:
         return sent
 
     def reset(self, seed: int) -> None:
-        """Start the episode of ``seed``."""
         self._connected.ask("reset", seed=int(seed))
 
     @property
@@ -331,7 +324,6 @@ class SimulatedCamera:
             time.sleep(0.25 / self.spec.fps)
 
     def close(self) -> None:
-        """Safe to call twice."""
         if self._line is not None:
             self._line.close()
             self._line = None

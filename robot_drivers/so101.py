@@ -237,9 +237,14 @@ class Servos:
 
     def calibrate(self, ask: Asks) -> None:
         """LeRobot's routine: the middle of every range, then every range by hand; saved and written to the servos."""
-        if self.calibration is not None and not self._anew(ask):
-            self._write_calibration(self.calibration)
-            return
+        if self.calibration is not None:
+            answer = ask(
+                f"{str(self.path)!r} holds a calibration: press Enter to write it to the servos, or type c and press "
+                "Enter to make a new one."
+            )
+            if answer.strip().lower() != "c":
+                self._write_calibration(self.calibration)
+                return
         self.release()
         for servo in IDS:
             self.bus.write(servo, feetech.OPERATING_MODE, 0)
@@ -252,13 +257,6 @@ class Servos:
         }
         self._write_calibration(found)
         save_calibration(self.path, found)
-
-    def _anew(self, ask: Asks) -> bool:
-        answer = ask(
-            f"{str(self.path)!r} holds a calibration: press Enter to write it to the servos, or type c and press Enter "
-            "to make a new one."
-        )
-        return answer.strip().lower() == "c"
 
     def _find(self, joint: str, servo: int) -> int:
         try:

@@ -5,9 +5,10 @@ A process of its own, so that a device which hangs stops nobody.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from dataclasses import asdict
-from typing import IO, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from robot_drivers.control import Rate
 from robot_drivers.driver import DriverError, opened
@@ -49,22 +50,15 @@ def main() -> None:
     try:
         device = open_teleoperator(start["teleoperator"], start["options"])
         device.connect()
-        _read_on(device, writer)
+        rate = Rate(1 / _HZ)
+        with contextlib.suppress(BrokenPipeError), contextlib.ExitStack() as connected:  # until control is gone
+            connected.callback(device.disconnect)
+            while True:
+                rate.wait()
+                write_message(writer, asdict(device.read()))
     except (UserError, DriverError) as error:
         write_message(writer, {"failed": str(error)})
         sys.exit(1)
-
-
-def _read_on(device: Teleoperator, writer: IO[bytes]) -> None:
-    rate = Rate(1 / _HZ)
-    try:
-        while True:
-            rate.wait()
-            write_message(writer, asdict(device.read()))
-    except BrokenPipeError:
-        return  # control is gone
-    finally:
-        device.disconnect()
 
 
 if __name__ == "__main__":

@@ -144,19 +144,6 @@ def test_weights_by_hand():
     assert GLOBAL.weights(torch.zeros(2).long(), one).isfinite().all()
 
 
-def test_per_trajectory_divides_by_the_share_of_max_decisions():
-    decisions, max_decisions, loss = (
-        torch.tensor([2, 4, 3]),
-        5,
-        torch.randn(5, 3, generator=seeded(0)).double(),
-    )
-    mask = torch.arange(max_decisions)[:, None] < decisions
-    public = (loss * mask / (decisions / max_decisions)).mean()
-    assert (PER_TRAJECTORY.weights(decisions, OneProcess()) * (loss * mask).sum(0)).sum().item() == pytest.approx(
-        public.item()
-    )
-
-
 def test_only_per_trajectory_can_prefer_the_worse_action():
     """X succeeds in 50 % (1 decision, 4 to fail), Y in 55 % (3, 4); against 52.5 %, one decision by each of them."""
     chances = {"X": [(0.5, 1, 1), (0.5, 0, 4)], "Y": [(0.55, 1, 3), (0.45, 0, 4)]}

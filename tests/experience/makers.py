@@ -7,6 +7,7 @@ import sys
 from collections import Counter as Counts
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -131,35 +132,21 @@ class Counter:
         """Not to be called from elsewhere."""
 
 
-class Annealed(GaussianPolicy):
-    """Remembers the progress that was published to it."""
+class Annealed(RolloutSource):
+    """Reports in ``info`` the progress that was published to its policy."""
 
-    progress = 0.0
-
-    def set_progress(self, progress: float) -> None:
-        self.progress = progress
-
-
-class AnnealedSource:
-    """Reports in ``info`` what its policy was given."""
-
-    def __init__(self, source: RolloutSource, policy: Annealed) -> None:
-        self.source, self.policy = source, policy
-
-    def next(self) -> Rollout:
-        rollout = self.source.next()
+    def deliver(self) -> Rollout:
+        rollout = super().deliver()
         return replace(rollout, info={**rollout.info, "progress": self.policy.progress})
 
-    def close(self) -> None:
-        self.source.close()
 
-
-def annealed(env: str, num_envs: int, decisions: int, horizon: int, seed: int) -> AnnealedSource:
-    """A policy with ``set_progress`` in a toy environment."""
-    toy = make(env, num_envs=num_envs)
-    policy = Annealed(toy.spec, config=GaussianConfig(horizon, width=32))
-    source = RolloutSource(toy, policy, decisions, SeedStream(0, 500), torch.Generator().manual_seed(seed))
-    return AnnealedSource(source, policy)
+def annealed(**options: Any) -> RolloutSource:
+    """As :func:`gaussian`, with a policy that has ``set_progress``."""
+    source = gaussian(**options)
+    policy: Any = source.policy
+    policy.progress, policy.set_progress = 0.0, partial(setattr, policy, "progress")
+    source.__class__ = Annealed
+    return source
 
 
 class Failing:

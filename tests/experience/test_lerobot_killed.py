@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.experience.lerobot_makers import assert_holds, length, write
-from tests.patience import PATIENCE, wait_until
+from tests.patience import PATIENCE
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.lerobot import disk
 from vla_rl.experience.lerobot.reader import DatasetReader
@@ -92,37 +92,3 @@ def test_a_lock_that_its_owner_removed_meanwhile_is_taken_anew(tmp_path, monkeyp
     with pytest.raises(UserError, match="is writing to"):
         disk.take_lock(recording)
     os.close(handle)
-
-
-COMMANDS = {
-    "collect": ("collect", "--env", "lift", "--num-envs", "2", "--count", "200"),
-    "robot record": ("robot", "record", "simulated", "--policy", "expert", "--episodes", "200"),
-}
-
-
-@pytest.mark.full
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_second_command_is_refused_and_a_killed_one_leaves_its_whole_episodes(tmp_path, name):
-    out = tmp_path / "out"
-    vla_rl = (sys.executable, "-m", "vla_rl.cli")
-    command = (*vla_rl, *COMMANDS[name], "--out", str(out))
-    options = {"cwd": ROOT, "env": {**os.environ, "OMP_NUM_THREADS": "1"}, "stdin": subprocess.DEVNULL}
-
-    def whole() -> int:
-        return sum(path.is_dir() and path.suffix != disk.WRITING for path in out.glob("recording/episode-*"))
-
-    with subprocess.Popen(command, **options) as first:
-        try:
-            wait_until(lambda: (out / "recording" / disk.LOCK).exists())
-            for _ in range(2):  # while the first episode is played, and later
-                second = subprocess.run(command, **options, capture_output=True, text=True)
-                assert second.returncode == 2 and f"its id is {first.pid}" in second.stderr, second.stderr
-                wait_until(lambda: whole() > 2)
-            assert first.poll() is None
-        finally:
-            first.kill()
-    kept = whole()
-    assert list(tmp_path.iterdir()) == [out]
-    repaired = subprocess.run([*vla_rl, "collect", "--repair", str(out)], cwd=ROOT, capture_output=True, text=True)
-    assert repaired.returncode == 0 and len(DatasetReader(out)) == kept, repaired.stderr

@@ -14,10 +14,9 @@ from sims.toy.counting import episode_length, expected_reward
 from tests.auditing import AuditingPolicy, PrivilegedEnv
 from tests.experience.makers import LuckyEnv, NanPolicy, equal_rollouts
 from vla_rl.contract.batch import Rollout
-from vla_rl.contract.env import to_env
 from vla_rl.contract.errors import NonFiniteError
 from vla_rl.experience.groups import GroupConfig
-from vla_rl.experience.rollout import RolloutSource, SeedStream, to_tensor
+from vla_rl.experience.rollout import RolloutSource, SeedStream
 
 NUM_ENVS, START = 5, 300
 CASES = [(1, 24), (4, 9), (8, 7)]  # (horizon, decisions)
@@ -162,14 +161,6 @@ def test_a_full_window_waits_until_it_is_delivered():
         parts.append(maker.deliver())
     whole = windows(4, 12, 1)[0]
     assert torch.equal(join(parts).reward, whole.reward) and torch.equal(join(parts).seeds, whole.seeds)
-
-
-def test_arrays_become_tensors_without_copying():
-    array = np.zeros((2, 3), np.float32)
-    to_tensor(array)[0, 1] = 7.0
-    action = torch.zeros(2, 1, 2)
-    to_env(action, make("counting", num_envs=2))[1, 0, 0] = 5.0
-    assert array[0, 1] == 7.0 and action[1, 0, 0] == 5.0
 
 
 def test_seeds_come_once_each_before_they_repeat():

@@ -21,7 +21,7 @@ from tests.auditing import AuditingPolicy
 from tests.experience.makers import LuckyEnv, counting, gaussian
 from tests.experience.makers import equal_rollouts as same
 from tests.experience.test_groups import SMALL, START, audit, seeds_of
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import NonFiniteError, UserError
 from vla_rl.experience.process import ProcessSource
@@ -116,10 +116,7 @@ def uneven(source: Collectors, seed: int) -> None:
 
 def wait_for_windows(source: Collectors, count: int) -> None:
     """Return when so many finished windows wait."""
-    deadline = time.monotonic() + PATIENCE
-    while len(source.state_dict()["windows"]) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_until(lambda: len(source.state_dict()["windows"]) >= count)
 
 
 @pytest.mark.parametrize(("sources", "staleness"), [(1, 0), (3, 0), (1, 1), (4, 1), (2, 2), (4, 8)])

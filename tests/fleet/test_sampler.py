@@ -61,7 +61,6 @@ def test_a_task_without_data_of_robots_draws_what_was_recorded_and_says_so(caplo
         sampler.weights(counts)
     np.testing.assert_array_equal(weights, [[0.0, 0.0, 0.5], [0.25, 0.0, 0.25]])
     assert [record.getMessage().split(",")[0] for record in caplog.records] == ["task 0 has no data of robots yet"]
-    assert sampler.metrics(counts)["sampler/cold_tasks"] == 1.0
 
 
 def test_corrections_have_their_share_of_what_robots_did_but_at_least_the_floor() -> None:
@@ -89,7 +88,6 @@ def test_the_loss_is_the_mean_of_the_last_steps() -> None:
     for online in (9.0, 1.0, 2.0):
         sampler.record(drawn, np.array([online - 0.5, online + 0.5, 1.5]))
     np.testing.assert_allclose(sampler.weights(BOTH), [[0.5, 0.0, 0.5]], atol=1e-12)
-    assert sampler.metrics(BOTH)["sampler/loss/online/0"] == 1.5
 
 
 def test_the_draws_have_the_frequencies_of_the_weights() -> None:
@@ -110,14 +108,6 @@ def test_saved_and_restored_it_goes_on_the_same() -> None:
         for loss in (0.1, 0.2, 0.3):
             each.record(np.array([[0, ONLINE]]), np.array([loss]))
     np.testing.assert_array_equal(restored.weights(BOTH), sampler.weights(BOTH))
-    assert restored.metrics(BOTH) == sampler.metrics(BOTH)
-
-
-def test_weights_are_metrics() -> None:
-    found = sampler_with(0.7, 0.7).metrics(np.array([[20, 80, 50]]))
-    assert found["sampler/weight/corrections/0"] == pytest.approx(0.4)
-    assert found["sampler/weight/online/0"] == pytest.approx(0.1)
-    assert found["sampler/loss/offline/0"] == 0.7
 
 
 def test_what_means_nothing_is_refused_in_one_sentence() -> None:

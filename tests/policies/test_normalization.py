@@ -194,54 +194,7 @@ def test_a_policy_with_running_statistics_keeps_the_contract():
         GaussianPolicy(env.spec)
 
 
-# -- what only critics see ---------------------------------------------------------------------------------------------
-
-
-class Watched(GaussianPolicy):
-    """Notes the names of all that it is ever given."""
-
-    def __init__(self, *given) -> None:
-        super().__init__(*given)
-        self.given: set[str] = set()
-
-    def encode(self, obs):
-        self.given |= {*obs.extras, *obs.images}
-        return super().encode(obs)
-
-    def act(self, features, *rest):
-        self.given |= {*features}
-        return super().act(features, *rest)
-
-    def log_prob(self, features, sample, aux):
-        self.given |= {*features}
-        return super().log_prob(features, sample, aux)
-
-
-def test_only_the_critic_is_given_what_is_privileged():
-    _, env = state_policy()
-    policy = Watched(env.spec, RunningStatistics(2), GaussianConfig(2, width=16))
-    made, ppo = source(policy, env), learner(policy)
-    for _ in range(3):
-        rollout = made.next()
-        ppo.update(rollout)
-    assert policy.given == {"state", "time"}
-    assert rollout.features["privileged/velocity"].shape == (9, NUM_ENVS, 2)
-    other = {**rollout.features, "privileged/velocity": rollout.features["privileged/velocity"] + 1}
-    assert not torch.equal(ppo.critic(rollout.features), ppo.critic(other))
-
-
-def test_what_is_privileged_moves_advantages_alone():
-    """With a critic that stays at 0 (its learning rate vanishes) the privileged entries change no advantage."""
-    found = []
-    for shift in (0.0, 5.0):
-        policy, env = state_policy()
-        rollout = source(policy, env).next()
-        entry = rollout.features["privileged/velocity"] + shift * torch.randn(9, NUM_ENVS, 2, generator=seeded(7))
-        rollout = replace(rollout, features={**rollout.features, "privileged/velocity": entry})
-        learner(policy, critic_lr=1e-30).update(rollout)
-        found.append(policy.state_dict())
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
-
+# -- words and bounds ------------------------------------------------------------------------------------------------
 
 TEXTS = ("pick up the red cube", "Put the cube down!")
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from robot_drivers import check
 from robot_drivers.cameras.camera import Camera, CameraError, CameraSpec, Frame
 from robot_drivers.check import (
-    Clock,
     Finding,
     LatencyBudget,
     PolicyTiming,
@@ -102,9 +103,12 @@ def pass_by(seconds: float) -> None:
     NOW[0] += seconds
 
 
-def checked(config: RobotConfig, seconds: float = 1.0, sleep: Any = pass_by) -> dict[str, Finding]:
+def checked(config: RobotConfig, sleep: Any = pass_by, policy: Any = None) -> dict[str, Finding]:
+    """What is found in a second of virtual time."""
     NOW[0] = AT
-    return {finding.name: finding for finding in check_robot(config, seconds, Clock(lambda: NOW[0], sleep))}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(check, "time", SimpleNamespace(monotonic=lambda: NOW[0], sleep=sleep))
+        return {finding.name: finding for finding in check_robot(config, 1.0, policy)}
 
 
 def found(kind: str = "Arm", limits: Any = None, **options: Any) -> dict[str, Finding]:
@@ -211,10 +215,11 @@ class Device:
 
 
 def test_a_teleoperator_is_read_in_its_process():
-    findings, absent = (
-        checked(RobotConfig(Part(f"{__name__}:Arm"), teleoperator=Part(f"{__name__}:Device", options)), 0.1)
+    configs = (
+        RobotConfig(Part(f"{__name__}:Arm"), teleoperator=Part(f"{__name__}:Device", options))
         for options in ({}, {"wrong": "absent"})
     )
+    findings, absent = ({one.name: one for one in check_robot(config, 0.1)} for config in configs)
     assert "inputs/s" in findings["teleoperator"].result
     assert findings["its joints"] == Finding("its joints", "2 velocities, as the arm has")
     assert not absent["teleoperator"].good and "plug it in" in str(absent["teleoperator"])
@@ -270,7 +275,5 @@ def test_a_policy_that_does_not_fit_is_a_finding():
     def unfit() -> PolicyTiming:
         raise UserError("it was trained for another arm; take its own.")
 
-    config = RobotConfig(Part(f"{__name__}:Arm"))
-    NOW[0] = AT
-    finding = list(check_robot(config, 0.1, Clock(lambda: NOW[0], lambda seconds: None), unfit))[-1]
+    *_, finding = checked(RobotConfig(Part(f"{__name__}:Arm")), policy=unfit).values()
     assert finding == Finding("policy", "it was trained for another arm", "take its own.")

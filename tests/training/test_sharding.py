@@ -18,7 +18,6 @@ from tests.policies.test_tiny import observations
 from tests.policies.vla.tiny_vlas import tiny_vla
 from tests.toys import rollout, seeded
 from tests.training.test_distributed import cut, torchrun
-from vla_rl.algorithms.decisions import clip_gradients
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.contract.batch import OneProcess, Reducer
 from vla_rl.contract.errors import UserError
@@ -190,13 +189,6 @@ def test_gathered_files_are_as_those_of_safetensors(tmp_path: Path) -> None:
     assert found.keys() == wanted.keys() and holder(tensors) is None
     for name, item in wanted.items():
         assert torch.equal(found[name], item) and found[name].dtype == item.dtype
-
-
-def test_gradients_are_clipped_by_their_joint_norm() -> None:
-    parameters = [torch.nn.Parameter(torch.zeros(size)) for size in (2, 1, 3)]
-    parameters[0].grad, parameters[1].grad = torch.tensor([3.0, 0.0]), torch.tensor([4.0])
-    assert clip_gradients(parameters, 1.0) == 5.0
-    assert parameters[0].grad[0] == pytest.approx(0.6) and parameters[1].grad[0] == pytest.approx(0.8)
 
 
 class Unit(torch.nn.Module):

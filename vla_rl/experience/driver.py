@@ -192,11 +192,6 @@ class Driver:
             if decision.host.done.all():
                 return
 
-    def forget(self) -> None:
-        """Break all episodes off: each environment must be reset before the next step."""
-        self.obs, self._features, self._unchecked = None, None, None
-        self.state = self.policy.initial_state(self.env.num_envs)
-
     def restore(self, obs: Observation, features: Features, state: State, seeds: np.ndarray) -> None:
         """Go on from a saved state: ``features`` were encoded from ``obs`` already."""
         self.obs, self._features, self.state, self.seeds = obs, features, state, seeds.copy()

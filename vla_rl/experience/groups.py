@@ -35,15 +35,15 @@ from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import Features, Policy
 from vla_rl.contract.tracker import HostStep
 from vla_rl.experience.curriculum import InOrder, SeedStream
-from vla_rl.experience.driver import ATTEMPTS, Decision, Driver, no_seconds
+from vla_rl.experience.driver import ATTEMPTS, Decision, no_seconds
 from vla_rl.experience.rollout import (
+    DrivenSource,
     device_of,
     episode_column,
     moved,
     side_by_side,
     to_policy_device,
     to_state,
-    to_tensor,
 )
 
 
@@ -68,12 +68,10 @@ class GroupConfig:
     curriculum: InOrder = InOrder()  # which scenes are played next
 
     def build(self, env: VecEnv, policy: Policy, seeds: SeedStream, generator: torch.Generator) -> GroupSource:
-        """The source with these numbers."""
         stream = self.curriculum.stream(seeds, env.spec, self.limit + self.ahead)
         return GroupSource(env, policy, self, stream, generator)
 
     def split(self, parts: int) -> GroupConfig:
-        """The share of one of ``parts`` processes, which together have these groups."""
         if any(number % parts for number in (self.groups, self.ahead, self.limit, self.num_envs)):
             raise UserError(
                 f"{self} cannot be shared equally by {parts} processes, so nothing was started; choose groups, ahead, "
@@ -91,8 +89,8 @@ class GroupConfig:
         return min(self.groups + self.ahead, self.limit) * self.size
 
 
-class GroupSource:
-    """An ``ExperienceSource`` whose columns are whole episodes: ``size`` columns a group, ``groups`` groups a rollout.
+class GroupSource(DrivenSource):
+    """Rollouts whose columns are whole episodes: ``size`` columns a group, ``groups`` groups a rollout.
 
     Columns with one seed are one group; they differ in length and idle (``valid`` False) after their end.  Any free
     environment takes the next member of the newest group, so neither a group nor its members wait for each other.  An
@@ -103,7 +101,9 @@ class GroupSource:
     enough, uniform ones fill it up: their advantages are 0, so the denominators stay what they were and the direction
     stays unbiased.  No episode is running between two calls of :meth:`next`.
 
-    The policy acts in mode "sample" with ``generator``; ``env`` and ``policy`` belong to the source meanwhile.
+    ``info`` counts all that was played, delivered or not: ``env_steps``, ``episodes``, ``successes``, ``truncations``
+    and ``groups_played``; ``groups_refilled`` uniform groups replaced, ``groups_uniform`` uniform groups delivered,
+    ``groups_old`` groups delivered from the rollout before, ``groups_carried`` for the next one.
     """
 
     def __init__(
@@ -111,9 +111,8 @@ class GroupSource:
     ) -> None:
         """Raises UserError for numbers that contradict each other or leave environments without use."""
         _require(config, env.num_envs)
-        self.env, self.config = env, config
-        self.seeds, self.generator = seeds, generator
-        self.driver = Driver(env, policy, generator)
+        super().__init__(env, policy, seeds, generator)
+        self.config = config
         self._carried: list[Rollout] = []
         self._clear()
 
@@ -126,35 +125,7 @@ class GroupSource:
         self._diverged = 0  # and because a reward or an observation was not finite
         self.driver.seconds = no_seconds()
 
-    @property
-    def policy(self) -> Policy:
-        """The policy that acts; it may be replaced between two decisions."""
-        return self.driver.policy
-
-    @policy.setter
-    def policy(self, policy: Policy) -> None:
-        self.driver.policy = policy
-
-    def close(self) -> None:
-        """Close the environment."""
-        self.env.close()
-
-    def next(self) -> Rollout:
-        """Play until the rollout is complete.
-
-        ``info`` counts all that was played, delivered or not: ``env_steps``, ``episodes``, ``successes``,
-        ``truncations`` and ``groups_played``; ``groups_refilled`` uniform groups replaced, ``groups_uniform`` uniform
-        groups delivered, ``groups_old`` groups delivered from the rollout before, ``groups_carried`` for the next one.
-
-        Raises NonFiniteError when the policy chose a NaN: that decision moved nothing, and a next call with repaired
-        weights continues the rollout.
-        """
-        while not self.advance():
-            pass
-        return self.deliver()
-
     def advance(self) -> bool:
-        """Make one decision, unless the rollout is complete; returns whether it is now, for :meth:`deliver`."""
         self._fill()
         if self._running:
             self._decide()
@@ -225,7 +196,7 @@ class GroupSource:
 
     def _record(self, step: HostStep, cause: Sequence[str]) -> list[int]:
         """Add what the running members earned, and free the environments of those that ended; returns these."""
-        valid, reward = to_tensor(step.valid), to_tensor(step.reward).double()
+        valid, reward = torch.as_tensor(step.valid), torch.as_tensor(step.reward).double()
         earned, steps = torch.where(valid, reward, 0.0).sum(1).tolist(), valid.sum(1).tolist()
         for env_id, member in self._running.items():
             member.reward += earned[env_id]
@@ -322,7 +293,6 @@ class Member:
 
     @property
     def episode_return(self) -> float:
-        """The return by which members are compared."""
         return self.reward + self.truncation_return
 
     def begin_again(self, start: int) -> None:

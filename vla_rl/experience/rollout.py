@@ -33,7 +33,6 @@ class WindowConfig:
         return f"{self.num_envs} environments x {self.decisions} decisions = {self.num_envs * self.decisions:,}"
 
     def split(self, parts: int) -> WindowConfig:
-        """The share of one of ``parts`` processes, which together have ``num_envs`` environments."""
         if self.num_envs % parts:
             raise UserError(
                 f"{self.num_envs} environments cannot be shared equally by {parts} processes, so nothing was started; "
@@ -42,7 +41,6 @@ class WindowConfig:
         return replace(self, num_envs=self.num_envs // parts, curriculum=self.curriculum.split(parts))
 
     def build(self, env: VecEnv, policy: Policy, seeds: SeedStream, generator: torch.Generator) -> RolloutSource:
-        """The source with these numbers."""
         stream = self.curriculum.stream(seeds, env.spec)
         return RolloutSource(env, policy, self.decisions, stream, generator, self.privileged)
 
@@ -68,13 +66,49 @@ class Window:
             held[len(self.decisions)] = features[name]
 
 
-class RolloutSource:
-    """An ``ExperienceSource`` of windows; an environment whose episode ended starts its next seed at once.
+class DrivenSource:
+    """An ``ExperienceSource`` that steps ``env`` with ``policy``; both belong to it meanwhile.
+
+    The policy acts in mode "sample" with ``generator``.  Raises NonFiniteError when it chose a NaN: that decision moved
+    nothing and the earlier ones are kept, so a next call with repaired weights goes on with the rollout.
+    """
+
+    def __init__(self, env: VecEnv, policy: Policy, seeds: SeedStream, generator: torch.Generator) -> None:
+        self.env, self.seeds, self.generator = env, seeds, generator
+        self.driver = Driver(env, policy, generator)
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that acts; it may be replaced between two decisions."""
+        return self.driver.policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self.driver.policy = policy
+
+    def close(self) -> None:
+        self.env.close()
+
+    def next(self) -> Rollout:
+        while not self.advance():
+            pass
+        return self.deliver()
+
+    def advance(self) -> bool:
+        """Make one decision, unless the rollout is complete; returns whether it is now, for :meth:`deliver`."""
+        raise NotImplementedError
+
+    def deliver(self) -> Rollout:
+        """The complete rollout; the next one begins."""
+        raise NotImplementedError
+
+
+class RolloutSource(DrivenSource):
+    """Windows; an environment whose episode ended starts its next seed at once.
 
     Episodes run on across windows, so whoever computes advantages bootstraps after the last decision of a window.  An
     episode that a simulator's breakdown truncates (cause "worker") ends with a decision without valid actions: it has
-    no gradient, the decision before it is bootstrapped, and the episode is not counted.  The
-    policy acts in mode "sample" with ``generator``; ``env`` and ``policy`` belong to the source meanwhile.
+    no gradient, the decision before it is bootstrapped, and the episode is not counted.
     ``privileged`` names extras that are kept beside the policy's features, for critics; the policy never sees them.
     ``stream`` names the source where several fill one replay buffer.
     """
@@ -90,37 +124,11 @@ class RolloutSource:
         stream: str = "",
     ) -> None:
         _require_privileged(privileged, env.spec)
-        self.env, self.decisions = env, decisions
-        self.seeds, self.generator, self.privileged = seeds, generator, tuple(privileged)
-        self.stream = stream
-        self.driver = Driver(env, policy, generator)
+        super().__init__(env, policy, seeds, generator)
+        self.decisions, self.privileged, self.stream = decisions, tuple(privileged), stream
         self._window = Window()
 
-    @property
-    def policy(self) -> Policy:
-        """The policy that acts; it may be replaced between two decisions."""
-        return self.driver.policy
-
-    @policy.setter
-    def policy(self, policy: Policy) -> None:
-        self.driver.policy = policy
-
-    def close(self) -> None:
-        """Close the environment."""
-        self.env.close()
-
-    def next(self) -> Rollout:
-        """Collect one window.
-
-        Raises NonFiniteError when the policy chose a NaN: that decision moved nothing and the earlier ones are kept, so
-        a next call with repaired weights continues the window.
-        """
-        while not self.advance():
-            pass
-        return self.deliver()
-
     def advance(self) -> bool:
-        """Make one decision, unless the window is full; returns whether it is full now, for :meth:`deliver`."""
         self.start()
         if len(self._window.decisions) < self.decisions:
             self._keep(self.driver.step(), self._window)
@@ -177,7 +185,6 @@ class RolloutSource:
         self._reset(ended)
 
     def deliver(self) -> Rollout:
-        """The window as a rollout; the next one begins."""
         self.driver.check()  # its last observation may be that of a reset
         last = self._features(self.driver.obs, recorded(self.policy, self.driver.features))
         self._window.keep(last, self.decisions + 1)
@@ -189,7 +196,7 @@ class RolloutSource:
     def _features(self, obs: Observation | None, features: Features) -> Features:
         """``features`` of ``obs`` with the privileged extras that critics read."""
         assert obs is not None
-        extras = {name: to_tensor(obs.extras[name]).to(device_of(self.policy)) for name in self.privileged}
+        extras = {name: torch.as_tensor(obs.extras[name]).to(device_of(self.policy)) for name in self.privileged}
         return {**features, **extras}
 
 
@@ -207,8 +214,8 @@ def executed_or_chosen(step: Step, out: ActionOut) -> Tensor:
 
     Zeros there would let a critic tell from the actions that the episode ends.
     """
-    executed = to_tensor(step.executed)
-    return torch.where(to_tensor(step.valid).unsqueeze(-1), executed, out.action.to(executed))
+    executed = torch.as_tensor(step.executed)
+    return torch.where(torch.as_tensor(step.valid).unsqueeze(-1), executed, out.action.to(executed))
 
 
 def _index(env_ids: np.ndarray, decision: Decision) -> Any:
@@ -231,17 +238,12 @@ def device_of(policy: Policy) -> torch.device:
     return torch.device("cpu") if first is None else first.device
 
 
-def to_tensor(array: Any) -> Tensor:
-    """A tensor that shares memory with ``array``."""
-    return torch.as_tensor(array)
-
-
 def _stack(window: Window, spec: EnvSpec, measured: Mapping[str, float]) -> Rollout:
     decisions, device = window.decisions, window.decisions[0].out.sample.device
     steps, outs = [decision.step for decision in decisions], [decision.out for decision in decisions]
 
     def over_time(name: str) -> Tensor:
-        return torch.stack([to_tensor(getattr(step, name)) for step in steps])
+        return torch.stack([torch.as_tensor(getattr(step, name)) for step in steps])
 
     terminated, truncated = over_time("terminated"), over_time("truncated")
     success, valid = over_time("success") & (terminated | truncated), over_time("valid")
@@ -273,7 +275,7 @@ def _stack(window: Window, spec: EnvSpec, measured: Mapping[str, float]) -> Roll
         final_features=_concatenate(window.final_features, window.features),
         seeds=torch.stack([torch.from_numpy(decision.seeds) for decision in decisions]).to(device),
         info=info,
-        task=torch.stack([to_tensor(decision.obs.task) for decision in decisions]).to(device),
+        task=torch.stack([torch.as_tensor(decision.obs.task) for decision in decisions]).to(device),
         robot=spec.name,
     )
 
@@ -336,7 +338,7 @@ def episode_column(
     end[-1] = True
 
     def over_time(items: Sequence[Any]) -> Tensor:
-        return torch.stack([to_tensor(item)[env_id] for item in items])[:, None].to(device)
+        return torch.stack([torch.as_tensor(item)[env_id] for item in items])[:, None].to(device)
 
     return Rollout(
         features={name: item[:, None] for name, item in stack_dicts(features).items()},

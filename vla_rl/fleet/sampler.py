@@ -9,7 +9,7 @@ where L is the mean loss of the last W = 200 gradient steps that drew such data.
 robots is so drawn more often.
 
 Ours, for SOP does not say: a task without recorded data has w_on = 1, one without data of robots w_on = 0 (a cold
-start, logged and a metric), and the losses of a kind that was never drawn count as equal (w_on = 1/2).  Human
+start, which is logged), and the losses of a kind that was never drawn count as equal (w_on = 1/2).  Human
 corrections are a third stratum: their share of ``w_on`` is their share of the robots' data, but at least
 ``min_corrections`` of the task; the other two give way in proportion.
 """
@@ -102,16 +102,6 @@ class AdaptiveSampler:
         for task, stratum in np.unique(drawn, axis=0).tolist():
             window = self._losses.setdefault((task, stratum), deque(maxlen=self.config.window))
             window.append(float(losses[(drawn == (task, stratum)).all(1)].mean()))
-
-    def metrics(self, counts: np.ndarray) -> dict[str, float]:
-        """The weights by task and stratum, the mean losses, and how many tasks have no data of robots yet."""
-        weights, found = self.weights(counts), {}
-        for task, stratum in np.argwhere(counts > 0).tolist():
-            found[f"sampler/weight/{STRATA[stratum]}/{task}"] = float(weights[task, stratum])
-            if (loss := self._mean(task, [stratum], counts[task])) is not None:
-                found[f"sampler/loss/{STRATA[stratum]}/{task}"] = loss
-        cold = (counts[:, OFFLINE] > 0) & (counts[:, [ONLINE, CORRECTIONS]].sum(1) == 0)
-        return {**found, "sampler/cold_tasks": float(cold.sum())}
 
     # -- one task ---------------------------------------------------------------------------------------------------
 

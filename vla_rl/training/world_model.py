@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -97,21 +98,27 @@ def fit_world_model(
     device, table = model.device, make_sequences(trajectories, model.config.frames, model.config.context_frames)
     chosen = torch.randperm(len(trajectories.state), generator=generator)[:_REGISTRATION_FRAMES]
     model.fit_registration(_tensors(frames_at(trajectories, chosen.numpy()), device))
-    count, steps = len(table["count"]), _Offset(report)
-    index = _minibatches(count, config.state_dynamics, generator)
-    batches = (_tensors(call_batch(trajectories, table, part), device) for part in index)
-    parameters = model.parameters_of("state_dynamics")
-    fit(parameters, lambda batch: model.state_dynamics_loss(batch, generator), batches, config.state_dynamics, steps)
-    steps.offset += config.state_dynamics.steps
-    index = _minibatches(len(trajectories.state), config.pose, generator)
-    batches = (_tensors(frames_at(trajectories, part), device) for part in index)
-    fit(model.parameters_of("poses"), model.pose_loss, batches, config.pose, steps)
-    steps.offset += config.pose.steps
-    index = _minibatches(count, config.video, generator)
-    batches = (_tensors(sequence_batch(trajectories, table, part), device) for part in index)
-    fit(model.parameters_of("video"), lambda batch: model.loss(batch, generator), batches, config.video, steps)
-    steps.offset += config.video.steps
-    _fit_mode_classifier(model, trajectories, table, config.mode_classifier, generator, steps)
+    count, done = len(table["count"]), 0
+
+    def stage(part: str, fitted: FitConfig, loss: Any, of: int, batch: Callable[[np.ndarray], Any]) -> None:
+        """Fit ``part`` of the model to minibatches ``batch(index)`` of ``of`` entries; steps count on over stages."""
+        nonlocal done
+        batches = (_tensors(batch(index.numpy()), device) for index in shuffled(of, fitted.batch, generator))
+        fit(model.parameters_of(part), loss, batches, fitted, partial(_report_from, report, done))
+        done += fitted.steps
+
+    dynamics = lambda batch: model.state_dynamics_loss(batch, generator)  # noqa: E731
+    stage("state_dynamics", config.state_dynamics, dynamics, count, partial(call_batch, trajectories, table))
+    stage("poses", config.pose, model.pose_loss, len(trajectories.state), partial(frames_at, trajectories))
+    video = lambda batch: model.loss(batch, generator)  # noqa: E731
+    stage("video", config.video, video, count, partial(sequence_batch, trajectories, table))
+    _fit_mode_classifier(
+        model, trajectories, table, config.mode_classifier, generator, partial(_report_from, report, done)
+    )
+
+
+def _report_from(report: Report, offset: int, step: int, info: dict[str, float]) -> None:
+    report(offset + step, info)
 
 
 def _fit_mode_classifier(
@@ -181,20 +188,6 @@ def _classifier_batches(
             call_batch(imagined.trajectories, table, other.numpy()),
         )
         yield {name: np.concatenate([item, more[name]]) for name, item in batch.items()}
-
-
-class _Offset:
-    """``report`` with steps counted from ``offset``."""
-
-    def __init__(self, report: Report) -> None:
-        self.report, self.offset = report, 0
-
-    def __call__(self, step: int, info: dict[str, float]) -> None:
-        self.report(self.offset + step, info)
-
-
-def _minibatches(count: int, config: FitConfig, generator: torch.Generator) -> Iterator[np.ndarray]:
-    return (part.numpy() for part in shuffled(count, config.batch, generator))
 
 
 def _tensors(arrays: dict[str, np.ndarray], device: torch.device) -> dict[str, Tensor]:

@@ -36,7 +36,7 @@ from vla_rl.contract.env import ArraySpec, EnvSpec, Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.flow import AllSteps, FlowSampler, FlowSde, Ode
 from vla_rl.policies.pi0 import policy as pi0_public
-from vla_rl.policies.pi0.network import Gemma, Siglip, public_name
+from vla_rl.policies.pi0.network import Gemma, Pi0Network, Siglip
 from vla_rl.policies.pi0.policy import Pi0
 from vla_rl.policies.vla.network import TransformersLetterbox
 from vla_rl.policies.vla.options import TrainAll, TrainExpert, Trains, VLAOptions, checkpoint_gradients
@@ -143,7 +143,7 @@ def test_the_prompt_is_bos_the_instruction_and_a_newline(theirs):
 
 
 def test_names_of_every_library_mean_the_same_tensor():
-    mine = "model.vlm.language_model.layers.3.mlp.up_proj.weight"
+    public_name, mine = Pi0Network.public_name, "model.vlm.language_model.layers.3.mlp.up_proj.weight"
     theirs = "paligemma_with_expert.paligemma.model.language_model.layers.3.mlp.up_proj.weight"
     older = "paligemma_with_expert.paligemma.language_model.model.layers.3.mlp.up_proj.weight"
     newer = "paligemma_with_expert.paligemma.model.language_model.model.layers.3.mlp.up_proj.weight"

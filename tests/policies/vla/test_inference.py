@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -208,43 +207,3 @@ def test_nothing_that_is_recorded_waits_for_the_host(shape):
     with OneDevice():
         condition = network.condition(network.encode([*pictures, None], tokens, mask), state)
         assert network.velocity(condition, x, t)[0].shape == x.shape
-
-
-class Kernels(TorchFunctionMode):
-    """The functions that make a new tensor, each of which is a kernel on a GPU; a view is none."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        given = {
-            item.untyped_storage()._cdata for item in tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)
-        }
-        made = [item for item in tree_leaves(out) if isinstance(item, torch.Tensor)]
-        if any(item.untyped_storage()._cdata not in given for item in made):
-            self.names.append(getattr(func, "__name__", str(func)))
-        return out
-
-
-@pytest.mark.parametrize(("shape", "most"), [(TINY, 17), (TINY_PI0, 15)], ids=["smolvla", "pi0"])
-def test_a_layer_of_a_denoising_step_is_few_kernels(shape, most):
-    """Of bfloat16, which a GPU computes in."""
-    made, counts = policy(shape=shape), list[list[str]]()
-    made.network.compute_dtype = torch.bfloat16
-
-    def counted(function: Any, *inputs: Any) -> Any:
-        with Kernels() as kernels:
-            out = function(*inputs)
-        counts.append(kernels.names)
-        return out
-
-    acting = Fused(made.network, counted)
-    pictures = [torch.from_numpy(item) for item in SCENE.observe(1).images.values()]
-    with torch.no_grad():
-        prefix = acting.encode(pictures, made.tokens, None)
-        condition = acting.condition(prefix, torch.zeros(1, shape.state_size))
-        counts.clear()
-        acting.velocity(condition, torch.zeros(1, shape.chunk, shape.action_size), torch.ones(1))
-    assert len(counts) == len(made.network.expert_layers()) and max(map(len, counts)) <= most, counts

@@ -50,6 +50,7 @@ def test_one_command_has_robots_practise_with_a_person_and_a_learner_and_makes_a
     }
 
 
+@pytest.mark.full
 def test_robots_stand_still_go_on_and_are_named_when_they_fail(tmp_path):
     Authority.create(tmp_path / "certificates")  # and none for the robot
     robots = RobotProcesses(tmp_path / "robots", "127.0.0.1:1", tmp_path / "certificates", {"arm-1": 1}, 1)
@@ -84,8 +85,3 @@ def test_an_end_that_cannot_be_read_is_left_out_of_the_page(tmp_path):
     with closing(Ledger(tmp_path / "ledger")) as ledger:
         ledger.append(chained([introduction(), *broken, *episode("b", 1)]))
         assert [(one.position, one.end.steps) for one in played_in(ledger)] == [(5, 1)]
-
-
-def test_more_robots_than_there_is_room_for_are_refused():
-    with pytest.raises(UserError, match=r"FleetDemo.robots is 65"):
-        replace(configs.demo(), robots=65)

@@ -211,6 +211,9 @@ def test_episodes_of_another_robot_are_told_once_and_not_learnt_from(shown, tmp_
     spec = replace(load_policy(shown[0].policy).spec, control_dt=0.5)
     take(one, enumerate(recorded(spec, shown[1], robot="other"), 1))
     assert one.episodes == 0 and len(said) == 1 and "robot other" in said[0] and "control rate" in said[0]
+    bad = [(at, replace(r, payload=b"\xc1") if at == 9 else r) for at, r in sent(shown, person=range(3, 6))]
+    take(one, [(at + 1000, record) for at, record in bad])
+    assert one.episodes == 2 and len(said) == 2 and "robot arm" in said[1], "one that cannot be read among others"
 
 
 @pytest.mark.full

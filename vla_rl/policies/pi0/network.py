@@ -17,7 +17,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,7 +45,6 @@ from vla_rl.policies.vla.network import (
     transformers,
     vision_layer,
 )
-from vla_rl.policies.vla.weights import load_public_weights
 
 _OFFSET = 1.0  # what a GemmaRMSNorm adds to its weights
 
@@ -113,7 +111,6 @@ class Pi0Shape:
         return replace(self, language=replace(self.language, vocab_size=count))
 
     def build(self) -> Pi0Network:
-        """The network with random weights."""
         return Pi0Network(self)
 
     def config(self) -> Any:
@@ -192,13 +189,6 @@ class Pi0Network(DecoderNetwork):
                 hidden = self._run(run, vision_layer, layer, hidden)
             return self.model.vlm.multi_modal_projector(tower.post_layernorm(hidden)).chunk(len(pictures))
 
-    def load_public(self, folder: Path) -> None:
-        """Fill the weights from a folder of LeRobot or transformers, in its precision.
-
-        Raises UserError that lists what is missing or does not fit.
-        """
-        load_public_weights(self, folder, public_name, dtype=None)
-
     def prefix_bytes(self, cameras: Sequence[str | None], tokens: int) -> int:
         """Keys and values in the dtype of the language model, the mask, and ``pooled``."""
         language, vision = self.shape.language, self.shape.vision
@@ -207,6 +197,18 @@ class Pi0Network(DecoderNetwork):
         pair = 2 * language.num_hidden_layers * language.num_key_value_heads * language.head_dim
         width = self.model.vlm.language_model.embed_tokens.weight.element_size()
         return length * (pair * width + 1) + 4 * self.pooled_size
+
+    @staticmethod
+    def public_name(name: str) -> str | None:
+        """The name here of a tensor of a public checkpoint; None for one that nothing reads."""
+        bare = name.removeprefix("model.")
+        if _UNUSED.match(bare):
+            return None
+        for pattern, replacement in _RENAMED:
+            renamed, count = re.subn(f"^{pattern}", replacement, bare)
+            if count:
+                return renamed
+        return name
 
     # -- denoising --------------------------------------------------------------------------------------------------
 
@@ -263,7 +265,6 @@ class Pi0Network(DecoderNetwork):
         return linear(parts.action_time_mlp_out, inner)
 
     def expert_layers(self) -> list[ModuleLayer]:
-        """The layers of the expert, with the weights that learn."""
         return self._layers(self.model.dit, self.computes_in(self.model.dit))
 
     def denoised(self, horizon: int) -> int:
@@ -308,15 +309,3 @@ _RENAMED = (
 )
 # The expert predicts no words, and LeRobot once kept statistics among the weights; see vla/dataset_statistics.py.
 _UNUSED = re.compile(r"paligemma_with_expert\.gemma_expert\.lm_head\.|(un)?normalize_")
-
-
-def public_name(name: str) -> str | None:
-    """The name in :class:`Pi0Network` of a tensor of a public checkpoint; None for one that nothing reads."""
-    bare = name.removeprefix("model.")
-    if _UNUSED.match(bare):
-        return None
-    for pattern, replacement in _RENAMED:
-        renamed, count = re.subn(f"^{pattern}", replacement, bare)
-        if count:
-            return renamed
-    return name

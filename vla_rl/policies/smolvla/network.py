@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,7 +44,6 @@ from vla_rl.policies.vla.network import (
     transformers,
     vision_layer,
 )
-from vla_rl.policies.vla.weights import load_public_weights
 
 _VLM = "model.vlm_with_expert.vlm."
 # In LeRobot's files, but no action depends on it: the language model's next-token head.
@@ -215,7 +213,6 @@ class SmolVLANetwork(DecoderNetwork):
         return linear(self.model["action_time_mlp_out"], inner)
 
     def expert_layers(self) -> list[ModuleLayer]:
-        """The layers of the expert, with the weights that learn."""
         dtype, own = self.computes_in(self._expert), self._self_attends
         return [ModuleLayer(layer, dtype, cross=not own[i]) for i, layer in enumerate(self._expert.layers)]
 
@@ -232,13 +229,15 @@ class SmolVLANetwork(DecoderNetwork):
 
     # -- what the policy asks ---------------------------------------------------------------------------------------
 
+    @staticmethod
+    def public_name(name: str) -> str | None:
+        """The name here of a LeRobot tensor, None for one that no action depends on."""
+        name = name.replace(_COMPILED, "model.", 1) if name.startswith(_COMPILED) else name
+        return None if name in UNUSED or name.startswith(_STATISTICS) else name
+
     def expert_parameters(self) -> dict[str, nn.Parameter]:
         """The expert and the projections of state, action and time (LeRobot's train_expert_only)."""
         return {name: item for name, item in self.named_parameters() if not name.startswith(_VLM)}
-
-    def load_public(self, folder: Path) -> None:
-        """Fill the weights from a LeRobot folder, in its precision; raises UserError that lists what does not fit."""
-        load_public_weights(self, folder, public_name, dtype=None)
 
     def prefix_bytes(self, cameras: Sequence[str | None], tokens: int) -> int:
         """Keys, values and mask of pictures and prompt, and ``pooled``; of a missing camera, what is around it."""
@@ -249,12 +248,6 @@ class SmolVLANetwork(DecoderNetwork):
         length = shown * (self.shape.picture_tokens + around) + missing * around + tokens
         token = 2 * text.num_hidden_layers * text.num_key_value_heads * text.head_dim * dtype.itemsize + 1
         return length * token + 4 * self.pooled_size
-
-
-def public_name(name: str) -> str | None:
-    """The network's name of a LeRobot tensor, None for one that no action depends on."""
-    name = name.replace(_COMPILED, "model.", 1) if name.startswith(_COMPILED) else name
-    return None if name in UNUSED or name.startswith(_STATISTICS) else name
 
 
 def _patches(embeddings: Any, pixels: Tensor) -> Tensor:

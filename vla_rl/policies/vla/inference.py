@@ -32,7 +32,6 @@ class Inference:
         raise NotImplementedError
 
     def learning(self, network: FlowNetwork) -> Operations:
-        """``network`` as it learns."""
         raise NotImplementedError
 
 
@@ -115,8 +114,6 @@ class Operations:
 
 class Layers(Operations):
     """The same, each layer by ``run``."""
-
-    network: DecoderNetwork
 
     def __init__(self, network: DecoderNetwork, run: Run = plainly) -> None:
         super().__init__(network)

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vla_rl.contract.errors import UserError
+from vla_rl.policies.vla.weights import load_public_weights
 
 WAVELENGTH = 10_000.0  # of RoPE: LeRobot's and transformers', whatever SmolVLM's own configuration says
 Pair = tuple[Tensor, Tensor]
@@ -301,6 +302,9 @@ class VisionLanguage(Protocol):
 class DecoderNetwork(nn.Module):
     """A flow network whose expert is a decoder, so that its layers can be fused, compiled and recorded.
 
+    Its ``encode``, ``condition`` and ``velocity`` are those of ``FlowNetwork``, with ``run`` (of a layer) and, but for
+    ``encode``, the ``layers`` of the expert besides, () for those that learn.
+
     compute_dtype  what layers compute in, whatever their weights are stored in; None: the dtype of the weights.  What
                    goes in and comes out (states, actions, velocities, ``pooled``) is float32
     moves          how often weights may have begun to lie elsewhere, by .to(), .cuda() and their like of this module or
@@ -315,25 +319,6 @@ class DecoderNetwork(nn.Module):
         return super()._apply(fn, recurse)
 
     def expert_layers(self) -> Sequence[ModuleLayer]:
-        """The layers of the expert, with the weights that learn."""
-        raise NotImplementedError
-
-    def encode(
-        self, pictures: Sequence[Tensor | None], tokens: Tensor, token_mask: Tensor | None, run: Run = plainly
-    ) -> dict[str, Tensor]:
-        """See ``VisionLanguage``; layers run by ``run``."""
-        raise NotImplementedError
-
-    def condition(
-        self, prefix: Mapping[str, Tensor], state: Tensor, layers: Sequence[Layer] = (), run: Run = plainly
-    ) -> dict[str, Tensor]:
-        """See ``FlowNetwork``; ``layers`` of the expert, () for those that learn."""
-        raise NotImplementedError
-
-    def velocity(
-        self, condition: Mapping[str, Tensor], x: Tensor, t: Tensor, layers: Sequence[Layer] = (), run: Run = plainly
-    ) -> tuple[Tensor, Tensor]:
-        """See ``FlowNetwork``; ``layers`` as for :meth:`condition`."""
         raise NotImplementedError
 
     def rotation(self, positions: Tensor, dtype: torch.dtype) -> Pair:
@@ -363,8 +348,16 @@ class DecoderNetwork(nn.Module):
         prefix["keys"], prefix["values"] = (torch.stack(items, 1) for items in zip(*pairs, strict=True))
         return {**prefix, "pooled": mean_where(hidden, prefix.get("mask"))}
 
+    def load_public(self, folder: Path) -> None:
+        """Fill the weights from a public folder, in its precision; raises UserError that lists what does not fit."""
+        load_public_weights(self, folder, self.public_name, dtype=None)
+
+    @staticmethod
+    def public_name(name: str) -> str | None:
+        """The name here of a tensor of a public folder; None for one that nothing reads."""
+        raise NotImplementedError
+
     def computes_in(self, module: nn.Module) -> torch.dtype:
-        """What a part of it computes in."""
         return self.compute_dtype or next(module.parameters()).dtype
 
 

@@ -27,6 +27,12 @@ class Trains:
 
     def prepare(self, network: VisionLanguage) -> dict[str, nn.Parameter]:
         """Freeze ``network`` but for these parameters; returns them by name.  Adapters are added here."""
+        chosen = self.chosen(network)
+        for name, parameter in network.named_parameters():
+            parameter.requires_grad_(name in chosen)
+        return chosen
+
+    def chosen(self, network: VisionLanguage) -> dict[str, nn.Parameter]:
         raise NotImplementedError
 
 
@@ -34,34 +40,20 @@ class Trains:
 class TrainExpert(Trains):
     """The action expert and its projections; the vision-language model is frozen (LeRobot's train_expert_only)."""
 
-    @property
-    def reaches_prefix(self) -> bool:
-        return False
+    reaches_prefix = False
 
-    def prepare(self, network: VisionLanguage) -> dict[str, nn.Parameter]:
-        chosen = network.expert_parameters()
-        freeze_others(network, chosen)
-        return chosen
+    def chosen(self, network: VisionLanguage) -> dict[str, nn.Parameter]:
+        return network.expert_parameters()
 
 
 @dataclass(frozen=True)
 class TrainAll(Trains):
     """Everything, the vision-language model included."""
 
-    @property
-    def reaches_prefix(self) -> bool:
-        return True
+    reaches_prefix = True
 
-    def prepare(self, network: VisionLanguage) -> dict[str, nn.Parameter]:
-        chosen = dict(network.named_parameters())
-        freeze_others(network, chosen)
-        return chosen
-
-
-def freeze_others(network: VisionLanguage, chosen: dict[str, nn.Parameter]) -> None:
-    """Let only ``chosen`` require gradients."""
-    for name, parameter in network.named_parameters():
-        parameter.requires_grad_(name in chosen)
+    def chosen(self, network: VisionLanguage) -> dict[str, nn.Parameter]:
+        return dict(network.named_parameters())
 
 
 def cast_frozen(network: VisionLanguage, trained: Mapping[str, nn.Parameter], dtype: torch.dtype) -> None:
@@ -121,7 +113,7 @@ class TrainLoRA(Trains):
         """Whether the vision-language model gets adapters."""
         return self.within == "all"
 
-    def prepare(self, network: VisionLanguage) -> dict[str, nn.Parameter]:
+    def chosen(self, network: VisionLanguage) -> dict[str, nn.Parameter]:
         """Add the adapters; only they and what the expert has beside its layers are trained afterwards.
 
         The tensor of an adapted part is called ``PART.base_layer.weight`` from then on, and the adapter's
@@ -134,13 +126,11 @@ class TrainLoRA(Trains):
         )
         package.inject_adapter_in_model(config, module)
         expert = network.expert_parameters()
-        chosen = {
+        return {
             name: item
             for name, item in network.named_parameters()
             if _ADAPTER in name or (name in expert and not any(part in name for part in (_LAYERS, *_VOCABULARY)))
         }
-        freeze_others(network, chosen)
-        return chosen
 
     def _targets(self, network: VisionLanguage, module: nn.Module) -> list[str]:
         """The full names of the parts that get an adapter."""

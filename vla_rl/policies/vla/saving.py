@@ -20,8 +20,8 @@ from vla_rl.policies.vla.checkpoint import CONFIG
 from vla_rl.policies.vla.network import FlowNetwork, NetworkShape
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.tokenizer import Prompts
-from vla_rl.policies.vla.weights import fill_module, without_weights
-from vla_rl.pretrained import WEIGHTS, load_module, save_folder
+from vla_rl.policies.vla.weights import load_public_weights, without_weights
+from vla_rl.pretrained import load_module, save_folder
 
 _BASE = "base"  # entry of a saved config
 _SAMPLES, _SAMPLE = 16, 4096  # pieces of a file that are hashed, and their bytes
@@ -39,7 +39,6 @@ class Base:
 
     @classmethod
     def of(cls, folder: Path) -> Base:
-        """The base in ``folder`` as it is now."""
         return cls(str(folder.resolve()), fingerprint(folder))
 
     def open(self, checkpoint: Path) -> Path:
@@ -155,7 +154,7 @@ class SavedVLA(StatelessPolicy):
             base,
         )
         absent = set(policy.state_dict()) - set(policy.trainable()) if base is not None else ()
-        fill_module(policy, Path(folder), (Path(folder) / WEIGHTS,), dtype=None, absent=absent)
+        load_public_weights(policy, Path(folder), dtype=None, absent=absent)
         return policy.eval()
 
     @classmethod

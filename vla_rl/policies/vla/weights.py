@@ -110,22 +110,10 @@ def load_public_weights(
     hold if they are not in the files.  Raises UserError that lists missing, superfluous and differently shaped tensors;
     ``module`` is then of no use.
     """
-    fill_module(module, folder, weight_files(folder), rename, dtype, absent)
-
-
-def fill_module(
-    module: nn.Module,
-    folder: Path,
-    files: Iterable[Path],
-    rename: Rename = lambda name: name,
-    dtype: torch.dtype | None = torch.float32,
-    absent: Iterable[str] = (),
-) -> None:
-    """:func:`load_public_weights` from ``files`` of ``folder``."""
     wanted = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     shared = _shared_names(module)
     filled, extra, misshapen = set[str](), list[str](), list[str]()
-    for path in files:
+    for path in weight_files(folder):
         with open_tensors(path) as tensors:
             for key in tensors.keys():  # noqa: SIM118  # a file, no dict
                 name = rename(key)

@@ -23,7 +23,7 @@ from robot_drivers.simulated import SimulatedRobot
 from vla_rl.contract.env import EnvSpec, Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
-from vla_rl.recipes.robots.drive import PolicyDecider, open_policy
+from vla_rl.recipes.robots.drive import PolicyDecider, open_policy, robot_config
 from vla_rl.recipes.robots.person import StatusLine, waiting
 from vla_rl.recipes.robots.session import MAX_CHUNK, Execution, RealTimeSession
 
@@ -63,8 +63,6 @@ def check(name: str, seconds: float, policy: str, show: Console) -> int:
 
     "simulated" is the robot that everybody has.  With ``policy``, a checkpoint, run or server, its decisions are timed.
     """
-    from vla_rl.recipes.robots.drive import robot_config
-
     config, wrong = robot_config(name), 0
     timing = partial(measure_policy, config, policy) if policy else None
     for finding in check_robot(config, seconds, policy=timing):

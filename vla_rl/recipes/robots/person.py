@@ -108,11 +108,6 @@ class ScriptedPerson:
         """Somebody who can do the task of ``env``; raises UserError where it declares no expert or no progress."""
         return cls(env.make_expert().act, env.progress())
 
-    @property
-    def share(self) -> float:
-        """The share of control steps in which the person acted, of all so far."""
-        return self._rule.share
-
     def begin(self, seed: int) -> None:
         """The next look is at the first control step of the episode of ``seed``."""
         self._generator, self._begins = np.random.default_rng([seed, 1]), True
@@ -255,7 +250,6 @@ class CommandLines(Display):
         self._began = 0.0
 
     def step(self, title: str, record: Record, stopped: str) -> None:
-        """Print the command."""
         self._began = self._began or record.captured
         asked = np.isfinite(record.requested) & record.clipped
         targets = (
