@@ -24,7 +24,6 @@ from vla_rl.contract.load import load
 from vla_rl.policies.flow import FlowOu, FlowSde
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.config_files import load_config
-from vla_rl.training.tracking import RunFolder
 
 VLA_RL = [sys.executable, "-m", "vla_rl.cli"]
 
@@ -183,7 +182,7 @@ def test_options_of_an_environment_are_given_as_json(capsys):
 # -- Ctrl-C ------------------------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_leaves_a_run_from_which_one_can_go_on(untrained, quick, tmp_path, monkeypatch):
+def test_ctrl_c_leaves_a_run_from_which_one_can_go_on(untrained, quick, tmp_path):
     out = tmp_path / "run"
     command = [*VLA_RL, "train", quick, "--policy", str(untrained()), "--out", str(out)]
     status, said = interrupt([*command, "--rl.loop.iterations", "100000"], lambda: metrics(out) > 3)
@@ -191,20 +190,8 @@ def test_ctrl_c_leaves_a_run_from_which_one_can_go_on(untrained, quick, tmp_path
     assert "Traceback" not in said and "stopped; go on with: vla-rl train --resume" in said
     assert not (out / "summary.json").exists()
     assert TinyVLA.from_pretrained(out / "checkpoints" / "best").config.width == 32
-    before = metrics(out)
     command = shlex.split("vla-rl" + said.strip().rpartition("vla-rl")[2])
     assert command == ["vla-rl", "train", "--resume", str(out)]
-    log = RunFolder.log
-
-    def interrupted(folder, stage, step, numbers) -> None:
-        log(folder, stage, step, numbers)
-        if metrics(out) > before + 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(RunFolder, "log", interrupted)
-    with pytest.raises(SystemExit) as stop:
-        main(command[1:])
-    assert stop.value.code == 130 and metrics(out) == before + 3
 
 
 def test_ctrl_c_before_the_first_iteration_can_be_gone_on_from(complaint, untrained, quick, tmp_path, monkeypatch):

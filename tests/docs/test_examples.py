@@ -83,32 +83,19 @@ def test_the_recorded_dataset_comes_back_as_it_was(tmp_path):
     assert texts == [record_dataset.TASKS[task] for _, _, _, task in mine]
 
 
-# -- in a folder of one's own ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def outside(tmp_path):
-    """A folder outside the repository that holds the examples, and ``vla-rl`` in it."""
-    for name in ("own_config.py", "noisy_policy.py", "ball_env.py"):
-        shutil.copy(ROOT / "docs/examples" / name, tmp_path)
-
-    def vla_rl(*commands: str) -> str:
-        """What the commands print, in one process."""
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        code = "import sys; from vla_rl.cli import main; [main(given.split()) for given in sys.argv[1:]]"
-        command = [sys.executable, "-P", "-c", code, *commands]
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    return vla_rl
-
-
 @pytest.mark.full
-def test_the_example_s_config_trains_its_policy(outside, tmp_path):
-    outside("train own_config.py:point_mass --rl.loop.iterations 40")
+def test_the_example_s_config_trains_its_policy(tmp_path):
+    """In a folder outside the repository, in one process."""
+    for name in ("own_config.py", "noisy_policy.py"):
+        shutil.copy(ROOT / "docs/examples" / name, tmp_path)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    code = "import sys; from vla_rl.cli import main; [main(given.split()) for given in sys.argv[1:]]"
+    commands = ["train own_config.py:point_mass --rl.loop.iterations 40", "eval runs/point_mass --episodes 64"]
+    commands += ["inspect runs/point_mass/checkpoints/best"]
+    command = [sys.executable, "-P", "-c", code, *commands]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "runs/point_mass/summary.json").read_text())
     assert summary["rl"]["success"] > 0.9
-    printed = outside("eval runs/point_mass --episodes 64", "inspect runs/point_mass/checkpoints/best")
-    assert json.loads(next(line for line in printed.splitlines() if line.startswith("{")))["success"] > 0.9
-    assert "noisy_policy:LinearGaussian" in printed
+    played = next(line for line in done.stdout.splitlines() if line.startswith("{"))
+    assert json.loads(played)["success"] > 0.9 and "noisy_policy:LinearGaussian" in done.stdout

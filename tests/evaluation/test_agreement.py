@@ -20,7 +20,6 @@ from vla_rl.evaluation.agreement import (
     policy_agreement,
     replay_agreement,
     reward_agreement,
-    trusted_horizon,
 )
 from vla_rl.evaluation.stats import Rate
 
@@ -130,20 +129,6 @@ def test_the_world_model_does_not_decide_which_replays_are_used():
 def test_impossible_replays_are_refused(imagined, true, length, horizons, match):
     with pytest.raises(ContractError, match=match):
         replay_agreement(imagined, true, np.array(length), horizons)
-
-
-def test_the_longest_trusted_horizon():
-    """45 failures without a hallucination are the smallest number whose upper bound is within 10 %."""
-    few, enough = ReplayAgreement.of(60, 5, 0, 1, 44), ReplayAgreement.of(40, 5, 0, 1, 45)
-    assert few.hallucinated_high > 0.10 >= enough.hallucinated_high
-    early, no_failure = ReplayAgreement.of(10, 0, 9, 0, 80), ReplayAgreement.of(80, 90, 0, 0, 0)
-    shorter = ReplayAgreement.of(20, 5, 1, 1, 100)
-    assert trusted_horizon([enough, early, no_failure, few, shorter]) is enough
-    assert trusted_horizon([few, enough], max_hallucinated=few.hallucinated_high) is few, "the bound itself is allowed"
-    with pytest.raises(UserError, match=r"within 10 % \(upper bounds: 10\.0 % at 60\).*45 failures are enough"):
-        trusted_horizon([few])
-    with pytest.raises(UserError, match=r"100\.0 % at 80"):
-        trusted_horizon([no_failure])
 
 
 def test_policies_by_hand():
@@ -329,6 +314,14 @@ def test_a_horizon_by_which_nothing_succeeds_is_not_trusted():
     with pytest.raises(UserError, match=r"misses too many true ones \(at best 0 of 0 by step 5"):
         UNLIMITED.choose(success_steps, LATE, LENGTH, [5, 10])
     assert replace(UNLIMITED, max_missed=1.0).choose(success_steps, LATE, LENGTH, [5, 10]).table.horizon == 5
+
+
+def test_a_horizon_is_trusted_by_its_upper_bound():
+    """45 failures without a hallucination are the smallest number whose upper bound is within 10 %."""
+    few, enough = (np.full(count, NEVER) for count in (44, 45))
+    assert UNLIMITED.choose(lambda *given: enough, enough, np.full(45, 10), [10]).table.tn == 45
+    with pytest.raises(UserError, match=r"within 10 % \(upper bounds: 10\.0 % at 10\).*45 failures are enough"):
+        UNLIMITED.choose(lambda *given: few, few, np.full(44, 10), [10])
 
 
 def test_an_untrusted_world_model_is_refused_with_its_bounds():

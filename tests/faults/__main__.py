@@ -19,13 +19,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tests.faults.audit import Claim, Findings, Learnt, audit, audit_learner, flip
+from tests.faults.audit import Claim, Findings, Learnt, audit, audit_learner
 from tests.faults.fleet import Fleet
 from tests.faults.rounds import AT_RANDOM, IN_FLIGHT, TROUBLE, Rounds, Tally, started
 from tests.faults.sides import KINDS
 from vla_rl.fleet.record import Sender
 
-FLIPS = 20
 SHIFT = 12_000  # records in a ledger, after which the next fleet begins
 _AGAIN = 20  # other rounds for a point that was not reached, at most
 
@@ -47,14 +46,13 @@ class Shifts:
         self.folder, self.draw = folder, draw
         self.tally, self.found, self.learnt = Tally(), Findings(), Learnt()
         self.fleets = 0
-        self._flips = {"records": 0, "told": 0, "others_lost": 0}
 
     def fleet(self, robots: int = 3) -> Fleet:
         """The next one."""
         self.fleets += 1
         return Fleet(self.folder / str(self.fleets), robots, self.learnt)
 
-    def audit(self, fleet: Fleet, flips: int) -> None:
+    def audit(self, fleet: Fleet) -> None:
         """Count what the ended ``fleet`` holds; its folder stays only if something is amiss."""
         claims = []
         for one in fleet.lives:
@@ -67,9 +65,6 @@ class Shifts:
         audit(fleet.server.folder, claims, self.found)
         audit_learner(fleet.server.folder, fleet.learner.folder, self.learnt)
         self.tally.replaced += sum(one.gone for one in fleet.lives)
-        if flips:
-            told, others = flip(fleet.server.folder, fleet.folder / "flipped", flips, self.draw)
-            self._flips = {"records": flips, "told": told, "others_lost": others}
         if self._amiss() == before:
             shutil.rmtree(fleet.folder)
 
@@ -91,7 +86,6 @@ class Shifts:
             "failed_disks": tally.failed,
             "replaced_robots": tally.replaced,
             "fleets": self.fleets,
-            "flipped_bits": self._flips,
         }
 
 
@@ -108,7 +102,7 @@ def run(folder: Path, rounds: int, each: int, say: Callable[[str], None], seed: 
                 if not running.run(kind, point, trouble) and again[kind, point] < _AGAIN:
                     again[kind, point] += 1
                     left.insert(0, (kind, point))
-        shifts.audit(fleet, 0 if left else FLIPS)
+        shifts.audit(fleet)
         found, seconds = shifts.found, time.monotonic() - start
         say(f"{shifts.tally.rounds} kills, {found.acknowledged} records, {seconds:.0f} s, {len(left)} rounds left")
     return shifts.summary() | {"seconds": round(time.monotonic() - start, 1)}
@@ -121,7 +115,7 @@ def play(folder: Path, rounds: Sequence[tuple[str, str, str]], robots: int) -> d
         running = Rounds(fleet, random.Random(0), shifts.tally)
         for kind, point, trouble in rounds:
             _ = any(running.run(kind, point, trouble) for _ in range(_AGAIN))
-    shifts.audit(fleet, FLIPS)
+    shifts.audit(fleet)
     return shifts.summary()
 
 
@@ -149,18 +143,16 @@ def main(given: Sequence[str]) -> int:
 def what_is_wrong(found: dict, least: int = 0) -> str:
     """In words; "" when every record arrived and every whole episode was learnt from exactly once and in order.
 
-    Every flipped bit must have been told, and every version of the policy be whole, with a number of its own.
+    Every version of the policy must be whole, with a number of its own.
 
     ``least``: how often each point of each side must have been hit.
     """
-    flips, learner = found["flipped_bits"], found["learner"]
+    learner = found["learner"]
     wrong = [f"{found[name]} records {name}" for name in _COUNTS if found[name]]
     wrong += [f"{learner[name]} episodes {name} by the learner" for name in _COUNTS if learner[name]]
     wrong += [*found["strangers"][:5], *learner["wrong"][:5]]
     if 2 * sum(found["in_flight"].values()) < found["rounds"]:
         wrong.append(f"records were in flight in {found['in_flight']} of {found['rounds']} rounds only")
-    if flips["told"] != flips["records"] or flips["others_lost"]:
-        wrong.append(f"flipped bits: {flips}")
     for kind, made in KINDS.items():
         seldom = [point for point in made.points if found["hits"][kind].get(point, 0) < least]
         wrong += [f"{kind} was hit fewer than {least} times {', '.join(seldom)}"] if seldom else []

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
-import random
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -174,33 +171,3 @@ def enter(record: FleetRecord, found: Findings, there: set[int], last: dict[Send
         there.add(record.seq)
     else:
         found.strangers.append(f"record {record.seq} of {record.sender}")
-
-
-def flip(folder: Path, target: Path, count: int, draw: random.Random) -> tuple[int, int]:
-    """Flip a bit in each of ``count`` records of a copy of the ledger: how many were told, and how many others lost."""
-    shutil.copytree(folder, target)
-    sound = Ledger(folder)
-    total = sound.position
-    hit = set(draw.sample(range(1, total + 1), count))
-    for position in hit:
-        ((_, record),) = sound.read(position - 1, 1)
-        _flip(target, record.encoded, draw)
-    sound.close()
-    logging.getLogger("vla_rl.fleet").setLevel(logging.CRITICAL)  # each of them is logged
-    ledger = Ledger(target)
-    whole = {number for number, _ in records(ledger)}
-    told = set(ledger.damaged())
-    logging.getLogger("vla_rl.fleet").setLevel(logging.NOTSET)
-    ledger.close()
-    shutil.rmtree(target)
-    return len(told & hit), len(set(range(1, total + 1)) - whole - hit) + len(told - hit)
-
-
-def _flip(folder: Path, encoded: bytes, draw: random.Random) -> None:
-    for path in sorted(folder.glob("*.seg")):
-        data = bytearray(path.read_bytes())
-        if (at := data.find(encoded)) >= 0:
-            data[at + draw.randrange(len(encoded))] ^= 1 << draw.randrange(8)
-            path.write_bytes(data)
-            return
-    raise AssertionError("a stored record is in no segment")

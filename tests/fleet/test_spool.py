@@ -19,7 +19,7 @@ from tests.patience import PATIENCE, wait_until
 from vla_rl.contract.errors import UserError
 from vla_rl.fleet.disk import StoreEndedError, StoreFullError
 from vla_rl.fleet.ledger import Ledger
-from vla_rl.fleet.record import NO_HASH, FleetRecord, Sender
+from vla_rl.fleet.record import NO_HASH, FleetRecord
 from vla_rl.fleet.spool import Spool, SpoolOptions, SpoolStore
 from vla_rl.fleet.transport import FleetTransport, TransportOptions
 
@@ -396,19 +396,3 @@ def test_records_arrive_once_through_restarts_of_either_side(tmp_path, opened, p
         spool.close()
     assert names([one for _, one in ledger.read(0, 10_000)]) == sent and len(ledger.senders()) == 1
     server.close()
-
-
-def test_a_spool_that_was_full_is_told_to_the_server_which_takes_the_rest(tmp_path, opened, policies, link):
-    with closing(spool_in(tmp_path / "spool", quota_mb=0.004)) as spool:
-        for name, person in (("a", -1), ("b", 1), ("c", -1), ("d", -1), ("e", -1)):
-            put(spool, episode(name, person=person))
-            assert spool.flush(10)
-        ledger = opened()
-        with closing(FleetTransport(ledger, policies, TransportOptions(port=0))) as on:
-            connected = link(on.port, spool)
-            wait_until(lambda: not spool.unsent)
-            assert ledger.durable(spool.robot, spool.epoch) == 24
-            connected.close()
-        found = names([one for _, one in ledger.read(0, 10_000)])
-        assert "dropped" in found and found.count("b") == 5 and found.count("e") == 5
-        assert ledger.head(*Sender(spool.robot, spool.epoch)).last == spool.next_seq - 1

@@ -196,18 +196,6 @@ def test_the_results_have_protocol_intervals_causes_and_versions(policy, undistu
     assert decisions == [8] * 24  # chunks of two in episodes of sixteen
 
 
-def test_the_results_of_a_suite_remark_what_can_hardly_be_meant():
-    task = quick().tasks[0]
-    ends = (("success", True, 1), ("diverged", False, 3), ("time_limit", False, 9))
-    played = [
-        EpisodeResult("wide", i, won, end, length, 0.0, "", 1, 1.0, 1.0) for i, (end, won, length) in enumerate(ends)
-    ]
-    suite, policy = replace(quick(), tasks=(replace(task, name="wide"),)), {"name": "x", "sha256": "", "device": "cpu"}
-    (said,) = results_of(suite, policy, played)["remarks"].values()
-    assert len(said) == 2 and said[0].startswith("1 of 3 episodes had succeeded after their first action")
-    assert "(diverged)" in said[1] and "remarks" not in results_of(suite, policy, played[2:])
-
-
 @pytest.mark.parametrize(
     ("change", "difference"),
     [

@@ -132,15 +132,13 @@ def test_a_command_moves_the_arm_after_its_latency(robot, latency, steps):
 
 
 def test_a_measurement_is_as_old_as_it_says(robot):
-    exact, late = robot(), robot(measurement_latency=2 * DT)
-    commands = AWAY + np.linspace(0, 0.3, 8)[:, None]
-    truth = positions(exact, commands)
+    late, commands = robot(measurement_latency=2 * DT), AWAY + np.linspace(0, 0.3, 8)[:, None]
+    truth = positions(robot(), commands)
     for i, command in enumerate(commands):
         late.command(command)
         seen = late.observe()
         assert seen.captured == pytest.approx(max(0, i - 1) * DT)
-        if i >= 2:
-            assert np.array_equal(seen.position, truth[i - 2])
+        assert i < 2 or np.array_equal(seen.position, truth[i - 2])
 
 
 def test_jitter_never_puts_commands_or_measurements_out_of_order(robot):
@@ -166,17 +164,14 @@ def test_noise_and_offsets_are_as_stated(robot):
 
 
 def test_a_lost_measurement_is_no_answer_and_the_arm_goes_on(robot):
-    arm = robot(lost_measurements=0.4)
-    answered = []
+    arm, lost = robot(lost_measurements=0.4), 0
     for _ in range(60):
         arm.command(AWAY)
         try:
             arm.observe()
-            answered.append(True)
         except DriverError as error:
-            assert "no answer" in str(error)
-            answered.append(False)
-    assert 20 < sum(answered) < 50
+            lost += "no answer" in str(error)
+    assert 10 < lost < 40
     assert np.allclose(arm._hardware.truth().state[0], AWAY, atol=0.02)
 
 

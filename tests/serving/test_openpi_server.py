@@ -64,6 +64,7 @@ def test_the_metadata_say_what_a_request_holds():
     spec = counting.spec()
     with serving_openpi(echo_policy()) as server, OpenpiStyle(server.url) as client:
         said = client.metadata
+    assert server.pages == {"/healthz": "OK\n"}
     assert said["policy"] == "FunctionPolicy" and said["server"].startswith("vla-rl ") and said["layout"] == "libero"
     assert said["keys"] == ["observation/image", "observation/state", "prompt"]
     assert said["images"] == {"audit": [4, 4, 3]} and said["state"]["size"] == 4 and said["prompts"] == list(spec.tasks)
@@ -277,14 +278,3 @@ def test_what_is_no_request_ends_the_connection_by_a_code_and_no_other(message, 
             bad.socket.recv(PATIENCE)
         assert ended.value.rcvd.code == code
         assert good.infer(asked(seed=6))["actions"][0, 1] == 6
-
-
-def test_health_is_answered_as_openpis_servers_do():
-    import http.client
-
-    with serving_openpi(echo_policy()) as server:
-        connection = http.client.HTTPConnection(*server.server_address, timeout=PATIENCE)
-        connection.request("GET", "/healthz")
-        answer = connection.getresponse()
-        assert (answer.status, answer.read()) == (200, b"OK\n")
-        connection.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -35,24 +34,6 @@ def test_every_observation_gets_the_next_action_of_the_chunk():
     assert np.array(actions).tolist() == [[step, 9] for step in range(7)]
     assert asked == [0, CHUNK, 2 * CHUNK], "the policy decides when its chunk is executed, as in our environments"
     assert actions[0].dtype == np.float32 and actions[0].shape == (2,)
-
-
-def test_an_episode_forgets_the_one_before():
-    with serving(echo_policy()) as server, Benchmark(server.url) as benchmark:
-        for seed in (3, 8):
-            benchmark.start()
-            assert [benchmark.act(counted(seed=seed)).tolist() for _ in range(2)] == [[0, seed], [1, seed]]
-            benchmark.tell(Kind.EPISODE_END, {"metrics": {"success": True}})
-
-
-def test_connections_do_not_share_their_episodes():
-    with serving(echo_policy()) as server, ExitStack() as opened:
-        benchmarks = [opened.enter_context(Benchmark(server.url)) for _ in range(3)]
-        for benchmark in benchmarks:
-            benchmark.start()
-        for step in range(4):
-            for seed, benchmark in enumerate(benchmarks):
-                assert benchmark.act(counted(seed=seed)).tolist() == [step, seed]
 
 
 def test_what_an_episode_draws_depends_on_its_task_and_the_seed_alone():

@@ -112,26 +112,6 @@ def replay_agreement(
     return tuple(tables)
 
 
-def trusted_horizon(tables: Sequence[ReplayAgreement], max_hallucinated: float = 0.10) -> ReplayAgreement:
-    """The table of the longest horizon whose hallucinated rate has an upper bound of at most ``max_hallucinated``.
-
-    A shorter horizon may exceed it, because an imagined success that comes slightly too early counts as hallucinated
-    there.  This selects among horizons, so the rate to report must come from other replays.
-
-    Raises UserError when no horizon qualifies.
-    """
-    trusted = [table for table in tables if table.hallucinated_high <= max_hallucinated]
-    if trusted:
-        return max(trusted, key=lambda table: table.horizon)
-    bounds = ", ".join(f"{100 * table.hallucinated_high:.1f} % at {table.horizon}" for table in tables) or "no horizon"
-    fewest = 1 + bisect_left(range(1, 1 << 60), -max_hallucinated, key=lambda n: -wilson(0, n)[1])
-    raise UserError(
-        f"no horizon keeps hallucinated successes within {100 * max_hallucinated:g} % (upper bounds: {bounds}), so RL "
-        "has no imagined rollouts to learn from; train the world model further, or replay more action sequences that "
-        f"fail (without one hallucination, {fewest} failures are enough)."
-    )
-
-
 @dataclass(frozen=True)
 class TrustedHorizon:
     """A choice of ``TrustConfig``: the threshold of the success probability, the quantile of the uncertainty at which
@@ -171,8 +151,9 @@ class TrustConfig:
         """The longest trusted horizon over all thresholds and quantiles; among equals the most accurate.
 
         ``success_steps(threshold, quantile)`` [n] gives the control steps of the first imagined successes; the others
-        as for :func:`replay_agreement`.  Raises UserError, as :func:`trusted_horizon` does, if no pair has a horizon,
-        or if all that have one miss more than ``max_missed``.
+        as for :func:`replay_agreement`.  A horizon is trusted by the upper bound of its hallucinated rate; a shorter
+        one may not be, because an imagined success that comes slightly too early counts as hallucinated there.  Raises
+        UserError if no pair has a horizon, or if all that have one miss more than ``max_missed``.
         """
         found: list[TrustedHorizon] = []
         tables: tuple[ReplayAgreement, ...] = ()
@@ -183,7 +164,7 @@ class TrustConfig:
         if not found:
             if not (self.thresholds and self.quantiles):
                 raise UserError("no threshold or quantile is given, so no imagined rollout can succeed; give one.")
-            trusted_horizon(tables, self.max_hallucinated)  # raises, and names the bounds
+            raise self._untrusted(tables)
         rewarding = [choice for choice in found if choice.table.missed_high <= self.max_missed]
         if np.isfinite(np.asarray(true, np.float64)).any():
             if not rewarding:
@@ -204,6 +185,16 @@ class TrustConfig:
                 f"{true[1]} real ones, so RL would hardly be rewarded in imagination; look at the outcome at every "
                 "control step, if you do not yet (plan.imagination.outcome_every 1), or train longer (plan.fit.video)."
             )
+
+    def _untrusted(self, tables: Sequence[ReplayAgreement]) -> UserError:
+        share = f"{100 * self.max_hallucinated:g} %"
+        bounds = ", ".join(f"{100 * one.hallucinated_high:.1f} % at {one.horizon}" for one in tables) or "no horizon"
+        fewest = 1 + bisect_left(range(1, 1 << 60), -self.max_hallucinated, key=lambda n: -wilson(0, n)[1])
+        return UserError(
+            f"no horizon keeps hallucinated successes within {share} (upper bounds: {bounds}), so RL has no imagined "
+            "rollouts to learn from; train the world model further, or replay more action sequences that fail (without "
+            f"one hallucination, {fewest} failures are enough)."
+        )
 
     def _unrewarded(self, honest: Sequence[ReplayAgreement]) -> UserError:
         table = min(honest, key=lambda table: (table.missed_high, -table.horizon))

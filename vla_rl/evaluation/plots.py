@@ -55,7 +55,6 @@ class Bar:
 
     @classmethod
     def of(cls, label: str, rate: Rate, group: str = "", reference: bool = False) -> Bar:
-        """A success rate."""
         return cls(label, rate.success, rate.low, rate.high, group, reference)
 
 
@@ -224,7 +223,8 @@ class Axis:
 
     def labels(self, percent: bool) -> list[dict[str, Any]]:
         """Where the ticks are, and their texts."""
-        return [{"at": self.at(tick), "text": tick_text(tick, percent)} for tick in self.ticks]
+        texts = [f"{100 * tick:.4g}%" if percent else number(round(tick, 12)) for tick in self.ticks]
+        return [{"at": self.at(tick), "text": text} for tick, text in zip(self.ticks, texts, strict=True)]
 
 
 def number(value: float, percent: bool = False) -> str:
@@ -258,8 +258,3 @@ def axis_of(low: float, high: float, about: int, widen: bool = True) -> Axis:
         first, last = math.ceil(low / step - slack), math.floor(high / step + slack)
     ticks = tuple(step * i for i in range(first, last + 1))
     return Axis(ticks[0], ticks[-1], ticks) if widen else Axis(low, high, ticks)
-
-
-def tick_text(value: float, percent: bool = False) -> str:
-    """The label of a tick."""
-    return f"{100 * value:.4g}%" if percent else number(round(value, 12))

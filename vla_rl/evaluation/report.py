@@ -50,7 +50,6 @@ class Tile:
 
     @classmethod
     def of(cls, name: str, rate: Rate, note: str = "", tone: Literal["", "good", "bad"] = "") -> Tile:
-        """A success rate."""
         return cls(name, rate.success, rate.low, rate.high, note=note, tone=tone)
 
     @property
@@ -143,8 +142,7 @@ class Report:
         self._parts.append((False, (kind, values)))
 
     def html(self) -> str:
-        """The page."""
-        filters = {"number": number, "interval": _interval, "cell": _cell}
+        filters = {"number": number, "interval": interval, "cell": _cell}
         templates().filters.update(filters)
         sections = [(figures, [part for _, part in some]) for figures, some in groupby(self._parts, key=itemgetter(0))]
         return render("report.html", self.title, subtitle=self.subtitle, sections=sections)
@@ -155,10 +153,6 @@ class Report:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, self.html().encode(), 0o644)
         return path
-
-
-def _interval(ends: tuple[float | None, float | None], percent: bool) -> str:
-    return interval(*ends, percent)
 
 
 def _is_number(cell: Cell) -> bool:

@@ -281,7 +281,6 @@ class Running:
         return _slots(self.columns, np.arange(len(self.env_ids)), first, last, self.latest, gamma)
 
     def to_state(self) -> dict[str, Any]:
-        """Nested dicts of tensors (see ``Resumable``)."""
         return {"columns": self.columns, "env_ids": torch.from_numpy(self.env_ids), "latest": self.latest}
 
     @classmethod

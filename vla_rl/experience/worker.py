@@ -70,12 +70,10 @@ class Pipes(Child):
     """The link to a process of this machine, by its standard input and output."""
 
     def __init__(self, command: Sequence[str] = COMMAND, environment: Mapping[str, str] | None = None) -> None:
-        """``command`` and ``environment`` are those of ``Child``."""
         super().__init__(command, environment, name="learner")
         self.name = f"process {self.pid}"
 
     def exchange(self, request: dict[str, Any], report: Report) -> dict[str, Any]:
-        """See ``Link``."""
         self.send(request)
         while "report" in (answer := self.receive()):
             report(*answer["report"])
@@ -98,7 +96,6 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """Process id."""
         return self._link.pid
 
     @property

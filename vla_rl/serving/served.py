@@ -34,7 +34,6 @@ class ServedPolicy:
 
     def __init__(self, policy: Policy, seed: int) -> None:
         self.policy, self.spec, self.seed, self._lock = policy, servable_spec(policy), seed, threading.Lock()
-        self._low, self._high = (limit.numpy() for limit in action_limits(self.spec))
 
     def begin(self, task: Mapping[str, Any]) -> Episode:
         """A new episode of ``task``; raises ContractError for a task that is no JSON."""
@@ -51,10 +50,7 @@ class ServedPolicy:
         """The chunk float32 [H,D] after ``time`` actions, clipped to the bounds, and the policy's next state."""
         with self._lock:
             chunks, state = answer(self.policy, [obs], time, state, [generator])
-        chunk = chunks[0]
-        if not np.isfinite(chunk).all():
-            raise NonFiniteError("the policy chose an action that is not finite, so none is sent; serve another one.")
-        return np.clip(chunk.astype(np.float32), self._low, self._high)[: self.spec.max_chunk], state
+        return _sendable(chunks[0], self.spec), state
 
 
 class Episode:
@@ -97,19 +93,18 @@ class StatelessPolicy:
                 "but a request of openpi's protocol belongs to no episode, so it cannot be served that way; use "
                 "--protocol vla-eval, or serve a policy without state, such as its base."
             )
-        self._low, self._high = (limit.numpy() for limit in action_limits(self.spec))
 
     def decide(self, seen: Sequence[SingleObservation]) -> list[np.ndarray | Exception]:
         """For each of ``seen``, which are checked, the chunk float32 [H,D] within the bounds, or what is wrong."""
         generators = [torch.Generator().manual_seed(self._noise_of(one)) for one in seen]
         answered, _ = answer(self.policy, seen, 0, {}, generators)
-        chunks = answered.astype(np.float32)[:, : self.spec.max_chunk]
-        return [self._checked(chunk) for chunk in chunks]
-
-    def _checked(self, chunk: np.ndarray) -> np.ndarray | Exception:
-        if not np.isfinite(chunk).all():
-            return NonFiniteError("the policy chose an action that is not finite, so none is sent; serve another one.")
-        return np.clip(chunk, self._low, self._high)
+        found: list[np.ndarray | Exception] = []
+        for chunk in answered:
+            try:
+                found.append(_sendable(chunk, self.spec))
+            except NonFiniteError as error:
+                found.append(error)
+        return found
 
     def _noise_of(self, seen: SingleObservation) -> int:
         """The seed of what is drawn for ``seen``."""
@@ -117,6 +112,15 @@ class StatelessPolicy:
         for array in (seen.state, *seen.images.values()):
             digest.update(np.ascontiguousarray(array).data)
         return int.from_bytes(digest.digest())
+
+
+def _sendable(chunk: np.ndarray, spec: EnvSpec) -> np.ndarray:
+    """The actions float32 [H,D] that an environment takes of ``chunk``, within its bounds; raises NonFiniteError."""
+    chunk = chunk.astype(np.float32)
+    if not np.isfinite(chunk).all():
+        raise NonFiniteError("the policy chose an action that is not finite, so none is sent; serve another one.")
+    low, high = (limit.numpy() for limit in action_limits(spec))
+    return np.clip(chunk, low, high)[: spec.max_chunk]
 
 
 def answer(

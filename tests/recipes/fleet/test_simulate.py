@@ -60,25 +60,15 @@ def test_fleets_of_several_sizes_learn_from_one_policy_and_there_is_a_page(start
 
 
 @pytest.mark.full
-def test_recap_learns_in_a_fleet_and_the_same_seed_gives_the_same_weights(start, tmp_path) -> None:
+@pytest.mark.parametrize("config", ["recap", "residual", "rlpd"])
+def test_others_learn_in_a_fleet_and_the_same_seed_gives_the_same_weights(start, tmp_path, config) -> None:
     for run in ("one", "two"):
-        found = simulated("recap", tmp_path / run, *start.options)
-        assert found["fleets"]["2"]["seconds_to_target"] is None and found["fleets"]["2"]["received"] > 2
+        found = simulated(config, tmp_path / run, *start.options)["fleets"]["2"]
+        assert found["seconds_to_target"] is None and found["received"] > 2
     one, two = (load_policy(tmp_path / run / "checkpoints/robots-2").trainable() for run in ("one", "two"))
     assert all(torch.equal(one[name], two[name]) for name in one)
-    began = load_policy(start.policy).trainable()
-    assert any(not torch.equal(one[f"base.{name}"], item) for name, item in began.items())
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("config", ["residual", "rlpd"])
-def test_off_policy_learners_learn_in_a_fleet_and_the_same_seed_gives_the_same_weights(start, tmp_path, config) -> None:
-    for run in ("one", "two"):
-        simulated(config, tmp_path / run, *start.options)
-    rows = [json.loads(line) for line in (tmp_path / "one/metrics.jsonl").read_text().splitlines()]
-    assert rows[-1]["critic/steps"] >= 2 and rows[-1]["replay/size"] > 10
-    one, two = (load_policy(tmp_path / run / "checkpoints/robots-2").trainable() for run in ("one", "two"))
-    assert all(torch.equal(one[name], two[name]) for name in one)
+    row = json.loads((tmp_path / "one/metrics.jsonl").read_text().splitlines()[-1])
+    assert config == "recap" or (row["critic/steps"] >= 2 and row["replay/size"] > 10)
 
 
 def test_robots_explore_where_the_method_says_so(start) -> None:
