@@ -36,14 +36,12 @@ class BaseEnv:
         return self._book.num_envs
 
     def reset(self, env_ids: Any, seeds: Any) -> Observation:
-        """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R], not negative)."""
         index, seed = self._checked(env_ids, seeds)
         self._book.begin(index, seed)
         self._start(index)
         return self._observe()
 
     def step(self, chunk: Any, observe: Observe = "last") -> Step:
-        """Execute ``chunk`` [E,H,D]; see ``VecEnv.step``."""
         return self._book.execute(chunk, self.spec, observe, self._execute, self._observe)
 
     def close(self) -> None:

@@ -352,7 +352,6 @@ class Scene:
         return sum(view.nbytes for view in views)
 
     def close(self) -> None:
-        """Free what Genesis holds for this scene; safe to call twice."""
         if self._scene is not None:
             self._scene.destroy()
             self._scene = None

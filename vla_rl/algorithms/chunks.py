@@ -265,7 +265,6 @@ class ChunkLearner(Generic[Config]):
 
     @property
     def lr(self) -> float:
-        """The learning rate."""
         return float(self.optimizer.param_groups[0]["lr"])
 
     @lr.setter

@@ -284,7 +284,6 @@ class OffPolicy:
         optimizer.step()
 
     def input_normalizers(self) -> list[Any]:
-        """The modules that standardize their inputs."""
         return [self.critic, self.target_critic, self.policy]
 
     def _of_all(self, *counts: int) -> list[int]:

@@ -78,7 +78,6 @@ class AdvantageConditioned(FlowPolicy):
         return self.base.feature_sizes
 
     def encode(self, obs: Observation) -> Features:
-        """The base's features."""
         return self.base.encode(obs)
 
     # -- acting -----------------------------------------------------------------------------------------------------
