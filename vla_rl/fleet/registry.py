@@ -482,20 +482,15 @@ class ContentStore:
     def put(self, data: bytes) -> str:
         """Store ``data`` unless it is there; returns its SHA-256.  It survives a power cut after :meth:`sync`."""
         digest = hashlib.sha256(data).hexdigest()
-        if digest not in self:
+        try:
+            self._disk.size(self._folder / digest)
+        except FileNotFoundError:
             self._disk.write_whole(self._folder / digest, data)
         return digest
 
     def sync(self) -> None:
         """Return when all that was put survives a power cut."""
         self._disk.sync_folder(self._folder)
-
-    def __contains__(self, digest: str) -> bool:
-        try:
-            self._disk.size(self._folder / check_digest(digest))
-        except FileNotFoundError:
-            return False
-        return True
 
     def read(self, digest: str, offset: int, count: int) -> bytes:
         """``count`` bytes of a chunk from ``offset`` on, fewer at its end; MissingError for one that is not here."""
