@@ -114,7 +114,6 @@ class Status:
             one.connected, one.waiting, one.heard = True, waiting, self._clock()
 
     def disconnected(self, robot: str) -> None:
-        """``robot`` is no longer connected."""
         with self._lock:
             self._robot(robot).connected = False
 
@@ -134,7 +133,6 @@ class Status:
             self._robot(robot).dropped += count
 
     def episode(self, robot: str, version: int, end: EpisodeEnd) -> None:
-        """An episode of ``robot`` under ``version`` is whole."""
         with self._lock:
             self._robot(robot).tally.add(end)
             known = self._known_version(robot, version)
