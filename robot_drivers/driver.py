@@ -300,7 +300,6 @@ class DryRun:
         return np.array(position, np.float64)
 
     def disconnect(self) -> None:
-        """Disconnect the arm; safe to call twice."""
         self._driver.disconnect()
 
 

@@ -198,7 +198,6 @@ class Bus:
         )
 
     def _sound(self, servo: int, request: bytes, registers: Sequence[Register], what: str) -> Answer:
-        """The answer of a ``servo`` that is well."""
         (answer,) = self._ask(request, [servo], registers, what)
         if answer.status:
             raise StatusError(servo, answer.status)

@@ -42,7 +42,6 @@ class Motion(NamedTuple):
     acceleration: float
 
     def after(self, time: float, jerk: float) -> Motion:
-        """The motion after ``time`` seconds at ``jerk``."""
         position, velocity, acceleration = self
         return Motion(
             position + time * (velocity + time * (acceleration / 2 + time * jerk / 6)),

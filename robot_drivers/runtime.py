@@ -139,7 +139,6 @@ class ControlProcess:
         self._send("begin", episode=episode, time_limit=time_limit)
 
     def end(self, outcome: str) -> None:
-        """End the episode."""
         self._send("end", outcome=outcome)
 
     def stop(self, reason: str) -> None:

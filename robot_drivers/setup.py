@@ -331,7 +331,6 @@ def _among(kind: str, known: Mapping[str, str], answer: str) -> Part:
 
 
 def _number(low: float, high: float, answer: str) -> float:
-    """A number from ``low`` to ``high``."""
     try:
         value = float(answer)
     except ValueError:

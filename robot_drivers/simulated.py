@@ -73,7 +73,6 @@ class Lockstep:
         self._first_step, self._waiting = self.executor.step, None
 
     def step(self) -> Record:
-        """One control step."""
         executor, now = self.executor, self.clock.now
         measured = executor.measure(now)
         executor.alive(now, now)
@@ -294,7 +293,6 @@ class Hardware:
         return self._obs
 
     def close(self) -> None:
-        """Close the environment; safe to call twice."""
         self._env.close()
 
     def _true_position(self) -> np.ndarray:

@@ -264,7 +264,6 @@ class SimulatedArm:
         return sent
 
     def reset(self, seed: int) -> None:
-        """Start the episode of ``seed``."""
         self._connected.ask("reset", seed=int(seed))
 
     @property
@@ -325,7 +324,6 @@ class SimulatedCamera:
             time.sleep(0.25 / self.spec.fps)
 
     def close(self) -> None:
-        """Safe to call twice."""
         if self._line is not None:
             self._line.close()
             self._line = None

@@ -278,7 +278,6 @@ class ObservationView:
         return next(iter(parts.values())) if self._alone else parts
 
     def row(self, obs: Observation, env_id: int) -> Any:
-        """The observation of environment ``env_id``."""
         whole = self(obs.select(np.array([env_id])))
         return whole[0] if self._alone else {name: part[0] for name, part in whole.items()}
 

@@ -36,14 +36,12 @@ class BaseEnv:
         return self._book.num_envs
 
     def reset(self, env_ids: Any, seeds: Any) -> Observation:
-        """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R], not negative)."""
         index, seed = self._checked(env_ids, seeds)
         self._book.begin(index, seed)
         self._start(index)
         return self._observe()
 
     def step(self, chunk: Any, observe: Observe = "last") -> Step:
-        """Execute ``chunk`` [E,H,D]; see ``VecEnv.step``."""
         return self._book.execute(chunk, self.spec, observe, self._execute, self._observe)
 
     def close(self) -> None:
@@ -63,7 +61,6 @@ class BaseEnv:
         raise NotImplementedError
 
     def _observe(self) -> Observation:
-        """The observation of all environments."""
         raise NotImplementedError
 
 
@@ -296,7 +293,6 @@ class CameraRig:
         return {name: canvas.draw(model, data, view_of(model, name)).copy() for name in self._cameras}
 
     def close(self) -> None:
-        """Close every canvas; safe to call twice."""
         while self._canvases:
             self._canvases.popitem()[1].close()
 
@@ -328,7 +324,6 @@ class TaskPool:
             oldest.close()
 
     def close(self) -> None:
-        """Close all that are idle; safe to call twice."""
         while self._idle:
             self._idle.popitem()[1][1].close()
 

@@ -285,7 +285,6 @@ class Rows:
         return Rows(**{name: torch.where(which[:, None], own, old) for (name, own), old in pairs})
 
     def arrays(self) -> dict[str, Tensor]:
-        """The tensors by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
@@ -353,7 +352,6 @@ class Scene:
         return sum(view.nbytes for view in views)
 
     def close(self) -> None:
-        """Free what Genesis holds for this scene; safe to call twice."""
         if self._scene is not None:
             self._scene.destroy()
             self._scene = None

@@ -68,12 +68,10 @@ class Installation:
 
     @property
     def python(self) -> Path:
-        """Its interpreter."""
         return self.folder / "venv" / "bin" / "python"
 
     @property
     def site_packages(self) -> Path:
-        """Where its packages are."""
         found = sorted((self.folder / "venv" / "lib").glob("python*/site-packages"))
         return found[0] if found else self.folder / "venv" / "lib" / "python" / "site-packages"
 
@@ -84,7 +82,6 @@ class Installation:
 
     @property
     def requirements(self) -> Path:
-        """The requirements that it is made from."""
         shipped = _PINS / f"{self.name}.txt"
         return shipped if self.name in SHIPPED else self.folder / "requirements.txt"
 

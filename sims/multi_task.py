@@ -177,7 +177,6 @@ class _Member:
             self.env.step_async(*self._begun)
 
     def finish(self) -> Step:
-        """The step that was begun."""
         step = self.env.step_wait() if isinstance(self.env, AsyncSteps) else self.env.step(*self._begun)
         self.obs = step.obs
         return step

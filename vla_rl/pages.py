@@ -154,7 +154,6 @@ class PageServer(ThreadingHTTPServer):
         """A connection that broke is no news."""
 
     def close(self) -> None:
-        """End the page; safe to call twice."""
         self.ending.set()
         if self._thread is not None:
             self.shutdown()

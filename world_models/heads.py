@@ -133,7 +133,6 @@ class RewardHead(nn.Module):
         config: RewardHeadConfig,
         heads: int = 4,
     ) -> None:
-        """``width`` is that of the features."""
         super().__init__()
         self.heads, self.sides, self.norm = heads, sides, nn.LayerNorm(width)
         self.queries = nn.Embedding(tasks, heads * width)

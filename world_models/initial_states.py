@@ -43,7 +43,6 @@ class InitialStates:
         return len(self.task)
 
     def select(self, index: np.ndarray) -> InitialStates:
-        """Those at ``index``."""
         return InitialStates(self.pictures[index], self.state[index], self.task[index], self.time[index])
 
 

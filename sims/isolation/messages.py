@@ -74,7 +74,6 @@ class SharedMemory:
         raise ContractError("a message does not say where its arrays lie, so it is dropped; look at its sender.")
 
     def close(self) -> None:
-        """Free the memory; safe to call twice."""
         for file in (*self._outbox, *self._inbox):
             file.close()
 

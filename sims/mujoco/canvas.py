@@ -62,7 +62,6 @@ class Canvas:
         return self._buffer[::-1]  # OpenGL's first row is the lowest
 
     def close(self) -> None:
-        """Free the context; safe to call twice."""
         if self.gl is not None:
             atexit.unregister(self.close)
             self.gl.make_current()

@@ -282,7 +282,6 @@ def make_spec(task: Callable[..., Task], known: Sequence[str], /, **options: Any
 def _make_task(
     task: Callable[..., Task], known: Sequence[str], options: Mapping[str, Any]
 ) -> tuple[Task, dict[str, Any]]:
-    """The task, and the options of the environment."""
     name = getattr(task, "name", "this")
     for option in options:
         if option not in (*known, *_OPTIONS):

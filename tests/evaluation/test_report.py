@@ -157,13 +157,6 @@ def test_refuses_frames_that_are_no_pictures(bad: np.ndarray) -> None:
         video.encode(Clip(bad, "a"))
 
 
-@pytest.mark.parametrize("series", [[], [Series("a", [], [])], [Series("a", [np.nan], [1.0])]])
-def test_a_curve_without_data_says_so(series: list[Series]) -> None:
-    report = Report("t")
-    report.curves("t", "x", "reward", series)
-    assert "No data yet for reward" in report.html()
-
-
 @pytest.mark.parametrize(
     "bad", [Series("s", [0, 1], [0]), Series("s", [0], [0], low=[0]), Series("s", [0], [0], [0], [0, 1])]
 )

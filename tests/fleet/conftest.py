@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from tests.fleet.fleets import MemoryPolicies, MemoryStore
+from tests.fleet.fleets import MemoryPolicies, WatchedLedger
 from vla_rl.fleet.link import Link, LinkOptions
 from vla_rl.fleet.protocol import BackoffOptions
 from vla_rl.fleet.transport import FleetTransport, TransportOptions
@@ -17,8 +17,9 @@ QUICK = BackoffOptions(first_s=0.01, longest_s=0.05)
 
 
 @pytest.fixture
-def store():
-    return MemoryStore()
+def store(tmp_path):
+    with closing(WatchedLedger(tmp_path / "store")) as made:
+        yield made
 
 
 @pytest.fixture

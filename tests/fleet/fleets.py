@@ -1,4 +1,4 @@
-"""A server's store, a robot's spool and policies in memory, with what can go wrong in them, and a chain of records."""
+"""A server's ledger, a robot's spool and policies in memory, with what can go wrong in them, and a stream by hand."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 
 from vla_rl.contract import wire
 from vla_rl.fleet import fleet_pb2 as pb
-from vla_rl.fleet.ledger import ConflictError, GapError, Receipt, RefusedError
+from vla_rl.fleet.ledger import Ledger
 from vla_rl.fleet.protocol import PROTOCOL, STREAM, Clock, call_path, open_channel
-from vla_rl.fleet.record import NO_HASH, FleetRecord, Sender
+from vla_rl.fleet.record import NO_HASH, FleetRecord
 from vla_rl.fleet.releases import MissingError
 
 
@@ -32,16 +32,14 @@ class JumpingClock(Clock):
         return super().wait(event, seconds)
 
 
-class MemoryStore:
-    """A ledger whose disk is a list; ``slow`` is waited for before every commit."""
+class WatchedLedger(Ledger):
+    """A ledger whose disk can be slow (``slow`` is waited for before every commit) or fail by ``error``."""
 
-    def __init__(self) -> None:
-        self.records: list[FleetRecord] = []
+    def __init__(self, folder) -> None:
+        super().__init__(folder, reserve=0)
         self.commits: list[int] = []  # records in each
-        self.slow, self.error = threading.Event(), None
+        self.slow, self.error, self.waiting = threading.Event(), None, 0
         self.slow.set()
-        self.waiting = 0
-        self._heads: dict[Sender, FleetRecord] = {}
 
     def append(self, records):
         self.waiting += 1
@@ -50,30 +48,11 @@ class MemoryStore:
         if self.error is not None:
             raise self.error
         self.commits.append(len(records))
-        refused: dict[Sender, RefusedError] = {}
-        for record in records:
-            head = self._heads.get(record.sender)
-            last, hash = (head.last, head.hash) if head else (-1, NO_HASH)
-            if record.sender in refused or (record.seq <= last and self._same(record)):
-                continue
-            if record.seq > last + 1:
-                refused[record.sender] = GapError(record, last + 1)
-            elif record.seq <= last or record.previous != hash:
-                refused[record.sender] = ConflictError(record, last + 1, "but it is another one")
-            else:
-                self.records.append(record)
-                self._heads[record.sender] = record
-        return Receipt({record.sender: self.durable(*record.sender) for record in records}, refused)
+        return super().append(records)
 
-    def _same(self, record):
-        return any(one.hash == record.hash for one in self.records if one.sender == record.sender)
-
-    def durable(self, robot, epoch):
-        head = self._heads.get(Sender(robot, epoch))
-        return head.last if head else -1
-
-    def senders(self):
-        return dict(self._heads)
+    @property
+    def records(self):
+        return [record for _, record in self.read(0, 1 << 20, 1 << 40)]
 
 
 class MemorySpool:

@@ -23,7 +23,7 @@ import grpc
 import numpy as np
 
 from tests.fleet.checkpoints import manifest, signing_key
-from tests.fleet.fleets import MemoryPolicies, MemorySpool, hello
+from tests.fleet.fleets import MemoryPolicies, hello, spool_of
 from tests.fleet.records import SPEC, chain, step
 from vla_rl.contract import wire
 from vla_rl.contract.errors import ContractError
@@ -46,21 +46,17 @@ class Decoder:
 
 def decoders() -> dict[str, Decoder]:
     """All of them by name."""
-    return {
-        **_messages(),
-        **_payloads(),
-        **_policies(),
-        **_requests(),
-    }
+    return {**_messages(), **_payloads(), **_policies(), **_requests()}
 
 
 def _messages() -> dict[str, Decoder]:
-    spool = MemorySpool(ROBOT, EPOCH, payload=b"some payload")
-    spool.put(5)
+    spool = spool_of(5, robot=ROBOT, epoch=EPOCH, payload=b"some payload")
+    dropped = {"kind": "dropped", "previous": bytes(32), "count": 4, "payload": b"h" * 32}
+    gone = record.FleetRecord(robot=ROBOT, epoch=EPOCH, seq=5, **dropped)
     valid = [protocol.write_records(spool.records), protocol.write_records(spool.records[2:3])]
     valid += [hello(spool).SerializeToString(), pb.FromRobot(heartbeat=pb.Heartbeat(sent_ns=5)).SerializeToString()]
     valid.append(b"\x79" + bytes(8) + b"\x7d" + bytes(4) + b"\x78\x05" + valid[1])  # fields that are not known
-    valid.append(protocol.write_records([_dropped()]))
+    valid.append(protocol.write_records([gone]))
     many = pb.Records(records=[pb.Record()] * (protocol.MAX_RECORDS + 100))
     valid.append(pb.FromRobot(records=many).SerializeToString())
     answers = [
@@ -68,64 +64,29 @@ def _messages() -> dict[str, Decoder]:
         pb.FromServer(ack=pb.Ack(durable_seq=4, credit_bytes=1)),
         pb.FromServer(nack=pb.Nack(expected=4)),
     ]
+    said = [one.SerializeToString() for one in answers]
     frames = [disk.frame_head(SEGMENT, i, disk.RECORD, one.encoded) + one.encoded for i, one in enumerate(chain(3), 1)]
+    encoded = [one.encoded for one in (*chain(3, episode="e", task="lift é"), gone)]
+    files = [b"".join(frames), frames[0], b"vsegvseg" + frames[1]]
     return {
-        "from a robot": Decoder(
-            _from_robot,
-            valid,
-            change_message(pb.FromRobot),
-        ),
-        "from a server": Decoder(
-            protocol.read_from_server,
-            [one.SerializeToString() for one in answers],
-            change_message(pb.FromServer),
-        ),
-        "record": Decoder(
-            lambda data: record.decode(data).encoded,
-            [*(one.encoded for one in chain(3, episode="e", task="lift é")), _dropped().encoded],
-        ),
-        "segment": Decoder(
-            lambda data: [one for one in disk.scan_frames(SEGMENT, data)],
-            [b"".join(frames), frames[0], b"vsegvseg" + frames[1]],
-        ),
+        "from a robot": Decoder(_from_robot, valid, change_message(pb.FromRobot)),
+        "from a server": Decoder(protocol.read_from_server, said, change_message(pb.FromServer)),
+        "record": Decoder(lambda data: record.decode(data).encoded, encoded),
+        "segment": Decoder(lambda data: [*disk.scan_frames(SEGMENT, data)], files),
     }
 
 
-def _dropped() -> record.FleetRecord:
-    return record.FleetRecord(
-        robot=ROBOT, epoch=EPOCH, seq=5, kind="dropped", previous=bytes(32), count=4, payload=b"h" * 32
-    )
-
-
 def _payloads() -> dict[str, Decoder]:
-    spec_of = SPEC.to_json()
     image = np.random.default_rng(0).integers(0, 255, (12, 10, 3), np.uint8)
     end = payloads.EpisodeEnd("success", 20, 3, 1, 2.5)
-    made = [step(i) for i in range(2)]
+    introductions = [payloads.pack_introduction(SPEC), wire.pack({"event": "other", "spec": SPEC.to_json()})]
+    steps = [step(i).payload(quality) for i in range(2) for quality in (payloads.LOSSLESS, 90)]
+    pictures = [payloads.encode_picture(*one) for one in ((image, 90), (image, 0), (image[..., :1], 0))]
     return {
-        "introduction": Decoder(
-            payloads.unpack_introduction,
-            [payloads.pack_introduction(SPEC), wire.pack({"event": "other", "spec": spec_of})],
-            change_wire,
-        ),
-        "step": Decoder(
-            payloads.FleetStep.from_payload,
-            [one.payload(quality) for one in made for quality in (payloads.LOSSLESS, 90)],
-            change_wire,
-        ),
-        "picture": Decoder(
-            payloads.decode_picture,
-            [
-                payloads.encode_picture(image, 90),
-                payloads.encode_picture(image, 0),
-                payloads.encode_picture(image[..., :1], 0),
-            ],
-        ),
-        "episode's end": Decoder(
-            payloads.EpisodeEnd.from_payload,
-            [end.payload()],
-            change_wire,
-        ),
+        "introduction": Decoder(payloads.unpack_introduction, introductions, change_wire),
+        "step": Decoder(payloads.FleetStep.from_payload, steps, change_wire),
+        "picture": Decoder(payloads.decode_picture, pictures),
+        "episode's end": Decoder(payloads.EpisodeEnd.from_payload, [end.payload()], change_wire),
     }
 
 
@@ -138,18 +99,11 @@ def _policies() -> dict[str, Decoder]:
         "b": {"dtype": "BF16", "shape": [0, 3], "data_offsets": [24, 24]},
     }
     packed = json.dumps(header).encode()
+    file = len(packed).to_bytes(8, "little") + packed + bytes(24)
     return {
-        "manifest": Decoder(
-            manifests.Manifest.decode,
-            [body],
-            change_json,
-        ),
+        "manifest": Decoder(manifests.Manifest.decode, [body], change_json),
         "signed manifest": Decoder(trusted.read, [key.sign(manifest())]),
-        "safetensors": Decoder(
-            lambda data: registry.read_header(io.BytesIO(data), len(data)),
-            [len(packed).to_bytes(8, "little") + packed + bytes(24)],
-            change_header,
-        ),
+        "safetensors": Decoder(lambda data: registry.read_header(io.BytesIO(data), len(data)), [file], change_header),
     }
 
 
@@ -168,19 +122,16 @@ class _Context:
 
 def _requests() -> dict[str, Decoder]:
     policies = MemoryPolicies()
-    chunk = pb.ChunkRequest(sha256=policies.publish(b"abc"), offset=1, count=2)
     served, context = transport.Downloads(policies, lambda context: ""), _Context()
+    chunk = pb.ChunkRequest(sha256=policies.publish(b"abc"), offset=1, count=2).SerializeToString()
+    first = pb.ManifestRequest(version=1).SerializeToString()
+    asked = {
+        "manifest": (served._manifest, first, pb.ManifestRequest),
+        "chunk": (served._chunk, chunk, pb.ChunkRequest),
+    }
     return {
-        "request for a manifest": Decoder(
-            lambda data: served._manifest(data, context),
-            [pb.ManifestRequest(version=1).SerializeToString()],
-            change_message(pb.ManifestRequest),
-        ),
-        "request for a chunk": Decoder(
-            lambda data: served._chunk(data, context),
-            [chunk.SerializeToString()],
-            change_message(pb.ChunkRequest),
-        ),
+        f"request for a {name}": Decoder(lambda data, read=read: read(data, context), [valid], change_message(kind))
+        for name, (read, valid, kind) in asked.items()
     }
 
 

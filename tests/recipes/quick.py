@@ -128,11 +128,6 @@ def randomized() -> Improve:
     return replace(improve(), env=VARIED)
 
 
-def residual_randomized() -> Improve:
-    """As :func:`residual`, in such episodes."""
-    return replace(residual(), env=VARIED)
-
-
 def mixed() -> Improve:
     """As :func:`residual`, half of every batch from demonstrations."""
     recipe = residual()

@@ -89,10 +89,7 @@ def test_a_finished_run_goes_on_to_more_iterations(arguments, tmp_path, capsys, 
     "recipe",
     [
         "improve",
-        *(
-            pytest.param(name, marks=pytest.mark.full)
-            for name in ("residual", "processes", "randomized", "residual_randomized", "curriculum")
-        ),
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("residual", "processes", "randomized", "curriculum")),
     ],
 )
 def test_a_killed_run_goes_on_and_ends_the_same(recipe, arguments, tmp_path):

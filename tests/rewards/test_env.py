@@ -17,7 +17,7 @@ from vla_rl.contract.check import check_env, random_actions
 from vla_rl.contract.env import Snapshots, VecEnv
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.rewards.env import RewardedEnv, RewardWeights, rewarded
-from vla_rl.rewards.progress import ProgressConfig, ProgressCritic, SuccessClassifier, SuccessConfig
+from vla_rl.rewards.progress import ProgressConfig, ProgressCritic
 from vla_rl.rewards.reward_model import Reward, RewardOutput, reset_rows
 
 # Progress by actions since the reset: half-way, back, waiting, all of the way; 1 from then on.
@@ -84,26 +84,15 @@ def watched(env: VecEnv, kind: str) -> Reward:
             brightness, float(np.quantile(brightness(next(iter(images.values()))[:, None]), 0.7)), hold=2
         )
     cameras, words = {name: item.shape for name, item in env.spec.images.items()}, " ".join(env.spec.tasks).split()
-    sizes = {"width": 8, "stem": 4, "keypoints": 2, "hold": 2}
     torch.manual_seed(0)
-    model = (
-        ProgressCritic(cameras, sorted(set(words)), ProgressConfig(**sizes, stride=2))
-        if kind == "progress"
-        else SuccessClassifier(cameras, sorted(set(words)), SuccessConfig(**sizes))
-    )
+    config = ProgressConfig(width=8, stem=4, keypoints=2, hold=2, stride=2)
+    model = ProgressCritic(cameras, sorted(set(words)), config)
     model.threshold = float(model.score(model.encode(images, text)).detach().quantile(0.7))
     return model.eval()
 
 
-@pytest.mark.parametrize(
-    ("inner_env", "kind"),
-    [
-        ("counting", "brightness"),
-        ("counting", "progress"),
-        pytest.param("counting", "success", marks=pytest.mark.full),
-        *(pytest.param("imagined", kind, marks=pytest.mark.full) for kind in ("brightness", "progress", "success")),
-    ],
-)
+@pytest.mark.parametrize("inner_env", ["counting", pytest.param("imagined", marks=pytest.mark.full)])
+@pytest.mark.parametrize("kind", ["brightness", "progress"])
 def test_simulators_and_world_models_keep_the_contract(inner_env, kind):
     inner = CountingEnv(4) if inner_env == "counting" else imagined_env(4)
     env = rewarded(inner, watched(inner, kind), RewardWeights(1.0, 0.5, 0.25))

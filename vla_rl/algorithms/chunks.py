@@ -265,7 +265,6 @@ class ChunkLearner(Generic[Config]):
 
     @property
     def lr(self) -> float:
-        """The learning rate."""
         return float(self.optimizer.param_groups[0]["lr"])
 
     @lr.setter
@@ -279,7 +278,6 @@ class ChunkLearner(Generic[Config]):
         return len(new)
 
     def step(self, kept: Chunks) -> dict[str, float]:
-        """One gradient step."""
         config = self.config
         loss, metrics = self.loss(self._drawn(kept))
         if self.demonstrations is not None:

@@ -171,7 +171,6 @@ class GroupRelativeConfig(PolicyGradientConfig):
 
     @property
     def learner(self) -> type[GroupRelative]:
-        """The class of the learner."""
         raise NotImplementedError
 
     def build(

@@ -67,12 +67,10 @@ class Release:
             self.open = self.share >= (self.config.hold if self.open else self.config.auroc)
 
     def state_dict(self) -> dict[str, Any]:
-        """See ``Resumable``."""
         recent = [{**vars(one), "time": one.time.tolist(), "score": one.score.tolist()} for one in self.recent]
         return {"recent": recent, "open": self.open, "share": self.share}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state_dict` returned."""
         self.recent.clear()
         for one in state["recent"]:
             arrays = {"time": np.array(one["time"], int), "score": np.array(one["score"], np.float32)}
@@ -171,12 +169,10 @@ class Fallback:
         self.trial = [0, 0]
 
     def state_dict(self) -> dict[str, Any]:
-        """See ``Resumable``."""
         counters = [self.moved, self.waiting]
         return {"base": self.base, "trial": self.trial, "latest": list(self.latest), "counters": counters}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state_dict` returned."""
         self.base, self.trial = list(state["base"]), list(state["trial"])
         self.latest = deque((bool(success) for success in state["latest"]), maxlen=self.config.episodes)
         self.moved, self.waiting = state["counters"]
@@ -194,7 +190,6 @@ class Kept:
         return cls({name: item.detach().clone() for name, item in weights.items()}, released)
 
     def to_state(self) -> dict[str, Any]:
-        """Nested dicts of tensors (see ``Resumable``)."""
         return {"weights": dict(self.weights), "released": self.released}
 
 
@@ -275,13 +270,11 @@ class Guard:
         return {**found, "policy/free": float(self.free), "policy/released": float(self.released)} if found else {}
 
     def state_dict(self) -> dict[str, Any]:
-        """See ``Resumable``."""
         state = {name: part.state_dict() for name, part in self._parts().items()}
         kept = {name: item.to_state() for name, item in self.kept.items()}
         return {**state, "kept": kept, "counters": [self.released, self.moved]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state_dict` returned."""
         for name, part in self._parts().items():
             part.load_state_dict(state[name])
         self.kept = {name: Kept.of(item["weights"], item["released"]) for name, item in state["kept"].items()}

@@ -65,7 +65,6 @@ class OffPolicyConfig:
 
     @property
     def learner(self) -> type[OffPolicy]:
-        """The class of the learner."""
         raise NotImplementedError
 
     def build(
@@ -77,7 +76,6 @@ class OffPolicyConfig:
         generator: torch.Generator,
         reducer: Reducer | None = None,
     ) -> OffPolicy:
-        """The learner with this config."""
         return self.learner(policy, parameters, critic, replay, self, generator, reducer)
 
 
@@ -286,7 +284,6 @@ class OffPolicy:
         optimizer.step()
 
     def input_normalizers(self) -> list[Any]:
-        """The modules that standardize their inputs."""
         return [self.critic, self.target_critic, self.policy]
 
     def _of_all(self, *counts: int) -> list[int]:

@@ -55,7 +55,6 @@ class PPOConfig(PolicyGradientConfig):
 
     @property
     def learner(self) -> type[PPO]:
-        """The class of the learner."""
         return PPO
 
     def build(
@@ -66,7 +65,6 @@ class PPOConfig(PolicyGradientConfig):
         generator: torch.Generator,
         reducer: Reducer,
     ) -> PPO:
-        """The learner with this config."""
         return self.learner(policy, parameters, critic, self, generator, reducer)
 
 

@@ -91,7 +91,6 @@ class Outcomes:
     human: Tensor
 
     def select(self, index: Tensor) -> Outcomes:
-        """Those at ``index``."""
         return Outcomes(*(getattr(self, item.name)[index] for item in fields(self)))
 
     def advantage(self, value: Tensor, lookahead: int, time_limit: int) -> Tensor:

@@ -134,7 +134,6 @@ class Uniform:
             )
 
     def draw(self, parameter: Parameter, rng: np.random.Generator) -> float:
-        """One value."""
         if parameter.integer:
             return float(rng.integers(int(self.low), int(self.high) + 1))
         return float(rng.uniform(self.low, self.high))
@@ -154,7 +153,6 @@ class Choice:
             parameter.check(value)
 
     def draw(self, parameter: Parameter, rng: np.random.Generator) -> float:
-        """One value."""
         return self.values[int(rng.integers(len(self.values)))]
 
 
@@ -177,7 +175,6 @@ class Randomization:
         return cls({name: _distribution(name, item) for name, item in data.items()})
 
     def to_json(self) -> dict[str, Any]:
-        """What :meth:`from_json` reads."""
         return {
             name: {"low": item.low, "high": item.high} if isinstance(item, Uniform) else {"values": list(item.values)}
             for name, item in self.distributions.items()

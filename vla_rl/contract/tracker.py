@@ -92,7 +92,6 @@ class EpisodeTracker:
         return Step(obs, reward, valid, **self.flags(), executed=executed, intervened=intervened, frames=tuple(frames))
 
     def begin(self, env_ids: np.ndarray, seeds: np.ndarray) -> None:
-        """Start episodes in ``env_ids``."""
         self.seed[env_ids], self.time[env_ids], self.cause[env_ids] = seeds, 0, 0
         self.terminated[env_ids] = self.truncated[env_ids] = self.success[env_ids] = False
 

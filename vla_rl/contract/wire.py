@@ -84,7 +84,6 @@ class PipeStream(Stream):
                 self._wait(self._writer, select.POLLOUT)
 
     def close(self) -> None:
-        """Close both pipes; safe to call twice."""
         if not self.closed:
             self.closed = True
             for end in (self._reader, self._writer):
@@ -120,7 +119,6 @@ class SocketStream(Stream):
         self.socket.sendall(data)
 
     def close(self) -> None:
-        """Close the socket; safe to call twice."""
         with contextlib.suppress(OSError):  # the other side may be gone
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()

@@ -55,7 +55,6 @@ class Bar:
 
     @classmethod
     def of(cls, label: str, rate: Rate, group: str = "", reference: bool = False) -> Bar:
-        """A success rate."""
         return cls(label, rate.success, rate.low, rate.high, group, reference)
 
 

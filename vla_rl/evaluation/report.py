@@ -50,7 +50,6 @@ class Tile:
 
     @classmethod
     def of(cls, name: str, rate: Rate, note: str = "", tone: Literal["", "good", "bad"] = "") -> Tile:
-        """A success rate."""
         return cls(name, rate.success, rate.low, rate.high, note=note, tone=tone)
 
     @property
@@ -143,7 +142,6 @@ class Report:
         self._parts.append((False, (kind, values)))
 
     def html(self) -> str:
-        """The page."""
         filters = {"number": number, "interval": interval, "cell": _cell}
         templates().filters.update(filters)
         sections = [(figures, [part for _, part in some]) for figures, some in groupby(self._parts, key=itemgetter(0))]

@@ -44,7 +44,6 @@ class Rate:
 
     @classmethod
     def counted(cls, successes: int, episodes: int) -> Rate:
-        """From ``successes`` of ``episodes``, at least one."""
         return cls(successes / episodes, *wilson(successes, episodes), episodes)
 
     @property

@@ -25,7 +25,6 @@ class _Episodes:
 
     @property
     def count(self) -> int:
-        """Number of episodes."""
         return len(self.spans())
 
     def spans(self) -> list[tuple[int, int]]:

@@ -178,7 +178,6 @@ class SupervisedEnv:
         return self._rule.share
 
     def reset(self, env_ids: Any, seeds: Any) -> Observation:
-        """See ``VecEnv``."""
         self._obs = obs = self.env.reset(env_ids, seeds)
         rows = on_host(env_ids).astype(np.intp)
         for row, seed in zip(rows, on_host(seeds), strict=True):
@@ -198,7 +197,6 @@ class SupervisedEnv:
         return _joined(steps, np.stack(persons, 1))
 
     def close(self) -> None:
-        """Close the environment."""
         self.env.close()
 
     def _action(self, wanted: np.ndarray, person: np.ndarray) -> np.ndarray:
@@ -259,7 +257,6 @@ class DemonstratedEnv:
         self._obs: Observation | None = None
 
     def reset(self, env_ids: Any, seeds: Any) -> Observation:
-        """See ``VecEnv``."""
         self._obs = self.env.reset(env_ids, seeds)
         wanted = self._shown < self.config.steps and self._shown <= self.config.max_share * self._steps
         self._person[on_host(env_ids).astype(np.intp)] = wanted
@@ -282,7 +279,6 @@ class DemonstratedEnv:
         return step
 
     def close(self) -> None:
-        """Close the environment."""
         self.env.close()
 
 

@@ -168,7 +168,6 @@ class Strata:
         return slots, key_of(np.stack([task, np.full_like(task, _RECORDED)], 1))
 
     def state_dict(self) -> dict[str, Any]:
-        """Both buffers and the sampler (see ``Resumable``)."""
         state = {"online": self.online.state_dict(), "recorded": self.recorded.state_dict()}
         return {**state, "sampler": self.sampler.state_dict()}
 

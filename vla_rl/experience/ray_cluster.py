@@ -79,7 +79,6 @@ class RayLink:
 
     @property
     def name(self) -> str:
-        """See ``Link``."""
         return f"Ray actor {self._actor._actor_id.hex()[:8]}"
 
     @property
@@ -93,7 +92,6 @@ class RayLink:
         return not (self._lost or self.closed)
 
     def exchange(self, request: dict[str, Any], report: Report) -> dict[str, Any]:
-        """See ``Link``."""
         packed = to_bytes(request)
         if not request.get("reports"):
             return from_bytes(self._asked(lambda: self._ray.get(self._actor.answer.remote(packed))))
@@ -103,7 +101,6 @@ class RayLink:
         return answer
 
     def kill(self) -> None:
-        """End the actor at once."""
         self.closed = True
         self._ray.kill(self._actor)
 
@@ -129,11 +126,9 @@ class Served:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def pid(self) -> int:
-        """Process id."""
         return os.getpid()
 
     def answer(self, request: bytes) -> bytes:
-        """The answer to ``request``."""
         return list(self.stream(request))[-1]
 
     def stream(self, request: bytes) -> Iterator[bytes]:

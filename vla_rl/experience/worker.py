@@ -13,7 +13,6 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import TracebackType
 from typing import IO, Any, Protocol
 
 import numpy as np
@@ -71,12 +70,10 @@ class Pipes(Child):
     """The link to a process of this machine, by its standard input and output."""
 
     def __init__(self, command: Sequence[str] = COMMAND, environment: Mapping[str, str] | None = None) -> None:
-        """``command`` and ``environment`` are those of ``Child``."""
         super().__init__(command, environment, name="learner")
         self.name = f"process {self.pid}"
 
     def exchange(self, request: dict[str, Any], report: Report) -> dict[str, Any]:
-        """See ``Link``."""
         self.send(request)
         while "report" in (answer := self.receive()):
             report(*answer["report"])
@@ -99,7 +96,6 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """Process id."""
         return self._link.pid
 
     @property
@@ -139,9 +135,7 @@ class Worker:
     def __enter__(self) -> Worker:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         self.close()
 
     def _request(self, request: dict[str, Any], target: str, method: str, report: Report = lambda *_: None) -> Any:

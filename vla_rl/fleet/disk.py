@@ -65,7 +65,6 @@ class File:
         return os.write(self._handle, data)
 
     def write_all(self, data: bytes) -> None:
-        """Append ``data``, all of it."""
         rest = memoryview(data)
         while rest:
             rest = rest[self.write(bytes(rest) if len(rest) < len(data) else data) :]
@@ -91,11 +90,9 @@ class Disk:
         folder.mkdir()
 
     def is_folder(self, path: Path) -> bool:
-        """Whether there is a folder at ``path``."""
         return path.is_dir()
 
     def names(self, folder: Path) -> list[str]:
-        """What is in ``folder``, sorted."""
         return sorted(os.listdir(folder))
 
     def open(self, path: Path) -> File:
@@ -117,7 +114,6 @@ class Disk:
         os.replace(path, target)
 
     def remove(self, path: Path) -> None:
-        """Remove the file."""
         path.unlink()
 
     def sync_folder(self, folder: Path) -> None:

@@ -126,7 +126,6 @@ class Index:
             raise
 
     def close(self) -> None:
-        """Close the database."""
         self._db.close()
 
     # Senders and records

@@ -227,11 +227,9 @@ class EpisodeEnd:
 
     @property
     def success(self) -> bool:
-        """Whether the episode succeeded."""
         return self.outcome == "success"
 
     def payload(self) -> bytes:
-        """The payload of the record that ends an episode."""
         return wire.pack(asdict(self))
 
     @classmethod

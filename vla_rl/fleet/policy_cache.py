@@ -56,7 +56,6 @@ class PolicyCache:
     # -- what is here -------------------------------------------------------------------------------------------------
 
     def versions(self) -> tuple[int, ...]:
-        """The versions that are here."""
         names = self._disk.names(self._folder)
         return tuple(sorted(int(name.removesuffix(".manifest")) for name in names if name.endswith(".manifest")))
 

@@ -89,7 +89,6 @@ class Registry:
 
     @property
     def releases(self) -> Releases:
-        """The present state."""
         with self._lock:
             for change in self._history.new():
                 self._releases = self._understood(partial(self._releases.after, change), change)

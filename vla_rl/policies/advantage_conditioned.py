@@ -75,11 +75,9 @@ class AdvantageConditioned(FlowPolicy):
 
     @property
     def feature_sizes(self) -> dict[str, int]:
-        """Those of the base."""
         return self.base.feature_sizes
 
     def encode(self, obs: Observation) -> Features:
-        """The base's features."""
         return self.base.encode(obs)
 
     # -- acting -----------------------------------------------------------------------------------------------------

@@ -103,7 +103,6 @@ class QEnsemble(nn.Module):
         return self.last(x).squeeze(-1)
 
     def calibrate(self, features: Mapping[str, Tensor], reducer: Reducer) -> None:
-        """See ``Inputs.calibrate``."""
         self.inputs.calibrate(features, reducer)
 
 

@@ -361,17 +361,14 @@ class DiffusionPolicy(StatelessPolicy):
 
     @property
     def horizon(self) -> int:
-        """``H``: actions in a chunk."""
         return self.config.horizon
 
     @property
     def feature_sizes(self) -> dict[str, int]:
-        """Sizes of the encoder's features, by name."""
         return dict(self.encoder.feature_sizes)
 
     @torch.no_grad()
     def encode(self, obs: Observation) -> Features:
-        """The encoder's features."""
         return self.encoder.encode(obs)
 
     # -- acting -----------------------------------------------------------------------------------------------------

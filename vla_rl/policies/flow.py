@@ -58,7 +58,6 @@ class Chain:
         return self.points[:, -1]
 
     def select(self, index: Tensor | slice) -> Chain:
-        """The chains of the chosen samples."""
         return Chain(self.points[index], self.noisy_steps[index])
 
 

@@ -42,11 +42,9 @@ class FlowPolicy(StatelessPolicy):
         raise NotImplementedError
 
     def encode(self, obs: Observation) -> Features:
-        """See ``Policy``."""
         raise NotImplementedError
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write a checkpoint that names the class, see ``vla_rl/pretrained.py``."""
         raise NotImplementedError
 
     def acting_field(self, features: Features) -> VelocityField:
@@ -55,7 +53,6 @@ class FlowPolicy(StatelessPolicy):
 
     @property
     def horizon(self) -> int:
-        """``H``: actions in a chunk."""
         horizon: int = self.config.horizon
         return horizon
 

@@ -132,7 +132,6 @@ class RealTimeChunking(HoldsFrozen):
 
     @property
     def horizon(self) -> int:
-        """``H``: actions in a chunk."""
         return self.base.horizon
 
     def trainable(self) -> dict[str, nn.Parameter]:
@@ -177,7 +176,6 @@ class RealTimeChunking(HoldsFrozen):
     # -- acting -----------------------------------------------------------------------------------------------------
 
     def encode(self, obs: Observation) -> Features:
-        """The base's features."""
         return self.base.encode(obs)
 
     @torch.no_grad()

@@ -104,7 +104,6 @@ class ProcessSources:
         return [self._made(i, worker) for i, worker in enumerate(self._pool.all[: len(self._shares)])]
 
     def remake(self, i: int) -> ProcessSource:
-        """Source ``i`` in a new process."""
         return self._made(i, self._pool.replaced(i))
 
     def close(self) -> None:

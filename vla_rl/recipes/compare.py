@@ -235,7 +235,6 @@ class Comparison(EngineOptions):
     out: str = "runs/compare"
 
     def tasks(self) -> tuple[Task, ...]:
-        """What is compared, task by task."""
         raise NotImplementedError
 
     def run(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
@@ -258,6 +259,7 @@ def _imitation(report: Report, content: DemoReport, folder: RunFolder) -> None:
 
 
 def _fine_print(report: Report, content: DemoReport, summary: JsonMapping) -> None:
+    ends = sorted(Counter(content.last.cause).items())
     report.section(
         "How it was done",
         "The backbone was first **grounded**: it learnt on rendered random scenes to point at what a caption names. "
@@ -273,12 +275,8 @@ def _fine_print(report: Report, content: DemoReport, summary: JsonMapping) -> No
             ["parameters", f"{sum(p.numel() for p in content.policy.parameters()):,}"],
             ["training seed", str(content.seed)],
             ["test seeds", f"{content.first.seeds[0]} to {content.first.seeds[-1]}"],
-            ["how test episodes ended after RL", ", ".join(_causes(content.last))],
+            ["how test episodes ended after RL", ", ".join(f"{name.replace('_', ' ')} {n}" for name, n in ends)],
             *[[f"seconds: {name}", f"{value:.0f}"] for name, value in summary["seconds"].items()],
         ],
     )
     report.command(f"vla-rl demo --seed {content.seed}")
-
-
-def _causes(outcomes: Outcomes) -> list[str]:
-    return [f"{cause.replace('_', ' ')} {outcomes.cause.count(cause)}" for cause in sorted(set(outcomes.cause))]

@@ -19,7 +19,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.run import Outcomes, evaluate
-from vla_rl.experience.worker import Report as JobReport
+from vla_rl.experience.worker import Report
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.pretrained import save_own
 from vla_rl.recipes.config_files import load_kept_files
@@ -28,7 +28,7 @@ from vla_rl.recipes.terminal import bar, console
 from vla_rl.recipes.trainers import Trainable
 from vla_rl.recipes.workers import enter, workers
 
-Report = Callable[[int, int], None]
+OnEpisodes = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,11 @@ class Evaluator:
         self._remote = remote_env(env) if processes > 1 else {}
 
     def evaluate(
-        self, policy: Policy, seeds: Sequence[int], noise_seed: int, report: Report = lambda episodes, successes: None
+        self,
+        policy: Policy,
+        seeds: Sequence[int],
+        noise_seed: int,
+        report: OnEpisodes = lambda episodes, successes: None,
     ) -> Outcomes:
         """One episode for each seed; ``report(episodes, successes)`` is called whenever some end."""
         if self.env is not None:
@@ -114,11 +118,11 @@ def saved(policy: Policy) -> Iterator[str]:
         yield folder
 
 
-def _summed(report: Report, parts: int) -> list[Report]:
+def _summed(report: OnEpisodes, parts: int) -> list[OnEpisodes]:
     """A report for each of ``parts``; what all of them have counted reaches ``report``."""
     ended, lock = [(0, 0)] * parts, Lock()
 
-    def part_report(part: int) -> Report:
+    def part_report(part: int) -> OnEpisodes:
         def note(episodes: int, successes: int) -> None:
             with lock:
                 ended[part] = (episodes, successes)
@@ -151,14 +155,14 @@ class Jobs:
             load_kept_files(Path(run))
 
     def evaluate(
-        self, env: JsonObject, policy: str, seeds: list[int], num_envs: int, noise_seed: int, report: JobReport
+        self, env: JsonObject, policy: str, seeds: list[int], num_envs: int, noise_seed: int, report: Report
     ) -> JsonObject:
         """The fields of the ``Outcomes`` of ``seeds``."""
         config: EnvConfig = from_json(env)
         with closing(config.make(num_envs)) as made:
             return vars(evaluate(made, load_policy(policy, config.spec()), seeds, noise_seed, report=report))
 
-    def play_block(self, block: JsonObject, disk: JsonObject, report: JobReport) -> None:
+    def play_block(self, block: JsonObject, disk: JsonObject, report: Report) -> None:
         """Play a ``Block`` of a suite; ``report`` gets the fields of every episode's result.
 
         Raises UserError on a machine that does not see the ``disk`` (see ``SharedDisk``) on which its files are.

@@ -38,7 +38,7 @@ from vla_rl.training.fit import GroundingConfig, ImitationConfig, ground, imitat
 from vla_rl.training.fit import imitate_from_pixels as fit_from_pixels
 from vla_rl.training.tracking import RunFolder
 
-Report: TypeAlias = Callable[[int, dict[str, float]], None]
+OnStep: TypeAlias = Callable[[int, dict[str, float]], None]
 Pointing: TypeAlias = Callable[[nn.Module, Sequence[Tensor]], None]
 """Trains a network to point, in labelled scenes, at what its prompts [N,L] name (``training/fit.py:ground``)."""
 
@@ -113,7 +113,6 @@ class Imitate:
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
 
     def run(self, folder: RunFolder) -> JsonObject:
-        """Train and validate."""
         seconds: dict[str, float] = {}
         policy = self.imitate(*self.ground(folder, seconds), folder, seconds)
         return {**validated(self.env, policy, self.evaluation, self.seed), "seconds": seconds, "seed": self.seed}
@@ -249,7 +248,7 @@ def encode_episodes(policy: Policy, episodes: Demonstrations, part: int = 256) -
 
 
 @contextmanager
-def progress(what: str, steps: int, remark: str, folder: RunFolder | None = None) -> Iterator[Report]:
+def progress(what: str, steps: int, remark: str, folder: RunFolder | None = None) -> Iterator[OnStep]:
     """A bar whose report tells every 25th of ``steps``, and the last one, with ``remark`` of its metrics.
 
     They go to ``folder``, if there is one, as those of the stage "imitation".

@@ -50,7 +50,6 @@ class ImitatingTrainer(TrainerConfig):
         return context.start_flow("improvement by imitation", self.sampler, 1.0)
 
     def recorded(self, context: RunContext, policy: Trainable, needed_by: str) -> Chunks:
-        """The demonstrations of ``context``, to imitate."""
         episodes: Demonstrations = context.episodes(needed_by).with_tasks(context.env.spec().tasks)
         features = {name: item.to(context.device) for name, item in encode_episodes(policy, episodes).items()}
         flow = cast(ImitationPolicy, policy)
@@ -91,8 +90,7 @@ class Corrected(ImitatingTrainer):
 
     def build_learner(self, context: RunContext, env: VecEnv, policy: Trainable) -> LoopLearner:
         """Demonstrations, if there are any (``--demonstrations``), are imitated beside the corrections."""
-        wanted = context.demonstrations and self.algorithm.alpha
-        shown = self.recorded(context, policy, "HG-DAgger") if wanted else None
+        shown = self.recorded(context, policy, "HG-DAgger")
         return HGDagger(policy, policy.trainable(), shown, self.algorithm, generator(context.seed, 4))
 
 
@@ -121,8 +119,7 @@ class SelfImitated(ImitatingTrainer):
 
     def build_learner(self, context: RunContext, env: VecEnv, policy: Trainable) -> LoopLearner:
         """Demonstrations, where ``alpha`` is above 0 and there are any, are imitated beside the successes."""
-        wanted = context.demonstrations and self.algorithm.alpha
-        shown = self.recorded(context, policy, "self-imitation") if wanted else None
+        shown = self.recorded(context, policy, "self-imitation")
         torch.manual_seed(context.seed)  # module initialisation has no generator argument
         head = FutureStates(policy.feature_sizes, self.future).to(context.device) if self.future else None
         noise = generator(context.seed, 4)

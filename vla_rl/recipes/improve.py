@@ -138,7 +138,6 @@ class _Diary:
             console.print(f"iteration {iteration}: exploring succeeds less often than the base ({base:.0%}), returned.")
 
     def all_of(self, loop: Loop) -> BestWeights:
-        """Run ``loop`` to its end."""
         try:
             return loop.run()
         except NonFiniteError as error:
@@ -239,7 +238,6 @@ class StateBased(TrainerConfig):
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
 
     def run(self, folder: RunFolder) -> JsonObject:
-        """Train and evaluate."""
         seconds: dict[str, float] = {}
         with clock(seconds, "rl"):
             context = RunContext(self.env, None, self.seed, current_reducer(), device=resolve_device(self.device))

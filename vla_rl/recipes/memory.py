@@ -425,15 +425,10 @@ def memory_of(config: object) -> MemoryEstimate:
             f"a {type(config).__name__} does more than improve a policy, so its memory is not known beforehand; "
             "inspect a config of Improve with the same numbers."
         )
-    improve = config if isinstance(config, Improve) else Improve(config.rl, "", env=config.env)
-
-    def start(spec: EnvSpec) -> Trainable | None:
-        return cast(Trainable, untrained(config.new, spec)) if isinstance(config, Demo) else _start(improve, spec)
-
+    demonstrations = config.demonstrations if isinstance(config, Improve) else ""
+    given = config.rl, config.env, config.evaluation, lambda spec: _start(config, spec)
     try:
-        return estimate(
-            config.rl, config.env, config.evaluation, start, improve.demonstrations, config.seed, config.device
-        )
+        return estimate(*given, demonstrations, config.seed, config.device)
     except (RuntimeError, TypeError) as error:  # what torch raises where a tensor has no memory
         raise UserError(
             f"a part of the run needs values where only shapes are there ({str(error).splitlines()[0]}), so its memory "
@@ -441,8 +436,10 @@ def memory_of(config: object) -> MemoryEstimate:
         ) from error
 
 
-def _start(config: Improve, spec: EnvSpec) -> Trainable | None:
+def _start(config: Improve | Demo, spec: EnvSpec) -> Trainable | None:
     """The starting policy, of whose weights the headers are read."""
+    if isinstance(config, Demo):
+        return cast(Trainable, untrained(config.new, spec))
     if not config.policy:
         return None
     if names_class(config.policy):

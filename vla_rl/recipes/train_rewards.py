@@ -81,11 +81,9 @@ class TrainReward:
         return {"test": found, "calibration": chosen, "seconds": seconds, "seed": self.seed}
 
     def learn(self, frames: LabelledFrames, folder: RunFolder | None = None) -> RewardModel:
-        """A reward model that was trained on ``frames``."""
         raise NotImplementedError
 
     def evaluate(self, model: RewardModel, frames: LabelledFrames) -> JsonObject:
-        """What is reported of ``model`` on ``frames``."""
         return evaluate_model(model, frames)
 
     def labelled(self) -> list[LabelledFrames]:

@@ -118,11 +118,9 @@ class Folder:
             path.write_bytes(content.numpy().tobytes())
 
     def path(self) -> str:
-        """The folder."""
         return self._folder.name
 
     def remove(self) -> None:
-        """Delete it."""
         self._folder.cleanup()
 
 
@@ -205,7 +203,6 @@ class WorkerPool:
         return [future.result() for future in futures]
 
     def close(self) -> None:
-        """End the processes; safe to call twice."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for worker in self.all:
             worker.close()
@@ -393,7 +390,6 @@ class Machine:
         enter(folder, mark, token)
 
     def run(self, arguments: list[str], log: str) -> int:
-        """See ``run_command``."""
         return run_command(arguments, Path(log))
 
 

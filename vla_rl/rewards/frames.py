@@ -46,13 +46,11 @@ class LabelledFrames:
         return len(self.label)
 
     def select(self, index: np.ndarray) -> LabelledFrames:
-        """The frames at ``index`` (int or bool)."""
         images = {name: image[index] for name, image in self.images.items()}
         return LabelledFrames(images, self.text[index], self.label[index], self.episode[index])
 
     @classmethod
     def concatenate(cls, parts: Sequence[LabelledFrames]) -> LabelledFrames:
-        """All of ``parts``, in order."""
         images = {name: np.concatenate([part.images[name] for part in parts]) for name in parts[0].images}
         return cls(images, *(np.concatenate([getattr(part, name) for part in parts]) for name in _NAMES))
 
@@ -171,7 +169,6 @@ class PairSampler:
             )
 
     def draw(self, batch: int) -> FramePairs:
-        """``batch`` pairs."""
         index = np.array([self._draw_pair(k % 2 == 0) for k in range(batch)])
         first, second = index[:, 0], index[:, 1]
         frames, progress = self._frames, self._progress

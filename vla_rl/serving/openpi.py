@@ -90,7 +90,6 @@ class OpenpiClient:
         return [self._ask(request.payload) for request in requests]
 
     def close(self) -> None:
-        """End the connection; safe to call twice."""
         self._connection.close()
 
     def _ask(self, request: Mapping[str, Any]) -> np.ndarray:

@@ -64,7 +64,6 @@ class RemotePolicy(BlackBoxPolicy):
         return self.action_out(chosen, len(chunks)), {**state, "first": torch.zeros_like(state["first"])}
 
     def close(self) -> None:
-        """End all connections; safe to call twice."""
         self._client.close()
 
     def save_pretrained(self, folder: str | Path) -> None:

@@ -169,7 +169,6 @@ class VlaEvalClient:
         return [session.answer() for session in sessions]
 
     def close(self) -> None:
-        """End all connections; safe to call twice."""
         for session in self._sessions.values():
             session.close()
         self._sessions.clear()

@@ -250,7 +250,6 @@ class RunFolder:
         return time.monotonic() - self._start
 
     def metrics(self, stage: str) -> list[dict[str, Any]]:
-        """All lines of one stage."""
         return [row for row in read_metrics(self.path) if row["stage"] == stage]
 
     def checkpoint(self, name: str) -> Path:

@@ -247,7 +247,6 @@ class Place:
     file: int = 0
 
     def next(self, files_per_folder: int) -> Place:
-        """The file after this one."""
         return Place(self.chunk + 1, 0) if self.file + 1 >= files_per_folder else Place(self.chunk, self.file + 1)
 
     def path(self, template: str, column: str = "") -> str:

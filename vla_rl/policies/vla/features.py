@@ -59,7 +59,6 @@ class KeepPrefix:
         return {"pooled": pooled, **{PREFIX + name: item for name, item in found.items()}}
 
     def prefix(self, network: Any, views: Views, features: Features) -> Mapping[str, Tensor]:
-        """The prefix of what was kept."""
         return {name.removeprefix(PREFIX): item for name, item in features.items() if name.startswith(PREFIX)}
 
 

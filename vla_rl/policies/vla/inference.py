@@ -32,7 +32,6 @@ class Inference:
         raise NotImplementedError
 
     def learning(self, network: FlowNetwork) -> Operations:
-        """``network`` as it learns."""
         raise NotImplementedError
 
 

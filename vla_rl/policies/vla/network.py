@@ -319,7 +319,6 @@ class DecoderNetwork(nn.Module):
         return super()._apply(fn, recurse)
 
     def expert_layers(self) -> Sequence[ModuleLayer]:
-        """The layers of the expert, with the weights that learn."""
         raise NotImplementedError
 
     def rotation(self, positions: Tensor, dtype: torch.dtype) -> Pair:
@@ -359,7 +358,6 @@ class DecoderNetwork(nn.Module):
         raise NotImplementedError
 
     def computes_in(self, module: nn.Module) -> torch.dtype:
-        """What a part of it computes in."""
         return self.compute_dtype or next(module.parameters()).dtype
 
 

@@ -33,7 +33,6 @@ class Trains:
         return chosen
 
     def chosen(self, network: VisionLanguage) -> dict[str, nn.Parameter]:
-        """The parameters that are trained, by name."""
         raise NotImplementedError
 
 

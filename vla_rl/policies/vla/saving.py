@@ -39,7 +39,6 @@ class Base:
 
     @classmethod
     def of(cls, folder: Path) -> Base:
-        """The base in ``folder`` as it is now."""
         return cls(str(folder.resolve()), fingerprint(folder))
 
     def open(self, checkpoint: Path) -> Path:

@@ -212,7 +212,6 @@ class BalancedChunks:
         self.sampler.record(self._drawn, losses.cpu().double().numpy())
 
     def state_dict(self) -> dict[str, Any]:
-        """The sampler's (see ``Resumable``)."""
         return self.sampler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -363,7 +362,6 @@ class ReplayLearner:
 
     @property
     def policy(self) -> Any:
-        """What it changes."""
         return self.learner.policy
 
     def add(self, rollout: Rollout) -> int:

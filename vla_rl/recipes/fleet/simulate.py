@@ -286,7 +286,6 @@ class VirtualLearner:
         self.received += 1
 
     def publish(self) -> None:
-        """The next version."""
         self.catch_up()
         self.releases.publish(self.timeline.now, self.learner.policy)
         self.publications += 1
@@ -326,7 +325,6 @@ class VirtualFleet:
         return sum((robot.counts for robot in self.robots), Counts())
 
     def close(self) -> None:
-        """Close the robots' environments."""
         for robot in self.robots:
             robot.env.close()
 

@@ -204,7 +204,6 @@ class RunEpisodes:
         self.learnt = self._all.select(np.arange(self._all.count - unused)) if unused else self._all
 
     def latest(self, count: int) -> Trajectories:
-        """The latest ``count`` of ``learnt``."""
         return self.learnt.select(np.arange(max(0, self.learnt.count - count), self.learnt.count))
 
     def buy(self, env_config: EnvConfig, policy: Policy, count: int, plan: Plan, seed: int) -> tuple[float, int]:

@@ -206,22 +206,23 @@ class Steering:
         self._past.append(_Moment(self.env.snapshot(np.zeros(1, int)), self.view, self._idle, self._plan))
         step = self.env.step(chunk, observe="all")
         self._obs, self._plan, self._idle = step.obs, plan, idle
-        made = int(np.sum(step.valid))
-        pictures = np.stack([_picture(frame) for frame in step.frames[:made]])
         done, _, success_probability = (float(item) for item in self.env.outcome[0])
-        time, uncertainty = int(step.obs.time[0]), float(self.env.uncertainty[0])
-        view = replace(
+        time, uncertainty, cause = int(step.obs.time[0]), float(self.env.uncertainty[0]), str(step.cause[0])
+        limit = self._limit(time)
+        exceeded = limit is not None and uncertainty > limit
+        return replace(
             self.view,
-            pictures=pictures,
+            pictures=np.stack([_picture(frame) for frame in step.frames[: int(np.sum(step.valid))]]),
             step=time,
             done=done,
             success_probability=success_probability,
             uncertainty=uncertainty,
+            limit=limit,
+            cause=cause,
+            end=_FLIPPED if cause == "uncertainty" and not exceeded else _ENDS.get(cause, cause),
+            remark="",
+            grip=self._grip(),
         )
-        cause, limit = str(step.cause[0]), self._limit(time)
-        exceeded = limit is not None and uncertainty > limit
-        end = _FLIPPED if cause == "uncertainty" and not exceeded else _ENDS.get(cause, cause)
-        return replace(view, limit=limit, cause=cause, end=end, remark="", grip=self._grip())
 
     # -- the view -----------------------------------------------------------------------------------------------------
 
@@ -261,7 +262,6 @@ def _gripping(idle: np.ndarray, action: ArraySpec, like: np.ndarray) -> np.ndarr
 
 
 def _entry(action: ArraySpec, axis: str) -> int | None:
-    """Which entry of the ``action`` is called ``axis``."""
     for i, name in enumerate(action.names):
         plain = name.lower()
         if axis == "grip" and plain.startswith("grip"):

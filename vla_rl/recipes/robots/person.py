@@ -250,7 +250,6 @@ class CommandLines(Display):
         self._began = 0.0
 
     def step(self, title: str, record: Record, stopped: str) -> None:
-        """Print the command."""
         self._began = self._began or record.captured
         asked = np.isfinite(record.requested) & record.clipped
         targets = (

@@ -263,7 +263,6 @@ class FleetPolicy:
     def __init__(
         self, cache: PolicyCache, server: Link, spec: EnvSpec, make: Callable[[Policy], Decide], show: Console
     ) -> None:
-        """``make`` makes the decider of a policy."""
         self.version = 0  # in use
         self._cache, self._server, self._spec, self._make, self._show = cache, server, spec, make, show
         self._decide: Decide | None = None
