@@ -115,7 +115,6 @@ class Status:
             one.connected, one.waiting, one.heard = True, waiting, self._clock()
 
     def disconnected(self, robot: str) -> None:
-        """``robot`` is no longer connected."""
         with self._lock:
             self._robot(robot).connected = False
 
@@ -135,7 +134,6 @@ class Status:
             self._robot(robot).dropped += count
 
     def episode(self, robot: str, version: int, end: EpisodeEnd) -> None:
-        """An episode of ``robot`` under ``version`` is whole."""
         with self._lock:
             known = self._known_version(robot, version)
             for tally in (self._total, self._robot(robot).tally, self._versions.setdefault(known, Tally())):

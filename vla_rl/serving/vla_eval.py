@@ -253,7 +253,6 @@ class PolicyServer(Listener):
         super().__init__(port, limits, max_connections, access)
 
     def serve_connection(self, connection: Connection) -> None:
-        """The messages of one benchmark."""
         _Benchmark(connection, self.served, self.layout).run()
 
 
