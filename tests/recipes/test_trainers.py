@@ -34,9 +34,8 @@ from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imagine.recipe import Imagine
 from vla_rl.recipes.imitate import collect
 from vla_rl.recipes.improve import improve
-from vla_rl.recipes.off_policy import OffPolicyRL
 from vla_rl.recipes.policies import StartFrom, TD3Residual
-from vla_rl.recipes.trainers import OnPolicyRL, RLConfig, RunContext, TrainerConfig
+from vla_rl.recipes.trainers import OffPolicyRL, OnPolicyRL, RLConfig, RunContext, TrainerConfig
 from vla_rl.recipes.workers import worker_processes, workers
 from vla_rl.training.distributed import SummedCounters
 from vla_rl.training.loop import LoopConfig, PolicyStore
