@@ -28,9 +28,9 @@ from vla_rl.policies.smolvla.shape import SmolVLAShape
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.tokenizer import Vocabulary
-from vla_rl.recipes.building import build
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig
+from vla_rl.recipes.improve import build
 from vla_rl.recipes.memory import estimate
 from vla_rl.recipes.policies import TD3Residual
 from vla_rl.recipes.trainers import OffPolicyRL, ReplayConfig, RLConfig, RunContext, TrainerConfig
