@@ -311,7 +311,10 @@ class ImitatingTrainer(TrainerConfig):
         """``context.base`` itself; raises UserError unless it is a flow policy."""
         return context.start_flow("improvement by imitation", self.sampler, 1.0)
 
-    def recorded(self, context: RunContext, policy: Trainable, needed_by: str) -> Chunks:
+    def recorded(self, context: RunContext, policy: Trainable, needed_by: str) -> Chunks | None:
+        """The demonstrations of ``context``, to imitate; None where ``alpha`` is 0 or there are none."""
+        if not (context.demonstrations and self.algorithm.alpha):
+            return None
         episodes: Demonstrations = context.episodes(needed_by).with_tasks(context.env.spec().tasks)
         features = {name: item.to(context.device) for name, item in encode_episodes(policy, episodes).items()}
         flow = cast(ImitationPolicy, policy)

@@ -325,7 +325,7 @@ def exploring(rows: Iterable[JsonMapping]) -> JsonObject:
     return {"exploring": {"windows": len(found), "episodes": WINDOW, **shown}}
 
 
-# -- the parts of a run, built from its config ---------------------------------------------------------------------------
+# -- the parts of a run, built from its config -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
