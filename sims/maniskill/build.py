@@ -329,7 +329,6 @@ class ManiSkillEnv(BaseEnv):
         self._stale[env_ids] = True
 
     def _look(self, env_ids: np.ndarray) -> None:
-        """Take pictures of ``env_ids``."""
         for world, rows in zip(self._worlds, self._rows, strict=True):
             own = _within(env_ids, rows)
             for name, image in world.images().items() if own.size else ():

@@ -152,7 +152,6 @@ class Strata:
         return _counts([self._online(), self._recorded()])
 
     def _online(self) -> tuple[Tensor, np.ndarray]:
-        """Slots and their keys."""
         slots = self.online.decisions()
         if not len(slots):
             return slots, np.zeros(0, np.int64)

@@ -34,6 +34,7 @@ from vla_rl.contract.batch import Reducer
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.tracker import is_shard
 from vla_rl.contract.trust import read_json
+from vla_rl.experience.lerobot.disk import sync
 from vla_rl.training.distributed import barrier
 
 KEPT = 2  # newest states
@@ -69,12 +70,12 @@ def write_state(folder: Path, step: int, tree: str, tensors: Mapping[str, Tensor
         (writing / _TREE).write_text(tree, encoding="utf-8")
         (writing / _TENSORS).chmod((writing / _TREE).stat().st_mode)  # safetensors writes it for its owner alone
         for path in (writing / _TENSORS, writing / _TREE, writing):
-            _flush(path)
+            sync(path)
         if final.exists():  # a state of the same step: it counts until the new one has its name
             shutil.rmtree(old, ignore_errors=True)
             os.replace(final, old)
         os.replace(writing, final)
-        _flush(folder)
+        sync(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(writing, ignore_errors=True)
         raise UserError(
@@ -144,15 +145,6 @@ def _complete(folder: Path) -> Iterator[Path]:
         step = path.name.removesuffix(_OLD)
         if step.removeprefix("-").isdigit() and (step == path.name or not path.with_name(step).exists()):
             yield path
-
-
-def _flush(path: Path) -> None:
-    """Make sure that a file or folder is on the disk, not only in memory."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
