@@ -170,7 +170,6 @@ class Driver:
         return Decision(obs, recorded(self.policy, features), out, step, self.seeds.copy(), host)
 
     def _executed(self, out: ActionOut, action: Array) -> Step:
-        """What the environment makes of ``action``, that of ``out``."""
         if self._elsewhere is not None:
             with self._clock("time/env_s"):
                 self._elsewhere.step_async(action, observe=self.observe)

@@ -253,11 +253,9 @@ class RunFolder:
         return [row for row in read_metrics(self.path) if row["stage"] == stage]
 
     def checkpoint(self, name: str) -> Path:
-        """Where the checkpoint ``name`` belongs."""
         return self.path / "checkpoints" / name
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write ``summary.json`` atomically."""
         write_json(self.path / "summary.json", summary)
 
 
