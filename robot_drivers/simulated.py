@@ -398,7 +398,6 @@ class SimulatedRobot:
         return Observation(images, state, truth.task, np.array([time]), truth.extras)
 
     def disconnect(self) -> None:
-        """Close the environment; safe to call twice."""
         if self._hardware is not None:
             self._hardware.close()
             self._hardware = None

@@ -75,7 +75,6 @@ class Clip:
         return self.frames.shape[2] > 1.5 * self.frames.shape[1]
 
     def media(self) -> Media:
-        """See :func:`encode`."""
         return encode(self)
 
 
