@@ -87,7 +87,6 @@ class Suite:
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds that each task is played from."""
         return list(range(self.first_seed, self.first_seed + self.episodes))
 
     @property

@@ -401,9 +401,10 @@ def _write_study(out: Path, rows: list[JsonObject], config: ImagineStudy) -> Non
         "Reinforcement learning in imagination, with one part more or less at a time",
         "The same imitation policies; success on test scenes of the simulator",
     )
-    methods = {_name(method): [row for row in rows if row["method"] == method] for method in config.methods}
+    methods = {name.replace("_", " "): [row for row in rows if row["method"] == name] for name in config.methods}
     reached = {"imitation": [_before(out, rows, seed) for seed in config.seeds]} | methods
-    rates = {name: [_rate(one) for one in found] for name, found in reached.items()}
+    shown = ("success", "low", "high", "episodes")
+    rates = {name: [{key: one[key] for key in shown} for one in found] for name, found in reached.items()}
     seeds_table(report, [line(name, found) for name, found in rates.items()], config.seeds)
     report.table(
         ["points won", *(f"seed {seed}" for seed in config.seeds), "episodes", "seconds"],
@@ -412,11 +413,11 @@ def _write_study(out: Path, rows: list[JsonObject], config: ImagineStudy) -> Non
         "all that were played after imitation, except the test's. Methods that share a world model count its "
         "episodes, but not the seconds of its training, except for the first.",
     )
-    shown = {
+    by_seed = {
         name: {seed: Rate(**rate) for seed, rate in zip(config.seeds, found, strict=True)}
         for name, found in rates.items()
     }
-    report.bars("Test success", seed_bars(shown, "imitation"))
+    report.bars("Test success", seed_bars(by_seed, "imitation"))
     report.command("vla-rl compare imagination")
     report.write(out / "report.html")
 
@@ -424,27 +425,11 @@ def _write_study(out: Path, rows: list[JsonObject], config: ImagineStudy) -> Non
 def _before(out: Path, rows: list[JsonObject], seed: int) -> JsonObject:
     """Imitation on the test scenes, where a method measured it, else on the validation scenes."""
     tested = [row["imitation"] for row in rows if row["seed"] == seed and row["imitation"]]
-    if tested:
-        return dict(tested[0])
-    return dict(metrics.summary(_imitation(out, seed))["validation"])
-
-
-def _rate(row: JsonObject) -> JsonObject:
-    return {name: row[name] for name in ("success", "low", "high", "episodes")}
+    return dict(tested[0] if tested else metrics.summary(_imitation(out, seed))["validation"])
 
 
 def _won(mine: Sequence[JsonObject]) -> list[str | int | None]:
-    """Points won on every seed; mean episodes and seconds."""
-    spent = (round(fmean([row[name] for row in mine])) for name in ("simulator_episodes", "seconds"))
-    return [*(_points(row["gain"]) for row in mine), *spent]
-
-
-def _points(gain: dict[str, float] | None) -> str | None:
-    if gain is None:
-        return None
-    mean, low, high = (100 * gain[name] for name in ("mean", "low", "high"))
-    return f"{mean:+.1f} [{low:.1f}, {high:.1f}]"
-
-
-def _name(method: str) -> str:
-    return method.replace("_", " ")
+    """Points won on every seed, where imagination says them; mean episodes and seconds."""
+    points = [{name: 100 * value for name, value in (row["gain"] or {}).items()} for row in mine]
+    won = ["{mean:+.1f} [{low:.1f}, {high:.1f}]".format(**gain) if gain else None for gain in points]
+    return [*won, *(round(fmean([row[name] for row in mine])) for name in ("simulator_episodes", "seconds"))]
