@@ -264,7 +264,6 @@ class SimulatedArm:
         return sent
 
     def reset(self, seed: int) -> None:
-        """Start the episode of ``seed``."""
         self._connected.ask("reset", seed=int(seed))
 
     @property

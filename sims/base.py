@@ -36,14 +36,12 @@ class BaseEnv:
         return self._book.num_envs
 
     def reset(self, env_ids: Any, seeds: Any) -> Observation:
-        """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R], not negative)."""
         index, seed = self._checked(env_ids, seeds)
         self._book.begin(index, seed)
         self._start(index)
         return self._observe()
 
     def step(self, chunk: Any, observe: Observe = "last") -> Step:
-        """Execute ``chunk`` [E,H,D]; see ``VecEnv.step``."""
         return self._book.execute(chunk, self.spec, observe, self._execute, self._observe)
 
     def close(self) -> None:
@@ -195,7 +193,6 @@ class Simulator:
         raise NotImplementedError
 
     def extras(self) -> Mapping[str, np.ndarray]:
-        """The extras of ``spec`` at this moment."""
         return {}
 
     def images(self) -> Mapping[str, np.ndarray]:
@@ -306,7 +303,6 @@ class TaskPool:
     """
 
     def __init__(self, make: Callable[[str], Any], most_idle: int) -> None:
-        """``make(task)`` makes an environment, which has a ``close``."""
         self._make, self._most_idle = make, most_idle
         self._idle: OrderedDict[int, tuple[str, Any]] = OrderedDict()  # longest idle first
 

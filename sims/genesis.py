@@ -352,7 +352,6 @@ class Scene:
         return sum(view.nbytes for view in views)
 
     def close(self) -> None:
-        """Free what Genesis holds for this scene; safe to call twice."""
         if self._scene is not None:
             self._scene.destroy()
             self._scene = None
@@ -421,7 +420,6 @@ class Cameras:
         self._cameras: dict[str, Any] = {}
 
     def options(self) -> dict[str, Any]:
-        """What the scene has to be made with."""
         gs = self._genesis
         if not self._names:
             return {}

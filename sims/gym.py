@@ -277,8 +277,7 @@ def make(
     id = registered(id)
     try:
         if not vectorization_mode:
-            single = single_maker(id, options, around)
-            envs, declared = [single() for _ in range(num_envs)], physics_of(id)
+            envs, declared = [make_single(id, options, around) for _ in range(num_envs)], physics_of(id)
             physics = [ModelPhysics(one.unwrapped) for one in envs] if declared else []
         else:
             env = make_vector(id, num_envs, vectorization_mode, options, around, vector_kwargs or {})
@@ -304,21 +303,14 @@ def registered(id: str) -> str:
     return name
 
 
-def single_maker(
-    id: str, options: Mapping[str, Any], around: Sequence[Callable[..., Any]]
-) -> Callable[[], gymnasium.Env[Any, Any] | FirstRow]:
-    """A function that makes one environment, where the id has no other form by a vector environment of one row."""
-
-    def vector_of_one() -> FirstRow:
+def make_single(id: str, options: Mapping[str, Any], around: Sequence[Callable[..., Any]]) -> Any:
+    """One environment; where the id has no other form, a vector environment of one row as one."""
+    if gymnasium.spec(id).entry_point is None:
         return FirstRow(gymnasium.make_vec(id, 1, "vector_entry_point", wrappers=around, **options))
-
-    def single() -> gymnasium.Env[Any, Any]:
-        env: Any = gymnasium.make(id, disable_env_checker=True, **options)
-        for wrapper in around:
-            env = wrapper(env)
-        return env
-
-    return vector_of_one if gymnasium.spec(id).entry_point is None else single
+    env: Any = gymnasium.make(id, disable_env_checker=True, **options)
+    for wrapper in around:
+        env = wrapper(env)
+    return env
 
 
 def make_vector(

@@ -201,7 +201,6 @@ class IsolatedEnv(BaseEnv):
         return self.step_wait()
 
     def step_async(self, chunk: Any, observe: Observe = "last") -> None:
-        """Let the workers execute ``chunk`` [E,H,D]; see ``AsyncSteps``."""
         action = self._book.chunk(chunk, self.spec)
         horizon = action.shape[1]
         frames = horizon if observe == "all" else 0
@@ -218,7 +217,6 @@ class IsolatedEnv(BaseEnv):
         self._begun = horizon, frames
 
     def step_wait(self) -> Step:
-        """The step that the workers were asked for; see ``AsyncSteps``."""
         if self._begun is None:
             raise ContractError(
                 "no step was begun, or another call gave it up, so there is none to wait for; call step_async first."
@@ -290,7 +288,6 @@ class IsolatedEnv(BaseEnv):
         return np.flatnonzero((index >= worker.rows.start) & (index < worker.rows.stop))
 
     def _owners(self, index: np.ndarray) -> list[SupervisedWorker]:
-        """The workers of the environments ``index``."""
         return [worker for worker in self.workers if self._places(index, worker).size]
 
     def _recycle(self, index: np.ndarray) -> None:

@@ -135,7 +135,6 @@ class RandomizedSnapshots(RandomizedEnv):
         return inner | select_rows(self._arrays(), self._book.index(env_ids))
 
     def restore(self, env_ids: Any, snapshot: Snapshot) -> Observation:
-        """Put ``snapshot`` into ``env_ids``; raises ContractError, with nothing restored, when it does not fit."""
         index = self._book.index(env_ids)
         own = {name: item for name, item in snapshot.items() if name.startswith(_OWN)}
         restored = {name: item.copy() for name, item in self._arrays().items()}

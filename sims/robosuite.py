@@ -69,7 +69,6 @@ class Robosuite(Simulator):
         return np.concatenate([part for arm in self._arms for part in self._of_arm(arm)]).astype(np.float32)
 
     def state_names(self) -> tuple[str, ...]:
-        """The names of the entries of :meth:`state`."""
         names: list[str] = []
         for arm in self._arms:
             fingers = self._values.get(f"robot{arm}_gripper_qpos", np.zeros(0)).size

@@ -65,7 +65,6 @@ class Terminal:
         return typed
 
     def close(self) -> None:
-        """Give the terminal back as it was; safe to call twice."""
         if self._restorer is not None:
             self._restorer.communicate()
             self._restorer = None

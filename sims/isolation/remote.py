@@ -24,7 +24,7 @@ import numpy as np
 
 from sims.isolated import IsolatedEnv, supervise
 from sims.isolation.messages import Arrays, arrays_in
-from sims.isolation.supervised import Deadlines, LocalWorker, read_answer
+from sims.isolation.supervised import Deadlines, LocalWorker, Start, read_answer
 from vla_rl.contract.child import ChildError, error_answer
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.task import declare_task
@@ -73,7 +73,7 @@ def make(
             "no address was given, so no environment is reached; start vla-rl sims serve NAME on the simulator's "
             "machine and give its address as host:port."
         )
-    start = RemoteStart(address, Security(key, certificate), reconnect_s)
+    start = remote_start(address, Security(key, certificate), reconnect_s)
     request = {"env": "remote", "options": dict(options or {}), "expert": expert}
     return supervise(start, num_envs, workers, request, Deadlines(deadline_s, start_deadline_s))
 
@@ -225,23 +225,18 @@ class RemoteWorker:
             raise ChildError(self._failure) from error
 
 
-class RemoteStart:
-    """Starts workers at ``address``, "host:port"; raises UserError for an address that is none or not secured."""
+def remote_start(address: str, security: Security, patience: float) -> Start:
+    """Starts workers at ``address``, "host:port"; a server that was there and is not any more is waited for.
 
-    def __init__(self, address: str, security: Security, patience: float) -> None:
-        """``patience``: seconds to wait for a server that was there and is not any more."""
-        host, colon, port = address.rpartition(":")
-        if not colon or not port.isdigit():
-            raise UserError(f"{address!r} is no address, so nothing can be connected; write it as host:port.")
-        security.require_for(host)
-        self._address, self._security, self._patience = (host, int(port)), security, patience
-        self._reached = False
-
-    def __call__(self) -> RemoteWorker:
-        return RemoteWorker(self._address, self._security, self._patience if self._reached else 0.0, self._note)
-
-    def _note(self) -> None:
-        self._reached = True
+    Raises UserError for an address that is none or not secured; ``patience`` in seconds.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit():
+        raise UserError(f"{address!r} is no address, so nothing can be connected; write it as host:port.")
+    security.require_for(host)
+    reached = threading.Event()
+    place = host, int(port)
+    return lambda: RemoteWorker(place, security, patience if reached.is_set() else 0.0, reached.set)
 
 
 class Server:

@@ -268,12 +268,10 @@ class LocalWorker:
 
     @property
     def pid(self) -> int:
-        """Process id."""
         return self._child.pid
 
     @property
     def running(self) -> bool:
-        """Whether the process has not ended."""
         return self._child.running
 
     def fileno(self) -> int:

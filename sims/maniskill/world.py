@@ -67,7 +67,6 @@ class World:
             self._visible = set(self._extra) if whole_state else set(env._get_obs_extra(info))
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
-        """Start the episodes of ``seeds`` in ``rows``."""
         for row, seed in zip(rows, seeds, strict=True):
             self._seeds[row] = folded(seed)
         whole = len(rows) == self.num_envs
@@ -97,7 +96,6 @@ class World:
         return torch.cat([value for _, value in self._shown()], 1)
 
     def state_names(self) -> tuple[str, ...]:
-        """The names of the entries of :meth:`state`."""
         return tuple(
             f"{name}{i}" if value.shape[1] > 1 else name for name, value in self._shown() for i in range(value.shape[1])
         )

@@ -70,7 +70,6 @@ class Renderer:
         return out
 
     def close(self) -> None:
-        """Free the OpenGL context; safe to call twice."""
         self._canvas.close()
 
     def __del__(self) -> None:

@@ -25,6 +25,7 @@ from vla_rl.cli import main
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.fleet import disk
+from vla_rl.fleet.ledger import Ledger
 from vla_rl.fleet.payloads import LOSSLESS, EpisodeEnd
 from vla_rl.fleet.policy_cache import PolicyCache
 from vla_rl.fleet.server import FleetServer, FleetServerConfig
@@ -216,7 +217,8 @@ def test_it_starts_on_this_machine_alone_without_certificates(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_command_serves_until_it_is_killed_goes_on_and_gives_a_dataset(tmp_path, link):
+@pytest.mark.full
+def test_a_command_serves_until_it_is_killed_and_goes_on(tmp_path, link):
     def started():
         command = [sys.executable, "-m", "vla_rl.cli", "serve", str(tmp_path / "fleet"), "--port", "0"]
         process = subprocess.Popen(
@@ -240,5 +242,10 @@ def test_a_command_serves_until_it_is_killed_goes_on_and_gives_a_dataset(tmp_pat
     second.send_signal(signal.SIGINT)
     assert second.wait() == 130 and "is on the disk" in second.stderr.read()
     first.stderr.close(), second.stderr.close(), first.wait()
+
+
+def test_a_ledger_becomes_a_dataset(tmp_path):
+    with closing(Ledger(tmp_path / "fleet/ledger")) as ledger:
+        ledger.append(spool_of(episode("a", 3), episode("b", 2)).records)
     main(["fleet", "export", str(tmp_path / "fleet")])
     assert load_demonstrations(tmp_path / "fleet" / "dataset", [0, 1]).time.tolist() == [0, 1, 2, 0, 1]

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from threading import Event
 
@@ -272,30 +272,6 @@ def test_a_command_ends_with_the_process_that_it_belongs_to(tmp_path, sleeper):
         owner.kill()
     wait_until(lambda: not _runs(pid))
     assert sleeper.read_text() == str(pid)
-
-
-@pytest.mark.full
-def test_a_command_ends_with_its_worker_and_with_its_launcher(tmp_path, sleeper):
-    launcher = ClusterLauncher(Engine().link, 1, tmp_path)
-    with ThreadPoolExecutor(1) as pool, closing(launcher):
-        first = pool.submit(launcher.launch, SLEEPS, tmp_path / "first.log")
-        pid = _pid(sleeper)
-        (worker,) = launcher._working
-        os.kill(worker.pid, signal.SIGKILL)
-        with pytest.raises(LostWorkerError, match="SIGKILL"):
-            first.result()
-        wait_until(lambda: not _runs(pid))
-        sleeper.unlink()
-        second = pool.submit(launcher.launch, SLEEPS, tmp_path / "second.log")
-        pid = _pid(sleeper)
-        launcher.close()
-        with pytest.raises(UserError, match="second was stopped") as stopped:
-            second.result()
-        assert not isinstance(stopped.value, LostWorkerError)
-        wait_until(lambda: not _runs(pid))
-        with pytest.raises(UserError, match="nothing more is started"):
-            launcher.launch(SLEEPS, tmp_path / "third.log")
-    assert {path.name for path in tmp_path.iterdir()} == {"pid", "first.log", "second.log"}
 
 
 def test_the_status_and_output_of_a_command_are_handed_back(tmp_path):

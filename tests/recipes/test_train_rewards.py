@@ -91,15 +91,6 @@ def test_claims_about_place_by_hand():
         assert not any(label.any() for _, label, _ in claims_about_place(held)), "in the air, or not let go"
 
 
-def test_frames_in_place_show_what_the_environment_calls_done():
-    """Episodes end with five frames of success; the other instruction names a cube and a plate of the scene."""
-    env = EnvConfig("place", options={"image_size": 24})
-    tracks = frames_of([11, 12, 13, 14], random_action_prob=0.0, env=env, num_envs=4).tracks()
-    assert len(tracks) == 8 and len({str(track.text[0]) for track in tracks}) > 4
-    shown = [track for track in tracks if track.label.any()]
-    assert len(shown) >= 3 and all(track.label[-5:].all() and track.label.sum() == 5 for track in shown)
-
-
 def frames_of(
     seeds: list[int], random_action_prob: float, env: EnvConfig = LITTLE, num_envs: int = 5
 ) -> LabelledFrames:

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.world_models.small_models import SIDE, spec
-from vla_rl.contract.env import EnvSpec
+from tests.world_models.small_models import SIDE
 from vla_rl.experience.demonstrations import Trajectories
 
 GOAL = 0.25  # the square's x from which on task 0 is done; task 1 asks for the other side
-
-
-def world() -> EnvSpec:
-    return spec()
 
 
 def played(count: int, seed: int, length: int = 9) -> Trajectories:

@@ -13,8 +13,7 @@ import torch
 from tests.elsewhere import ELSEWHERE, elsewhere
 from tests.waiting import counted_waits
 from tests.world_models.pushing import played as recorded
-from tests.world_models.pushing import world
-from tests.world_models.small_models import SMALL, initial_states, model
+from tests.world_models.small_models import SMALL, initial_states, model, spec
 from tests.world_models.test_backbones import built, call, every, numbers
 from vla_rl.contract.env import Step, on_host
 from vla_rl.contract.errors import NonFiniteError
@@ -84,7 +83,7 @@ def test_training_on_another_device_gives_the_weights_of_the_host():
     learnt, reported = [], []
     for device in ("cpu", ELSEWHERE):
         torch.manual_seed(0)
-        made = WorldModel(world(), WorldModelConfig(3, 3, backbone=SMALL), *statistics(trajectories)).to(device)
+        made = WorldModel(spec(), WorldModelConfig(3, 3, backbone=SMALL), *statistics(trajectories)).to(device)
         # As found: the registration uses Fourier transforms, whose rounding depends on the memory layout.
         made.robot_position.weight.fill_(0.1)
         losses: list[dict[str, float]] = []
@@ -154,7 +153,7 @@ def test_a_decision_in_imagination_waits_once(undecided: ImaginedEnv, monkeypatc
     source.start()
     ended = 0
     with counted_waits() as waits:
-        for _ in range(8):
+        for _ in range(5):
             waits.clear()
             decision = source.driver.step()
             assert waits["read"] == 1

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.world_models import pushing
+from tests.world_models.small_models import spec
 from tests.world_models.test_backbones import ACTION_WIDTH, CONTEXT, DIT, FRAMES, MAPS, call, numbers, random_pictures
 from tests.world_models.test_model import FIT, distance, fitted, predicted, windows
 from vla_rl.contract.errors import UserError
@@ -71,7 +72,7 @@ def test_sizes_that_do_not_fit_are_refused(sizes, what):
 @pytest.fixture(scope="module")
 def world() -> WorldModel:
     torch.manual_seed(0)
-    return WorldModel(pushing.world(), WorldModelConfig(STEPS, backbone=DIT))
+    return WorldModel(spec(), WorldModelConfig(STEPS, backbone=DIT))
 
 
 def test_latents_learn_from_reconstruction_alone(world, monkeypatch):

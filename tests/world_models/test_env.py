@@ -40,8 +40,10 @@ def test_an_imagined_rollout_with_ends_keeps_it_too():
         env.reset(np.arange(6), seed + np.arange(6))
         for _ in range(4):
             step = env.step(random_actions(env, 3, np.random.default_rng(seed)))
-        causes |= set(step.cause)
-    assert len(causes & {"success", "failed", "too_late", "uncertainty"}) >= 2
+        causes |= set(step.cause) & {"success", "failed", "too_late", "uncertainty"}
+        if len(causes) > 1:
+            return
+    pytest.fail(f"nothing but {causes} ended them")
 
 
 def same(a: Observation, b: Observation) -> bool:

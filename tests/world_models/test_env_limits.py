@@ -84,6 +84,7 @@ def test_a_success_from_a_keyframe_is_resampled_from_there():
     assert set(env.step(random_actions(env, 3, np.random.default_rng(4))).cause) == {"success"}
 
 
+@pytest.mark.full
 def test_a_renewed_environment_resamples_with_the_noise_that_it_had():
     fresh, renewed = resampling_env(), resampling_env()
     renewed.renew(renewed.initial_states, None, renewed.config)
@@ -117,7 +118,7 @@ def test_a_renewed_environment_plays_the_horizon_that_it_is_given(before, after)
         imagined_env(2, horizon=0)
 
 
-@pytest.mark.parametrize("before, after", [(6, 12), (12, 6)])
+@pytest.mark.parametrize("before, after", [(12, 6)])
 def test_a_snapshot_of_a_renewed_environment_fits_a_new_one(before, after):
     """As in a resumed run; the rollout is older than neither horizon and goes on bit for bit."""
     renewed, ids = imagined_env(3, horizon=before, longest=12), np.arange(3)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.world_models.pushing import played, world
+from tests.world_models.pushing import played
 from tests.world_models.small_models import model as small_model
+from tests.world_models.small_models import spec
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.demonstrations import Trajectories, make_sequences, sequence_batch
 from vla_rl.training.fit import FitConfig
@@ -44,7 +45,7 @@ def well_learnt() -> WorldModel:
 def fitted(fit: WorldModelFit, backbone: Any = UNET, episodes: int = 300) -> WorldModel:
     torch.manual_seed(0)
     trajectories, config = played(episodes, seed=1), WorldModelConfig(FRAMES, FRAMES, backbone=backbone)
-    made = WorldModel(world(), config, *statistics(trajectories))
+    made = WorldModel(spec(), config, *statistics(trajectories))
     fit_world_model(made, trajectories, fit, torch.Generator().manual_seed(1))
     return made.eval()
 

@@ -56,7 +56,8 @@ def test_a_replay_is_the_imagined_rollout_of_its_actions_alone():
         OrderedPool(first).draw(np.array([7]), 0.0)
 
 
-@pytest.mark.parametrize("every", [1, pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("every", [1, 2])
 def test_a_replay_reports_the_highest_success_that_is_looked_at(every):
     """At every, or every second, of the three control steps of a call, at its end and after the last action."""
     made = model()

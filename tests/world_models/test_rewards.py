@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.world_models.pushing import played, world
-from tests.world_models.small_models import initial_states, model
+from tests.world_models.pushing import played
+from tests.world_models.small_models import initial_states, model, spec
 from tests.world_models.test_env import random_actions
 from tests.world_models.test_model import FIT, FRAMES, UNET, predicted, windows
 from vla_rl.contract.check import check_env
@@ -70,10 +70,10 @@ def learnt() -> WorldModel:
 
 def taught(episodes: int, video: FitConfig) -> WorldModel:
     torch.manual_seed(0)
-    spec, trajectories = replace(world(), state=ArraySpec((0,), "float32", (), ())), played(episodes, seed=1)
-    trajectories = seen_alone(trajectories)
+    trajectories = seen_alone(played(episodes, seed=1))
     config = WorldModelConfig(FRAMES, FRAMES, robot_crop=0, backbone=UNET, reward=HEAD)
-    made, brief = WorldModel(spec, config, *statistics(trajectories)), FitConfig(2, 8)
+    blind = replace(spec(), state=ArraySpec((0,), "float32", (), ()))
+    made, brief = WorldModel(blind, config, *statistics(trajectories)), FitConfig(2, 8)
     fit = WorldModelFit(brief, brief, video, brief)
     fit_world_model(made, trajectories, fit, torch.Generator().manual_seed(1))
     return made.eval()
@@ -137,7 +137,7 @@ def test_without_the_head_all_else_is_the_same_bit_for_bit():
     config, pair = model().config, []
     for reward in (None, HEAD):
         torch.manual_seed(0)
-        pair.append(WorldModel(world(), replace(config, reward=reward)))
+        pair.append(WorldModel(spec(), replace(config, reward=reward)))
     plain, headed = pair
     weights, more = plain.state_dict(), headed.state_dict()
     assert all(torch.equal(item, more[name]) for name, item in weights.items())
@@ -195,6 +195,7 @@ def test_a_rollout_is_paid_what_the_head_says_when_a_call_is_complete():
     assert not step.reward[:, [0, 1, 3]].any() and set(step.cause) == {"too_late"}
 
 
+@pytest.mark.full
 def test_a_paid_rollout_keeps_the_contract_of_a_simulator():
     """Rewards do not depend on how an episode is cut into chunks, on what is observed or on a snapshot in between."""
     env = paid_env(success_threshold=0.6, failure_threshold=0.6, deadline=9)

@@ -71,7 +71,6 @@ class Release:
         return {"recent": recent, "open": self.open, "share": self.share}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state_dict` returned."""
         self.recent.clear()
         for one in state["recent"]:
             arrays = {"time": np.array(one["time"], int), "score": np.array(one["score"], np.float32)}
@@ -174,7 +173,6 @@ class Fallback:
         return {"base": self.base, "trial": self.trial, "latest": list(self.latest), "counters": counters}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state_dict` returned."""
         self.base, self.trial = list(state["base"]), list(state["trial"])
         self.latest = deque((bool(success) for success in state["latest"]), maxlen=self.config.episodes)
         self.moved, self.waiting = state["counters"]
@@ -192,7 +190,6 @@ class Kept:
         return cls({name: item.detach().clone() for name, item in weights.items()}, released)
 
     def to_state(self) -> dict[str, Any]:
-        """Nested dicts of tensors (see ``Resumable``)."""
         return {"weights": dict(self.weights), "released": self.released}
 
 
@@ -209,7 +206,6 @@ class Guard:
 
     @property
     def watching(self) -> bool:
-        """Whether episodes have to be looked at."""
         return self.release is not None or self.fallback is not None
 
     @property
@@ -278,7 +274,6 @@ class Guard:
         return {**state, "kept": kept, "counters": [self.released, self.moved]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state_dict` returned."""
         for name, part in self._parts().items():
             part.load_state_dict(state[name])
         self.kept = {name: Kept.of(item["weights"], item["released"]) for name, item in state["kept"].items()}

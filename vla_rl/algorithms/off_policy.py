@@ -242,7 +242,6 @@ class OffPolicy:
         raise NotImplementedError
 
     def actor_loss(self, batch: Transitions) -> tuple[Tensor, dict[str, float]]:
-        """The actor's loss, and metrics."""
         raise NotImplementedError
 
     def critic_action(self, batch: Transitions) -> Tensor:
@@ -284,7 +283,6 @@ class OffPolicy:
         optimizer.step()
 
     def input_normalizers(self) -> list[Any]:
-        """The modules that standardize their inputs."""
         return [self.critic, self.target_critic, self.policy]
 
     def _of_all(self, *counts: int) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, get_origin, get_type_hints
 
 import tyro
@@ -146,11 +147,10 @@ def _is_dict(value: Any) -> bool:
 def _suggest(name: str, known: set[str]) -> str:
     """The nearest field, comparing last parts as well, so that ``--gama`` finds ``--rl.algorithm.gamma``."""
     last = {field.rpartition(".")[2]: field for field in sorted(known)}
-    hint = did_you_mean(name, known)
-    if hint.startswith("did you mean") or "." in name:
-        return hint.replace("'", "'--", 1) if hint.startswith("did you mean") else hint
-    short = did_you_mean(name, last)
-    return f"did you mean '--{last[short.split(chr(39))[1]]}'?" if short.startswith("did you mean") else "see --help."
+    near = get_close_matches(name, sorted(known), 1, 0.5) or [
+        last[one] for one in get_close_matches(name, last, 1, 0.5)
+    ]
+    return f"did you mean '--{near[0]}'?" if near else "see --help."
 
 
 def _fields(config: Any, prefix: str = "") -> set[str]:

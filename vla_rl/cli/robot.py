@@ -28,18 +28,15 @@ class Robot:
 
     setup FILE asks for arm, cameras, teleoperator, tasks and limits, and writes the file.
     calibrate FILE walks you through the arm's own calibration.
-    check FILE [--seconds S] [--policy CHECKPOINT] looks at everything and moves nothing.
+    check FILE looks at everything and moves nothing.
     home FILE writes into the file where the arm is now: it goes there before each episode.
-    teleop FILE [--speed SHARE] lets you drive by the file's teleoperator; nothing is recorded.
-    record FILE [--out FOLDER] [--episodes N] [--policy CHECKPOINT] [--speed SHARE] [--execution HOW] [--steps N]
-    [--real-time GUIDANCE] [--delay MS] [--person] [--seed S] [--server HOST:PORT] [--credentials FOLDER] records
-    episodes as a LeRobotDataset v3.0, and sends them to the server of a fleet.
-    replay FILE --dataset FOLDER [--episode N] [--speed SHARE] does a recorded episode again, at a quarter of its speed
-    unless you say otherwise.
-    run FILE --policy CHECKPOINT, or --server with --signing-key KEY for that of a fleet, lets a policy drive, at a
-    quarter of the speed unless you say otherwise; with --dry-run the commands are printed and not sent.
+    teleop FILE lets you drive by the file's teleoperator; nothing is recorded.
+    record FILE records episodes as a LeRobotDataset v3.0, and sends them to a fleet's --server.
+    replay FILE --dataset FOLDER does a recorded episode again, at a quarter of its speed unless you say otherwise.
+    run FILE --policy CHECKPOINT, or --server for that of a fleet, lets a policy drive, at a quarter of the speed unless
+    you say otherwise; with --dry-run the commands are printed and not sent.
 
-    "simulated" instead of a file is an SO-101 that everybody has.
+    "simulated" instead of a file is an SO-101 that everybody has.  --help after any of them shows its options.
     """
 
 

@@ -81,7 +81,6 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Process id."""
         return self._process.pid
 
     def fileno(self) -> int:
@@ -90,12 +89,10 @@ class Child:
 
     @property
     def closed(self) -> bool:
-        """Whether :meth:`close` was called."""
         return self._stream.closed
 
     @property
     def running(self) -> bool:
-        """Whether the process is neither closed nor ended."""
         return not self.closed and self._ending() is None
 
     def send(self, message: Any, deadline: float | None = None) -> None:

@@ -175,7 +175,6 @@ class Randomization:
         return cls({name: _distribution(name, item) for name, item in data.items()})
 
     def to_json(self) -> dict[str, Any]:
-        """What :meth:`from_json` reads."""
         return {
             name: {"low": item.low, "high": item.high} if isinstance(item, Uniform) else {"values": list(item.values)}
             for name, item in self.distributions.items()

@@ -204,7 +204,7 @@ def frame_agreement(
 
     Raises ContractError for other shapes or dtypes and for a horizon that no replay reaches.
     """
-    checked, steps = _check_frames(imagined, true, first, length, horizons)
+    checked, steps = _check_frames((imagined, true, first), length, horizons)
     results = []
     for horizon in checked:
         index = np.flatnonzero(steps >= horizon)
@@ -266,7 +266,7 @@ def object_error(
 
     Raises ContractError as :func:`frame_agreement` does, and for tasks or positions of other shapes or not finite.
     """
-    checked, steps = _check_frames(imagined, true, first, length, horizons)
+    checked, steps = _check_frames((imagined, true, first), length, horizons)
     named = np.asarray(tasks, np.int64)
     played = np.arange(true.shape[1]) < steps[:, None]
     known = positions is None or (positions.shape == (*true.shape[:2], 3) and np.isfinite(positions[played]).all())
@@ -295,15 +295,11 @@ def _distances(located: NDArray[np.floating], place: NDArray[np.floating]) -> Mi
 
 
 def _check_frames(
-    imagined: NDArray[np.uint8],
-    true: NDArray[np.uint8],
-    first: NDArray[np.uint8],
-    length: ArrayLike,
-    horizons: Sequence[int],
+    frames: tuple[NDArray[np.uint8], ...], length: ArrayLike, horizons: Sequence[int]
 ) -> tuple[list[int], NDArray[np.int64]]:
-    """``horizons`` and ``length``, checked against the frames; raises ContractError for a mismatch."""
+    """``horizons`` and ``length``, checked against imagined, true and first frames; ContractError for a mismatch."""
     checked, steps = check_horizons(horizons, length)
-    frames = (imagined, true, first)
+    imagined, true, first = frames
     same_shape = imagined.shape == true.shape and first.shape == true.shape[:1] + true.shape[2:]
     fits = true.ndim == 5 and steps.shape == true.shape[:1] and steps.max() <= true.shape[1]
     if not same_shape or not fits or any(item.dtype != np.uint8 for item in frames):

@@ -64,11 +64,9 @@ class SeedStream(Iterator[int]):
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """How far the stream is."""
         return {"drawn": self.drawn}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state_dict` returned."""
         self.drawn = state["drawn"]
 
 
@@ -84,7 +82,6 @@ class InOrder:
         return seeds
 
     def split(self, parts: int) -> InOrder:
-        """The share of one of ``parts`` processes."""
         return self
 
 
@@ -261,7 +258,6 @@ class CurriculumStream(SeedStream):
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """How far the stream is, and what it knows of the scenes."""
         known = {"counts": self._counts.copy(), "family": self._family.copy()}
         return {"drawn": self.drawn, "turn": self._turn, **known}
 

@@ -10,8 +10,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -81,11 +80,9 @@ class Recording:
         self._lock = take_lock(self.root / _RECORDING)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         if self._writer is not None:
-            self._writer.__exit__(kind, error, trace)
+            self._writer.__exit__(*error)
         elif self._lock is not None:
             drop_lock(self.root / _RECORDING, self._lock)
 

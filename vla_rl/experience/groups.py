@@ -68,12 +68,10 @@ class GroupConfig:
     curriculum: InOrder = InOrder()  # which scenes are played next
 
     def build(self, env: VecEnv, policy: Policy, seeds: SeedStream, generator: torch.Generator) -> GroupSource:
-        """The source with these numbers."""
         stream = self.curriculum.stream(seeds, env.spec, self.limit + self.ahead)
         return GroupSource(env, policy, self, stream, generator)
 
     def split(self, parts: int) -> GroupConfig:
-        """The share of one of ``parts`` processes, which together have these groups."""
         if any(number % parts for number in (self.groups, self.ahead, self.limit, self.num_envs)):
             raise UserError(
                 f"{self} cannot be shared equally by {parts} processes, so nothing was started; choose groups, ahead, "

@@ -68,11 +68,9 @@ class ProcessSource:
         return bool(self.worker.call(self._number, "advance"))
 
     def deliver(self) -> Rollout:
-        """The complete window."""
         return Rollout(**self.worker.call(self._number, "deliver"))
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the source over there (see ``Resumable``)."""
         state: dict[str, Any] = self.worker.call(self._number, "state_dict")
         return state
 

@@ -101,7 +101,6 @@ class RayLink:
         return answer
 
     def kill(self) -> None:
-        """End the actor at once."""
         self.closed = True
         self._ray.kill(self._actor)
 
@@ -127,7 +126,6 @@ class Served:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def pid(self) -> int:
-        """Process id."""
         return os.getpid()
 
     def answer(self, request: bytes) -> bytes:

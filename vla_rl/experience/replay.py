@@ -281,12 +281,10 @@ class Running:
         return _slots(self.columns, np.arange(len(self.env_ids)), first, last, self.latest, gamma)
 
     def to_state(self) -> dict[str, Any]:
-        """Nested dicts of tensors (see ``Resumable``)."""
         return {"columns": self.columns, "env_ids": torch.from_numpy(self.env_ids), "latest": self.latest}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Running:
-        """What :meth:`to_state` described."""
         return cls(dict(state["columns"]), on_host(state["env_ids"]), dict(state["latest"]))
 
 
@@ -297,7 +295,7 @@ def advance(running: Running, rollout: Rollout, gamma: float, robot: int) -> tup
     environment was reset before its end (the seed changes) counts as truncated at its latest known observation.  An end
     that came with a decision without valid actions (cause "worker") is that of the decision before it.
     """
-    steps = _Steps.of(running, rollout, _Ends.of(running, rollout))
+    steps = _Steps.of(running, rollout)
     if not len(steps.env_ids):
         return {}, running
     table = _table(running, _columns(rollout, gamma, robot))
@@ -321,35 +319,25 @@ def advance(running: Running, rollout: Rollout, gamma: float, robot: int) -> tup
     return slots, Running({name: item[index] for name, item in table.items()}, env_ids, latest)
 
 
-@dataclass(frozen=True)
-class _Ends:
-    """Where episodes end: at the last decision of each that has a valid action.
+def _ends(running: Running, rollout: Rollout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where episodes end, at the last decision of each that has a valid action.
 
-    over     bool [T,E]
-    final    int [T,E]   index into ``rollout.final_features`` of the observation after it, -1 without one
-    running  bool [L]    of the decisions of running episodes
+    bool [T,E], the index of the observation after it in ``rollout.final_features`` int [T,E], -1 without one, and bool
+    [L] for the decisions of running episodes.
     """
-
-    over: np.ndarray
-    final: np.ndarray
-    running: np.ndarray
-
-    @classmethod
-    def of(cls, running: Running, rollout: Rollout) -> _Ends:
-        active, seeds = on_host(rollout.valid.any(-1)), on_host(rollout.seeds)
-        over = on_host(rollout.terminated | rollout.truncated).copy()
-        final = np.full(seeds.shape, -1)
-        t, e = on_host(rollout.final_index).reshape(-1, 2).T
-        final[t, e] = np.arange(len(t))
-        found = cls(over, final, np.zeros(len(running.env_ids), bool))
-        for time, env_id in np.argwhere(over & ~active).tolist():
-            before = np.flatnonzero(active[:time, env_id])
-            carried = np.flatnonzero(running.env_ids == env_id)
-            if before.size and not over[before[-1], env_id] and seeds[before[-1], env_id] == seeds[time, env_id]:
-                over[before[-1], env_id], final[before[-1], env_id] = True, final[time, env_id]
-            elif not before.size and carried.size and int(running.columns["seed"][carried[-1]]) == seeds[time, env_id]:
-                found.running[carried[-1]] = True
-        return found
+    active, seeds = on_host(rollout.valid.any(-1)), on_host(rollout.seeds)
+    over, of_running = on_host(rollout.terminated | rollout.truncated).copy(), np.zeros(len(running.env_ids), bool)
+    final = np.full(seeds.shape, -1)
+    t, e = on_host(rollout.final_index).reshape(-1, 2).T
+    final[t, e] = np.arange(len(t))
+    for time, env_id in np.argwhere(over & ~active).tolist():
+        before = np.flatnonzero(active[:time, env_id])
+        carried = np.flatnonzero(running.env_ids == env_id)
+        if before.size and not over[before[-1], env_id] and seeds[before[-1], env_id] == seeds[time, env_id]:
+            over[before[-1], env_id], final[before[-1], env_id] = True, final[time, env_id]
+        elif not before.size and carried.size and int(running.columns["seed"][carried[-1]]) == seeds[time, env_id]:
+            of_running[carried[-1]] = True
+    return over, final, of_running
 
 
 @dataclass(frozen=True)
@@ -364,7 +352,8 @@ class _Steps:
     final: np.ndarray  # index into ``rollout.final_features`` of the observation after it, -1 without one
 
     @classmethod
-    def of(cls, running: Running, rollout: Rollout, ends: _Ends) -> _Steps:
+    def of(cls, running: Running, rollout: Rollout) -> _Steps:
+        over, final_of, over_of_running = _ends(running, rollout)
         time, env_ids = np.nonzero(on_host(rollout.valid.any(-1)))
         known, envs = len(running.env_ids), rollout.seeds.shape[1]
         seeds = on_host(rollout.seeds)[time, env_ids]
@@ -372,11 +361,11 @@ class _Steps:
             seeds = np.concatenate([on_host(running.columns["seed"]), seeds])
         order = np.argsort(np.concatenate([running.env_ids, env_ids]), kind="stable")
         env, seed = np.concatenate([running.env_ids, env_ids])[order], seeds[order]
-        ended = np.concatenate([ends.running, ends.over[time, env_ids]])[order]
+        ended = np.concatenate([over_of_running, over[time, env_ids]])[order]
         starts = np.ones(len(order), bool)
         starts[1:] = (env[1:] != env[:-1]) | ended[:-1] | (seed[1:] != seed[:-1])
         source = np.concatenate([np.arange(known), known + time * envs + env_ids])[order]
-        final = np.concatenate([np.full(known, -1), ends.final[time, env_ids]])[order]
+        final = np.concatenate([np.full(known, -1), final_of[time, env_ids]])[order]
         return cls(source, env, np.concatenate([np.full(known, -1), time])[order], ended, starts, final)
 
 

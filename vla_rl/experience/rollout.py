@@ -33,7 +33,6 @@ class WindowConfig:
         return f"{self.num_envs} environments x {self.decisions} decisions = {self.num_envs * self.decisions:,}"
 
     def split(self, parts: int) -> WindowConfig:
-        """The share of one of ``parts`` processes, which together have ``num_envs`` environments."""
         if self.num_envs % parts:
             raise UserError(
                 f"{self.num_envs} environments cannot be shared equally by {parts} processes, so nothing was started; "
@@ -42,7 +41,6 @@ class WindowConfig:
         return replace(self, num_envs=self.num_envs // parts, curriculum=self.curriculum.split(parts))
 
     def build(self, env: VecEnv, policy: Policy, seeds: SeedStream, generator: torch.Generator) -> RolloutSource:
-        """The source with these numbers."""
         stream = self.curriculum.stream(seeds, env.spec)
         return RolloutSource(env, policy, self.decisions, stream, generator, self.privileged)
 

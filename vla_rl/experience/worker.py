@@ -13,7 +13,6 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import TracebackType
 from typing import IO, Any, Protocol
 
 import numpy as np
@@ -97,7 +96,6 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """Process id."""
         return self._link.pid
 
     @property
@@ -137,9 +135,7 @@ class Worker:
     def __enter__(self) -> Worker:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         self.close()
 
     def _request(self, request: dict[str, Any], target: str, method: str, report: Report = lambda *_: None) -> Any:

@@ -114,7 +114,6 @@ class Link:
         self._thread.start()
 
     def close(self) -> None:
-        """Hang up; what was not acknowledged stays in the spool."""
         with self._lock:
             self._stop.set()
             if self._attempt is not None:
@@ -122,7 +121,6 @@ class Link:
         self._thread.join()
 
     def status(self) -> LinkState:
-        """The present state."""
         return replace(self._state)
 
     def manifest(self, version: int) -> bytes:
@@ -231,7 +229,6 @@ class Attempt:
         return self._progress, self._ended
 
     def cancel(self) -> None:
-        """End it, from any thread."""
         self._end("the robot ends")
 
     def _end(self, why: str) -> None:

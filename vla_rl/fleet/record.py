@@ -96,7 +96,6 @@ class FleetRecord:
 
     @property
     def sender(self) -> Sender:
-        """The robot and its epoch."""
         return Sender(self.robot, self.epoch)
 
     @property

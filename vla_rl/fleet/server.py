@@ -280,7 +280,6 @@ class LearnerProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the process that runs now."""
         process = self._process
         return process.pid if process is not None and process.poll() is None else None
 

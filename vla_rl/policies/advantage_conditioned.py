@@ -78,13 +78,11 @@ class AdvantageConditioned(FlowPolicy):
         return self.base.feature_sizes
 
     def encode(self, obs: Observation) -> Features:
-        """The base's features."""
         return self.base.encode(obs)
 
     # -- acting -----------------------------------------------------------------------------------------------------
 
     def field(self, features: Features) -> VelocityField:
-        """The guided velocity field."""
         condition, beta = self.base.condition(features), self.config.guidance
         good, unknown = (self._indicated(condition, value) for value in (POSITIVE, UNKNOWN))
         if beta in (0.0, 1.0):

@@ -204,7 +204,6 @@ class DiffusionSampler:
 
     @cached_property
     def deployed_table(self) -> StepTable:
-        """The steps of deployment."""
         return step_table(self.process, self.reverse, self.steps, self.reverse.deployed, 0.0)
 
     def scaled(self, factor: float) -> DiffusionSampler:
@@ -361,17 +360,14 @@ class DiffusionPolicy(StatelessPolicy):
 
     @property
     def horizon(self) -> int:
-        """``H``: actions in a chunk."""
         return self.config.horizon
 
     @property
     def feature_sizes(self) -> dict[str, int]:
-        """Sizes of the encoder's features, by name."""
         return dict(self.encoder.feature_sizes)
 
     @torch.no_grad()
     def encode(self, obs: Observation) -> Features:
-        """The encoder's features."""
         return self.encoder.encode(obs)
 
     # -- acting -----------------------------------------------------------------------------------------------------

@@ -167,7 +167,6 @@ class FeedForwardPolicy(StatelessPolicy):
         return dict(self.named_parameters())
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write ``config.json`` and ``model.safetensors``."""
         name = name_of(type(self))
         parts = {"config": to_json(self.config), "proprioception": to_json(self.proprioception)}
         save_folder(Path(folder), {"policy": name, "spec": self.spec.to_json(), **parts}, self.state_dict())
@@ -333,7 +332,6 @@ class ActorConfig(GaussianConfig):
     """A Gaussian policy where actions are continuous, a categorical one, without ``std``, where they are discrete."""
 
     def build(self, spec: EnvSpec, proprioception: Affine | RunningStatistics) -> GaussianPolicy | CategoricalPolicy:
-        """A new policy for ``spec``."""
         shared = {item.name: getattr(self, item.name) for item in fields(FeedForwardConfig)}
         if spec.discrete:
             return CategoricalPolicy(spec, proprioception, CategoricalConfig(**shared))
@@ -386,12 +384,10 @@ class SquashedPolicy(HoldsFrozen):
 
     @property
     def feature_sizes(self) -> dict[str, int]:
-        """Sizes of the encoder's features, by name."""
         return dict(self.encoder.feature_sizes)
 
     @property
     def horizon(self) -> int:
-        """``H``: actions in a chunk."""
         return self.config.horizon
 
     # -- acting -----------------------------------------------------------------------------------------------------

@@ -45,7 +45,6 @@ class FlowPolicy(StatelessPolicy):
         raise NotImplementedError
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write a checkpoint that names the class, see ``vla_rl/pretrained.py``."""
         raise NotImplementedError
 
     def acting_field(self, features: Features) -> VelocityField:
@@ -54,7 +53,6 @@ class FlowPolicy(StatelessPolicy):
 
     @property
     def horizon(self) -> int:
-        """``H``: actions in a chunk."""
         horizon: int = self.config.horizon
         return horizon
 

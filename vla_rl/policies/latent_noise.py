@@ -107,12 +107,10 @@ class LatentPolicy(HoldsFrozen):
 
     @property
     def base(self) -> Any:
-        """A ``FlowBase``."""
         return self._frozen[0]
 
     @property
     def horizon(self) -> int:
-        """``H``: actions in a chunk."""
         return self.base.config.horizon
 
     @property
@@ -130,13 +128,11 @@ class LatentPolicy(HoldsFrozen):
 
     @property
     def feature_sizes(self) -> dict[str, int]:
-        """Sizes of the inputs: the features of the base, by name."""
         return self.base.feature_sizes
 
     # -- acting -----------------------------------------------------------------------------------------------------
 
     def encode(self, obs: Observation) -> Features:
-        """The base's features."""
         return self.base.encode(obs)
 
     def recorded(self, features: Features) -> Features:
@@ -170,7 +166,6 @@ class LatentPolicy(HoldsFrozen):
         self.actor.trunk.inputs.calibrate(features, reducer)
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """The weights of the network that outputs the noise."""
         return dict(self.actor.named_parameters())
 
 

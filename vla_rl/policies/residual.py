@@ -117,7 +117,6 @@ class ResidualPolicy(HoldsFrozen):
 
     @property
     def feature_sizes(self) -> dict[str, int]:
-        """Sizes of the residual's inputs, by name."""
         base = {"base_action": self.corrections, "base_plan": self.config.plan * self.spec.action_dim}
         return {**self.encoder.feature_sizes, **base}
 
@@ -202,7 +201,6 @@ class ResidualPolicy(HoldsFrozen):
         self.delta.trunk.inputs.calibrate(features, reducer)
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """The residual's weights."""
         return dict(self.delta.named_parameters())
 
 

@@ -99,7 +99,6 @@ class ProcessSources:
         self._base = "" if first.base is None else self._files.enter_context(saved(first.base))
 
     def all(self, progress: Callable[[], float]) -> list[ProcessSource]:
-        """The sources, in the order of their shares; ``progress`` as for ``ProcessSource``."""
         self._progress = progress
         return [self._made(i, worker) for i, worker in enumerate(self._pool.all[: len(self._shares)])]
 

@@ -52,7 +52,6 @@ class EnvConfig:
         return sims.make_env(self.name, num_envs, **{**self.options, **more})
 
     def make_training(self, num_envs: int) -> VecEnv:
-        """``num_envs`` environments for reinforcement learning."""
         return self.make(num_envs, **self.training_options)
 
     def make_swapped(self, num_envs: int) -> VecEnv:

@@ -113,7 +113,6 @@ class Imitate:
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
 
     def run(self, folder: RunFolder) -> JsonObject:
-        """Train and validate."""
         seconds: dict[str, float] = {}
         policy = self.imitate(*self.ground(folder, seconds), folder, seconds)
         return {**validated(self.env, policy, self.evaluation, self.seed), "seconds": seconds, "seed": self.seed}

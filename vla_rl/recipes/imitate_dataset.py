@@ -66,7 +66,6 @@ class ImitateDataset:
         check_limits(self, image_size=(0, math.inf))
 
     def run(self, folder: RunFolder) -> JsonObject:
-        """Read, train, save."""
         if not self.dataset:
             raise UserError("no dataset was named, so there is nothing to imitate; give one with --dataset FOLDER.")
         seconds: dict[str, float] = {}

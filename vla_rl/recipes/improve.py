@@ -238,7 +238,6 @@ class StateBased(TrainerConfig):
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
 
     def run(self, folder: RunFolder) -> JsonObject:
-        """Train and evaluate."""
         seconds: dict[str, float] = {}
         with clock(seconds, "rl"):
             context = RunContext(self.env, None, self.seed, current_reducer(), device=resolve_device(self.device))

@@ -127,7 +127,6 @@ class RunContext:
         return [replace(self, collector=i, collectors=collectors) for i in range(collectors)]
 
     def make_training(self, num_envs: int) -> VecEnv:
-        """``num_envs`` environments to learn in."""
         return self.reward.wrap_env(self.env.make_training(num_envs))
 
     def start(self, needed_by: str) -> Trainable:
@@ -170,7 +169,6 @@ class RunContext:
         return SeedStream(seeds.start + self.part, seeds.stop, self.parts)
 
     def exploration(self) -> torch.Generator:
-        """The generator of this share's exploration."""
         return generator(self.seed, 5 + 100 * self.part)
 
 

@@ -162,12 +162,10 @@ class RewardedSnapshots(RewardedEnv):
     env: Any
 
     def snapshot(self, env_ids: Any) -> Snapshot:
-        """Everything the future of ``env_ids`` depends on; see ``Snapshots``."""
         inner = self.env.snapshot(env_ids)
         return inner | select_rows(self._arrays(), np.asarray(env_ids, np.intp))
 
     def restore(self, env_ids: Any, snapshot: Snapshot) -> Observation:
-        """Put ``snapshot`` into ``env_ids``; raises ContractError, with nothing restored, when it does not fit."""
         index, own = np.asarray(env_ids, np.intp), (_REWARD_STATE, _ESTIMATES, _DISPLAYED)
         arrays = {name: item.copy() for name, item in self._arrays().items()}
         inner = {name: item for name, item in snapshot.items() if not name.startswith(own)}

@@ -46,7 +46,6 @@ class LabelledFrames:
         return len(self.label)
 
     def select(self, index: np.ndarray) -> LabelledFrames:
-        """The frames at ``index`` (int or bool)."""
         images = {name: image[index] for name, image in self.images.items()}
         return LabelledFrames(images, self.text[index], self.label[index], self.episode[index])
 

@@ -71,7 +71,6 @@ class MixedTask(Tabletop):
         return replace(episode, task_state=task_state | _prefixed(task, episode.task_state))
 
     def evaluate(self, qpos: Array, task_state: TaskState) -> TaskResult:
-        """Every environment by the rules of its task."""
         xp, which = array_namespace(qpos), task_state["which"]
         results = [task.evaluate(qpos, _own(task, task_state)) for task in self.tasks]
         causes = zip(self._causes, results, strict=True)

@@ -207,7 +207,6 @@ class OpenVLAShape:
     crop: float = 1.0  # the share of a picture's area that it sees; .9 where it was fine-tuned with random crops
 
     def build(self) -> OpenVLANetwork:
-        """The untrained network."""
         return OpenVLANetwork(self)
 
     @classmethod

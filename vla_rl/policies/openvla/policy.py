@@ -81,7 +81,6 @@ class OpenVLA(SavedVLA):
 
     @property
     def feature_sizes(self) -> dict[str, int]:
-        """Sizes of the features that critics and heads read, by name."""
         return {"pooled": self.network.pooled_size, "state": self.spec.state.shape[0]}
 
     @property
@@ -182,7 +181,6 @@ class OpenVLA(SavedVLA):
         return tokens.view(chunks.shape).mean(-1)
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """The weights that imitation and RL train."""
         every = self.network.named_parameters()
         return {f"network.{name}": item for name, item in every if name in self.trained_names}
 

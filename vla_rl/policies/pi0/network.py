@@ -111,7 +111,6 @@ class Pi0Shape:
         return replace(self, language=replace(self.language, vocab_size=count))
 
     def build(self) -> Pi0Network:
-        """The network with random weights."""
         return Pi0Network(self)
 
     def config(self) -> Any:
@@ -266,7 +265,6 @@ class Pi0Network(DecoderNetwork):
         return linear(parts.action_time_mlp_out, inner)
 
     def expert_layers(self) -> list[ModuleLayer]:
-        """The layers of the expert, with the weights that learn."""
         return self._layers(self.model.dit, self.computes_in(self.model.dit))
 
     def denoised(self, horizon: int) -> int:

@@ -213,7 +213,6 @@ class SmolVLANetwork(DecoderNetwork):
         return linear(self.model["action_time_mlp_out"], inner)
 
     def expert_layers(self) -> list[ModuleLayer]:
-        """The layers of the expert, with the weights that learn."""
         dtype, own = self.computes_in(self._expert), self._self_attends
         return [ModuleLayer(layer, dtype, cross=not own[i]) for i, layer in enumerate(self._expert.layers)]
 

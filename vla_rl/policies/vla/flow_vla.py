@@ -102,7 +102,6 @@ class FlowVLA(SavedVLA, FlowPolicy):
 
     @property
     def feature_sizes(self) -> dict[str, int]:
-        """Sizes of the features that critics and heads read, by name."""
         return {"pooled": self.network.pooled_size, "state": self.spec.state.shape[0]}
 
     @property
@@ -220,7 +219,6 @@ class FlowVLA(SavedVLA, FlowPolicy):
         return errors.unflatten(-1, (chunks.shape[1], -1)).mean((1, -1))
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """The weights that imitation and RL train."""
         heads = {f"noise_head.{name}": item for name, item in self.noise_head.named_parameters()}
         named = dict(self.network.named_parameters())
         return {**{f"network.{name}": named[name] for name in self._trained}, **heads}

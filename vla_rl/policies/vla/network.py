@@ -319,7 +319,6 @@ class DecoderNetwork(nn.Module):
         return super()._apply(fn, recurse)
 
     def expert_layers(self) -> Sequence[ModuleLayer]:
-        """The layers of the expert, with the weights that learn."""
         raise NotImplementedError
 
     def rotation(self, positions: Tensor, dtype: torch.dtype) -> Pair:

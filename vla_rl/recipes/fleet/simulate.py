@@ -286,7 +286,6 @@ class VirtualLearner:
         self.received += 1
 
     def publish(self) -> None:
-        """The next version."""
         self.catch_up()
         self.releases.publish(self.timeline.now, self.learner.policy)
         self.publications += 1
@@ -322,11 +321,9 @@ class VirtualFleet:
 
     @property
     def counts(self) -> Counts:
-        """Of all robots together."""
         return sum((robot.counts for robot in self.robots), Counts())
 
     def close(self) -> None:
-        """Close the robots' environments."""
         for robot in self.robots:
             robot.env.close()
 
@@ -436,7 +433,6 @@ class Simulate:
 
     @contextmanager
     def fleet(self, robots: int) -> Iterator[VirtualFleet]:
-        """A new fleet of so many robots."""
         episodes = load_demonstrations(Path(self.demonstrations)).with_tasks(self.env.spec().tasks)
         learner = self.method.build(self.start(), episodes, self.seed)
         envs = self.person.watch([self.env.make_training(1) for _ in range(robots)], self.env)

@@ -371,12 +371,7 @@ def short_names(folders: Sequence[str]) -> dict[str, str]:
 
 
 def _page(
-    path: Path,
-    found: Ranking,
-    played: Sequence[Played],
-    outside: dict[str, float],
-    run: Path,
-    searches: Searches,
+    path: Path, found: Ranking, played: Sequence[Played], outside: dict[str, float], run: Path, searches: Searches
 ) -> None:
     report = Report("Which policy is best", f"Imagined rollouts of {run}, and what is known from real episodes")
     by_name, short = {one.name: one for one in played}, short_names([one.name for one in played])
@@ -388,20 +383,13 @@ def _page(
         left = [f"{outside[one.name]:.1%}"] if outside else []
         rows.append([short[one.name], shown, f"{estimate.best:.0%}", f"{one.imagined.mean():.1%}", real, *left])
         bars.append(Bar.of(short[one.name], rate))
-    header = [
-        "",
-        "success, estimated",
-        "best with",
-        "imagined",
-        "real",
-        *(["leaves what was tried"] if outside else []),
-    ]
+    header = ["", "success, estimated", "best with", "imagined", "real", "leaves what was tried"]
     caption = (
         "Estimated from imagined rollouts and real episodes together, with 95 % intervals. The world model's error is "
         f"taken to differ between policies by {found.spread:.2f} in log-odds: a guess of {SPREAD:g}, weighed against "
         "what real episodes show."
     )
-    report.table(header, rows, caption)
+    report.table(header if outside else header[:-1], rows, caption)
     report.bars("Estimated success", bars)
     pairs = [
         [f"{short[one.better]} > {short[one.worse]}", f"{one.probability:.1%}", needed(one)] for one in found.pairs

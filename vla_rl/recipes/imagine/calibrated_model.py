@@ -206,11 +206,9 @@ class ImaginedEnvFactory:
         return self._make(num_envs, replace(self.config, keyframe_share=0.0))
 
     def make_training(self, num_envs: int) -> VecEnv:
-        """``num_envs`` imagined environments for reinforcement learning."""
         return self._make(num_envs, self.config)
 
     def spec(self) -> EnvSpec:
-        """The spec of :meth:`make`."""
         return world_models.imagined_spec(self.model, self.config)
 
     def renew(

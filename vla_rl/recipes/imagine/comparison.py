@@ -192,39 +192,30 @@ def _decisions(report: Report, run: Path) -> None:
         "Looked at every few iterations.  Where it no longer fits, real episodes of the policy of that moment may be "
         f"bought, as many as plan.coevolution.budget allows; {bought} were.",
     )
-    asked = [one["iteration"] for one in decisions]
-    signals = {
-        name: [one["signals"][name] for one in decisions]
-        for name in ("imagined", "uncertain", "inverse_dynamics_error")
-    }
     played = [one for one in decisions if one["signals"]["real"] is not None]
-    real = [one["iteration"] for one in played], [one["signals"]["real"] for one in played]
+
+    def signal(name: str, key: str, of: Sequence[JsonMapping] = decisions) -> Series:
+        return Series(name, [one["iteration"] for one in of], [one["signals"][key] for one in of])
+
     pair = [
-        Series("in imagination", asked, signals["imagined"]),
-        *([Series("in reality, as last played", *real)] if played else []),
+        signal("in imagination", "imagined"),
+        *([signal("in reality, as last played", "real", played)] if played else []),
     ]
     report.curves("Success of the exploring policy", "iteration", "success", pair, percent=True)
-    truncated = [Series("imagined rollouts", asked, signals["uncertain"])]
-    report.curves("Rollouts truncated by uncertainty", "iteration", "share", truncated, percent=True)
-    report.curves(
-        "Inverse-dynamics error",
-        "iteration",
-        "half ranges",
-        [Series("imagined rollouts", asked, signals["inverse_dynamics_error"])],
-    )
-    table = [
-        [
-            one["iteration"],
-            f"{one['signals']['imagined']:.0%}",
-            "not played" if one["signals"]["real"] is None else f"{one['signals']['real']:.0%}",
-            f"{one['signals']['uncertain']:.0%}",
-            f"{one['signals']['inverse_dynamics_error']:.3f}",
-            one["buy"],
-            "; ".join(one["reasons"]) or "none",
-        ]
-        for one in decisions
+    uncertain = [signal("imagined rollouts", "uncertain")]
+    report.curves("Rollouts truncated by uncertainty", "iteration", "share", uncertain, percent=True)
+    errors = [signal("imagined rollouts", "inverse_dynamics_error")]
+    report.curves("Inverse-dynamics error", "iteration", "half ranges", errors)
+    header = ["iteration", "imagined", "real", "uncertain", "error", "episodes bought", "reasons"]
+    report.table(header, [_decision(one["iteration"], one["signals"], one) for one in decisions])
+
+
+def _decision(iteration: int, signals: JsonMapping, one: JsonMapping) -> list[str | int]:
+    shares = [
+        "not played" if signals[key] is None else f"{signals[key]:.0%}" for key in ("imagined", "real", "uncertain")
     ]
-    report.table(["iteration", "imagined", "real", "uncertain", "error", "episodes bought", "reasons"], table)
+    reasons = "; ".join(one["reasons"]) or "none"
+    return [iteration, *shares, f"{signals['inverse_dynamics_error']:.3f}", one["buy"], reasons]
 
 
 def _replays(report: Report, found: JsonMapping) -> None:
@@ -234,19 +225,10 @@ def _replays(report: Report, found: JsonMapping) -> None:
         f"{count} recorded episodes that the world model was not trained on, replayed from their first picture with "
         f"the recorded actions. RL used rollouts of {found['horizon']} control steps.",
     )
-    table = [
-        [
-            one["horizon"],
-            one["tp"],
-            one["fp"],
-            one["fn"],
-            one["tn"],
-            percent(Rate(**one["accuracy"])),
-            percent(Rate(**one["hallucinated"])) if one["hallucinated"] else None,
-            f"{one['kappa']:.2f}",
-        ]
-        for one in found["replays"]
-    ]
+    table: list[list[str | int | None]] = []
+    for one in found["replays"]:
+        rates = (percent(Rate(**one[name])) if one[name] else None for name in ("accuracy", "hallucinated"))
+        table.append([*(one[name] for name in ("horizon", "tp", "fp", "fn", "tn")), *rates, f"{one['kappa']:.2f}"])
     header = ["steps", "both", "imagined only", "true only", "neither", "agreement", "hallucinated", "kappa"]
     report.table(header, table, "Hallucinated: failures that are imagined as successes.")
     foresight = found["foresight"]
@@ -419,9 +401,10 @@ def _write_study(out: Path, rows: list[JsonObject], config: ImagineStudy) -> Non
         "Reinforcement learning in imagination, with one part more or less at a time",
         "The same imitation policies; success on test scenes of the simulator",
     )
-    methods = {_name(method): [row for row in rows if row["method"] == method] for method in config.methods}
+    methods = {name.replace("_", " "): [row for row in rows if row["method"] == name] for name in config.methods}
     reached = {"imitation": [_before(out, rows, seed) for seed in config.seeds]} | methods
-    rates = {name: [_rate(one) for one in found] for name, found in reached.items()}
+    shown = ("success", "low", "high", "episodes")
+    rates = {name: [{key: one[key] for key in shown} for one in found] for name, found in reached.items()}
     seeds_table(report, [line(name, found) for name, found in rates.items()], config.seeds)
     report.table(
         ["points won", *(f"seed {seed}" for seed in config.seeds), "episodes", "seconds"],
@@ -430,11 +413,11 @@ def _write_study(out: Path, rows: list[JsonObject], config: ImagineStudy) -> Non
         "all that were played after imitation, except the test's. Methods that share a world model count its "
         "episodes, but not the seconds of its training, except for the first.",
     )
-    shown = {
+    by_seed = {
         name: {seed: Rate(**rate) for seed, rate in zip(config.seeds, found, strict=True)}
         for name, found in rates.items()
     }
-    report.bars("Test success", seed_bars(shown, "imitation"))
+    report.bars("Test success", seed_bars(by_seed, "imitation"))
     report.command("vla-rl compare imagination")
     report.write(out / "report.html")
 
@@ -442,27 +425,11 @@ def _write_study(out: Path, rows: list[JsonObject], config: ImagineStudy) -> Non
 def _before(out: Path, rows: list[JsonObject], seed: int) -> JsonObject:
     """Imitation on the test scenes, where a method measured it, else on the validation scenes."""
     tested = [row["imitation"] for row in rows if row["seed"] == seed and row["imitation"]]
-    if tested:
-        return dict(tested[0])
-    return dict(metrics.summary(_imitation(out, seed))["validation"])
-
-
-def _rate(row: JsonObject) -> JsonObject:
-    return {name: row[name] for name in ("success", "low", "high", "episodes")}
+    return dict(tested[0] if tested else metrics.summary(_imitation(out, seed))["validation"])
 
 
 def _won(mine: Sequence[JsonObject]) -> list[str | int | None]:
-    """Points won on every seed; mean episodes and seconds."""
-    spent = (round(fmean([row[name] for row in mine])) for name in ("simulator_episodes", "seconds"))
-    return [*(_points(row["gain"]) for row in mine), *spent]
-
-
-def _points(gain: dict[str, float] | None) -> str | None:
-    if gain is None:
-        return None
-    mean, low, high = (100 * gain[name] for name in ("mean", "low", "high"))
-    return f"{mean:+.1f} [{low:.1f}, {high:.1f}]"
-
-
-def _name(method: str) -> str:
-    return method.replace("_", " ")
+    """Points won on every seed, where imagination says them; mean episodes and seconds."""
+    points = [{name: 100 * value for name, value in (row["gain"] or {}).items()} for row in mine]
+    won = ["{mean:+.1f} [{low:.1f}, {high:.1f}]".format(**gain) if gain else None for gain in points]
+    return [*won, *(round(fmean([row[name] for row in mine])) for name in ("simulator_episodes", "seconds"))]
