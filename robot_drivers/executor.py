@@ -174,7 +174,6 @@ class Executor:
         return self._supervisor.elsewhere
 
     def attended(self, now: float) -> bool:
-        """Whether the teleoperator is heard."""
         return self._fresh_at(self._human.captured, now)
 
     # -- one control step ----------------------------------------------------------------------------------------------

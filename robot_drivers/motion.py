@@ -140,7 +140,6 @@ class Course(NamedTuple):
         return run(going, to_velocity(going, 0.0, self.rates), 0.0, time - self.span)
 
     def legs(self) -> list[Leg]:
-        """All of it, until it is at rest."""
         going = legs(self.start, to_velocity(self.start, self.goal, self.rates), self.goal, self.span)
         slowing = to_velocity(going[-1].end, 0.0, self.rates)
         return going + legs(going[-1].end, slowing, 0.0, sum(duration for duration, _ in slowing))

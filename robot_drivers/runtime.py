@@ -135,7 +135,6 @@ class ControlProcess:
         self._send("reset", seed=seed)
 
     def begin(self, episode: int, time_limit: int) -> None:
-        """Begin ``episode``, of at most ``time_limit`` control steps."""
         self._send("begin", episode=episode, time_limit=time_limit)
 
     def end(self, outcome: str) -> None:
@@ -340,7 +339,6 @@ class Inference:
         return self._query is not None
 
     def ask(self, query: Query) -> None:
-        """Decide on ``query`` from now on."""
         with self._change:
             self._query, self.started = query, time.monotonic()
             self._change.notify()

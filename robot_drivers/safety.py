@@ -376,7 +376,6 @@ class SafetyState:
 
     @property
     def resting(self) -> bool:
-        """Whether the command has come to rest."""
         return all(abs(motion.velocity) < REST and abs(motion.acceleration) < REST for motion in self.motion)
 
 

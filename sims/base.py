@@ -193,7 +193,6 @@ class Simulator:
         raise NotImplementedError
 
     def extras(self) -> Mapping[str, np.ndarray]:
-        """The extras of ``spec`` at this moment."""
         return {}
 
     def images(self) -> Mapping[str, np.ndarray]:
@@ -304,7 +303,6 @@ class TaskPool:
     """
 
     def __init__(self, make: Callable[[str], Any], most_idle: int) -> None:
-        """``make(task)`` makes an environment, which has a ``close``."""
         self._make, self._most_idle = make, most_idle
         self._idle: OrderedDict[int, tuple[str, Any]] = OrderedDict()  # longest idle first
 

@@ -420,7 +420,6 @@ class Cameras:
         self._cameras: dict[str, Any] = {}
 
     def options(self) -> dict[str, Any]:
-        """What the scene has to be made with."""
         gs = self._genesis
         if not self._names:
             return {}

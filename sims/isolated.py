@@ -288,7 +288,6 @@ class IsolatedEnv(BaseEnv):
         return np.flatnonzero((index >= worker.rows.start) & (index < worker.rows.stop))
 
     def _owners(self, index: np.ndarray) -> list[SupervisedWorker]:
-        """The workers of the environments ``index``."""
         return [worker for worker in self.workers if self._places(index, worker).size]
 
     def _recycle(self, index: np.ndarray) -> None:

@@ -84,7 +84,6 @@ class MetaWorld(PooledSimulator):
         return {_OBSERVATION: self._observation.astype(np.float32), EXPERT_ACTION: action.astype(np.float32)}
 
     def images(self) -> Mapping[str, np.ndarray]:
-        """Upright pictures."""
         import mujoco
 
         for camera, position in self._positions.items():

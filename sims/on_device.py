@@ -25,7 +25,6 @@ class DeviceTaskEnv(SnapshotEnv):
     """
 
     def __init__(self, task: Task, spec: EnvSpec, num_envs: int, device: torch.device) -> None:
-        """``spec``: that of ``task`` on MuJoCo, with the device on which to simulate."""
         self.spec, self.task, self._device = spec, task, device
         self._book = DeviceTracker(num_envs, self._to_device, task.failures)
         start = {name: np.stack([value] * num_envs) for name, value in task.task_state.items()}

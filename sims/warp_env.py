@@ -249,7 +249,6 @@ class Worlds:
         field[env_ids[:, None], index] = scaled
 
     def step(self) -> None:
-        """``substeps`` steps of physics in every world."""
         self._overflow.zero_()
         with self.on_stream():
             for _ in range(self._substeps):

@@ -375,7 +375,6 @@ class ImaginedEnv:
         return item.numpy() if isinstance(item, Tensor) and self.spec.device == "cpu" else item
 
     def _output(self, item: Any) -> Any:
-        """A copy of ``item`` as the contract has it."""
         moved = item.clone(memory_format=torch.contiguous_format) if isinstance(item, Tensor) else self._to_device(item)
         return self._view(moved)
 

@@ -195,7 +195,6 @@ class PictureClassifier(ModeClassifier):
     """From the whole picture of every camera: nothing is assumed of where robot and cameras are."""
 
     def __init__(self, cameras: int, sides: tuple[int, int], state: int, actions: int, modes: int) -> None:
-        """As for :class:`CropClassifier`."""
         super().__init__()
         height, width = (-(-side // 8) for side in sides)
         self.convs = _convs(((3 * cameras + 2, 32, 2), (32, 32, 2), (32, 32, 2)))

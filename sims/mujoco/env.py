@@ -140,7 +140,6 @@ class MujocoEnv(SnapshotEnv):
             self._physics.set(env_ids, dict(zip(_NAMES, self._parameters[env_ids].T, strict=True)))
 
     def _values(self, env_ids: Sequence[int] | np.ndarray) -> list[dict[str, float]]:
-        """The parameters of ``env_ids`` by name."""
         return [dict(zip(_NAMES, row, strict=True)) for row in self._parameters[env_ids].tolist()]
 
     def _execute(self, env_ids: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -128,7 +128,6 @@ class Constant:
         self._moved: dict[str, Array] = {}
 
     def beside(self, array: Array) -> Array:
-        """The constant as an array of the library and on the device of ``array``."""
         if isinstance(array, np.ndarray):
             return self.value
         place = str(device(array))

@@ -57,7 +57,7 @@ def test_a_laptop_that_is_closed_for_an_hour_in_mid_upload_goes_on(serve, link, 
         wait_until(lambda: state().durable >= 0)
         proxy.freeze()  # nothing arrives, and nobody is told
         spool.put(200)
-        hour_after_hour(lambda: not server.connected() and "silent" in state().trouble, ours, theirs)
+        hour_after_hour(lambda: not server.waiting() and "silent" in state().trouble, ours, theirs)
         proxy.thaw()
         wait_until(lambda: state().durable == 259)
     assert store.records == spool.records

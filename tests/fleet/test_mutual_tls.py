@@ -96,7 +96,7 @@ def test_who_has_no_certificate_of_a_robot_of_this_fleet_gets_nothing(server, ma
     with Hand(server.port, REFUSED[case](made)) as hand:
         hand.send(hello(spool_of(3)))
         code, _ = hand.ending()
-    assert code in (Code.UNAVAILABLE, Code.PERMISSION_DENIED) and not server.connected() and not store.records
+    assert code in (Code.UNAVAILABLE, Code.PERMISSION_DENIED) and not server.waiting() and not store.records
     with Hand(server.port, robot(made)) as hand:  # and the server goes on
         assert hand.greet(spool_of(3)).durable_seq == -1
 
@@ -111,7 +111,7 @@ def test_a_robot_sends_nothing_to_what_is_no_server_of_its_fleet(serve, link, ma
     server = serve(pretender)
     state = link(server.port, spool_of(3), robot(made)).status
     wait_until(lambda: state().attempts > 1)
-    assert state().trouble and not state().sent and not server.connected() and not store.records
+    assert state().trouble and not state().sent and not server.waiting() and not store.records
 
 
 def test_a_revoked_robot_is_put_out_and_downloads_nothing(serve, link, tmp_path, caplog):
@@ -124,7 +124,7 @@ def test_a_revoked_robot_is_put_out_and_downloads_nothing(serve, link, tmp_path,
     wait_until(lambda: one.status().durable == 2)
     authority.revoke("arm-1")
     wait_until(lambda: "has been revoked" in one.status().trouble and one.status().attempts > 2)
-    assert not server.connected() and "'arm-1' has been revoked" in caplog.text
+    assert not server.waiting() and "'arm-1' has been revoked" in caplog.text
     with Hand(server.port, mine) as hand, pytest.raises(grpc.RpcError) as caught:
         hand.channel.unary_unary(call_path(MANIFEST))(pb.ManifestRequest(version=1).SerializeToString(), timeout=60)
     assert caught.value.code() is Code.PERMISSION_DENIED

@@ -99,7 +99,7 @@ def test_a_robot_replaced_by_another_of_its_name_and_the_server_are_told(serve, 
     second = link(server.port, new).status
     wait_until(lambda: first().notice and second().notice and second().durable == 1)
     assert "two robots have one name" in server.alarms[0] == first().notice == second().notice
-    assert len(store.records) == 5 and set(server.connected()) == {old.records[0].sender, new.records[0].sender}
+    assert len(store.records) == 5 and set(server._connected) == {old.records[0].sender, new.records[0].sender}
 
 
 def test_a_replacement_is_told_even_when_the_old_robot_is_away(serve, link, store):

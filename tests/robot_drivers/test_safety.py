@@ -517,7 +517,7 @@ def courses(draw):
     return Course(draw(motions()), draw(st.floats(-2, 2)), draw(st.floats(0, 0.1)), RATES)
 
 
-@holds_for(motions(), st.floats(-2, 2), gate=21, full=60)
+@holds_for(motions(), st.floats(-2, 2), gate=10, full=60)
 def test_a_velocity_is_reached_at_rest_and_within_the_rates(motion, goal):
     phases = to_velocity(motion, goal, RATES)
     end = motion
@@ -528,7 +528,7 @@ def test_a_velocity_is_reached_at_rest_and_within_the_rates(motion, goal):
     assert end.velocity == pytest.approx(goal, abs=1e-9) and end.acceleration == pytest.approx(0, abs=1e-6)
 
 
-@holds_for(courses(), gate=21, full=60)
+@holds_for(courses(), gate=10, full=60)
 def test_the_extent_of_a_course_is_that_of_its_positions(course):
     times = np.linspace(0, course.lasts() + 0.1, 2000)
     positions = course.positions(times)
@@ -538,14 +538,14 @@ def test_the_extent_of_a_course_is_that_of_its_positions(course):
     assert speeds.max() <= course.fastest() + 1e-9
 
 
-@holds_for(courses(), st.floats(-2, 2), gate=21, full=60)
+@holds_for(courses(), st.floats(-2, 2), gate=10, full=60)
 def test_a_larger_goal_is_nowhere_behind(course, goal):
     low, high = (course._replace(goal=value) for value in sorted((course.goal, goal)))
     times = np.linspace(0, 1.5, 200)
     assert (low.positions(times) <= high.positions(times) + 1e-9).all()
 
 
-@holds_for(motions(), st.floats(0, 0.5), st.floats(0, 0.5), gate=21, full=60)
+@holds_for(motions(), st.floats(0, 0.5), st.floats(0, 0.5), gate=10, full=60)
 def test_braking_goes_on_along_the_same_path(motion, first, second):
     at_once = run(motion, to_velocity(motion, 0.0, RATES), 0.0, first + second)
     between = run(motion, to_velocity(motion, 0.0, RATES), 0.0, first)

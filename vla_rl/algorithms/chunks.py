@@ -167,7 +167,6 @@ class TasksEqually:
     """Tasks are equally likely, and so are the decisions of each (a ``ChunkSampler``)."""
 
     def draw(self, chunks: Chunks, human: Tensor, size: int, generator: torch.Generator) -> Tensor:
-        """Whoever acted."""
         return drawn_equally(chunks.task, size, generator)
 
     def record(self, losses: Tensor) -> None:
@@ -189,7 +188,6 @@ class FamiliesEqually(TasksEqually):
         self._family = torch.tensor([names.index(name) for name in families])
 
     def draw(self, chunks: Chunks, human: Tensor, size: int, generator: torch.Generator) -> Tensor:
-        """Whoever acted."""
         return drawn_equally(self._family.to(chunks.task.device)[chunks.task], size, generator)
 
 
@@ -349,7 +347,6 @@ class HGDagger(ChunkLearner[HGDaggerConfig]):
 
     @property
     def corrections(self) -> Chunks | None:
-        """What a person did."""
         return self.kept
 
     def update(self, rollout: Rollout) -> dict[str, float]:

@@ -206,7 +206,6 @@ class Guard:
 
     @property
     def watching(self) -> bool:
-        """Whether episodes have to be looked at."""
         return self.release is not None or self.fallback is not None
 
     @property

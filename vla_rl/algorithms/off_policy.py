@@ -242,7 +242,6 @@ class OffPolicy:
         raise NotImplementedError
 
     def actor_loss(self, batch: Transitions) -> tuple[Tensor, dict[str, float]]:
-        """The actor's loss, and metrics."""
         raise NotImplementedError
 
     def critic_action(self, batch: Transitions) -> Tensor:

@@ -72,7 +72,6 @@ class OnHost:
     finite: tuple[Array, ...] = ()
 
     def copy_of(self, array: Array) -> np.ndarray | None:
-        """The copy of ``array``, None if it was not read."""
         return next((copy for own, copy in self.copies if own is array), None)
 
     def has_checked(self, array: Array) -> bool:

@@ -65,7 +65,6 @@ class PipeStream(Stream):
             os.set_blocking(end, False)
 
     def fileno(self) -> int:
-        """The descriptor that is read."""
         return self._reader
 
     def read(self, size: int, /) -> bytes:

@@ -218,7 +218,6 @@ class Axis:
     ticks: tuple[float, ...]
 
     def at(self, value: float) -> float:
-        """Position on the axis in percent."""
         return round(100.0 * (value - self.low) / (self.high - self.low), 3)
 
     def labels(self, percent: bool) -> list[dict[str, Any]]:

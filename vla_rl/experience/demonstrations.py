@@ -77,7 +77,6 @@ class Demonstrations(_Episodes):
     robot: str = ""
 
     def observation(self) -> Observation:
-        """All steps as one batch of observations."""
         return Observation(self.images, self.state, self.task, self.time)
 
     def chunks(self, horizon: int) -> tuple[np.ndarray, np.ndarray]:
@@ -146,7 +145,6 @@ class Trajectories(_Episodes):
 
     @property
     def steps(self) -> int:
-        """Actions in all episodes."""
         return len(self.state) - self.count
 
     @property

@@ -285,7 +285,6 @@ class Running:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Running:
-        """What :meth:`to_state` described."""
         return cls(dict(state["columns"]), on_host(state["env_ids"]), dict(state["latest"]))
 
 

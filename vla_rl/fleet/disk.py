@@ -96,7 +96,6 @@ class Disk:
         return sorted(os.listdir(folder))
 
     def open(self, path: Path) -> File:
-        """The file at ``path``; what is written is appended."""
         return File(path)
 
     def read(self, path: Path, start: int = 0, length: int | None = None) -> bytes:
@@ -106,7 +105,6 @@ class Disk:
             return file.read(-1 if length is None else length) or b""
 
     def size(self, path: Path) -> int:
-        """The bytes in the file at ``path``."""
         return path.stat().st_size
 
     def rename(self, path: Path, target: Path) -> None:
@@ -258,7 +256,6 @@ class Segment:
         self.end = self.synced = 0
 
     def write(self, data: bytes) -> None:
-        """Append ``data``, all of it or OSError."""
         self._file.write_all(data)
         self.end += len(data)
 

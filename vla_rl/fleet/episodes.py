@@ -93,7 +93,6 @@ class EpisodeReader:
             one.begin(record)
 
     def _taken(self, record: FleetRecord) -> _Open | None:
-        """What there is of the sender of a record that ends an episode."""
         one = self._open.get(record.robot)
         if one is None or one.sender != record.sender:  # a robot whose spool is new
             if one is not None:
@@ -144,7 +143,6 @@ class EpisodeReader:
         return None
 
     def _whole(self, one: _Open, record: FleetRecord) -> FleetEpisode | str:
-        """The episode, or why there is none."""
         end = EpisodeEnd.from_payload(record.payload)
         if one.broken or one.spec is None or len(one.steps) != end.steps or not one.steps:
             return one.broken or "incomplete"

@@ -131,7 +131,6 @@ class Index:
     # Senders and records
 
     def heads(self) -> dict[Sender, Head]:
-        """The last record of every sender."""
         return {Sender(*row[:2]): Head(*row[2:]) for row in self._all("SELECT robot, epoch, last, hash FROM senders")}
 
     def set_heads(self, heads: Mapping[Sender, Head]) -> None:

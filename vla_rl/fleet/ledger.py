@@ -162,7 +162,6 @@ class Ledger:
             return self._heads.get(Sender(robot, epoch), Head())
 
     def senders(self) -> dict[Sender, Head]:
-        """Every sender that there was, and its last record."""
         with self._lock:
             return dict(self._heads)
 
@@ -546,7 +545,6 @@ class _CatchUp:
         return end
 
     def _frame(self, name: SegmentName, found: Frame) -> bool:
-        """Whether the frame belongs where it is."""
         self._position = max(self._position, found.position)
         if found.type == HEADS:
             self._snapshot(found.body)

@@ -229,7 +229,6 @@ class Attempt:
         return self._progress, self._ended
 
     def cancel(self) -> None:
-        """End it, from any thread."""
         self._end("the robot ends")
 
     def _end(self, why: str) -> None:

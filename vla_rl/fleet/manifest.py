@@ -300,7 +300,6 @@ class SigningKey:
         return cls(key)
 
     def public_pem(self) -> bytes:
-        """What robots trust, as PEM."""
         return self._key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
     def sign(self, manifest: Manifest) -> bytes:

@@ -96,6 +96,7 @@ class Status:
     def __init__(self, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
         self._clock, self._wall, self._started = clock, wall, clock()
         self._lock = threading.Lock()
+        self._total = Tally()
         self._robots: dict[str, _Robot] = {}
         self._versions: dict[int, Tally] = {}
         self._states: dict[int, str] = {}
@@ -114,7 +115,6 @@ class Status:
             one.connected, one.waiting, one.heard = True, waiting, self._clock()
 
     def disconnected(self, robot: str) -> None:
-        """``robot`` is no longer connected."""
         with self._lock:
             self._robot(robot).connected = False
 
@@ -134,11 +134,10 @@ class Status:
             self._robot(robot).dropped += count
 
     def episode(self, robot: str, version: int, end: EpisodeEnd) -> None:
-        """An episode of ``robot`` under ``version`` is whole."""
         with self._lock:
-            self._robot(robot).tally.add(end)
             known = self._known_version(robot, version)
-            self._versions.setdefault(known, Tally()).add(end)
+            for tally in (self._total, self._robot(robot).tally, self._versions.setdefault(known, Tally())):
+                tally.add(end)
             self._recent.append((known, end.success))
 
     def policy(self, version: int, state: str) -> None:
@@ -180,12 +179,10 @@ class Status:
     def snapshot(self) -> dict[str, Any]:
         """Everything as plain values, for JSON."""
         with self._lock:
-            now, total = self._clock(), Tally()
-            for one in self._robots.values():
-                _add(total, one.tally)
+            now = self._clock()
             return {
                 "seconds": now - self._started,
-                "total": total.to_json(),
+                "total": self._total.to_json(),
                 "robots": {name: _robot_json(one, now) for name, one in sorted(self._robots.items())},
                 "versions": {str(version): self._version_json(version) for version in self._known_versions()},
                 "recent": [[version, success] for version, success in self._recent],
@@ -225,11 +222,6 @@ class Status:
 
     def _version_json(self, version: int) -> dict[str, Any]:
         return self._versions.get(version, Tally()).to_json() | {"state": self._states.get(version, "")}
-
-
-def _add(total: Tally, tally: Tally) -> None:
-    for name, value in vars(tally).items():
-        setattr(total, name, getattr(total, name) + value)
 
 
 def _robot_json(robot: _Robot, now: float) -> dict[str, Any]:

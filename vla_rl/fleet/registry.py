@@ -394,35 +394,23 @@ def read_header(file: BinaryIO, size: int) -> tuple[bytes, tuple[TensorPlace, ..
     length = int.from_bytes(start, "little")
     if len(start) < _LENGTH or length > min(MAX_HEADER_BYTES, size - _LENGTH):
         raise _damaged(f"its header cannot have {length} of {size} bytes")
-    header = file.read(length)
+    header, end, places = file.read(length), 0, list[TensorPlace]()
     try:
-        places = _places(json.loads(header, object_pairs_hook=_distinct))
+        entries = json.loads(header, object_pairs_hook=_distinct)
+        entries.pop("__metadata__", None)
+        for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
+            shape, (begin, stop) = tuple(entry["shape"]), entry["data_offsets"]
+            place = TensorPlace(name, entry["dtype"], shape, ITEM_BYTES[entry["dtype"]] * math.prod(shape))
+            plain = all(type(number) is int and number >= 0 for number in (*shape, begin, stop))
+            if not plain or begin != end or stop - begin != place.size:
+                raise ValueError(f"{name!r} does not follow the tensor before or its shape")
+            places.append(place)
+            end = stop
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _damaged(f"{type(error).__name__}: {str(error)[:200]}") from error
-    end = 0
-    for begin, stop, place in places:
-        if begin != end or stop - begin != place.size:
-            raise _damaged(
-                f"the bytes {begin} to {stop} of {place.name!r} do not follow the tensor before or its shape"
-            )
-        end = stop
     if end != size - _LENGTH - length:
         raise _damaged(f"its tensors have {end} bytes and the file has {size - _LENGTH - length} for them")
-    return start + header, tuple(place for _, _, place in places)
-
-
-def _places(header: dict[str, Any]) -> list[tuple[int, int, TensorPlace]]:
-    places = []
-    for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        shape = tuple(entry["shape"])
-        begin, stop = entry["data_offsets"]
-        if not all(type(number) is int and number >= 0 for number in (*shape, begin, stop)):
-            raise ValueError(f"{name!r} has no plain shape and offsets")
-        size = ITEM_BYTES[entry["dtype"]] * math.prod(shape)
-        places.append((begin, stop, TensorPlace(name, entry["dtype"], shape, size)))
-    return sorted(places, key=lambda place: place[:2])
+    return start + header, tuple(places)
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -494,20 +482,15 @@ class ContentStore:
     def put(self, data: bytes) -> str:
         """Store ``data`` unless it is there; returns its SHA-256.  It survives a power cut after :meth:`sync`."""
         digest = hashlib.sha256(data).hexdigest()
-        if digest not in self:
+        try:
+            self._disk.size(self._folder / digest)
+        except FileNotFoundError:
             self._disk.write_whole(self._folder / digest, data)
         return digest
 
     def sync(self) -> None:
         """Return when all that was put survives a power cut."""
         self._disk.sync_folder(self._folder)
-
-    def __contains__(self, digest: str) -> bool:
-        try:
-            self._disk.size(self._folder / check_digest(digest))
-        except FileNotFoundError:
-            return False
-        return True
 
     def read(self, digest: str, offset: int, count: int) -> bytes:
         """``count`` bytes of a chunk from ``offset`` on, fewer at its end; MissingError for one that is not here."""

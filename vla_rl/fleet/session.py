@@ -157,7 +157,6 @@ class Session:
 
     @property
     def reason(self) -> End | None:
-        """Why it ended, None while it has not."""
         return self._end
 
     def read(self, incoming: Iterator[bytes]) -> None:

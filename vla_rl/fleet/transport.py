@@ -165,10 +165,6 @@ class FleetTransport:
         """Why what robots sent last could not be stored; "" when it was."""
         return self._committer.trouble
 
-    def connected(self) -> dict[Sender, int]:
-        """The robots that are here, and the newest record of each that is on disk."""
-        return {one.session.sender: one.session.durable for one in self._present()}
-
     def waiting(self) -> dict[str, int]:
         """The robots that are here, and how many of the records that they came with are not on disk yet."""
         present = self._present()

@@ -83,7 +83,6 @@ class AdvantageConditioned(FlowPolicy):
     # -- acting -----------------------------------------------------------------------------------------------------
 
     def field(self, features: Features) -> VelocityField:
-        """The guided velocity field."""
         condition, beta = self.base.condition(features), self.config.guidance
         good, unknown = (self._indicated(condition, value) for value in (POSITIVE, UNKNOWN))
         if beta in (0.0, 1.0):

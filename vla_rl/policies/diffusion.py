@@ -204,7 +204,6 @@ class DiffusionSampler:
 
     @cached_property
     def deployed_table(self) -> StepTable:
-        """The steps of deployment."""
         return step_table(self.process, self.reverse, self.steps, self.reverse.deployed, 0.0)
 
     def scaled(self, factor: float) -> DiffusionSampler:

@@ -146,7 +146,6 @@ class AllSteps(NoisePlacement):
     """
 
     def draw(self, table: StepTable, batch: int, generator: Generators) -> Tensor:
-        """The same steps for every sample."""
         return torch.tensor(table.noisy, dtype=torch.int64).repeat(batch, 1)
 
 
@@ -160,7 +159,6 @@ class OneRandomStep(NoisePlacement):
     """
 
     def draw(self, table: StepTable, batch: int, generator: Generators) -> Tensor:
-        """One of the noisy steps for each sample."""
         if not table.noisy:
             raise UserError("the schedule adds no noise, so no step can be drawn; choose one with std > 0.")
         choice = integers(len(table.noisy), (batch, 1), generator)
@@ -343,7 +341,6 @@ class Schedule:
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     def table(self, steps: int) -> StepTable:
-        """The coefficients for ``K = steps``."""
         raise NotImplementedError
 
     def std(self, table_std: Tensor, field: Field) -> Tensor:

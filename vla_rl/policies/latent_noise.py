@@ -107,7 +107,6 @@ class LatentPolicy(HoldsFrozen):
 
     @property
     def base(self) -> Any:
-        """A ``FlowBase``."""
         return self._frozen[0]
 
     @property

@@ -88,7 +88,6 @@ class Guided:
         return Field(velocity.detach() - guidance_weight(time, self.beta) * pull(error, a_hat, x))
 
     def vjp(self, field: VelocityField) -> VelocityField:
-        """Through a ``field`` with gradient."""
 
         def guided(x: Tensor, t: Tensor) -> Field:
             with torch.enable_grad():
@@ -166,7 +165,6 @@ class RealTimeChunking(HoldsFrozen):
         return self._with(state, rows, left=left, delay=late)
 
     def _with(self, state: State, env_ids: Array, **values: Any) -> State:
-        """``state`` with ``values`` in the rows ``env_ids``."""
         rows, changed = torch.as_tensor(env_ids, dtype=torch.long, device=self.action_low.device), {**state}
         for name, value in values.items():
             changed[name] = state[name].clone()

@@ -134,7 +134,6 @@ class TinyVLA(FlowPolicy):
 
     @property
     def condition_size(self) -> int:
-        """``C``: size of what conditions the expert."""
         return self.config.condition
 
     def condition(self, features: Features) -> Tensor:

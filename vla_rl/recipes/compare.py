@@ -324,7 +324,6 @@ class Samplers(Comparison):
     samplers: tuple[str, ...] = ("last_step", "one_step", "all_steps", "flow_ou", "flow_ddim", "flow_noise")
 
     def tasks(self) -> tuple[Task, ...]:
-        """Every sampler on the demo's task."""
         return (Task("lift", "imitate", {name: name for name in self.samplers}, Path(self.out)),)
 
 

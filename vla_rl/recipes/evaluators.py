@@ -48,7 +48,6 @@ class EvaluationConfig:
         check_limits(self, num_envs=positive, processes=positive)
 
     def evaluator(self, env: EnvFactory) -> Evaluator:
-        """Plays seeds in ``env``."""
         return Evaluator(env, self.num_envs, self.processes)
 
 
@@ -157,7 +156,6 @@ class Jobs:
     def evaluate(
         self, env: JsonObject, policy: str, seeds: list[int], num_envs: int, noise_seed: int, report: Report
     ) -> JsonObject:
-        """The fields of the ``Outcomes`` of ``seeds``."""
         config: EnvConfig = from_json(env)
         with closing(config.make(num_envs)) as made:
             return vars(evaluate(made, load_policy(policy, config.spec()), seeds, noise_seed, report=report))

@@ -287,7 +287,6 @@ class Trace:
     scalars: Mapping[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        """``T``: decisions."""
         return len(self.arrays[f"{OBSERVATION}state"])
 
     def observation(self, step: int, tasks: tuple[str, ...]) -> Observation:

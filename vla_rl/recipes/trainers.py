@@ -178,7 +178,6 @@ class RunContext:
         return SeedStream(seeds.start + self.part, seeds.stop, self.parts)
 
     def exploration(self) -> torch.Generator:
-        """The generator of this share's exploration."""
         return generator(self.seed, 5 + 100 * self.part)
 
 

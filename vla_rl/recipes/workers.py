@@ -39,7 +39,6 @@ class Engine:
         """Raise UserError when there is no room for so many at once; here, more than cores are slow, and work."""
 
     def link(self) -> Link:
-        """A new process."""
         return Pipes(COMMAND, {**os.environ, **ONE_THREAD})
 
     @contextmanager
@@ -346,7 +345,6 @@ class ClusterLauncher(Launcher):
             self._end(worker)
 
     def close(self) -> None:
-        """End the workers, and with them their commands; safe to call twice."""
         with self._lock:
             self._closed = True
             working, self._working = self._working, set()
@@ -386,7 +384,6 @@ class Machine:
     """Runs commands in a folder, on a disk that the one who asks shares."""
 
     def __init__(self, folder: str, mark: str, token: str) -> None:
-        """See :func:`enter`."""
         enter(folder, mark, token)
 
     def run(self, arguments: list[str], log: str) -> int:
@@ -408,7 +405,6 @@ class SharedDisk:
     """A mark in ``folder``, by which other machines are known to see it until :meth:`close`."""
 
     def __init__(self, folder: Path) -> None:
-        """Makes ``folder`` if there is none."""
         self._mark, self._token = folder.resolve() / f".seen-{secrets.token_hex(4)}", secrets.token_hex(8)
         folder.mkdir(parents=True, exist_ok=True)
         self._mark.write_text(self._token, encoding="utf-8")
@@ -418,7 +414,6 @@ class SharedDisk:
         return {"folder": os.getcwd(), "mark": str(self._mark), "token": self._token}
 
     def close(self) -> None:
-        """Remove the mark; safe to call twice."""
         self._mark.unlink(missing_ok=True)
 
 

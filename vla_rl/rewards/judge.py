@@ -199,5 +199,4 @@ class VLMJudge:
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> VLMJudge:
-        """Load the judge and its model."""
         return cls.from_config(from_json(read_config(Path(folder), "reward")["config"]))

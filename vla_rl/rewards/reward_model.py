@@ -83,7 +83,6 @@ class InstructedEncoder(nn.Module):
             )
 
     def to_tensor(self, array: Array) -> Tensor:
-        """``array`` on the device of the weights."""
         return torch.as_tensor(array, device=self.gate.weight.device)
 
     def _tokenize(self, text: str) -> Tensor:

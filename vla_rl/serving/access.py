@@ -158,15 +158,10 @@ class Address:
                 "ws://HOST:PORT or vla-eval+ws://HOST:PORT."
             )
         protocol, scheme = _SCHEMES[parts.scheme]
-        given = dict(parse_qsl(parts.query, keep_blank_values=True))
-        read: Mapping[str, Callable[[str], object]] = {
-            "replan_steps": int,
-            "layout": str,
-            "answer_s": float,
-            "key_file": str,
-        }
+        read: Mapping[str, Callable[[str], object]]
+        read = {"replan_steps": int, "layout": str, "answer_s": float, "key_file": str}
         options: dict[str, object] = {}
-        for option, text in given.items():
+        for option, text in parse_qsl(parts.query, keep_blank_values=True):
             if option not in read:
                 raise UserError(
                     f"the address {name!r} has an option {option!r}, which has no meaning; {did_you_mean(option, read)}"

@@ -23,7 +23,6 @@ import numpy as np
 from websockets.frames import CloseCode
 
 from vla_rl import __version__
-from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import ContractError, UserError, did_you_mean
 from vla_rl.serving import arrays
 from vla_rl.serving.access import Access, ApiKey
@@ -254,7 +253,6 @@ class PolicyServer(Listener):
         super().__init__(port, limits, max_connections, access)
 
     def serve_connection(self, connection: Connection) -> None:
-        """The messages of one benchmark."""
         _Benchmark(connection, self.served, self.layout).run()
 
 
@@ -318,10 +316,11 @@ class _Benchmark:
 def introduction(served: ServedPolicy) -> dict[str, Any]:
     """What the server's HELLO says of the policy: its class, what it has to be shown, and what it answers with."""
     spec = served.spec
+    wrist = {"send_wrist_image": True} if len(spec.images) > 1 else {}
     return {
         "model_server": type(served.policy).__name__,
         "capabilities": {},
-        "observation_params": _benchmark_parameters(spec),
+        "observation_params": {"send_state": True, **wrist},  # given to a benchmark that has such parameters
         "observation_spec": {
             **{name: {"name": "image", "dims": 0, "format": "rgb_hwc_uint8"} for name in spec.images},
             "state": {"name": "state", "dims": spec.state.shape[0], "format": "raw"},
@@ -329,8 +328,3 @@ def introduction(served: ServedPolicy) -> dict[str, Any]:
         },
         "action_spec": {"actions": {"name": "actions", "dims": spec.action_dim, "format": "raw"}},
     }
-
-
-def _benchmark_parameters(spec: EnvSpec) -> dict[str, Any]:
-    """Arguments that the harness gives a benchmark that has them: proprioception, and a second camera."""
-    return {"send_state": True, **({"send_wrist_image": True} if len(spec.images) > 1 else {})}

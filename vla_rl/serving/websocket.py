@@ -310,7 +310,7 @@ def connect(url: str, limits: Limits, key: ApiKey | None = None) -> Connection:
     try:
         sock = socket.create_connection((uri.host, uri.port), timeout=limits.opening_s)
         if uri.secure:
-            sock = _secured(sock, uri.host)
+            sock = ssl.create_default_context().wrap_socket(sock, server_hostname=uri.host)  # closed if it fails
     except OSError as error:
         raise UserError(
             f"no policy server answers at {url} ({error}), so there is nobody to ask for actions; start it, or correct "
@@ -320,14 +320,6 @@ def connect(url: str, limits: Limits, key: ApiKey | None = None) -> Connection:
     connection = Connection(sock, protocol, f"the policy server {url}", limits)
     connection.open(key)
     return connection
-
-
-def _secured(sock: socket.socket, host: str) -> socket.socket:
-    try:
-        return ssl.create_default_context().wrap_socket(sock, server_hostname=host)
-    except OSError:
-        sock.close()
-        raise
 
 
 def accept(

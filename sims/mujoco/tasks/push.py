@@ -52,7 +52,6 @@ class PushTask(Tabletop):
     time_limit = 80
 
     def __init__(self, cubes: int = 1, marks: int = 1, deadline: int | None = None) -> None:
-        """``cubes`` and ``marks`` of the model, of which one each is on the table."""
         if cubes < 1 or marks < 1:
             raise UserError(
                 f"push with {cubes} cubes and {marks} marks has nothing to push; give at least one of each."

@@ -97,7 +97,6 @@ class Schema:
 
     @property
     def frame_bytes(self) -> int:
-        """What a frame takes in memory."""
         return sum(
             (1 if item.is_camera else 8) * math.prod(item.shape)
             for item in self.features.values()
@@ -106,7 +105,6 @@ class Schema:
 
     @property
     def cameras(self) -> list[str]:
-        """Columns of pictures."""
         return [name for name, feature in self.features.items() if feature.is_camera]
 
     @property

@@ -83,7 +83,6 @@ class Header:
     limits: Limits = field(default_factory=Limits)
 
     def save(self, recording: Path) -> None:
-        """Write ``header.json``."""
         limits = vars(self.limits)
         write_json(recording / HEADER, {**self.schema.to_json(), "tasks": list(self.tasks), "limits": limits})
 
@@ -116,7 +115,6 @@ class LiveEpisode:
         return file.read(file.schema.names)
 
     def video(self, column: str) -> Path:
-        """The video file of a camera."""
         return self.folder / f"{column}.mp4"
 
 
@@ -250,7 +248,6 @@ class Place:
         return Place(self.chunk + 1, 0) if self.file + 1 >= files_per_folder else Place(self.chunk, self.file + 1)
 
     def path(self, template: str, column: str = "") -> str:
-        """Relative to the dataset."""
         return template.format(chunk_index=self.chunk, file_index=self.file, video_key=column)
 
 

@@ -159,5 +159,4 @@ class SavedVLA(StatelessPolicy):
 
     @classmethod
     def filled_network(cls, shape: Any, folder: Path, options: VLAOptions) -> Any:
-        """The network of ``shape`` with the weights of a public ``folder``."""
         return filled(shape, folder)

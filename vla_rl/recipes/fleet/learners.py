@@ -22,9 +22,8 @@ from vla_rl.algorithms.recap import Recap, RecapConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.contract.batch import OneProcess, Resumable, Rollout
 from vla_rl.contract.config import check_limits, check_positive, to_json
-from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.policy import ActionOut, Features, Mode, Policy, State, recorded
+from vla_rl.contract.policy import Features, Mode, Policy, State
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.mixture import choose, key_of
 from vla_rl.experience.relabel import INTERVENTION, relabelled
@@ -419,7 +418,7 @@ def relabelled_episode(policy: Any, episode: FleetEpisode, known: Collection[int
     else:
         extras["next.done"] = np.zeros(len(person), bool)
     shown = replace(steps, extras=extras, robot=episode.sender.robot)
-    actor = _BegunAnew(policy, np.append(False, person)) if hasattr(policy, "context") else policy
+    actor: Any = _BegunAnew(policy, np.append(False, person)) if hasattr(policy, "context") else policy
     noise = [torch.Generator().manual_seed(zlib.crc32("/".join([*episode.sender, episode.name]).encode()))]
     columns = list(relabelled(shown, actor, policy.spec, horizon, noise, horizon))
     version = torch.as_tensor(_versions(episode, known))
@@ -429,34 +428,20 @@ def relabelled_episode(policy: Any, episode: FleetEpisode, known: Collection[int
     return side_by_side(columns)
 
 
-@dataclass
 class _BegunAnew:
     """A policy with ``context`` for every step of one episode; it begins anew ``after`` [N+1] some of them."""
 
-    policy: Any  # with context
-    after: np.ndarray  # bool: whether a person acted in the step before
-    version: int = 0
-    _step: int = 0
+    def __init__(self, policy: Any, after: np.ndarray) -> None:
+        """``after`` bool: whether a person acted in the step before."""
+        self._policy, self._after, self._step, self.version = policy, after, 0, 0
 
-    def encode(self, obs: Observation) -> Features:
-        return self.policy.encode(obs)
-
-    def initial_state(self, num_envs: int) -> State:
-        return self.policy.initial_state(num_envs)
-
-    def reset_state(self, state: State, env_ids: Array) -> State:
-        return self.policy.reset_state(state, env_ids)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)
 
     def context(self, features: Features, state: State, generator: Any) -> tuple[Features, State]:
         """Called once for every step, in order."""
-        if self.after[self._step]:
-            state = self.policy.reset_state(state, np.zeros(1, np.int64))
+        if self._after[self._step]:
+            state = self._policy.reset_state(state, np.zeros(1, np.int64))
         self._step += 1
-        return self.policy.context(features, state, generator)
-
-    def act(self, features: Features, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:
-        return self.policy.act(features, state, mode, generator)
-
-    def recorded(self, features: Features) -> Features:
-        """See ``vla_rl/contract/policy.py``."""
-        return recorded(self.policy, features)
+        context: tuple[Features, State] = self._policy.context(features, state, generator)
+        return context

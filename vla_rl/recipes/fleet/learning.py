@@ -189,7 +189,6 @@ class Learning:
             )
 
     def seen(self) -> dict[str, float]:
-        """How far it is."""
         return {
             **self.metrics,
             "version": float(self.learner.policy.version),

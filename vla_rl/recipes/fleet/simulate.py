@@ -321,7 +321,6 @@ class VirtualFleet:
 
     @property
     def counts(self) -> Counts:
-        """Of all robots together."""
         return sum((robot.counts for robot in self.robots), Counts())
 
     def close(self) -> None:
@@ -434,7 +433,6 @@ class Simulate:
 
     @contextmanager
     def fleet(self, robots: int) -> Iterator[VirtualFleet]:
-        """A new fleet of so many robots."""
         episodes = load_demonstrations(Path(self.demonstrations)).with_tasks(self.env.spec().tasks)
         learner = self.method.build(self.start(), episodes, self.seed)
         envs = self.person.watch([self.env.make_training(1) for _ in range(robots)], self.env)
