@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -12,7 +11,7 @@ from torch import nn
 
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.contract.batch import Reducer
-from vla_rl.contract.config import check_limits
+from vla_rl.contract.config import Checked, at_least
 from vla_rl.contract.env import EnvSpec, VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy, require
@@ -241,18 +240,14 @@ class TrainerConfig:
 
 
 @dataclass(frozen=True)
-class RLConfig(TrainerConfig):
+class RLConfig(TrainerConfig, Checked):
     """On-policy RL of a flow policy itself: its sampler, its experience, the algorithm and the loop."""
 
     sampler: FlowSampler
     experience: SourceConfig = field(default_factory=WindowConfig)
-    final_noise: float = 0.4  # the sampler's noise falls linearly to this share of itself
+    final_noise: float = at_least(0.4, 0)  # the sampler's noise falls linearly to this share of itself
     loop: LoopConfig = field(default_factory=LoopConfig)
     algorithm: AlgorithmConfig = field(default_factory=PPOConfig)
-
-    def __post_init__(self) -> None:
-        """Raises UserError for a negative share of the noise."""
-        check_limits(self, final_noise=(0, math.inf))
 
     def noise(self) -> str:
         """The exploration in words, for reports."""
