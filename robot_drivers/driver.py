@@ -277,7 +277,8 @@ class DryRun:
 
     def __init__(self, driver: str, options: Mapping[str, Any] | None = None) -> None:
         """``driver`` is "module:Class" of the arm, ``options`` are its own; raises as ``open_driver`` does."""
-        self._driver = open_driver(driver, options or {})
+        self._driver = arm = open_driver(driver, options or {})
+        self.connect, self.observe, self.disconnect = arm.connect, arm.observe, arm.disconnect
 
     @property
     def spec(self) -> RobotSpec:
@@ -287,20 +288,9 @@ class DryRun:
     def is_connected(self) -> bool:
         return self._driver.is_connected
 
-    def connect(self) -> None:
-        """Connect the arm; raises what its driver raises."""
-        self._driver.connect()
-
-    def observe(self) -> Measurement:
-        """Measure the arm; raises what its driver raises."""
-        return self._driver.observe()
-
     def command(self, position: np.ndarray) -> np.ndarray:
         """Send nothing, and return the target [D] that would have been sent."""
         return np.array(position, np.float64)
-
-    def disconnect(self) -> None:
-        self._driver.disconnect()
 
 
 _OPTIONS_OF_PLACE = ("port", "host", "address")  # by which drivers are told where their arm is

@@ -158,16 +158,12 @@ class Limits:
     def from_json(cls, value: Mapping[str, Any]) -> Limits:
         """What :meth:`to_json` wrote, or a person; raises ContractError for names it does not know or misses."""
         fields = fields_of("limits", cls, value)
-        joints = tuple(
-            JointLimits(**fields_of("a joint of the limits", JointLimits, joint)) for joint in fields.pop("joints")
-        )
-        box = fields.pop("workspace", None)
-        corners = (
-            {}
-            if box is None
-            else {name: tuple(corner) for name, corner in fields_of("the workspace", Box, box).items()}
-        )
-        return cls(joints=joints, workspace=Box(**corners) if corners else None, **fields)
+        joints = (fields_of("a joint of the limits", JointLimits, joint) for joint in fields["joints"])
+        fields["joints"] = tuple(JointLimits(**joint) for joint in joints)
+        if fields.get("workspace") is not None:
+            corners = fields_of("the workspace", Box, fields["workspace"])
+            fields["workspace"] = Box(**{name: tuple(corner) for name, corner in corners.items()})
+        return cls(**fields)
 
 
 def fields_of(what: str, kind: Any, value: Any) -> dict[str, Any]:

@@ -144,20 +144,17 @@ class Imperfections(Checked):
     seed: int = 0
 
 
-class Measured(NamedTuple):
-    """The joints at the end of a control step: ``position`` float64 [D], None where it is lost; times in seconds."""
+class OnItsWay(NamedTuple):
+    """What is sent at the end of a control step, None where it is lost; times in seconds."""
 
     captured: float
     arrives: float
-    position: np.ndarray | None
+    content: Any
 
 
-class Taken(NamedTuple):
-    """The pictures {camera: uint8 [h,w,3]} at the end of a control step; times in seconds."""
-
-    captured: float
-    arrives: float
-    images: Mapping[str, np.ndarray]
+def _newest(sent: deque[OnItsWay], now: float) -> OnItsWay:
+    """What has arrived last by ``now``."""
+    return next((one for one in reversed(sent) if one.arrives <= now + _SOON), sent[0])
 
 
 def env_spec_of(simulated: Simulated) -> EnvSpec:
@@ -218,8 +215,8 @@ class Hardware:
         self._obs: Observation
         longest = max(imperfections.measurement_latency, imperfections.camera_latency) + imperfections.jitter
         kept = math.ceil(longest / self.dt) + 2  # what may still be on its way, and the newest that is not
-        self._measured: deque[Measured] = deque(maxlen=kept)
-        self._taken: deque[Taken] = deque(maxlen=kept)
+        self._measured: deque[OnItsWay] = deque(maxlen=kept)  # positions float64 [D]
+        self._taken: deque[OnItsWay] = deque(maxlen=kept)  # pictures {camera: uint8 [h,w,3]}
         self._commands: list[tuple[float, np.ndarray]] = []
         self._rng = self._late = np.random.default_rng(0)
 
@@ -264,15 +261,15 @@ class Hardware:
 
     def measured(self, now: float) -> tuple[np.ndarray, float]:
         """The newest position [D] that has arrived, and when it was measured; raises DriverError when it is lost."""
-        newest = next((m for m in reversed(self._measured) if m.arrives <= now + _SOON), self._measured[0])
-        if newest.position is None:
+        newest = _newest(self._measured, now)
+        if newest.content is None:
             raise DriverError(f"{self.spec.name}: asked for the positions of its joints and got no answer.")
-        return newest.position.copy(), min(newest.captured, now)  # rounding is no future
+        return newest.content.copy(), min(newest.captured, now)  # rounding is no future
 
     def pictures(self, now: float) -> tuple[dict[str, np.ndarray], float]:
         """The newest pictures {camera: uint8 [h,w,3]} that have arrived, and when they were taken."""
-        newest = next((t for t in reversed(self._taken) if t.arrives <= now + _SOON), self._taken[0])
-        return {name: image.copy() for name, image in newest.images.items()}, newest.captured
+        newest = _newest(self._taken, now)
+        return {name: image.copy() for name, image in newest.content.items()}, newest.captured
 
     def truth(self) -> Observation:
         """The environment's own observation (E=1), with what no robot measures."""
@@ -291,10 +288,11 @@ class Hardware:
         flaws = self._imperfections
         position = None if lost and answers < flaws.lost_measurements else self._true_position() + self._offsets + noise
         arrives = captured + flaws.measurement_latency + flaws.jitter * late[0]
-        self._measured.append(Measured(captured, arrives, position))
+        self._measured.append(OnItsWay(captured, arrives, position))
         if not lost or frames >= flaws.lost_frames:
             images = {name: on_host(image)[0] for name, image in self._obs.images.items()}
-            self._taken.append(Taken(captured, captured + flaws.camera_latency + flaws.jitter * late[1], images))
+            arrives = captured + flaws.camera_latency + flaws.jitter * late[1]
+            self._taken.append(OnItsWay(captured, arrives, images))
 
 
 def _make(simulated: Simulated) -> VecEnv:

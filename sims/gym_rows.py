@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Space
+from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
@@ -152,7 +153,8 @@ class VectorRows:
         try:
             self._reset(np.ones_like(mask), list(range(self.num_envs)))
             before = self._rows(self._env.step(self._env.action_space.sample())[0])[1]
-            kept = _equal(before, self._rows(self._reset(mask, [7] + [None] * (self.num_envs - 1)))[1])
+            later = self._rows(self._reset(mask, [7] + [None] * (self.num_envs - 1)))[1]
+            kept = data_equivalence(before, later, exact=True)
         except (gymnasium.error.Error, TypeError, ValueError, AttributeError, UserError):
             kept = False
         if not kept:
@@ -348,11 +350,3 @@ def _batch(space: Space[Any], items: Sequence[Any]) -> Any:
     """``items`` of ``space`` as a vector environment takes them."""
     empty: Any = create_empty_array(space, len(items))
     return concatenate(space, items, empty)
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, Mapping):
-        return all(_equal(one[key], other[key]) for key in one)
-    if isinstance(one, tuple):
-        return all(map(_equal, one, other))
-    return bool(np.array_equal(one, other))

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.load import load
@@ -160,29 +160,27 @@ def install(
         raise UserError(f"the packages of {name!r} are pinned by vla-rl, so it takes no --requirements; leave it out.")
     if not name.isidentifier():
         raise UserError(f"{name!r} is no name of an installation, so none is made; use letters, digits and _.")
-    own = None if requirements is None else _read(requirements)
+    try:
+        own = None if requirements is None else requirements.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{requirements} cannot be read ({error}), so nothing was installed; name a file.") from error
     made = Installation(name, home() / "sims" / name)
     if own is None and not made.requirements.exists():
         raise UserError(
             f"no simulator of ours is called {name!r}, so nothing was installed; {did_you_mean(name, SHIPPED)}  Give "
             "--requirements FILE for one of your own."
         )
-    _make_folder(made.folder)
+    try:
+        made.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        cure = f"set {HOME} to a folder that can be written"
+        raise UserError(f"{made.folder} cannot be made ({error}), so nothing was installed; {cure}.") from error
     with _only_one(made.folder.with_suffix(".busy"), report):
         if own is not None:
             made.requirements.write_text(own, encoding="utf-8")
         if made.state() != "ready":
             _make(made, report, python)
     return made
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"{folder} cannot be made ({error}), so nothing was installed; set {HOME} to a folder that can be written."
-        ) from error
 
 
 def _make(made: Installation, report: Callable[[str], None], python: str) -> None:
@@ -226,16 +224,9 @@ def _run(command: list[str], made: Installation, report: Callable[[str], None]) 
 
 
 def _start(command: list[str], made: Installation) -> subprocess.Popen[str]:
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     try:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env=_variables(made),
-        )
+        return subprocess.Popen(command, **pipes, text=True, errors="replace", env=_variables(made))
     except OSError as error:
         raise UserError(
             f"{command[0]} cannot be started ({error}), so {made.name} was not installed; name a Python by --python."
@@ -245,16 +236,9 @@ def _start(command: list[str], made: Installation) -> subprocess.Popen[str]:
 def _variables(made: Installation) -> dict[str, str]:
     ours = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
     kept = {name: value for name, value in os.environ.items() if name not in ours}
-    shipped = SHIPPED.get(made.name)
-    variables = dict(shipped.variables) if shipped else {}
-    folder = str(made.folder)
-    return {
-        **kept,
-        **{name: value.replace("{folder}", folder) for name, value in variables.items()},
-        "PYTHONPATH": str(_links(made)),
-        "PYTHONNOUSERSITE": "1",
-        "PYTHONUNBUFFERED": "1",
-    }
+    for name, value in SHIPPED[made.name].variables.items() if made.name in SHIPPED else ():
+        kept[name] = value.replace("{folder}", str(made.folder))
+    return {**kept, "PYTHONPATH": str(_links(made)), "PYTHONNOUSERSITE": "1", "PYTHONUNBUFFERED": "1"}
 
 
 def _links(made: Installation) -> Path:
@@ -280,13 +264,6 @@ def _only_one(path: Path, report: Callable[[str], None]) -> Iterator[None]:
 
 def _fingerprint(requirements: Path) -> str:
     return f"# made from requirements with SHA-256 {hashlib.sha256(requirements.read_bytes()).hexdigest()}"
-
-
-def _read(requirements: Path) -> str:
-    try:
-        return requirements.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{requirements} cannot be read ({error}), so nothing was installed; name a file.") from error
 
 
 def _names(requirements: Path) -> list[str]:

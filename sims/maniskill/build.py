@@ -1,10 +1,4 @@
-"""Builds ManiSkill's environments, and says what is wrong where they cannot be built.
-
-Any of its tasks, from its state or from pixels, on the processor or as one batch on a GPU.
-
-A seed draws ManiSkill's own scene of that seed.  It renders by Vulkan; a machine without a GPU needs Mesa's software
-driver of version 24.3 or newer also for tasks without pictures (``vla-rl inspect`` finds out).
-"""
+"""Builds ManiSkill's environments, each seed with the scene that ManiSkill draws, and says why one cannot be built."""
 
 from __future__ import annotations
 

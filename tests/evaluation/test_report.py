@@ -132,7 +132,7 @@ def test_same_clip_gives_the_same_bytes() -> None:
     encoded = set()
     for _ in range(3):
         _ = [noise.integers(1, 255, size, dtype=np.uint8) for size in noise.integers(1000, 900_000, 3)]  # dirty memory
-        encoded.add(video.encode(clip).data)
+        encoded.add(clip.media().data)
     assert len(encoded) == 1
 
 
@@ -140,7 +140,7 @@ def test_webp_where_nothing_encodes_h264(monkeypatch: pytest.MonkeyPatch) -> Non
     from PIL import Image
 
     monkeypatch.setattr(video, "_has_h264", lambda: False)
-    media = video.encode(Clip(frames(5), "a"))
+    media = Clip(frames(5), "a").media()
     assert media.mime == "image/webp" and getattr(Image.open(io.BytesIO(media.data)), "n_frames", 1) == 5
     report = Report("t")
     report.videos("v", [Clip(frames(5), "a")])
@@ -154,7 +154,7 @@ def test_webp_where_nothing_encodes_h264(monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_refuses_frames_that_are_no_pictures(bad: np.ndarray) -> None:
     with pytest.raises(ContractError, match="clip 'a'"):
-        video.encode(Clip(bad, "a"))
+        Clip(bad, "a").media()
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,9 @@ def test_a_curve_holds_the_points_that_differ_in_one_parameter():
         point([False] * 4, friction=2.0, latency=3.0),  # belongs to no curve
     ]
     found = curves(points, VARIED)
-    assert [(item.value, item.score.score) for item in found["friction"]] == [(0.5, 0.0), (1.0, 0.75), (2.0, 1.0)]
-    assert [(item.value, item.score.score) for item in found["latency"]] == [(0.0, 0.75), (3.0, 0.5)]
-    assert found["friction"][1].score == Rate.of([True] * 3 + [False])
+    assert [(value, score.score) for value, score in found["friction"]] == [(0.5, 0.0), (1.0, 0.75), (2.0, 1.0)]
+    assert [(value, score.score) for value, score in found["latency"]] == [(0.0, 0.75), (3.0, 0.5)]
+    assert found["friction"][1][1] == Rate.of([True] * 3 + [False])
     assert curves(points[:1], VARIED) == {}
 
 
@@ -62,7 +62,7 @@ def test_the_worst_of_many_equal_points_is_not_underestimated():
 
 def test_returns_are_compared_where_there_is_no_success():
     points = [point([1.0, 2.0, 3.0, 5.0]), point([0.0, -1.0, 4.0, 6.0], friction=0.5)]
-    assert curves(points, VARIED)["friction"][0].score == MeanReturn.of([0.0, -1.0, 4.0, 6.0])
+    assert curves(points, VARIED)["friction"][0][1] == MeanReturn.of([0.0, -1.0, 4.0, 6.0])
     assert worst_case(points).score == MeanReturn.of([4.0, 6.0])
 
 

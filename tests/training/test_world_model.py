@@ -145,7 +145,7 @@ def test_imagined_episodes_are_as_long_as_the_recorded_ones(monkeypatch, cameras
         return batch["pictures"][:, -1] + 1
 
     monkeypatch.setattr(made, "predict_along", brighter)
-    imagined = imagine_along(made, trajectories, torch.Generator().manual_seed(0))
+    imagined, ends = imagine_along(made, trajectories, torch.Generator().manual_seed(0))
     assert len(asked) > 1
     for batch in asked:
         course = (batch["state"][:, :1, 0] / 3).long() + torch.arange(1 + made.config.frames)
@@ -153,12 +153,12 @@ def test_imagined_episodes_are_as_long_as_the_recorded_ones(monkeypatch, cameras
         assert torch.equal(batch["actions"], torch.from_numpy(trajectories.action)[course[:, :-1]])
     offsets = set()
     for begin, end in trajectories.spans():
-        moments = np.sort(imagined.moments[(imagined.moments >= begin) & (imagined.moments < end)])
+        moments = np.sort(ends[(ends >= begin) & (ends < end)])
         offsets.add(int(moments[0] - begin))
         assert (np.diff(moments) == made.config.frames).all() and moments[-1] + made.config.frames >= end
         others = np.setdiff1d(np.arange(begin, end), moments)
         for camera, recorded in trajectories.images.items():
-            pictures = imagined.trajectories.images[camera]
+            pictures = imagined.images[camera]
             for depth, moment in enumerate(moments):
                 assert (pictures[moment] == recorded[moments[0]] + depth).all()
             assert (pictures[others] == recorded[others]).all()
@@ -232,7 +232,7 @@ def test_cameras_of_two_sizes_without_proprioception_can_be_learnt_and_imagined(
         "grey": (16, 24, 3),
     }
     assert predicted.state.shape == (len(seen.state), 1) and not predicted.state.any()
-    imagined = imagine_along(made, predicted, torch.Generator().manual_seed(0)).trajectories
+    imagined, _ = imagine_along(made, predicted, torch.Generator().manual_seed(0))
     assert imagined.images["grey"].shape == predicted.images["grey"].shape
 
 

@@ -241,64 +241,48 @@ def certs(arguments: Sequence[str]) -> None:
     subcommand("certs", given, CERTS)
 
 
-def _init(given: list[str]) -> None:
-    """``vla-rl certs init FOLDER [--host ADDRESS ...] [--days N]``."""
-    (folder,), options = _options(given, "init FOLDER", ServerCertificate())
-    made = Authority.create(Path(folder), options.host, options.days)
-    (issued,) = made.issued()
-    console.print(
-        f"{folder}/server goes to the server's machine; its certificate is valid until {issued.expires:%Y-%m-%d}.\n"
-        f"{folder}/authority stays here: whoever has it can make robots.  Next: vla-rl certs robot {folder} NAME",
-        highlight=False,
-    )
+def _certificates(usage: str, given: list[str]) -> None:
+    """Do what ``usage`` begins with to the authority of the folder that it names, and say what was done."""
+    (folder, *names), rest = positional(given, f"certs {usage}", _CERTS[usage])
+    options = override(_CERTS[usage], rest, f"vla-rl certs {usage}")
+    match usage.split()[0]:
+        case "init":
+            (issued,) = Authority.create(Path(folder), options.host, options.days).issued()
+            said = (
+                f"{folder}/server goes to the server's machine; its certificate is valid until "
+                f"{issued.expires:%Y-%m-%d}.\n{folder}/authority stays here: whoever has it can make robots.  Next: "
+                f"vla-rl certs robot {folder} NAME"
+            )
+        case "server":
+            made = Authority(Path(folder)).server(options.host, options.days)
+            until = Authority(Path(folder)).issued()[-1].expires
+            said = f"{made} goes to the server's machine; it is valid until {until:%Y-%m-%d}."
+        case "robot":
+            made = Authority(Path(folder)).robot(names[0], options.days)
+            until = Authority(Path(folder)).issued()[-1].expires
+            said = f"{made} goes to robot {names[0]}; it is valid until {until:%Y-%m-%d}."
+        case "revoke":
+            count = Authority(Path(folder)).revoke(names[0])
+            said = (
+                f"{count} certificate(s) of {names[0]} revoked in {folder}/server/revoked.txt; a server that runs on a "
+                "copy of the folder refuses them once it has that file."
+            )
+        case _:
+            return _list(Authority(Path(folder)))
+    console.print(said, highlight=False)
 
 
-def _server(given: list[str]) -> None:
-    """``vla-rl certs server FOLDER [--host ADDRESS ...] [--days N]``: a new certificate, when the old one ends."""
-    (folder,), options = _options(given, "server FOLDER", ServerCertificate())
-    authority = Authority(Path(folder))
-    made, issued = authority.server(options.host, options.days), authority.issued()[-1]
-    console.print(f"{made} goes to the server's machine; it is valid until {issued.expires:%Y-%m-%d}.", highlight=False)
-
-
-def _robot(given: list[str]) -> None:
-    """``vla-rl certs robot FOLDER NAME [--days N]``."""
-    (folder, name), options = _options(given, "robot FOLDER NAME", RobotCertificate())
-    authority = Authority(Path(folder))
-    made, issued = authority.robot(name, options.days), authority.issued()[-1]
-    console.print(f"{made} goes to robot {name}; it is valid until {issued.expires:%Y-%m-%d}.", highlight=False)
-
-
-def _revoke(given: list[str]) -> None:
-    """``vla-rl certs revoke FOLDER NAME``."""
-    (folder, name), _ = _options(given, "revoke FOLDER NAME", Certs())
-    count = Authority(Path(folder)).revoke(name)
-    console.print(
-        f"{count} certificate(s) of {name} revoked in {folder}/server/revoked.txt; a server that runs on a copy of the "
-        "folder refuses them once it has that file.",
-        highlight=False,
-    )
-
-
-def _list(given: list[str]) -> None:
-    """``vla-rl certs list FOLDER``."""
-    (folder,), _ = _options(given, "list FOLDER", Certs())
+def _list(authority: Authority) -> None:
     table = Table("role", "name", "valid until", "state")
-    for one in Authority(Path(folder)).issued():
+    for one in authority.issued():
         state = "revoked" if one.revoked else "expired" if one.expires <= now() else "valid"
         table.add_row(one.role, one.name, f"{one.expires:%Y-%m-%d}", state)
     Console(highlight=False).print(table)
 
 
-def _options(given: list[str], usage: str, default: Any) -> tuple[list[str], Any]:
-    named, rest = positional(given, f"certs {usage}", default)
-    return named, override(default, rest, f"vla-rl certs {usage}")
-
-
-CERTS: dict[str, Callable[[list[str]], None]] = {
-    "init": _init,
-    "server": _server,
-    "robot": _robot,
-    "revoke": _revoke,
-    "list": _list,
+_CERTS: dict[str, Any] = {
+    **dict.fromkeys(("init FOLDER", "server FOLDER"), ServerCertificate()),
+    "robot FOLDER NAME": RobotCertificate(),
+    **dict.fromkeys(("revoke FOLDER NAME", "list FOLDER"), Certs()),
 }
+CERTS: dict[str, Callable[[list[str]], None]] = {usage.split()[0]: partial(_certificates, usage) for usage in _CERTS}

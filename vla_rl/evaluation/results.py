@@ -9,7 +9,6 @@ same byte for byte, however often the evaluation was interrupted and however man
 from __future__ import annotations
 
 import csv
-import io
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -117,10 +116,8 @@ def _of_row(row: dict[str, Any]) -> EpisodeResult:
 
 
 def _write_csv(path: Path, header: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
     writing = path.with_name(path.name + ".writing")
-    writing.write_text(text.getvalue(), encoding="utf-8")
+    writing.unlink(missing_ok=True)
+    with writing.open("x", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([header, *rows])
     os.replace(writing, path)

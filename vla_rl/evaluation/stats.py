@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -197,17 +197,6 @@ def pairs_of(first: Sequence[EpisodeResult], second: Sequence[EpisodeResult], by
         return Pairs(len(matched), 0, 0, difference, None)
     alone = int((a > b).sum()), int((b > a).sum())
     return Pairs(len(matched), *alone, difference, mcnemar_exact(*alone))
-
-
-def pairs_by_task(
-    first: Sequence[EpisodeResult], second: Sequence[EpisodeResult], by_success: Mapping[str, bool]
-) -> dict[str, Pairs]:
-    """:func:`pairs_of` for each of the tasks ``by_success``, which says how a task is judged."""
-
-    def of(episodes: Sequence[EpisodeResult], task: str) -> list[EpisodeResult]:
-        return [episode for episode in episodes if episode.task == task]
-
-    return {task: pairs_of(of(first, task), of(second, task), judged) for task, judged in by_success.items()}
 
 
 def _value(episode: EpisodeResult, by_success: bool) -> float:

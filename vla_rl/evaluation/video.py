@@ -75,22 +75,18 @@ class Clip:
         return self.frames.shape[2] > 1.5 * self.frames.shape[1]
 
     def media(self) -> Media:
-        return encode(self)
+        """Encoded frame for frame.
 
-
-def encode(clip: Clip) -> Media:
-    """Encode a clip, frame for frame.
-
-    Raises ContractError for frames other than uint8 [n,h,w,3], UserError without an installed encoder.
-    """
-    frames = clip.frames
-    if frames.ndim != 4 or frames.shape[-1] != 3 or frames.dtype != np.uint8 or not frames.size:
-        raise ContractError(
-            f"clip {clip.label!r} has frames {frames.dtype} {list(frames.shape)}, which cannot be shown; "
-            "give uint8 [n,h,w,3] with at least one frame."
-        )
-    frames = _enlarge(frames)
-    return _mp4(frames, clip.fps) if _has_h264() else _webp(frames, clip.fps)
+        Raises ContractError for frames other than uint8 [n,h,w,3], UserError without an installed encoder.
+        """
+        frames = self.frames
+        if frames.ndim != 4 or frames.shape[-1] != 3 or frames.dtype != np.uint8 or not frames.size:
+            raise ContractError(
+                f"clip {self.label!r} has frames {frames.dtype} {list(frames.shape)}, which cannot be shown; "
+                "give uint8 [n,h,w,3] with at least one frame."
+            )
+        frames = _enlarge(frames)
+        return _mp4(frames, self.fps) if _has_h264() else _webp(frames, self.fps)
 
 
 def _enlarge(frames: np.ndarray) -> np.ndarray:

@@ -270,12 +270,7 @@ class Spans:
     def take(self) -> dict[str, np.ndarray]:
         """All spans as those of the lane :data:`OWN`, float64 [S,3] of kind, start and stop; the next ones begin."""
         spans, self._spans = self._spans, []
-        return {OWN: as_array(spans)}
-
-
-def as_array(spans: Sequence[Span]) -> np.ndarray:
-    """float64 [S,3]."""
-    return np.array(spans, np.float64).reshape(-1, 3)
+        return {OWN: np.array(spans, np.float64).reshape(-1, 3)}
 
 
 def thinned(spans: Sequence[Span]) -> list[Span]:

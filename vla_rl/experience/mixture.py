@@ -152,6 +152,7 @@ class Strata:
         return _counts([self._online(), self._recorded()])
 
     def _online(self) -> tuple[Tensor, np.ndarray]:
+        """Slots and their keys, 3 * task + stratum."""
         slots = self.online.decisions()
         if not len(slots):
             return slots, np.zeros(0, np.int64)
@@ -159,12 +160,12 @@ class Strata:
         person = columns["intervened"][slots]
         slots = slots[person | (self.version() - columns["version"][slots] <= self.max_age)]
         kind = np.where(on_host(columns["intervened"][slots]), _CORRECTED, _AUTONOMOUS)
-        return slots, key_of(np.stack([on_host(columns["task"][slots]), kind], 1))
+        return slots, 3 * on_host(columns["task"][slots]) + kind
 
     def _recorded(self) -> tuple[Tensor, np.ndarray]:
         slots = self.recorded.decisions()
         task = on_host(self.recorded.columns["task"][slots]) if len(slots) else np.zeros(0, np.int64)
-        return slots, key_of(np.stack([task, np.full_like(task, _RECORDED)], 1))
+        return slots, 3 * task + _RECORDED
 
     def state_dict(self) -> dict[str, Any]:
         state = {"online": self.online.state_dict(), "recorded": self.recorded.state_dict()}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -49,14 +50,6 @@ class PerturbedEpisodes:
 
 
 @dataclass(frozen=True)
-class CurvePoint:
-    """One value of a parameter and the score there, while all others are nominal."""
-
-    value: float
-    score: Score
-
-
-@dataclass(frozen=True)
 class WorstCase:
     """The worst of ``points`` points.
 
@@ -73,8 +66,8 @@ class WorstCase:
     ties: int
 
 
-def curves(points: Sequence[PerturbedEpisodes], varied: Sequence[Parameter]) -> dict[str, list[CurvePoint]]:
-    """For each of ``varied`` the points that differ from nominal in nothing else, by increasing value.
+def curves(points: Sequence[PerturbedEpisodes], varied: Sequence[Parameter]) -> dict[str, list[tuple[float, Score]]]:
+    """For each of ``varied`` value and score of the points that differ from nominal in nothing else, by value.
 
     Parameters without two such points have no curve.
     """
@@ -82,12 +75,12 @@ def curves(points: Sequence[PerturbedEpisodes], varied: Sequence[Parameter]) -> 
     for parameter in varied:
         others = [other for other in varied if other.name != parameter.name]
         on_axis = [
-            CurvePoint(point.values.get(parameter.name, parameter.nominal), point.score)
+            (point.values.get(parameter.name, parameter.nominal), point.score)
             for point in points
             if all(point.values.get(other.name, other.nominal) == other.nominal for other in others)
         ]
         if len(on_axis) > 1:
-            found[parameter.name] = sorted(on_axis, key=lambda item: item.value)
+            found[parameter.name] = sorted(on_axis, key=itemgetter(0))
     return found
 
 
@@ -125,7 +118,7 @@ class PerturbationSuite(Suite):
         points = [self._point(task, episodes) for task in self.tasks]
         found: JsonObject = {
             "curves": {
-                name: [{"value": item.value, **asdict(item.score), "score": item.score.score} for item in items]
+                name: [{"value": value, **asdict(score), "score": score.score} for value, score in items]
                 for name, items in curves(points, self.varied).items()
             }
         }

@@ -15,7 +15,7 @@ from typing import Literal, cast
 import numpy as np
 
 from vla_rl.contract.config import JsonObject, check_limits, to_json
-from vla_rl.contract.env import EnvSpec, Observation, Observe, VecEnv, on_host
+from vla_rl.contract.env import EnvSpec, Observe, VecEnv, on_host
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.report import Bar, Report
@@ -244,7 +244,7 @@ class _Film:
     def watch(self, decision: Decision) -> None:
         """Keep what the camera sees: at the first decision of an episode before it, and after every action."""
         step, valid = decision.step, on_host(decision.step.valid)
-        start, after = self._of(decision.obs), [self._of(frame) for frame in step.frames]
+        start, *after = (on_host(obs.images[self.camera]) for obs in (decision.obs, *step.frames))
         time = on_host(decision.obs.time)
         for env_id, frames in enumerate(self._frames):
             if not time[env_id]:
@@ -254,9 +254,6 @@ class _Film:
     def take(self, env_id: int) -> np.ndarray:
         """uint8 [n,h,w,3] of the episode that has ended in ``env_id``."""
         return np.stack(self._frames[env_id])
-
-    def _of(self, obs: Observation) -> np.ndarray:
-        return on_host(obs.images[self.camera])
 
 
 def _result(task: str, episode: Episode, seconds: Sequence[float], video: str) -> EpisodeResult:

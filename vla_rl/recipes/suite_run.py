@@ -22,7 +22,7 @@ from vla_rl.contract.trust import read_json
 from vla_rl.evaluation.report import Bar, Cell, Recording, Report, Tile, mean_text, percent
 from vla_rl.evaluation.results import EPISODES, TABLES, EpisodeResult, Journal, read_episodes, write_tables
 from vla_rl.evaluation.run import Outcomes
-from vla_rl.evaluation.stats import MeanReturn, Rate, episodes_needed, independent_discordance, pairs_by_task, pairs_of
+from vla_rl.evaluation.stats import MeanReturn, Rate, episodes_needed, independent_discordance, pairs_of
 from vla_rl.policies.vla.checkpoint import is_public
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes import sims
@@ -315,7 +315,10 @@ def compare(first: Path, second: Path) -> JsonObject:
         )
     episodes = _episodes(first, ours), _episodes(second, theirs)
     judged = {name: "success" in task for name, task in ours["tasks"].items()}
-    pairs = pairs_by_task(*episodes, judged)
+    pairs = {}
+    for name, rated in judged.items():
+        ours_of, theirs_of = ([one for one in side if one.task == name] for side in episodes)
+        pairs[name] = pairs_of(ours_of, theirs_of, rated)
     if len(pairs) > 1 and all(judged.values()):
         pairs[ALL] = pairs_of(*episodes, by_success=True)
     found: JsonObject = {

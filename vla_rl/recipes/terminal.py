@@ -73,12 +73,14 @@ class Clock:
 
         What collectors did beside this process is said in percent of their own time.
         """
-        if not (whole := self._total["time/iteration_s"]):
-            return ""
-        own, beside = self._parts("time"), self._parts("collector")
-        own["other"] = max(0.0, whole - sum(own.values()))
-        text = _percent(own, whole)
-        return f"{text}; collectors: {_percent(beside, sum(beside.values()))}" if any(beside.values()) else text
+        own, beside = self.parts(), self._parts("collector")
+        text = _percent(own)
+        return f"{text}; collectors: {_percent(beside)}" if text and any(beside.values()) else text
+
+    def parts(self) -> dict[str, float]:
+        """Seconds of this process by what it did, all of the iterations."""
+        own = self._parts("time")
+        return {**own, "other": max(0.0, self._total["time/iteration_s"] - sum(own.values()))}
 
     def _parts(self, who: str) -> dict[str, float]:
         return {part: sum(self._total[f"{who}/{name}"] for name in names) for part, names in _PARTS.items()}
@@ -99,18 +101,19 @@ _PARTS = {
 }
 
 
-def _percent(seconds: Mapping[str, float], whole: float) -> str:
-    """Every part of at least half a percent."""
-    return ", ".join(f"{part} {value / whole:.0%}" for part, value in seconds.items() if value >= 0.005 * whole)
+def _percent(seconds: Mapping[str, float]) -> str:
+    """Every part of at least half a percent of all."""
+    whole = sum(seconds.values())
+    return ", ".join(f"{part} {value / whole:.0%}" for part, value in seconds.items() if value > 0.005 * whole)
 
 
 def mostly(metrics: Mapping[str, float]) -> str:
     """The part that took most of an iteration, with its share, for instance "61% simulation"; "" without a clock."""
     clock = Clock()
     clock.add(metrics)
-    parts = clock.shares().partition(";")[0].split(", ")
-    name, _, share = max(parts, key=lambda part: float(part.rpartition(" ")[2].rstrip("%") or 0)).rpartition(" ")
-    return f"{share} {name}".strip()
+    parts = clock.parts()
+    name, whole = max(parts, key=parts.__getitem__), sum(parts.values())
+    return f"{parts[name] / whole:.0%} {name}" if whole else ""
 
 
 def steps_per_second(metrics: Mapping[str, float]) -> float:

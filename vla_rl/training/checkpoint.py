@@ -18,7 +18,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -112,31 +112,17 @@ def read_state(path: Path, others: Path | None = None) -> dict[str, Any]:
                 "run would go on differently; resume it with the vla-rl that wrote it."
             )
         with ExitStack() as files:
-            places = [path] if others is None else [path, others]
-            tensors = _Tensors([files.enter_context(safe_open(place / _TENSORS, "pt")) for place in places])
-            state: dict[str, Any] = _decode(read["state"], tensors)
+            places = [path] if others is None else [others, path]
+            opened = [files.enter_context(safe_open(place / _TENSORS, "pt")) for place in places]
+            by_name = {name: file for file in opened for name in file.keys()}  # noqa: SIM118  # a file
+            state: dict[str, Any] = _decode(read["state"], by_name)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        before = any(other != path for other in _complete(path.parent))
         raise UserError(
             f"the training state {str(path)!r} is damaged ({error!r}), so the run cannot go on from it; delete that "
-            f"folder to go on from the one before it{'' if _before(path) else ', or start the run again'}."
+            f"folder to go on from the one before it{'' if before else ', or start the run again'}."
         ) from error
     return state
-
-
-def _before(path: Path) -> bool:
-    """Whether there is another state to go on from."""
-    return any(other != path for other in _complete(path.parent))
-
-
-class _Tensors:
-    """The tensors of several files; of equal names that of the first one."""
-
-    def __init__(self, files: Sequence[Any]) -> None:
-        self._places = {name: file for file in reversed(files) for name in file.keys()}  # noqa: SIM118  # a file
-
-    def __getitem__(self, name: str) -> Tensor:
-        found: Tensor = self._places[name].get_tensor(name)
-        return found
 
 
 def _complete(folder: Path) -> Iterator[Path]:
@@ -165,14 +151,14 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     raise TypeError(f"{path} is {type(value).__name__}, which a training state cannot hold; give tensors or numbers.")
 
 
-def _decode(value: Any, tensors: _Tensors) -> Any:
+def _decode(value: Any, tensors: Mapping[str, Any]) -> Any:
     if not isinstance(value, dict):
         return value
     if value["kind"] == "dict":
         return {key: _decode(item, tensors) for key, item in value["items"]}
     if value["kind"] == "list":
         return [_decode(item, tensors) for item in value["items"]]
-    tensor = tensors[value["path"]]
+    tensor: Tensor = tensors[value["path"]].get_tensor(value["path"])
     if value["kind"] == "shard":
         from vla_rl.training.sharding import shard_of
 

@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from vla_rl.contract.batch import OneProcess, Reducer
 from vla_rl.contract.config import from_json, to_json
@@ -350,16 +350,6 @@ def _move_aside(path: Path) -> Path | None:
     return aside
 
 
-class Tracker(Protocol):
-    """Receives the metrics of one run, for display; ``metrics.jsonl`` is the record."""
-
-    def log(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
-        """Record ``metrics`` of ``stage`` ("imitation", "rl") at ``step``; every stage counts its own steps."""
-
-    def close(self) -> None:
-        """Write out what is not written yet; safe to call twice."""
-
-
 class TensorBoardTracker:
     """Scalars ``stage/name`` in ``RUN/tensorboard``; look at them with ``tensorboard --logdir runs``.
 
@@ -441,7 +431,8 @@ def wandb_mode() -> Any:
     return "online" if wandb.login(prompt=False, verify=False) else "offline"
 
 
-TRACKERS: dict[str, type[TensorBoardTracker] | type[WandbTracker]] = {
+Tracker: TypeAlias = TensorBoardTracker | WandbTracker  # for display; ``metrics.jsonl`` is the record
+TRACKERS: dict[str, type[Tracker]] = {
     "tensorboard": TensorBoardTracker,
     "wandb": WandbTracker,
 }

@@ -15,7 +15,7 @@ difference lies above what is allowed; with equal shares that happens in at most
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -70,14 +70,6 @@ class WorldModelFit:
         return sum(part.steps for part in (self.state_dynamics, self.pose, self.video, self.mode_classifier))
 
 
-@dataclass(frozen=True)
-class ImaginedTrajectories:
-    """``trajectories`` with imagined pictures at the ends of calls; ``moments`` [N] are those, and the initial ones."""
-
-    trajectories: Trajectories
-    moments: np.ndarray
-
-
 def fit_world_model(
     model: TrainableWorldModel,
     trajectories: Trajectories,
@@ -100,49 +92,34 @@ def fit_world_model(
     model.fit_registration(_tensors(frames_at(trajectories, chosen.numpy()), device))
     count, done = len(table["count"]), 0
 
-    def stage(part: str, fitted: FitConfig, loss: Any, of: int, batch: Callable[[np.ndarray], Any]) -> None:
-        """Fit ``part`` of the model to minibatches ``batch(index)`` of ``of`` entries; steps count on over stages."""
+    def stage(part: str, fitted: FitConfig, loss: Any, batches: Iterable[dict[str, np.ndarray]]) -> None:
+        """Fit ``part`` of the model; steps count on over the stages."""
         nonlocal done
-        batches = (_tensors(batch(index.numpy()), device) for index in shuffled(of, fitted.batch, generator))
-        fit(model.parameters_of(part), loss, batches, fitted, partial(_report_from, report, done))
-        done += fitted.steps
+        offset, done = done, done + fitted.steps
+        given = (_tensors(batch, device) for batch in batches)
+        fit(model.parameters_of(part), loss, given, fitted, lambda step, info: report(offset + step, info))
 
-    dynamics = lambda batch: model.state_dynamics_loss(batch, generator)  # noqa: E731
-    stage("state_dynamics", config.state_dynamics, dynamics, count, partial(call_batch, trajectories, table))
-    stage("poses", config.pose, model.pose_loss, len(trajectories.state), partial(frames_at, trajectories))
-    video = lambda batch: model.loss(batch, generator)  # noqa: E731
-    stage("video", config.video, video, count, partial(sequence_batch, trajectories, table))
-    _fit_mode_classifier(
-        model, trajectories, table, config.mode_classifier, generator, partial(_report_from, report, done)
-    )
+    def drawn(of: int, fitted: FitConfig, batch: Callable[[np.ndarray], Any]) -> Iterator[dict[str, np.ndarray]]:
+        return (batch(index.numpy()) for index in shuffled(of, fitted.batch, generator))
 
-
-def _report_from(report: Report, offset: int, step: int, info: dict[str, float]) -> None:
-    report(offset + step, info)
-
-
-def _fit_mode_classifier(
-    model: TrainableWorldModel,
-    trajectories: Trajectories,
-    table: dict[str, np.ndarray],
-    config: FitConfig,
-    generator: torch.Generator,
-    report: Report,
-) -> None:
-    """The last stage; every batch begins half with recorded and half with imagined pictures."""
+    batches = drawn(count, config.state_dynamics, partial(call_batch, trajectories, table))
+    stage("state_dynamics", config.state_dynamics, lambda it: model.state_dynamics_loss(it, generator), batches)
+    batches = drawn(len(trajectories.state), config.pose, partial(frames_at, trajectories))
+    stage("poses", config.pose, model.pose_loss, batches)
+    batches = drawn(count, config.video, partial(sequence_batch, trajectories, table))
+    stage("video", config.video, lambda it: model.loss(it, generator), batches)
     weights, imagined = _sampling_weights(model, trajectories, table), imagine_along(model, trajectories, generator)
-    batches = (
-        _tensors(batch, model.device)
-        for batch in _classifier_batches(trajectories, table, weights, imagined, config, generator)
-    )
-    parameters = model.parameters_of("mode_classifier")
-    fit(parameters, lambda batch: model.mode_classifier_loss(batch, generator), batches, config, report)
+    batches = _classifier_batches(trajectories, table, weights, *imagined, config.mode_classifier.batch, generator)
+    stage("mode_classifier", config.mode_classifier, lambda it: model.mode_classifier_loss(it, generator), batches)
 
 
 def imagine_along(
     model: TrainableWorldModel, trajectories: Trajectories, generator: torch.Generator
-) -> ImaginedTrajectories:
-    """Imagined rollouts of the recorded actions, each to its episode's end, whose calls begin at random offsets."""
+) -> tuple[Trajectories, np.ndarray]:
+    """Imagined rollouts of the recorded actions, each to its episode's end, whose calls begin at random offsets.
+
+    ``trajectories`` with imagined pictures at the ends of calls, and those time steps [N] with the initial ones.
+    """
     frames, context = model.config.frames, model.config.context_frames
     begins, ends = (np.array(side) for side in zip(*trajectories.spans(), strict=True))
     offset = torch.randint(0, frames, (len(begins),), generator=generator).numpy()
@@ -159,7 +136,7 @@ def imagine_along(
                 imagined.images[name][ahead[:, -1]] = np.moveaxis(camera, 1, -1)
             moments.append(ahead[:, -1])
         moment = moment + frames
-    return ImaginedTrajectories(imagined, np.concatenate(moments))
+    return imagined, np.concatenate(moments)
 
 
 def _sampling_weights(model: TrainableWorldModel, trajectories: Trajectories, table: dict[str, np.ndarray]) -> Tensor:
@@ -174,20 +151,19 @@ def _classifier_batches(
     trajectories: Trajectories,
     table: dict[str, np.ndarray],
     weights: Tensor,
-    imagined: ImaginedTrajectories,
-    config: FitConfig,
+    imagined: Trajectories,
+    moments: np.ndarray,
+    batch: int,
     generator: torch.Generator,
 ) -> Iterator[dict[str, np.ndarray]]:
     """Windows drawn by ``weights`` [N], half with recorded pictures and half with imagined ones."""
-    half = config.batch // 2
-    available = torch.from_numpy(np.isin(table["past"][:, -1], imagined.moments))
+    half, available = batch // 2, torch.from_numpy(np.isin(table["past"][:, -1], moments))
     recorded, others = weighted(weights, half, generator), weighted(weights * available, half, generator)
     for one, other in zip(recorded, others, strict=True):
-        batch, more = (
-            call_batch(trajectories, table, one.numpy()),
-            call_batch(imagined.trajectories, table, other.numpy()),
-        )
-        yield {name: np.concatenate([item, more[name]]) for name, item in batch.items()}
+        more = call_batch(imagined, table, other.numpy())
+        yield {
+            name: np.concatenate([it, more[name]]) for name, it in call_batch(trajectories, table, one.numpy()).items()
+        }
 
 
 def _tensors(arrays: dict[str, np.ndarray], device: torch.device) -> dict[str, Tensor]:

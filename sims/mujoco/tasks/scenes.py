@@ -5,7 +5,8 @@ These are the simulator's own labels: whoever trains with them should say so bes
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -44,23 +45,9 @@ def lift(count: int, seed: int, size: int = 64, camera: str = "front", cubes: in
     return labelled(task, qpos, ctrl, {"colour": colour, "named": named}, centres, size, camera)
 
 
-def place(count: int, seed: int, **options: Any) -> Scenes:
-    """Pictures of place."""
-    return _of_episodes(PlaceTask(), count, seed, **options)
-
-
-def push(count: int, seed: int, **options: Any) -> Scenes:
-    """Pictures of push."""
-    return _of_episodes(PushTask(), count, seed, **options)
-
-
-def mixed(count: int, seed: int, **options: Any) -> Scenes:
-    """Pictures of all three tasks."""
-    return _of_episodes(MixedTask(), count, seed, **options)
-
-
-def _of_episodes(task: Tabletop, count: int, seed: int, size: int = 64, camera: str = "front") -> Scenes:
-    """``count`` episodes of ``task``, with the gripper at a random pose; ``uv`` holds the cube, then its goal."""
+def _of_episodes(kind: Callable[[], Tabletop], count: int, seed: int, size: int = 64, camera: str = "front") -> Scenes:
+    """``count`` episodes of a task, with the gripper at a random pose; ``uv`` holds the cube, then its goal."""
+    task = kind()
     rng = np.random.Generator(np.random.PCG64(seed))
     qpos, ctrl = np.zeros((count, task.model.nq)), np.zeros((count, task.model.nu))
     task_states: list[TaskState] = []
@@ -76,6 +63,9 @@ def _of_episodes(task: Tabletop, count: int, seed: int, size: int = 64, camera: 
     extras = task.observe_extras(qpos, task_state)
     named = np.stack([extras["privileged/target"], extras["privileged/goal"]], axis=1).astype(np.float64)
     return labelled(task, qpos, ctrl, task_state, named, size, camera)
+
+
+place, push, mixed = (partial(_of_episodes, kind) for kind in (PlaceTask, PushTask, MixedTask))
 
 
 def _place_gripper(qpos: np.ndarray, ctrl: np.ndarray, cubes: np.ndarray, rng: np.random.Generator) -> None:

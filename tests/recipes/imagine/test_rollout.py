@@ -133,7 +133,7 @@ def test_a_wish_that_cannot_be_met_is_refused_in_a_sentence(run, tmp_path, monke
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"could not be written .*; choose another place"):
         rollout([str(run.folder), "--episodes", "1", "--out", str(tmp_path / "file" / "page.html")])
-    monkeypatch.setattr(filming, "encode", lambda clip: Media("image/webp", b""))
+    monkeypatch.setattr(filming.Clip, "media", lambda clip: Media("image/webp", b""))
     monkeypatch.setattr(filming, "replay_trajectories", lambda *given: pytest.fail("replayed before it was known"))
     with pytest.raises(UserError, match="no mp4 can be written"):
         rollout([str(run.folder), "--video", str(tmp_path / "clips.mp4")])

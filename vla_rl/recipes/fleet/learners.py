@@ -38,9 +38,8 @@ from vla_rl.recipes.config_files import keep_file, read_config
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.fleet.export import demonstrations_of
 from vla_rl.recipes.imitate import demonstrated_chunks, encode_episodes
-from vla_rl.recipes.off_policy import AdaptiveReplay, ReplayConfig
 from vla_rl.recipes.policies import TD3Residual
-from vla_rl.recipes.trainers import PolicyConfig, RunContext, Trainable, generator
+from vla_rl.recipes.trainers import AdaptiveReplay, PolicyConfig, ReplayConfig, RunContext, Trainable, generator
 from vla_rl.training.tracking import RunFolder
 
 _STREAM = 4  # of the learner's generator

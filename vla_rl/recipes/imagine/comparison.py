@@ -192,36 +192,30 @@ def _decisions(report: Report, run: Path) -> None:
         "Looked at every few iterations.  Where it no longer fits, real episodes of the policy of that moment may be "
         f"bought, as many as plan.coevolution.budget allows; {bought} were.",
     )
-    asked, names = [one["iteration"] for one in decisions], ("imagined", "uncertain", "inverse_dynamics_error")
-    signals = {name: [one["signals"][name] for one in decisions] for name in names}
     played = [one for one in decisions if one["signals"]["real"] is not None]
-    real = [one["iteration"] for one in played], [one["signals"]["real"] for one in played]
+
+    def signal(name: str, key: str, of: Sequence[JsonMapping] = decisions) -> Series:
+        return Series(name, [one["iteration"] for one in of], [one["signals"][key] for one in of])
+
     pair = [
-        Series("in imagination", asked, signals["imagined"]),
-        *([Series("in reality, as last played", *real)] if played else []),
+        signal("in imagination", "imagined"),
+        *([signal("in reality, as last played", "real", played)] if played else []),
     ]
     report.curves("Success of the exploring policy", "iteration", "success", pair, percent=True)
-    truncated = [Series("imagined rollouts", asked, signals["uncertain"])]
-    report.curves("Rollouts truncated by uncertainty", "iteration", "share", truncated, percent=True)
-    report.curves(
-        "Inverse-dynamics error",
-        "iteration",
-        "half ranges",
-        [Series("imagined rollouts", asked, signals["inverse_dynamics_error"])],
-    )
-    table = [
-        [
-            one["iteration"],
-            f"{one['signals']['imagined']:.0%}",
-            "not played" if one["signals"]["real"] is None else f"{one['signals']['real']:.0%}",
-            f"{one['signals']['uncertain']:.0%}",
-            f"{one['signals']['inverse_dynamics_error']:.3f}",
-            one["buy"],
-            "; ".join(one["reasons"]) or "none",
-        ]
-        for one in decisions
+    uncertain = [signal("imagined rollouts", "uncertain")]
+    report.curves("Rollouts truncated by uncertainty", "iteration", "share", uncertain, percent=True)
+    errors = [signal("imagined rollouts", "inverse_dynamics_error")]
+    report.curves("Inverse-dynamics error", "iteration", "half ranges", errors)
+    header = ["iteration", "imagined", "real", "uncertain", "error", "episodes bought", "reasons"]
+    report.table(header, [_decision(one["iteration"], one["signals"], one) for one in decisions])
+
+
+def _decision(iteration: int, signals: JsonMapping, one: JsonMapping) -> list[str | int]:
+    shares = [
+        "not played" if signals[key] is None else f"{signals[key]:.0%}" for key in ("imagined", "real", "uncertain")
     ]
-    report.table(["iteration", "imagined", "real", "uncertain", "error", "episodes bought", "reasons"], table)
+    reasons = "; ".join(one["reasons"]) or "none"
+    return [iteration, *shares, f"{signals['inverse_dynamics_error']:.3f}", one["buy"], reasons]
 
 
 def _replays(report: Report, found: JsonMapping) -> None:
@@ -231,19 +225,10 @@ def _replays(report: Report, found: JsonMapping) -> None:
         f"{count} recorded episodes that the world model was not trained on, replayed from their first picture with "
         f"the recorded actions. RL used rollouts of {found['horizon']} control steps.",
     )
-    table = [
-        [
-            one["horizon"],
-            one["tp"],
-            one["fp"],
-            one["fn"],
-            one["tn"],
-            percent(Rate(**one["accuracy"])),
-            percent(Rate(**one["hallucinated"])) if one["hallucinated"] else None,
-            f"{one['kappa']:.2f}",
-        ]
-        for one in found["replays"]
-    ]
+    table: list[list[str | int | None]] = []
+    for one in found["replays"]:
+        rates = (percent(Rate(**one[name])) if one[name] else None for name in ("accuracy", "hallucinated"))
+        table.append([*(one[name] for name in ("horizon", "tp", "fp", "fn", "tn")), *rates, f"{one['kappa']:.2f}"])
     header = ["steps", "both", "imagined only", "true only", "neither", "agreement", "hallucinated", "kappa"]
     report.table(header, table, "Hallucinated: failures that are imagined as successes.")
     foresight = found["foresight"]

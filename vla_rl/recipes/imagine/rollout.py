@@ -17,7 +17,7 @@ import numpy as np
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.agreement import ReplayAgreement
 from vla_rl.evaluation.report import Cell, Report, Tile
-from vla_rl.evaluation.video import Clip, encode, mosaic
+from vla_rl.evaluation.video import Clip, mosaic
 from vla_rl.experience.collect import ExpertPolicy
 from vla_rl.experience.demonstrations import Trajectories
 from vla_rl.experience.driver import Driver
@@ -249,7 +249,7 @@ def _mp4(shown: Sequence[Clip]) -> bytes:
     cells += [blank] * (-len(cells) % columns)
     padded = [np.pad(cell, ((0, 0), (_GAP, _GAP), (_GAP, _GAP), (0, 0))) for cell in cells]
     lines = [np.concatenate(padded[i : i + columns], 2) for i in range(0, len(padded), columns)]
-    media = encode(Clip(np.concatenate(lines, 1), "grid", fps=_SPEED))
+    media = Clip(np.concatenate(lines, 1), "grid", fps=_SPEED).media()
     if media.mime != "video/mp4":
         raise UserError(
             "PyAV with H.264 is not installed, so no mp4 can be written; pip install 'vla-rl[report]', or leave "

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from robot_drivers.cameras.camera import Camera, open_camera
+from robot_drivers.cameras.camera import open_camera
 from robot_drivers.config import Part, RobotConfig
 from robot_drivers.control import ControlConfig
-from robot_drivers.driver import DryRun, Measurement, RobotDriver
+from robot_drivers.driver import DryRun, Measurement
 from robot_drivers.executor import Executor
 from robot_drivers.limits import Limits
 from robot_drivers.motion import ramp
@@ -191,10 +191,14 @@ class RealTimeSession(Session):
         limits = config.limits_of(driver).scaled(execution.speed)
         steps = round(config.seconds * driver.spec.control_hz)
         with ExitStack() as opening:
-            self._cameras = {name: _connected(name, part, opening) for name, part in config.cameras.items()}
+            self._cameras = {name: open_camera(part.name, part.options, name) for name, part in config.cameras.items()}
+            for camera in self._cameras.values():
+                camera.connect()
+                opening.callback(camera.disconnect)
             sizes = {name: (camera.spec.height, camera.spec.width) for name, camera in self._cameras.items()}
             self.spec = driver.spec.env_spec(sizes, config.tasks, steps, min(steps, MAX_CHUNK))
-            self._home = _home(config, driver, limits.scaled(SPEED / max(execution.speed, SPEED)))
+            slow, position = limits.scaled(SPEED / max(execution.speed, SPEED)), config.home_of(driver)
+            self._home = None if position is None else Home(position, slow, 1 / driver.spec.control_hz)
             self._control = opening.enter_context(ControlProcess(_control_config(config, limits.to_json(), execution)))
             self._opened = opening.pop_all()
 
@@ -285,18 +289,6 @@ def dry(config: RobotConfig) -> RobotConfig:
             "robot_drivers.driver:DryRun", {"driver": config.driver.name, "options": dict(config.driver.options)}
         ),
     )
-
-
-def _connected(name: str, part: Part, opening: ExitStack) -> Camera:
-    camera = open_camera(part.name, part.options, name)
-    camera.connect()
-    opening.callback(camera.disconnect)
-    return camera
-
-
-def _home(config: RobotConfig, driver: RobotDriver, limits: Limits) -> Home | None:
-    position = config.home_of(driver)
-    return None if position is None else Home(position, limits, 1 / driver.spec.control_hz)
 
 
 def _control_config(config: RobotConfig, limits: Mapping[str, Any], execution: Execution) -> ControlConfig:
