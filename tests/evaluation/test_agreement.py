@@ -71,12 +71,6 @@ def test_rates_over_no_replay_are_none():
     assert always.hallucinated is None and always.hallucinated_high == 1.0
 
 
-@pytest.mark.parametrize("cells", [(0, 0, 0, 0), (3, -1, 0, 4)])
-def test_a_table_without_replays_is_refused(cells):
-    with pytest.raises(ContractError, match="no counts of replays"):
-        ReplayAgreement.of(5, *cells)
-
-
 def test_replays_by_hand():
     """Imagined successes: late, early, exact, missed, rightly none; the last replay ends before its outcome."""
     imagined = [6, 3, 5, NEVER, NEVER, NEVER]

@@ -40,11 +40,6 @@ def test_the_array_that_does_not_fit_is_named(change, named):
         LabelledFrames(**{**vars(frames()), **change})
 
 
-def test_no_frames_are_refused():
-    with pytest.raises(ContractError, match="there are none"):
-        frames().select(np.zeros(48, bool))
-
-
 @pytest.mark.parametrize("shares", [(4, 1, 1), (400, 128, 256), (1000, 1, 1), (1, 1, 1000)])
 def test_parts_consist_of_whole_episodes_and_lose_none(shares):
     whole = frames()
@@ -61,11 +56,6 @@ def test_shares_are_kept_and_the_seed_chooses():
     assert sizes == [6, 3, 3]
     drawn = {tuple(np.unique(frames(12).split((2, 1, 1), seed)[0].episode)) for seed in range(5)}
     assert len(drawn) > 1
-
-
-def test_too_few_episodes_are_refused():
-    with pytest.raises(UserError, match="2 episodes cannot be split into 3 parts"):
-        frames(2).split((1, 1, 1), seed=0)
 
 
 def test_a_track_is_one_episode_under_one_text_in_order():
