@@ -193,20 +193,6 @@ def test_a_world_model_of_one_rate_ranks_nothing(k):
     assert (found.intercept, found.optimism) == pytest.approx((0.1, -0.4))
 
 
-@pytest.mark.parametrize(
-    ("imagined", "true", "error", "match"),
-    [
-        ([0.1, 0.2, 0.3], [0.1, 0.2, 0.3], UserError, "3 policies do not show"),
-        (IMAGINED, [0.1] * 4, UserError, r"all 4 policies truly succeed in 10\.0 %"),
-        (IMAGINED, [0.1] * 5, ContractError, r"imagined \[4\] and true \[5\]"),
-        (IMAGINED, [0.0, 0.2, math.nan, 0.6], ContractError, "two success rates"),
-    ],
-)
-def test_policies_that_cannot_be_compared_are_refused(imagined, true, error, match):
-    with pytest.raises(error, match=match):
-        policy_agreement(imagined, true)
-
-
 # -- threshold, uncertainty limit and horizon --------------------------------------------------------------------------
 
 COUNT = 100

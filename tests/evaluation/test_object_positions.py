@@ -70,21 +70,6 @@ def test_frames_by_hand():
         assert (item.psnr, item.copied) == pytest.approx([10 * math.log10(255**2 / mse) for mse in (a, b)])
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda a, b, c: (a[:, :2], b, c, [3, 2]),
-        lambda a, b, c: (a.astype(np.float32), b, c, [3, 2]),
-        lambda a, b, c: (a, b, c, [4, 2]),
-    ],
-    ids=["T", "float", "longer"],
-)
-def test_mismatched_frames_are_refused(change):
-    *frames, length = change(*replays())
-    with pytest.raises(ContractError, match="do not match in shape or dtype"):
-        frame_agreement(*frames, length=length, horizons=[1])
-
-
 class BrightnessLocator:
     """Locates the object at x = brightness and y = task index, in millimetres (an ``ObjectLocator``)."""
 

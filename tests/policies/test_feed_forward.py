@@ -131,13 +131,6 @@ def test_it_keeps_the_contract_in_an_environment():
     assert [item.name for item in check_policy(policy, CARTPOLE, seeded())] == ["encode", "act", "log-prob gap"]
 
 
-def test_a_checkpoint_of_indices_is_refused_quantities(tmp_path):
-    made_categorical(cameras=("eye",)).save_pretrained(tmp_path / "saved")
-    assert load_policy(tmp_path / "saved", SPEC).config.cameras == ("eye",)
-    with pytest.raises(ContractError, match="trained for action"):
-        load_policy(tmp_path / "saved", SEEN)
-
-
 def test_policies_of_quantities_refuse_discrete_actions():
     for policy in (GaussianPolicy, lambda spec: FunctionPolicy(spec, lambda obs: obs.state)):
         with pytest.raises(ContractError, match=r"'CartPole-v1' are discrete.*CategoricalPolicy"):

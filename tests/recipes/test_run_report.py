@@ -128,13 +128,6 @@ def test_the_validation_curve_has_every_validation():
     assert validation_curve("deployed", lines, "env/steps_total").x == [64, 128]
 
 
-def test_metrics_of_an_older_version_are_refused_in_one_sentence(tmp_path):
-    _written(tmp_path, [{"stage": "imitation", "step": 1}, {"stage": "rl", "step": 1, "env_steps": 0.5}])
-    assert len(rows(tmp_path, "imitation")) == 1
-    with pytest.raises(UserError, match=r"names of an older vla-rl \(env_steps\).*or run it again"):
-        rows(tmp_path, "rl")
-
-
 # -- the terminal ------------------------------------------------------------------------------------------------------
 
 SECONDS = {"iteration": 10.0, "env": 5.0, "encode": 1.0, "act": 1.0, "sync": 0.01, "learn": 2.0}
