@@ -170,7 +170,7 @@ def test_a_diffusion_policy_reaches_the_optimum_of_a_bandit(imitated_diffusion, 
     sampler, config = case
     policy = diffusion()
     policy.heads.load_state_dict(imitated_diffusion)
-    _learns_the_bandit(policy.with_sampler(sampler), config, 15)
+    _learns_the_bandit(policy.with_sampler(sampler), config, 20)
 
 
 # -- the point mass ---------------------------------------------------------------------------------------------------
@@ -206,7 +206,9 @@ def test_grpo_in_the_loop_reaches_the_optimum_of_the_point_mass(config):
     source = GroupConfig(groups=16, size=8, ahead=4).build(env, policy, SeedStream(0, 10**6), seeded(1))
     validate = lambda: evaluate(held_out, policy, range(10**6, 10**6 + 64), 2).rate  # noqa: E731
     assert regret(policy)[1] < 0.2
-    best = Loop(source, built(config, policy), PolicyStore(policy), validate, LoopConfig(20, 10)).run()
+    best = Loop(
+        source, built(replace(config, lr=3e-3), policy), PolicyStore(policy), validate, LoopConfig(20, 10)
+    ).run()
     missing, success = regret(policy)
     assert best.score > 0.95 and missing < 0.6 and success > 0.95
 
