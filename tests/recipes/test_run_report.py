@@ -62,7 +62,7 @@ def test_a_long_curve_is_thinned_from_its_first_to_its_last_point(count):
     assert not gaps or max(gaps) - min(gaps) <= 1
 
 
-def test_a_page_of_the_recipe_is_kept_and_one_without_metrics_made(tmp_path):
+def test_a_page_of_the_recipe_is_kept_or_one_is_made(tmp_path):
     @dataclass(frozen=True)
     class Quiet:
         def run(self, folder):
