@@ -13,7 +13,6 @@ from tests.golden.vla.weights import weight
 from vla_rl.policies.flow import AllSteps, Field, FlowSampler, Ode, flow_matching_errors
 from vla_rl.policies.pi0.network import Gemma, Pi0Network, Pi0Shape, Siglip
 
-pytest.importorskip("transformers")
 SHAPE = Pi0Shape(
     vision=Siglip(24, 40, 2, 2, patch_size=14, image_size=SIDE),
     language=Gemma(32, 48, 2, 4, 1, head_dim=16, vocab_size=VOCABULARY),

@@ -15,8 +15,6 @@ from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.smolvla.policy import SmolVLA
 from vla_rl.policies.vla.options import TrainLoRA, VLAOptions
 
-pytest.importorskip("transformers")
-pytest.importorskip("peft")
 SDE = FlowSampler(FlowSde(0.5), AllSteps(), 3)
 FAMILIES = {
     "pi0": (Pi0, PI0, "model.dit.layers.1.mlp.up_proj", "model.vlm.language_model.layers.1.mlp.up_proj"),
