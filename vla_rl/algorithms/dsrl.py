@@ -21,7 +21,6 @@ samples with all entries inside; every critic of Q^W learns from its own critic 
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +31,7 @@ from torch import Tensor
 from vla_rl.algorithms.decisions import mean
 from vla_rl.algorithms.sac import SAC, SACConfig
 from vla_rl.contract.batch import Transitions
-from vla_rl.contract.config import check_limits
+from vla_rl.contract.config import at_least
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.latent_noise import SquashedLatent
 from vla_rl.policies.noise import normal
@@ -72,11 +71,7 @@ class DSRL(SAC):
 class NoiseAliasedConfig(DSRLConfig):
     """``distillations``: steps of Q^W per step of Q^A."""
 
-    distillations: int = 10
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_limits(self, distillations=(0, math.inf))
+    distillations: int = at_least(10, 0)
 
     @property
     def learner(self) -> type[NoiseAliased]:

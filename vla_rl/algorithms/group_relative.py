@@ -43,7 +43,7 @@ from torch import Tensor, nn
 from vla_rl.algorithms.decisions import Decisions, Gathered, flatten
 from vla_rl.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig, clipped_objective, surrogate
 from vla_rl.contract.batch import TRUNCATION_RETURN, Reducer, Rollout
-from vla_rl.contract.config import check_limits, check_positive
+from vla_rl.contract.config import above_zero, check_limits
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.policy import Likelihood, LikelihoodPolicy
 
@@ -279,14 +279,8 @@ class GRPOConfig(GroupRelativeConfig):
     """Clip bounds are DAPO's; the trust region is that of PPO in the demo."""
 
     baseline: Baseline = LeaveOneOut()
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "clip_low")
-        check_limits(self, clip_low=(0, 1))
-        check_positive(self, "clip_high")
+    clip_low: float = above_zero(0.2, 1)
+    clip_high: float = above_zero(0.28)
 
     @property
     def learner(self) -> type[GRPO]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.text import Text
 
 from vla_rl.cli.override import override
-from vla_rl.contract.config import Checked, check_limits, within
+from vla_rl.contract.config import Checked, within
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.recipes.robots import desk
 from vla_rl.recipes.terminal import console
@@ -100,19 +100,15 @@ class Record(Checked):
 
 
 @dataclass(frozen=True)
-class Replay:
+class Replay(Checked):
     """Do a recorded episode again, through the supervisor, after a slow way to where it began.
 
     Says how far each joint was from the recording.  A simulated robot is put into the recorded scene.
     """
 
     dataset: str = "runs/recorded"
-    episode: int = 0
-    speed: float = 0.25  # of the recording's own, and share of the velocity limits
-
-    def __post_init__(self) -> None:
-        """Raises UserError for numbers without meaning."""
-        check_limits(self, episode=(0, 1_000_000), speed=(0.01, 1))
+    episode: int = within(0, 0, 1_000_000)
+    speed: float = within(0.25, 0.01, 1)  # of the recording's own, and share of the velocity limits
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.contract.batch import Reducer
-from vla_rl.contract.config import check_limits, check_positive
+from vla_rl.contract.config import Checked, above_zero, check_limits
 from vla_rl.contract.env import EnvSpec, Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ActionOut, CriticAction, Features, Likelihood, Mode, Policy, State
@@ -57,7 +57,7 @@ def is_padded(base: FlowBase) -> bool:
 
 
 @dataclass(frozen=True)
-class LatentConfig:
+class LatentConfig(Checked):
     """The network that outputs the noise.
 
     Of a flow over padded chunks only the first ``rows`` rows of noise are chosen, and the last one is repeated for the
@@ -69,6 +69,7 @@ class LatentConfig:
     rows: int = field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_limits(self, rows=(0, math.inf))
 
 
@@ -76,12 +77,8 @@ class LatentConfig:
 class SquashedLatentConfig(LatentConfig):
     """``magnitude`` m bounds the noise; it excludes 31.7 % (m=1), 13.4 % (1.5) or 4.6 % (2) of N(0, 1)."""
 
-    magnitude: float = 1.5
-    std: float = 1.0  # initial, of ``u``
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "magnitude", "std")
+    magnitude: float = above_zero(1.5)
+    std: float = above_zero(1.0)  # initial, of ``u``
 
 
 class LatentPolicy(HoldsFrozen):

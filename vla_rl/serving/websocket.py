@@ -32,7 +32,7 @@ from websockets.protocol import Event, State
 from websockets.server import ServerProtocol
 from websockets.uri import parse_uri
 
-from vla_rl.contract.config import check_positive
+from vla_rl.contract.config import Checked, above_zero
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.wire import is_loopback
 from vla_rl.serving.access import VARIABLE, Access, ApiKey, Refusal
@@ -54,17 +54,13 @@ _frames.setLevel(logging.WARNING)  # whatever others have: at DEBUG, every heade
 
 
 @dataclass(frozen=True)
-class Limits:
+class Limits(Checked):
     """What one connection may cost; whoever exceeds it is refused and disconnected."""
 
-    message_bytes: int = 64 << 20
-    opening_s: float = 10.0  # to connect and agree on the protocol
-    message_s: float = 30.0  # to send or receive one message, from its first byte to its last
-    idle_s: float = 900.0  # between messages, while the other side computes
-
-    def __post_init__(self) -> None:
-        """Raises UserError for limits under which nothing could be exchanged."""
-        check_positive(self, "message_bytes", "opening_s", "message_s", "idle_s")
+    message_bytes: int = above_zero(64 << 20)
+    opening_s: float = above_zero(10.0)  # to connect and agree on the protocol
+    message_s: float = above_zero(30.0)  # to send or receive one message, from its first byte to its last
+    idle_s: float = above_zero(900.0)  # between messages, while the other side computes
 
 
 LIMITS = Limits()
