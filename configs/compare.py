@@ -23,9 +23,8 @@ from vla_rl.policies.residual import BlendConfig, ResidualConfig
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import Imitate
 from vla_rl.recipes.improve import Improve
-from vla_rl.recipes.off_policy import OffPolicyRL, ReplayConfig
 from vla_rl.recipes.policies import Diffusion, PPOLatent, PPOResidual, SACLatent, SquashedActor, TD3Residual
-from vla_rl.recipes.trainers import OnPolicyRL, RLConfig, TrainerConfig
+from vla_rl.recipes.trainers import OffPolicyRL, OnPolicyRL, ReplayConfig, RLConfig, TrainerConfig
 from vla_rl.training.fit import FitConfig, GroundingConfig, ImitationConfig
 from vla_rl.training.loop import LoopConfig
 

@@ -25,8 +25,8 @@ from vla_rl.recipes.fleet.demo import FleetDemo
 from vla_rl.recipes.fleet.learners import FleetMethod, Learn, LearnByAdvantage, LearnByCorrections, LearnByReplay
 from vla_rl.recipes.fleet.simulate import Corrects, Demonstrates, FleetTimes, PersonFactory, Simulate
 from vla_rl.recipes.imitate import Imitate, NewTinyOfJoints
-from vla_rl.recipes.off_policy import AdaptiveReplay
 from vla_rl.recipes.policies import SquashedActor, TD3Residual
+from vla_rl.recipes.trainers import AdaptiveReplay
 from vla_rl.training.fit import FitConfig, GroundingConfig, ImitationConfig
 
 MIXED = EnvConfig("mixed", training_options={"deadlines": {"lift": 25, "place": 50, "push": 50}})

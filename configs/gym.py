@@ -16,8 +16,8 @@ from vla_rl.policies.heads import HeadConfig
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.improve import CriticConfig, Improve, StateBased
-from vla_rl.recipes.off_policy import OffPolicyRL, ReplayConfig
 from vla_rl.recipes.policies import SquashedActor
+from vla_rl.recipes.trainers import OffPolicyRL, ReplayConfig
 from vla_rl.training.loop import LoopConfig
 
 PPO = PPOConfig(

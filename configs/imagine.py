@@ -15,9 +15,8 @@ from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imagine.plan import CollectConfig, Plan
 from vla_rl.recipes.imagine.recipe import Imagine
 from vla_rl.recipes.improve import Improve
-from vla_rl.recipes.off_policy import ReplayConfig
 from vla_rl.recipes.policies import StartFrom
-from vla_rl.recipes.trainers import OnPolicyRL, RLConfig
+from vla_rl.recipes.trainers import OnPolicyRL, ReplayConfig, RLConfig
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import LoopConfig
 from vla_rl.training.world_model import CoevolutionConfig, WorldModelFit

@@ -11,8 +11,8 @@ from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imitate_dataset import ImitateExpert
 from vla_rl.recipes.improve import Improve
-from vla_rl.recipes.off_policy import OffPolicyRL, ReplayConfig
 from vla_rl.recipes.policies import TD3Residual
+from vla_rl.recipes.trainers import OffPolicyRL, ReplayConfig
 from vla_rl.training.fit import FitConfig, ImitationConfig
 from vla_rl.training.loop import LoopConfig
 

@@ -133,7 +133,10 @@ def _measurements(driver: RobotDriver, limits: Limits, seconds: float, budget: L
         except DriverError as error:
             lost.append(str(error))
     took = time.monotonic() - started
-    yield _answers(len(found), lost)
+    answers = f"{len(found)} of {len(found) + len(lost)}"
+    if lost:
+        answers += f", the first that was lost: {lost[0]}"
+    yield Finding("answers", answers, "look at its power, cables and bus, and at what else uses them." if lost else "")
     if not found:
         return
     budget.measurement = float(np.quantile(lasted, 0.99))
@@ -143,14 +146,6 @@ def _measurements(driver: RobotDriver, limits: Limits, seconds: float, budget: L
         yield _within(found[-1], limits)
     yield _stamps(found, limits)
     yield _rate(np.array(lasted), len(found) / took, period)
-
-
-def _answers(answered: int, lost: list[str]) -> Finding:
-    asked = answered + len(lost)
-    if not lost:
-        return Finding("answers", f"{answered} of {asked}")
-    text = f"{answered} of {asked}, the first that was lost: {lost[0]}"
-    return Finding("answers", text, "look at its power, cables and bus, and at what else uses them.")
 
 
 def _shapes(found: list[Measurement], joints: int) -> Finding:

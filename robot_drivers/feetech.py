@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import termios
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,22 +181,22 @@ class Bus:
     def _send(self, request: bytes) -> None:
         if self._serial is None:
             raise DriverError(f"the port {self.port!r} is not open, so nothing was sent; connect first.")
-        try:
+        with self._there():
             self._serial.reset_input_buffer()  # what came too late for an earlier request
             self._serial.write(request)
-        except (OSError, termios.error) as error:
-            raise self._lost(error) from error
 
     def _receive(self, size: int) -> bytes:
-        try:
+        with self._there():
             return bytes(self._serial.read(size))
-        except (OSError, termios.error) as error:
-            raise self._lost(error) from error
 
-    def _lost(self, error: Exception) -> DriverError:
-        return DriverError(
-            f"the port {self.port!r} is lost ({error}), so the servos are not reached; plug it in again."
-        )
+    @contextmanager
+    def _there(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, termios.error) as error:
+            raise DriverError(
+                f"the port {self.port!r} is lost ({error}), so the servos are not reached; plug it in again."
+            ) from error
 
     def _sound(self, servo: int, request: bytes, registers: Sequence[Register], what: str) -> Answer:
         (answer,) = self._ask(request, [servo], registers, what)

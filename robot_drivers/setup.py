@@ -127,7 +127,13 @@ def setup(path: Path, ask: Asks, cameras: Callable[[], list[FoundCamera]] = plug
     driver, known = _arm(prompts)
     spec = open_driver(driver.name, driver.options).spec
     seen = _cameras(prompts, cameras())
-    teleoperator = _teleoperator(prompts, len(spec.joints))
+    teleoperator = prompts.part(
+        f"What does a person drive it by? {', '.join(TELEOPERATORS)}, or module:Class of your own (Enter: keyboard).",
+        partial(_among, "teleoperator", TELEOPERATORS),
+        open_teleoperator,
+        "keyboard",
+        lambda one: {"joints": len(spec.joints)},
+    )
     tasks = _tasks(prompts)
     longest = RobotConfig.seconds
     seconds = prompts.until(
@@ -185,13 +191,6 @@ def _beside(seen: Mapping[str, Any], answer: str) -> str:
     if answer in seen:
         raise UserError(f"There is a camera {answer!r} already.")
     return answer
-
-
-def _teleoperator(prompts: Prompts, joints: int) -> Part | None:
-    known = TELEOPERATORS
-    question = f"What does a person drive it by? {', '.join(known)}, or module:Class of your own (Enter: keyboard)."
-    read = partial(_among, "teleoperator", known)
-    return prompts.part(question, read, open_teleoperator, "keyboard", lambda one: {"joints": joints})
 
 
 def _tasks(prompts: Prompts) -> tuple[str, ...]:

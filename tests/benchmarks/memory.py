@@ -28,13 +28,12 @@ from vla_rl.policies.smolvla.shape import SmolVLAShape
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.tokenizer import Vocabulary
-from vla_rl.recipes.building import build
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig
+from vla_rl.recipes.improve import build
 from vla_rl.recipes.memory import estimate
-from vla_rl.recipes.off_policy import OffPolicyRL, ReplayConfig
 from vla_rl.recipes.policies import TD3Residual
-from vla_rl.recipes.trainers import RLConfig, RunContext, TrainerConfig
+from vla_rl.recipes.trainers import OffPolicyRL, ReplayConfig, RLConfig, RunContext, TrainerConfig
 from vla_rl.training.loop import Loop, LoopConfig
 from vla_rl.training.shapes_only import LiveBytes
 

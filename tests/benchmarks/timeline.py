@@ -17,8 +17,8 @@ from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.vla.tokenizer import Vocabulary
-from vla_rl.recipes.building import build
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.improve import build
 from vla_rl.recipes.trainers import RLConfig, RunContext
 from vla_rl.training.loop import Loop, LoopConfig
 from vla_rl.training.timeline import Timeline

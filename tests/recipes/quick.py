@@ -15,12 +15,10 @@ from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import ResidualConfig
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig
-from vla_rl.recipes.imitate import Imitate, NewTiny
-from vla_rl.recipes.imitating import Corrected, SelfImitated
+from vla_rl.recipes.imitate import Corrected, Imitate, NewTiny, SelfImitated
 from vla_rl.recipes.improve import Improve
-from vla_rl.recipes.off_policy import OffPolicyRL, ReplayConfig
 from vla_rl.recipes.policies import SquashedActor, TD3Residual
-from vla_rl.recipes.trainers import RLConfig
+from vla_rl.recipes.trainers import OffPolicyRL, ReplayConfig, RLConfig
 from vla_rl.training.fit import FitConfig, GroundingConfig, ImitationConfig
 from vla_rl.training.loop import LoopConfig
 

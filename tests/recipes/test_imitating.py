@@ -22,9 +22,9 @@ from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.smolvla.policy import SmolVLA
-from vla_rl.recipes.building import build
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import collect
+from vla_rl.recipes.improve import build
 from vla_rl.recipes.trainers import RunContext
 
 

@@ -8,7 +8,7 @@ from tests.experience.test_mixture import Learner, episode
 from tests.toys import seeded
 from vla_rl.experience.mixture import Strata
 from vla_rl.experience.replay import Replay
-from vla_rl.recipes.off_policy import AdaptiveReplay, ReplayConfig
+from vla_rl.recipes.trainers import AdaptiveReplay, ReplayConfig
 
 
 def joined(config: ReplayConfig) -> Any:

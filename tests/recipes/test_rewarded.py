@@ -21,11 +21,10 @@ from vla_rl.contract.errors import UserError
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.tiny import TinyVLA
-from vla_rl.recipes.building import build
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.env_config import EnvConfig, EnvFactory
 from vla_rl.recipes.evaluators import EvaluationConfig
-from vla_rl.recipes.improve import improve
+from vla_rl.recipes.improve import build, improve
 from vla_rl.recipes.trainers import LearnedReward, RLConfig, RunContext
 from vla_rl.rewards.env import RewardedEnv, RewardWeights
 from vla_rl.rewards.progress import ProgressConfig, ProgressCritic

@@ -26,12 +26,11 @@ from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.vla.tokenizer import Vocabulary
-from vla_rl.recipes.building import build
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.env_config import EnvConfig, EnvFactory
 from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imitate import collect
-from vla_rl.recipes.improve import improve
+from vla_rl.recipes.improve import build, improve
 from vla_rl.recipes.train_rewards import TrainSuccess, balanced, evaluate_model, evaluate_progress, label_frames, share
 from vla_rl.recipes.trainers import LearnedReward, RunContext
 from vla_rl.rewards.env import RewardWeights

@@ -28,15 +28,13 @@ from vla_rl.policies.flow_policy import at_temperature
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.tiny import TinyVLA
-from vla_rl.recipes.building import TrainingSetup, build
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imagine.recipe import Imagine
 from vla_rl.recipes.imitate import collect
-from vla_rl.recipes.improve import improve
-from vla_rl.recipes.off_policy import OffPolicyRL
+from vla_rl.recipes.improve import TrainingSetup, build, improve
 from vla_rl.recipes.policies import StartFrom, TD3Residual
-from vla_rl.recipes.trainers import OnPolicyRL, RLConfig, RunContext, TrainerConfig
+from vla_rl.recipes.trainers import OffPolicyRL, OnPolicyRL, RLConfig, RunContext, TrainerConfig
 from vla_rl.recipes.workers import worker_processes, workers
 from vla_rl.training.distributed import SummedCounters
 from vla_rl.training.loop import LoopConfig, PolicyStore

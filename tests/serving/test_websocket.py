@@ -17,7 +17,7 @@ from tests.patience import PATIENCE
 from tests.serving.served import PATIENT
 from vla_rl.contract.errors import UserError
 from vla_rl.serving import websocket
-from vla_rl.serving.websocket import ClosedError, Connection, DisconnectedError, Limits, accept, connect
+from vla_rl.serving.websocket import ClosedError, Connection, DisconnectedError, Limits, connect
 
 SLOW = 0.3  # seconds: longer than what is sent at once takes, shorter than anybody is patient
 SOON = 60.0  # seconds in which the other limits are noticed, also where this process is held up
@@ -48,7 +48,7 @@ class Server:
     def _run(self, limits: Limits, serve: Callable[[Connection], None]) -> None:
         connection = None
         try:
-            connection = accept(self.socket.accept()[0], "somebody", limits, {"/health": "well\n"})
+            connection = Connection.accept(self.socket.accept()[0], "somebody", limits, {"/health": "well\n"})
             if connection is not None:
                 serve(connection)
         except UserError as error:

@@ -14,7 +14,7 @@ from tests.training.test_loop import Fake
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import NonFiniteError, UserError
 from vla_rl.policies.vla.options import VLAOptions
-from vla_rl.recipes import building, improve
+from vla_rl.recipes import improve
 from vla_rl.recipes.trainers import RunContext
 from vla_rl.training.loop import Loop, LoopConfig, PolicyStore
 from vla_rl.training.out_of_memory import COLLECT, LEARN, VALIDATE, OutOfMemoryError, naming_knobs, phase_of_memory
@@ -116,7 +116,7 @@ def test_an_allocation_that_fails_in_a_run_is_one_sentence(tmp_path, monkeypatch
     case = cases(True)["tiny_ppo"]
 
     def limited(trainer, context):
-        setup = building.build(trainer, context)
+        setup = improve.build(trainer, context)
         setup.learner.update = raising(MemoryError())
         return setup
 

@@ -150,7 +150,7 @@ def test_nothing_of_sharding_is_imported_where_nothing_is_shared() -> None:
     """It takes half as long as torch itself, in every process that is started."""
     code = """
 import sys
-import vla_rl.cli.train, vla_rl.experience.worker, vla_rl.recipes.improve, vla_rl.recipes.off_policy
+import vla_rl.cli.train, vla_rl.experience.worker, vla_rl.recipes.improve, vla_rl.recipes.trainers
 from vla_rl.contract.tracker import is_shard
 assert not is_shard(1)
 sys.exit("torch.distributed.tensor" in sys.modules)

@@ -149,9 +149,9 @@ class Replay:
         """``size`` decisions, uniformly and with replacement."""
         return self.transitions(_draw(self.decisions(), size, generator))
 
-    def transitions(self, slots: Tensor, n_step: int = 0) -> Transitions:
-        """The decisions in ``slots`` int [B] with what followed them, ``n_step`` decisions ahead (0: the buffer's)."""
-        columns, n_step = self.columns, n_step or self.n_step
+    def transitions(self, slots: Tensor) -> Transitions:
+        """The decisions in ``slots`` int [B] with what followed them, ``n_step`` decisions ahead."""
+        columns, n_step = self.columns, self.n_step
         ahead = columns["remaining"][slots].clamp_max(n_step)
         reward, discount = torch.zeros_like(columns["reward"][slots]), torch.ones_like(columns["reward"][slots])
         for k in range(n_step):

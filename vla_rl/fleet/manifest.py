@@ -288,15 +288,13 @@ class SigningKey:
         """The key in a PEM file; raises UserError when it is missing or no Ed25519 key."""
         try:
             key = load_pem_private_key(read_key(path), password=None)
+            if not isinstance(key, Ed25519PrivateKey):
+                raise ValueError("it is another kind of key than Ed25519")
         except (UserError, ValueError, TypeError, UnsupportedAlgorithm) as error:
             raise UserError(
                 f"{str(path)!r} holds no signing key ({error}), so no policy can be published; make one, or name its "
                 "file."
             ) from error
-        if not isinstance(key, Ed25519PrivateKey):
-            raise UserError(
-                f"{str(path)!r} holds another kind of key than Ed25519, so no policy can be published; make a new one."
-            )
         return cls(key)
 
     def public_pem(self) -> bytes:

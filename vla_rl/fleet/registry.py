@@ -130,25 +130,20 @@ class Registry:
                 files = put_folder(checkpoint, self._store.put)
                 observation = put_bytes(published.observation, self._store.put)
                 self._store.sync()
+                golden = Golden(observation, published.seed, published.action, published.tolerance)
                 with self._lock:  # robots were served until here
-                    return self._publish(files, observation, published, key, who, why)
+                    version, parent = self._next_version(), self.releases.active
+                    manifest = Manifest(version, parent, files, published.spec_hash, golden)
+                    Manifest.decode(manifest.encode())  # what no robot would accept is not signed
+                    self._disk.write_whole(self._manifest_path(version), key.sign(manifest))
+                    self._disk.sync_folder(self._folder / "manifests")
+                    self._change("publish", who, why, version=version)
+                    return version
         except OSError as error:
             raise UserError(
                 f"{str(checkpoint)!r} could not be published ({error}), so robots keep what they run; free some disk "
                 "space or look at the disk."
             ) from error
-
-    def _publish(
-        self, files: tuple[FileEntry, ...], observation: Blob, published: Published, key: SigningKey, who: str, why: str
-    ) -> int:
-        version, parent = self._next_version(), self.releases.active
-        golden = Golden(observation, published.seed, published.action, published.tolerance)
-        manifest = Manifest(version, parent, files, published.spec_hash, golden)
-        Manifest.decode(manifest.encode())  # what no robot would accept is not signed
-        self._disk.write_whole(self._manifest_path(version), key.sign(manifest))
-        self._disk.sync_folder(self._folder / "manifests")
-        self._change("publish", who, why, version=version)
-        return version
 
     def try_on(self, version: int, robots: Iterable[str], who: str, why: str) -> tuple[str, ...]:
         """Make ``version`` the canary of some of ``robots``, the fleet's; returns those who try it."""

@@ -91,12 +91,12 @@ class Committer:
         return [Outcome(receipt.durable[sender], receipt.refused.get(sender)) for sender in senders]
 
 
-@dataclass(frozen=True)
-class End:
-    """Why a connection ends, for the robot and the log."""
+class End(Exception):
+    """Why a connection ends, or is not accepted, for the robot and the log."""
 
-    code: grpc.StatusCode
-    sentence: str
+    def __init__(self, code: grpc.StatusCode, sentence: str) -> None:
+        super().__init__(sentence)
+        self.code, self.sentence = code, sentence
 
 
 class Session:

@@ -92,14 +92,6 @@ class TransportOptions:
         return max(_MIN_CREDIT, min((self.memory_mb << 20) // self.max_robots, _MAX_CREDIT))
 
 
-class Refused(Exception):
-    """A connection that is not accepted."""
-
-    def __init__(self, code: grpc.StatusCode, sentence: str) -> None:
-        super().__init__(sentence)
-        self.end = End(code, sentence)
-
-
 class _Connected(NamedTuple):
     session: Session
     context: grpc.ServicerContext
@@ -179,8 +171,8 @@ class FleetTransport:
     def _stream(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
             session = self._accept(incoming, context)
-        except Refused as refused:
-            self._abort(context, refused.end)
+        except End as end:
+            self._abort(context, end)
         try:
             if not context.add_callback(lambda: session.end(Code.CANCELLED, "the connection was lost")):
                 return
@@ -194,7 +186,7 @@ class FleetTransport:
             self._leave(session)
 
     def _accept(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Session:
-        """The session of whoever introduces itself first; raises Refused.
+        """The session of whoever introduces itself first; raises End.
 
         Who takes long gives way to who comes later with the same certificate.
         """
@@ -212,13 +204,13 @@ class FleetTransport:
             sender = Sender(robot or hello.robot, hello.epoch.hex())
             return self._welcome(sender, hello, context, certificate)
         except grpc.RpcError as error:
-            raise Refused(Code.CANCELLED, "a connection ended before anybody introduced itself") from error
+            raise End(Code.CANCELLED, "a connection ended before anybody introduced itself") from error
         except ContractError as error:
-            raise Refused(Code.INVALID_ARGUMENT, str(error)) from error
+            raise End(Code.INVALID_ARGUMENT, str(error)) from error
         except UserError as error:
-            raise Refused(Code.PERMISSION_DENIED, str(error)) from error
+            raise End(Code.PERMISSION_DENIED, str(error)) from error
         except (OSError, MemoryError) as error:
-            raise Refused(Code.UNAVAILABLE, f"the server cannot take anybody in now ({error}); come back.") from error
+            raise End(Code.UNAVAILABLE, f"the server cannot take anybody in now ({error}); come back.") from error
         finally:
             with self._lock:
                 self._opening.pop(context, None)
@@ -234,7 +226,7 @@ class FleetTransport:
             alike = [one.session for other, one in self._connected.items() if other.robot == sender.robot]
             full = len(self._connected) >= self._options.max_robots or len(alike) >= _SPOOLS
             if full and older is None:
-                raise Refused(Code.RESOURCE_EXHAUSTED, "the server has as many robots as it takes; raise max_robots.")
+                raise End(Code.RESOURCE_EXHAUSTED, "the server has as many robots as it takes; raise max_robots.")
             durable, policy = self._store.durable(*sender), self._policies.head(sender.robot)
             self._check_place(sender, hello, durable)
             session = Session(sender, durable, self._committer, self._clock, self._options.credit, self.alarm)
@@ -258,13 +250,13 @@ class FleetTransport:
 
     def _check(self, sender: Sender, hello: pb.Hello) -> None:
         if hello.protocol != PROTOCOL:
-            raise Refused(
+            raise End(
                 Code.FAILED_PRECONDITION,
                 f"robot {sender.robot!r} speaks version {hello.protocol} of the protocol and the server {PROTOCOL}, so "
                 "it is refused; install the same vla-rl on both.",
             )
         if not NAME.fullmatch(sender.robot) or hello.robot != sender.robot:
-            raise Refused(
+            raise End(
                 Code.PERMISSION_DENIED,
                 f"a robot calls itself {hello.robot[:64]!r} and its certificate names {sender.robot[:64]!r}, so it is "
                 "refused; start it with the name of its certificate.",
@@ -282,7 +274,7 @@ class FleetTransport:
                 "it had, or the robot with a new spool."
             )
             self.alarm(sentence)
-            raise Refused(Code.FAILED_PRECONDITION, sentence)
+            raise End(Code.FAILED_PRECONDITION, sentence)
 
     def _tell_of_namesakes(self, session: Session, durable: int, present: list[Session]) -> None:
         """Two spools of one name are two robots, or one that was replaced; a person has to know which."""
@@ -393,10 +385,7 @@ class Downloads:
         }
 
     def _manifest(self, data: bytes, context: grpc.ServicerContext) -> bytes:
-        def read() -> bytes:
-            return self._policies.manifest(pb.ManifestRequest.FromString(data).version)
-
-        return self._answer(read, context)
+        return self._answer(lambda: self._policies.manifest(pb.ManifestRequest.FromString(data).version), context)
 
     def _chunk(self, data: bytes, context: grpc.ServicerContext) -> bytes:
         def read() -> bytes:

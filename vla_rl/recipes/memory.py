@@ -31,12 +31,11 @@ from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.stats import MeanReturn, Rate
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.pretrained import load_policy
-from vla_rl.recipes.building import TrainingSetup, build
 from vla_rl.recipes.demo import Demo
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imitate import NewImitator
-from vla_rl.recipes.improve import Improve
+from vla_rl.recipes.improve import Improve, TrainingSetup, build
 from vla_rl.recipes.inspect import sizes, table
 from vla_rl.recipes.policies import names_class, new_policy
 from vla_rl.recipes.trainers import RunContext, Trainable, TrainerConfig

@@ -28,9 +28,8 @@ from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imitate import NewImitator
 from vla_rl.recipes.imitate_dataset import ImitateDataset
 from vla_rl.recipes.improve import Improve
-from vla_rl.recipes.off_policy import OffPolicyRL, ReplayConfig
 from vla_rl.recipes.policies import SACLatent, StartFrom, TD3Residual
-from vla_rl.recipes.trainers import OnPolicyRL, RLConfig, TrainerConfig
+from vla_rl.recipes.trainers import OffPolicyRL, OnPolicyRL, ReplayConfig, RLConfig, TrainerConfig
 from vla_rl.training.fit import FitConfig, ImitationConfig
 from vla_rl.training.loop import LoopConfig
 

@@ -147,20 +147,33 @@ class Connection:
 
     # -- the opening ------------------------------------------------------------------------------------------------
 
-    def accept(self, pages: Mapping[str, str], refusal: Callable[[str], Refusal | None] = lambda _: None) -> bool:
-        """As the server: answer the opening request; False when it was no WebSocket, and the answer is all there is.
+    @classmethod
+    def accept(
+        cls,
+        sock: socket.socket,
+        peer: str,
+        limits: Limits,
+        pages: Mapping[str, str],
+        refusal: Callable[[str], Refusal | None] = lambda _: None,
+    ) -> Connection | None:
+        """As the server: who opens a WebSocket on ``sock``; None for any other or refused request, which is answered.
 
         ``pages`` are the texts of plain HTTP pages by path.  ``refusal`` says of the request's Authorization ("" for
         none) with what status and sentence it is refused.  A request with an Origin comes from a web page of some site,
         not from a program, and is refused.
         """
-        assert isinstance(self._protocol, ServerProtocol)
-        request = self._opening(Request)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+        protocol = ServerProtocol(origins=[None], max_size=limits.message_bytes, logger=_frames)
+        connection = cls(sock, protocol, peer, limits)
+        request = connection._opening(Request)
         given = request.headers.get_all("Authorization")
         page = (HTTPStatus.OK, pages[request.path]) if request.path in pages else refusal(given[0] if given else "")
-        self._protocol.send_response(self._protocol.reject(*page) if page else self._protocol.accept(request))
-        self._flush()
-        return self._protocol.state is State.OPEN
+        protocol.send_response(protocol.reject(*page) if page else protocol.accept(request))
+        connection._flush()
+        if protocol.state is State.OPEN:
+            return connection
+        connection.close()
+        return None
 
     def open(self, key: ApiKey | None = None) -> None:
         """As the client: ask for a WebSocket; raises DisconnectedError when the server has none here."""
@@ -322,24 +335,6 @@ def connect(url: str, limits: Limits, key: ApiKey | None = None) -> Connection:
     return connection
 
 
-def accept(
-    sock: socket.socket,
-    peer: str,
-    limits: Limits,
-    pages: Mapping[str, str],
-    refusal: Callable[[str], Refusal | None] = lambda _: None,
-) -> Connection | None:
-    """The connection that somebody opened on ``sock``; None for a plain HTTP request or refused one: it is answered."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
-    connection = Connection(
-        sock, ServerProtocol(origins=[None], max_size=limits.message_bytes, logger=_frames), peer, limits
-    )
-    if connection.accept(pages, refusal):
-        return connection
-    connection.close()
-    return None
-
-
 class Listener(socketserver.ThreadingTCPServer):
     """Listens on ``port`` (0: any that is free) of ``access.host`` and answers each connection in a thread of its own.
 
@@ -423,7 +418,7 @@ class Listener(socketserver.ThreadingTCPServer):
                 sock = self.access.secure(sock, self.limits.opening_s)
             except OSError as error:
                 raise UserError(f"{peer} did not agree on TLS ({error}), so it is not answered; use wss://.") from error
-            return accept(sock, peer, self.limits, self.pages, partial(self.access.refusal, host))
+            return Connection.accept(sock, peer, self.limits, self.pages, partial(self.access.refusal, host))
         finally:
             with self._lock:
                 self._opening[host] -= 1

@@ -18,8 +18,8 @@ from vla_rl.recipes.fleet.demo import FleetDemo
 from vla_rl.recipes.fleet.learners import Learn, LearnByAdvantage, LearnByCorrections, LearnByReplay
 from vla_rl.recipes.fleet.simulate import Corrects, Demonstrates, FleetTimes, Simulate
 from vla_rl.recipes.imitate import Imitate, NewTinyOfJoints
-from vla_rl.recipes.off_policy import AdaptiveReplay, ReplayConfig
 from vla_rl.recipes.policies import SquashedActor, TD3Residual
+from vla_rl.recipes.trainers import AdaptiveReplay, ReplayConfig
 from vla_rl.training.fit import FitConfig, GroundingConfig, ImitationConfig
 
 _PERSON = PersonConfig(patience=2, delay=1, hold=3, max_share=0.5)

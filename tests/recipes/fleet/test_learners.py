@@ -37,8 +37,8 @@ from vla_rl.recipes.fleet.learners import (
     relabelled_episode,
 )
 from vla_rl.recipes.fleet.simulate import Corrects, FleetTimes, Timeline, VirtualReleases, VirtualRobot, micros
-from vla_rl.recipes.off_policy import AdaptiveReplay
 from vla_rl.recipes.policies import SACLatent
+from vla_rl.recipes.trainers import AdaptiveReplay
 
 TIMES = FleetTimes(decision=0.02, reset=0.3, upload=0.1)
 METHOD = configs.REPLAY

@@ -16,11 +16,10 @@ from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.check import random_actions
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.policies.tiny import TinyVLA
-from vla_rl.recipes.building import build
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imagine.calibrated_model import ImaginedEnvFactory
-from vla_rl.recipes.improve import improve
+from vla_rl.recipes.improve import build, improve
 from vla_rl.recipes.trainers import RLConfig, RunContext
 from vla_rl.training.tracking import RunFolder
 from world_models.config import ImaginationConfig, Limits, WorldModelConfig

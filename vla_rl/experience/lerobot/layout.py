@@ -14,7 +14,8 @@ from __future__ import annotations
 import math
 import re
 import shutil
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,17 @@ MOST_EPISODES = 10_000_000
 UNREADABLE = (OSError, pa.ArrowException, ValueError)
 
 
+@contextmanager
+def _naming(path: Path, loss: str = "the dataset cannot be read") -> Iterator[None]:
+    """Raise UserError, which names ``path``, where it is damaged."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise UserError(
+            f"{str(path)!r} is damaged ({type(error).__name__}: {error}), so {loss}; copy it again."
+        ) from error
+
+
 @dataclass(frozen=True)
 class Limits:
     """A file is closed before the next episode would make it larger; a folder holds at most this many files."""
@@ -89,14 +101,9 @@ class Header:
     @classmethod
     def load(cls, recording: Path) -> Header:
         """Read ``header.json``; raises UserError when it is missing or damaged."""
-        try:
+        with _naming(recording / HEADER, "the episodes beside it have no column types"):
             data = read_json(recording / HEADER)
             return cls(Schema.from_json(data), tuple(data["tasks"]), Limits(**data["limits"]))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"{str(recording / HEADER)!r} cannot be read ({error}), so the episodes beside it have no column "
-                "types; copy it again."
-            ) from error
 
 
 @dataclass(frozen=True)
@@ -195,17 +202,13 @@ def read_committing(recording: Path) -> dict[str, Any]:
     path = recording / COMMITTING
     if not path.exists():
         return {}
-    try:
+    with _naming(path):
         commit = read_json(path)
         int(commit["total_episodes"]), stats_from_json(commit["stats"])
         folders, files = commit["folders"], commit["files"]
         for name in (*(f"./{name}" if name.startswith("episode-") else "/" for name in folders), *files):
             if name.startswith("/") or ".." in name.split("/"):
                 raise ValueError("it names what is not in the dataset")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{str(path)!r} is damaged ({type(error).__name__}: {error}), so the dataset cannot be read; copy it again."
-        ) from error
     return dict(commit)
 
 
@@ -298,36 +301,26 @@ def read_metadata(root: Path) -> Metadata:
         header = Header.load(root / RECORDING)
         return Metadata(root, {}, header.schema, 0, (), ())
     info = _read_info(root)
-    try:
+    with _naming(root / INFO):
         schema, total = Schema.from_json(info), int(info["total_episodes"])
         _check_numbers(info, total)
         problems: list[Problem] = []
         rows = _read_rows(root, info, schema, total, problems)
         total = max(total, len(rows))
         check_memory(schema.frame_bytes * sum(row.length for row in rows), size)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise UserError(
-            f"{str(root / INFO)!r} is damaged ({type(error).__name__}: {error}), so the dataset cannot be read; copy "
-            "it again."
-        ) from error
     tasks, stats = _read_tasks(root, problems), _read_stats(root, total, problems)
     return Metadata(root, info, schema, total, tasks, rows, stats, tuple(problems))
 
 
 def _read_info(root: Path) -> dict[str, Any]:
-    try:
-        info = read_json(root / INFO)
-        version = str(info["codebase_version"])
-    except (FileNotFoundError, NotADirectoryError) as error:
+    if not (root / INFO).exists():
         raise UserError(
             f"{str(root)!r} has no {INFO}, so it holds no readable episodes; give the folder of a LeRobotDataset "
             f"{VERSION}, such as 'vla-rl collect' writes."
-        ) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{str(root / INFO)!r} is damaged ({type(error).__name__}: {error}), so it holds no readable episodes; "
-            "copy it again."
-        ) from error
+        )
+    with _naming(root / INFO, "it holds no readable episodes"):
+        info = read_json(root / INFO)
+        version = str(info["codebase_version"])
     if not version.startswith("v3."):
         raise UserError(
             f"{str(root)!r} is a LeRobotDataset {version}, which has another file layout; convert it with "

@@ -45,22 +45,21 @@ class ExportSummary:
         return "\n".join([told, *named])
 
 
-def records(ledger: Ledger, after: int = 0) -> Iterator[tuple[int, FleetRecord]]:
-    """All records behind position ``after``, as many as there are now."""
-    while found := _read(ledger, after):
-        yield from found
-        after = found[-1][0]
-
-
-def _read(ledger: Ledger, after: int) -> list[tuple[int, FleetRecord]]:
-    """Again while the disk cannot, which the ledger bounds."""
+def records(ledger: Ledger) -> Iterator[tuple[int, FleetRecord]]:
+    """All records with their positions, as many as there are now."""
+    after = 0
     while True:
         try:
-            return ledger.read(after, _BATCH)
+            found = ledger.read(after, _BATCH)
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
-        time.sleep(1.0)
+            time.sleep(1.0)  # again while the disk cannot, which the ledger bounds
+            continue
+        if not found:
+            return
+        yield from found
+        after = found[-1][0]
 
 
 def demonstrations_of(episode: FleetEpisode) -> Demonstrations:

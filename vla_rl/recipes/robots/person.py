@@ -194,15 +194,14 @@ class EpisodeBar(Display):
     """A bar: episodes that are over in no time."""
 
     def __init__(self, show: Console, total: int) -> None:
-        self._total = total
-        self._opened = ExitStack()
+        self._bar = bar("robot", total)
 
     def __enter__(self) -> Self:
-        self._update = self._opened.enter_context(bar("robot", self._total))
+        self._update = self._bar.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._opened.close()
+        self._bar.__exit__(None, None, None)
 
     def ended(self, title: str, records: Sequence[Record], done: int, succeeded: int) -> None:
         self._update(done, f"{succeeded} succeeded")
