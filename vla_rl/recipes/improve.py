@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from vla_rl.algorithms.ppo import PPOConfig
-from vla_rl.contract.config import JsonMapping, JsonObject, check_choice, check_sizes
+from vla_rl.contract.batch import ExperienceSource, OneProcess
+from vla_rl.contract.config import JsonMapping, JsonObject, check_choice, check_sizes, from_json, to_json
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import NonFiniteError, UserError, did_you_mean
 from vla_rl.evaluation import seed_ranges

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from vla_rl.contract.config import check_choice, check_limits, check_positive
+from vla_rl.contract.config import Checked, check_choice, check_positive, within
 from vla_rl.policies.feed_forward import LogprobPer
 from vla_rl.policies.openvla.network import OpenVLANetwork, Prefix
 from vla_rl.policies.vla.options import VLAOptions
