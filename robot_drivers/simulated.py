@@ -22,7 +22,7 @@ import numpy as np
 from robot_drivers.driver import DriverError, Joint, Measurement, RobotSpec
 from robot_drivers.executor import Executor
 from robot_drivers.record import Decide, Decision, HumanInput, Query, Record
-from vla_rl.contract.config import check_limits
+from vla_rl.contract.config import Checked, at_least, within
 from vla_rl.contract.env import EnvSpec, Observation, VecEnv, on_host
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.load import load
@@ -119,7 +119,7 @@ class Simulated:
 
 
 @dataclass(frozen=True)
-class Imperfections:
+class Imperfections(Checked):
     """How the arm falls short of the environment; nothing unless said.
 
     command_latency      s  from a command to the motors
@@ -133,29 +133,15 @@ class Imperfections:
     seed                 of all draws, together with that of the episode
     """
 
-    command_latency: float = 0.0
-    measurement_latency: float = 0.0
-    camera_latency: float = 0.0
-    jitter: float = 0.0
-    lost_measurements: float = 0.0
-    lost_frames: float = 0.0
-    noise: float = 0.0
+    command_latency: float = at_least(0.0, 0.0)
+    measurement_latency: float = at_least(0.0, 0.0)
+    camera_latency: float = at_least(0.0, 0.0)
+    jitter: float = at_least(0.0, 0.0)
+    lost_measurements: float = within(0.0, 0.0, 1.0)
+    lost_frames: float = within(0.0, 0.0, 1.0)
+    noise: float = at_least(0.0, 0.0)
     offsets: Sequence[float] = ()
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Raises UserError for a negative duration or deviation and for what is no probability."""
-        seconds, share = (0.0, math.inf), (0.0, 1.0)
-        check_limits(
-            self,
-            command_latency=seconds,
-            measurement_latency=seconds,
-            camera_latency=seconds,
-            jitter=seconds,
-            noise=seconds,
-            lost_measurements=share,
-            lost_frames=share,
-        )
 
 
 class OnItsWay(NamedTuple):

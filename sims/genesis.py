@@ -303,8 +303,10 @@ class Scene:
             profiling_options=genesis.options.ProfilingOptions(show_FPS=False),
             **cameras.options(),
         )
-        self._add_table()
-        self._arm = self._add_arm()
+        plane = genesis.morphs.Plane(contype=_TABLE, conaffinity=_TABLE)
+        self._scene.add_entity(plane, surface=genesis.surfaces.Rough(color=(0.72, 0.70, 0.66)))
+        arm = genesis.morphs.MJCF(file=MODEL, pos=BASE, euler=(0.0, 0.0, degrees(BASE_TURN)))
+        self._arm = self._scene.add_entity(arm, material=genesis.materials.Rigid(gravity_compensation=1.0))
         for number, colour in enumerate(colours):
             self._add_cube(number, colour)
         cameras.add(self._scene, task)
@@ -375,16 +377,6 @@ class Scene:
         """[E,3]: the point between the finger pads in the table's frame, metres."""
         position, turn = self._hand.get_pos(), self._hand.get_quat()
         return position + _rotated(turn, position.new_tensor(PINCH).expand_as(position))
-
-    def _add_table(self) -> None:
-        gs = self._genesis
-        plane = gs.morphs.Plane(contype=_TABLE, conaffinity=_TABLE)
-        self._scene.add_entity(plane, surface=gs.surfaces.Rough(color=(0.72, 0.70, 0.66)))
-
-    def _add_arm(self) -> Any:
-        gs = self._genesis
-        morph = gs.morphs.MJCF(file=MODEL, pos=BASE, euler=(0.0, 0.0, degrees(BASE_TURN)))
-        return self._scene.add_entity(morph, material=gs.materials.Rigid(gravity_compensation=1.0))
 
     def _add_cube(self, number: int, colour: tuple[float, float, float]) -> None:
         gs = self._genesis

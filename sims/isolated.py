@@ -397,7 +397,10 @@ class IsolatedSnapshotEnv(IsolatedEnv):
             for name, part in answer.arrays.items():
                 whole = found.setdefault(_INNER + name, np.zeros((index.size, *part.shape[1:]), part.dtype))
                 whole[places] = part
-        return found | self._own(index)
+        found |= {_OWN + name: array[index] for name, array in self._own_arrays().items()}
+        if self._frozen[index].any():  # what they show
+            found |= {_KEPT + name: kept[index] for name, kept in self._kept.items()}
+        return found
 
     def restore(self, env_ids: Any, snapshot: Snapshot) -> Observation:
         index = self._book.index(env_ids)
@@ -424,13 +427,6 @@ class IsolatedSnapshotEnv(IsolatedEnv):
         cause = self._cause.view(np.uint32).reshape(self.num_envs, -1)
         own = {name: getattr(self._book, name) for name in ("seed", "time", *FLAGS)}
         return own | {"frozen": self._frozen, "cause": cause}
-
-    def _own(self, index: np.ndarray) -> Arrays:
-        """What a snapshot of the environments ``index`` [R] holds of that, and what frozen ones of them show."""
-        found = {_OWN + name: array[index] for name, array in self._own_arrays().items()}
-        if self._frozen[index].any():
-            found |= {_KEPT + name: kept[index] for name, kept in self._kept.items()}
-        return found
 
     def _snapshot_request(self, index: np.ndarray, worker: SupervisedWorker) -> Request:
         self._fill(worker)

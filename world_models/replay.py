@@ -63,14 +63,11 @@ def replay(
     """
     frames, length = model.config.frames, np.array([len(item) for item in actions])
     count, calls = len(actions), -(-int(length.max()) // frames)
-    result = ReplayResult(
-        np.zeros((count, calls), np.int64),
-        np.full((count, calls), np.nan, np.float32),
-        np.full((count, calls), np.nan, np.float32),
-        np.zeros((count, calls, *model.picture), np.uint8),
-        np.zeros((count, calls, model.spec.state.shape[0]), np.float32),
-        np.full((count, calls), np.nan, np.float32),
-    )
+    success, uncertainty, earned = np.full((3, count, calls), np.nan, np.float32)
+    pictures = np.zeros((count, calls, *model.picture), np.uint8)
+    state = np.zeros((count, calls, model.spec.state.shape[0]), np.float32)
+    step = np.zeros((count, calls), np.int64)
+    result = ReplayResult(step, success, uncertainty, pictures, state, earned)
     endless = endless_rollouts(config, int(length.max()))
     for number, batch in enumerate(_batches(length, frames, config.batch_size), 1):
         env = ImaginedEnv(model, OrderedPool(initial_states), len(batch), None, endless)

@@ -134,7 +134,10 @@ class SupervisedWorker:
                 if request.arguments and isinstance(error, ContractError):
                     raise error
                 raise ChildError(f"failed: {error}")
-            _check(request, Answer(answer, arrays))
+            try:
+                request.check(Answer(answer, arrays))
+            except ContractError as error:
+                raise ChildError(f"broke its own spec: {error}") from error
         except ChildError as error:
             self._replace(str(error), request.do)
             return None
@@ -213,13 +216,6 @@ class SupervisedWorker:
             stacklevel=2,
         )
         self.restarts, self.fresh, self.link = self.restarts + 1, True, self._begin()
-
-
-def _check(request: Request, answer: Answer) -> None:
-    try:
-        request.check(answer)
-    except ContractError as error:
-        raise ChildError(f"broke its own spec: {error}") from error
 
 
 class Link(Protocol):

@@ -12,7 +12,7 @@ import torch
 
 from tests.latent import toy_base
 from tests.toys import bandit, deployed, seeded
-from vla_rl.algorithms.dsrl import DSRL, DSRLConfig, NoiseAliasedConfig
+from vla_rl.algorithms.dsrl import DSRLConfig, NoiseAliasedConfig
 from vla_rl.contract.batch import Transitions
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.replay import Replay
@@ -186,14 +186,3 @@ def test_noise_critics_have_the_critics_input_statistics(base):
     made.update(bandit(made.policy, 64, seeded(1)))
     assert torch.equal(made.noise_critic.inputs.std, made.critic.inputs.std)
     assert float(made.critic.inputs.std) == pytest.approx(0.577, abs=0.1)
-
-
-def test_only_a_policy_that_decodes_can_be_aliased(base):
-    class Decided:
-        version = 0
-        rsample = critic_action = act = encode = initial_state = reset_state = lambda self, *given: None
-
-    critic = QEnsemble({"state": 1}, 2, 3, HEAD)
-    with pytest.raises(UserError, match=r"Decided does not.*choose DSRL"):
-        ALIASED.build(Decided(), {}, critic, Replay(8, 0.9), seeded())  # type: ignore[arg-type]
-    assert isinstance(learner(base), DSRL)

@@ -12,10 +12,9 @@ import torch
 from torch.distributions import Normal, kl_divergence
 
 from tests.latent import toy_base
-from tests.toys import FlowToy, TwoProcesses, bandit, columns, deployed, seeded
+from tests.toys import TwoProcesses, bandit, columns, deployed, seeded
 from vla_rl.algorithms.gorl import GoRL, GoRLConfig, RefitConfig, prior_kl
 from vla_rl.contract.batch import Rollout
-from vla_rl.contract.errors import UserError
 from vla_rl.policies.critics import ValueCritic
 from vla_rl.policies.flow import AllSteps, FlowSampler, Ode
 from vla_rl.policies.heads import HeadConfig
@@ -216,10 +215,3 @@ def doubled(rollout: Rollout) -> Rollout:
     numbers = {name: getattr(rollout, name).double() for name in ("sample", "executed", "logprob", "reward")}
     final = {name: item.double() for name, item in rollout.final_features.items()}
     return replace(rollout, features=features, final_features=final, **numbers)
-
-
-def test_a_policy_without_decoder_and_empty_stages_are_refused():
-    with pytest.raises(UserError, match=r"FlowToy is not.*choose PPO"):
-        CONFIG.build(FlowToy(), {}, ValueCritic({"state": 1}), seeded(), None)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"0 of them.*at least 1"):
-        learner(replace(CONFIG, window=0))

@@ -151,11 +151,6 @@ def test_iql_reaches_the_optimum_from_recorded_decisions():
     assert iql.steps == 500 + 4 * 32 and deployed(iql.policy) > -0.03
 
 
-def test_a_policy_without_a_density_is_refused():
-    with pytest.raises(UserError, match=r"log_prob_of but Scripted lacks it"):
-        IQL(Scripted(), {"x": torch.nn.Parameter(torch.zeros(()))}, Table(2), Replay(8, 0.9), IQLConfig(), seeded())  # type: ignore[arg-type]
-
-
 QUICK_CALQL = CalQLConfig(
     batch=64,
     num_critics=2,
@@ -396,13 +391,6 @@ def test_a_resumed_wsrl_goes_on_without_the_recorded_data():
     for one in (ours, theirs):
         one.update(recorded(8, seeded(5)))
     assert same(weights(ours), weights(theirs))
-
-
-def test_a_replay_buffer_without_parts_is_refused():
-    policy = squashed(env_spec())
-    wsrl = QUICK_WSRL.build(policy, policy.trainable(), critics(policy), Replay(100, 0.9), seeded())
-    with pytest.raises(UserError, match="Replay does not keep them apart; give it a Mixture"):
-        wsrl.pretrain(5)
 
 
 def test_keep_only_refuses_an_unknown_part():

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.algorithms.test_hg_dagger import Chunked, D, H, Table, experience
 from tests.policies.test_tiny import HORIZON, SPEC, made
-from tests.toys import FlowToy, rollout, seeded
+from tests.toys import rollout, seeded
 from vla_rl.algorithms.self_imitation import (
     FutureStates,
     FutureStatesConfig,
@@ -22,7 +22,7 @@ from vla_rl.algorithms.self_imitation import (
     of_successes,
 )
 from vla_rl.contract.batch import Rollout
-from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.errors import ContractError
 from vla_rl.contract.policy import ActionOut
 from vla_rl.policies.tiny import TinyVLA
 
@@ -240,15 +240,3 @@ def test_improvements_begin_at_the_heads_first_weights() -> None:
     assert fresh is not None
     for one, two in zip(agent.future.parameters(), fresh.parameters(), strict=True):
         torch.testing.assert_close(one, two, atol=1e-6, rtol=0.0)
-
-
-def test_a_policy_without_a_backbone_that_learns_is_refused() -> None:
-    class Sightless(FlowToy):
-        action_scale = made().action_scale
-
-        def imitation_losses(self, features: Any, chunks: Tensor, draws: int, generator: Any) -> Tensor:
-            raise AssertionError
-
-    policy, head = Sightless(), FutureStates({"state": 1}, FutureStatesConfig())
-    with pytest.raises(UserError, match="no backbone would foresee states"):
-        SelfImitation(policy, policy.trainable(), None, SelfImitationConfig(), seeded(), future=head)

@@ -266,7 +266,7 @@ def test_trust_is_asked_for_once(tmp_path, capsys):
     assert trust.read_named(folder / "config.json")["env"]["name"] == "theirs_beside:make"
 
 
-def test_an_environment_that_the_user_names_stands_for_that_of_a_run(tmp_path, capsys):
+def test_a_named_environment_stands_for_that_of_a_run(tmp_path, capsys):
     folder = tmp_path / "theirs"
     run(folder, env={"class": "EnvConfig", "name": "theirs_beside:make"})
     code(Path("theirs_beside.py"), tmp_path / "canary")
@@ -314,7 +314,7 @@ def arm_file(**driver: Any) -> Path:
     return path
 
 
-def test_ones_own_driver_is_trusted_once_and_the_rest_of_its_file_is_edited_freely(tmp_path, capsys):
+def test_ones_own_driver_is_trusted_once_whatever_the_rest_is(tmp_path, capsys):
     canary = tmp_path / "canary"
     code(Path("mine.py"), canary)
     file = arm_file(name="mine:X", options={})

@@ -70,26 +70,6 @@ def test_frames_by_hand():
         assert (item.psnr, item.copied) == pytest.approx([10 * math.log10(255**2 / mse) for mse in (a, b)])
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda a, b, c: (a[:, :2], b, c, [3, 2]),
-        lambda a, b, c: (a.astype(np.float32), b, c, [3, 2]),
-        lambda a, b, c: (a, b, c, [4, 2]),
-    ],
-    ids=["T", "float", "longer"],
-)
-def test_mismatched_frames_are_refused(change):
-    *frames, length = change(*replays())
-    with pytest.raises(ContractError, match="do not match in shape or dtype"):
-        frame_agreement(*frames, length=length, horizons=[1])
-
-
-def test_a_horizon_that_no_replay_reaches_is_refused():
-    with pytest.raises(ContractError, match=r"horizon 3 is outside 1\.\.2"):
-        frame_agreement(*replays(), length=[1, 2], horizons=[3])
-
-
 class BrightnessLocator:
     """Locates the object at x = brightness and y = task index, in millimetres (an ``ObjectLocator``)."""
 
@@ -141,14 +121,6 @@ def test_a_model_that_copies_has_the_error_of_the_copy():
     for item in object_error(BrightnessLocator(), still, true, first, [0, 7], [3, 2], [1, 2, 3], POSITIONS):
         assert item.imagined == item.copied
     assert item.imagined == Millimetres(pytest.approx(25.0, abs=1e-4), pytest.approx(25.0, abs=1e-4))
-
-
-@pytest.mark.parametrize(
-    ("tasks", "positions"), [([0], POSITIONS), ([0, 7], POSITIONS[:1]), ([0, 7], POSITIONS * np.nan)]
-)
-def test_positions_of_other_replays_are_refused(tasks, positions):
-    with pytest.raises(ContractError, match="do not give the objects' positions in 2 replays"):
-        object_error(BrightnessLocator(), *replays(), tasks, [3, 2], [1], positions)
 
 
 # -- true positions ----------------------------------------------------------------------------------------------------
@@ -295,27 +267,6 @@ def test_the_loss_is_smooth_l1_in_standard_deviations(probe):
     small, large = ((off[0] / position_std) ** 2 / 0.1).sum(), 0.1 / position_std - 0.025
     assert float(loss) == pytest.approx(float(small + large) / 6, rel=1e-3)
     assert info["error_mm"] == pytest.approx((1 + 100) / 2, rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("change", "error"),
-    [
-        (lambda p, t: (p.astype(np.float32), t), "do not fit the probe"),
-        (lambda p, t: (p[:, :12], t), "do not fit the probe"),
-        (lambda p, t: (p, t + 2), "are not among the probe's 2"),
-    ],
-)
-def test_pictures_that_do_not_fit_are_refused(probe, change, error):
-    pictures, tasks, _ = squares(3, seed=6)
-    with pytest.raises(ContractError, match=error):
-        probe.locate(*change(pictures, tasks))
-
-
-@pytest.mark.parametrize("change", [lambda x: x[:2], lambda x: x[:, :2], lambda x: x * np.nan])
-def test_invalid_positions_are_refused(change):
-    pictures, tasks, positions = squares(3, seed=6)
-    with pytest.raises(ContractError, match="do not say where each object was"):
-        fit_probe(pictures, tasks, change(positions), torch.Generator(), SHORT, SMALL)
 
 
 def located(first: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

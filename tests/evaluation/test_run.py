@@ -314,13 +314,3 @@ def test_privileged_observations_reach_who_may_read_them():
             return super().encode(obs)
 
     outcomes(PrivilegedEnv(2), OneByOne(Blind(), 2), [1, 2])
-
-
-def test_chunks_of_different_lengths_are_refused():
-    class Uneven(Stateful):
-        def act(self, features, state, mode, generator):
-            action = np.zeros((1, 1 + int(features["seed"][0]) % 2, 2), np.float32)
-            return ActionOut(action, None, None), state
-
-    with pytest.raises(ContractError, match=r"chunks of the shapes \[\(1, 2\), \(2, 2\)\] at the same time"):
-        outcomes(make("counting", num_envs=2), OneByOne(Uneven(), 2), [100, 101])

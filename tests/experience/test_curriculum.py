@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
@@ -293,23 +292,3 @@ def test_fewer_groups_are_uniform():
 
 
 # -- configs ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: stream(spec=replace(SPEC, success=None)), "'bandit' counts no success"),
-        (lambda: replace(GROUPS, curriculum=OutcomeVariance(5)).build(Bandit(24), Uniform(), SeedStream(0, 99), None),
-         "5 scenes are fewer than the 6 different ones"),
-        (lambda: OutcomeVariance(scenes=0), "scenes is 0"),
-        (lambda: OutcomeVariance(explore=0), "explore is 0"),
-        (lambda: OutcomeVariance(explore=1.5), "explore is 1.5"),
-        (lambda: LearningProgress(half_life=-1.0), "half_life is -1.0"),
-        (lambda: OutcomeVariance(prior=0.0), "prior is 0.0"),
-        (lambda: LearningProgress(fast=16.0), "fast 16.0 is not below half_life 16.0"),
-    ],
-)  # fmt: skip
-def test_numbers_without_meaning_are_one_sentence(build, message):
-    with pytest.raises(UserError, match=re.escape(message)) as caught:
-        build()
-    assert str(caught.value).count(". ") == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +28,6 @@ from vla_rl.experience.datasets import (
 )
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.lerobot.writer import DatasetWriter
-from vla_rl.recipes.imitate_dataset import spec_of
 from vla_rl.recipes.robots.drive import Recorder
 
 
@@ -126,11 +124,6 @@ def test_an_episode_of_wrong_numbers_is_named(tmp_path: Path, column: str, value
     assert load_demonstrations(tmp_path / "d", on_damage=lambda problem: None).count == 2
 
 
-def test_a_camera_of_one_channel_is_refused() -> None:
-    with pytest.raises(UserError, match="'cam' of 'd' has 1 channel"):
-        spec_of(replace(episode(channels=1)), "d")
-
-
 # -- saved at once -----------------------------------------------------------------------------------------------------
 
 
@@ -191,11 +184,3 @@ def test_an_episode_that_a_dataset_cannot_hold_is_refused(episodes, tmp_path):
     with pytest.raises(ContractError, match="two tasks have the same text"):
         save_demonstrations(replace(episodes, tasks=("count", "count")), tmp_path / "demos")
     assert not list(tmp_path.iterdir())
-
-
-def test_without_the_dataset_libraries_the_error_names_the_extra(episodes, tmp_path, monkeypatch):
-    for name in [name for name in sys.modules if name.startswith("vla_rl.experience.lerobot")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UserError, match=r"pyarrow is not installed.*pip install 'vla-rl\[data\]'"):
-        save_demonstrations(episodes, tmp_path / "demos")

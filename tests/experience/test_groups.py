@@ -276,11 +276,6 @@ def test_numbers_that_contradict_each_other_are_refused_in_one_sentence(changes,
     assert str(caught.value).count(". ") == 0
 
 
-def test_a_range_of_seeds_that_is_too_short_is_refused():
-    with pytest.raises(UserError, match=r"seed 300 came twice within one rollout"):
-        source(seeds=SeedStream(START, START + 4)).next()
-
-
 class Diverging(LuckyEnv):
     """What ends by its time limit ends because it diverged."""
 

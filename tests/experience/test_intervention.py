@@ -9,7 +9,6 @@ import pytest
 
 from sims.toy.point_mass import PointMassEnv, optimal_action
 from vla_rl.contract.env import Observation
-from vla_rl.contract.errors import UserError
 from vla_rl.experience.intervention import (
     Escalation,
     Help,
@@ -326,21 +325,3 @@ def test_an_episode_that_is_broken_off_ends_help() -> None:
     other, nobody, start = episodes.play()
     assert start == 0 and not nobody.any() and not np.array_equal(other, first)
     assert episodes.env.desk.given == {NONE: 2, REPLAY: 0, RETURN: 0, GUIDED: 0}
-
-
-def test_without_snapshots_nobody_can_put_a_robot_back() -> None:
-    class Bare:
-        def __init__(self) -> None:
-            self.spec, self.num_envs = PointMassEnv(1).spec, 1
-
-    with pytest.raises(UserError, match="no snapshots"):
-        HelpedEnv(Bare(), expert, progress, PERSON, Escalation())  # type: ignore[arg-type]
-
-
-def test_numbers_without_a_meaning_are_refused() -> None:
-    of_people = {"patience": 0, "delay": -1, "hold": 0, "noise": -0.1, "max_share": 1.1}
-    of_help = {"attempts": 0, "gain": -0.1, "demonstration": 0, "demonstrations": -1, "returns": -1}
-    for kind, wrong in ((PersonConfig, of_people), (Escalation, of_help)):
-        for name, value in wrong.items():
-            with pytest.raises(UserError, match=f"{name} is {value}"):
-                kind(**{name: value})  # type: ignore[arg-type]

@@ -92,16 +92,6 @@ def test_a_saved_mixture_resumes_bit_for_bit():
     assert same(one.sample(31, seeded(3)), two.sample(31, seeded(3)))
 
 
-def test_shares_that_fit_nothing_are_refused():
-    for shares in ({"online": 1.0}, {"online": -1.0, "person": 2.0}, {"online": 0, "person": 0}):
-        with pytest.raises(UserError, match="no batch could be drawn"):
-            Mixture({"online": replay(0), "person": replay(1)}, shares)
-    with pytest.raises(UserError, match=r"\['demonstrations'\] is 'online'"):
-        Mixture({"demonstrations": replay(0)}, {"demonstrations": 1.0})
-    with pytest.raises(UserError, match="no task has any data"):
-        Strata(Replay(10, 1.0), Replay(10, 1.0), AdaptiveSampler(), lambda: 0, 5).sample(3, seeded())
-
-
 # -- by task and kind of data: what is drawn, what is too old, and that the learner's losses are heard -----------------
 
 ONLINE, CORRECTED, RECORDED = range(3)

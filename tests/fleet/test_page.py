@@ -120,11 +120,6 @@ def test_another_address_needs_tls_and_a_token(options: dict[str, object]):
     assert PageAddress("0.0.0.0", token=TOKEN, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)).admits(TOKEN)
 
 
-def test_a_port_that_is_taken_is_named():
-    with served() as server, pytest.raises(UserError, match=f"port {server.server_port} of 127.0.0.1"):
-        serve_page(Status(), PageAddress(port=server.server_port))
-
-
 def test_a_silent_client_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pages, "CONNECTIONS", 3)
     with served() as server:

@@ -9,7 +9,6 @@ import logging
 import numpy as np
 import pytest
 
-from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.fleet.sampler import CORRECTIONS, OFFLINE, ONLINE, AdaptiveSampler, SamplerConfig, sigmoid
 
 BOTH = np.array([[100, 0, 100]])  # one task with autonomous and recorded data
@@ -108,15 +107,3 @@ def test_saved_and_restored_it_goes_on_the_same() -> None:
         for loss in (0.1, 0.2, 0.3):
             each.record(np.array([[0, ONLINE]]), np.array([loss]))
     np.testing.assert_array_equal(restored.weights(BOTH), sampler.weights(BOTH))
-
-
-def test_what_means_nothing_is_refused_in_one_sentence() -> None:
-    with pytest.raises(UserError, match="no task has any data"):
-        AdaptiveSampler().weights(np.zeros((2, 3), int))
-    with pytest.raises(ContractError, match="task 4"):
-        AdaptiveSampler().record(np.array([[4, ONLINE]]), np.array([np.nan]))
-    with pytest.raises(ContractError, match="tasks, 3"):
-        AdaptiveSampler().weights(np.ones((2, 2), int))
-    for bounds in ((0.8, 0.2), (-0.1, 0.5)):
-        with pytest.raises(UserError, match="bounds"):
-            SamplerConfig(bounds=bounds)

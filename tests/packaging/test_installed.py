@@ -27,7 +27,7 @@ def wheel(tmp_path_factory) -> Path:
     return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
-def test_with_two_extras_it_inspects_trains_and_evaluates_outside_the_checkout(wheel, tmp_path):
+def test_with_two_extras_it_trains_outside_the_checkout(wheel, tmp_path):
     bin = install(tmp_path / "venv", sys.executable, *PINS, f"{wheel}[train,mujoco]")
     away = tmp_path / "away"
     away.mkdir()

@@ -25,7 +25,7 @@ def wheel(tmp_path_factory) -> Path:
     return build_wheel(tmp_path_factory.mktemp("wheel"), "--no-isolation")
 
 
-def test_it_holds_four_packages_the_configs_the_simulators_pins_and_nothing_else(wheel):
+def test_it_holds_our_packages_configs_and_pins_and_no_more(wheel):
     names = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     names += PINS.glob("*.txt")
     wanted = {path.relative_to(ROOT).as_posix() for path in names}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -317,9 +316,3 @@ def test_what_cannot_be_is_refused_in_one_sentence(make_it, why):
     with pytest.raises(UserError, match=why) as caught:
         make_it()
     assert str(caught.value).count(". ") == 0
-
-
-def test_without_diffusers_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "diffusers", None)
-    with pytest.raises(UserError, match=r"diffusers is not installed.*pip install 'vla-rl\[diffusion\]'"):
-        made()

@@ -417,11 +417,3 @@ def test_bounded_log_std():
     raw = torch.tensor([-50.0, 0.0, 50.0], dtype=torch.float64)
     expected = [0.08, math.sqrt(0.08 * 0.16), 0.16]
     assert bounded_log_std(raw, 0.08, 0.16).exp().tolist() == pytest.approx(expected, abs=1e-9)
-
-
-def test_values_without_a_schedule_are_refused():
-    for bad in (FlowSde(-1.0), FlowOu(0.5, -1.0), FlowDdim(1.5), FlowCps(1.1), FlowNoise(0.2, 0.1)):
-        with pytest.raises(UserError):
-            bad.table(4)
-    with pytest.raises(UserError, match="1 or more"):
-        time_grid(0)

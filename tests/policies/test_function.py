@@ -98,12 +98,6 @@ def test_it_acts_randomly_in_a_share_of_its_decisions(env, share):
         assert (action.amax((0, 1)) > high - 0.1 * (high - low)).all()
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.1])
-def test_a_share_is_one(env, share):
-    with pytest.raises(UserError, match="from 0 to 1"):
-        EpsilonRandomPolicy(FunctionPolicy(env.spec, still), env.spec, share)
-
-
 def test_random_indices_are_whole_and_equally_likely():
     """Catch: left, stay, right; of those that are not drawn, the policy's own stay."""
     env = make("gym", num_envs=900, id="sims.catch:vla_rl/Catch-v0")

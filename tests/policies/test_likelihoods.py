@@ -22,8 +22,8 @@ from tests.toys import seeded
 from vla_rl.algorithms.policy_gradient import BF16_ERROR, check_density, joint, rounding_terms
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.env import ArraySpec
-from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.policies.feed_forward import ActorConfig, CategoricalConfig, GaussianConfig, GaussianPolicy
+from vla_rl.contract.errors import ContractError
+from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
 from vla_rl.policies.flow import AllSteps, FlowSampler, FlowSde
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy
@@ -247,13 +247,3 @@ def test_parts_are_those_of_torch_and_sum_to_the_chunk(made, logprob_per):
     assert found.entropy.shape == policy.kl(found.params, found.params).shape == (8,)
     deployed, _ = policy.act(FEATURES, {}, "eval", None)
     assert deployed.logprob.shape == out.logprob.shape and not deployed.logprob.any()
-
-
-def test_a_checkpoint_keeps_it_and_nonsense_is_refused(tmp_path):
-    token_policy("action").save_pretrained(tmp_path / "saved")
-    assert load_policy(tmp_path / "saved", SPEC).config.logprob_per == "action"
-    for kind in (CategoricalConfig, GaussianConfig):
-        with pytest.raises(UserError, match="logprob_per is 'word', which has no meaning; choose 'chunk' or 'action'"):
-            kind(logprob_per="word")
-    for spec in (SPEC, REAL):
-        assert ActorConfig(logprob_per="token").build(spec, None).config.logprob_per == "token"

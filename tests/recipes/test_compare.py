@@ -24,10 +24,8 @@ from vla_rl.recipes.compare import Cell, Compared, run_cells, run_sweep, steps_t
 from vla_rl.recipes.workers import (
     ClusterLauncher,
     Engine,
-    EngineOptions,
     Launcher,
     Machine,
-    chosen_engine,
     on_engine,
 )
 from vla_rl.training.tracking import await_unlocked, lock_run, unlock_run
@@ -320,16 +318,6 @@ def test_a_machine_that_does_not_share_the_folder_is_refused(tmp_path):
     with pytest.raises(UserError, match=f"does not see '{tmp_path}/absent'"):
         Machine(str(tmp_path / "absent"), str(tmp_path / "mark"), "token")
     Machine(os.getcwd(), str(tmp_path / "mark"), "token")
-
-
-def test_options_of_a_sweep_choose_its_engine():
-    for wrong in ({"engine": "rai"}, {"address": "a:1"}, {"gpus": 0.5}):
-        with pytest.raises(UserError, match=f"{next(iter(wrong.values()))}"), EngineOptions(**wrong).on_engine():
-            pass
-    with pytest.raises(UserError, match=r"Ray cannot give 1\.5 GPUs"):
-        EngineOptions(engine="ray", address="a:1", gpus=1.5).on_engine()
-    with EngineOptions().on_engine():
-        assert isinstance(chosen_engine(), Engine)
 
 
 def _pid(path: Path) -> int:

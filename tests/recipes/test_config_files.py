@@ -9,23 +9,21 @@ import pytest
 import torch
 
 from tests.commands import save_untrained
-from vla_rl.cli.eval import Evaluate
 from vla_rl.cli.inspect import inspect as inspect_folder
 from vla_rl.cli.override import override
-from vla_rl.cli.train import Collect, train
 from vla_rl.contract.config import to_json
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.pretrained import load_policy, read_config
 from vla_rl.pretrained import checkpoint_of, is_run
 from vla_rl.recipes.config_files import env_config_of, find_file, load_config
 from vla_rl.recipes.demo import Demo
-from vla_rl.recipes.env_config import NO_ENV, EnvConfig
+from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imagine.recipe import Imagine
 from vla_rl.recipes.imitate import Imitate
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.policies import call
 from vla_rl.recipes.sims import make_env
-from vla_rl.recipes.train_rewards import TrainProgress, TrainSuccess
+from vla_rl.recipes.train_rewards import TrainSuccess
 from vla_rl.rewards.reward_model import load_reward
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -45,12 +43,6 @@ def test_a_model_that_is_not_supported_is_not_taken_for_another(name):
         load_config(name)
 
 
-def test_the_help_of_train_names_its_own_options(capsys):
-    train(["--help"])
-    said = capsys.readouterr().out
-    assert all(option in said for option in ("--out FOLDER", "--seeds N", "--resume RUN", "--env NAME"))
-
-
 # -- the environment ---------------------------------------------------------------------------------------------------
 
 
@@ -59,13 +51,6 @@ def test_the_help_of_train_names_its_own_options(capsys):
 )
 def test_a_config_names_its_environment(config, field):
     assert inspect.signature(config).parameters[field].default is inspect.Parameter.empty
-
-
-@pytest.mark.parametrize("config", [Collect(), Evaluate(), TrainSuccess(), TrainProgress()])
-def test_where_the_command_line_names_it_there_is_none_before(config):
-    assert config.env == NO_ENV
-    with pytest.raises(UserError, match="this needs an environment and none was named"):
-        config.env.required("this")
 
 
 @pytest.mark.parametrize("given", [["--env", "place"], ["--env=place"], ["--env.name", "place"]])

@@ -18,8 +18,6 @@ from vla_rl.experience.groups import GroupConfig
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.memory import MemoryEstimate, estimate, memory_of
-from vla_rl.recipes.policies import StartFrom
-from vla_rl.recipes.trainers import OnPolicyRL
 from vla_rl.training.out_of_memory import COLLECT, LEARN, VALIDATE
 from vla_rl.training.shapes_only import META
 
@@ -133,11 +131,3 @@ class NeedsValues(torch.nn.Module):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.ones(3))
         self.scale = self.weight.detach().numpy().max()
-
-
-def test_what_cannot_be_estimated_is_said():
-    trainer = OnPolicyRL(StartFrom())
-    with pytest.raises(UserError, match="needs values where only shapes are there"):
-        memory_of(Improve(trainer, f"{__name__}:NeedsValues", env=ENV))
-    with pytest.raises(UserError, match="a dict does more than improve a policy"):
-        memory_of({})

@@ -88,16 +88,6 @@ def test_rewards_of_whole_chunks_are_refused_by_every_command(command, tmp_path,
     assert not (tmp_path / "data").exists() and not (tmp_path / "run").exists()
 
 
-def test_one_inside_another_is_checked_too():
-    with pytest.raises(ContractError, match=r"reward is float32\[2\]"):
-        EnvConfig("randomize", {"env": f"{HERE}:flat"}).check()
-
-
-def test_a_critic_that_reads_what_is_not_there_names_it(tmp_path, complaint):
-    said = complaint("train", "gym.py:asymmetric_hopper", "--env", "point_mass", "--out", tmp_path / "run")
-    assert "'point_mass' delivers no 'privileged/speed' (--experience.privileged), so the critic cannot read it" in said
-
-
 def _reads_a_camera(obs):
     return obs.images["front"]
 

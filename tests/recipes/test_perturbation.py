@@ -34,7 +34,7 @@ def test_a_curve_holds_the_points_that_differ_in_one_parameter():
     assert curves(points[:1], VARIED) == {}
 
 
-def test_the_worst_point_is_chosen_by_one_half_and_scored_by_the_other():
+def test_the_worst_point_is_chosen_and_scored_by_halves():
     points = [
         point([True] * 8),
         point([False, False, False, True, True, True, False, True], latency=2.0),  # worst in the first half

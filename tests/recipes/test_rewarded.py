@@ -17,7 +17,6 @@ from vla_rl.algorithms.group_relative import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.config import from_json, to_json
-from vla_rl.contract.errors import UserError
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.tiny import TinyVLA
@@ -92,12 +91,6 @@ def test_only_the_environment_for_learning_is_rewarded(critic):
         rewarded.reset(env_ids, env_ids)
         chunk = np.zeros((len(env_ids), 4, rewarded.spec.action_dim))
         assert (rewarded.step(chunk).valid.sum(1) == 3).all()  # the training options hold
-
-
-def test_a_folder_without_a_reward_model_is_named(policy, tmp_path):
-    with pytest.raises(UserError, match="nowhere"):
-        reward = LearnedReward(str(tmp_path / "nowhere"))
-        build(PPO, RunContext(EnvConfig("lift"), policy, 1, OneProcess(), reward=reward))
 
 
 LIKE = {"lift": "demo.py:last_step", "place": "tabletop.py:place"}

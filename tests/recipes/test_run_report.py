@@ -62,7 +62,7 @@ def test_a_long_curve_is_thinned_from_its_first_to_its_last_point(count):
     assert not gaps or max(gaps) - min(gaps) <= 1
 
 
-def test_a_page_of_the_recipe_is_kept_and_one_without_metrics_made(tmp_path):
+def test_a_page_of_the_recipe_is_kept_or_one_is_made(tmp_path):
     @dataclass(frozen=True)
     class Quiet:
         def run(self, folder):
@@ -126,13 +126,6 @@ def test_the_validation_curve_has_every_validation():
     lines = [{"step": 1}, {"step": 2, "env/steps_total": 64, **score}, {"step": 4, "env/steps_total": 128, **score}]
     assert validation_curve("deployed", lines, "step") == Series("deployed", [2, 4], [0.5] * 2, [0.25] * 2, [0.75] * 2)
     assert validation_curve("deployed", lines, "env/steps_total").x == [64, 128]
-
-
-def test_metrics_of_an_older_version_are_refused_in_one_sentence(tmp_path):
-    _written(tmp_path, [{"stage": "imitation", "step": 1}, {"stage": "rl", "step": 1, "env_steps": 0.5}])
-    assert len(rows(tmp_path, "imitation")) == 1
-    with pytest.raises(UserError, match=r"names of an older vla-rl \(env_steps\).*or run it again"):
-        rows(tmp_path, "rl")
 
 
 # -- the terminal ------------------------------------------------------------------------------------------------------

@@ -341,13 +341,6 @@ def test_other_protocols_are_refused_with_what_differs(tmp_path):
         compare(tmp_path / "a", tmp_path / "b")
 
 
-def test_a_folder_without_results_is_said(complaint, tmp_path):
-    with pytest.raises(UserError, match="holds no finished evaluation of a suite"):
-        read_results(tmp_path)
-    (tmp_path / "results.json").write_text("[]")
-    assert "is damaged" in complaint("eval", tmp_path, "--against", tmp_path)
-
-
 def test_the_command_compares_and_says_how_many_it_takes(capsys, tmp_path):
     save(tmp_path / "a", "a", 1, (0.8, 0.5))
     save(tmp_path / "b", "b", 2, (0.6, 0.5))

@@ -58,7 +58,7 @@ def test_a_suite_is_played_byte_for_byte_as_here(address, tmp_path):
 
 
 @pytest.mark.full
-def test_a_sweep_ends_as_here_also_when_an_actor_is_killed_in_the_middle(sweep, address, tmp_path):
+def test_a_sweep_ends_as_here_also_when_an_actor_is_killed(sweep, address, tmp_path):
     here = _found(sweep("here"))
     assert _found(sweep("ray", "--engine", "ray", "--address", address)) == here
     with ThreadPoolExecutor(1) as pool:

@@ -36,7 +36,6 @@ from vla_rl.recipes.improve import TrainingSetup, build, improve
 from vla_rl.recipes.policies import StartFrom, TD3Residual
 from vla_rl.recipes.trainers import OffPolicyRL, OnPolicyRL, RLConfig, RunContext, TrainerConfig
 from vla_rl.recipes.workers import worker_processes, workers
-from vla_rl.training.distributed import SummedCounters
 from vla_rl.training.loop import LoopConfig, PolicyStore
 from vla_rl.training.tracking import RunFolder
 
@@ -190,17 +189,6 @@ def test_off_policy_learners_get_windows_ahead_one_by_one():
     setup.close()
 
 
-def test_a_source_of_whole_rollouts_alone_is_not_asynchronous():
-    class Whole(Collecting):
-        """Its source knows whole rollouts only."""
-
-        def build_source(self, context, env, policy):
-            return SummedCounters(super().build_source(context, env, policy), OneProcess())
-
-    with pytest.raises(UserError, match="SummedCounters has no advance and deliver"):
-        build(Whole(LoopConfig(staleness=1)), RunContext(POINT_MASS, None, 1, OneProcess()))
-
-
 def test_a_rollout_ahead_of_a_learning_world_model_is_refused():
     with pytest.raises(UserError, match="set staleness to 0"):
         Imagine(Collecting(LoopConfig(staleness=1)), None, env=POINT_MASS)
@@ -216,12 +204,6 @@ def test_processes_draw_different_decisions():
         policy = SimpleNamespace(feature_sizes={"state": 2}, trainable=dict)
         trainer.build_learner(context(rank), SimpleNamespace(spec=SimpleNamespace(action_dim=1)), policy)
     assert not torch.equal(*drawn)
-
-
-def test_off_policy_training_refuses_shards_of_weights(monkeypatch):
-    monkeypatch.setattr("vla_rl.recipes.trainers.ShardedGroup", Process)
-    with pytest.raises(UserError, match="ResidualTD3Config has target networks, which cannot be cut into shards"):
-        OffPolicyRL(TD3Residual()).build_policy(context(), None)
 
 
 def test_what_a_policy_cannot_be_built_on_is_said():

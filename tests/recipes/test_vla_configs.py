@@ -23,8 +23,6 @@ from vla_rl.policies.vla.tokenizer import open_tokenizer
 from vla_rl.recipes.config_files import functions_of, load_config
 from vla_rl.training.tracking import RunFolder
 
-pytest.importorskip("transformers")
-pytest.importorskip("peft")
 ROOT = Path(__file__).parents[2]
 LIFT = ["--env", "lift", "--env.options", '{"deadline": 10}']
 METHODS = ("ppo", "grpo", "residual_td3", "dsrl")

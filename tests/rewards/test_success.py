@@ -272,11 +272,6 @@ def test_it_is_the_lowest_one_with_the_precision_on_500_cases():
     assert 20 < refused < 400
 
 
-def test_a_refusal_names_the_best_precision():
-    with pytest.raises(UserError, match=r"precision of 90% \(at best 67% on 4 labelled frames\)"):
-        choose_threshold(np.array([4.0, 3.0, 2.0, 1.0]), np.array([False, True, True, False]), 0.9)
-
-
 @pytest.mark.parametrize(
     ("value", "correlation"),
     [

@@ -163,14 +163,6 @@ def test_no_picture_is_one_sentence(tmp_path, monkeypatch):
         OpenCVCamera(0, fourcc="MJPEG")
 
 
-def test_pictures_that_were_not_declared_are_refused(tmp_path):
-    red_to_blue(tmp_path)
-    camera = Camera(OpenCVCamera(str(tmp_path / "%03d.png"), 32, 64), "front")
-    with pytest.raises(UserError, match=r"uint8\[32, 48, 3\] where uint8\[32, 64, 3\] was declared"):
-        camera.connect(PATIENCE)
-    assert not camera.is_connected
-
-
 @pytest.mark.parametrize(
     ("module", "opens", "extra"),
     [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -153,12 +153,6 @@ def test_an_episode_whose_rewards_add_up_to_enough_has_succeeded():
 
 PENDULUM = {"id": "InvertedPendulum-v5", "time_limit": 60}
 ALL = {parameter.name: {"low": 0.5, "high": 1.5} for parameter in PHYSICS}
-
-
-@pytest.fixture
-def build():
-    with ExitStack() as stack:
-        yield lambda *given, **options: stack.enter_context(closing(make(*given, **options)))
 
 
 def play(env, steps=20):

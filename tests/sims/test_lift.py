@@ -22,16 +22,8 @@ STAY = np.zeros((1, 1, 4), np.float32)
 
 
 @pytest.fixture
-def lift():
-    made = []
-
-    def build(num_envs, **options):
-        made.append(make("lift", num_envs=num_envs, **{"render": False, **options}))
-        return made[-1]
-
-    yield build
-    for env in made:
-        env.close()
+def lift(build):
+    return lambda num_envs, **options: build("lift", num_envs=num_envs, **{"render": False, **options})
 
 
 def play(env, seeds, until=60, horizon=5):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -27,13 +27,6 @@ from vla_rl.recipes.env_config import EnvConfig
 ALL = {p.name: {"values": list(p.grid(5))} for p in (*PARAMETERS, *ACTION_PARAMETERS)}
 FOCAL = 32 / math.tan(math.radians(38) / 2)  # pixels, of the cameras at the front and at the side
 LATE_AND_NOISY = {"latency": {"low": 0, "high": 3}, "action_noise": {"low": 0, "high": 0.3}}
-
-
-@pytest.fixture
-def build():
-    """``make`` whose environments are closed after the test."""
-    with ExitStack() as stack:
-        yield lambda *given, **options: stack.enter_context(closing(make(*given, **options)))
 
 
 @pytest.fixture(scope="module")

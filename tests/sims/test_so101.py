@@ -6,23 +6,14 @@ import mujoco
 import numpy as np
 import pytest
 
-from sims.catalog import make
 from sims.mujoco.tasks import so101 as arm
 from sims.mujoco.tasks.so101 import ROLL, So101, So101Expert, So101Lift, potential
 from vla_rl.contract.errors import UserError
 
 
 @pytest.fixture
-def so101():
-    made = []
-
-    def build(num_envs, **options):
-        made.append(make("so101", num_envs=num_envs, **{"render": False, "threads": 1, **options}))
-        return made[-1]
-
-    yield build
-    for env in made:
-        env.close()
+def so101(build):
+    return lambda num_envs, **options: build("so101", num_envs=num_envs, **{"render": False, "threads": 1, **options})
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from sims.catalog import make, spec_of
 from sims.mujoco.scene import CUBES_QPOS
 from sims.mujoco.tabletop import HOLD_STEPS
 from sims.mujoco.tasks.lift import LiftExpert
-from sims.warp_env import Worlds
 from tests.elsewhere import ELSEWHERE, _Away, elsewhere
 from tests.sims.test_conformance import CHECKS
 from tests.simulators.warp_experts import HORIZONS, compare
@@ -216,22 +215,27 @@ def test_without_the_package_the_error_names_the_command(monkeypatch):
 # -- what the host waits for, on a device that is not the host ---------------------------------------------------------
 
 
-class WorldsThere:
-    """The worlds of MuJoCo-Warp, whose tensors pretend to be on the device."""
-
-    def __init__(self, model, num_envs, device, substeps, pixels=0):
-        self._worlds, self.num_envs, self.device = Worlds(model, num_envs, "cpu", substeps, pixels), num_envs, ELSEWHERE
-        for name in ("qpos", "qvel", "qacc_warmstart", "ctrl", "_overflow"):
-            setattr(self, name, _Away(getattr(self._worlds, name)))
-        self._start = tuple(item.clone() for item in self.state())
-        self.step = self._worlds.step
-
-    state, put_back, begin, sound = Worlds.state, Worlds.put_back, Worlds.begin, Worlds.sound
-
-
 @pytest.fixture
 def there(monkeypatch):
     """Three environments on the device, and what the host waits for."""
+    from sims.warp_env import Worlds  # compiles at once, which only this file's process needs
+
+    class WorldsThere:
+        """The worlds of MuJoCo-Warp, whose tensors pretend to be on the device."""
+
+        def __init__(self, model, num_envs, device, substeps, pixels=0):
+            self._worlds, self.num_envs, self.device = (
+                Worlds(model, num_envs, "cpu", substeps, pixels),
+                num_envs,
+                ELSEWHERE,
+            )
+            for name in ("qpos", "qvel", "qacc_warmstart", "ctrl", "_overflow"):
+                setattr(self, name, _Away(getattr(self._worlds, name)))
+            self._start = tuple(item.clone() for item in self.state())
+            self.step = self._worlds.step
+
+        state, put_back, begin, sound = Worlds.state, Worlds.put_back, Worlds.begin, Worlds.sound
+
     monkeypatch.setattr("sims.warp_env.Worlds", WorldsThere)
     monkeypatch.setattr(normalization, "_constants", lru_cache(normalization._make_constants))  # as on a real device
     with elsewhere(), counted_waits() as waits:

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from vla_rl.algorithms.decisions import ages, flatten, mean, select_each
 from vla_rl.contract.batch import Rollout
-from vla_rl.contract.config import check_limits, check_positive
+from vla_rl.contract.config import Checked, above_zero, at_least
 from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import ContractError, NonFiniteError
 from vla_rl.contract.policy import Features, Policy, public, require
@@ -198,31 +198,22 @@ def mean_loss(policy: ImitationPolicy, chunks: Chunks, draws: int, generator: to
 
 
 @dataclass(frozen=True)
-class StepConfig:
+class StepConfig(Checked):
     """What a gradient step is made of."""
 
-    batch: int = 64  # decisions to imitate in a step
-    draws: int = 2  # random draws, of noise and time for instance, per decision and step
-    capacity: int = 50_000  # decisions that are kept
-    lr: float = 3e-4
-    weight_decay: float = 1e-4
-    grad_norm: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_limits(self, batch=(1, math.inf), draws=(1, math.inf), capacity=(1, math.inf))
-        check_limits(self, weight_decay=(0, math.inf))
-        check_positive(self, "lr", "grad_norm")
+    batch: int = at_least(64, 1)  # decisions to imitate in a step
+    draws: int = at_least(2, 1)  # random draws, of noise and time for instance, per decision and step
+    capacity: int = at_least(50_000, 1)  # decisions that are kept
+    lr: float = above_zero(3e-4)
+    weight_decay: float = at_least(1e-4, 0)
+    grad_norm: float = above_zero(1.0)
 
 
 @dataclass(frozen=True)
 class GradientConfig(StepConfig):
     """And the weight of demonstrations, of which a step has as many."""
 
-    alpha: float = 1.0  # weight of the demonstrations beside what is learnt; 0: none are drawn
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_limits(self, alpha=(0, math.inf))
+    alpha: float = at_least(1.0, 0)  # weight of the demonstrations beside what is learnt; 0: none are drawn
 
 
 Config = TypeVar("Config", bound=StepConfig)
@@ -333,11 +324,7 @@ class ChunkLearner(Generic[Config]):
 class HGDaggerConfig(GradientConfig):
     """And the schedule."""
 
-    steps: int = 50  # gradient steps per rollout, once there are corrections
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_limits(self, steps=(1, math.inf))
+    steps: int = at_least(50, 1)  # gradient steps per rollout, once there are corrections
 
 
 class HGDagger(ChunkLearner[HGDaggerConfig]):

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from vla_rl.algorithms.policy_gradient import clipped_objective
 from vla_rl.algorithms.ppo import PPO, PPOConfig, _Batch
-from vla_rl.contract.config import check_limits, check_positive
+from vla_rl.contract.config import above_zero, within
 from vla_rl.contract.policy import Likelihood
 
 
@@ -40,16 +40,9 @@ class DPPOConfig(PPOConfig):
 
     clip_low: float = 0.2
     clip_high: float = 0.2
-    gamma_denoise: float = 0.99
-    clip_first: float = 0.1  # the noisiest step's bounds as a share of the last one's
-    clip_rate: float = 3.0  # above 0; larger values widen the bounds later in the chain
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_limits(self, gamma_denoise=(0, 1))
-        check_positive(self, "clip_first")
-        check_limits(self, clip_first=(0, 1))
-        check_positive(self, "clip_rate")
+    gamma_denoise: float = within(0.99, 0, 1)
+    clip_first: float = above_zero(0.1, 1)  # the noisiest step's bounds as a share of the last one's
+    clip_rate: float = above_zero(3.0)  # above 0; larger values widen the bounds later in the chain
 
     @property
     def learner(self) -> type[DPPO]:

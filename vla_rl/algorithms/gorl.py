@@ -20,7 +20,6 @@ decision that its episode's end cut short, ``L_g`` is the mean over the actions 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -31,7 +30,7 @@ from torch import Tensor, nn
 from vla_rl.algorithms.decisions import flatten, micro_batches, select_each
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.contract.batch import Reducer, Rollout
-from vla_rl.contract.config import check_limits, check_positive
+from vla_rl.contract.config import Checked, above_zero, at_least
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, public
 from vla_rl.policies.flow import flow_matching_errors
@@ -42,14 +41,11 @@ _RefitData: TypeAlias = tuple[dict[str, Tensor], Tensor, Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class RefitConfig:
+class RefitConfig(Checked):
     """The fit of the decoder; minibatches are as large as PPO's."""
 
     epochs: int = 20
-    lr: float = 3e-4
-
-    def __post_init__(self) -> None:
-        check_positive(self, "lr")
+    lr: float = above_zero(3e-4)
 
 
 @dataclass(frozen=True)
@@ -57,15 +53,11 @@ class GoRLConfig(PPOConfig):
     """PPO's fields are those of the encoder.  After the last stage, PPO continues without a refit."""
 
     lr: float = 3e-4
-    prior: float = 1e-3  # weight of the KL between encoder and prior
+    prior: float = at_least(1e-3, 0)  # weight of the KL between encoder and prior
     stages: int = 4
     iterations: int = 20  # PPO iterations per stage
     window: int = 20  # last iterations of a stage, whose actions the refit uses
     refit: RefitConfig = field(default_factory=RefitConfig)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_limits(self, prior=(0, math.inf))
 
     @property
     def learner(self) -> type[GoRL]:

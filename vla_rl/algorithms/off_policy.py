@@ -12,7 +12,6 @@ decisions.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 from vla_rl.algorithms.decisions import forget_moments, mean, mean_gradients
 from vla_rl.algorithms.guard import FallbackConfig, Guard, ReleaseConfig
 from vla_rl.contract.batch import OneProcess, Reducer, ReplayBuffer, Rollout, Transitions
-from vla_rl.contract.config import check_limits, check_ordered, check_positive
+from vla_rl.contract.config import Checked, above_zero, at_least, check_limits, check_ordered
 from vla_rl.contract.errors import NonFiniteError, UserError
 from vla_rl.contract.policy import ReparametrisedPolicy, public, require, set_released
 from vla_rl.policies.critics import QEnsemble
@@ -32,35 +31,30 @@ from vla_rl.policies.heads import HeadConfig
 
 
 @dataclass(frozen=True)
-class OffPolicyConfig:
+class OffPolicyConfig(Checked):
     """The schedule of gradient steps, and the critics."""
 
-    batch: int = 256
-    utd_ratio: float = 0.25  # gradient steps of the critics per collected decision
-    learning_starts: int = 1000  # collected decisions before the first gradient step
-    critic_warmup: int = 500  # first gradient steps, which train the critics only
-    burst: int = 0  # extra gradient steps at once when learning starts: what the base collected is learnt in one go
-    policy_delay: int = 2  # gradient steps of the critics per step of the actor
-    num_critics: int = 10
+    batch: int = at_least(256, 1)
+    utd_ratio: float = above_zero(0.25)  # gradient steps of the critics per collected decision
+    learning_starts: int = at_least(1000, 0)  # collected decisions before the first gradient step
+    critic_warmup: int = at_least(500, 0)  # first gradient steps, which train the critics only
+    burst: int = at_least(0, 0)  # extra gradient steps when learning starts, for what the base has collected
+    policy_delay: int = at_least(2, 1)  # gradient steps of the critics per step of the actor
+    num_critics: int = at_least(10, 1)
     num_min_q: int = 2  # target critics in the minimum
     critic: HeadConfig = field(default_factory=HeadConfig)
-    lr: float = 3e-4  # of the actor
-    critic_lr: float = 3e-4
-    tau: float = 0.005  # rate of the soft update of the targets
-    grad_norm: float = 10.0
+    lr: float = above_zero(3e-4)  # of the actor
+    critic_lr: float = above_zero(3e-4)
+    tau: float = above_zero(0.005, 1)  # rate of the soft update of the targets
+    grad_norm: float = above_zero(10.0)
     value_bounds: tuple[float, float] | None = None  # known bounds of the returns, to which targets are clamped
-    offline_steps: int = 0  # gradient steps from recorded data alone, before the first decision
+    offline_steps: int = at_least(0, 0)  # gradient steps from recorded data alone, before the first decision
     release: ReleaseConfig | None = None  # move the actor only while the critics foresee outcomes
     fallback: FallbackConfig | None = None  # return to the base when exploring succeeds less often than it
 
     def __post_init__(self) -> None:
-        check_limits(self, batch=(1, math.inf), policy_delay=(1, math.inf), num_critics=(1, math.inf))
-        check_positive(self, "utd_ratio", "lr", "critic_lr", "grad_norm")
-        count = (0, math.inf)
-        check_limits(self, learning_starts=count, critic_warmup=count, burst=count, offline_steps=count)
+        super().__post_init__()
         check_limits(self, num_min_q=(1, self.num_critics))
-        check_positive(self, "tau")
-        check_limits(self, tau=(0, 1))
         check_ordered(self, "value_bounds")
 
     @property

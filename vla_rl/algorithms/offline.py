@@ -44,7 +44,7 @@ from torch import Tensor
 from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig
 from vla_rl.algorithms.sac import SAC, SACConfig
 from vla_rl.contract.batch import Transitions
-from vla_rl.contract.config import check_limits, check_positive
+from vla_rl.contract.config import above_zero, at_least
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import CriticAction
 from vla_rl.policies.critics import ValueCritic
@@ -57,13 +57,8 @@ class CalQLConfig(SACConfig):
 
     num_critics: int = 10
     lr: float = 1e-4
-    conservatism: float = 5.0  # alpha of the penalty
-    actions: int = 10  # n
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_limits(self, conservatism=(0, math.inf))
-        check_limits(self, actions=(1, math.inf))
+    conservatism: float = at_least(5.0, 0)  # alpha of the penalty
+    actions: int = at_least(10, 1)  # n
 
     @property
     def learner(self) -> type[CalQL]:
@@ -173,16 +168,9 @@ class IQLConfig(OffPolicyConfig):
     critic_warmup: int = 0
     policy_delay: int = 1
     num_critics: int = 2
-    expectile: float = 0.9  # tau
-    beta: float = 10.0  # inverse temperature of the advantage weights
-    weight_limit: float = 100.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "expectile")
-        check_limits(self, expectile=(0, 1))
-        check_limits(self, beta=(0, math.inf))
-        check_positive(self, "weight_limit")
+    expectile: float = above_zero(0.9, 1)  # tau
+    beta: float = at_least(10.0, 0)  # inverse temperature of the advantage weights
+    weight_limit: float = above_zero(100.0)
 
     @property
     def learner(self) -> type[IQL]:

@@ -58,7 +58,7 @@ from vla_rl.algorithms.decisions import (
     select_each,
 )
 from vla_rl.contract.batch import OneProcess, Reducer, Rollout
-from vla_rl.contract.config import check_limits, check_ordered, check_positive
+from vla_rl.contract.config import Checked, above_zero, at_least, check_ordered
 from vla_rl.contract.errors import ContractError, NonFiniteError
 from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, Observer, public, require
 
@@ -66,26 +66,24 @@ LR_FACTOR = 1.4  # by which the learning rate changes when the last epoch's KL m
 
 
 @dataclass(frozen=True)
-class PolicyGradientConfig:
+class PolicyGradientConfig(Checked):
     """How far the policy moves per rollout; ``target_kl`` is the KL of the chain, summed over its Gaussian terms."""
 
-    epochs: int = 3
-    minibatch: int = 320  # decisions
-    lr: float = 5e-5
-    target_kl: float = 0.04
-    stop_kl: float = 4.0  # no further policy step in this update beyond stop_kl * target_kl
+    epochs: int = at_least(3, 1)
+    minibatch: int = at_least(320, 1)  # decisions
+    lr: float = above_zero(5e-5)
+    target_kl: float = above_zero(0.04)
+    stop_kl: float = above_zero(4.0)  # no further policy step in this update beyond stop_kl * target_kl
     lr_bounds: tuple[float, float] = (1e-6, 1e-3)
     entropy: float = 0.0  # weight of the chain's summed entropy (only for learned noise, such as Flow-Noise)
-    grad_norm: float = 1.0
-    max_logprob_gap: float = 1e-2  # beyond this, log-probs of the learner's version are recomputed
-    max_importance_weight: float = 2.0  # of decisions of an older policy version
-    max_age: int = 16  # decisions that are more updates old are dropped
-    micro_batch: int = 0  # most decisions in one forward pass, 0: a whole minibatch; bounds memory, not the gradient
+    grad_norm: float = above_zero(1.0)
+    max_logprob_gap: float = at_least(1e-2, 0)  # beyond this, log-probs of the learner's version are recomputed
+    max_importance_weight: float = above_zero(2.0)  # of decisions of an older policy version
+    max_age: int = at_least(16, 0)  # decisions that are more updates old are dropped
+    micro_batch: int = at_least(0, 0)  # most decisions in one forward pass, 0: the minibatch; it bounds memory alone
 
     def __post_init__(self) -> None:
-        check_limits(self, epochs=(1, math.inf), minibatch=(1, math.inf))
-        check_positive(self, "lr", "target_kl", "stop_kl", "grad_norm", "max_importance_weight")
-        check_limits(self, max_logprob_gap=(0, math.inf), max_age=(0, math.inf), micro_batch=(0, math.inf))
+        super().__post_init__()
         check_ordered(self, "lr_bounds")
 
 

@@ -19,7 +19,6 @@ with the duration of a decision, its number of valid actions ``n``, in the disco
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +29,7 @@ from torch import Tensor, nn
 from vla_rl.algorithms.decisions import Decisions, Gathered, flatten, micro_batches, select, select_each
 from vla_rl.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig, clipped_objective, surrogate
 from vla_rl.contract.batch import Reducer, Rollout
-from vla_rl.contract.config import check_limits, check_positive
+from vla_rl.contract.config import above_zero, at_least, within
 from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, Observer, public
 
 
@@ -38,20 +37,12 @@ from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, Observer, publi
 class PPOConfig(PolicyGradientConfig):
     """The defaults, inherited ones included, are the demo's."""
 
-    gamma: float = 0.99  # per low-level action
-    lam: float = 0.95
-    clip_low: float = 0.3
-    clip_high: float = 0.3
-    critic_lr: float = 1e-3
-    critic_warmup: int = 2  # first iterations, which train the critic only
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_limits(self, gamma=(0, 1), lam=(0, 1))
-        check_positive(self, "clip_low")
-        check_limits(self, clip_low=(0, 1))
-        check_positive(self, "clip_high", "critic_lr")
-        check_limits(self, critic_warmup=(0, math.inf))
+    gamma: float = within(0.99, 0, 1)  # per low-level action
+    lam: float = within(0.95, 0, 1)
+    clip_low: float = above_zero(0.3, 1)
+    clip_high: float = above_zero(0.3)
+    critic_lr: float = above_zero(1e-3)
+    critic_warmup: int = at_least(2, 0)  # first iterations, which train the critic only
 
     @property
     def learner(self) -> type[PPO]:

@@ -47,7 +47,7 @@ from vla_rl.algorithms.chunks import (
 )
 from vla_rl.algorithms.decisions import ages, flatten, mean
 from vla_rl.contract.batch import OneProcess, Rollout
-from vla_rl.contract.config import check_limits, check_positive
+from vla_rl.contract.config import above_zero, at_least, within
 from vla_rl.policies.advantage_conditioned import INDICATOR, NEGATIVE, POSITIVE, UNKNOWN
 from vla_rl.policies.critics import DistributionalValue
 
@@ -58,21 +58,14 @@ _PART = 4096  # decisions that are valued at a time
 class RecapConfig(StepConfig):
     """The share of good decisions, and the schedule of gradient steps."""
 
-    positive: float = 0.4  # p: of a task's autonomous decisions (the paper's .3 in pre-training, .4 in fine-tuning)
-    lookahead: int = 10  # N: decisions until the value that an advantage is bootstrapped with
-    failure_cost: float = 1.0  # C, in time limits
-    dropout: float = 0.3  # of the indicator
-    max_age: int = 1000  # updates after which autonomous decisions are no longer imitated
-    value_steps: int = 50  # gradient steps of the value per rollout
-    steps: int = 50  # of the policy
-    value_lr: float = 1e-3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        count, share = (1, math.inf), (0.0, 1.0)
-        check_limits(self, positive=share, dropout=share, failure_cost=(0, math.inf), max_age=(0, math.inf))
-        check_limits(self, lookahead=count, value_steps=count, steps=count)
-        check_positive(self, "value_lr")
+    positive: float = within(0.4, 0.0, 1.0)  # p: of a task's autonomous decisions (paper: first .3, then .4)
+    lookahead: int = at_least(10, 1)  # N: decisions until the value that an advantage is bootstrapped with
+    failure_cost: float = at_least(1.0, 0)  # C, in time limits
+    dropout: float = within(0.3, 0.0, 1.0)  # of the indicator
+    max_age: int = at_least(1000, 0)  # updates after which autonomous decisions are no longer imitated
+    value_steps: int = at_least(50, 1)  # gradient steps of the value per rollout
+    steps: int = at_least(50, 1)  # of the policy
+    value_lr: float = above_zero(1e-3)
 
 
 @dataclass(frozen=True)

@@ -28,35 +28,27 @@ from torch import Tensor
 from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig, swapped
 from vla_rl.algorithms.offline import conservative_penalty, repeated
 from vla_rl.contract.batch import Transitions
-from vla_rl.contract.config import check_limits
+from vla_rl.contract.config import Checked, at_least
 from vla_rl.policies.noise import normal, uniform
 
 
 @dataclass(frozen=True)
-class ConservativeConfig:
+class ConservativeConfig(Checked):
     """Cal-QL's penalty on the values of corrections that were not tried."""
 
-    weight: float = 0.1  # alpha
-    actions: int = 4  # uniform corrections for every decision, and as many of the actor
-
-    def __post_init__(self) -> None:
-        check_limits(self, weight=(0, math.inf), actions=(1, math.inf))
+    weight: float = at_least(0.1, 0)  # alpha
+    actions: int = at_least(4, 1)  # uniform corrections for every decision, and as many of the actor
 
 
 @dataclass(frozen=True)
 class ResidualTD3Config(OffPolicyConfig):
     """Noise and penalty have the units of the correction."""
 
-    target_noise: float = 0.2  # std of the target smoothing
-    target_clip: float = 0.3
-    penalty: float = 0.0  # weight of the correction's squared norm
-    anchor: float = 0.0  # weight of its squared distance from the correction that was tried (TD3+BC)
+    target_noise: float = at_least(0.2, 0)  # std of the target smoothing
+    target_clip: float = at_least(0.3, 0)
+    penalty: float = at_least(0.0, 0)  # weight of the correction's squared norm
+    anchor: float = at_least(0.0, 0)  # weight of its squared distance from the correction that was tried (TD3+BC)
     conservative: ConservativeConfig | None = None  # values of untried corrections are pushed down
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_limits(self, target_noise=(0, math.inf), target_clip=(0, math.inf), penalty=(0, math.inf))
-        check_limits(self, anchor=(0, math.inf))
 
     @property
     def learner(self) -> type[ResidualTD3]:

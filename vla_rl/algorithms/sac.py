@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig
 from vla_rl.contract.batch import Transitions
-from vla_rl.contract.config import check_limits, check_positive
+from vla_rl.contract.config import above_zero, at_least
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,8 @@ class SACConfig(OffPolicyConfig):
     policy_delay: int = 1
     num_critics: int = 2
     target_entropy: float = -1.0  # per entry of the action
-    temperature: float = 1.0  # initial alpha
-    temperature_lr: float = 3e-4  # learning rate of alpha
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "temperature")
-        check_limits(self, temperature_lr=(0, math.inf))
+    temperature: float = above_zero(1.0)  # initial alpha
+    temperature_lr: float = at_least(3e-4, 0)  # learning rate of alpha
 
     @property
     def learner(self) -> type[SAC]:

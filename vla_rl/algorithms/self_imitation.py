@@ -44,7 +44,7 @@ from torch import Tensor, nn
 from vla_rl.algorithms.chunks import ChunkLearner, Chunks, ChunkSampler, GradientConfig, chunks_of
 from vla_rl.algorithms.decisions import ages, mean
 from vla_rl.contract.batch import Rollout
-from vla_rl.contract.config import check_limits
+from vla_rl.contract.config import Checked, at_least
 from vla_rl.contract.policy import require
 
 
@@ -55,12 +55,8 @@ class SelfImitationConfig(GradientConfig):
     batch: int = 128
     draws: int = 4
     alpha: float = 0.0
-    grow: int = 8  # rollouts from one improvement to the next
-    epochs: int = 20  # passes over the successes, while the learning rate falls to 0 (cosine)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_limits(self, grow=(1, math.inf), epochs=(1, math.inf))
+    grow: int = at_least(8, 1)  # rollouts from one improvement to the next
+    epochs: int = at_least(20, 1)  # passes over the successes, while the learning rate falls to 0 (cosine)
 
 
 class SelfImitation(ChunkLearner[SelfImitationConfig]):
@@ -172,16 +168,12 @@ FUTURE = "future_states"  # the feature [N,K*S] that is to be predicted
 
 
 @dataclass(frozen=True)
-class FutureStatesConfig:
+class FutureStatesConfig(Checked):
     """How far ahead, and how much it weighs beside imitation."""
 
-    decisions: int = 8  # K
-    weight: float = 1.0  # of the mean squared error of normalised states
-    width: int = 256  # of the head
-
-    def __post_init__(self) -> None:
-        count = (1, math.inf)
-        check_limits(self, decisions=count, width=count, weight=(0, math.inf))
+    decisions: int = at_least(8, 1)  # K
+    weight: float = at_least(1.0, 0)  # of the mean squared error of normalised states
+    width: int = at_least(256, 1)  # of the head
 
 
 class FutureStates(nn.Module):

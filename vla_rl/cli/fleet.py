@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vla_rl.cli.override import override, positional, subcommand, take_option
-from vla_rl.contract.config import check_limits
+from vla_rl.contract.config import Checked, within
 from vla_rl.contract.errors import UserError
 from vla_rl.fleet.identity import Authority, now
 from vla_rl.recipes.config_files import file_of, load_config
@@ -142,7 +142,7 @@ OF_LEARNER = "--learner."  # before the fields of --learn
 
 
 @dataclass(frozen=True)
-class Serve:
+class Serve(Checked):
     """Take in what the robots of a fleet do: every record is on the disk of FOLDER before the robot hears so.
 
     A page on this machine shows robots, episodes, interventions and success.  After Ctrl-C or a power cut the same
@@ -153,15 +153,11 @@ class Serve:
     policy: str = ""  # checkpoint or run that the fleet begins with; one that has a policy keeps it
     learn: str = ""  # FILE.py:function of a learner that runs beside the server; its fields are --learner.FIELD
     host: str = "127.0.0.1"  # the address to listen on
-    port: int = 7790  # for robots; 0: any that is free
-    page_port: int = 7791  # of the page, for this machine alone; 0: any that is free
+    port: int = within(7790, 0, 65535)  # for robots; 0: any that is free
+    page_port: int = within(7791, 0, 65535)  # of the page, for this machine alone; 0: any that is free
     credentials: str = ""  # folder of the server's certificate, which vla-rl certs makes; needed for another host
-    max_robots: int = 256
-    memory_mb: int = 256  # for what robots have sent and the disk has not taken yet
-
-    def __post_init__(self) -> None:
-        """Raises UserError for numbers without meaning."""
-        check_limits(self, port=(0, 65535), page_port=(0, 65535), max_robots=(1, 4096), memory_mb=(1, 1 << 20))
+    max_robots: int = within(256, 1, 4096)
+    memory_mb: int = within(256, 1, 1 << 20)  # for what robots have sent and the disk has not taken yet
 
 
 def serve(arguments: Sequence[str]) -> None:
@@ -223,26 +219,18 @@ class Certs:
 
 
 @dataclass(frozen=True)
-class ServerCertificate:
+class ServerCertificate(Checked):
     """Make the credentials of the server, which go to its machine as the folder FOLDER/server."""
 
     host: tuple[str, ...] = ()  # names and addresses by which robots reach the server; this machine's own always
-    days: int = 365  # how long the server's certificate is valid
-
-    def __post_init__(self) -> None:
-        """Raises UserError for days without meaning."""
-        check_limits(self, days=(1, 3650))
+    days: int = within(365, 1, 3650)  # how long the server's certificate is valid
 
 
 @dataclass(frozen=True)
-class RobotCertificate:
+class RobotCertificate(Checked):
     """Make the credentials of a robot, which go to its computer as the folder FOLDER/robots/NAME."""
 
-    days: int = 365  # how long its certificate is valid
-
-    def __post_init__(self) -> None:
-        """Raises UserError for days without meaning."""
-        check_limits(self, days=(1, 3650))
+    days: int = within(365, 1, 3650)  # how long its certificate is valid
 
 
 def certs(arguments: Sequence[str]) -> None:

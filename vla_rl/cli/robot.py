@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.text import Text
 
 from vla_rl.cli.override import override
-from vla_rl.contract.config import check_limits
+from vla_rl.contract.config import Checked, check_limits, within
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.recipes.robots import desk
 from vla_rl.recipes.terminal import console
@@ -51,20 +51,16 @@ class Calibrate:
 
 
 @dataclass(frozen=True)
-class Check:
+class Check(Checked):
     """Ports, rates, limits, calibration and latency of a robot, and whether it delivers what it declares.
 
     Nothing moves.
     """
 
-    seconds: float = 3.0  # how long arm, cameras and teleoperator are measured, each
+    seconds: float = within(3.0, 0.1, 600)  # how long arm, cameras and teleoperator are measured, each
     policy: str = (
         ""  # checkpoint, run or server address, whose decisions are timed: which execution is it fast enough for?
     )
-
-    def __post_init__(self) -> None:
-        """Raises UserError for numbers without meaning."""
-        check_limits(self, seconds=(0.1, 600))
 
 
 @dataclass(frozen=True)
@@ -76,39 +72,31 @@ class Home:
 
 
 @dataclass(frozen=True)
-class Teleop:
+class Teleop(Checked):
     """Drive the arm by the teleoperator of its file, through the supervisor, until Ctrl-C; nothing is recorded."""
 
-    speed: float = 1.0  # share of the velocity limits
-
-    def __post_init__(self) -> None:
-        """Raises UserError for numbers without meaning."""
-        check_limits(self, speed=(0.01, 1))
+    speed: float = within(1.0, 0.01, 1)  # share of the velocity limits
 
 
 @dataclass(frozen=True)
-class Record:
+class Record(Checked):
     """Record episodes as a LeRobotDataset v3.0: what was seen and executed, and who chose it in every control step.
 
     A person drives by the teleoperator of the robot's file; its keys end an episode as success, failure or redo.
     """
 
     out: str = "runs/recorded"
-    episodes: int = 50
+    episodes: int = within(50, 1, 100000)
     policy: str = ""  # a checkpoint, run or server that drives until a person takes over; "expert" on a simulated one
-    speed: float = 1.0  # share of the velocity limits
+    speed: float = within(1.0, 0.01, 1)  # share of the velocity limits
     execution: Literal["open_loop", "receding_horizon", "temporal_ensembling"] = "open_loop"
-    steps: int = 8  # actions of a chunk before the next is asked for, with a receding horizon
+    steps: int = within(8, 1, 1000)  # actions of a chunk before the next is asked for, with a receding horizon
     real_time: Literal["", "identity", "vjp"] = ""  # real-time chunking: how the next chunk is guided by the last
-    delay: float = 0.0  # ms from an observation to its chunk, on a simulated robot: a policy on a slow machine
+    delay: float = within(0.0, 0, 10000)  # ms from an observation to its chunk, on a simulated robot
     person: bool = False  # a scripted person watches a simulated robot, and takes over where it fails
     seed: int = 1  # of the training run that the episodes are for, and of the policy's noise
     server: str = ""  # HOST:PORT of vla-rl serve, which gets every control step as it is played; "": none
     credentials: str = ""  # folder of this robot's certificate, for a server on another machine
-
-    def __post_init__(self) -> None:
-        """Raises UserError for numbers without meaning."""
-        check_limits(self, episodes=(1, 100_000), speed=(0.01, 1), steps=(1, 1000), delay=(0, 10_000))
 
 
 @dataclass(frozen=True)

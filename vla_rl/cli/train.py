@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from vla_rl.cli.override import override, take_option
-from vla_rl.contract.config import check_limits
+from vla_rl.contract.config import Checked, at_least
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.load import load
 from vla_rl.evaluation import seed_ranges
@@ -110,7 +109,7 @@ def demo(arguments: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True)
-class Collect:
+class Collect(Checked):
     """Record demonstrations of the scripted expert as a LeRobotDataset v3.0; failures are left out.
 
     Every episode is on the disk when the next ones begin: ``--repair FOLDER`` finishes a recording that was killed.
@@ -118,16 +117,12 @@ class Collect:
 
     env: EnvConfig = NO_ENV
     expert: str = ""  # "module:Class" instead of the expert that the task declares
-    count: int = 30
+    count: int = at_least(30, 1)
     seed: int = 1  # of the training run that they are for
-    num_envs: int = 16  # episodes played side by side
+    num_envs: int = at_least(16, 1)  # episodes played side by side
     out: str = "runs/demonstrations"
     video: Literal["auto", "always", "never"] = "auto"  # cameras as video: where it pays, all, or none (PNG)
     repair: str = ""  # record nothing: finish what is in this folder
-
-    def __post_init__(self) -> None:
-        """Raises UserError for counts with which nothing would be recorded."""
-        check_limits(self, count=(1, math.inf), num_envs=(1, math.inf))
 
 
 def collect(arguments: Sequence[str]) -> None:

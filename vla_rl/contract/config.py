@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.load import name_of
@@ -77,6 +77,43 @@ JsonObject: TypeAlias = dict[str, Any]
 """A JSON object: a summary, a line of metrics, options of an environment."""
 JsonMapping: TypeAlias = Mapping[str, Any]
 """The same where it is only read."""
+
+
+T = TypeVar("T")
+_LIMITS = "limits"  # in the metadata of a field: (low, high), low None for what is above 0
+
+
+class Checked:
+    """A dataclass whose fields have their limits beside their defaults; a subclass's new default keeps the limits.
+
+    Raises UserError for a number without meaning.
+    """
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in _limits(type(self)).items():
+            if low is None:
+                check_positive(self, name)
+            check_limits(self, **{name: (low or 0, high)})
+
+
+def _limits(kind: type) -> dict[str, tuple[float | None, float]]:
+    own = (vars(base).get("__dataclass_fields__", {}).values() for base in reversed(kind.__mro__))
+    return {field.name: field.metadata[_LIMITS] for fields in own for field in fields if _LIMITS in field.metadata}
+
+
+def within(default: T, low: float, high: float) -> T:
+    """A field of a :class:`Checked` dataclass: from ``low`` to ``high``, both included."""
+    return dataclasses.field(default=default, metadata={_LIMITS: (low, high)})
+
+
+def at_least(default: T, low: float) -> T:
+    """A field of ``low`` or more."""
+    return within(default, low, math.inf)
+
+
+def above_zero(default: T, high: float = math.inf) -> T:
+    """A field above 0, and at most ``high``."""
+    return dataclasses.field(default=default, metadata={_LIMITS: (None, high)})
 
 
 def check_limits(config: Any, **limits: tuple[float, float]) -> None:

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from math import prod
 from operator import and_
 from typing import Any, TypeAlias, TypeGuard
 
@@ -247,13 +246,12 @@ def read(arrays: Mapping[str, Array]) -> dict[str, np.ndarray]:
     tensors = {name: item for name, item in arrays.items() if is_tensor(item)}
     if not tensors:
         return found
-    packed, start = next(iter(tensors.values())).new_empty(sum(map(_size, tensors.values()))).double(), 0
-    for item in tensors.values():
-        packed[start : start + _size(item)] = item.reshape(-1)
-        start += _size(item)
-    values, start = on_host(packed), 0
-    for name, item in tensors.items():
-        part, start = values[start : start + _size(item)], start + _size(item)
+    sizes = [item.numel() for item in tensors.values()]
+    ends = np.cumsum(sizes)
+    packed = next(iter(tensors.values())).new_empty(sum(sizes)).double()
+    for item, end, size in zip(tensors.values(), ends, sizes, strict=True):
+        packed[end - size : end] = item.reshape(-1)
+    for (name, item), part in zip(tensors.items(), np.split(on_host(packed), ends[:-1]), strict=True):
         found[name] = part.astype(str(item.dtype).removeprefix("torch.")).reshape(item.shape)
     return found
 
@@ -324,7 +322,10 @@ class DeviceTracker(EpisodeTracker):
         host = read({"refused": refused, "cause": cause, "valid": valid, "reward": reward, "finite": _all_finite(seen)})
         if host["refused"]:
             self.chunk(on_host(chunk), spec)  # raises, and names what was refused
-        self._latch(host["cause"].astype(np.int8), host["valid"])
+        self.time += host["valid"].sum(axis=1)
+        ended = np.flatnonzero(host["cause"])
+        codes = host["cause"][ended].astype(np.int8)
+        self.end(ended, codes == SUCCESS, codes)
         pairs = (reward, host["reward"]), (valid, host["valid"])
         return self.step_there(obs, pairs, action, frames, seen if host["finite"] else [])
 
@@ -369,12 +370,6 @@ class DeviceTracker(EpisodeTracker):
             on_host=OnHost((*reward_and_valid, *((flags[name], copies[name]) for name in flags)), tuple(finite)),
         )
 
-    def _latch(self, cause: np.ndarray, valid: np.ndarray) -> None:
-        """Count the clocks by ``valid`` bool [E,H], and latch the ends by their codes ``cause`` int8 [E]."""
-        self.time += valid.sum(axis=1)
-        ended = np.flatnonzero(cause)
-        self.end(ended, cause[ended] == SUCCESS, cause[ended])
-
 
 def _floats(obs: Observation) -> list[Array]:
     """What has to be finite."""
@@ -389,10 +384,6 @@ def _all_finite(tensors: list[Array]) -> Array:
 def is_tensor(array: Array) -> bool:
     """Whether ``array`` is a tensor, which may be on a device, and none of numpy."""
     return hasattr(array, "detach")
-
-
-def _size(tensor: Array) -> int:
-    return prod(tensor.shape)
 
 
 def is_shard(item: object) -> TypeGuard[Any]:

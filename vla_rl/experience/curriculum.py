@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vla_rl.contract.config import check_limits, check_positive
+from vla_rl.contract.config import Checked, above_zero, at_least, check_positive
 from vla_rl.contract.env import EnvSpec, on_host
 from vla_rl.contract.errors import UserError
 
@@ -86,18 +86,13 @@ class InOrder:
 
 
 @dataclass(frozen=True)
-class ScoredScenes(InOrder):
+class ScoredScenes(InOrder, Checked):
     """What curricula share; a subclass says what a scene's score is."""
 
-    scenes: int = 512  # the first so many seeds are played, all sources together, again and again
-    explore: float = 0.25  # share of the draws that goes to the scenes in order
-    half_life: float = 16.0  # an outcome counts half after so many episodes per scene
-    prior: float = 1.0  # episodes that the success of a scene's family is worth in its estimate
-
-    def __post_init__(self) -> None:
-        """Raises UserError for numbers without meaning."""
-        check_limits(self, scenes=(1, float("inf")), explore=(0, 1))
-        check_positive(self, "explore", "half_life", "prior")
+    scenes: int = at_least(512, 1)  # the first so many seeds are played, all sources together, again and again
+    explore: float = above_zero(0.25, 1)  # share of the draws that goes to the scenes in order
+    half_life: float = above_zero(16.0)  # an outcome counts half after so many episodes per scene
+    prior: float = above_zero(1.0)  # episodes that the success of a scene's family is worth in its estimate
 
     @property
     def half_lives(self) -> tuple[float, ...]:

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.contract.config import check_limits
+from vla_rl.contract.config import Checked, at_least, within
 from vla_rl.contract.env import WORKER, Observation, Observe, Snapshot, Snapshots, Step, VecEnv, on_host
 from vla_rl.contract.errors import ContractError, UserError, cause_of
 
 
 @dataclass(frozen=True)
-class PersonConfig:
+class PersonConfig(Checked):
     """What a person sees and how they act; steps are control steps.
 
     A robot visibly fails when its progress has reached no new best for ``patience`` steps, or has fallen ``slip`` below
@@ -27,18 +27,13 @@ class PersonConfig:
     how high the cube.
     """
 
-    patience: int = 10
-    slip: float = 0.15
-    gain: float = 0.02  # of progress that counts as a new best
-    delay: int = 4  # steps from what is seen to the hand
-    hold: int = 10  # steps of an intervention, at least; it ends at a new best, between two decisions of the policy
-    noise: float = 0.1  # std of the person's actions, in half-ranges of the action
-    max_share: float = 0.2  # of all steps so far; an intervention of ``hold`` steps that would exceed it is not begun
-
-    def __post_init__(self) -> None:
-        count = (1, math.inf)
-        check_limits(self, patience=count, delay=(0, math.inf), hold=count, noise=(0, math.inf))
-        check_limits(self, slip=(0, 1), gain=(0, 1), max_share=(0, 1))
+    patience: int = at_least(10, 1)
+    slip: float = within(0.15, 0, 1)
+    gain: float = within(0.02, 0, 1)  # of progress that counts as a new best
+    delay: int = at_least(4, 0)  # steps from what is seen to the hand
+    hold: int = at_least(10, 1)  # least steps of an intervention, which ends at a new best, between two decisions
+    noise: float = at_least(0.1, 0)  # std of the person's actions, in half-ranges of the action
+    max_share: float = within(0.2, 0, 1)  # of all steps; what would exceed it by its ``hold`` steps is not begun
 
 
 class People:
@@ -233,14 +228,11 @@ def _joined(steps: list[Step], person: np.ndarray) -> Step:
 
 
 @dataclass(frozen=True)
-class DemonstratorConfig:
+class DemonstratorConfig(Checked):
     """How much a person demonstrates."""
 
-    max_share: float = 0.2  # of all steps so far; an episode is demonstrated while less was
-    steps: int = 10_000  # after so many no further episode is
-
-    def __post_init__(self) -> None:
-        check_limits(self, max_share=(0, 1), steps=(0, math.inf))
+    max_share: float = within(0.2, 0, 1)  # of all steps so far; an episode is demonstrated while less was
+    steps: int = at_least(10_000, 0)  # after so many no further episode is
 
 
 class DemonstratedEnv:
@@ -292,7 +284,7 @@ class Help(IntEnum):
 
 
 @dataclass(frozen=True)
-class Escalation:
+class Escalation(Checked):
     """Help that grows by a degree after every ``attempts`` failures, and is given up after the last degree's.
 
     An attempt that comes ``gain`` further than all before it does not count: who is getting better is not helped more.
@@ -301,16 +293,11 @@ class Escalation:
     when; another rule is a subclass with its own :meth:`due`.
     """
 
-    attempts: int = 1  # failed attempts after which the next degree of help is due
-    gain: float = 0.1  # of progress, by which an attempt must come further in order not to count as a failure
-    demonstration: int = 30  # control steps of a demonstration, at most; it ends between two decisions of the policy
-    demonstrations: int = 10_000  # of the whole run
-    returns: int = 10_000  # times that a person puts robot and scene back, of the whole run
-
-    def __post_init__(self) -> None:
-        count = (1, math.inf)
-        check_limits(self, attempts=count, demonstration=count, gain=(0, 1))
-        check_limits(self, demonstrations=(0, math.inf), returns=(0, math.inf))
+    attempts: int = at_least(1, 1)  # failed attempts after which the next degree of help is due
+    gain: float = within(0.1, 0, 1)  # of progress, by which an attempt that did not fail came further
+    demonstration: int = at_least(30, 1)  # most steps of a demonstration; it ends between two decisions of the policy
+    demonstrations: int = at_least(10_000, 0)  # of the whole run
+    returns: int = at_least(10_000, 0)  # times that a person puts robot and scene back, of the whole run
 
     def due(self, reached: Sequence[float]) -> Help:
         """The help for the next attempt; ``NONE`` is another scene.

@@ -46,26 +46,20 @@ class _Open:
     spec: EnvSpec | None = None
     episode: str = ""
     task: str = ""
-    steps: list[bytes] = field(default_factory=list)  # their payloads
-    versions: list[int] = field(default_factory=list)
-    intervened: list[bool] = field(default_factory=list)
-    held: int = 0  # bytes of the steps
+    steps: list[FleetRecord] = field(default_factory=list)
+    held: int = 0  # bytes of their payloads
     broken: str = ""  # why the open episode cannot be used
 
     def begin(self, record: FleetRecord) -> None:
-        self.episode, self.task = record.episode, record.task
-        self.steps, self.versions, self.intervened, self.held, self.broken = [], [], [], 0, ""
+        self.episode, self.task, self.steps, self.held, self.broken = record.episode, record.task, [], 0, ""
 
     def add(self, record: FleetRecord) -> bool:
         """Keep a step; returns False once the episode is too long to be kept."""
         self.held += len(record.payload)
+        self.steps.append(record)
         if self.held > MAX_EPISODE:
-            self.steps, self.versions, self.intervened = [], [], []
-            return False
-        self.steps.append(record.payload)
-        self.versions.append(record.policy_version)
-        self.intervened.append(record.intervened)
-        return True
+            self.steps.clear()
+        return bool(self.steps)
 
 
 class EpisodeReader:
@@ -151,15 +145,15 @@ class EpisodeReader:
         pixels = sum(math.prod(item.shape) for item in one.spec.images.values())
         if pixels * len(one.steps) > MAX_DECODED:
             raise ContractError(f"its pictures would take more than {MAX_DECODED >> 30} GiB")
-        steps = tuple(FleetStep.from_payload(payload, one.spec) for payload in one.steps)
+        steps = tuple(FleetStep.from_payload(step.payload, one.spec) for step in one.steps)
         like = _labels(steps[0])
         for step in steps:
             if _labels(step) != like:
                 raise ContractError(f"its step {step.time} has other labels than its first")
         if [step.time for step in steps] != [*range(len(steps))]:
             return "incomplete"
-        labels = (tuple(one.versions), tuple(one.intervened))
-        return FleetEpisode(record.sender, one.episode, one.task, one.spec, steps, *labels, end)
+        versions, people = zip(*((step.policy_version, step.intervened) for step in one.steps), strict=True)
+        return FleetEpisode(record.sender, one.episode, one.task, one.spec, steps, versions, people, end)
 
     def _leave(self, one: _Open, why: str) -> None:
         if one.steps or one.broken:

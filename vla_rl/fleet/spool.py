@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from pathlib import Path
 
-from vla_rl.contract.config import check_limits
+from vla_rl.contract.config import Checked, within
 from vla_rl.contract.errors import UserError
 from vla_rl.fleet.disk import Disk, StoreEndedError, StoreFullError
 from vla_rl.fleet.index import Span
@@ -31,7 +31,7 @@ _RETRY_S = 1.0  # after the disk was full or failed
 
 
 @dataclass(frozen=True)
-class SpoolOptions:
+class SpoolOptions(Checked):
     """How much of the robot's disk and memory its records may take.
 
     quota_mb    of records on the disk; episodes with an intervention may exceed it
@@ -39,13 +39,9 @@ class SpoolOptions:
     queue_mb    of records that wait for the disk in memory; four times as much in an episode with an intervention
     """
 
-    quota_mb: float = 20_000
-    reserve_mb: float = 256
-    queue_mb: float = 64
-
-    def __post_init__(self) -> None:
-        """Raises UserError for numbers without meaning."""
-        check_limits(self, quota_mb=(0.001, 1e9), reserve_mb=(0, 1e9), queue_mb=(0.001, 1e6))
+    quota_mb: float = within(20_000, 0.001, 1000000000.0)
+    reserve_mb: float = within(256, 0, 1000000000.0)
+    queue_mb: float = within(64, 0.001, 1000000.0)
 
 
 @dataclass

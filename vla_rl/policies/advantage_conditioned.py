@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vla_rl.contract.config import check_limits, from_json, to_json
+from vla_rl.contract.config import Checked, at_least, from_json, to_json
 from vla_rl.contract.env import EnvSpec, Observation
 from vla_rl.contract.load import name_of
 from vla_rl.contract.policy import Features, require
@@ -24,7 +23,7 @@ NEGATIVE, POSITIVE, UNKNOWN = range(3)
 
 
 @dataclass(frozen=True)
-class AdvantageConfig:
+class AdvantageConfig(Checked):
     """How strongly the policy prefers good decisions when it acts.
 
     guidance  beta: 0 is the policy of all data, 1 the one of good decisions; above 1 it sharpens further (SOP acts with
@@ -33,10 +32,7 @@ class AdvantageConfig:
 
     horizon: int
     sampler: FlowSampler
-    guidance: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_limits(self, guidance=(0, math.inf))
+    guidance: float = at_least(1.0, 0)
 
 
 class AdvantageConditioned(FlowPolicy):

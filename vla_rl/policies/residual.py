@@ -21,7 +21,6 @@ not corrected has no exploration noise either.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -30,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.contract.batch import Reducer
-from vla_rl.contract.config import check_limits, check_positive
+from vla_rl.contract.config import Checked, above_zero, at_least, within
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import NonFiniteError, UserError
 from vla_rl.contract.policy import ActionOut, CriticAction, Features, Likelihood, Mode, State, with_context
@@ -43,25 +42,20 @@ _BASE = "base/"
 
 
 @dataclass(frozen=True)
-class ResidualConfig:
+class ResidualConfig(Checked):
     """Size of the correction and its exploration, in units of the action's half-range.
 
     ``horizon`` divides the base's chunk: 1 observes and corrects at every step, 0 as rarely as the base.  An episode of
     few decisions tells sooner which of them was good.  Raises UserError for a horizon below 0.
     """
 
-    scale: float = 0.3
-    horizon: int = 1  # actions of the base, H, that one decision corrects, each by its own ``u``; 0: the whole chunk
-    plan: int = 4  # queued base actions after those that the residual reads, 0 where the queue is shorter
-    noise: float = 0.1  # standard deviation of exploration; that of ``u`` for a Gaussian residual
-    correlation: float = 0.5  # between the noise of successive decisions of a deterministic residual
+    scale: float = above_zero(0.3)
+    horizon: int = at_least(1, 0)  # H: actions of the base that a decision corrects, each by its own ``u``; 0: a chunk
+    plan: int = at_least(4, 0)  # queued base actions after those that the residual reads, 0 where the queue is shorter
+    noise: float = at_least(0.1, 0.0)  # standard deviation of exploration; that of ``u`` for a Gaussian residual
+    correlation: float = within(0.5, 0.0, 1.0)  # between the noise of successive decisions of a deterministic residual
     head: HeadConfig = HeadConfig()
     blend: BlendConfig | None = None  # of a deterministic residual: little correction at first; None: all of it
-
-    def __post_init__(self) -> None:
-        at_least_0 = (0.0, math.inf)
-        check_limits(self, horizon=at_least_0, plan=at_least_0, noise=at_least_0, correlation=(0.0, 1.0))
-        check_positive(self, "scale")
 
 
 class ResidualPolicy(HoldsFrozen):
@@ -318,17 +312,14 @@ def _base_entries(items: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class BlendConfig:
+class BlendConfig(Checked):
     """Schedule of the correction while collecting.  Raises UserError for shares outside [0, 1]."""
 
-    decisions: int = 20_000  # H: of the free actor, until the correction is whole
-    start: float = 0.0  # probability of the correction at first
+    decisions: int = at_least(20_000, 1)  # H: of the free actor, until the correction is whole
+    start: float = within(0.0, 0, 1)  # probability of the correction at first
     per: Literal["step", "episode"] = "step"  # what the probability is of: a decision, or a whole episode
-    size: float = 1.0  # largest |u| at first, deployed too
-    delay: float = 0.0  # of the time limit: the base alone plays up to this share of an episode, uniformly drawn
-
-    def __post_init__(self) -> None:
-        check_limits(self, decisions=(1, math.inf), start=(0, 1), size=(0, 1), delay=(0, 1))
+    size: float = within(1.0, 0, 1)  # largest |u| at first, deployed too
+    delay: float = within(0.0, 0, 1)  # of the time limit: the most, drawn uniformly, that the base plays alone
 
     def grown(self, first: float, released: int) -> float:
         """A share that starts at ``first`` and is 1 after ``decisions`` released ones."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
@@ -13,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from vla_rl.contract.config import JsonObject, check_limits, from_json, to_json
+from vla_rl.contract.config import Checked, JsonObject, at_least, from_json, to_json, within
 from vla_rl.contract.env import VecEnv, on_host
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
@@ -32,20 +31,14 @@ OnEpisodes = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class EvaluationConfig:
+class EvaluationConfig(Checked):
     """How many held-out episodes, and how many are played side by side."""
 
-    validation: int = 256
-    test: int = 512
-    ablation: int = 256  # validation seeds for each check of what the policy looks at
-    num_envs: int = 64
-    processes: int = 1  # that share the environments; 1: this one
-
-    def __post_init__(self) -> None:
-        """Raises UserError for counts with which nothing would be played."""
-        positive, episodes = (1, math.inf), (1, seed_ranges.MOST)
-        check_limits(self, validation=episodes, test=episodes, ablation=episodes)
-        check_limits(self, num_envs=positive, processes=positive)
+    validation: int = within(256, 1, seed_ranges.MOST)
+    test: int = within(512, 1, seed_ranges.MOST)
+    ablation: int = within(256, 1, seed_ranges.MOST)  # validation seeds for each check of what the policy looks at
+    num_envs: int = at_least(64, 1)
+    processes: int = at_least(1, 1)  # that share the environments; 1: this one
 
     def evaluator(self, env: EnvFactory) -> Evaluator:
         return Evaluator(env, self.num_envs, self.processes)

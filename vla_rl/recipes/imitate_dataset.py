@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 
 from vla_rl.algorithms.chunks import ImitationPolicy
 from vla_rl.contract.check import check_policy_methods, is_user_defined
-from vla_rl.contract.config import JsonObject, check_limits
+from vla_rl.contract.config import Checked, JsonObject, at_least
 from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.errors import ContractError, UserError, did_you_mean
 from vla_rl.contract.policy import require
@@ -35,7 +34,7 @@ from vla_rl.training.tracking import RunFolder
 
 
 @dataclass(frozen=True)
-class ImitateDataset:
+class ImitateDataset(Checked):
     """Imitate the episodes of a LeRobotDataset v3.0 folder: the checkpoint "imitation".
 
     With ``policy``, a checkpoint, a public folder or "module:Class", what its ``trainable`` says learns, and perception
@@ -51,7 +50,7 @@ class ImitateDataset:
     accept: tuple[str, ...] = ()  # differences from env or policy that do no harm here: "names", "rate", "bounds"
     policy: str = ""  # a checkpoint folder, a public one, or module:Class
     new: NewImitator = field(default_factory=NewTiny)
-    image_size: int = 0  # pictures are shrunk to so many pixels a side while learning; 0: as they were recorded
+    image_size: int = at_least(0, 0)  # pictures are shrunk to so many pixels a side while learning; 0: as recorded
     leave_out_damaged: bool = False  # go on without episodes that cannot be read
     seed: int = 1
     imitation: ImitationConfig = field(
@@ -60,10 +59,6 @@ class ImitateDataset:
     device: str = "cpu"  # where the policy learns: "cpu", "cuda", "cuda:1", "auto"
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
     vla: VLAOptions = VLAOptions()  # how ``policy`` is opened if it is a public folder; ours have their own
-
-    def __post_init__(self) -> None:
-        """Raises UserError for a negative size of pictures."""
-        check_limits(self, image_size=(0, math.inf))
 
     def run(self, folder: RunFolder) -> JsonObject:
         if not self.dataset:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vla_rl.contract.config import JsonObject, check_limits
+from vla_rl.contract.config import Checked, JsonObject, at_least, within
 from vla_rl.contract.env import Observation, VecEnv
 from vla_rl.contract.intervals import wilson
 from vla_rl.contract.load import load
@@ -36,7 +35,7 @@ Loss: TypeAlias = Callable[[Batch], tuple[Tensor, dict[str, float]]]
 
 
 @dataclass(frozen=True)
-class TrainReward:
+class TrainReward(Checked):
     """Learn from labelled frames, choose the threshold of ``done`` on others, evaluate on still others.
 
     The frames come from the expert's episodes in ``env``, on training, validation and test seeds; or from the file
@@ -49,21 +48,15 @@ class TrainReward:
     frames: str = ""  # an .npz of labelled frames; without one, the simulator labels
     env: EnvConfig = NO_ENV
     claims: str = ""  # "module:function" that labels instead of what the task declares
-    training: int = 400  # episodes to learn from
-    calibration: int = 128  # episodes that the threshold is chosen on
-    test: int = 256  # episodes that the result is reported for
-    num_envs: int = 32
-    random_action_prob: float = 0.4  # share of the expert's decisions that are random
-    precision: float = 0.95  # wanted of the frames that are called a success
+    training: int = at_least(400, 1)  # episodes to learn from
+    calibration: int = at_least(128, 1)  # episodes that the threshold is chosen on
+    test: int = at_least(256, 1)  # episodes that the result is reported for
+    num_envs: int = at_least(32, 1)
+    random_action_prob: float = within(0.4, 0, 1)  # share of the expert's decisions that are random
+    precision: float = within(0.95, 0, 1)  # wanted of the frames that are called a success
     fit: FitConfig = field(default_factory=lambda: FitConfig(steps=2000, batch=64, lr=6e-3))
     device: str = "cpu"  # where the model learns: "cpu", "cuda", "cuda:1", "auto"
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb"
-
-    def __post_init__(self) -> None:
-        """Raises UserError for numbers with which nothing could be learnt or measured."""
-        positive = (1, math.inf)
-        check_limits(self, training=positive, calibration=positive, test=positive, num_envs=positive)
-        check_limits(self, random_action_prob=(0, 1), precision=(0, 1))
 
     def run(self, folder: RunFolder) -> JsonObject:
         """Leave the checkpoint ``name``."""
@@ -293,7 +286,7 @@ def _play(
 
 
 @dataclass(frozen=True)
-class MakeJudge:
+class MakeJudge(Checked):
     """Write a judge by the model ``judge.vlm.model``, a folder or a name on the Hub, as the checkpoint "judge".
 
     Nothing is trained.  The judge is asked about the frames of ``test`` episodes of the expert, on test seeds.
@@ -302,13 +295,9 @@ class MakeJudge:
     judge: VLMJudgeConfig = field(default_factory=VLMJudgeConfig)
     env: EnvConfig = NO_ENV
     seed: int = 1
-    test: int = 32  # episodes that the result is reported for
-    num_envs: int = 32
-    random_action_prob: float = 0.4  # share of the expert's decisions that are random
-
-    def __post_init__(self) -> None:
-        """Raises UserError for numbers with which nothing could be measured."""
-        check_limits(self, test=(1, math.inf), num_envs=(1, math.inf), random_action_prob=(0, 1))
+    test: int = at_least(32, 1)  # episodes that the result is reported for
+    num_envs: int = at_least(32, 1)
+    random_action_prob: float = within(0.4, 0, 1)  # share of the expert's decisions that are random
 
     def run(self, folder: RunFolder) -> JsonObject:
         """Leave the checkpoint; raises UserError for a model that cannot be asked."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from vla_rl.algorithms.off_policy import OffPolicyConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.contract.batch import Reducer, ReplayBuffer
-from vla_rl.contract.config import check_limits
+from vla_rl.contract.config import Checked, at_least, check_limits, within
 from vla_rl.contract.env import EnvSpec, VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy, require
@@ -250,18 +249,14 @@ class TrainerConfig:
 
 
 @dataclass(frozen=True)
-class RLConfig(TrainerConfig):
+class RLConfig(TrainerConfig, Checked):
     """On-policy RL of a flow policy itself: its sampler, its experience, the algorithm and the loop."""
 
     sampler: FlowSampler
     experience: SourceConfig = field(default_factory=WindowConfig)
-    final_noise: float = 0.4  # the sampler's noise falls linearly to this share of itself
+    final_noise: float = at_least(0.4, 0)  # the sampler's noise falls linearly to this share of itself
     loop: LoopConfig = field(default_factory=LoopConfig)
     algorithm: AlgorithmConfig = field(default_factory=PPOConfig)
-
-    def __post_init__(self) -> None:
-        """Raises UserError for a negative share of the noise."""
-        check_limits(self, final_noise=(0, math.inf))
 
     def noise(self) -> str:
         """The exploration in words, for reports."""
@@ -293,22 +288,22 @@ class OnPolicyRL(TrainerConfig):
 
 
 @dataclass(frozen=True)
-class ReplayConfig:
+class ReplayConfig(Checked):
     """The replay buffer, and the demonstrations and corrections that its batches are mixed with.
 
     What a person corrected is drawn among the run's own decisions as well, as in HIL-SERL (arXiv 2410.21845).
     """
 
-    capacity: int = 200_000  # slots: decisions and ends of episodes; processes that share a run share them
-    gamma: float = 0.99  # per low-level action
-    n_step: int = 3  # decisions
-    share: float = 0.25  # of the demonstrations in a batch
+    capacity: int = at_least(200_000, 1)  # slots: decisions and ends of episodes; processes that share a run share them
+    gamma: float = within(0.99, 0, 1)  # per low-level action
+    n_step: int = at_least(3, 1)  # decisions
+    share: float = within(0.25, 0, 1)  # of the demonstrations in a batch
     corrections: float = 0.0  # share of the decisions in which a person acted
     folder: str = ""  # keep the replay in files there instead of in memory
 
     def __post_init__(self) -> None:
         """Raises UserError for numbers that have no meaning."""
-        check_limits(self, capacity=(1, math.inf), gamma=(0, 1), n_step=(1, math.inf), share=(0, 1))
+        super().__post_init__()
         check_limits(self, corrections=(0, 1 - self.share))
 
     def build(self, policy: Policy, context: RunContext, spec: EnvSpec, horizon: int) -> ReplayBuffer:
@@ -346,12 +341,8 @@ class AdaptiveReplay(ReplayConfig):
     See ``vla_rl/fleet/sampler.py``, which learns from the losses of the critics what is drawn.
     """
 
-    max_age: int = 1000  # updates after which autonomous decisions are no longer drawn
+    max_age: int = at_least(1000, 0)  # updates after which autonomous decisions are no longer drawn
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_limits(self, max_age=(0, math.inf))
 
     def joined(self, online: Replay, recorded: Mapping[str, Replay], policy: Policy) -> ReplayBuffer:
         """The strata of the run's decisions, of the corrections in them, and of the demonstrations."""

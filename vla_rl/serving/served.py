@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vla_rl.contract.config import check_limits
+from vla_rl.contract.config import Checked, within
 from vla_rl.contract.env import PRIVILEGED, EnvSpec, on_host
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.contract.policy import Policy, State, encode_observation
@@ -152,15 +152,11 @@ def servable_spec(policy: Policy) -> EnvSpec:
 
 
 @dataclass(frozen=True)
-class Batching:
+class Batching(Checked):
     """How many requests are computed together, and how long the first of them waits for others."""
 
-    size: int = 32
-    wait_ms: float = 2.0  # only while other clients are connected that have not asked yet
-
-    def __post_init__(self) -> None:
-        """Raises UserError for numbers without meaning."""
-        check_limits(self, size=(1, 4096), wait_ms=(0.0, 60_000.0))
+    size: int = within(32, 1, 4096)
+    wait_ms: float = within(2.0, 0.0, 60000.0)  # only while other clients are connected that have not asked yet
 
 
 @dataclass(frozen=True)

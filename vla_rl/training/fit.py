@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.algorithms.chunks import Chunks, ImitationPolicy, mean_loss
-from vla_rl.contract.config import check_limits
+from vla_rl.contract.config import Checked, at_least
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import ContractError, NonFiniteError
 from vla_rl.evaluation.object_positions import ObjectProbe, ProbeConfig, check
@@ -30,20 +30,15 @@ Batch = TypeVar("Batch")
 
 
 @dataclass(frozen=True)
-class FitConfig:
+class FitConfig(Checked):
     """AdamW with a linear warm-up and a cosine decay to zero.  Raises UserError for numbers without a meaning."""
 
-    steps: int = 1000
-    batch: int = 64
-    lr: float = 1e-3
-    weight_decay: float = 1e-4
-    warmup: int = 50
-    grad_norm: float = 1.0
-
-    def __post_init__(self) -> None:
-        count = (1, math.inf)
-        check_limits(self, steps=count, batch=count, lr=(0, math.inf), weight_decay=(0, math.inf))
-        check_limits(self, warmup=(0, math.inf), grad_norm=(0, math.inf))
+    steps: int = at_least(1000, 1)
+    batch: int = at_least(64, 1)
+    lr: float = at_least(1e-3, 0)
+    weight_decay: float = at_least(1e-4, 0)
+    warmup: int = at_least(50, 0)
+    grad_norm: float = at_least(1.0, 0)
 
 
 def fit(

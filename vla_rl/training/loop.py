@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.contract.batch import ExperienceSource, Learner, Reducer, Resumable
-from vla_rl.contract.config import check_limits
+from vla_rl.contract.config import Checked, at_least
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import LikelihoodPolicy, set_progress
 from vla_rl.evaluation.stats import MeanReturn, Rate
@@ -28,23 +28,17 @@ COLLAPSE_LR_FACTOR = 0.5  # of the learning rate after a collapse
 
 
 @dataclass(frozen=True)
-class LoopConfig:
+class LoopConfig(Checked):
     """Length of training, validation and saved states.  Raises UserError for numbers without a meaning."""
 
-    iterations: int = 110
-    validate_every: int = 20  # iterations; 0: validate only before the first and after the last one
-    save_every: int = 1  # iterations between two states on disk; a killed run repeats at most this many
-    collapse: float = 0.15  # a validation score this far below the best one restores the best weights, and halves lr
-    collectors: int = 1  # processes that collect (1: this one), each with its share of the environments
-    staleness: int = 0  # collectors play on, at most this many updates ahead (experience/sources.py); 0: in step
-    env_steps: int = 0  # stop after this many low-level actions in all; 0: no limit
-    validate_steps: int = 0  # also validate after this many low-level actions since the last validation; 0: never
-
-    def __post_init__(self) -> None:
-        count = (0, math.inf)
-        check_limits(self, iterations=count, validate_every=count, save_every=(1, math.inf), collapse=count)
-        check_limits(self, env_steps=count, validate_steps=count)
-        check_limits(self, collectors=(1, math.inf), staleness=count)
+    iterations: int = at_least(110, 0)
+    validate_every: int = at_least(20, 0)  # iterations; 0: validate only before the first and after the last one
+    save_every: int = at_least(1, 1)  # iterations between two states on disk; a killed run repeats at most this many
+    collapse: float = at_least(0.15, 0)  # a score so far below the best one restores the best weights, and halves lr
+    collectors: int = at_least(1, 1)  # processes that collect (1: this one), each with its share of the environments
+    staleness: int = at_least(0, 0)  # most updates that collectors are ahead (experience/sources.py); 0: in step
+    env_steps: int = at_least(0, 0)  # stop after this many low-level actions in all; 0: no limit
+    validate_steps: int = at_least(0, 0)  # also validate after so many low-level actions since the last time; 0: never
 
 
 class LoopLearner(Learner, Resumable, Protocol):

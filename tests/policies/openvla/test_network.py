@@ -8,7 +8,6 @@ import torch
 from PIL import Image
 
 from tests.policies.openvla.tiny import GOLDEN, golden_outputs, pictures, prompts, tiny, tiny_network, tiny_shape
-from vla_rl.contract.errors import UserError
 from vla_rl.policies.openvla.decoding import Autoregressive, Parallel
 from vla_rl.policies.openvla.network import DINOV2, SIGLIP, OpenVLAShape, ViTShape, openvla_pictures
 
@@ -117,9 +116,3 @@ def test_later_tokens_depend_on_earlier_ones_where_they_should():
     for decoding, changes in ((Autoregressive(), [False, False, True]), (Parallel(1), [False] * 3)):
         pair = [decoding.logits(network, prefixes(network, 1, [0, 1, 2]), bins, D) for bins in (one, other)]
         assert [bool((pair[0][:, k] != pair[1][:, k]).any()) for k in range(3)] == changes
-
-
-def test_a_decoding_has_actions():
-    for kind in (Autoregressive, Parallel):
-        with pytest.raises(UserError, match="actions is 0"):
-            kind(0)

@@ -270,13 +270,3 @@ def test_the_state_is_read_where_there_is_a_projector_for_it():
     torch.testing.assert_close(prefix.embeddings[:, 5], expected)
     with pytest.raises(ContractError, match="reads the state, which is missing"):
         reading.prefix(patches, tokens, mask)
-
-
-def test_what_does_not_fit_is_refused():
-    with pytest.raises(ContractError, match="states of 4 and actions of 3 numbers but the checkpoint's"):
-        tiny_policy(IN_TURN, state=replace(SPEC.state, shape=(4,)))
-    with pytest.raises(ContractError, match=r"makes 2 actions and 'tiny' takes at most 8.*from 1 to 2"):
-        tiny_policy(replace(IN_TURN, horizon=3))
-    with pytest.raises(UserError, match="temperature is 0"):
-        OpenVLAOptions(temperature=0)
-    assert tiny_policy(replace(AT_ONCE, horizon=0)).horizon == 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +10,9 @@ import torch
 
 from tests.golden.vla.pi0.cases import ACTION, CASES, CHUNK, SIDE, STATE, STEPS, TIMES, VOCABULARY, inputs
 from tests.golden.vla.weights import weight
-from vla_rl.contract.errors import UserError
 from vla_rl.policies.flow import AllSteps, Field, FlowSampler, Ode, flow_matching_errors
 from vla_rl.policies.pi0.network import Gemma, Pi0Network, Pi0Shape, Siglip
 
-pytest.importorskip("transformers")
 SHAPE = Pi0Shape(
     vision=Siglip(24, 40, 2, 2, patch_size=14, image_size=SIDE),
     language=Gemma(32, 48, 2, 4, 1, head_dim=16, vocab_size=VOCABULARY),
@@ -164,9 +161,3 @@ def test_the_default_sizes_are_those_of_the_public_checkpoints():
     expert = sum(item.numel() for item in network.expert_parameters().values())
     everything = sum(item.numel() for item in network.parameters())
     assert (everything, expert, network.prefix_bytes(("a", "b", "c"), 48)) == (3_238_048_528, 314_713_120, 30_090_032)
-
-
-def test_without_transformers_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(UserError, match=r"transformers is not installed.*pip install 'vla-rl\[vla\]'"):
-        SHAPE.build()

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -41,8 +42,6 @@ from vla_rl.policies.pi0.policy import Pi0
 from vla_rl.policies.vla.network import TransformersLetterbox
 from vla_rl.policies.vla.options import TrainAll, TrainExpert, Trains, VLAOptions, checkpoint_gradients
 
-pytest.importorskip("transformers")
-tokenizers = pytest.importorskip("tokenizers")
 FOUR = FlowSampler(Ode(), AllSteps(), steps=4)
 MEAN, STD = np.linspace(-0.5, 0.5, STATE), np.linspace(0.5, 2.0, STATE)  # of the state
 A_MEAN, A_STD = np.linspace(0.1, 0.4, ACTION), np.linspace(0.3, 0.6, ACTION)  # of the action

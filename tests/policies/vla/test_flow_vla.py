@@ -15,9 +15,6 @@ from sims.catalog import make
 from tests.policies.test_tiny import SPEC, observations
 from tests.policies.vla.toy_network import WIDTH, ToyNetwork, ToyShape
 from tests.toys import seeded
-from vla_rl.algorithms.dsrl import NoiseAliased, NoiseAliasedConfig
-from vla_rl.algorithms.gorl import GoRL, GoRLConfig
-from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.experience.rollout import RolloutSource, SeedStream
@@ -224,18 +221,6 @@ def test_latent_noise_steers_it(rows, chosen):
     torch.testing.assert_close(out.action, base.executed(end)["action"], atol=1e-5, rtol=1e-5)
     gap = (policy.log_prob(features, out.sample, {}).logprob - out.logprob).abs().max()
     assert gap < 1e-5
-
-
-def test_noise_aliasing_refuses_noise_of_another_form():
-    policy = SquashedLatent(made(), SquashedLatentConfig(HeadConfig(8, 1)))
-    with pytest.raises(UserError, match="starts from noise of 3 chosen entries but executes chunks of 2 x 2"):
-        NoiseAliased(policy, policy.trainable(), None, None, NoiseAliasedConfig(), seeded())
-
-
-def test_gorl_refuses_a_flow_over_padded_chunks():
-    policy = GaussianLatent(made())
-    with pytest.raises(UserError, match="generates longer chunks than are executed"):
-        GoRL(policy, policy.trainable(), torch.nn.Identity(), GoRLConfig(), seeded(), OneProcess())
 
 
 def test_every_task_has_its_own_prompt():

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.policies.test_tiny import SPEC, observations
 from tests.policies.vla.public_folders import write
-from tests.policies.vla.toy_family import ToyVLA, write_folder, write_statistics
+from tests.policies.vla.toy_family import ToyVLA, write_folder
 from tests.toys import seeded
 from vla_rl.contract.env import ArraySpec
 from vla_rl.contract.errors import UserError
@@ -192,13 +192,6 @@ def other(**changes: Any) -> Any:
 
 def vector(size: int) -> ArraySpec:
     return ArraySpec((size,), "float32", -1.0, 1.0)
-
-
-def test_a_vector_that_the_model_has_no_room_for_is_refused(folder: Path, tmp_path: Path) -> None:
-    write_statistics(tmp_path / "data", STATE, ACTION + 4)
-    options = VLAOptions(statistics=str(tmp_path / "data"))
-    with pytest.raises(UserError, match=rf"its model takes at most {ACTION + 1}"):
-        load_policy(folder, other(action=vector(ACTION + 4)), options)
 
 
 def test_a_public_folder_needs_an_environment_or_data(folder: Path) -> None:

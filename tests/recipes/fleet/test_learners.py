@@ -217,7 +217,7 @@ def test_nothing_is_learnt_before_the_robots_have_done_enough_and_the_critics_be
 def test_the_actor_waits_while_the_critics_do_not_foresee_how_episodes_end(start, episodes) -> None:
     learner = built(replace(METHOD, algorithm=replace(METHOD.algorithm, release=ReleaseConfig())), start)
     fed(learner, episodes)
-    assert len(learner.learner.guard.release.recent.attempts) == len(episodes)
+    assert len(learner.learner.guard.release.recent) == len(episodes)
     assert "policy/loss" not in learner.learn(8)
 
 

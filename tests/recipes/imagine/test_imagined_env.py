@@ -119,12 +119,6 @@ def test_a_policy_without_episodes_has_no_known_success(policy, tmp_path, monkey
     assert restored is not None and (restored.policy_success, restored.policy_episodes) == (None, 0)
 
 
-@pytest.mark.parametrize("numbers", [{"calibration": 6}, {"held_out": 7}, {"calibration": 0}, {"held_out": 0}])
-def test_numbers_that_leave_no_training_episodes_are_refused(policy, numbers):
-    with pytest.raises(UserError, match="leave nothing to train"):
-        collect_episodes(ENV, policy, replace(COLLECT, **numbers), seed=1)
-
-
 def test_the_success_of_a_replay_is_the_least_of_its_samples(collected):
     """The other noise is that of resampling; pictures are those of the first."""
     made, learnt = world_model(collected.learnt), collected.learnt

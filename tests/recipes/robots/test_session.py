@@ -148,12 +148,6 @@ def test_a_delay_of_the_policy_lasts_whole_control_steps(milliseconds: float, st
     assert seen[steps].record.latency == pytest.approx(steps * 0.04)
 
 
-def test_a_delay_is_not_set_on_an_arm_in_real_time():
-    arm = Part("robot_drivers.simulated_process:SimulatedArm", {"address": "nobody looks"})
-    with pytest.raises(UserError, match="one of 200 ms cannot be set"):
-        open_session(RobotConfig(arm), drive.execution("receding_horizon", 8, 1.0, 0.2), nobody)
-
-
 def test_the_same_in_real_time_with_an_arm_that_is_a_process():
     """Nothing but the file differs: the arm holds where it is while nobody takes over, and the time limit ends it."""
     with SimulatedProcess(robot={"options": {"image_size": 16, "threads": 1, "seconds": 600}}) as process:

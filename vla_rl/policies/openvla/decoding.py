@@ -13,7 +13,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from vla_rl.contract.config import check_limits, check_positive
+from vla_rl.contract.config import Checked, check_positive, within
 from vla_rl.policies.feed_forward import LogprobPer, check_logprob_per
 from vla_rl.policies.openvla.network import OpenVLANetwork, Prefix
 from vla_rl.policies.vla.options import VLAOptions
@@ -41,16 +41,13 @@ class Decoding:
 
 
 @dataclass(frozen=True)
-class Autoregressive(Decoding):
+class Autoregressive(Decoding, Checked):
     """Each token depends on those before it: OpenVLA (arXiv 2406.09246).  ``n`` passes with a key-value cache.
 
     Causal attention.  Tokens of actions that are not executed are never made: those before them do not depend on them.
     """
 
-    actions: int = 1
-
-    def __post_init__(self) -> None:
-        check_limits(self, actions=(1, 1000))
+    actions: int = within(1, 1, 1000)
 
     def decode(
         self, network: OpenVLANetwork, prefix: Prefix, sizes: tuple[int, int], choose: Choose
@@ -75,17 +72,14 @@ class Autoregressive(Decoding):
 
 
 @dataclass(frozen=True)
-class Parallel(Decoding):
+class Parallel(Decoding, Checked):
     """All tokens in one pass, independent given the observation: OpenVLA-OFT (arXiv 2502.19645).
 
     The action tokens' embeddings are zeros.  Attention is bidirectional everywhere, pictures and prompt included, as in
     the authors' transformers (moojink/openvla-oft#27), and a stop token follows.
     """
 
-    actions: int = 8
-
-    def __post_init__(self) -> None:
-        check_limits(self, actions=(1, 1000))
+    actions: int = within(8, 1, 1000)
 
     def decode(
         self, network: OpenVLANetwork, prefix: Prefix, sizes: tuple[int, int], choose: Choose

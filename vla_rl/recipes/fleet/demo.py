@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import subprocess
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.contract.config import JsonMapping, JsonObject, check_limits
+from vla_rl.contract.config import Checked, JsonMapping, JsonObject, at_least, within
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.evaluation.report import Cell, Clip, Report, Series, Tile, percent
 from vla_rl.evaluation.stats import Rate
@@ -49,7 +48,7 @@ _STEPS = 8  # actions of a chunk that a tested robot executes
 
 
 @dataclass(frozen=True)
-class FleetDemo:
+class FleetDemo(Checked):
     """A policy is imitated, then robots practise with it, a person corrects them, and a learner improves it meanwhile.
 
     Server, learner and robots are processes as on machines of their own: mutual TLS, records on the server's disk
@@ -68,19 +67,13 @@ class FleetDemo:
 
     base: Imitate
     learn: Learn
-    robots: int = 4
-    episodes: int = 100
-    updates_per_episode: float = 15.0
-    test: int = 100
-    page_port: int = 0
+    robots: int = within(4, 1, 64)
+    episodes: int = at_least(100, 1)
+    updates_per_episode: float = at_least(15.0, 0)
+    test: int = at_least(100, 1)
+    page_port: int = within(0, 0, 65535)
     seed: int = 1
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics of the imitation go
-
-    def __post_init__(self) -> None:
-        """Raises UserError for counts without meaning."""
-        count = (1, math.inf)
-        check_limits(self, robots=(1, 64), episodes=count, test=count, page_port=(0, 65535))
-        check_limits(self, updates_per_episode=(0, math.inf))
 
     def run(self, folder: RunFolder) -> JsonObject:
         """Imitate, practise, test, report."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import zlib
 from collections.abc import Collection
@@ -21,7 +20,7 @@ from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig, mean
 from vla_rl.algorithms.recap import Recap, RecapConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.contract.batch import OneProcess, Resumable, Rollout
-from vla_rl.contract.config import check_limits, check_positive, to_json
+from vla_rl.contract.config import Checked, above_zero, at_least, to_json
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Features, Mode, Policy, State
 from vla_rl.experience.demonstrations import Demonstrations
@@ -51,7 +50,7 @@ LEARNER = "learner"  # its run, in a fleet's folder
 
 
 @dataclass(frozen=True)
-class Learn:
+class Learn(Checked):
     """What ``vla-rl serve FOLDER --learn FILE.py:function`` runs beside the server.
 
     Every update is a gradient step.  A version that was learnt is first tried by the share of robots that ``canary``
@@ -67,19 +66,14 @@ class Learn:
     method: FleetMethod
     policy: str  # the checkpoint that the fleet begins with
     demonstrations: str  # the dataset that it has imitated
-    updates_per_second: float = 8.0
-    turn: int = 25
-    publish_every: int = 200
-    rest_after: float = 60.0
-    patience: float = 600.0
+    updates_per_second: float = above_zero(8.0)
+    turn: int = at_least(25, 1)
+    publish_every: int = at_least(200, 1)
+    rest_after: float = above_zero(60.0)
+    patience: float = above_zero(600.0)
     canary: CanaryRule = field(default_factory=CanaryRule)
     seed: int = 1
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
-
-    def __post_init__(self) -> None:
-        """Raises UserError for numbers without meaning."""
-        check_limits(self, turn=(1, math.inf), publish_every=(1, math.inf))
-        check_positive(self, "updates_per_second", "rest_after", "patience")
 
 
 def prepare(config: Learn, fleet: Path, source: Path | None) -> Path | None:

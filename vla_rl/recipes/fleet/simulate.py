@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from vla_rl.contract.batch import Rollout
-from vla_rl.contract.config import JsonObject, check_limits, check_positive
+from vla_rl.contract.config import Checked, JsonObject, above_zero, at_least, check_limits, check_positive
 from vla_rl.contract.env import VecEnv, on_host
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.load import load
@@ -83,15 +83,11 @@ class Timeline:
 
 
 @dataclass(frozen=True)
-class OutageConfig:
+class OutageConfig(Checked):
     """How often something goes down, and for how long; both are exponentially distributed."""
 
-    per_hour: float = 0.0  # of the time that it is up
-    seconds: float = 60.0  # mean length
-
-    def __post_init__(self) -> None:
-        check_limits(self, per_hour=(0, math.inf))
-        check_positive(self, "seconds")
+    per_hour: float = at_least(0.0, 0)  # of the time that it is up
+    seconds: float = above_zero(60.0)  # mean length
 
 
 class Outages:
@@ -122,7 +118,7 @@ class Outages:
 
 
 @dataclass(frozen=True)
-class FleetTimes:
+class FleetTimes(Checked):
     """How long everything takes, in seconds of virtual time; control steps take the environment's ``control_dt``.
 
     A robot that is ``broken`` stands still: the episode that it was in is lost, for nobody knows how it would have
@@ -130,19 +126,14 @@ class FleetTimes:
     it has; its episodes wait on its disk and are uploaded, each once, when the link is back.
     """
 
-    decision: float = 0.1  # from an observation to the first action of its chunk; the robot waits
-    reset: float = 3.0  # between two episodes
-    upload: float = 2.0  # from an episode's end to the learner
-    download: float = 2.0  # from a publication until a robot can take it, between two of its episodes
-    sync: float = 20.0  # between two publications
-    updates_per_second: float = 5.0  # gradient steps; none while there is nothing to learn from
+    decision: float = at_least(0.1, 0)  # from an observation to the first action of its chunk; the robot waits
+    reset: float = at_least(3.0, 0)  # between two episodes
+    upload: float = at_least(2.0, 0)  # from an episode's end to the learner
+    download: float = at_least(2.0, 0)  # from a publication until a robot can take it, between two of its episodes
+    sync: float = above_zero(20.0)  # between two publications
+    updates_per_second: float = at_least(5.0, 0)  # gradient steps; none while there is nothing to learn from
     broken: OutageConfig = OutageConfig()
     offline: OutageConfig = OutageConfig()
-
-    def __post_init__(self) -> None:
-        delay = (0, math.inf)
-        check_limits(self, decision=delay, reset=delay, upload=delay, download=delay, updates_per_second=delay)
-        check_positive(self, "sync")
 
 
 class VirtualReleases:
@@ -497,7 +488,7 @@ class PersonFactory(Protocol):
 
 
 @dataclass(frozen=True)
-class Corrects:
+class Corrects(Checked):
     """Takes over where a robot visibly fails, and keeps to ``max_share`` on every robot.
 
     progress  "module:function" of an observation: how far the task has come, [E] from 0 to 1, as a person would see it
@@ -506,11 +497,7 @@ class Corrects:
 
     progress: str
     person: PersonConfig = field(default_factory=PersonConfig)
-    people: int = 0
-
-    def __post_init__(self) -> None:
-        """Raises UserError for fewer people than none."""
-        check_limits(self, people=(0, math.inf))
+    people: int = at_least(0, 0)
 
     def watch(self, envs: Sequence[VecEnv], config: EnvConfig) -> list[VecEnv]:
         """Raises UserError for an environment without a scripted expert."""
