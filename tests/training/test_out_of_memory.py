@@ -113,10 +113,10 @@ def test_a_vla_has_knobs_of_its_own():
 
 
 def test_an_allocation_that_fails_in_a_run_is_one_sentence(tmp_path, monkeypatch):
-    case = cases(True)["tiny_ppo"]
+    case, build = cases(True)["tiny_ppo"], improve.build
 
     def limited(trainer, context):
-        setup = improve.build(trainer, context)
+        setup = build(trainer, context)
         setup.learner.update = raising(MemoryError())
         return setup
 

@@ -123,7 +123,6 @@ class Fallback:
 
     @property
     def base_success(self) -> float:
-        """The base's share of successes so far."""
         return self.base[0] / max(1, self.base[1])
 
     @property
@@ -214,7 +213,6 @@ class Guard:
         return (self.release is None or self.release.open) and (self.fallback is None or self.fallback.ready)
 
     def moves(self) -> None:
-        """The actor takes a step."""
         self.moved = True
         if self.fallback:
             self.fallback.moved = True

@@ -126,7 +126,6 @@ class OffPolicy:
 
     @property
     def lr(self) -> float:
-        """The actor's learning rate."""
         return float(self.optimizer.param_groups[0]["lr"])
 
     @lr.setter

@@ -104,7 +104,6 @@ class AdvantageConditioned(FlowPolicy):
         return imitation_losses(self.indicated_field, features, chunks, draws, generator)
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """The base's trainable weights, and the vectors."""
         base = {f"base.{name}": parameter for name, parameter in self.base.trainable().items()}
         return {**base, **dict(self.indicators.named_parameters("indicators"))}
 

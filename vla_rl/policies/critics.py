@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -59,15 +60,9 @@ class RunningCritic(ValueCritic):
     Use it for observations whose range grows as the policy improves, such as velocities.
     """
 
-    def __init__(
-        self,
-        sizes: Mapping[str, int],
-        width: int = 128,
-        depth: int = 2,
-        vision: ImageEncoder | None = None,
-        activation: Activation = "tanh",
-    ) -> None:
-        super().__init__(sizes, width, depth, vision, activation)
+    def __init__(self, sizes: Mapping[str, int], *network: Any, **more: Any) -> None:
+        """As for ``ValueCritic``."""
+        super().__init__(sizes, *network, **more)
         self.statistics = RunningStandardizer(self.inputs.size)
 
     @torch.no_grad()

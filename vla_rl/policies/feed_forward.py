@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias, cast
+from typing import Literal, Self, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from vla_rl.contract.load import name_of
 from vla_rl.contract.policy import ActionOut, CriticAction, Features, Likelihood, Mode, State
 from vla_rl.policies.flow import gaussian_kl
 from vla_rl.policies.heads import HeadConfig, HoldsFrozen, ObservationEncoder, SquashedHead
-from vla_rl.policies.image_encoder import Activation, ImageEncoder, check_activation, encode_inputs, hidden_layers
+from vla_rl.policies.image_encoder import Activation, ImageEncoder, encode_inputs, hidden_layers
 from vla_rl.policies.noise import Generators, normal, uniform
 from vla_rl.policies.normalization import (
     Affine,
@@ -40,11 +40,6 @@ from vla_rl.policies.pretrained import read_config
 from vla_rl.pretrained import load_weights, save_folder
 
 LogprobPer: TypeAlias = Literal["chunk", "action", "token"]
-
-
-def check_logprob_per(config: Any) -> None:
-    """Raise UserError unless ``config.logprob_per`` is one of :data:`LogprobPer`."""
-    check_choice(config, "logprob_per", "chunk", "action", "token")
 
 
 def sum_per(terms: Tensor, horizon: int, logprob_per: LogprobPer) -> Tensor:
@@ -89,8 +84,8 @@ class FeedForwardConfig:
 
     def __post_init__(self) -> None:
         check_sizes(self, "horizon", "width", "depth")
-        check_logprob_per(self)
-        check_activation(self)
+        check_choice(self, "logprob_per", "chunk", "action", "token")
+        check_choice(self, "activation", "tanh", "elu")
 
 
 class FeedForwardPolicy(StatelessPolicy):

@@ -11,12 +11,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from vla_rl.contract.config import check_choice
 from vla_rl.contract.env import EnvSpec, Observation
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.policy import Features
@@ -29,11 +28,11 @@ class ImageEncoder(nn.Module):
     images of 16 pixels) and a linear layer.
     """
 
-    def __init__(self, shapes: Mapping[str, tuple[int, int, int]], width: int = 128) -> None:
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], width: int = 128) -> None:
         """``shapes`` (h, w, c) by camera, at least 16 pixels a side; ``width``: features of each camera."""
         super().__init__()
         self.cameras, self.size = tuple(shapes), width * len(shapes)
-        self.networks = nn.ModuleList(_network(*shape, width) for shape in shapes.values())
+        self.networks = nn.ModuleList(_network(h, w, c, width) for h, w, c in shapes.values())
 
     @classmethod
     def of(cls, spec: EnvSpec, cameras: tuple[str, ...]) -> ImageEncoder:
@@ -48,7 +47,7 @@ class ImageEncoder(nn.Module):
                     f"the images {name!r} of {spec.name!r} have {spec.images[name].shape[:2]} pixels, too few for "
                     "three convolutions; give images of at least 16 pixels a side."
                 )
-        return cls({name: _three(spec.images[name].shape) for name in cameras})
+        return cls({name: spec.images[name].shape for name in cameras})
 
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:
         """[...,F] for images [...,h,w,c]; F is 0 without cameras."""
@@ -89,18 +88,8 @@ def _scaled(layer: nn.Conv2d | nn.Linear) -> nn.Module:
     return layer
 
 
-def _three(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    height, width, channels = shape
-    return height, width, channels
-
-
 IMAGE = "image/"  # before the camera's name in features
 Activation: TypeAlias = Literal["tanh", "elu"]
-
-
-def check_activation(config: Any) -> None:
-    """Raise UserError unless ``config.activation`` is one of :data:`Activation`."""
-    check_choice(config, "activation", "tanh", "elu")
 
 
 @torch.no_grad()

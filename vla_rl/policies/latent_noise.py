@@ -216,7 +216,6 @@ class GaussianLatent(LatentPolicy):
         return self._action_out(features, *self.actor.choose(features, mode, generator)), state
 
     def log_prob(self, features: Features, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
-        """Density of recorded noise."""
         return self.actor.likelihood(features, sample)
 
     kl = staticmethod(gaussian_kl)

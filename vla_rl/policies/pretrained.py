@@ -9,7 +9,7 @@ from vla_rl import pretrained
 from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
-from vla_rl.policies.vla.checkpoint import family_class, is_public, read_public
+from vla_rl.policies.vla.checkpoint import FAMILIES, is_public, read_public
 from vla_rl.policies.vla.options import VLAOptions
 
 
@@ -33,12 +33,12 @@ def load_policy(folder: str | Path, spec: EnvSpec | None = None, options: VLAOpt
             "unknown; name one with --env NAME, or use a checkpoint that was trained from it."
         )
     with pretrained.Bounded(Path(folder), checkpoint.config):
-        return load(family_class(checkpoint)).from_public(folder, spec, options or VLAOptions())
+        return load(FAMILIES[checkpoint.family]).from_public(folder, spec, options or VLAOptions())
 
 
 def default_options(folder: str | Path) -> VLAOptions:
     """The options that a public folder's family has; the general ones for anything else."""
     if not is_public(Path(folder)):
         return VLAOptions()
-    made: VLAOptions = load(family_class(read_public(Path(folder)))).options_class()
+    made: VLAOptions = load(FAMILIES[read_public(Path(folder)).family]).options_class()
     return made

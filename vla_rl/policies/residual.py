@@ -101,7 +101,6 @@ class ResidualPolicy(HoldsFrozen):
 
     @property
     def horizon(self) -> int:
-        """Actions that one decision corrects."""
         return self.config.horizon
 
     @property
@@ -300,7 +299,6 @@ class GaussianResidual(ResidualPolicy):
         return ActionOut(*out, {}, self.version), state
 
     def log_prob(self, features: Features, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
-        """Density of the raw corrections ``u``."""
         return self.delta.likelihood(features, sample)
 
     kl = staticmethod(gaussian_kl)

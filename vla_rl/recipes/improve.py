@@ -13,7 +13,7 @@ import torch
 
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.contract.batch import ExperienceSource, OneProcess
-from vla_rl.contract.config import JsonMapping, JsonObject, check_sizes, from_json, to_json
+from vla_rl.contract.config import JsonMapping, JsonObject, check_choice, check_sizes, from_json, to_json
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import NonFiniteError, UserError, did_you_mean
 from vla_rl.evaluation import seed_ranges
@@ -25,7 +25,7 @@ from vla_rl.experience.sources import CollectingSource, Collectors
 from vla_rl.experience.worker import Worker
 from vla_rl.policies.critics import RunningCritic
 from vla_rl.policies.feed_forward import ActorConfig
-from vla_rl.policies.image_encoder import Activation, ImageEncoder, check_activation
+from vla_rl.policies.image_encoder import Activation, ImageEncoder
 from vla_rl.policies.normalization import RunningStatistics
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.vla.options import VLAOptions
@@ -220,7 +220,7 @@ class CriticConfig:
     def __post_init__(self) -> None:
         """Raises UserError for sizes of no network."""
         check_sizes(self, "width", "depth")
-        check_activation(self)
+        check_choice(self, "activation", "tanh", "elu")
 
 
 @dataclass(frozen=True)

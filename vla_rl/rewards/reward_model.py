@@ -172,7 +172,6 @@ class RewardModel(nn.Module):
 
     @torch.no_grad()
     def scores(self, frames: LabelledFrames) -> np.ndarray:
-        """Success logits, float32 [N]."""
         self.encoder.check_images(frames.images, axes=1)
         return self.score(self.encode(frames.images, frames.text)).float().cpu().numpy()
 
@@ -219,7 +218,6 @@ class RewardModel(nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Self:
-        """Load a checkpoint, its threshold included."""
         saved = read_config(Path(folder), "reward")
         cameras = {name: tuple(shape) for name, shape in saved["cameras"].items()}
         model = cls(cameras, saved["words"], from_json(saved["config"]))

@@ -13,8 +13,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from vla_rl.contract.config import Checked, check_positive, within
-from vla_rl.policies.feed_forward import LogprobPer, check_logprob_per
+from vla_rl.contract.config import Checked, check_choice, check_positive, within
+from vla_rl.policies.feed_forward import LogprobPer
 from vla_rl.policies.openvla.network import OpenVLANetwork, Prefix
 from vla_rl.policies.vla.options import VLAOptions
 
@@ -131,7 +131,7 @@ class OpenVLAOptions(VLAOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "temperature", "crop")
-        check_logprob_per(self)
+        check_choice(self, "logprob_per", "chunk", "action", "token")
 
 
 def own_options(options: VLAOptions | None) -> OpenVLAOptions:

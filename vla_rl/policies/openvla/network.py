@@ -279,7 +279,6 @@ class OpenVLANetwork(nn.Module):
 
     @property
     def pooled_size(self) -> int:
-        """Entries of ``pooled``."""
         return 2 * self.width
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -304,7 +303,6 @@ class OpenVLANetwork(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the language model's embeddings."""
         found: torch.dtype = self.language_model.get_input_embeddings().weight.dtype
         return found
 
@@ -336,7 +334,6 @@ class OpenVLANetwork(nn.Module):
         return nn.functional.linear(hidden.to(dtype), weight.to(dtype)).flip(-1)
 
     def bin_tokens(self, index: Tensor) -> Tensor:
-        """The token ids of bins."""
         return self.words - 1 - index
 
     @property
@@ -356,7 +353,6 @@ class OpenVLANetwork(nn.Module):
             layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 
     def new_cache(self) -> Any:
-        """An empty cache of keys and values."""
         return transformers().DynamicCache(config=self.language_model.config)
 
     def expert_parameters(self) -> dict[str, nn.Parameter]:

@@ -268,11 +268,9 @@ class Pi0Network(DecoderNetwork):
         return self._layers(self.model.dit, self.computes_in(self.model.dit))
 
     def denoised(self, horizon: int) -> int:
-        """``C``: all actions of a chunk see each other."""
         return self.chunk
 
     def expert_parameters(self) -> dict[str, nn.Parameter]:
-        """All but the vision-language model."""
         return {name: item for name, item in self.named_parameters() if not name.startswith("model.vlm.")}
 
     def _layers(self, decoder: Any, dtype: torch.dtype) -> list[ModuleLayer]:

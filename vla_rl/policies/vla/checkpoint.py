@@ -20,7 +20,7 @@ from vla_rl.policies.vla.normalization_formulas import Modes
 from vla_rl.policies.vla.weights import read_json
 
 CONFIG = "config.json"
-# The class of a family, by what config.json says.  It has ``from_public(folder, spec, options)``.
+# The class of a family's policies, by what config.json says.  It has ``from_public(folder, spec, options)``.
 FAMILIES = {
     "smolvla": "vla_rl.policies.smolvla.policy:SmolVLA",
     "pi0": "vla_rl.policies.pi0.policy:Pi0",
@@ -170,11 +170,6 @@ def read_public(folder: Path) -> PublicCheckpoint:
         raise UserError(
             f"{str(folder / CONFIG)!r} lacks or mistypes {error}, so the model cannot be built; download it again."
         ) from error
-
-
-def family_class(checkpoint: PublicCheckpoint) -> str:
-    """ "module:Class" of the policies of its family."""
-    return FAMILIES[checkpoint.family]
 
 
 def _lerobot(folder: Path, config: Mapping[str, Any]) -> PublicCheckpoint:

@@ -191,5 +191,4 @@ class VLAOptions:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """``dtype`` as torch names it."""
         return _DTYPES[self.dtype]

@@ -79,7 +79,6 @@ class TokenizerPrompts:
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> TokenizerPrompts:
-        """Load what :meth:`save_pretrained` wrote."""
         saved: TokenizerPrompts = from_json(read_config(Path(folder), _CONFIG)["options"])
         return saved
 
@@ -165,7 +164,6 @@ class WordPrompts:
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> WordPrompts:
-        """Load what :meth:`save_pretrained` wrote."""
         return cls(from_json(read_config(Path(folder), "prompts")["vocabulary"]))
 
 
