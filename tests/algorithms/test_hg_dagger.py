@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,11 +19,9 @@ from vla_rl.algorithms.chunks import (
     TasksEqually,
     chunks_of,
     drawn_equally,
-    joined,
     mean_loss,
 )
 from vla_rl.contract.batch import Rollout
-from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.contract.policy import ActionOut
 from vla_rl.policies.normalization import Affine
 
@@ -196,19 +193,3 @@ def test_a_resumed_learner_is_the_same_bit_for_bit() -> None:
     for name, parameter in agent.parameters.items():
         assert torch.equal(parameter, resumed.parameters[name])
     assert agent.corrections is not None and len(agent.corrections) == 18
-
-
-def test_what_cannot_be_learnt_from_is_refused_in_one_sentence() -> None:
-    with pytest.raises(UserError, match="needs a policy with action_scale but FlowToy lacks it"):
-        learner(FlowToy())
-    ahead = experience(torch.zeros(1, 1), torch.zeros(1, H, D), torch.ones(1, H) > 0, version=torch.ones(1, 1).long())
-    with pytest.raises(ContractError, match="version 1"):
-        learner(Table()).update(ahead)
-    policy = Table()
-    bad = experience(torch.zeros(1, 1), torch.full((1, H, D), math.nan), torch.ones(1, H) > 0)
-    with pytest.raises(NonFiniteError, match="not finite"):
-        learner(policy).update(bad)
-    assert not policy.rows.isnan().any()
-    one = all_shown({"state": torch.zeros(1, 1)}, torch.zeros(1, H, D), torch.zeros(1, dtype=torch.long))
-    with pytest.raises(ContractError, match="cannot be learnt together"):
-        joined([one, replace(one, features={"other": torch.zeros(1, 1)})])

@@ -8,10 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from docs.examples.noisy_policy import LinearGaussian
 from tests.recipes.quick_suite import quick, save_policy
 from vla_rl.cli import main
-from vla_rl.recipes.env_config import EnvConfig
 
 SMALL = ("--env", "lift", "--episodes", "6", "--num-envs", "4", "--env.options", '{"deadline": 10}')
 
@@ -61,12 +59,6 @@ def test_at_temperature_0_the_noise_decides_nothing(untrained, tmp_path):
         main(["eval", folder, *SMALL, *given])
         chosen.append(np.stack([np.load(file)["sample"] for file in sorted(trace.glob("*.npz"))]))
     assert np.array_equal(chosen[0], chosen[1]) and not np.array_equal(chosen[1], chosen[2])
-
-
-def test_a_policy_without_starting_noise_has_no_temperature(complaint, tmp_path):
-    LinearGaussian(EnvConfig("point_mass").spec()).save_pretrained(tmp_path / "policy")
-    said = complaint("eval", tmp_path / "policy", "--env", "point_mass", "--episodes", "2", "--temperature", "0")
-    assert "LinearGaussian starts from no noise, so --temperature would change nothing" in said
 
 
 def test_a_checkpoint_for_another_camera_is_played(untrained, capsys):

@@ -107,18 +107,6 @@ def test_errors_of_the_acting_process_are_raised_in_the_learner(mortal, capfd):
     assert printed.out == ""
 
 
-@pytest.mark.parametrize(
-    ("maker", "message"),
-    [
-        ("unable", r"RuntimeError: no such device: \['device'\]"),
-        ("gausian", r"no 'gausian'.*did you mean 'gaussian'"),
-    ],
-)
-def test_a_source_that_cannot_be_built_is_reported(maker, message, shared):
-    with pytest.raises(UserError, match=message):
-        remote(maker, shared, device=1)
-
-
 SPEAKS = "import sys; from vla_rl.contract import wire; o, i = sys.stdout.buffer, sys.stdin.buffer; "
 OTHER = SPEAKS + "wire.CONTRACT_VERSION = 99; wire.handshake(i, o, 'actor')"
 

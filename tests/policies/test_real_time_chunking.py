@@ -13,7 +13,7 @@ from tests.policies.test_tiny import SPEC, made, observations
 from tests.policies.vla.tiny_vlas import tiny_vla
 from tests.toys import seeded
 from vla_rl.algorithms.ppo import PPO
-from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Features, State
 from vla_rl.policies.feed_forward import GaussianPolicy
 from vla_rl.policies.flow import AllSteps, Field, FlowSampler, Ode, VelocityField
@@ -226,13 +226,6 @@ def test_entries_of_a_state_can_be_written_one_by_one():
             item[0] = 7
             assert all(torch.equal(one[other], kept) for other, kept in before.items() if other != name)
             item.copy_(before[name])
-
-
-@pytest.mark.parametrize(("consumed", "delay"), [(1, 2), (7, 2), (3, -1), (9, 0)])
-def test_a_chunk_that_cannot_be_bridged_is_refused(consumed, delay):
-    policy = RealTimeChunking(LinearGaussian())
-    with pytest.raises(ContractError, match=f"{consumed} actions.*delayed by {delay}.*chunks of 8.*keep delay"):
-        policy.continue_chunk(policy.initial_state(2), [0, 1], [4, consumed], [4, delay])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -351,14 +351,6 @@ def test_a_learner_moves_the_schedule_with_its_decisions():
     assert float(policy.released[0]) == pytest.approx(0.4)
 
 
-def test_a_gaussian_residual_and_shares_above_one_are_refused():
-    with pytest.raises(UserError, match=r"cannot be blended with the base; leave ResidualConfig.blend out"):
-        GaussianResidual(biased_base(), StateEncoder(POINT), replace(SMALL, blend=BlendConfig()))
-    for wrong in ({"start": 1.5}, {"size": -0.1}, {"delay": 2.0}, {"decisions": 0}):
-        with pytest.raises(UserError):
-            BlendConfig(**wrong)
-
-
 @pytest.mark.parametrize(("horizon", "plan"), [(1, 5), (2, 3)])
 def test_it_reads_the_actions_that_it_corrects_and_the_next(horizon, plan):
     """The rest of the queue and nothing after it."""

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from sims.catalog import make
-from tests.auditing import AuditingPolicy
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.run import evaluate
 from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
@@ -65,16 +64,6 @@ def test_one_process_is_this_one():
     assert evaluator.env.num_envs == 4
     assert len(evaluator.evaluate(straggler(), SEEDS, 5).success) == len(SEEDS)
     evaluator.close()
-
-
-def test_what_other_processes_cannot_have_is_refused_with_the_cure():
-    class Here:
-        """Makes environments that exist here alone."""
-
-    with pytest.raises(UserError, match="Here exists in this process alone"):
-        Evaluator(Here(), 4, 2)
-    with pytest.raises(UserError, match=r"AuditingPolicy has no save_pretrained.*evaluation.processes to 1"):
-        Evaluator(EnvConfig("counting"), 4, 2).evaluate(AuditingPolicy(4), SEEDS, 5)
 
 
 def test_an_error_in_a_process_is_raised_here():

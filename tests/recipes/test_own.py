@@ -44,22 +44,6 @@ class Advancing(PointMassEnv):
         return self.change(*super()._advance(env_ids, action))
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda reward, success, late: (reward[:, None], success, late), r"returned \[\[2, 1\], \[2\], \[2\]\]"),
-        (lambda reward, success, late: (reward, success), r"returned \[\[2\], \[2\]\]"),
-        (lambda reward, success, late: None, "returned NoneType"),
-    ],
-    ids=("column", "two", "none"),
-)
-def test_an_advance_of_another_shape_says_so(change, said):
-    env = Advancing(2, change)
-    env.reset(np.arange(2), np.arange(2))
-    with pytest.raises(ContractError, match=f"_advance of 2 environments {said}.*return three arrays of shape"):
-        env.step(np.zeros((2, 1, 2)))
-
-
 class Flat(PointMassEnv):
     """Its rewards are those of whole chunks, [E]."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vla_rl.contract.errors import ContractError
 from vla_rl.contract.task import Parameter
 from vla_rl.evaluation.stats import MeanReturn, Rate
 from vla_rl.recipes.perturbation import PerturbedEpisodes, curves, worst_case
@@ -64,10 +63,3 @@ def test_returns_are_compared_where_there_is_no_success():
     points = [point([1.0, 2.0, 3.0, 5.0]), point([0.0, -1.0, 4.0, 6.0], friction=0.5)]
     assert curves(points, VARIED)["friction"][0][1] == MeanReturn.of([0.0, -1.0, 4.0, 6.0])
     assert worst_case(points).score == MeanReturn.of([4.0, 6.0])
-
-
-def test_points_with_different_seeds_have_no_worst_case():
-    with pytest.raises(ContractError, match=r"\[2, 4\] episodes, so no worst one can be chosen"):
-        worst_case([point([True] * 4), point([True] * 2, friction=0.5)])
-    with pytest.raises(ContractError, match="at least 2"):
-        worst_case([point([True])])

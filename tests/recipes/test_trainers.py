@@ -23,8 +23,6 @@ from vla_rl.experience.process import ProcessSource
 from vla_rl.experience.rollout import RolloutSource, WindowConfig
 from vla_rl.experience.sources import Collectors
 from vla_rl.policies.feed_forward import GaussianPolicy
-from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
-from vla_rl.policies.flow_policy import at_temperature
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.tiny import TinyVLA
@@ -33,8 +31,8 @@ from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imagine.recipe import Imagine
 from vla_rl.recipes.imitate import collect
 from vla_rl.recipes.improve import TrainingSetup, build, improve
-from vla_rl.recipes.policies import StartFrom, TD3Residual
-from vla_rl.recipes.trainers import OffPolicyRL, OnPolicyRL, RLConfig, RunContext, TrainerConfig
+from vla_rl.recipes.policies import TD3Residual
+from vla_rl.recipes.trainers import OffPolicyRL, OnPolicyRL, RunContext, TrainerConfig
 from vla_rl.recipes.workers import worker_processes, workers
 from vla_rl.training.loop import LoopConfig, PolicyStore
 from vla_rl.training.tracking import RunFolder
@@ -204,19 +202,6 @@ def test_processes_draw_different_decisions():
         policy = SimpleNamespace(feature_sizes={"state": 2}, trainable=dict)
         trainer.build_learner(context(rank), SimpleNamespace(spec=SimpleNamespace(action_dim=1)), policy)
     assert not torch.equal(*drawn)
-
-
-def test_what_a_policy_cannot_be_built_on_is_said():
-    with pytest.raises(UserError, match=r"a residual policy is built on another policy.*--policy"):
-        TD3Residual().build(context())
-    with pytest.raises(UserError, match="Wooden has no spec, so this run cannot be built on it"):
-        OnPolicyRL(StartFrom()).build_policy(context(base=Wooden()), None)
-    base = Wooden()
-    base.spec = base.feature_sizes = base.encode = None
-    with pytest.raises(UserError, match=r"Wooden lacks it.*OnPolicyRL\(StartFrom\(\)\)"):
-        RLConfig(FlowSampler(FlowSde(0.5), LastStep(), 4)).build_policy(context(base=base), None)
-    with pytest.raises(UserError, match=r"Wooden starts from no noise, so --rl\.policy\.temperature"):
-        at_temperature(Wooden(), 0.3, "--rl.policy.temperature")
 
 
 def test_a_residual_keeps_the_temperature_that_is_chosen(tmp_path):
