@@ -233,10 +233,10 @@ BLIND, ACTION = {"render": False, "threads": 1}, "privileged/expert_action"
 
 
 def test_the_expert_in_the_worker_does_what_it_does_here():
-    near, expert = make("lift", num_envs=2, **BLIND), catalog.expert("lift", 1)
-    with closing(make("isolated", num_envs=2, env="lift", options=BLIND, workers=2, expert=True)) as far:
+    near, expert = make("lift", num_envs=3, **BLIND), catalog.expert("lift", 1)
+    with closing(make("isolated", num_envs=3, env="lift", options=BLIND, workers=2, expert=True)) as far:
         assert far.spec.extras[ACTION].low == near.spec.action.low
-        here, there = near.reset([0, 1], [5, 6]), far.reset([0, 1], [5, 6])
+        here, there = near.reset([0, 1, 2], [5, 6, 7]), far.reset([0, 1, 2], [5, 6, 7])
         for i in range(20):
             action = expert.act(here)[:, :1]
             clipped = np.clip(action[:, 0], near.spec.action.low, near.spec.action.high)
