@@ -15,9 +15,9 @@ from vla_rl.policies.feed_forward import ActorConfig, SquashedConfig
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig
-from vla_rl.recipes.improve import CriticConfig, Improve, StateBased
+from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.policies import SquashedActor
-from vla_rl.recipes.trainers import OffPolicyRL, ReplayConfig
+from vla_rl.recipes.trainers import CriticConfig, OffPolicyRL, ReplayConfig, StateBased, TrainerConfig
 from vla_rl.training.loop import LoopConfig
 
 PPO = PPOConfig(
@@ -31,60 +31,71 @@ PPO = PPOConfig(
     clip_high=0.2,
     critic_warmup=1,
 )
+STATE_BASED = StateBased(
+    algorithm=PPO,
+    experience=WindowConfig(num_envs=16, decisions=128),
+    loop=LoopConfig(iterations=100, validate_every=10, save_every=10, collapse=math.inf),
+)
 
 
-def task() -> StateBased:
-    """Any id: give ``--env.options '{"id": ...}'``, and for images ``--policy.cameras image``."""
-    return StateBased(
-        EnvConfig("gym", {"id": "Acrobot-v1"}),
-        algorithm=PPO,
-        experience=WindowConfig(num_envs=16, decisions=128),
-        loop=LoopConfig(iterations=100, validate_every=10, save_every=10, collapse=math.inf),
-    )
+def from_nothing(rl: TrainerConfig, env: EnvConfig, validation: int = 16, test: int = 64) -> Improve:
+    """``rl`` of a policy that it makes itself, in ``env``."""
+    return Improve(rl, policy="", env=env, evaluation=EvaluationConfig(validation, test, num_envs=16))
 
 
-def half_cheetah() -> StateBased:
+def task() -> Improve:
+    """Any id: give ``--env.options '{"id": ...}'``, and for images ``--rl.policy.cameras image``."""
+    return from_nothing(STATE_BASED, EnvConfig("gym", {"id": "Acrobot-v1"}))
+
+
+def half_cheetah() -> Improve:
     """Run: a planar cheetah with six joints."""
-    return StateBased(
+    return from_nothing(
+        StateBased(
+            ActorConfig(std=0.6, activation="elu"),
+            CriticConfig(activation="elu"),
+            replace(PPO, lr=4e-3, critic_lr=3e-3, target_kl=0.06),
+            WindowConfig(num_envs=32, decisions=64),
+            LoopConfig(iterations=250, validate_every=25, save_every=25, collapse=math.inf),
+        ),
         EnvConfig("gym", {"id": "HalfCheetah-v5"}),
-        policy=ActorConfig(std=0.6, activation="elu"),
-        critic=CriticConfig(activation="elu"),
-        algorithm=replace(PPO, lr=4e-3, critic_lr=3e-3, target_kl=0.06),
-        experience=WindowConfig(num_envs=32, decisions=64),
-        loop=LoopConfig(iterations=250, validate_every=25, save_every=25, collapse=math.inf),
     )
 
 
-def inverted_pendulum() -> StateBased:
+def inverted_pendulum() -> Improve:
     """Balance a pole on a cart: seconds."""
-    return StateBased(
+    return from_nothing(
+        StateBased(
+            algorithm=PPO,
+            experience=WindowConfig(num_envs=16, decisions=64),
+            loop=LoopConfig(iterations=60, validate_every=5, save_every=5, collapse=math.inf),
+        ),
         EnvConfig("gym", {"id": "InvertedPendulum-v5"}),
-        algorithm=PPO,
-        experience=WindowConfig(num_envs=16, decisions=64),
-        loop=LoopConfig(iterations=60, validate_every=5, save_every=5, collapse=math.inf),
     )
 
 
-def asymmetric_hopper() -> StateBased:
+def asymmetric_hopper() -> Improve:
     """Hop on one leg; only the critic sees how fast the torso moves (forwards, upwards)."""
-    return StateBased(
+    return from_nothing(
+        StateBased(
+            ActorConfig(std=0.6),
+            algorithm=PPO,
+            experience=WindowConfig(num_envs=32, decisions=64, privileged=("privileged/speed",)),
+            loop=LoopConfig(iterations=250, validate_every=25, save_every=25, collapse=math.inf),
+        ),
         EnvConfig("gym", {"id": "Hopper-v5", "privileged": {"speed": [5, 6]}}),
-        policy=ActorConfig(std=0.6),
-        algorithm=PPO,
-        experience=WindowConfig(num_envs=32, decisions=64, privileged=("privileged/speed",)),
-        loop=LoopConfig(iterations=250, validate_every=25, save_every=25, collapse=math.inf),
     )
 
 
-def cartpole() -> StateBased:
+def cartpole() -> Improve:
     """Balance a pole on a cart that is pushed left or right: discrete actions, a categorical policy, seconds."""
     return replace(inverted_pendulum(), env=EnvConfig("gym", {"id": "CartPole-v1"}))
 
 
-def pendulum() -> StateBased:
+def pendulum() -> Improve:
     """Swing a pendulum up and hold it there."""
     algorithm = replace(PPO, gamma=0.9, epochs=10, minibatch=512)
-    return replace(task(), env=EnvConfig("gym", {"id": "Pendulum-v1"}), algorithm=algorithm)
+    return from_nothing(replace(STATE_BASED, algorithm=algorithm), EnvConfig("gym", {"id": "Pendulum-v1"}))
 
 
 def sac() -> Improve:
@@ -103,17 +114,19 @@ def sac() -> Improve:
         loop=LoopConfig(100_000, 0, save_every=50, collapse=math.inf, env_steps=20_000, validate_steps=2_000),
         algorithm=algorithm,
     )
-    evaluation = EvaluationConfig(validation=16, test=64, num_envs=16)
-    return Improve(trainer, policy="", env=EnvConfig("gym", {"id": "Pendulum-v1"}), evaluation=evaluation)
+    return from_nothing(trainer, EnvConfig("gym", {"id": "Pendulum-v1"}))
 
 
-def pixels() -> StateBased:
+def pixels() -> Improve:
     """Catch a falling ball that is only seen: pictures of 20 x 20 pixels, discrete actions, a minute."""
-    return StateBased(
+    return from_nothing(
+        StateBased(
+            ActorConfig(cameras=("image",)),
+            algorithm=replace(PPO, minibatch=256, lr_bounds=(1e-5, 1e-3)),
+            experience=WindowConfig(num_envs=16, decisions=36),
+            loop=LoopConfig(iterations=60, validate_every=10, save_every=10, collapse=math.inf),
+        ),
         EnvConfig("gym", {"id": "sims.catch:vla_rl/Catch-v0"}),
-        policy=ActorConfig(cameras=("image",)),
-        algorithm=replace(PPO, minibatch=256, lr_bounds=(1e-5, 1e-3)),
-        experience=WindowConfig(num_envs=16, decisions=36),
-        loop=LoopConfig(iterations=60, validate_every=10, save_every=10, collapse=math.inf),
-        evaluation=EvaluationConfig(validation=32, test=256, num_envs=16),
+        validation=32,
+        test=256,
     )

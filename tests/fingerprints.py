@@ -65,7 +65,7 @@ def main(names: Sequence[str]) -> None:
                 report(name, trained(config, Path(folder) / name.replace(":", "-")))
         if wanted("gym.py:inverted_pendulum", names):
             pendulum = load_config("gym.py:inverted_pendulum")
-            pendulum = replace(pendulum, loop=replace(pendulum.loop, iterations=5))
+            pendulum = replace(pendulum, rl=replace(pendulum.rl, loop=replace(pendulum.rl.loop, iterations=5)))
             report("gym.py:inverted_pendulum", trained(pendulum, Path(folder) / "pendulum"))
         for name in ("imagine.py:lift", "imagine.py:lift_grpo"):
             if wanted(name, names):

@@ -35,10 +35,11 @@ from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.feed_forward import ActorConfig
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig
-from vla_rl.recipes.improve import StateBased
+from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.metrics import rows
 from vla_rl.recipes.recipe import run
 from vla_rl.recipes.terminal import Clock, steps_per_second
+from vla_rl.recipes.trainers import StateBased
 from vla_rl.training.loop import LoopConfig
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -218,12 +219,15 @@ def train(simulator: Simulator, plan: Plan) -> list[Line]:
     if simulator.missing:
         raise NotRun(simulator.missing)
     num_envs = 2 if plan.quick else simulator.num_envs
-    config = StateBased(
-        EnvConfig(simulator.env, simulator.options(plan.device)),
-        policy=ActorConfig(cameras=simulator.cameras),
-        algorithm=PPOConfig(minibatch=num_envs * plan.decisions // 4),
-        experience=WindowConfig(num_envs, plan.decisions),
-        loop=LoopConfig(plan.iterations, validate_every=0, save_every=plan.iterations, collapse=float("inf")),
+    config = Improve(
+        StateBased(
+            ActorConfig(cameras=simulator.cameras),
+            algorithm=PPOConfig(minibatch=num_envs * plan.decisions // 4),
+            experience=WindowConfig(num_envs, plan.decisions),
+            loop=LoopConfig(plan.iterations, validate_every=0, save_every=plan.iterations, collapse=float("inf")),
+        ),
+        policy="",
+        env=EnvConfig(simulator.env, simulator.options(plan.device)),
         evaluation=EvaluationConfig(validation=num_envs, test=num_envs, num_envs=num_envs),
         device=plan.device,
     )

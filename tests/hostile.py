@@ -26,7 +26,7 @@ def checkpoint(folder: Path) -> None:
 def run(folder: Path, **fields: Any) -> None:
     """A run with an honest checkpoint; ``fields`` of its config."""
     checkpoint(folder / "checkpoints" / "best")
-    base = {"class": "StateBased", "env": to_json(EnvConfig("point_mass")), "seed": 1}
+    base = {"class": "Improve", "rl": {"class": "StateBased"}, "env": to_json(EnvConfig("point_mass")), "seed": 1}
     (folder / "config.json").write_text(json.dumps({**base, **fields}))
 
 

@@ -98,8 +98,8 @@ def test_a_damaged_checkpoint_is_said(complaint, untrained, name, damage, senten
 
 def test_a_checkpoint_in_a_run_is_played_in_its_environment(capsys, tmp_path):
     """Gymnasium's tasks as well, which are evaluated by returns."""
-    numbers = ["--loop.iterations", "1", "--loop.validate-every", "1", "--experience.num_envs", "2"]
-    numbers += ["--experience.decisions", "8", "--evaluation.validation", "2", "--evaluation.test", "2"]
+    numbers = ["--rl.loop.iterations", "1", "--rl.loop.validate-every", "1", "--rl.experience.num_envs", "2"]
+    numbers += ["--rl.experience.decisions", "8", "--evaluation.validation", "2", "--evaluation.test", "2"]
     run = tmp_path / "pendulum"
     main(["train", "configs/gym.py:inverted_pendulum", *numbers, "--out", str(run)])
     capsys.readouterr()

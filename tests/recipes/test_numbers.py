@@ -18,9 +18,8 @@ from vla_rl.policies.tiny import TinyConfig
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imitate_dataset import ImitateDataset
-from vla_rl.recipes.improve import CriticConfig
 from vla_rl.recipes.train_rewards import TrainSuccess
-from vla_rl.recipes.trainers import AdaptiveReplay, ReplayConfig
+from vla_rl.recipes.trainers import AdaptiveReplay, CriticConfig, ReplayConfig
 
 BAD = [
     *((EvaluationConfig, name, 0) for name in ("validation", "test", "num_envs")),

@@ -20,7 +20,7 @@ from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.vla.tokenizer import Vocabulary
 from vla_rl.recipes.config_files import config_files, functions_of
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.improve import Improve, StateBased
+from vla_rl.recipes.improve import Improve
 
 SMALL = {
     "loop.iterations": "1",
@@ -43,7 +43,7 @@ CONFIGS = {
     f"{path.name}:{name}": config
     for path in config_files()
     for name, function in functions_of(path).items()
-    if isinstance(config := function(), Improve | StateBased) and isinstance(config.env, EnvConfig)
+    if isinstance(config := function(), Improve) and isinstance(config.env, EnvConfig)
 }
 
 
@@ -69,7 +69,7 @@ def test_it_starts_there_or_says_what_it_needs(name, given, tmp_path, monkeypatc
     for field, value in SMALL.items():
         option = next((one for one in (field, f"rl.{field}") if one in known), "")
         options += [f"--{option}", value] if option else []
-    options += ["--policy", str(given / "policy")] if isinstance(getattr(CONFIGS[name], "policy", None), str) else []
+    options += ["--policy", str(given / "policy")] if CONFIGS[name].policy else []
     options += ["--demonstrations", str(given / "data")] if "demonstrations" in known else []
     try:
         main(["train", name, *options])

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from sims.toy import point_mass
 from vla_rl.cli import main
 from vla_rl.contract.errors import UserError
-from vla_rl.policies.feed_forward import CategoricalPolicy
+from vla_rl.policies.feed_forward import CategoricalPolicy, GaussianConfig, GaussianPolicy
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.env_config import EnvConfig
@@ -21,12 +22,12 @@ from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.recipe import run
 
 SMALL = {
-    "loop.iterations": 4,
-    "loop.validate-every": 2,
-    "loop.save-every": 1,
-    "experience.num_envs": 4,
-    "experience.decisions": 16,
-    "algorithm.minibatch": 32,
+    "rl.loop.iterations": 4,
+    "rl.loop.validate-every": 2,
+    "rl.loop.save-every": 1,
+    "rl.experience.num_envs": 4,
+    "rl.experience.decisions": 16,
+    "rl.algorithm.minibatch": 32,
     "evaluation.validation": 2,
     "evaluation.test": 3,
     "evaluation.num_envs": 2,
@@ -47,7 +48,7 @@ def test_it_learns_to_balance(tmp_path):
         recipe = replace(
             recipe,
             seed=seed,
-            loop=replace(recipe.loop, iterations=20, validate_every=5),
+            rl=replace(recipe.rl, loop=replace(recipe.rl.loop, iterations=20, validate_every=5)),
             evaluation=EvaluationConfig(4, 4, num_envs=4),
         )
         folder = tmp_path / str(seed)
@@ -63,7 +64,7 @@ def test_it_learns_to_balance(tmp_path):
 @pytest.mark.full
 def test_it_learns_discrete_actions(tmp_path):
     """CartPole: the pole of a random policy falls over after about 22 steps."""
-    shorter = ["--loop.iterations", "20", "--evaluation.validation", "4", "--evaluation.test", "16"]
+    shorter = ["--rl.loop.iterations", "20", "--evaluation.validation", "4", "--evaluation.test", "16"]
     main(["train", "gym.py:cartpole", "--out", str(tmp_path / "run"), *shorter])
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["return"]["mean"] > 60
     assert isinstance(load_policy(tmp_path / "run" / "checkpoints" / "best"), CategoricalPolicy)
@@ -72,7 +73,7 @@ def test_it_learns_discrete_actions(tmp_path):
 @pytest.mark.full
 def test_it_learns_from_pixels_alone(tmp_path):
     """Catch: a random policy has a return of about -0.8, and staying in the middle as well."""
-    shorter = ["--loop.iterations", "30", "--evaluation.validation", "16", "--evaluation.test", "64"]
+    shorter = ["--rl.loop.iterations", "30", "--evaluation.validation", "16", "--evaluation.test", "64"]
     main(["train", "gym.py:pixels", "--out", str(tmp_path / "run"), *shorter])
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["return"]["mean"] > 0.2
 
@@ -80,6 +81,12 @@ def test_it_learns_from_pixels_alone(tmp_path):
 def digests(out: Path) -> list[str]:
     files = ["checkpoints/best/model.safetensors", "state/00000004/tensors.safetensors"]
     return [hashlib.sha256((out / name).read_bytes()).hexdigest() for name in files]
+
+
+def test_a_policy_to_start_from_is_refused(tmp_path, complaint):
+    GaussianPolicy(point_mass.spec(), None, GaussianConfig(width=8, depth=1)).save_pretrained(tmp_path / "policy")
+    arguments = ["--env", "point_mass", "--policy", tmp_path / "policy", "--out", tmp_path / "run"]
+    assert "the given GaussianPolicy would learn nothing" in complaint("train", "gym.py:task", *arguments)
 
 
 def test_a_run_goes_on_where_it_stopped(tmp_path):
@@ -99,7 +106,7 @@ def test_a_run_goes_on_where_it_stopped(tmp_path):
 def test_every_config_can_be_loaded_and_built(name):
     recipe = load_config(f"gym.py:{name}")
     env = recipe.env.make(1)
-    assert set(recipe.experience.privileged) == set(env.spec.extras)
+    assert set(recipe.rl.experience.privileged) == set(env.spec.extras)
     env.close()
 
 

@@ -125,8 +125,9 @@ def test_what_cannot_be_joined_is_refused(envs, sentence):
 @pytest.mark.full
 def test_a_learner_trains_on_two_simulators_at_once(tmp_path):
     envs = [{"env": "gym", "options": {"id": name}} for name in ("Pendulum-v1", "InvertedPendulum-v5")]
-    small = {"loop.iterations": 2, "experience.num_envs": 4, "experience.decisions": 16, "algorithm.minibatch": 32}
-    small |= {"evaluation.validation": 2, "evaluation.test": 4, "evaluation.num_envs": 2, "loop.validate-every": 1}
+    small = {"rl.loop.iterations": 2, "rl.loop.validate-every": 1, "rl.algorithm.minibatch": 32}
+    small |= {"rl.experience.num_envs": 4, "rl.experience.decisions": 16}
+    small |= {"evaluation.validation": 2, "evaluation.test": 4, "evaluation.num_envs": 2}
     arguments = [text for name, value in small.items() for text in (f"--{name}", str(value))]
     options = ["--env", "multi_task", "--env.options", json.dumps({"envs": envs})]
     main(["train", "gym.py:inverted_pendulum", "--out", str(tmp_path / "both"), *options, *arguments])

@@ -47,8 +47,8 @@ SUITES: dict[str, tuple[str, str, tuple[str, ...], int]] = {
     "maniskill": ("maniskill", STILL, (), 0),
 }
 JUDGED = {"evaluation.validation": 2, "evaluation.test": 2, "evaluation.num_envs": 2}
-TRAINING = {"loop.iterations": 1, "loop.validate-every": 1, "experience.num_envs": 2, "experience.decisions": 8}
-TRAINING |= {"algorithm.minibatch": 16, **JUDGED}
+TRAINING = {"rl.loop.iterations": 1, "rl.loop.validate-every": 1, "rl.algorithm.minibatch": 16}
+TRAINING |= {"rl.experience.num_envs": 2, "rl.experience.decisions": 8, **JUDGED}
 # PPO of configs/smolvla.py, pi0.py and openvla_oft.py in moments
 DOWNLOADED = {"rl.loop.iterations": 1, "rl.experience.num-envs": 2, "rl.experience.decisions": 2}
 DOWNLOADED |= {"rl.algorithm.minibatch": 4, **JUDGED}

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.contract.batch import ExperienceSource, OneProcess
-from vla_rl.contract.config import JsonMapping, JsonObject, check_choice, check_sizes, from_json, to_json
+from vla_rl.contract.config import JsonMapping, JsonObject, from_json, to_json
 from vla_rl.contract.env import VecEnv
-from vla_rl.contract.errors import NonFiniteError, UserError, did_you_mean
+from vla_rl.contract.errors import NonFiniteError
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.stats import MeanReturn, Rate
 from vla_rl.experience.process import ProcessSource
-from vla_rl.experience.rollout import WindowConfig
 from vla_rl.experience.sources import CollectingSource, Collectors
 from vla_rl.experience.worker import Worker
-from vla_rl.policies.critics import RunningCritic
-from vla_rl.policies.feed_forward import ActorConfig
-from vla_rl.policies.image_encoder import Activation, ImageEncoder
-from vla_rl.policies.normalization import RunningStatistics
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import save_own
@@ -35,11 +27,11 @@ from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig, play, remote_env, saved
 from vla_rl.recipes.policies import check_if_foreign, start_policy
 from vla_rl.recipes.terminal import Clock, Terminated, bar, clock, console, mostly, patient_sigterm, steps_per_second
-from vla_rl.recipes.trainers import CPU, LearnedReward, RunContext, Trainable, TrainerConfig, generator, placed
+from vla_rl.recipes.trainers import CPU, LearnedReward, RunContext, Trainable, TrainerConfig, placed
 from vla_rl.recipes.workers import workers
 from vla_rl.training.device import resolve_device
 from vla_rl.training.distributed import SummedCounters, anyone, barrier, current_reducer
-from vla_rl.training.loop import BestWeights, Hook, Loop, LoopConfig, LoopLearner, PolicyStore
+from vla_rl.training.loop import BestWeights, Hook, Loop, LoopLearner, PolicyStore
 from vla_rl.training.out_of_memory import BUILD, LEARN, naming_knobs, phase_of_memory
 from vla_rl.training.sharding import ShardedGroup, sharing
 from vla_rl.training.timeline import Timeline
@@ -156,7 +148,7 @@ class _Diary:
 
 @dataclass(frozen=True)
 class Improve:
-    """Reinforcement learning from a checkpoint, then the test seeds: the checkpoint "best"."""
+    """Reinforcement learning, from a checkpoint or from nothing, then the test seeds: the checkpoint "best"."""
 
     rl: TrainerConfig
     policy: str = "runs/demo/checkpoints/imitation"  # a checkpoint folder, or module:Class; "": rl builds its own
@@ -194,95 +186,21 @@ class Improve:
             tests = seed_ranges.held_out(seed_ranges.TEST, self.evaluation.test)
             outcomes = play(self.env, trained, tests, self.evaluation, self.seed, "test RL")
             barrier(group)
+        score = self.rl.score(outcomes)
         summary = {
-            **({"rl": asdict(outcomes.rate)} if outcomes.has_success else {"return": asdict(outcomes.score)}),
-            "families": {name: asdict(rate) for name, rate in outcomes.families.items()},
+            "rl" if isinstance(score, Rate) else "return": asdict(score),
             "best_iteration": best.iteration,
             "env_steps": int(rows[-1]["env/steps_total"]),
             "env_steps_at_best": _steps_at(rows, best.iteration),
             "episodes": int(sum(row.get("rollout/episodes", 0) for row in rows)),
-            **exploring(rows),
             **_groups(rows),
             "seconds": seconds,
             "seed": self.seed,
         }
+        if outcomes.has_success:
+            families = {name: asdict(rate) for name, rate in outcomes.families.items()}
+            summary |= {"families": families, **exploring(rows)}
         return outcomes, summary
-
-
-@dataclass(frozen=True)
-class CriticConfig:
-    """Sizes of the value network."""
-
-    width: int = 64
-    depth: int = 2
-    activation: Activation = "tanh"  # or "elu", of the hidden layers
-
-    def __post_init__(self) -> None:
-        """Raises UserError for sizes of no network."""
-        check_sizes(self, "width", "depth")
-        check_choice(self, "activation", "tanh", "elu")
-
-
-@dataclass(frozen=True)
-class StateBased(TrainerConfig):
-    """A policy from nothing by PPO, then the test seeds: the checkpoint "best", chosen by validation return.
-
-    Policy and critic read proprioception and the pixels of ``policy.cameras``; they standardise proprioception by the
-    statistics of all training data so far.  The critic also reads the ``privileged/*`` entries that
-    ``experience.privileged`` names; the policy never does.
-    """
-
-    env: EnvConfig
-    seed: int = 1
-    policy: ActorConfig = field(default_factory=ActorConfig)
-    critic: CriticConfig = field(default_factory=CriticConfig)
-    algorithm: PPOConfig = field(default_factory=PPOConfig)
-    experience: WindowConfig = field(default_factory=WindowConfig)
-    # Returns have no scale of their own.
-    loop: LoopConfig = field(default_factory=lambda: LoopConfig(collapse=math.inf))
-    evaluation: EvaluationConfig = field(default_factory=lambda: EvaluationConfig(validation=16, test=64, num_envs=16))
-    device: str = "cpu"  # where policy, critic and learner compute: "cpu", "cuda", "cuda:1", "auto"
-    tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
-
-    def run(self, folder: RunFolder) -> JsonObject:
-        seconds: dict[str, float] = {}
-        with clock(seconds, "rl"):
-            context = RunContext(self.env, None, self.seed, current_reducer(), device=resolve_device(self.device))
-            trained, best = improve(self, context, self.evaluation, folder)
-        with clock(seconds, "evaluation"):
-            tests = seed_ranges.held_out(seed_ranges.TEST, self.evaluation.test)
-            outcomes = play(self.env, trained, tests, self.evaluation, self.seed, "test")
-        return {
-            "return": asdict(self.score(outcomes)),
-            "best_iteration": best.iteration,
-            "env_steps": int(folder.metrics("rl")[-1]["env/steps_total"]),
-            "seconds": seconds,
-            "seed": self.seed,
-        }
-
-    def build_policy(self, context: RunContext, env: VecEnv) -> Trainable:
-        """A new one; raises UserError for privileged entries that ``env`` does not deliver."""
-        if unknown := sorted(set(self.experience.privileged) - set(env.spec.extras)):
-            raise UserError(
-                f"{env.spec.name!r} delivers no {unknown[0]!r} (--experience.privileged), so the critic cannot read "
-                f"it; {did_you_mean(unknown[0], env.spec.extras)}"
-            )
-        torch.manual_seed(context.seed)  # module initialisation has no generator argument
-        return placed(self.policy.build(env.spec, RunningStatistics(env.spec.state.shape[0])), context.device)
-
-    def build_learner(self, context: RunContext, env: VecEnv, policy: Trainable) -> LoopLearner:
-        """PPO, whose critic is drawn from the numbers that follow those of the policy."""
-        sizes = {"state": env.spec.state.shape[0]}
-        sizes |= {name: math.prod(env.spec.extras[name].shape) for name in self.experience.privileged}
-        vision = ImageEncoder.of(env.spec, self.policy.cameras)
-        critic = RunningCritic(sizes, self.critic.width, self.critic.depth, vision, self.critic.activation)
-        noise = generator(context.seed, 4)
-        ours: Any = policy  # whose samples have a density
-        return self.algorithm.build(ours, policy.trainable(), critic.to(context.device), noise, context.group)
-
-    def score(self, outcomes: Outcomes) -> MeanReturn:
-        """The mean return, also where the environment knows success."""
-        return MeanReturn.of(outcomes.returns)
 
 
 def _steps_at(rows: list[JsonObject], iteration: int) -> int:

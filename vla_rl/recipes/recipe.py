@@ -22,7 +22,7 @@ from vla_rl.training.device import resolve_device
 from vla_rl.training.distributed import barrier, torchrun_processes
 from vla_rl.training.tracking import RunFolder, config_of, prolong
 
-_LENGTHS = (".loop.iterations", ".loop.env-steps", "--loop.iterations", "--loop.env-steps")
+_LENGTHS = (".loop.iterations", ".loop.env-steps")
 
 
 class Recipe(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,9 +15,9 @@ from vla_rl.algorithms.off_policy import OffPolicyConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.contract.batch import Reducer, ReplayBuffer
-from vla_rl.contract.config import Checked, at_least, check_limits, within
+from vla_rl.contract.config import Checked, at_least, check_choice, check_limits, check_sizes, within
 from vla_rl.contract.env import EnvSpec, VecEnv
-from vla_rl.contract.errors import UserError
+from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.policy import Policy, require
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.run import Outcomes
@@ -30,8 +31,11 @@ from vla_rl.experience.replay import InMemory, Interventions, OnDisk, Replay
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.experience.sources import CollectingSource
 from vla_rl.fleet.sampler import AdaptiveSampler, SamplerConfig
-from vla_rl.policies.critics import QEnsemble, ValueCritic
+from vla_rl.policies.critics import QEnsemble, RunningCritic, ValueCritic
+from vla_rl.policies.feed_forward import ActorConfig
 from vla_rl.policies.flow import FlowSampler
+from vla_rl.policies.image_encoder import Activation, ImageEncoder
+from vla_rl.policies.normalization import RunningStatistics
 from vla_rl.recipes.env_config import EnvFactory
 from vla_rl.recipes.terminal import bar
 from vla_rl.rewards.env import RewardWeights, rewarded
@@ -282,6 +286,66 @@ class OnPolicyRL(TrainerConfig):
     def build_policy(self, context: RunContext, env: VecEnv) -> Trainable:
         torch.manual_seed(context.seed)  # module initialisation has no generator argument
         return placed(self.policy.build(context), context.device)
+
+
+@dataclass(frozen=True)
+class CriticConfig:
+    """Sizes of the value network."""
+
+    width: int = 64
+    depth: int = 2
+    activation: Activation = "tanh"  # or "elu", of the hidden layers
+
+    def __post_init__(self) -> None:
+        """Raises UserError for sizes of no network."""
+        check_sizes(self, "width", "depth")
+        check_choice(self, "activation", "tanh", "elu")
+
+
+@dataclass(frozen=True)
+class StateBased(TrainerConfig):
+    """A policy from nothing by PPO; its best weights are those of the highest validation return.
+
+    Policy and critic read proprioception and the pixels of ``policy.cameras``; they standardise proprioception by the
+    statistics of all training data so far.  The critic also reads the ``privileged/*`` entries that
+    ``experience.privileged`` names; the policy never does.
+    """
+
+    policy: ActorConfig = field(default_factory=ActorConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    algorithm: PPOConfig = field(default_factory=PPOConfig)
+    experience: WindowConfig = field(default_factory=WindowConfig)
+    # Returns have no scale of their own.
+    loop: LoopConfig = field(default_factory=lambda: LoopConfig(collapse=math.inf))
+
+    def build_policy(self, context: RunContext, env: VecEnv) -> Trainable:
+        """A new one; raises UserError for a given one and for privileged entries that ``env`` does not deliver."""
+        if context.base is not None:
+            raise UserError(
+                f"StateBased makes a policy from nothing, so the given {type(context.base).__name__} would learn "
+                "nothing; leave --policy out, or choose a config that improves one (demo.py:last_step)."
+            )
+        if unknown := sorted(set(self.experience.privileged) - set(env.spec.extras)):
+            raise UserError(
+                f"{env.spec.name!r} delivers no {unknown[0]!r} (--rl.experience.privileged), so the critic cannot read "
+                f"it; {did_you_mean(unknown[0], env.spec.extras)}"
+            )
+        torch.manual_seed(context.seed)  # module initialisation has no generator argument
+        return placed(self.policy.build(env.spec, RunningStatistics(env.spec.state.shape[0])), context.device)
+
+    def build_learner(self, context: RunContext, env: VecEnv, policy: Trainable) -> LoopLearner:
+        """PPO, whose critic is drawn from the numbers that follow those of the policy."""
+        sizes = {"state": env.spec.state.shape[0]}
+        sizes |= {name: math.prod(env.spec.extras[name].shape) for name in self.experience.privileged}
+        vision = ImageEncoder.of(env.spec, self.policy.cameras)
+        critic = RunningCritic(sizes, self.critic.width, self.critic.depth, vision, self.critic.activation)
+        noise = generator(context.seed, 4)
+        ours: Any = policy  # whose samples have a density
+        return self.algorithm.build(ours, policy.trainable(), critic.to(context.device), noise, context.group)
+
+    def score(self, outcomes: Outcomes) -> MeanReturn:
+        """The mean return, also where the environment knows success."""
+        return MeanReturn.of(outcomes.returns)
 
 
 # -- off-policy --------------------------------------------------------------------------------------------------------

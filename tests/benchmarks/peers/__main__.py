@@ -38,8 +38,8 @@ def small(task: Task) -> Task:
     """``task`` for a test: two environments, one turn, episodes of ten steps."""
     recipe = task.recipe
     env = replace(recipe.env, options={**recipe.env.options, "time_limit": 10})
-    experience = replace(recipe.experience, num_envs=2, decisions=32)
-    return replace(task, recipe=replace(recipe, env=env, experience=experience), longest=1, turn=1, episodes=1)
+    rl = replace(recipe.rl, experience=replace(recipe.rl.experience, num_envs=2, decisions=32))
+    return replace(task, recipe=replace(recipe, env=env, rl=rl), longest=1, turn=1, episodes=1)
 
 
 def measure(task: Task, seeds: Sequence[int], peers: Sequence[str], out: Path) -> list[Row]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from sims.catalog import make
 from vla_rl.contract.errors import UserError
-from vla_rl.recipes.improve import StateBased
+from vla_rl.recipes.improve import Improve
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Task:
     """What is learnt: the environment, rollouts and network sizes of ``recipe``, and where it ends."""
 
     name: str
-    recipe: StateBased
+    recipe: Improve
     goal: float  # mean return
     longest: int = 200  # iterations after which a learner has failed
     turn: int = 5  # iterations
@@ -62,7 +62,7 @@ class Task:
     @property
     def steps(self) -> int:
         """Control steps of an iteration."""
-        return self.recipe.experience.num_envs * self.recipe.experience.decisions
+        return self.recipe.rl.experience.num_envs * self.recipe.rl.experience.decisions
 
     def ends(self, row: Row) -> bool:
         """Whether ``row`` has reached the goal, or will not."""

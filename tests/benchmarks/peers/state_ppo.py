@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,7 +27,7 @@ from torch import Tensor
 from vla_rl.contract.batch import OneProcess
 from vla_rl.experience.rollout import SeedStream
 from vla_rl.recipes.config_files import load_config
-from vla_rl.recipes.improve import StateBased
+from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.trainers import RunContext, generator
 
 RECIPE = load_config("configs/gym.py:half_cheetah")
@@ -51,13 +50,12 @@ class Contender(Protocol):
 class Ours:
     """The recipe of ``configs/gym.py`` as ``vla-rl train`` runs it, without files and progress bar."""
 
-    def __init__(self, recipe: StateBased, env: Any, seed: int) -> None:
-        recipe = replace(recipe, seed=seed)
+    def __init__(self, recipe: Improve, env: Any, seed: int) -> None:
         context = RunContext(recipe.env, None, seed, OneProcess())
-        self._policy = recipe.build_policy(context, env)
-        self._learner = recipe.build_learner(context, env, self._policy)
+        self._policy = recipe.rl.build_policy(context, env)
+        self._learner = recipe.rl.build_learner(context, env, self._policy)
         seeds = SeedStream(seed * 10_000_000, (seed + 1) * 10_000_000)
-        self._source = recipe.experience.build(env, self._policy, seeds, generator(seed, 5))
+        self._source = recipe.rl.experience.build(env, self._policy, seeds, generator(seed, 5))
 
     def advance(self, iterations: int) -> None:
         for _ in range(iterations):
@@ -101,7 +99,7 @@ class RslEnv(RslVecEnv):
 class Theirs:
     """rsl_rl's ``OnPolicyRunner`` without a log folder and therefore without logging."""
 
-    def __init__(self, recipe: StateBased, env: Any, seed: int, **settings: Any) -> None:
+    def __init__(self, recipe: Improve, env: Any, seed: int, **settings: Any) -> None:
         torch.manual_seed(seed)
         with contextlib.redirect_stdout(io.StringIO()):
             self._runner = OnPolicyRunner(RslEnv(env, seed), _rsl_config(recipe, {**_SETTINGS, **settings}))
@@ -120,22 +118,22 @@ class Theirs:
 _SETTINGS = {"activation": "elu", "use_clipped_value_loss": False, "desired_kl": 0.04}
 
 
-def _rsl_config(recipe: StateBased, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _rsl_config(recipe: Improve, settings: Mapping[str, Any]) -> dict[str, Any]:
     own = dict(settings)
     network = {
         "class_name": "MLPModel",
-        "hidden_dims": [recipe.policy.width] * recipe.policy.depth,
+        "hidden_dims": [recipe.rl.policy.width] * recipe.rl.policy.depth,
         "activation": own.pop("activation"),
         "obs_normalization": True,
     }
-    noise = {"class_name": "GaussianDistribution", "init_std": recipe.policy.std, "std_type": "scalar"}
+    noise = {"class_name": "GaussianDistribution", "init_std": recipe.rl.policy.std, "std_type": "scalar"}
     algorithm = {
         "class_name": "PPO",
         "num_learning_epochs": 5,
         "num_mini_batches": 4,
         "clip_param": 0.2,
-        "gamma": recipe.algorithm.gamma,
-        "lam": recipe.algorithm.lam,
+        "gamma": recipe.rl.algorithm.gamma,
+        "lam": recipe.rl.algorithm.lam,
         "value_loss_coef": 1.0,
         "entropy_coef": 0.0,
         "learning_rate": 1e-3,
@@ -144,7 +142,7 @@ def _rsl_config(recipe: StateBased, settings: Mapping[str, Any]) -> dict[str, An
         **own,
     }
     return {
-        "num_steps_per_env": recipe.experience.decisions,
+        "num_steps_per_env": recipe.rl.experience.decisions,
         "save_interval": 1_000_000,
         "obs_groups": {"actor": ["state"], "critic": ["state"]},
         "actor": {**network, "distribution_cfg": noise},

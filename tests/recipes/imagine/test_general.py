@@ -78,7 +78,7 @@ def test_cameras_of_two_sizes_go_through_recipe_and_commands(tmp_path, capsys):
 @pytest.mark.full
 def test_a_gymnasium_task_that_is_only_seen_is_imagined(tmp_path):
     """Paid what the world model says of the task's own reward, whose agreement is among the numbers."""
-    short_run = ["--loop.iterations", "1", "--evaluation.test", "4", "--evaluation.validation", "2"]
+    short_run = ["--rl.loop.iterations", "1", "--evaluation.test", "4", "--evaluation.validation", "2"]
     main(["train", "gym.py:pixels", *short_run, "--out", str(tmp_path / "pixels")])
     recipe = short(load_config("imagine.py:catch_rewards"), frames=3, robot_crop=0, uncertainty="pictures")
     many = CollectConfig(40, 0, 40, calibration=10, held_out=10, num_envs=16)  # a random paddle catches one in nine
