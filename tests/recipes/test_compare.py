@@ -67,17 +67,17 @@ def test_everything_starts_from_the_same_policy_and_is_tabled(tmp_path, capsys, 
     command += ["--place", "--out", str(out)]
     main(command)
     results = json.loads((out / "results.json").read_text())
-    names = {"algorithm", "task", "seed", "env_steps", "seconds", "success", "low", "high", "episodes"}
-    assert all(row.keys() == names for row in results)
-    assert {(row["algorithm"], row["seed"]) for row in results} == {("improve", 2), ("mixed", 2)}
-    for algorithm in ("improve", "mixed"):
-        mine = [row for row in results if row["algorithm"] == algorithm]
-        assert len(mine) == 5 and all(
-            row["episodes"] == 4 and row["low"] <= row["success"] <= row["high"] for row in mine
-        )
-        steps = [row["env_steps"] for row in mine]
+    assert [[row[name] for name in ("method", "task", "seed")] for row in results] == [
+        ["improve", "lift", 2],
+        ["mixed", "lift", 2],
+    ]
+    for row in results:
+        mine = row["validations"]
+        assert all(one["played"] == 4 and one["low"] <= one["success"] <= one["high"] for one in mine)
+        steps = [one["env_steps"] for one in mine]
         assert steps[0] == 0 and steps == sorted(steps) and len(set(steps)) == 5
-        config = json.loads((out / "lift" / f"{algorithm}-2" / "config.json").read_text())
+        assert row["simulator_episodes"] >= 5 * 4 and row["imitation"]["episodes"] == row["rl"]["episodes"] == 4
+        config = json.loads((out / "lift" / f"{row['method']}-2" / "config.json").read_text())
         assert config["policy"] == str(out / "lift" / "imitate-2" / "checkpoints" / "imitation")
         assert config["demonstrations"] == str(out / "lift" / "imitate-2" / "demonstrations")
     page = (out / "report.html").read_text()
@@ -107,17 +107,20 @@ def test_what_is_worse_than_imitation_is_shown_as_such(tmp_path):
         return {"success": success, "low": success - 0.1, "high": success + 0.1, "episodes": 100}
 
     def algorithm(name: str, about: str, one: float, two: float) -> Compared:
-        curve = [{"env_steps": 0, **rate(0.5)}, {"env_steps": 9, **rate(one)}]
-        after = {seed: {"rl": rate(value), "seconds": {"rl": 3.0}} for seed, value in ((1, one), (2, two))}
-        return Compared(name, "lift", about, {1: curve, 2: curve}, after)
+        spent = {"validations": [{"env_steps": 9, **rate(one)}], "simulator_episodes": 8, "seconds": 3.0}
+        ends = [
+            {"seed": seed, "imitation": rate(before), "rl": rate(after), "gain": None, **spent}
+            for seed, before, after in ((1, 0.5, one), (2, 0.4, two))
+        ]
+        return Compared(name, about, ends)
 
     good = algorithm("good", "It learns.\n\nBy trying.", 0.7, 0.45)
     bad = algorithm("bad", "It guesses.\n\nIt never looks.", 0.6, 0.2)
     page = tmp_path / "report.html"
-    write_page(page, [bad, good], {"lift": {1: rate(0.5), 2: rate(0.4)}}, target=0.85)
+    write_page(page, {"lift": [bad, good]}, 0.85, "vla-rl compare")
     text = page.read_text()
     assert "<strong>Worse than imitation: bad on seed 2 (-20.0 points).</strong> It never looks." in text
-    assert "Worse than imitation: good" not in text and "+20.0, +5.0" in text and "+10.0, -20.0" in text
+    assert "Worse than imitation: good" not in text and "-20.0</td>" in text
     table = text[text.index("<tbody>") :]
     assert table.index("imitation") < table.index(">good<") < table.index(">bad<"), "the best first"
 

@@ -102,9 +102,12 @@ def _written(path, lines):
 
 def test_validations_count_the_episodes_before_them(tmp_path):
     score = {"eval/score": 0.5, "eval/score_low": 0.25, "eval/score_high": 0.75, "eval/episodes": 8}
-    lines = [{"stage": "rl", "step": i, "rollout/episodes": 10 * i, **(score if i % 2 == 0 else {})} for i in range(3)]
+    clock = [{"rollout/episodes": 10 * i, "env/steps_total": 99 * i, "elapsed_s": i} for i in range(3)]
+    lines = [{"stage": "rl", "step": i, **one, **(score if i % 2 == 0 else {})} for i, one in enumerate(clock)]
     found = watched(_written(tmp_path, [{"stage": "imitation", "step": 1, "loss": 1.0}, *lines]))
-    assert found == [{"episodes": n, "played": 8, "success": 0.5, "low": 0.25, "high": 0.75} for n in (0, 30)]
+    rate = {"played": 8, "success": 0.5, "low": 0.25, "high": 0.75}
+    before = {"episodes": 0, "env_steps": 0, "elapsed_s": 0}, {"episodes": 30, "env_steps": 198, "elapsed_s": 2}
+    assert found == [{**one, **rate} for one in before]
 
 
 def test_there_is_one_reader_of_metrics(tmp_path):

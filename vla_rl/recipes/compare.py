@@ -14,6 +14,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import ClassVar
 
 from vla_rl.contract.config import JsonMapping, JsonObject
@@ -28,7 +29,9 @@ from vla_rl.recipes import metrics
 from vla_rl.recipes.config_files import config_function, load_config
 from vla_rl.recipes.evaluators import play
 from vla_rl.recipes.terminal import bar, console
+from vla_rl.recipes.trainers import placed
 from vla_rl.recipes.workers import EngineOptions, Launcher, chosen_engine
+from vla_rl.training.device import resolve_device
 from vla_rl.training.tracking import await_unlocked, write_json
 
 ATTEMPTS = 5  # at a cell whose machine dies
@@ -144,16 +147,6 @@ def line(name: str, rates: Sequence[JsonMapping]) -> list[str]:
     return [name, *across_seeds([Rate(**rate) for rate in rates])]
 
 
-def seed_bars(rates: Mapping[str, Mapping[int, Rate]], reference: str) -> list[Bar]:
-    """A bar for every method, grouped by seed; ``reference`` is grey."""
-    bars = [
-        Bar.of(name, rate, f"seed {seed}", reference=name == reference)
-        for name, found in rates.items()
-        for seed, rate in found.items()
-    ]
-    return sorted(bars, key=lambda one: one.group)
-
-
 # -- one config on several seeds ---------------------------------------------------------------------------------------
 
 _RESULTS = ("imitation", "validation", "rl")  # rates of a summary, in the order in which they come about
@@ -214,71 +207,99 @@ def _seeds_page(out: Path, rows: Sequence[JsonObject], command: str) -> None:
 
 @dataclass(frozen=True)
 class Task:
-    """One task: ``imitate`` and the values of ``methods`` {shown name: name} are functions of the config file."""
+    """One task: ``imitate`` and the values of ``methods`` {shown name: function} are config functions."""
 
     name: str
     imitate: str
     methods: Mapping[str, str]
     out: Path
 
+    def run(self, name: str, seed: int) -> Path:
+        """The folder of a method's run, or of "imitate"."""
+        return self.out / f"{name}-{seed}"
+
 
 @dataclass(frozen=True)
 class Comparison(EngineOptions):
-    """Methods on the same budget.  Each run is a process of its own; what is finished is not run again."""
+    """Methods that improve the same policies.  Each run is a process of its own; what is finished is not run again."""
 
     preset: ClassVar[str]
 
     config: str = "compare.py"  # where the methods are
     seeds: tuple[int, ...] = (1, 2, 3)
     processes: int = 2
+    device: str = "cpu"  # of all runs: "cpu", "cuda", "cuda:1", "auto"
     target: float = 0.85  # validation success whose cost in control steps is tabled
     out: str = "runs/compare"
 
     def tasks(self) -> tuple[Task, ...]:
         raise NotImplementedError
 
+    def improving(self, task: Task) -> dict[str, list[Cell]]:
+        """The cells that improve the imitation policies of ``task``, by what they do, in turn."""
+        return {"improve": [self.cell(task, name, seed) for seed in self.seeds for name in task.methods]}
+
     def run(self) -> None:
         """Imitate once per task and seed, improve by every method, write ``results.json`` and ``report.html``."""
         tasks, out = self.tasks(), Path(self.out)
         for task in tasks:
             for function in (task.imitate, *task.methods.values()):
-                load_config(f"{self.config}:{function}")  # an unknown name should be known before hours of work
-        first = [
-            Cell(task.out / f"imitate-{seed}", f"{self.config}:{task.imitate}", ("--seed", str(seed)))
-            for task in tasks
-            for seed in self.seeds
-        ]
-        second = [self._cell(task, name, seed) for task in tasks for seed in self.seeds for name in task.methods]
-        run_sweep(out, {"imitate": first, "improve": second}, self.processes)
-        compared = [self._compared(task, name) for task in tasks for name in task.methods]
-        write_json(out / "results.json", [row for item in compared for curve in item.curves.values() for row in curve])
-        before = {task.name: {seed: self._before(task, seed) for seed in self.seeds} for task in tasks}
-        write_page(out / "report.html", compared, before, self.target, f"vla-rl compare {self.preset}")
+                load_config(function)  # an unknown name should be known before hours of work
+        steps: dict[str, list[Cell]] = {}
+        for task in tasks:
+            first = [Cell(task.run("imitate", seed), task.imitate, self._given(seed)) for seed in self.seeds]
+            for what, cells in {"imitate": first, **self.improving(task)}.items():
+                steps.setdefault(what, []).extend(cells)
+        run_sweep(out, steps, self.processes)
+        compared = {task.name: self._compared(task) for task in tasks}
+        write_json(out / "results.json", [row for found in compared.values() for one in found for row in one.rows])
+        write_page(out / "report.html", compared, self.target, f"vla-rl compare {self.preset}")
 
-    def _cell(self, task: Task, name: str, seed: int) -> Cell:
-        start = task.out / f"imitate-{seed}"
-        policy, demonstrations = start / "checkpoints" / "imitation", start / "demonstrations"
-        given = ("--seed", str(seed), "--policy", str(policy), "--demonstrations", str(demonstrations))
-        return Cell(task.out / f"{name}-{seed}", f"{self.config}:{task.methods[name]}", given)
+    def cell(self, task: Task, name: str, seed: int) -> Cell:
+        """The run that improves the imitation policy of its seed."""
+        function, start = task.methods[name], task.run("imitate", seed)
+        given = [*self._given(seed), "--policy", str(start / "checkpoints" / "imitation")]
+        if hasattr(load_config(function), "demonstrations"):
+            given += ["--demonstrations", str(start / "demonstrations")]
+        return Cell(task.run(name, seed), function, tuple(given))
+
+    def _given(self, seed: int) -> tuple[str, ...]:
+        return ("--seed", str(seed), *on_device(self.device))
+
+    def _compared(self, task: Task) -> list[Compared]:
+        before: list[JsonObject] = [{"seed": seed, "imitation": self._before(task, seed)} for seed in self.seeds]
+        found = []
+        for name, function in task.methods.items():
+            rows = [{"method": name, "task": task.name, **one, **_end(task.run(name, one["seed"]))} for one in before]
+            found.append(Compared(name.replace("_", " "), inspect.getdoc(config_function(function)) or "", rows))
+        return found
 
     def _before(self, task: Task, seed: int) -> JsonObject:
         """The imitation policy's own success on the test scenes, played once."""
-        folder = task.out / f"imitate-{seed}"
+        folder = task.run("imitate", seed)
         if not (folder / "test.json").exists():
-            recipe = load_config(f"{self.config}:{task.imitate}")
-            policy = load_policy(folder / "checkpoints" / "imitation")
+            recipe = load_config(task.imitate)
+            policy = placed(load_policy(folder / "checkpoints" / "imitation"), resolve_device(self.device))
             scenes = seed_ranges.held_out(seed_ranges.TEST, recipe.evaluation.test)
             outcomes = play(recipe.env, policy, scenes, recipe.evaluation, seed, f"test {folder.name}")
             write_json(folder / "test.json", asdict(outcomes.rate))
         rate: JsonObject = read_json(folder / "test.json")
         return rate
 
-    def _compared(self, task: Task, name: str) -> Compared:
-        about = inspect.getdoc(config_function(f"{self.config}:{task.methods[name]}")) or ""
-        folders = {seed: task.out / f"{name}-{seed}" for seed in self.seeds}
-        curves = {seed: _curve(folder, task.name, name, seed) for seed, folder in folders.items()}
-        after = {seed: metrics.summary(folder) for seed, folder in folders.items()}
-        return Compared(name, task.name, about, curves, after)
+
+def _end(run: Path) -> JsonObject:
+    """Test success, ``gain`` where a run played imitation on the same scenes, and what it took in the simulator.
+
+    Episodes are all but the test's.  Runs in imagination validate there, which is no validation here.
+    """
+    found, watched = metrics.summary(run), metrics.watched(run)
+    seconds = round(sum(found["seconds"].values()), 1)
+    if "imagined_rl" in found:
+        after, episodes, watched = found["imagined_rl"], found["simulator_episodes"], []
+    else:
+        after, episodes = found["rl"], found["episodes"] + sum(row["played"] for row in watched)
+    end = {"rl": after, "gain": found.get("gain"), "simulator_episodes": episodes}
+    return end | {"seconds": seconds, "validations": watched}
 
 
 @dataclass(frozen=True)
@@ -307,10 +328,13 @@ class Algorithms(Comparison):
 
     def tasks(self) -> tuple[Task, ...]:
         """Every algorithm on lift and, unless none is named, on place."""
-        out = Path(self.out)
-        lift = Task("lift", "imitate_lift", {name: name for name in self.lift}, out / "lift")
-        place = Task("place", "imitate_place", {name: f"place_{name}" for name in self.place}, out / "place")
+        lift = self._task("lift", {name: name for name in self.lift})
+        place = self._task("place", {name: f"place_{name}" for name in self.place})
         return tuple(task for task in (lift, place) if task.methods)
+
+    def _task(self, name: str, methods: Mapping[str, str]) -> Task:
+        functions = {shown: f"{self.config}:{function}" for shown, function in methods.items()}
+        return Task(name, f"{self.config}:imitate_{name}", functions, Path(self.out) / name)
 
 
 @dataclass(frozen=True)
@@ -324,53 +348,29 @@ class Samplers(Comparison):
     samplers: tuple[str, ...] = ("last_step", "one_step", "all_steps", "flow_ou", "flow_ddim", "flow_noise")
 
     def tasks(self) -> tuple[Task, ...]:
-        return (Task("lift", "imitate", {name: name for name in self.samplers}, Path(self.out)),)
-
-
-def _curve(folder: Path, task: str, name: str, seed: int) -> list[JsonObject]:
-    """One row per validation."""
-    found = [row for row in metrics.rows(folder, "rl") if "eval/score" in row]
-    return [
-        {
-            "algorithm": name,
-            "task": task,
-            "seed": seed,
-            "env_steps": int(row["env/steps_total"]),
-            "seconds": round(row["elapsed_s"] - found[0]["elapsed_s"], 1),
-            "success": row["eval/score"],
-            "low": row["eval/score_low"],
-            "high": row["eval/score_high"],
-            "episodes": int(row["eval/episodes"]),
-        }
-        for row in found
-    ]
-
-
-_Curve = Sequence[JsonMapping]
-_KEYS = ("env_steps", "success", "low", "high")
+        methods = {name: f"{self.config}:{name}" for name in self.samplers}
+        return (Task("lift", f"{self.config}:imitate", methods, Path(self.out)),)
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One algorithm on one task, by seed.
+    """One method on one task.
 
     about   what it is, the first paragraph, and what was found about it
-    curves  rows of ``results.json``
-    after   ``summary.json``
+    rows    of ``results.json``, one for each seed
     """
 
     name: str
-    task: str
     about: str
-    curves: Mapping[int, _Curve]
-    after: Mapping[int, JsonMapping]
+    rows: Sequence[JsonMapping]
 
-    def gains(self, before: Mapping[int, JsonMapping]) -> list[float]:
-        """Test success minus that of the imitation policy, by seed."""
-        return [float(item["rl"]["success"] - before[seed]["success"]) for seed, item in self.after.items()]
+    @property
+    def gains(self) -> list[float]:
+        """Points of test success won over the imitation policy, by seed."""
+        return [100 * float(row["rl"]["success"] - row["imitation"]["success"]) for row in self.rows]
 
 
-def steps_to(curve: _Curve, target: float) -> int | None:
+def steps_to(curve: Sequence[JsonMapping], target: float) -> int | None:
     """Control steps at the first of two consecutive validations of at least ``target``; None if there are none."""
     for one, two in pairwise(curve):
         if min(one["success"], two["success"]) >= target:
@@ -378,61 +378,64 @@ def steps_to(curve: _Curve, target: float) -> int | None:
     return None
 
 
-def write_page(
-    path: Path,
-    compared: Sequence[Compared],
-    before: Mapping[str, Mapping[int, JsonMapping]],
-    target: float,
-    command: str = "vla-rl compare",
-) -> None:
-    """``before`` {task: {seed: the imitation policy's test success}}."""
-    subtitle = (
-        "The same imitation policies and demonstrations, the same budget of control steps, never pooled over seeds"
-    )
+def write_page(path: Path, compared: Mapping[str, Sequence[Compared]], target: float, command: str) -> None:
+    """``compared`` {task: methods}."""
+    subtitle = "The same imitation policies and demonstrations, never pooled over seeds"
     report = Report("Methods that improve a policy, side by side", subtitle)
-    for task in before:
-        chosen = [item for item in compared if item.task == task]
+    for task, chosen in compared.items():
         report.section(task.capitalize())
-        _results(report, chosen, before[task], target)
-        report.text("While learning, on validation scenes:")
-        for item in chosen:
-            lines = [metrics.curve_of(f"seed {seed}", curve, *_KEYS) for seed, curve in item.curves.items()]
+        _results(report, chosen, target)
+        if watched := [item for item in chosen if any(row["validations"] for row in item.rows)]:
+            report.text("While learning, on validation scenes:")
+        for item in watched:
+            lines = [metrics.curve_of(f"seed {row['seed']}", row["validations"], *_CURVE) for row in item.rows]
             report.curves(f"{task}: {item.name}", "control steps", "validation success", lines, percent=True)
         report.text("\n".join(f"- **{item.name}**: {' '.join(item.about.split())}" for item in chosen))
     report.command(command)
     report.write(path)
 
 
-def _results(report: Report, chosen: Sequence[Compared], before: Mapping[int, JsonMapping], target: float) -> None:
-    """Test success, gain over imitation, in how many steps the target was reached, and seconds; the best first."""
-    ordered = sorted(chosen, key=lambda item: -sum(item.gains(before)))
-    reached: dict[str, Mapping[int, JsonMapping]] = {"imitation": before}
-    reached |= {item.name: {seed: after["rl"] for seed, after in item.after.items()} for item in ordered}
+_CURVE = ("env_steps", "success", "low", "high")
+_COSTS = (
+    "Points have an interval where a run played the imitation policy on the same scenes. The target is reached at the "
+    "first of two validations in a row that are at least as good. Episodes are all that were simulated after "
+    "imitation, except the test's; methods that share a world model count its episodes, but not the seconds of its "
+    "training, except for the first."
+)
+
+
+def _results(report: Report, chosen: Sequence[Compared], target: float) -> None:
+    """Test success, and what was won over imitation at which cost; the best first."""
+    ordered = sorted(chosen, key=lambda item: -sum(item.gains))
+    before = {row["seed"]: row["imitation"] for row in chosen[0].rows}
+    reached = {"imitation": before} | {item.name: {row["seed"]: row["rl"] for row in item.rows} for item in ordered}
+    rows = [line(name, list(found.values())) for name, found in reached.items()]
     episodes = next(iter(before.values()))["episodes"]
-    rows = [line(name, list(rates.values())) for name, rates in reached.items()]
     seeds_table(report, rows, list(before), f"Success on {episodes} test scenes with 95 % intervals.")
-    header = ["", "points gained over imitation, by seed", f"control steps to {target:.0%}, by seed", "seconds"]
-    steps = f"{target:.0%} is reached at the first of two validations in a row that are at least as good."
-    report.table(header, [_cost(item, before, target) for item in ordered], steps)
-    report.text("\n".join(_worse(item, before) for item in ordered if min(item.gains(before)) < 0))
-    rates = {name: {seed: Rate(**rate) for seed, rate in found.items()} for name, found in reached.items()}
-    report.bars("Test success", seed_bars(rates, "imitation"))
+    costs = (f"control steps to {target:.0%}", "episodes", "seconds")
+    header = ["points won", *(f"seed {seed}" for seed in before), *costs]
+    report.table(header, [_cost(item, target) for item in ordered], _COSTS)
+    report.text("\n".join(_worse(item) for item in ordered if min(item.gains) < 0))
+    grouped = ((f"seed {seed}", name, Rate(**rates[seed])) for seed in before for name, rates in reached.items())
+    report.bars("Test success", [Bar.of(name, rate, seed, name == "imitation") for seed, name, rate in grouped])
 
 
-def _cost(item: Compared, before: Mapping[int, JsonMapping], target: float) -> list[str]:
-    reached = [steps_to(curve, target) for curve in item.curves.values()]
-    seconds = [after["seconds"]["rl"] for after in item.after.values()]
-    return [
-        item.name,
-        ", ".join(f"{100 * gain:+.1f}" for gain in item.gains(before)),
-        ", ".join("–" if steps is None else f"{steps / 1000:.0f}k" for steps in reached),
-        f"{sum(seconds) / len(seconds):.0f}",
-    ]
+def _cost(item: Compared, target: float) -> list[str | None]:
+    """Points won and control steps, of every seed; mean episodes and seconds."""
+    won = [f"{points:+.1f}{_paired(row['gain'])}" for points, row in zip(item.gains, item.rows, strict=True)]
+    reached = [steps_to(row["validations"], target) for row in item.rows]
+    steps = ["–" if found is None else f"{found / 1000:.0f}k" for found in reached]
+    means = [fmean(row[key] for row in item.rows) for key in ("simulator_episodes", "seconds")]
+    return [item.name, *won, ", ".join(steps) if set(steps) != {"–"} else None, *(f"{mean:.0f}" for mean in means)]
 
 
-def _worse(item: Compared, before: Mapping[int, JsonMapping]) -> str:
+def _paired(gain: JsonMapping | None) -> str:
+    return "" if gain is None else f" [{100 * gain['low']:.1f}, {100 * gain['high']:.1f}]"
+
+
+def _worse(item: Compared) -> str:
     """The seeds on which it is worse, and what its description says after the first paragraph."""
-    gains = zip(item.after, item.gains(before), strict=True)
-    lost = ", ".join(f"seed {seed} ({100 * gain:+.1f} points)" for seed, gain in gains if gain < 0)
+    gains = ((row["seed"], gain) for row, gain in zip(item.rows, item.gains, strict=True))
+    lost = ", ".join(f"seed {seed} ({gain:+.1f} points)" for seed, gain in gains if gain < 0)
     found = " ".join(item.about.partition("\n\n")[2].split()) or "Why has not been found out."
     return f"- **Worse than imitation: {item.name} on {lost}.** {found}"

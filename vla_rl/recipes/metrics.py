@@ -50,11 +50,12 @@ def curve_of(name: str, lines: Sequence[JsonMapping], x: str, y: str, low: str, 
 
 
 def watched(run: Path) -> list[JsonObject]:
-    """The validations of RL: the training episodes before each, its success rate, and its number of episodes."""
+    """The validations of RL: what was spent before each, its success rate, and its number of episodes (``played``)."""
     found, episodes = [], 0
     for row in rows(run, "rl"):
         episodes += int(row.get("rollout/episodes", 0))
         if "eval/score" in row:
             rate = {"success": row["eval/score"], "low": row["eval/score_low"], "high": row["eval/score_high"]}
-            found.append({"episodes": episodes, "played": int(row["eval/episodes"]), **rate})
+            before = {"env_steps": int(row["env/steps_total"]), "episodes": episodes, "elapsed_s": row["elapsed_s"]}
+            found.append(before | {"played": int(row["eval/episodes"])} | rate)
     return found

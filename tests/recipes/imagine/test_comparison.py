@@ -170,7 +170,8 @@ def test_the_report_is_made_from_the_files_of_the_runs(run, monkeypatch):
     found = evaluate_world_model(run, scenes=3)
     assert found["test_episodes"] == 12 and found["policies"]["policies"] == 4
     (out / "simulator").mkdir(exist_ok=True)
-    validated = {"eval/score_low": 0, "eval/score_high": 1, "eval/episodes": 4}
+    clock = {"env/steps_total": 0, "elapsed_s": 0.0}
+    validated = {"eval/score_low": 0, "eval/score_high": 1, "eval/episodes": 4, **clock}
     lines = [
         {"stage": "rl", "step": 0, "eval/score": 0.0, **validated},
         {"stage": "imitation", "step": 0, "rollout/episodes": 1000},
@@ -241,17 +242,18 @@ def _leave(out: Path) -> None:
     method, _, seed = out.name.rpartition("-")
     success = SUCCESS.get(method, 0.5) + int(seed) / 100
     rate = {"success": success, "low": success - 0.1, "high": success + 0.1, "episodes": 512}
-    found = {"seconds": {"world": 100.0, "rl": 20.04}, "validation": rate}
+    found = {"seconds": {"world": 100.0, "rl": 20.04}}
+    out.mkdir(parents=True)
     if method == "residual_td3":
         found |= {"rl": rate, "episodes": 1000}
-    elif method != "imitation":
+    elif method == "imitate":
+        (out / "test.json").write_text(json.dumps({"success": 0.5, "low": 0.4, "high": 0.6, "episodes": 512}))
+    else:
         gain = {"mean": success - 0.5, "low": success - 0.55, "high": success - 0.45, "mcnemar_p": 0.01}
-        before = {"success": 0.5, "low": 0.4, "high": 0.6, "episodes": 512}
-        found |= {"imagined_rl": rate, "simulator_episodes": 1375, "imitation": before, "gain": gain}
-    out.mkdir(parents=True)
+        found |= {"imagined_rl": rate, "simulator_episodes": 1375, "gain": gain}
     (out / "summary.json").write_text(json.dumps(found))
     validation = {"eval/score": 0.5, "eval/score_low": 0.4, "eval/score_high": 0.6, "eval/episodes": 256}
-    line = {"stage": "rl", "step": 0, "rollout/episodes": 0, **validation}
+    line = {"stage": "rl", "step": 0, "rollout/episodes": 0, "env/steps_total": 0, "elapsed_s": 0.0, **validation}
     (out / "metrics.jsonl").write_text(json.dumps(line) + "\n")
 
 
@@ -259,32 +261,28 @@ def test_methods_share_a_world_model_and_are_tabled_over_seeds(asked, tmp_path):
     """Those that would train the same one on the same episodes; all of them imitate alike, on the named device."""
     compare(["imagination", "--out", str(tmp_path), "--device", "cuda:1"])
     imitation, own, rest = asked
-    assert {cell.out.name for cell in imitation} == {f"imitation-{seed}" for seed in (1, 2, 3)}
+    assert {cell.out.name for cell in imitation} == {f"imitate-{seed}" for seed in (1, 2, 3)}
     assert {cell.out.name for cell in own} == {f"{method}-{seed}" for method in SUCCESS for seed in (1, 2, 3)}
     assert {cell.out.name for cell in rest} == {f"{method}-{seed}" for method in SHARING for seed in (1, 2, 3)}
     for cell in own + rest:
         method, _, seed = cell.out.name.rpartition("-")
         given = dict(zip(cell.arguments[::2], cell.arguments[1::2], strict=True))
         assert cell.config == f"imagine.py:{method}" and (given["--seed"], given["--device"]) == (seed, "cuda:1")
-        assert given["--policy"] == str(tmp_path / f"imitation-{seed}" / "checkpoints" / "imitation")
+        assert given["--policy"] == str(tmp_path / f"imitate-{seed}" / "checkpoints" / "imitation")
         assert given.get("--plan.init-from") == (str(tmp_path / f"lift-{seed}") if method in SHARING else None)
         assert ("--demonstrations" in given) == (method == "residual_td3")
     results = json.loads((tmp_path / "results.json").read_text())
     assert [row["method"] for row in results[::3]] == list(ImagineStudy().methods)
     assert [row["seed"] for row in results] == [1, 2, 3] * 6
     found = {(row["method"], row["seed"]): row for row in results}
-    assert found["lift", 2]["success"] == 0.72 and found["lift", 2]["simulator_episodes"] == 1375
+    assert found["lift", 2]["rl"]["success"] == 0.72 and found["lift", 2]["simulator_episodes"] == 1375
     assert found["residual_td3", 1]["simulator_episodes"] == 1000 + 256, "validation is paid for as well"
+    assert [bool(found[method, 1]["validations"]) for method in ("lift", "residual_td3")] == [False, True]
     assert found["with_keyframes", 3]["seconds"] == 120.0
     page = (tmp_path / "report.html").read_text().replace("\N{NO-BREAK SPACE}", " ")
     cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", page)]
     assert cells[1] == ["imitation", *["50.0% [40.0, 60.0]"] * 3, "50.0% (50.0% to 50.0%)"], "on the test scenes"
-    assert cells[2][0] == "lift" and cells[2][-1] == "72.0% (71.0% to 73.0%)"
+    assert cells[3][0] == "lift" and cells[3][-1] == "72.0% (71.0% to 73.0%)"
     won = {row[0]: row[1:] for row in cells[8:]}
-    assert won["lift"] == ["+21.0 [16.0, 26.0]", "+22.0 [17.0, 27.0]", "+23.0 [18.0, 28.0]", "1375", "120"]
-    assert won["residual td3"] == ["–", "–", "–", "1256", "120"]
-
-
-def test_without_imagined_rollouts_imitation_has_its_validation(asked, tmp_path):
-    compare(["imagination", "--out", str(tmp_path), "--methods", "residual_td3"])
-    assert "51.0% [41.0,\N{NO-BREAK SPACE}61.0]" in (tmp_path / "report.html").read_text()
+    assert won["lift"] == ["+21.0 [16.0, 26.0]", "+22.0 [17.0, 27.0]", "+23.0 [18.0, 28.0]", "–", "1375", "120"]
+    assert won["residual td3"] == ["+41.0", "+42.0", "+43.0", "–", "1256", "120"]

@@ -6,9 +6,8 @@ Both begin with imitation, run every part as a process of its own, and end with 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Literal
 
 from vla_rl.contract.config import JsonMapping, JsonObject
@@ -16,7 +15,7 @@ from vla_rl.contract.trust import read_json
 from vla_rl.evaluation.report import Point, Report, Series, Tile, percent
 from vla_rl.evaluation.stats import Rate
 from vla_rl.recipes import metrics
-from vla_rl.recipes.compare import Cell, line, on_device, run_sweep, seed_bars, seeds_table
+from vla_rl.recipes.compare import Cell, Comparison, Task, on_device, run_sweep
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.imagine.agreement import evaluate_world_model
 from vla_rl.recipes.imagine.recipe import Imagine, SavedRun
@@ -307,8 +306,13 @@ def _fine_print(report: Report, summary: JsonMapping, found: JsonMapping) -> Non
 
 
 @dataclass(frozen=True)
-class ImagineStudy(EngineOptions):
-    """The cells are separate processes, one per core; those whose ``summary.json`` exists are not run again."""
+class ImagineStudy(Comparison):
+    """Methods of which most learn in imagination; those that would train the same world model share it.
+
+    Each run is a process of its own; what is finished is not run again.
+    """
+
+    preset = "imagination"
 
     methods: tuple[str, ...] = (
         "lift",
@@ -320,44 +324,25 @@ class ImagineStudy(EngineOptions):
     )
     config: str = "imagine.py"
     imitation: str = "demo.py:imitate"
-    seeds: tuple[int, ...] = (1, 2, 3)
-    processes: int = 2
-    device: str = "cpu"  # of all runs: "cpu", "cuda", "cuda:1", "auto"
     out: str = "runs/imagine-study"
 
-    def run(self) -> None:
-        """Imitate once per seed, improve by every method, write ``results.json`` and ``report.html``."""
-        for function in (self.imitation, *(f"{self.config}:{method}" for method in self.methods)):
-            load_config(function)  # an unknown name should be known before hours of work
-        out = Path(self.out)
-        first = [Cell(_imitation(out, seed), self.imitation, _given(self, seed)) for seed in self.seeds]
-        second, third = (
-            [_cell(self, method, methods[method], seed) for seed in self.seeds for method in methods]
-            for methods in _in_turn(self)
-        )
-        steps = {"imitate": first, "train and improve": second, "improve": third}
-        run_sweep(out, steps, self.processes)
-        rows = [_row(out, method, seed) for method in self.methods for seed in self.seeds]
-        write_json(out / "results.json", rows)
-        _write_study(out, rows, self)
+    def tasks(self) -> tuple[Task, ...]:
+        methods = {name: f"{self.config}:{name}" for name in self.methods}
+        return (Task("one part more or less at a time", self.imitation, methods, Path(self.out)),)
 
-
-def _imitation(out: Path, seed: int) -> Path:
-    return out / f"imitation-{seed}"
-
-
-def _in_turn(config: ImagineStudy) -> tuple[dict[str, str], dict[str, str]]:
-    """Methods that train a world model, and those that are initialised from one: method -> the method that trains it.
-
-    Those that would train the same model on the same episodes differ only in its use.
-    """
-    trained = {method: _training(load_config(f"{config.config}:{method}")) or method for method in config.methods}
-    model_of = {
-        method: next(other for other in config.methods if trained[other] == trained[method])
-        for method in config.methods
-    }
-    own = {method: one for method, one in model_of.items() if method == one}
-    return own, {method: one for method, one in model_of.items() if method != one}
+    def improving(self, task: Task) -> dict[str, list[Cell]]:
+        """Methods that train a world model, then those that begin with the one of another."""
+        trained = {name: _training(load_config(function)) or name for name, function in task.methods.items()}
+        steps: dict[str, list[Cell]] = {"train and improve": [], "improve": []}
+        for seed in self.seeds:
+            for name in trained:
+                cell, first = self.cell(task, name, seed), next(one for one in trained if trained[one] == trained[name])
+                if name == first:
+                    steps["train and improve"].append(cell)
+                else:
+                    given = ("--plan.init-from", str(task.run(first, seed)))
+                    steps["improve"].append(replace(cell, arguments=(*cell.arguments, *given)))
+        return steps
 
 
 def _training(recipe: object) -> tuple[object, ...] | None:
@@ -366,70 +351,3 @@ def _training(recipe: object) -> tuple[object, ...] | None:
         return None
     plan = recipe.plan
     return plan.model, plan.collect, plan.demonstrations, plan.fit
-
-
-def _cell(config: ImagineStudy, method: str, trainer: str, seed: int) -> Cell:
-    out = Path(config.out)
-    function, start = f"{config.config}:{method}", _imitation(out, seed)
-    given = [*_given(config, seed), "--policy", str(start / "checkpoints" / "imitation")]
-    if hasattr(load_config(function), "demonstrations"):  # recipes in the simulator may learn from them
-        given += ["--demonstrations", str(start / "demonstrations")]
-    if method != trainer:
-        given += ["--plan.init-from", str(out / f"{trainer}-{seed}")]
-    return Cell(out / f"{method}-{seed}", function, tuple(given))
-
-
-def _given(config: ImagineStudy, seed: int) -> tuple[str, ...]:
-    return ("--seed", str(seed), *on_device(config.device))
-
-
-def _row(out: Path, method: str, seed: int) -> JsonObject:
-    """Success and cost; recipes in imagination and in the simulator have other names for them."""
-    found = metrics.summary(out / f"{method}-{seed}")
-    if "imagined_rl" in found:
-        after, episodes = found["imagined_rl"], found["simulator_episodes"]
-    else:
-        validated = sum(row["played"] for row in metrics.watched(out / f"{method}-{seed}"))
-        after, episodes = found["rl"], found["episodes"] + validated
-    seconds = round(sum(found["seconds"].values()), 1)
-    paired = {name: found.get(name) for name in ("imitation", "gain")}  # on the same scenes; imagination only
-    return {"method": method, "seed": seed, **after, **paired, "simulator_episodes": episodes, "seconds": seconds}
-
-
-def _write_study(out: Path, rows: list[JsonObject], config: ImagineStudy) -> None:
-    report = Report(
-        "Reinforcement learning in imagination, with one part more or less at a time",
-        "The same imitation policies; success on test scenes of the simulator",
-    )
-    methods = {name.replace("_", " "): [row for row in rows if row["method"] == name] for name in config.methods}
-    reached = {"imitation": [_before(out, rows, seed) for seed in config.seeds]} | methods
-    shown = ("success", "low", "high", "episodes")
-    rates = {name: [{key: one[key] for key in shown} for one in found] for name, found in reached.items()}
-    seeds_table(report, [line(name, found) for name, found in rates.items()], config.seeds)
-    report.table(
-        ["points won", *(f"seed {seed}" for seed in config.seeds), "episodes", "seconds"],
-        [[name, *_won(mine)] for name, mine in methods.items()],
-        "Points won on imitation are measured on the same scenes, for methods in imagination. Simulated episodes are "
-        "all that were played after imitation, except the test's. Methods that share a world model count its "
-        "episodes, but not the seconds of its training, except for the first.",
-    )
-    by_seed = {
-        name: {seed: Rate(**rate) for seed, rate in zip(config.seeds, found, strict=True)}
-        for name, found in rates.items()
-    }
-    report.bars("Test success", seed_bars(by_seed, "imitation"))
-    report.command("vla-rl compare imagination")
-    report.write(out / "report.html")
-
-
-def _before(out: Path, rows: list[JsonObject], seed: int) -> JsonObject:
-    """Imitation on the test scenes, where a method measured it, else on the validation scenes."""
-    tested = [row["imitation"] for row in rows if row["seed"] == seed and row["imitation"]]
-    return dict(tested[0] if tested else metrics.summary(_imitation(out, seed))["validation"])
-
-
-def _won(mine: Sequence[JsonObject]) -> list[str | int | None]:
-    """Points won on every seed, where imagination says them; mean episodes and seconds."""
-    points = [{name: 100 * value for name, value in (row["gain"] or {}).items()} for row in mine]
-    won = ["{mean:+.1f} [{low:.1f}, {high:.1f}]".format(**gain) if gain else None for gain in points]
-    return [*won, *(round(fmean([row[name] for row in mine])) for name in ("simulator_episodes", "seconds"))]
