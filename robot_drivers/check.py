@@ -21,7 +21,7 @@ from robot_drivers.driver import Calibrates, DriverError, Measurement, RobotDriv
 from robot_drivers.limits import Limits
 from robot_drivers.record import HumanInput
 from robot_drivers.runtime import PATIENCE
-from robot_drivers.setup import joysticks, serial_ports
+from robot_drivers.setup import DEVICES
 from vla_rl.contract.child import Child, ChildError
 from vla_rl.contract.errors import UserError
 
@@ -190,13 +190,12 @@ def _rate(lasted: np.ndarray, hz: float, period: float) -> Finding:
 
 _START = 30.0  # seconds until a teleoperator is read
 _SILENT = 5.0  # seconds until its next input
-_OPTIONS = {"port": serial_ports, "device": joysticks}
 
 
 def check_ports(config: RobotConfig) -> Iterator[Finding]:
     """Whether what arm and teleoperator are connected to is there."""
     for whose, part in (("arm", config.driver), ("teleoperator", config.teleoperator)):
-        for option, plugged in _OPTIONS.items():
+        for option, plugged in DEVICES.items():
             port = part.options.get(option) if part else None
             if port is None:
                 continue

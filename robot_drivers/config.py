@@ -30,26 +30,29 @@ from robot_drivers.kinematics import Chain
 from robot_drivers.limits import Limits, fields_of
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
-from vla_rl.contract.trust import mark, read_json, require_own
+from vla_rl.contract.trust import mark, read_json, require_own, write_whole
 
 _DAY = 86400.0  # s
-# Parts that a file of others may name: they start no program, and reach no farther than their options say.
-OURS = frozenset(
-    f"robot_drivers.{name}"
-    for name in (
-        "so101:SO101",
-        "ur:UR",
-        "franka:Franka",
-        "simulated:SimulatedRobot",
-        "cameras.opencv:OpenCVCamera",
-        "cameras.realsense:RealSenseCamera",
-        "teleop.keyboard:Keyboard",
-        "teleop.gamepad:Gamepad",
-        "teleop.gamepad:SpaceMouse",
-        "teleop.leader:SO101Leader",
-    )
-)
-CHAINS = frozenset({"", "robot_drivers.kinematics:so101"})
+# Parts that a file of others may name, by a word each: they start no program, and reach no farther than their options
+# say.
+ARMS = {
+    "so101": "robot_drivers.so101:SO101",
+    "ur": "robot_drivers.ur:UR",
+    "franka": "robot_drivers.franka:Franka",
+    "simulated": "robot_drivers.simulated:SimulatedRobot",
+}
+CAMERAS = {
+    "opencv": "robot_drivers.cameras.opencv:OpenCVCamera",
+    "realsense": "robot_drivers.cameras.realsense:RealSenseCamera",
+}
+TELEOPERATORS = {
+    "keyboard": "robot_drivers.teleop.keyboard:Keyboard",
+    "gamepad": "robot_drivers.teleop.gamepad:Gamepad",
+    "spacemouse": "robot_drivers.teleop.gamepad:SpaceMouse",
+    "leader": "robot_drivers.teleop.leader:SO101Leader",
+}
+CHAIN = "robot_drivers.kinematics:so101"
+_OURS = frozenset({*ARMS.values(), *CAMERAS.values(), *TELEOPERATORS.values()})
 _PLACES = ("host", "address", "index", "calibration")  # options that are an address or a file, unless a device
 _DEVICE = re.compile(r"/dev/(pts/\d+|tty[\w.-]*|serial/by-(id|path)/[\w.:-]+|input/(js|event)\d+|video\d+)")
 _WORDS = re.compile(r"[\w .-]*")
@@ -151,9 +154,7 @@ class RobotConfig:
         """
         for _, named in self._reaching():
             mark(named)
-        whole = path.with_name(f"{path.name}.new")
-        whole.write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
-        whole.replace(path)
+        write_whole(path, (json.dumps(self.to_json(), indent=2) + "\n").encode(), 0o644)
 
     def to_json(self) -> dict[str, Any]:
         """Plain dicts, lists and numbers, from which :meth:`from_json` rebuilds the same."""
@@ -183,11 +184,11 @@ class RobotConfig:
         for what, part in parts.items():
             if part is None:
                 continue
-            own = [] if part.name in OURS else [f"the class {part.name!r}"]
+            own = [] if part.name in _OURS else [f"the class {part.name!r}"]
             places = (_reaching(name, value, what in self.cameras) for name, value in part.options.items())
             if reaching := next(itertools.chain(own, *places), ""):
                 yield reaching, json.dumps(dataclasses.asdict(part), sort_keys=True).encode()
-        if self.kinematics not in CHAINS:
+        if self.kinematics not in ("", CHAIN):
             yield f"the function {self.kinematics!r}", json.dumps(self.kinematics).encode()
         if len(self.cameras) > _CAMERAS:
             yield f"{len(self.cameras)} cameras", json.dumps(list(self.cameras)).encode()

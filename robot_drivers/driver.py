@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import importlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -265,6 +266,14 @@ def opened(name: str, options: Mapping[str, Any], kind: type[T], otherwise: str)
             f"{kind.__name__} in {kind.__module__.replace('.', '/')}.py."
         )
     return made
+
+
+def installed(module: str, name: str, otherwise: str, extra: str) -> Any:
+    """``module`` of the library ``name``; raises UserError, which says what is so ``otherwise``, where it lacks."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(f"{name} is not installed, so {otherwise}; pip install 'vla-rl[{extra}]'.") from error
 
 
 class DryRun:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from robot_drivers.driver import DriverError
+from robot_drivers.driver import DriverError, installed
 from vla_rl.contract.errors import UserError
 
 BAUD = 1_000_000
@@ -114,12 +114,7 @@ class Bus:
 
     def open(self) -> None:
         """Take the port; raises UserError with the cure."""
-        try:
-            import serial
-        except ImportError as error:
-            raise UserError(
-                "pyserial is not installed, so no servo can be reached; pip install 'vla-rl[robot]'."
-            ) from error
+        serial = installed("serial", "pyserial", "no servo can be reached", "robot")
         try:
             self._serial = serial.Serial(
                 self.port, BAUD, timeout=self._timeout, write_timeout=self._timeout, exclusive=True

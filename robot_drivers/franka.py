@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from robot_drivers.driver import DriverError, Joint, Measurement, RobotSpec
+from robot_drivers.driver import DriverError, Joint, Measurement, RobotSpec, installed
 from vla_rl.contract.errors import UserError
 
 # rad, rad/s: the limits of the Franka Research 3 (Franka's "Robot and interface specifications").
@@ -58,13 +58,7 @@ class Franka:
 
     def connect(self) -> None:
         """Reach the arm and clear the errors that it kept; nothing moves."""
-        try:
-            import franky
-        except ImportError as error:
-            raise UserError(
-                "franky is not installed, so no Franka is reached; pip install 'vla-rl[franka]'."
-            ) from error
-        self._franky = franky
+        self._franky = franky = installed("franky", "franky", "no Franka is reached", "franka")
         try:
             robot = franky.Robot(self._host, relative_dynamics_factor=self._factor)
             recovered = not robot.has_errors or robot.recover_from_errors()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from robot_drivers.cameras.camera import open_camera
-from robot_drivers.config import Part, RobotConfig
+from robot_drivers.config import ARMS, CAMERAS, CHAIN, TELEOPERATORS, Part, RobotConfig
 from robot_drivers.driver import Asks, RobotSpec, open_driver
 from robot_drivers.kinematics import Chain
 from robot_drivers.limits import MARGIN, Box, Limits
@@ -81,33 +81,7 @@ def _listed() -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal())
 
 
-@dataclass(frozen=True)
-class Arm:
-    """An arm that is known: ``kinematics`` for its workspace, and the ``margin`` of its limits (``Limits.of``)."""
-
-    driver: str
-    kinematics: str = ""
-    margin: float = MARGIN
-
-
-_CHAIN = "robot_drivers.kinematics:so101"
-ARMS = {
-    "so101": Arm("robot_drivers.so101:SO101", _CHAIN),
-    "ur": Arm("robot_drivers.ur:UR"),
-    "franka": Arm("robot_drivers.franka:Franka"),
-    "simulated": Arm("robot_drivers.simulated:SimulatedRobot", _CHAIN, margin=0.0),  # it rests at a range's end
-}
-CAMERAS = {
-    "opencv": "robot_drivers.cameras.opencv:OpenCVCamera",
-    "realsense": "robot_drivers.cameras.realsense:RealSenseCamera",
-}
-TELEOPERATORS = {
-    "keyboard": "robot_drivers.teleop.keyboard:Keyboard",
-    "gamepad": "robot_drivers.teleop.gamepad:Gamepad",
-    "spacemouse": "robot_drivers.teleop.gamepad:SpaceMouse",
-    "leader": "robot_drivers.teleop.leader:SO101Leader",
-    "none": "",
-}
+_CHAINS = {ARMS["so101"]: CHAIN, ARMS["simulated"]: CHAIN}  # the kinematics that are known
 _NAMES = ("front", "wrist", "side", "top")  # of cameras, while nobody says otherwise
 _HOUR = 3600.0  # s; no episode is longer
 _NONE = "none"
@@ -124,12 +98,15 @@ def setup(path: Path, ask: Asks, cameras: Callable[[], list[FoundCamera]] = plug
     if not path.absolute().parent.is_dir():
         raise UserError(f"there is no folder {str(path.parent)!r}, so {path.name!r} cannot be written; make it first.")
     prompts = Prompts(ask)
-    driver, known = _arm(prompts)
+    question = f"Which arm? {', '.join(ARMS)}, or module:Class of a driver of yours (Enter: so101)."
+    driver = prompts.part(question, partial(_among, "arm", ARMS), open_driver, "so101")
+    assert driver is not None, "every arm has a driver"
     spec = open_driver(driver.name, driver.options).spec
     seen = _cameras(prompts, cameras())
+    devices = {**TELEOPERATORS, _NONE: ""}
     teleoperator = prompts.part(
-        f"What does a person drive it by? {', '.join(TELEOPERATORS)}, or module:Class of your own (Enter: keyboard).",
-        partial(_among, "teleoperator", TELEOPERATORS),
+        f"What does a person drive it by? {', '.join(devices)}, or module:Class of your own (Enter: keyboard).",
+        partial(_among, "teleoperator", devices),
         open_teleoperator,
         "keyboard",
         lambda one: {"joints": len(spec.joints)},
@@ -139,18 +116,10 @@ def setup(path: Path, ask: Asks, cameras: Callable[[], list[FoundCamera]] = plug
     seconds = prompts.until(
         f"Seconds of an episode, at most? (Enter: {longest:g})", partial(_number, 1, _HOUR), str(longest)
     )
-    limits, kinematics = _limits(prompts, spec, known)
+    limits, kinematics = _limits(prompts, spec, driver.name)
     config = RobotConfig(driver, seen, teleoperator, limits, kinematics, tasks, seconds)
     config.save(path)
     return config
-
-
-def _arm(prompts: Prompts) -> tuple[Part, Arm]:
-    known = {word: arm.driver for word, arm in ARMS.items()}
-    question = f"Which arm? {', '.join(known)}, or module:Class of a driver of yours (Enter: so101)."
-    part = prompts.part(question, partial(_among, "arm", known), open_driver, "so101")
-    assert part is not None, "every arm has a driver"
-    return part, next((arm for arm in ARMS.values() if arm.driver == part.name), Arm(part.name))
 
 
 def _cameras(prompts: Prompts, found: list[FoundCamera]) -> dict[str, Part]:
@@ -208,11 +177,11 @@ def _tasks(prompts: Prompts) -> tuple[str, ...]:
         tasks += [words] if words not in tasks else []
 
 
-def _limits(prompts: Prompts, spec: RobotSpec, arm: Arm) -> tuple[dict[str, Any] | None, str]:
+def _limits(prompts: Prompts, spec: RobotSpec, arm: str) -> tuple[dict[str, Any] | None, str]:
     """The limits, None where they are those of every arm; and the kinematics that they need."""
     share = prompts.until("What share of its speed may it use at most? (Enter: 1)", partial(_number, 0.01, 1), "1")
     names = [joint.name for joint in spec.joints]
-    kinematics = arm.kinematics or prompts.until(
+    kinematics = _CHAINS.get(arm) or prompts.until(
         "Kinematics of the arm, module:function, for a workspace? (Enter: none)", partial(_chain, names)
     )
     box = None
@@ -222,9 +191,10 @@ def _limits(prompts: Prompts, spec: RobotSpec, arm: Arm) -> tuple[dict[str, Any]
             "anywhere)",
             _box,
         )
-    if share == 1 and box is None and arm.margin == MARGIN:
+    margin = 0.0 if arm == ARMS["simulated"] else MARGIN  # it rests at the end of a range
+    if share == 1 and box is None and margin == MARGIN:
         return None, ""
-    return Limits.of(spec, arm.margin, box).scaled(share).to_json(), kinematics if box else ""
+    return Limits.of(spec, margin, box).scaled(share).to_json(), kinematics if box else ""
 
 
 def _chain(joints: Sequence[str], answer: str) -> str:
@@ -253,7 +223,7 @@ T = TypeVar("T")
 
 
 _PLAIN = {"str": str, "int": int, "float": float, "bool": bool}  # options of other types are for the file's editor
-_DEVICES: Mapping[str, Callable[[], dict[str, str]]] = {"port": serial_ports, "device": joysticks}
+DEVICES: Mapping[str, Callable[[], dict[str, str]]] = {"port": serial_ports, "device": joysticks}
 _YES = {"yes": True, "y": True, "true": True, "no": False, "n": False, "false": False}
 
 
@@ -308,11 +278,11 @@ class Prompts:
             if read is None or option.name in found.options:
                 continue
             default = offered.get(option.name, option.default)
-            plugged = {one: what for one, what in _DEVICES.get(option.name, dict)().items() if one not in self._taken}
+            plugged = {one: what for one, what in DEVICES.get(option.name, dict)().items() if one not in self._taken}
             if default is inspect.Parameter.empty and plugged:
                 default = next(iter(plugged))
             value = self.until(_question(option.name, default, plugged), partial(_or_default, read, default))
-            if option.name in _DEVICES:
+            if option.name in DEVICES:
                 self._taken.add(str(value))
             if value != option.default:
                 given[option.name] = value

@@ -26,7 +26,7 @@ from robot_drivers import feetech
 from robot_drivers.driver import Asks, DriverError, Joint, Measurement, RobotSpec
 from robot_drivers.feetech import Bus, Register, StatusError
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.trust import read_json
+from vla_rl.contract.trust import read_json, write_whole
 
 LAST_TICK = 4095
 RADIANS = 2 * math.pi / LAST_TICK  # of one tick; LeRobot divides a turn by 4095, not 4096
@@ -76,9 +76,7 @@ def save_calibration(path: Path, calibration: Calibration) -> None:
     """Write LeRobot's file, whole or not at all."""
     text = json.dumps({motor: asdict(entry) for motor, entry in calibration.items()}, indent=4)
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".new")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)
+    write_whole(path, text.encode(), 0o644)
 
 
 class Scale:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from robot_drivers.driver import DriverError, Joint, Measurement, RobotSpec
+from robot_drivers.driver import DriverError, Joint, Measurement, RobotSpec, installed
 from vla_rl.contract.errors import UserError, did_you_mean
 
 JOINTS = ("shoulder_pan", "shoulder_lift", "elbow", "wrist_1", "wrist_2", "wrist_3")
@@ -70,11 +70,9 @@ class UR:
 
     def connect(self) -> None:
         """Start ur-rtde's script on the controller, which then watches whether we are there; nothing moves."""
-        try:
-            import rtde_control
-            import rtde_receive
-        except ImportError as error:
-            raise UserError("ur-rtde is not installed, so no UR is reached; pip install 'vla-rl[ur]'.") from error
+        rtde_control, rtde_receive = (
+            installed(name, "ur-rtde", "no UR is reached", "ur") for name in ("rtde_control", "rtde_receive")
+        )
         try:
             self._receive = rtde_receive.RTDEReceiveInterface(self._host)
             self._control = rtde_control.RTDEControlInterface(self._host)

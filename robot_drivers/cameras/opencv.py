@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from robot_drivers.cameras.camera import CameraError, CameraSpec, Frame
+from robot_drivers.driver import installed
 from vla_rl.contract.errors import UserError
 
 
@@ -34,12 +35,7 @@ class OpenCVCamera:
         self._capture: Any = None
 
     def open(self) -> None:
-        try:
-            import cv2
-        except ImportError as error:
-            raise UserError(
-                "OpenCV is not installed, so no camera can be read; pip install 'vla-rl[robot]'."
-            ) from error
+        cv2 = installed("cv2", "OpenCV", "no camera can be read", "robot")
         self._capture = cv2.VideoCapture(self._index)
         if not self._capture.isOpened():
             raise CameraError(f"OpenCV cannot open {self._index!r}")
