@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from sims.isolated import IsolatedEnv, supervise
 from sims.isolation.messages import Arrays, arrays_in
 from sims.isolation.supervised import Deadlines, LocalWorker, Start, read_answer
@@ -155,12 +153,12 @@ class RemoteWorker:
     def name(self) -> str:
         return f"the worker at {self.address[0]}:{self.address[1]}"
 
-    def send(self, request: Mapping[str, Any], arrays: Mapping[str, np.ndarray], deadline: float) -> None:
+    def send(self, message: Mapping[str, Any], deadline: float) -> None:
         with self._failing():
             self._require_sound()
             stream = self._stream or self._connect(deadline)
             stream.deadline = deadline
-            write_message(stream, {**request, "arrays": dict(arrays)})
+            write_message(stream, {**message, "arrays": dict(message["arrays"])})
 
     def receive(self, deadline: float) -> tuple[dict[str, Any], Arrays]:
         with self._failing():
@@ -348,9 +346,9 @@ def _relay(stream: SocketStream, name: str, start: Callable[[], LocalWorker]) ->
             except UserError as error:
                 write_message(stream, error_answer(error, "the server"))
                 return
-            arrays = arrays_in(request.pop("arrays", {}))
+            request["arrays"] = arrays_in(request.get("arrays", {}))
             try:
-                worker.send(request, arrays, time.monotonic() + _ANSWER_S)
+                worker.send(request, time.monotonic() + _ANSWER_S)
                 if not _answers(worker, stream):
                     return
                 answer, found = worker.receive(time.monotonic() + _ANSWER_S)

@@ -118,7 +118,7 @@ class SupervisedWorker:
         self.spec()
         self._deadline = time.monotonic() + self._deadlines.answer
         try:
-            self.link.send({"do": request.do, **request.fields}, request.arrays, self._deadline)
+            self.link.send({"do": request.do, **request.fields, "arrays": request.arrays}, self._deadline)
         except ChildError as error:
             self._failure = str(error)
 
@@ -169,7 +169,7 @@ class SupervisedWorker:
         end = time.monotonic() + _GRACE
         with contextlib.suppress(ChildError, ContractError):
             if not self._making:
-                self.link.send({"do": "close"}, {}, end)
+                self.link.send({"do": "close", "arrays": {}}, end)
                 self.link.receive(end)
         self.link.kill()
         self.link.close()
@@ -186,7 +186,7 @@ class SupervisedWorker:
         link, self._failure, self._executed = self._start(), "", 0
         self._making = time.monotonic() + self._deadlines.start
         with contextlib.suppress(ChildError):  # receiving its answer says why
-            link.send({"do": "make", **self._make}, {}, self._making)
+            link.send({"do": "make", **self._make, "arrays": {}}, self._making)
         return link
 
     def _adopt(self, spec: EnvSpec) -> None:
@@ -225,8 +225,8 @@ class Link(Protocol):
     def name(self) -> str:
         """Which worker it is, for messages."""
 
-    def send(self, request: Mapping[str, Any], arrays: Mapping[str, np.ndarray], deadline: float) -> None:
-        """Send a request before ``deadline`` (``time.monotonic``)."""
+    def send(self, message: Mapping[str, Any], deadline: float) -> None:
+        """Send a request, with its arrays {name: array} as ``arrays``, before ``deadline`` (``time.monotonic``)."""
 
     def receive(self, deadline: float) -> tuple[dict[str, Any], Arrays]:
         """The answer and its arrays, which the answer after the next one overwrites."""
@@ -245,8 +245,8 @@ Start: TypeAlias = Callable[[], Link]
 """Starts a worker without waiting for it."""
 
 
-class LocalWorker:
-    """A process of this machine, with arrays in shared memory."""
+class LocalWorker(Child):
+    """A process of this machine, with arrays in shared memory (``Link``)."""
 
     def __init__(self, python: str = "", variables: Mapping[str, str] | None = None) -> None:
         """``python`` runs it ("": this one), with ``variables`` on top of this process's environment variables."""
@@ -254,7 +254,7 @@ class LocalWorker:
         environment = {**os.environ, **(variables or {})}
         command = (python or sys.executable, "-m", "sims.isolation.worker")
         try:
-            self._child = Child(command, environment, "environment", files)
+            super().__init__(command, environment, "environment", files)
         except BaseException:
             for file in files:
                 os.close(file)
@@ -263,37 +263,20 @@ class LocalWorker:
         self._files: dict[str, Any] | None = {"inbox": [request], "outbox": answers}
 
     @property
-    def pid(self) -> int:
-        return self._child.pid
-
-    @property
-    def running(self) -> bool:
-        return self._child.running
-
-    def fileno(self) -> int:
-        """The descriptor that answers arrive on."""
-        return self._child.fileno()
-
-    @property
     def name(self) -> str:
         return f"worker process {self.pid}"
 
-    def send(self, request: Mapping[str, Any], arrays: Mapping[str, np.ndarray], deadline: float) -> None:
+    def send(self, message: Mapping[str, Any], deadline: float | None = None) -> None:
         files, self._files = {"memory": self._files} if self._files else {}, None
-        self._child.send({**request, **files, **({"arrays": self._memory.put(arrays)} if arrays else {})}, deadline)
+        arrays = {"arrays": self._memory.put(message["arrays"])} if message["arrays"] else {}
+        fields = {name: item for name, item in message.items() if name != "arrays"}
+        super().send({**fields, **files, **arrays}, deadline)
 
-    def receive(self, deadline: float) -> tuple[dict[str, Any], Arrays]:
-        answer = self._child.receive(deadline)
-        return read_answer(answer, self._memory.get)
-
-    def last_words(self) -> str:
-        return self._child.last_words()
-
-    def kill(self) -> None:
-        self._child.kill()
+    def receive(self, deadline: float | None = None) -> tuple[dict[str, Any], Arrays]:
+        return read_answer(super().receive(deadline), self._memory.get)
 
     def close(self) -> None:
-        self._child.close()
+        super().close()
         self._memory.close()
 
 
