@@ -84,7 +84,7 @@ class VectorRows:
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         """Owns ``env``; raises UserError when it cannot reset one row alone."""
         self._env = env
-        self.keys: tuple[str, ...] = SUCCESS_KEYS
+        self.keys: tuple[str, ...] | None = SUCCESS_KEYS  # None: all that there are
         self._mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self._ended = np.zeros(env.num_envs, bool)
         self.facts = _facts(env, env.single_observation_space, env.single_action_space)
@@ -130,7 +130,7 @@ class VectorRows:
                 number(name, "reward", rewards[i]),
                 flag(name, "terminated", ends[i]),
                 flag(name, "truncated", cuts[i]),
-                {key: value for key in self.keys if (value := _of_info(said[i], key, i)) is not None},
+                self._info(said[i], i),
             )
             for i in env_ids
         ]
@@ -138,15 +138,20 @@ class VectorRows:
     def close(self) -> None:
         self._env.close()
 
+    def _info(self, infos: Mapping[str, Any], row: int) -> dict[str, Any]:
+        """What ``infos`` say of ``row`` under ``keys``."""
+        keys = infos if self.keys is None else self.keys
+        return {key: value for key in keys if (value := _of_info(infos, key, row)) is not None}
+
     def _rows(self, obs: Any) -> list[Any]:
         return list(iterate(self._env.observation_space, obs))
 
     def _reset(self, mask: np.ndarray, seeds: list[int | None]) -> Any:
         """All observations after a reset of ``mask`` bool [E]; a reset of every row needs no mask."""
         options = None if mask.all() else {"reset_mask": mask}
+        given: Any = seeds if self.num_envs > 1 else seeds[0]  # Sync and Async take lists, every kind a number
         with naming(self.facts.name, "reset"):
-            # Sync and Async take lists
-            return begun(self.facts.name, self._env.reset(seed=seeds, options=options))[0]  # type: ignore[arg-type]
+            return begun(self.facts.name, self._env.reset(seed=given, options=options))[0]
 
     def _require_reset_of_one_row(self) -> None:
         mask = np.arange(self.num_envs) == 0
@@ -173,28 +178,19 @@ class FirstRow:
     """A vector environment of one row as a single one, for ids that have no other form."""
 
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
-        self._env = env
-        self._same_step = env.metadata.get("autoreset_mode") == AutoresetMode.SAME_STEP
+        self._rows = VectorRows(env)
+        self._rows.keys = None
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
         self.spec, self.metadata, self.unwrapped = env.spec, env.metadata, env.unwrapped
 
     def reset(self, *, seed: int) -> tuple[Any, dict[str, Any]]:
-        obs, infos = begun(name_of(self._env), self._env.reset(seed=seed))
-        return self._first(obs), infos
+        return self._rows.reset([0], [seed])[0], {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        obs, reward, terminated, truncated, infos = self._env.step(_batch(self.action_space, [action]))
-        last, said = self._first(obs), infos
-        if self._same_step and bool(terminated[0] or truncated[0]):
-            last, said = _final(name_of(self._env), infos, 0, obs)
-        info = {key: value for key in said if (value := _of_info(said, key, 0)) is not None}
-        return last, reward[0], terminated[0], truncated[0], info
+    def step(self, action: Any) -> Result:
+        return self._rows.step([0], [action])[0]
 
     def close(self) -> None:
-        self._env.close()
-
-    def _first(self, obs: Any) -> Any:
-        return next(iter(iterate(self._env.observation_space, obs)))
+        self._rows.close()
 
 
 # -- what environments of others say -----------------------------------------------------------------------------------
