@@ -18,6 +18,7 @@ import numpy as np
 from vla_rl.contract.env import ArraySpec, EnvSpec, Observation, Observe, Snapshot, Step, on_host
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
+from vla_rl.contract.task import Parameter, parameter_rows
 from vla_rl.contract.tracker import DIVERGED, SUCCESS, TIME_LIMIT, EpisodeTracker, one_each, restore_rows, select_rows
 
 SHARE = 0.9  # of the free memory; the rest is for what is allocated while simulating
@@ -86,6 +87,49 @@ class SnapshotEnv(BaseEnv):
 
     def _restored(self, env_ids: np.ndarray) -> None:
         """The arrays of ``env_ids`` [R] were written."""
+
+
+class VariedEnv(SnapshotEnv):
+    """The same with parameters that differ between episodes (``VariableEnv``); a subclass calls :meth:`_declare`.
+
+    What is not varied costs nothing: ``_set_physics`` is not called before the first parameter is given.
+    """
+
+    _parameters: np.ndarray  # float64 [E,P], part of a subclass' snapshots
+    _any_varied = False  # whether a parameter was ever given
+
+    def _declare(self, parameters: Sequence[Parameter]) -> None:
+        self._declared, self._names = parameters, tuple(parameter.name for parameter in parameters)
+        self._parameters = parameter_rows(parameters, {}, np.arange(self.num_envs))
+
+    def reset(self, env_ids: Any, seeds: Any, parameters: Mapping[str, Any] | None = None) -> Observation:
+        """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R], not negative); see ``VariableEnv``."""
+        index, seed = self._checked(env_ids, seeds)
+        self._parameters[index] = parameter_rows(self._declared, parameters, index)
+        self._vary(index, bool(parameters))
+        return super().reset(index, seed)
+
+    def _restored(self, env_ids: np.ndarray) -> None:
+        nominal = parameter_rows(self._declared, {}, env_ids)
+        self._vary(env_ids, not np.array_equal(self._parameters[env_ids], nominal))
+        super()._restored(env_ids)
+
+    def _vary(self, env_ids: np.ndarray, varied: bool) -> None:
+        self._any_varied |= varied
+        if self._any_varied and env_ids.size:
+            self._set_physics(env_ids)
+
+    def _set_physics(self, env_ids: np.ndarray) -> None:
+        """The physics of ``env_ids`` [R] from ``_parameters``."""
+        raise NotImplementedError
+
+    def _values(self, env_ids: np.ndarray) -> list[dict[str, float]]:
+        """{parameter: value} of each of ``env_ids`` [R]."""
+        return [dict(zip(self._names, row, strict=True)) for row in self._parameters[env_ids].tolist()]
+
+    def _parameter(self, name: str) -> np.ndarray:
+        """float64 [E]: parameter ``name`` of every environment."""
+        return self._parameters[:, self._names.index(name)]
 
 
 class ReplayingEnv(SnapshotEnv):

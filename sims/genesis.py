@@ -26,7 +26,7 @@ from sims.base import require_memory, require_some
 from sims.mujoco.env import task_spec
 from sims.mujoco.scene import CUBE_EDGE, CUBES_QPOS, FINGER_OPEN
 from sims.mujoco.tabletop import COLOURS, FRANKA_JOINTS, Instruct, franka_joints
-from sims.mujoco.task import Task
+from sims.mujoco.task import Episode, Task
 from sims.mujoco.tasks.lift import LiftExpert, LiftTask
 from sims.on_device import DeviceTaskEnv
 from vla_rl.contract.env import EnvSpec, VecEnv
@@ -207,22 +207,19 @@ class GenesisEnv(DeviceTaskEnv):
         super().__init__(task, spec, num_envs, self._rows.qpos.device)
         self._rest = scene.rest()[0]
         self._ctrl = self._rows.pinch.new_zeros((num_envs, 4))  # commanded pinch point and finger position, metres
-        shape = (num_envs, *next(iter(spec.images.values())).shape) if spec.images else ()
-        self._images = {name: torch.zeros(shape, dtype=torch.uint8, device=self._device) for name in spec.images}
+        self._images: dict[str, Tensor] = {}
         self._stale = True  # whether a row was changed since the pictures were made
 
     def close(self) -> None:
         self._scene.close()
 
-    def _put(
-        self, env_ids: np.ndarray, qpos: np.ndarray, ctrl: np.ndarray, task_state: Mapping[str, np.ndarray]
-    ) -> None:
-        targets = self._to_device(ctrl.astype(np.float32))
-        poses = qpos[:, CUBES_QPOS:].reshape(len(env_ids), -1, 7)
+    def _put(self, env_ids: np.ndarray, episodes: Episode) -> None:
+        targets = self._to_device(episodes.ctrl.astype(np.float32))
+        poses = episodes.qpos[:, CUBES_QPOS:].reshape(len(env_ids), -1, 7)
         theirs = self._rest.qpos.repeat(len(env_ids), 1)
         theirs[:, :FRANKA_JOINTS], theirs[:, FINGERS] = joints_at(targets[:, :3]), targets[:, 3:]
         cubes, every = theirs[:, CUBES:].view(len(env_ids), -1, 7), np.arange(len(env_ids))[:, None]
-        cubes[every, task_state["colour"]] = self._to_device(poses.astype(np.float32))
+        cubes[every, episodes.task_state["colour"]] = self._to_device(poses.astype(np.float32))
         self._rows.qpos[env_ids], self._rows.vel[env_ids] = theirs, 0.0
         self._rows.pinch[env_ids], self._ctrl[env_ids] = targets[:, :3], targets
         self._stale = True

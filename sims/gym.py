@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from sims.base import BaseEnv, ReplayingEnv, require_some
+from sims.base import BaseEnv, ReplayingEnv, VariedEnv, require_some
 from sims.gym_rows import (
     SUCCESS_KEYS,
     FirstRow,
@@ -30,7 +30,7 @@ from sims.gym_spaces import ActionWriter, ObservationReader, Privileged, spec_of
 from vla_rl.contract.env import PRIVILEGED, EnvSpec, Observation
 from vla_rl.contract.errors import ContractError, UserError, cause_of
 from vla_rl.contract.load import load
-from vla_rl.contract.task import Parameter, declare_task, parameter_rows
+from vla_rl.contract.task import Parameter, declare_task
 from vla_rl.contract.tracker import DIVERGED, FAILURES, TIME_LIMIT, EpisodeTracker
 
 
@@ -192,7 +192,7 @@ class GymEnv(BaseEnv):
         )
 
 
-class ReplayingGymEnv(ReplayingEnv, GymEnv):
+class ReplayingGymEnv(VariedEnv, ReplayingEnv, GymEnv):
     """A ``GymEnv`` of single environments, with ``Snapshots``: Gymnasium requires that episodes can be replayed.
 
     Environments are stepped one after the other: a pool of two threads took 0.9 to 1.5 times as long for six MuJoCo
@@ -211,28 +211,19 @@ class ReplayingGymEnv(ReplayingEnv, GymEnv):
     ) -> None:
         """``physics`` of every environment, where parameters are ``declared``; ``others`` as of :class:`GymEnv`."""
         super().__init__(rows, privileged, **others)
-        self._declared, self._physics = declared, physics
-        self._values = parameter_rows(declared, {}, np.arange(rows.num_envs))
+        self._physics = physics
+        self._declare(declared)
         self._actions = self._no_actions()
 
-    def reset(self, env_ids: Any, seeds: Any, parameters: Mapping[str, Any] | None = None) -> Observation:
-        """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R], not negative); see ``VariableEnv``."""
-        index, seed = self._checked(env_ids, seeds)
-        self._values[index] = parameter_rows(self._declared, parameters, index)
-        return super().reset(index, seed)
-
-    def _start(self, env_ids: np.ndarray) -> None:
-        names = [parameter.name for parameter in self._declared]
-        if self._physics:
-            for env_id in env_ids:
-                self._physics[env_id].set(dict(zip(names, self._values[env_id].tolist(), strict=True)))
-        super()._start(env_ids)
+    def _set_physics(self, env_ids: np.ndarray) -> None:
+        for env_id, values in zip(env_ids, self._values(env_ids), strict=True):
+            self._physics[env_id].set(values)
 
     def _replay(self, env_id: int, action: np.ndarray) -> None:
         self._advance(np.array([env_id]), action[None])
 
     def _arrays(self) -> dict[str, np.ndarray]:
-        return super()._arrays() | {"parameters": self._values}
+        return super()._arrays() | {"parameters": self._parameters}
 
 
 def parameters(id: str = "InvertedPendulum-v5", vectorization_mode: str = "", **options: Any) -> tuple[Parameter, ...]:

@@ -31,20 +31,17 @@ class DeviceTaskEnv(SnapshotEnv):
         self._task_state = {name: self._to_device(value) for name, value in start.items()}
 
     def reset(self, env_ids: Any, seeds: Any) -> Observation:
-        index, seed = self._checked(env_ids, seeds)
-        if index.size:
-            generators = (np.random.Generator(np.random.PCG64(int(value))) for value in seed)
-            episodes = self._varied(index, [self.task.sample_episode(generator) for generator in generators])
-            task_state = {
-                name: np.stack([episode.task_state[name] for episode in episodes]) for name in self._task_state
-            }
-            qpos, ctrl = (np.stack([getattr(episode, name) for episode in episodes]) for name in ("qpos", "ctrl"))
-            self._put(index, qpos, ctrl, task_state)
-            rows = self._to_device(index)
-            for name, value in self._task_state.items():
-                value[rows] = self._to_device(task_state[name]).to(value.dtype)
-        self._book.begin(index, seed)
-        return self._book.begun(self._observe())
+        return self._book.begun(super().reset(env_ids, seeds))
+
+    def _start(self, env_ids: np.ndarray) -> None:
+        if not env_ids.size:
+            return
+        generators = (np.random.Generator(np.random.PCG64(seed)) for seed in self._book.seed[env_ids].tolist())
+        sampled = self._varied(env_ids, [self.task.sample_episode(generator) for generator in generators])
+        episodes, rows = Episode.stacked(sampled), self._to_device(env_ids)
+        self._put(env_ids, episodes)
+        for name, value in self._task_state.items():
+            value[rows] = self._to_device(episodes.task_state[name]).to(value.dtype)
 
     def step(self, chunk: Any, observe: Observe = "last") -> Step:
         step: Step = self._book.execute_there(chunk, self.spec, observe, self._advance, self._observe)
@@ -56,10 +53,8 @@ class DeviceTaskEnv(SnapshotEnv):
         """``episodes`` [R] with the poses that the parameters of ``env_ids`` say."""
         return episodes
 
-    def _put(
-        self, env_ids: np.ndarray, qpos: np.ndarray, ctrl: np.ndarray, task_state: Mapping[str, np.ndarray]
-    ) -> None:
-        """Put the initial states ``qpos`` [R,nq], ``ctrl`` [R,nu] and ``task_state`` of episodes into ``env_ids``."""
+    def _put(self, env_ids: np.ndarray, episodes: Episode) -> None:
+        """Put the initial states of ``episodes``, arrays [R,...], into ``env_ids`` [R]."""
         raise NotImplementedError
 
     def _simulate(self, ctrl: Tensor, running: Tensor) -> Tensor:

@@ -19,18 +19,17 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from sims.base import require_memory, require_some
+from sims.base import VariedEnv, require_memory, require_some
 from sims.mujoco.env import LOOKS, PHYSICS, POSES
 from sims.mujoco.render import recolour
 from sims.mujoco.task import Episode, Task
 from sims.on_device import DeviceTaskEnv
-from vla_rl.contract.env import EnvSpec, Observation, on_host
+from vla_rl.contract.env import EnvSpec, on_host
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.task import Parameter, parameter_rows
+from vla_rl.contract.task import Parameter
 
 # What an episode can vary: what does not change how the renderer was compiled.
 PARAMETERS = (*POSES, *(item for item in LOOKS if item.name in ("object_hue", "object_saturation")), *PHYSICS)
-_NAMES = tuple(parameter.name for parameter in PARAMETERS)
 # Room for contacts and constraints of one world: four cubes on the table (4 contacts each, 3 rows), two of them in a
 # stack, and two fingers that touch a cube with 4 contacts of 4 rows.  Cubes that touch everything fit twice.
 CONTACTS, CONSTRAINTS = 64, 256
@@ -50,7 +49,7 @@ def parameters(**options: Any) -> tuple[Parameter, ...]:
     return PARAMETERS
 
 
-class WarpEnv(DeviceTaskEnv):
+class WarpEnv(VariedEnv, DeviceTaskEnv):
     """``E`` environments of one task; worlds whose state is not finite, or whose contacts found no room, diverge."""
 
     def __init__(self, task: Task, spec: EnvSpec, num_envs: int) -> None:
@@ -60,16 +59,8 @@ class WarpEnv(DeviceTaskEnv):
         pixels = sum(image.shape[0] * image.shape[1] for image in spec.images.values())
         self._worlds = Worlds(task.model, num_envs, spec.device, task.substeps, pixels)
         super().__init__(task, spec, num_envs, self._worlds.device)
-        self._parameters = parameter_rows(PARAMETERS, {}, np.arange(num_envs))
-        self._any_varied = False  # whether a parameter was ever given: what is not varied costs nothing
+        self._declare(PARAMETERS)
         self._cameras: dict[tuple[tuple[str, ...], int], Cameras] = {}  # by their names and the size of pictures
-
-    def reset(self, env_ids: Any, seeds: Any, parameters: Mapping[str, Any] | None = None) -> Observation:
-        """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R], not negative); see ``VariableEnv``."""
-        index, seed = self._checked(env_ids, seeds)
-        self._parameters[index] = parameter_rows(PARAMETERS, parameters, index)
-        self._set_physics(index, varied=bool(parameters))
-        return super().reset(index, seed)
 
     def render_rows(self, env_ids: Any, size: int, camera: str = "front") -> np.ndarray:
         """Pictures of the current state of ``env_ids`` for videos: uint8 [R,size,size,3]."""
@@ -78,13 +69,10 @@ class WarpEnv(DeviceTaskEnv):
     def _varied(self, env_ids: np.ndarray, episodes: list[Episode]) -> list[Episode]:
         if not self._any_varied:
             return episodes
-        values = [dict(zip(_NAMES, row, strict=True)) for row in self._parameters[env_ids].tolist()]
-        return [self.task.vary_poses(*pair) for pair in zip(episodes, values, strict=True)]
+        return [self.task.vary_poses(*pair) for pair in zip(episodes, self._values(env_ids), strict=True)]
 
-    def _put(
-        self, env_ids: np.ndarray, qpos: np.ndarray, ctrl: np.ndarray, task_state: Mapping[str, np.ndarray]
-    ) -> None:
-        self._worlds.begin(*map(self._to_device, (env_ids, qpos, ctrl)))
+    def _put(self, env_ids: np.ndarray, episodes: Episode) -> None:
+        self._worlds.begin(*map(self._to_device, (env_ids, episodes.qpos, episodes.ctrl)))
 
     def _simulate(self, ctrl: Tensor, running: Tensor) -> Tensor:
         worlds = self._worlds
@@ -108,26 +96,16 @@ class WarpEnv(DeviceTaskEnv):
         """{camera: uint8 [E,size,size,3]} of the present state."""
         task, task_state = self.task, self._task_state
         if (names, size) not in self._cameras:
-            self._cameras[names, size] = Cameras(self._worlds, names, size, task.painted, task.placed)
+            self._cameras[names, size] = Cameras(self._worlds, task, names, size)
         rgba, positions = task.colours(task_state), task.mark_positions(task_state)
         if self._any_varied:
-            rgba = recolour(rgba, self._values("object_hue"), self._values("object_saturation"))
+            hue, saturation = (self._to_device(self._parameter(f"object_{part}")) for part in ("hue", "saturation"))
+            rgba = recolour(rgba, hue, saturation)
         return self._cameras[names, size].pictures(rgba, positions)
 
-    def _restored(self, env_ids: np.ndarray) -> None:
-        nominal = parameter_rows(PARAMETERS, {}, env_ids)
-        self._set_physics(env_ids, varied=not np.array_equal(self._parameters[env_ids], nominal))
-
-    def _set_physics(self, env_ids: np.ndarray, varied: bool) -> None:
-        """Masses and friction of ``env_ids``; until anything was ``varied`` they are those of the model."""
-        self._any_varied |= varied
-        if self._any_varied and env_ids.size:
-            mass, friction = (self._values(name)[env_ids] for name in ("object_mass", "friction"))
-            self._worlds.set_physics(self._to_device(env_ids), self.task.movable, mass, friction)
-
-    def _values(self, name: str) -> Tensor:
-        """float64 [E]: parameter ``name`` of every environment."""
-        return self._to_device(self._parameters[:, _NAMES.index(name)])
+    def _set_physics(self, env_ids: np.ndarray) -> None:
+        factors = (self._to_device(self._parameter(name)[env_ids]) for name in ("object_mass", "friction"))
+        self._worlds.set_physics(self._to_device(env_ids), self.task.movable, *factors)
 
     def _physics_arrays(self) -> dict[str, Any]:
         physics = {f"physics/{name}": self._view(getattr(self._worlds, name)) for name in _STATE}
@@ -137,14 +115,12 @@ class WarpEnv(DeviceTaskEnv):
 class Cameras:
     """Square uint8 pictures by some cameras of every world.
 
-    The colours of the ``painted`` geoms and the positions of the ``placed`` ones, which are fixed to the world, differ
+    The colours of the task's painted geoms and the positions of the placed ones, which are fixed to the world, differ
     between worlds.  No shadows, no antialiasing: as ``sims.mujoco.render`` draws, but edges may differ by a pixel.
     """
 
-    def __init__(
-        self, worlds: Worlds, names: Sequence[str], size: int, painted: Sequence[int], placed: Sequence[int]
-    ) -> None:
-        """``size`` in pixels; ``painted`` and ``placed`` are ids of geoms."""
+    def __init__(self, worlds: Worlds, task: Task, names: Sequence[str], size: int) -> None:
+        """``size`` in pixels."""
         self._worlds, self._names, self._size = worlds, tuple(names), size
         with wp.ScopedDevice(str(worlds.device)):
             self._context: Any = mjw.create_render_context(
@@ -164,7 +140,7 @@ class Cameras:
                 wp.array(ptr=packed.ptr, dtype=wp.uint8, shape=(*packed.shape, 4), device=packed.device)
             )
         self._rgba, self._geoms = wp.to_torch(worlds.model.geom_rgba), wp.to_torch(worlds.data.geom_xpos)
-        geoms = (torch.tensor(ids, dtype=torch.int64, device=worlds.device) for ids in (painted, placed))
+        geoms = (torch.tensor(ids, dtype=torch.int64, device=worlds.device) for ids in (task.painted, task.placed))
         self._painted, self._placed = geoms
 
     def pictures(self, rgba: Tensor, positions: Tensor) -> dict[str, Tensor]:

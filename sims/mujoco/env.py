@@ -10,13 +10,13 @@ import mujoco
 import numpy as np
 from mujoco.batch import Batch
 
-from sims.base import SnapshotEnv, require_some
+from sims.base import VariedEnv, require_some
 from sims.mujoco.render import Renderer, recolour
 from sims.mujoco.scene import TEXTURES
 from sims.mujoco.task import Task
 from vla_rl.contract.env import ArraySpec, EnvSpec, Observation
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.task import Parameter, parameter_rows
+from vla_rl.contract.task import Parameter
 from vla_rl.contract.tracker import EpisodeTracker
 
 ImageSize: TypeAlias = int | Mapping[str, int]  # pixels a side, of all cameras or of each
@@ -53,7 +53,6 @@ PHYSICS = (
     Parameter("friction", 1.0, 0.02, 2.0, "factor", "friction of fingers, cubes and table"),
 )
 PARAMETERS = (*POSES, *LOOKS, *PHYSICS)
-_NAMES = tuple(parameter.name for parameter in PARAMETERS)
 
 
 def parameters(**options: Any) -> tuple[Parameter, ...]:
@@ -61,7 +60,7 @@ def parameters(**options: Any) -> tuple[Parameter, ...]:
     return PARAMETERS
 
 
-class MujocoEnv(SnapshotEnv):
+class MujocoEnv(VariedEnv):
     """``E`` environments of one task behind the environment contract (``VecEnv`` and ``Snapshots``).
 
     An episode depends only on its seed and its actions: every environment has its own physics state, with the solver's
@@ -90,18 +89,11 @@ class MujocoEnv(SnapshotEnv):
         self._qpos, self._ctrl = self._batch.bind("qpos"), self._batch.bind("ctrl")
         self._book = EpisodeTracker(num_envs, task.failures)
         self._task_state = {name: np.stack([value] * num_envs) for name, value in task.task_state.items()}
-        self._parameters = parameter_rows(PARAMETERS, {}, np.arange(num_envs))
-        self._physics: Physics | None = None  # until a parameter is given: what is not varied costs nothing
+        self._physics: Physics | None = None  # until a parameter is given
+        self._declare(PARAMETERS)
         self._images = {name: np.zeros((num_envs, *item.shape), np.uint8) for name, item in self.spec.images.items()}
         self._stale = np.zeros(num_envs, bool)  # environments that have moved since their pictures were taken
         self._renderers: dict[int, Renderer] = {}
-
-    def reset(self, env_ids: Any, seeds: Any, parameters: Mapping[str, Any] | None = None) -> Observation:
-        """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R], not negative); see ``VariableEnv``."""
-        index, seed = self._checked(env_ids, seeds)
-        self._parameters[index] = parameter_rows(PARAMETERS, parameters, index)
-        self._set_physics(index, varied=bool(parameters))
-        return super().reset(index, seed)
 
     def render_rows(self, env_ids: Any, size: int, camera: str = "front") -> np.ndarray:
         """Pictures of the current state of ``env_ids`` for videos: uint8 [R,size,size,3]."""
@@ -115,8 +107,9 @@ class MujocoEnv(SnapshotEnv):
     def _start(self, env_ids: np.ndarray) -> None:
         for env_id in env_ids.tolist():
             episode = self.task.sample_episode(np.random.Generator(np.random.PCG64(int(self._book.seed[env_id]))))
-            if self._physics is not None:
-                episode = self.task.vary_poses(episode, self._values([env_id])[0])
+            if self._any_varied:
+                (values,) = self._values(np.array([env_id]))
+                episode = self.task.vary_poses(episode, values)
             self._batch.state[env_id] = self._blank
             self._qpos[env_id], self._ctrl[env_id] = episode.qpos, episode.ctrl
             for name, item in episode.task_state.items():
@@ -128,19 +121,13 @@ class MujocoEnv(SnapshotEnv):
         return own | {f"task_state/{name}": value for name, value in self._task_state.items()}
 
     def _restored(self, env_ids: np.ndarray) -> None:
-        nominal = parameter_rows(PARAMETERS, {}, env_ids)
-        self._set_physics(env_ids, varied=not np.array_equal(self._parameters[env_ids], nominal))
+        super()._restored(env_ids)
         self._stale[env_ids] = True
 
-    def _set_physics(self, env_ids: np.ndarray, varied: bool) -> None:
-        """Masses and friction of ``env_ids``; until anything was ``varied`` they are those of the model."""
-        if varied and self._physics is None:
+    def _set_physics(self, env_ids: np.ndarray) -> None:
+        if self._physics is None:
             self._physics = Physics(self._batch, self.task.model, self.task.movable)
-        if self._physics is not None:
-            self._physics.set(env_ids, dict(zip(_NAMES, self._parameters[env_ids].T, strict=True)))
-
-    def _values(self, env_ids: Sequence[int] | np.ndarray) -> list[dict[str, float]]:
-        return [dict(zip(_NAMES, row, strict=True)) for row in self._parameters[env_ids].tolist()]
+        self._physics.set(env_ids, *(self._parameter(name)[env_ids] for name in ("object_mass", "friction")))
 
     def _execute(self, env_ids: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         if not env_ids.size:
@@ -182,18 +169,18 @@ class MujocoEnv(SnapshotEnv):
             return out
         task = self.task
         if size not in self._renderers:
-            self._renderers[size] = Renderer(task.model, size, size, task.painted, task.placed, task.surfaces)
+            self._renderers[size] = Renderer(task, size)
         task_state = {name: value[env_ids] for name, value in self._task_state.items()}
         colours, positions = task.colours(task_state), task.mark_positions(task_state)
-        looks = self._values(env_ids) if self._physics is not None else []
+        looks = self._values(env_ids) if self._any_varied else []
         if looks:
-            hue, saturation = (np.array([row[f"object_{part}"] for row in looks]) for part in ("hue", "saturation"))
+            hue, saturation = (self._parameter(f"object_{part}")[env_ids] for part in ("hue", "saturation"))
             colours = recolour(colours, hue, saturation)
         return self._renderers[size].render(self._qpos[env_ids], colours, positions, camera, out, looks)
 
 
 class Physics:
-    """Sets the parameters ``PHYSICS``  of single simulations of ``batch``.
+    """Sets the parameters ``PHYSICS`` of single simulations of ``batch``.
 
     The fields become per-simulation ones when this object is made; with nominal values the physics stays the same, bit
     for bit.
@@ -205,14 +192,12 @@ class Physics:
         self._mass, self._inertia = batch.expand("body_mass"), batch.expand("body_inertia")
         self._friction = batch.expand("geom_friction")
 
-    def set(self, env_ids: np.ndarray, values: Mapping[str, np.ndarray]) -> None:
-        """The physics of ``env_ids`` [R] from ``values`` {name: [R]}."""
-        if not env_ids.size:
-            return
-        bodies, mass = np.ix_(env_ids, self._movable), values["object_mass"]
+    def set(self, env_ids: np.ndarray, mass: np.ndarray, friction: np.ndarray) -> None:
+        """The physics of ``env_ids`` [R]: ``mass`` [R] and ``friction`` [R] as factors."""
+        bodies = np.ix_(env_ids, self._movable)
         self._mass[bodies] = self._model.body_mass[self._movable] * mass[:, None]
         self._inertia[bodies] = self._model.body_inertia[self._movable] * mass[:, None, None]
-        self._friction[env_ids] = self._model.geom_friction * values["friction"][:, None, None]
+        self._friction[env_ids] = self._model.geom_friction * friction[:, None, None]
         self._batch.set_const(env_ids)
 
 

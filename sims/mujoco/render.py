@@ -17,30 +17,19 @@ from vla_rl.contract.env import Array
 
 
 class Renderer:
-    """Renders states of one model into uint8 pictures with one camera-independent OpenGL context.
+    """Renders states of one task into uint8 pictures with one camera-independent OpenGL context.
 
     Only kinematics are computed per state, with the poses of cameras and lights.
     """
 
-    def __init__(
-        self,
-        model: mujoco.MjModel,
-        height: int,
-        width: int,
-        painted: Sequence[int] = (),
-        placed: Sequence[int] = (),
-        surfaces: Sequence[int] = (),
-    ) -> None:
-        """``painted``, ``placed``: ids of the geoms whose colour, or position, differs between environments.
-
-        ``surfaces``: ids of those whose brightness and texture ``looks`` vary.
-        """
-        self._model = model = copy.copy(model)  # colours, positions and buffer size are this renderer's own
-        self._painted, self._placed = np.asarray(painted, dtype=np.intp), np.asarray(placed, dtype=np.intp)
+    def __init__(self, task: Task, size: int) -> None:
+        """Pictures of ``size`` x ``size`` pixels."""
+        self._model = model = copy.copy(task.model)  # colours, positions and buffer size are this renderer's own
+        self._painted, self._placed = (np.asarray(geoms, np.intp) for geoms in (task.painted, task.placed))
         self._data = mujoco.MjData(model)
         mujoco.mj_forward(model, self._data)
-        self._looks = Looks(model, surfaces)
-        self._canvas = Canvas(model, height, width)
+        self._looks = Looks(model, task.surfaces)
+        self._canvas = Canvas(model, size, size)
 
     def render(
         self,
@@ -115,7 +104,7 @@ def labelled(
 
     ``named`` [n,P,3]: the positions that the instructions name, metres.
     """
-    renderer = Renderer(task.model, size, size, task.painted, task.placed)
+    renderer = Renderer(task, size)
     out = np.empty((len(qpos), size, size, 3), np.uint8)
     images = renderer.render(qpos, task.colours(task_state), task.mark_positions(task_state), camera, out)
     renderer.close()

@@ -29,6 +29,13 @@ class Episode:
     ctrl: np.ndarray
     task_state: TaskState
 
+    @classmethod
+    def stacked(cls, episodes: Sequence[Episode]) -> Episode:
+        """Those of ``R`` ``episodes``, as arrays [R,...]."""
+        qpos, ctrl = (np.stack([getattr(episode, name) for episode in episodes]) for name in ("qpos", "ctrl"))
+        names = episodes[0].task_state
+        return cls(qpos, ctrl, {name: np.stack([episode.task_state[name] for episode in episodes]) for name in names})
+
 
 @dataclass(frozen=True)
 class TaskResult:

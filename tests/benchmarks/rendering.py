@@ -23,7 +23,7 @@ def render_vs_mujoco(quick: bool = False) -> list[Row]:
     count, size, repeats = (2, 64, 1) if quick else (64, 64, 15)
     task = LiftTask()
     qpos, colours = _states(task, count)
-    ours, pictures = Renderer(task.model, size, size, task.painted), np.empty((count, size, size, 3), np.uint8)
+    ours, pictures = Renderer(task, size), np.empty((count, size, size, 3), np.uint8)
     opengl, nowhere = type(ours._canvas.gl), np.empty((count, 0, 3))  # lift has no marks
     theirs = _Theirs(task, size, opengl, qpos, colours)
     with closing(ours), closing(theirs.renderer):

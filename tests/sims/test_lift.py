@@ -281,7 +281,7 @@ def test_pictures_equal_those_of_mujocos_own_renderer(monkeypatch):
     task = LiftTask()
     start = task.sample_episode(np.random.default_rng(1))
     rgba = task.colours({"colour": start.task_state["colour"][None]})
-    ours = Renderer(task.model, 64, 64, task.painted)
+    ours = Renderer(task, 64)
     mine = ours.render(start.qpos[None], rgba, np.empty((1, 0, 3)), "front", np.empty((1, 64, 64, 3), np.uint8))[0]
     ours.close()
     model, data = task.model, mujoco.MjData(task.model)

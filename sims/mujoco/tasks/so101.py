@@ -26,6 +26,7 @@ from sims.mujoco.env import MujocoEnv, make_env, make_spec, parameters
 from sims.mujoco.render import Scenes, labelled
 from sims.mujoco.scene import PHYSICS_DT, RobotText, compile_scene
 from sims.mujoco.tabletop import Instruct, Robot
+from sims.mujoco.task import Episode
 from sims.mujoco.tasks.lift import LiftTask, lift_potential
 from vla_rl.contract.env import Array, ArraySpec, Observation, on_host
 from vla_rl.contract.errors import UserError
@@ -131,9 +132,8 @@ def potential(obs: Observation) -> np.ndarray:
 def scenes(count: int, seed: int, size: int = 64, camera: str = "front", cubes: int = 1, colours: int = 1) -> Scenes:
     """``count`` random pictures (``scenes.py``): the gripper anywhere above the cubes, close to one, or holding one."""
     task, rng = So101Lift(cubes=cubes, colours=colours), np.random.Generator(np.random.PCG64(seed))
-    episodes = [task.sample_episode(rng) for _ in range(count)]
-    qpos, ctrl = (np.stack([getattr(episode, name) for episode in episodes]) for name in ("qpos", "ctrl"))
-    task_state = {name: np.stack([episode.task_state[name] for episode in episodes]) for name in task.task_state}
+    episodes = Episode.stacked([task.sample_episode(rng) for _ in range(count)])
+    qpos, ctrl, task_state = episodes.qpos, episodes.ctrl, episodes.task_state
     share, chosen, rows = rng.random(count), rng.integers(cubes, size=count), np.arange(count)
     held, around = share < _HOLDING, (share >= _HOLDING) & (share < _HOLDING + _AROUND)
     close = task.centres(qpos)[rows, chosen] + rng.uniform([-0.02, -0.02, 0.0], [0.02, 0.02, 0.06], (count, 3))
