@@ -48,9 +48,7 @@ def make(name: str, **options: Any) -> Any:
     ``name`` is in ``CATALOG`` or "package.module:function", which is also looked for in the working folder.  Raises
     UserError for an unknown name or option.
     """
-    builder = find(name)
-    check_options(name, builder, options)
-    return builder(**options)
+    return call(name, find(name), options)
 
 
 def find(name: str) -> Callable[..., Any]:
@@ -156,6 +154,12 @@ def _takes_a_dict(name: str) -> bool:
     """Whether ``name`` takes the options of the environment that it wraps as the one option ``options``."""
     parameter = inspect.signature(find(name)).parameters["options"]
     return parameter.kind is not parameter.VAR_KEYWORD
+
+
+def call(name: str, builder: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    """``builder(**options)`` of environment ``name``; raises UserError for an option that it does not take."""
+    check_options(name, builder, options)
+    return builder(**options)
 
 
 def check_options(name: str, builder: Callable[..., Any], options: Mapping[str, Any]) -> None:

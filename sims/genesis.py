@@ -64,53 +64,59 @@ _MAT_SIZE = (0.29, 0.29, 0.0008)  # metres
 _NEAR, _FAR = 0.02, 6.0  # metres
 
 
-def spec(
-    cubes: int = 3,
-    colours: int = 4,
-    instruct: Instruct = "target",
-    deadline: int | None = None,
-    cameras: Sequence[str] = ("front",),
-    image_size: int = 64,
-    device: str = "cpu",
-) -> EnvSpec:
-    """The spec of :func:`make` with the same options; Genesis itself is not needed."""
-    if device not in DEVICES:
-        raise UserError(f"Genesis runs on {' or '.join(map(repr, DEVICES))}, not on {device!r}; choose one of these.")
-    task = LiftTask(cubes, colours, instruct, deadline)
-    found = task_spec(task, tuple(cameras), image_size)
-    return replace(found, name="genesis lift", device=device, profile="tolerant")
-
-
-def make_in_process(
-    num_envs: int,
-    cubes: int = 3,
-    colours: int = 4,
-    instruct: Instruct = "target",
-    deadline: int | None = None,
-    cameras: Sequence[str] = ("front",),
-    image_size: int = 64,
-    device: str = "cpu",
-) -> GenesisEnv:
-    """``num_envs`` environments in one scene of this process, which has to have Genesis.
+@dataclass(frozen=True)
+class _Options:
+    """What :func:`make` takes, wherever the environments then run.
 
     cubes, colours, instruct, deadline  those of lift
     cameras, image_size                 "front", "side" and "top", where lift has them
     device                              "cpu" or "cuda", where observations then stay
+    """
+
+    cubes: int = 3
+    colours: int = 4
+    instruct: Instruct = "target"
+    deadline: int | None = None
+    cameras: Sequence[str] = ("front",)
+    image_size: int = 64
+    device: str = "cpu"
+
+    def task(self) -> LiftTask:
+        return LiftTask(self.cubes, self.colours, self.instruct, self.deadline)
+
+
+def spec(workers: int = 0, **options: Any) -> EnvSpec:
+    """The spec of :func:`make` with the same options; Genesis itself is not needed."""
+    chosen: _Options = catalog.call("genesis", _Options, options)
+    device = chosen.device
+    if device not in DEVICES:
+        raise UserError(f"Genesis runs on {' or '.join(map(repr, DEVICES))}, not on {device!r}; choose one of these.")
+    if workers and device != "cpu":
+        raise UserError(
+            f"device={device!r} with workers={workers} would send every observation through the processor, so "
+            "nothing is gained; leave workers at 0, or choose device 'cpu'."
+        )
+    found = task_spec(chosen.task(), tuple(chosen.cameras), chosen.image_size)
+    return replace(found, name="genesis lift", device=device, profile="tolerant")
+
+
+def make_in_process(num_envs: int, **options: Any) -> GenesisEnv:
+    """``num_envs`` environments in one scene of this process, which has to have Genesis; ``options`` as :func:`make`.
 
     Raises UserError when Genesis is not installed, torch finds no GPU for "cuda", or so many environments do not fit
     the memory.
     """
-    found = spec(cubes, colours, instruct, deadline, cameras, image_size, device)
+    found, chosen = spec(**options), _Options(**options)
     require_some(num_envs)
-    genesis = engine(device)
-    task = LiftTask(cubes, colours, instruct, deadline)
+    genesis, task = engine(chosen.device), chosen.task()
 
     def scene(count: int, cameras: Sequence[str]) -> Scene:
-        return Scene(genesis, count, task, list(COLOURS.values())[:colours], Cameras(genesis, cameras, image_size))
+        colours = list(COLOURS.values())[: chosen.colours]
+        return Scene(genesis, count, task, colours, Cameras(genesis, cameras, chosen.image_size))
 
     if num_envs >= _MANY:
-        _require_memory(scene, num_envs, device)
-    return GenesisEnv(task, found, scene(num_envs, cameras))
+        _require_memory(scene, num_envs, chosen.device)
+    return GenesisEnv(task, found, scene(num_envs, chosen.cameras))
 
 
 def _require_memory(scene: Callable[[int, Sequence[str]], Scene], num_envs: int, device: str) -> None:
@@ -125,28 +131,16 @@ def _require_memory(scene: Callable[[int, Sequence[str]], Scene], num_envs: int,
     require_memory(sizes[1] - sizes[0], num_envs, torch.device(device))
 
 
-def _spec(workers: int = 0, **options: Any) -> EnvSpec:
-    """The spec of :func:`make`, which does not depend on ``workers``."""
-    catalog.check_options("genesis", make_in_process, options)
-    found = spec(**options)
-    if workers and found.device != "cpu":
-        raise UserError(
-            f"device={found.device!r} with workers={workers} would send every observation through the processor, so "
-            "nothing is gained; leave workers at 0, or choose device 'cpu'."
-        )
-    return found
-
-
-@declare_task(expert=LiftExpert, spec=_spec)
+@declare_task(expert=LiftExpert, spec=spec)
 def make(num_envs: int, workers: int = 0, **options: Any) -> VecEnv:
-    """Lift in Genesis; other options as :func:`make_in_process`.
+    """Lift in Genesis; other options as ``_Options``.
 
     workers  0: one scene in this process; otherwise processes of Genesis' own installation, each with a scene of its
              share and one core of the processor
 
     Raises UserError with the commands that install Genesis where it is missing.
     """
-    _spec(workers, **options)  # a wrong option is refused before anything starts
+    spec(workers, **options)  # a wrong option is refused before anything starts
     if workers:
         return isolated.make(num_envs, "sims.genesis:make_in_process", options, workers, installation="genesis")
     return make_in_process(num_envs, **options)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -114,22 +115,37 @@ def _expert(name: str) -> Any:
     return ENV_POLICY_MAP[f"{name}-v3"]()
 
 
-def spec(
-    tasks: str | Sequence[str] = "MT10",
-    cameras: Sequence[str] = ("corner2",),
-    image_size: int = 64,
-    time_limit: int = _LIMIT,
-    action_repeat: int = 1,
-    camera_positions: Mapping[str, Sequence[float]] | None = None,
-) -> EnvSpec:
+@dataclass(frozen=True)
+class _Options:
+    """What :func:`make` takes besides the number of workers.
+
+    tasks             "MT10", "MT50", one task ("pick-place") or several; a seed plays task ``seed % len(tasks)``
+    cameras           Meta-World's, of which corner to corner3 are turned by 180 degrees, since they hang upside down
+    time_limit        control steps of an episode
+    action_repeat     Meta-World's steps in a control step, which is as much longer, and executes its action in each
+    shaped            whether rewards are Meta-World's, 0 to 10 a step; otherwise success is worth 1 and all else 0
+    camera_positions  {camera: (x, y, z)} in metres; "corner2" is closer than Meta-World's own unless it is given here
+    """
+
+    tasks: str | Sequence[str] = "MT10"
+    cameras: Sequence[str] = ("corner2",)
+    image_size: int = 64
+    time_limit: int = _LIMIT
+    action_repeat: int = 1
+    shaped: bool = True
+    camera_positions: Mapping[str, Sequence[float]] | None = None
+
+
+def spec(workers: int = 1, **options: Any) -> EnvSpec:
     """The spec of :func:`make` with the same options; Meta-World itself is not needed."""
-    names = _names(tasks)
-    for camera in [*cameras, *(camera_positions or {})]:
+    chosen: _Options = catalog.call("metaworld", _Options, options)
+    names, time_limit, action_repeat = _names(chosen.tasks), chosen.time_limit, chosen.action_repeat
+    for camera in [*chosen.cameras, *(chosen.camera_positions or {})]:
         if camera not in CAMERAS:
             raise UserError(
                 f"Meta-World has no camera {camera!r}, so it takes no pictures; {did_you_mean(camera, CAMERAS)}"
             )
-    require_positive(image_size=image_size)
+    require_positive(image_size=chosen.image_size)
     if min(time_limit, action_repeat) < 1 or time_limit * action_repeat > _LIMIT:
         raise UserError(
             f"time_limit={time_limit} with action_repeat={action_repeat} is not within Meta-World's 1 to {_LIMIT} "
@@ -141,8 +157,8 @@ def spec(
     infinite = float("inf")
     return simulator_spec(
         "metaworld",
-        cameras,
-        image_size,
+        chosen.cameras,
+        chosen.image_size,
         time_limit,
         state=ArraySpec((4,), "float32", -infinite, infinite, unit="m, opening 0 to 1", frame="world", names=axes),
         action=action,
@@ -153,48 +169,26 @@ def spec(
     )
 
 
-def make_in_process(
-    num_envs: int,
-    tasks: str | Sequence[str] = "MT10",
-    cameras: Sequence[str] = ("corner2",),
-    image_size: int = 64,
-    time_limit: int = _LIMIT,
-    action_repeat: int = 1,
-    shaped: bool = True,
-    camera_positions: Mapping[str, Sequence[float]] | None = None,
-) -> SideBySide:
-    """``num_envs`` Meta-World environments in this process, which has to have Meta-World.
-
-    tasks             "MT10", "MT50", one task ("pick-place") or several; a seed plays task ``seed % len(tasks)``
-    cameras           Meta-World's, of which corner to corner3 are turned by 180 degrees, since they hang upside down
-    time_limit        control steps of an episode
-    action_repeat     Meta-World's steps in a control step, which is as much longer, and executes its action in each
-    shaped            whether rewards are Meta-World's, 0 to 10 a step; otherwise success is worth 1 and all else 0
-    camera_positions  {camera: (x, y, z)} in metres; "corner2" is closer than Meta-World's own unless it is given here
+def make_in_process(num_envs: int, **options: Any) -> SideBySide:
+    """``num_envs`` Meta-World environments in this process, which has to have Meta-World; ``options`` as :func:`make`.
 
     state 4: the hand's position and opening, the first entries of Meta-World's observation.  Success is Meta-World's at
     any of its steps.  ``privileged/observation`` is the whole observation with the goal.
     """
-    found = spec(tasks, cameras, image_size, time_limit, action_repeat, camera_positions)
-    rig, pool = CameraRig(cameras, image_size, 2 * num_envs), TaskPool(_make_task, 2 * num_envs)
-    positions = {**_POSITIONS, **(camera_positions or {})}
-    played = [MetaWorld(found.families, rig, positions, pool, shaped, action_repeat) for _ in range(num_envs)]
-    return SideBySide(found, played)
+    found, chosen = spec(**options), _Options(**options)
+    rig, pool = CameraRig(chosen.cameras, chosen.image_size, 2 * num_envs), TaskPool(_make_task, 2 * num_envs)
+    positions = {**_POSITIONS, **(chosen.camera_positions or {})}
+    rewards = chosen.shaped, chosen.action_repeat
+    return SideBySide(found, [MetaWorld(found.families, rig, positions, pool, *rewards) for _ in range(num_envs)])
 
 
-def _spec(workers: int = 1, shaped: bool = True, **options: Any) -> EnvSpec:
-    """The spec of :func:`make`; it does not depend on ``workers`` and ``shaped``."""
-    catalog.check_options("metaworld", make_in_process, options)
-    return spec(**options)
-
-
-@declare_task(expert=ExpertInWorker, spec=_spec)
+@declare_task(expert=ExpertInWorker, spec=spec)
 def make(num_envs: int, workers: int = 1, **options: Any) -> IsolatedEnv:
-    """Meta-World in ``workers`` processes of its own installation; other options as :func:`make_in_process`.
+    """Meta-World in ``workers`` processes of its own installation; other options as ``_Options``.
 
     Raises UserError with the command that installs it when it is not installed.
     """
-    _spec(**options)  # a wrong option is refused before anything starts
+    spec(**options)  # a wrong option is refused before anything starts
     return isolated.make(num_envs, "sims.metaworld:make_in_process", options, workers, installation="metaworld")
 
 

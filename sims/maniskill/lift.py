@@ -8,7 +8,7 @@ ManiSkill's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,67 +39,64 @@ BASE = (0.0, 0.615)  # metres, in the table's frame: where ManiSkill's arm stand
 _PADS = 0.1034  # metres from its hand to the point between the finger pads
 
 
-def spec(
-    cameras: Sequence[str] = ("front",), image_size: int = 64, looks: str = "maniskill", device: str = "cpu"
-) -> EnvSpec:
+@dataclass(frozen=True)
+class _Options:
+    """What :func:`make` takes besides the number of workers.
+
+    cameras, image_size  "front", "side" and "top", where lift has them
+    looks                "maniskill": its own table and light; "tabletop": the colours and light of the tabletop
+    device               "cpu": one simulation for each environment; "cuda", "cuda:1": all in one on the GPU
+    """
+
+    cameras: Sequence[str] = ("front",)
+    image_size: int = 64
+    looks: str = "maniskill"
+    device: str = "cpu"
+
+
+def spec(workers: int = 1, **options: Any) -> EnvSpec:
     """The spec of :func:`make` with the same options; ManiSkill itself is not needed."""
+    chosen: _Options = catalog.call("maniskill_lift", _Options, options)
+    task, looks, on_host = LiftTask(), chosen.looks, chosen.device == "cpu"
     if looks not in LOOKS:
         raise UserError(f"lift in ManiSkill has no looks {looks!r}, so it cannot be made; {did_you_mean(looks, LOOKS)}")
-    task = LiftTask()
-    on_host = device == "cpu"
     extras = {"privileged/target": task.place, "privileged/grasped": ArraySpec((1,), "float32", 0.0, 1.0)}
     return replace(
-        task_spec(task, tuple(cameras), image_size),
+        task_spec(task, tuple(chosen.cameras), chosen.image_size),
         name="maniskill lift",
         extras=extras,
-        device=device,
+        device=chosen.device,
         can_snapshot=on_host,
         profile="bitwise" if on_host else "tolerant",
     )
 
 
-def make_in_process(
-    num_envs: int,
-    cameras: Sequence[str] = ("front",),
-    image_size: int = 64,
-    looks: str = "maniskill",
-    device: str = "cpu",
-) -> VecEnv:
-    """``num_envs`` environments in this process, which has to have ManiSkill.
-
-    cameras, image_size  "front", "side" and "top", where lift has them
-    looks                "maniskill": its own table and light; "tabletop": the colours and light of the tabletop
-    device               "cpu": one simulation for each environment; "cuda", "cuda:1": all in one on the GPU
+def make_in_process(num_envs: int, **options: Any) -> VecEnv:
+    """``num_envs`` environments in this process, which has to have ManiSkill; ``options`` as :func:`make`.
 
     Raises UserError for what cannot be built.
     """
-    found = spec(cameras, image_size, looks, device)
+    found, looks = spec(**options), _Options(**options).looks
     require_some(num_envs)
     require_package()
     from sims.maniskill.build import env_of, require_gpu, worlds_of
     from sims.maniskill.pick_cube import TASK, pick_cube
 
-    require_gpu(TASK, device)
+    require_gpu(TASK, found.device)
     task = LiftTask()
-    worlds = worlds_of(num_envs, device, lambda size: LiftWorld(pick_cube(size, found, task.model, looks), task))
+    worlds = worlds_of(num_envs, found.device, lambda size: LiftWorld(pick_cube(size, found, task.model, looks), task))
     return env_of(found, worlds, ends_at_success=True)
 
 
-def _spec(workers: int = 1, **options: Any) -> EnvSpec:
-    """The spec of :func:`make`, which does not depend on ``workers``."""
-    catalog.check_options("maniskill_lift", make_in_process, options)
-    return spec(**options)
-
-
-@declare_task(expert=LiftExpert, spec=_spec)
-def make(num_envs: int, workers: int = 1, device: str = "cpu", **options: Any) -> VecEnv:
-    """Lift in ManiSkill in ``workers`` processes, or with device "cuda" here; other options as :func:`make_in_process`.
+@declare_task(expert=LiftExpert, spec=spec)
+def make(num_envs: int, workers: int = 1, **options: Any) -> VecEnv:
+    """Lift in ManiSkill in ``workers`` processes, or with device "cuda" here; other options as ``_Options``.
 
     Raises UserError with the commands that install ManiSkill where it is missing.
     """
-    found = _spec(device=device, **options)  # a wrong option is refused before anything starts
-    if device != "cpu":
-        return make_in_process(num_envs, device=device, **options)
+    found = spec(**options)  # a wrong option is refused before anything starts
+    if found.device != "cpu":
+        return make_in_process(num_envs, **options)
     return in_workers(num_envs, "sims.maniskill.lift:make_in_process", options, workers, pictures=bool(found.images))
 
 

@@ -69,7 +69,7 @@ def test_what_cannot_be_played_is_refused(ask, sentence, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("tasks", "names"), [("MT10", MT10), ("MT50", TASKS), ("reach-v3", ("reach",))])
 def test_instructions_come_from_the_names_of_the_tasks(tasks, names):
-    found = metaworld.spec(tasks)
+    found = metaworld.spec(tasks=tasks)
     check_spec(found)
     assert found.families == names and found.tasks == tuple(name.replace("-", " ") for name in names)
     assert EnvSpec.from_json(json.loads(json.dumps(found.to_json()))) == found
