@@ -38,6 +38,11 @@ def test_usage_lists_every_command(capsys, arguments):
     assert all(re.search(rf"^  {name} +\S", printed, re.M) for name in COMMANDS)
 
 
+def test_usage_loads_nothing_heavy():
+    code = "import sys; from vla_rl.cli import main; main([]); sys.exit(bool({'numpy', 'torch'} & {*sys.modules}))"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
 def test_a_reader_that_leaves_ends_it_silently():
     """As ``| head`` does."""
     read, write = os.pipe()
@@ -163,11 +168,11 @@ def test_general_fields_have_the_fields_of_their_present_value():
     assert override(based, ["--averaging.max-decisions", "9"], "test").averaging == Constant(9)
 
 
-def test_sources_and_staleness_are_short_for_fields_of_the_loop():
-    given, before = ["--sources", "2", "--staleness=3"], load_config("demo.py:flow_ou")
+def test_collectors_and_staleness_are_short_for_fields_of_the_loop():
+    given, before = ["--collectors", "2", "--staleness=3"], load_config("demo.py:flow_ou")
     loop = override(before, given, "test").rl.loop
     assert loop == replace(before.rl.loop, collectors=2, staleness=3)
-    with pytest.raises(UserError, match="no field '--sources'"):
+    with pytest.raises(UserError, match="no field '--collectors'"):
         override(Collect(), given, "test")
 
 

@@ -7,10 +7,9 @@ import select
 import sys
 from collections.abc import Sequence
 
-from vla_rl.contract.errors import UserError, cause_of, did_you_mean, printable
+from vla_rl.contract.errors import Terminated, UserError, cause_of, did_you_mean, printable
 from vla_rl.contract.load import check_packages, load
 from vla_rl.contract.trust import OPTION, trust_all
-from vla_rl.recipes.terminal import Terminated
 
 _TRACEBACK = "VLA_RL_TRACEBACK"  # in the environment: an error that nobody has foreseen shows all of its traceback
 COMMANDS = {

@@ -15,7 +15,7 @@ from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.terminal import console
 
-_SHORT = {"sources": "loop.collectors", "staleness": "loop.staleness"}
+_SHORT = {"collectors": "loop.collectors", "staleness": "loop.staleness"}
 
 
 def override(config: Any, arguments: Sequence[str], command: str) -> Any:

@@ -27,7 +27,7 @@ Run the config that the function returns.  FILE.py is a path, or the name of a c
   --processes P      with --seeds: how many run at a time (default: 2)
   --resume RUN       go on with a run that was stopped, with the config that it began with; a finished one goes on to
                      a larger --rl.loop.iterations or --rl.loop.env-steps
-  --sources N        collect in N processes (short for --rl.loop.collectors)
+  --collectors N     collect in N processes (short for --rl.loop.collectors)
   --staleness K      which play on while the policy learns, at most K updates ahead (--rl.loop.staleness)
   --engine ray       start those processes, and those that evaluate, in a Ray cluster (default: local);
                      with --seeds: the runs themselves, on machines that share the disk

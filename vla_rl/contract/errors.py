@@ -23,6 +23,10 @@ class NonFiniteError(UserError, ArithmeticError):
     """A NaN or infinity in an action, a loss or a gradient; the message names the tensor and the step."""
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM; it differs from Ctrl-C in its exit status only."""
+
+
 def printable(text: str) -> str:
     """``text`` without what steers a terminal: a folder of others may have put it there."""
     return _CONTROL.sub("?", text)

@@ -24,12 +24,13 @@ from contextlib import suppress
 from importlib.machinery import PathFinder
 from itertools import chain
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.load import OURS, load, our_classes, search_working_folder
+
+if TYPE_CHECKING:
+    import numpy as np
 
 OPTION = "--trust"
 CONFIG_FILE = "vla_rl_config_"  # of the module that a config file becomes; config.json names its classes by it
@@ -204,6 +205,8 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
     Raises OSError, or ValueError for a file that is damaged, or larger in memory than its bytes explain.
     """
+    import numpy as np  # `vla-rl --help` reads none
+
     check_file(path)
     try:
         with zipfile.ZipFile(path) as file:

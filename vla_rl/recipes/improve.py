@@ -12,7 +12,7 @@ import torch
 from vla_rl.contract.batch import ExperienceSource, OneProcess
 from vla_rl.contract.config import JsonMapping, JsonObject, from_json, to_json
 from vla_rl.contract.env import VecEnv
-from vla_rl.contract.errors import NonFiniteError
+from vla_rl.contract.errors import NonFiniteError, Terminated
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.stats import MeanReturn, Rate
@@ -26,7 +26,7 @@ from vla_rl.recipes.config_files import load_kept_files
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig, play, remote_env, saved
 from vla_rl.recipes.policies import check_if_foreign, start_policy
-from vla_rl.recipes.terminal import Clock, Terminated, bar, clock, console, mostly, patient_sigterm, steps_per_second
+from vla_rl.recipes.terminal import Clock, bar, clock, console, mostly, patient_sigterm, steps_per_second
 from vla_rl.recipes.trainers import CPU, LearnedReward, RunContext, Trainable, TrainerConfig, placed
 from vla_rl.recipes.workers import workers
 from vla_rl.training.device import resolve_device

@@ -14,6 +14,8 @@ from types import FrameType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from vla_rl.contract.errors import Terminated
+
 console = Console(stderr=True, highlight=False, soft_wrap=True)  # a path that is cut by lines cannot be copied
 
 
@@ -120,10 +122,6 @@ def steps_per_second(metrics: Mapping[str, float]) -> float:
     """Control steps per second of an iteration, validation left out."""
     seconds = metrics.get("time/iteration_s", 0.0) - metrics.get("time/validate_s", 0.0)
     return metrics.get("env/steps", 0.0) / max(seconds, 1e-9)
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM; it differs from Ctrl-C in its exit status only."""
 
 
 @contextmanager
