@@ -14,7 +14,6 @@ import torch
 from tests.toys import FlowToy, TwoProcesses, columns, same, seeded, weights
 from vla_rl.algorithms.group_relative import (
     GRPO,
-    RLOO,
     Constant,
     Global,
     GRPOConfig,
@@ -176,8 +175,7 @@ EPISODES = [
 def learner(config=None, policy=None, reducer=None, **changes):
     torch.manual_seed(0)
     policy, config = policy or FlowToy(sampler=SDE, width=16), replace(config or GRPOConfig(), **changes)
-    kind = RLOO if isinstance(config, RLOOConfig) else GRPO
-    return kind(policy, policy.trainable(), config, seeded(), reducer)
+    return config.build(policy, policy.trainable(), None, seeded(), reducer)
 
 
 def play(policy, episodes=EPISODES, seed=1, horizon=2) -> Rollout:

@@ -395,7 +395,7 @@ def test_parts_pass_through_windows_and_groups(logprob_per):
     rollout = source.next()
     idle = ~rollout.valid.any(-1)
     assert rollout.logprob.shape == (*idle.shape, *shape) and idle.any() and not rollout.logprob[idle].any()
-    learner = GRPO(policy, policy.trainable(), GRPO_CONFIG, seeded())
+    learner = GRPO(policy, policy.trainable(), None, GRPO_CONFIG, seeded())
     metrics = learner.update(rollout)
     assert metrics["policy/logprob_gap"] <= 1e-5 and metrics["rollout/decisions"] > 0
     assert np.isfinite(metrics["policy/loss"])

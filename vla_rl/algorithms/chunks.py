@@ -31,12 +31,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from vla_rl.algorithms.decisions import ages, flatten, mean, select_each
+from vla_rl.algorithms.learner import BaseLearner
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.config import Checked, above_zero, at_least
 from vla_rl.contract.env import EnvSpec
@@ -219,10 +220,11 @@ class GradientConfig(StepConfig):
 Config = TypeVar("Config", bound=StepConfig)
 
 
-class ChunkLearner(Generic[Config]):
+class ChunkLearner(BaseLearner, Generic[Config]):
     """Imitates the decisions that it keeps, and demonstrations: what HG-DAgger, self-imitation and RECAP share."""
 
     name, imitated = "", ""  # of the algorithm; of what is kept, in metrics
+    counters: ClassVar[tuple[str, ...]] = ("steps",)
 
     def __init__(
         self,
@@ -251,14 +253,6 @@ class ChunkLearner(Generic[Config]):
         """The imitation loss of drawn decisions, and metrics."""
         loss = mean_loss(self.policy, kept, self.config.draws, self.generator)
         return loss, {f"policy/{self.imitated}_loss": float(loss.detach())}
-
-    @property
-    def lr(self) -> float:
-        return float(self.optimizer.param_groups[0]["lr"])
-
-    @lr.setter
-    def lr(self, value: float) -> None:
-        self.optimizer.param_groups[0]["lr"] = value
 
     def keep(self, new: Chunks) -> int:
         """Keep ``new`` decisions to imitate; returns how many they are."""
@@ -301,23 +295,12 @@ class ChunkLearner(Generic[Config]):
     # -- state ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, optimizer, what is kept, generator and counter (see ``Resumable``); demonstrations are the run's."""
-        return {
-            "parameters": {name: parameter.detach() for name, parameter in self.parameters.items()},
-            "optimizer": self.optimizer.state_dict(),
-            "kept": self.kept.to_state() if self.kept else {},
-            "generator": self.generator.get_state(),
-            "steps": self.steps,
-        }
+        """And what is kept; demonstrations are the run's."""
+        return {**super().state_dict(), "kept": self.kept.to_state() if self.kept else {}}
 
-    @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, parameter in self.parameters.items():
-            parameter.copy_(state["parameters"][name])
-        self.optimizer.load_state_dict(state["optimizer"])
+        super().load_state_dict(state)
         self.kept = Chunks(**state["kept"]) if state["kept"] else None
-        self.generator.set_state(state["generator"])
-        self.steps = state["steps"]
 
 
 @dataclass(frozen=True)

@@ -163,13 +163,6 @@ def is_finite(tensor: Tensor) -> bool:
     return bool(own.isfinite().all())
 
 
-def forget_moments(learner: Any) -> None:
-    """Clear the state of every optimizer that is an attribute of ``learner``."""
-    for item in vars(learner).values():
-        if isinstance(item, torch.optim.Optimizer):
-            item.state.clear()
-
-
 def mean(metrics: list[dict[str, float]]) -> dict[str, float]:
     """The mean of every metric over the items that have it."""
     names = sorted({name for item in metrics for name in item})

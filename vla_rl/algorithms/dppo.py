@@ -44,12 +44,8 @@ class DPPOConfig(PPOConfig):
     clip_first: float = above_zero(0.1, 1)  # the noisiest step's bounds as a share of the last one's
     clip_rate: float = above_zero(3.0)  # above 0; larger values widen the bounds later in the chain
 
-    @property
-    def learner(self) -> type[DPPO]:
-        return DPPO
 
-
-class DPPO(PPO):
+class DPPO(PPO, config=DPPOConfig):
     """A ``Learner``: ``update(rollout)`` improves ``policy`` and ``critic`` in place and returns metrics.
 
     Raises UserError when the policy's steps have no density.

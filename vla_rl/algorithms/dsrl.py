@@ -44,12 +44,8 @@ class DSRLConfig(SACConfig):
     temperature: float = 0.1
     target_entropy: float = 0.0
 
-    @property
-    def learner(self) -> type[DSRL]:
-        return DSRL
 
-
-class DSRL(SAC):
+class DSRL(SAC, config=DSRLConfig):
     """DSRL-SAC: its critics evaluate noise, so they learn only from decisions of a latent-noise policy."""
 
     config: DSRLConfig
@@ -73,12 +69,8 @@ class NoiseAliasedConfig(DSRLConfig):
 
     distillations: int = at_least(10, 0)
 
-    @property
-    def learner(self) -> type[NoiseAliased]:
-        return NoiseAliased
 
-
-class NoiseAliased(DSRL):
+class NoiseAliased(DSRL, config=NoiseAliasedConfig):
     """DSRL-NA: ``critic`` evaluates normalised actions and learns from demonstrations too, ``noise_critic`` noise."""
 
     config: NoiseAliasedConfig

@@ -59,10 +59,6 @@ class GoRLConfig(PPOConfig):
     window: int = 20  # last iterations of a stage, whose actions the refit uses
     refit: RefitConfig = field(default_factory=RefitConfig)
 
-    @property
-    def learner(self) -> type[GoRL]:
-        return GoRL
-
 
 @dataclass(frozen=True)
 class _Window:
@@ -73,7 +69,7 @@ class _Window:
     executed: Tensor
 
 
-class GoRL(PPO):
+class GoRL(PPO, config=GoRLConfig):
     """A ``Learner`` for a ``GaussianLatent``; its ``parameters`` are those of encoder and decoder.
 
     So a loop saves matching pairs as the best weights.  PPO's optimizer holds the encoder's parameters only.
@@ -81,6 +77,7 @@ class GoRL(PPO):
 
     config: GoRLConfig
     policy: GaussianLatent
+    counters = (*PPO.counters, "stage", "stage_iteration")
 
     def __init__(
         self,
@@ -182,11 +179,10 @@ class GoRL(PPO):
 
     def state_dict(self) -> dict[str, Any]:
         window = [vars(part) for part in self.window]
-        return {**super().state_dict(), "stage": self.stage, "stage_iteration": self.stage_iteration, "window": window}
+        return {**super().state_dict(), "window": window}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.stage, self.stage_iteration = state["stage"], state["stage_iteration"]
         self.window = [_Window(**part) for part in state["window"]]
 
 

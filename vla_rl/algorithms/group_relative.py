@@ -34,18 +34,17 @@ only for earlier minibatches.  Deviations: one ratio per decision and not per ep
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vla_rl.algorithms.decisions import Decisions, Gathered, flatten
 from vla_rl.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig, clipped_objective, surrogate
 from vla_rl.contract.batch import TRUNCATION_RETURN, Reducer, Rollout
 from vla_rl.contract.config import above_zero, check_limits
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.policy import Likelihood, LikelihoodPolicy
+from vla_rl.contract.policy import Likelihood
 
 # -- the advantage of an episode --------------------------------------------------------------------------------------
 
@@ -169,21 +168,6 @@ class GroupRelativeConfig(PolicyGradientConfig):
 
     averaging: Averaging = Global()
 
-    @property
-    def learner(self) -> type[GroupRelative]:
-        raise NotImplementedError
-
-    def build(
-        self,
-        policy: LikelihoodPolicy,
-        parameters: Mapping[str, nn.Parameter],
-        critic: nn.Module,
-        generator: torch.Generator,
-        reducer: Reducer,
-    ) -> GroupRelative:
-        """The learner with this config; ``critic`` is ignored."""
-        return self.learner(policy, parameters, self, generator, reducer)
-
 
 class GroupRelative(PolicyGradient[Decisions]):
     """A ``Learner`` from whole episodes in groups, one episode per column (collected by ``experience/groups.py``).
@@ -282,12 +266,8 @@ class GRPOConfig(GroupRelativeConfig):
     clip_low: float = above_zero(0.2, 1)
     clip_high: float = above_zero(0.28)
 
-    @property
-    def learner(self) -> type[GRPO]:
-        return GRPO
 
-
-class GRPO(GroupRelative):
+class GRPO(GroupRelative, config=GRPOConfig):
     """A ``Learner``: ``update(rollout)`` improves ``policy`` in place and returns metrics."""
 
     config: GRPOConfig
@@ -314,12 +294,8 @@ class RLOOConfig(GroupRelativeConfig):
     minibatch: int = 128  # decisions
     target_kl: float = 0.003
 
-    @property
-    def learner(self) -> type[RLOO]:
-        return RLOO
 
-
-class RLOO(GroupRelative):
+class RLOO(GroupRelative, config=RLOOConfig):
     """A ``Learner``: ``update(rollout)`` improves ``policy`` in place and returns metrics."""
 
     config: RLOOConfig

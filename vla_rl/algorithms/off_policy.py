@@ -20,8 +20,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from vla_rl.algorithms.decisions import forget_moments, mean, mean_gradients
+from vla_rl.algorithms.decisions import mean, mean_gradients
 from vla_rl.algorithms.guard import FallbackConfig, Guard, ReleaseConfig
+from vla_rl.algorithms.learner import BaseLearner
 from vla_rl.contract.batch import OneProcess, Reducer, ReplayBuffer, Rollout, Transitions
 from vla_rl.contract.config import Checked, above_zero, at_least, check_limits, check_ordered
 from vla_rl.contract.errors import NonFiniteError, UserError
@@ -34,6 +35,7 @@ from vla_rl.policies.heads import HeadConfig
 class OffPolicyConfig(Checked):
     """The schedule of gradient steps, and the critics."""
 
+    learner: ClassVar[type[OffPolicy]]
     batch: int = at_least(256, 1)
     utd_ratio: float = above_zero(0.25)  # gradient steps of the critics per collected decision
     learning_starts: int = at_least(1000, 0)  # collected decisions before the first gradient step
@@ -57,10 +59,6 @@ class OffPolicyConfig(Checked):
         check_limits(self, num_min_q=(1, self.num_critics))
         check_ordered(self, "value_bounds")
 
-    @property
-    def learner(self) -> type[OffPolicy]:
-        raise NotImplementedError
-
     def build(
         self,
         policy: ReparametrisedPolicy,
@@ -73,7 +71,7 @@ class OffPolicyConfig(Checked):
         return self.learner(policy, parameters, critic, replay, self, generator, reducer)
 
 
-class OffPolicy:
+class OffPolicy(BaseLearner):
     """A ``Learner``: ``update(rollout)`` adds to the replay buffer, then improves critics and policy from it.
 
     A subclass implements the critics' regression target (:meth:`target`) and the actor's loss (:meth:`actor_loss`).
@@ -83,7 +81,7 @@ class OffPolicy:
 
     needs: ClassVar[tuple[str, ...]] = ("rsample", "critic_action")  # methods of its policy, and what lacks without
     otherwise = "so no gradient could reach it; add them or choose an algorithm that needs likelihoods only."
-    resumed: ClassVar[tuple[str, ...]] = ("critic", "target_critic", "optimizer", "critic_optimizer", "replay", "guard")
+    resumed = (*BaseLearner.resumed, "critic", "target_critic", "critic_optimizer", "replay", "guard")
     rolled_back: ClassVar[tuple[str, ...]] = ("critic", "target_critic")  # with the policy
 
     def __init__(
@@ -123,14 +121,6 @@ class OffPolicy:
 
     def prepare(self) -> None:
         """Make what a subclass has besides: the last step of ``__init__``."""
-
-    @property
-    def lr(self) -> float:
-        return float(self.optimizer.param_groups[0]["lr"])
-
-    @lr.setter
-    def lr(self, value: float) -> None:
-        self.optimizer.param_groups[0]["lr"] = value
 
     # -- learning ---------------------------------------------------------------------------------------------------
 
@@ -294,13 +284,7 @@ class OffPolicy:
     # -- state ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, optimizers, replay buffer, generator and counters (see ``Resumable``)."""
-        return {
-            "parameters": {name: parameter.detach() for name, parameter in self.parameters.items()},
-            **{name: getattr(self, name).state_dict() for name in self.resumed},
-            "generator": self.generator.get_state(),
-            "counters": [self.decisions, self.steps, self.update_debt],
-        }
+        return {**super().state_dict(), "counters": [self.decisions, self.steps, self.update_debt]}
 
     def best_state(self) -> dict[str, Any]:
         """A copy of all that :meth:`roll_back` restores: the policy, the critics and their targets."""
@@ -310,28 +294,21 @@ class OffPolicy:
             state[key] = {name: value.clone() for name, value in getattr(self, key).state_dict().items()}
         return state
 
-    @torch.no_grad()
     def roll_back(self, state: dict[str, Any], lr_factor: float) -> None:
         """Restore :meth:`best_state`, forget the optimizers' moments and lower the actor's learning rate.
 
         Weights that are older than the input normalization get one that is fitted to the replay buffer again.
         """
-        for name, parameter in self.parameters.items():
-            parameter.copy_(state["parameters"][name])
+        self.restore(state["parameters"])
         for key in self.rolled_back:
             getattr(self, key).load_state_dict(state[key])
         self.lr *= lr_factor
-        forget_moments(self)
+        self.forget_moments()
         if self.steps and not state["calibrated"]:
             self._calibrate()
 
-    @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, parameter in self.parameters.items():
-            parameter.copy_(state["parameters"][name])
-        for name in self.resumed:
-            getattr(self, name).load_state_dict(state[name])
-        self.generator.set_state(state["generator"])
+        super().load_state_dict(state)
         self.decisions, self.steps, self.update_debt = state["counters"]
 
 

@@ -60,12 +60,8 @@ class CalQLConfig(SACConfig):
     conservatism: float = at_least(5.0, 0)  # alpha of the penalty
     actions: int = at_least(10, 1)  # n
 
-    @property
-    def learner(self) -> type[CalQL]:
-        return CalQL
 
-
-class CalQL(SAC):
+class CalQL(SAC, config=CalQLConfig):
     """SAC with a penalty on the values of unrecorded actions, and without entropy in the targets."""
 
     config: CalQLConfig
@@ -132,12 +128,8 @@ class WSRLConfig(SACConfig):
     offline_steps: int = 1_000_000
     offline: OffPolicyConfig = field(default_factory=CalQLConfig)
 
-    @property
-    def learner(self) -> type[WSRL]:
-        return WSRL
 
-
-class WSRL(SAC):
+class WSRL(SAC, config=WSRLConfig):
     """SAC that starts from offline pre-training by another algorithm."""
 
     config: WSRLConfig
@@ -172,12 +164,8 @@ class IQLConfig(OffPolicyConfig):
     beta: float = at_least(10.0, 0)  # inverse temperature of the advantage weights
     weight_limit: float = above_zero(100.0)
 
-    @property
-    def learner(self) -> type[IQL]:
-        return IQL
 
-
-class IQL(OffPolicy):
+class IQL(OffPolicy, config=IQLConfig):
     """Trains a policy on recorded decisions; raises UserError when it has no density of them."""
 
     config: IQLConfig

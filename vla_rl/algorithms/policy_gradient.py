@@ -49,7 +49,6 @@ from vla_rl.algorithms.decisions import (
     Decisions,
     ages,
     clip_gradients,
-    forget_moments,
     fused_on_gpu,
     is_finite,
     mean,
@@ -57,6 +56,7 @@ from vla_rl.algorithms.decisions import (
     select,
     select_each,
 )
+from vla_rl.algorithms.learner import BaseLearner
 from vla_rl.contract.batch import OneProcess, Reducer, Rollout
 from vla_rl.contract.config import Checked, above_zero, at_least, check_ordered
 from vla_rl.contract.errors import ContractError, NonFiniteError
@@ -69,6 +69,7 @@ LR_FACTOR = 1.4  # by which the learning rate changes when the last epoch's KL m
 class PolicyGradientConfig(Checked):
     """How far the policy moves per rollout; ``target_kl`` is the KL of the chain, summed over its Gaussian terms."""
 
+    learner: ClassVar[type[PolicyGradient[Any]]]
     epochs: int = at_least(3, 1)
     minibatch: int = at_least(320, 1)  # decisions
     lr: float = above_zero(5e-5)
@@ -86,8 +87,18 @@ class PolicyGradientConfig(Checked):
         super().__post_init__()
         check_ordered(self, "lr_bounds")
 
+    def build(
+        self,
+        policy: LikelihoodPolicy,
+        parameters: Mapping[str, nn.Parameter],
+        critic: nn.Module,
+        generator: torch.Generator,
+        reducer: Reducer,
+    ) -> PolicyGradient[Any]:
+        return self.learner(policy, parameters, critic, self, generator, reducer)
 
-class PolicyGradient(Generic[B]):
+
+class PolicyGradient(BaseLearner, Generic[B]):
     """A ``Learner``: ``update(rollout)`` improves ``policy`` in place and returns metrics.
 
     A subclass computes advantages (:meth:`_make_batch`) and the loss (:meth:`policy_loss`).
@@ -97,15 +108,18 @@ class PolicyGradient(Generic[B]):
 
     needs: ClassVar[tuple[str, ...]] = ("log_prob", "kl")  # methods of its policy, and what lacks without
     otherwise = "so no ratio can be formed; add them or choose an algorithm for black-box policies."
+    counters: ClassVar[tuple[str, ...]] = ("iteration", "max_lr")
 
     def __init__(
         self,
         policy: LikelihoodPolicy,
         parameters: Mapping[str, nn.Parameter],
+        critic: nn.Module | None,
         config: PolicyGradientConfig,
         generator: torch.Generator,
         reducer: Reducer | None = None,
     ) -> None:
+        """``critic``: for a subclass whose advantages need one."""
         require(policy, type(self).__name__, self.needs, self.otherwise)
         self.policy, self.config = policy, config
         self.parameters, self.generator = dict(parameters), generator
@@ -129,15 +143,7 @@ class PolicyGradient(Generic[B]):
         self.optimizer.param_groups[0]["lr"] = min(max(value, self.config.lr_bounds[0]), self.max_lr)
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, optimizer, generator and iteration (see ``Resumable``)."""
-        return {
-            "parameters": {name: parameter.detach() for name, parameter in self.parameters.items()},
-            "optimizer": self.optimizer.state_dict(),
-            "generator": self.generator.get_state(),
-            "iteration": self.iteration,
-            "max_lr": self.max_lr,
-            "calibration": self.calibration,
-        }
+        return {**super().state_dict(), "calibration": self.calibration}
 
     def best_state(self) -> dict[str, Any]:
         """A copy of all that :meth:`roll_back` restores."""
@@ -150,22 +156,15 @@ class PolicyGradient(Generic[B]):
 
         Weights that are older than the input normalization keep the present one, which is fitted only once.
         """
-        for name, parameter in self.parameters.items():
-            parameter.copy_(state["parameters"][name])
+        self.restore(state["parameters"])
         for name, value in self.calibration.items() if not state["calibrated"] else ():
             self.parameters[name].copy_(value)
         self.max_lr = max(self.config.lr_bounds[0], self.lr * lr_factor)
         self.lr = self.max_lr
-        forget_moments(self)
+        self.forget_moments()
 
-    @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, parameter in self.parameters.items():
-            parameter.copy_(state["parameters"][name])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.generator.set_state(state["generator"])
-        self.iteration = state["iteration"]
-        self.max_lr = state["max_lr"]
+        super().load_state_dict(state)
         self.calibration = {name: value.clone() for name, value in state["calibration"].items()}
 
     def update(self, rollout: Rollout) -> dict[str, float]:

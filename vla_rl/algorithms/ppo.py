@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,20 +43,6 @@ class PPOConfig(PolicyGradientConfig):
     critic_lr: float = above_zero(1e-3)
     critic_warmup: int = at_least(2, 0)  # first iterations, which train the critic only
 
-    @property
-    def learner(self) -> type[PPO]:
-        return PPO
-
-    def build(
-        self,
-        policy: LikelihoodPolicy,
-        parameters: Mapping[str, nn.Parameter],
-        critic: nn.Module,
-        generator: torch.Generator,
-        reducer: Reducer,
-    ) -> PPO:
-        return self.learner(policy, parameters, critic, self, generator, reducer)
-
 
 @dataclass(frozen=True)
 class _Batch(Decisions):
@@ -66,10 +51,11 @@ class _Batch(Decisions):
     returns: Tensor
 
 
-class PPO(PolicyGradient[_Batch]):
+class PPO(PolicyGradient[_Batch], config=PPOConfig):
     """A ``Learner``: ``update(rollout)`` improves ``policy`` and ``critic`` in place and returns metrics."""
 
     config: PPOConfig
+    resumed = (*PolicyGradient.resumed, "critic", "critic_optimizer")
 
     def __init__(
         self,
@@ -80,19 +66,10 @@ class PPO(PolicyGradient[_Batch]):
         generator: torch.Generator,
         reducer: Reducer | None = None,
     ) -> None:
-        super().__init__(policy, parameters, config, generator, reducer)
+        super().__init__(policy, parameters, critic, config, generator, reducer)
         self.critic = critic
         self._critic_parameters = {name: item for name, item in critic.named_parameters() if item.requires_grad}
         self.critic_optimizer = torch.optim.Adam(self._critic_parameters.values(), lr=config.critic_lr, eps=1e-5)
-
-    def state_dict(self) -> dict[str, Any]:
-        own = {"critic": self.critic.state_dict(), "critic_optimizer": self.critic_optimizer.state_dict()}
-        return {**super().state_dict(), **own}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.critic.load_state_dict(state["critic"])
-        self.critic_optimizer.load_state_dict(state["critic_optimizer"])
 
     @torch.no_grad()
     def _make_batch(self, rollout: Rollout) -> tuple[_Batch, dict[str, float]]:

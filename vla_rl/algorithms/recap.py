@@ -133,6 +133,7 @@ class Recap(ChunkLearner[RecapConfig]):
     """A ``LoopLearner`` of an ``AdvantageConditioned`` policy, with its value."""
 
     name = "RECAP"
+    resumed = (*ChunkLearner.resumed, "value", "value_optimizer", "sampler")
 
     def __init__(
         self,
@@ -254,19 +255,11 @@ class Recap(ChunkLearner[RecapConfig]):
     # -- state ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """And the value with its optimizer, outcomes, and the sampler."""
+        """And what became of the decisions."""
         outcomes = self.outcomes
-        return {
-            **super().state_dict(),
-            "value": self.value.state_dict(),
-            "value_optimizer": self.value_optimizer.state_dict(),
-            "outcomes": {item.name: getattr(outcomes, item.name) for item in fields(Outcomes)} if outcomes else {},
-            "sampler": self.sampler.state_dict(),
-        }
+        found = {item.name: getattr(outcomes, item.name) for item in fields(Outcomes)} if outcomes else {}
+        return {**super().state_dict(), "outcomes": found}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.value.load_state_dict(state["value"])
-        self.value_optimizer.load_state_dict(state["value_optimizer"])
         self.outcomes = Outcomes(**state["outcomes"]) if state["outcomes"] else None
-        self.sampler.load_state_dict(state["sampler"])

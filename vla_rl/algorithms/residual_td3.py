@@ -50,12 +50,8 @@ class ResidualTD3Config(OffPolicyConfig):
     anchor: float = at_least(0.0, 0)  # weight of its squared distance from the correction that was tried (TD3+BC)
     conservative: ConservativeConfig | None = None  # values of untried corrections are pushed down
 
-    @property
-    def learner(self) -> type[ResidualTD3]:
-        return ResidualTD3
 
-
-class ResidualTD3(OffPolicy):
+class ResidualTD3(OffPolicy, config=ResidualTD3Config):
     """Trains a ``DeterministicResidual``, or any other deterministic policy."""
 
     config: ResidualTD3Config

@@ -47,12 +47,8 @@ class SACConfig(OffPolicyConfig):
     temperature: float = above_zero(1.0)  # initial alpha
     temperature_lr: float = at_least(3e-4, 0)  # learning rate of alpha
 
-    @property
-    def learner(self) -> type[SAC]:
-        return SAC
 
-
-class SAC(OffPolicy):
+class SAC(OffPolicy, config=SACConfig):
     """Trains any policy with differentiable decisions that have a density, and the temperature alpha."""
 
     config: SACConfig

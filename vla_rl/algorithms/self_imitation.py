@@ -63,6 +63,7 @@ class SelfImitation(ChunkLearner[SelfImitationConfig]):
     """A ``LoopLearner`` of a policy with a loss for every action (``ImitationPolicy``)."""
 
     name, imitated = "self-imitation", "success"
+    counters = (*ChunkLearner.counters, "rollouts")
 
     def __init__(
         self,
@@ -140,15 +141,15 @@ class SelfImitation(ChunkLearner[SelfImitationConfig]):
         return {**self.parameters, **head}
 
     def state_dict(self) -> dict[str, Any]:
-        """And the head's weights, the first weights, and the number of rollouts."""
+        """And the head's weights and the first weights."""
         head = self.future.state_dict() if self.future is not None else {}
-        return {**super().state_dict(), "future": head, "first": self._first, "rollouts": self.rollouts}
+        return {**super().state_dict(), "future": head, "first": self._first}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         if self.future is not None:
             self.future.load_state_dict(state["future"])
-        self._first, self.rollouts = dict(state["first"]), state["rollouts"]
+        self._first = dict(state["first"])
 
 
 def of_successes(rollout: Rollout) -> Tensor:

@@ -97,7 +97,7 @@ def played(truncation_value, outcomes=EVERYTHING, **changes) -> tuple[Enumerated
 
 def push(policy: Enumerated, rollout: Rollout, **changes) -> float:
     """The expected gradient of the objective with respect to the second arm's logit."""
-    grpo = GRPO(policy, dict(policy.named_parameters()), GRPOConfig(**changes), torch.Generator())
+    grpo = GRPO(policy, dict(policy.named_parameters()), None, GRPOConfig(**changes), torch.Generator())
     batch, _ = grpo._make_batch(rollout)
     grpo.policy_loss(batch, policy.log_prob(batch.features, batch.sample, batch.aux))[0].backward()
     return -float(policy.logits.grad[1])
@@ -135,7 +135,7 @@ def test_cut_off_members_stay_in_their_groups_and_are_counted():
     assert rollout.seeds[0].reshape(-1, SIZE).unique(dim=1).shape == (16, 1)
     counts = {"truncations": 8, "successes": 16, "episodes": 32}
     assert all(rollout.info[f"rollout/{name}"] == count for name, count in counts.items())
-    grpo = GRPO(policy, dict(policy.named_parameters()), GRPOConfig(), torch.Generator())
+    grpo = GRPO(policy, dict(policy.named_parameters()), None, GRPOConfig(), torch.Generator())
     metrics = grpo._make_batch(rollout)[1]
     assert metrics["rollout/truncated"] == 1 / 4 and metrics["rollout/return"] == 1 / 2
 
