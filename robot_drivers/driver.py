@@ -65,13 +65,11 @@ class RobotSpec:
     """A robot before anything is connected.
 
     ``joints`` are in the order of every array [D] of the robot.  ``control_hz`` is the rate at which it is commanded.
-    ``velocity_measured`` is False for robots that report positions only; velocities are then differences.
     """
 
     name: str
     joints: tuple[Joint, ...]
     control_hz: float
-    velocity_measured: bool = False
 
     def __post_init__(self) -> None:
         check_number(f"control_hz of {self.name}", self.control_hz, *RATES)

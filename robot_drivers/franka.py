@@ -48,7 +48,7 @@ class Franka:
             Joint(f"joint{at}", low, high, self._factor * speed, self._factor * _ACCELERATION, self._factor * _JERK)
             for at, (low, high, speed) in enumerate(bounds, 1)
         )
-        self.spec = RobotSpec("fr3", joints, control_hz, velocity_measured=True)
+        self.spec = RobotSpec("fr3", joints, control_hz)
         self._franky: Any = None
         self._robot: Any = None
 

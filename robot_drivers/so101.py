@@ -387,7 +387,7 @@ class SO101:
     @property
     def spec(self) -> RobotSpec:
         """Joints go as far as they were calibrated, or as published where they were not."""
-        return RobotSpec("so101", joints(self._servos.calibration), self._control_hz, velocity_measured=True)
+        return RobotSpec("so101", joints(self._servos.calibration), self._control_hz)
 
     @property
     def is_connected(self) -> bool:

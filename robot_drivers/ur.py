@@ -60,7 +60,7 @@ class UR:
             Joint(name, -turn * math.pi, turn * math.pi, math.radians(speed), _ACCELERATION, _JERK)
             for name, turn, speed in zip(JOINTS, turns, _SPEEDS[model], strict=True)
         )
-        self.spec = RobotSpec(model, joints, control_hz, velocity_measured=True)
+        self.spec = RobotSpec(model, joints, control_hz)
         self._control: Any = None
         self._receive: Any = None
 

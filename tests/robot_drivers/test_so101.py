@@ -305,7 +305,7 @@ def test_it_knows_its_joints_before_it_is_connected():
     arm = open_driver("robot_drivers.so101:SO101", {"port": "/dev/none", "calibration": str(GOLDEN)})
     assert isinstance(arm, Calibrates) and not arm.is_connected
     assert arm.spec.names == tuple(f"{joint}.pos" for joint in JOINTS)
-    assert arm.spec.position.unit == "rad, rad, rad, rad, rad, 1" and arm.spec.velocity_measured
+    assert arm.spec.position.unit == "rad, rad, rad, rad, rad, 1"
     highs = [joint.high for joint in arm.spec.joints]
     assert highs == pytest.approx([1371.5 * TICK, 1195 * TICK, 1111 * TICK, 1176 * TICK, 2.74385, 1.0])
     lows = [joint.low for joint in arm.spec.joints]

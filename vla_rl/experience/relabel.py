@@ -6,7 +6,8 @@ with the base policy's actions (Ankile et al. 2025, ResFiT, arXiv 2509.19301).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,9 @@ from vla_rl.contract.errors import ContractError
 from vla_rl.contract.policy import Features, Policy, recorded
 from vla_rl.experience.demonstrations import Demonstrations
 
-_REWARD, _DONE, _SUCCESS = "next.reward", "next.done", "next.success"
+Encode = Callable[[list[int]], list[Features]]
+"""A policy's features at steps of one episode, in their order, each with a leading axis 1."""
+_REWARD, DONE, _SUCCESS = "next.reward", "next.done", "next.success"
 INTERVENTION = "complementary_info.is_intervention"  # bool: a person acted, as lerobot records it
 
 
@@ -37,29 +40,33 @@ def relabelled(
     """
     _require_rewards(episodes)
     _require_bounds(episodes, spec)
-    episodes = episodes.with_tasks(spec.tasks)
+    episodes = replace(episodes.with_tasks(spec.tasks), robot=episodes.robot or spec.name)
+    return as_decisions(episodes, lambda steps: _encode(episodes, steps, policy, generator), horizon, offsets)
+
+
+def as_decisions(episodes: Demonstrations, encode: Encode, horizon: int, offsets: int = 1) -> Iterator[Rollout]:
+    """As :func:`relabelled`, of episodes with any actions and tasks; reward 0 where none was recorded."""
     for begin, end in episodes.spans():
         for offset in range(min(offsets, end - begin)):
-            rollout = _episode(episodes, begin + offset, end, policy, spec, horizon, generator)
+            rollout = _episode(episodes, begin + offset, end, encode, horizon)
             if rollout is not None:
                 yield rollout
 
 
-def _episode(
-    episodes: Demonstrations, begin: int, end: int, policy: Policy, spec: EnvSpec, horizon: int, generator: Any
-) -> Rollout | None:
+def _episode(episodes: Demonstrations, begin: int, end: int, encode: Encode, horizon: int) -> Rollout | None:
     """The steps from ``begin`` to before ``end``; None when they hold no decision."""
     terminated = _terminated(episodes, end - 1)
     last = end if terminated else end - 1  # the outcome of actions before this step is known
     starts = list(range(begin, last, horizon))
     if not starts:
         return None
-    features = _encode(episodes, [*starts, min(last, end - 1)], policy, generator)
+    features = encode([*starts, min(last, end - 1)])
     index = np.array(starts)[:, None] + np.arange(horizon)
     valid = torch.from_numpy(index < last)[:, None]
     index = np.minimum(index, last - 1)
     executed = torch.from_numpy(episodes.action[index])[:, None]
-    reward = torch.from_numpy(np.asarray(episodes.extras[_REWARD], np.float32).reshape(-1)[index])[:, None]
+    rewards = episodes.extras.get(_REWARD, np.zeros(len(episodes.action)))
+    reward = torch.from_numpy(np.asarray(rewards, np.float32).reshape(-1)[index])[:, None]
     over = torch.zeros(len(starts), 1, dtype=torch.bool)
     over[-1] = True
     return Rollout(
@@ -80,7 +87,7 @@ def _episode(
         seeds=torch.full((len(starts), 1), int(episodes.seed[begin])),
         info={"env/steps": float(valid.sum())},
         task=torch.from_numpy(episodes.task[starts])[:, None],
-        robot=episodes.robot or spec.name,
+        robot=episodes.robot,
     )
 
 
@@ -96,7 +103,7 @@ def _encode(episodes: Demonstrations, steps: list[int], policy: Policy, generato
 
 
 def _terminated(episodes: Demonstrations, step: int) -> bool:
-    flags = episodes.extras.get(_SUCCESS, episodes.extras.get(_DONE))
+    flags = episodes.extras.get(_SUCCESS, episodes.extras.get(DONE))
     return bool(np.asarray(flags).reshape(-1)[step]) if flags is not None else False
 
 

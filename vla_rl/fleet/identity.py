@@ -12,7 +12,6 @@ from __future__ import annotations
 import fcntl
 import ipaddress
 import os
-import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -39,9 +38,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.trust import check_folder, read_bytes, read_key, sync_folder, write_whole
 from vla_rl.contract.wire import is_loopback
+from vla_rl.fleet.record import NAME
 
 Role = Literal["robot", "server"]
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _URI = "urn:vla-rl:{}:{}"
 _COMMANDS: dict[Role, str] = {
     "robot": "vla-rl certs robot FOLDER NAME",

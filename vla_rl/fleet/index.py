@@ -219,10 +219,6 @@ class Index:
         """Where the records are that are set aside."""
         return self._places("true ORDER BY position", damaged=1)
 
-    def damaged(self) -> list[int]:
-        """The positions of records that are set aside."""
-        return [row[0] for row in self._all("SELECT position FROM records WHERE damaged ORDER BY position")]
-
     # Segments
 
     def segments(self) -> dict[int, tuple[SegmentName, int]]:

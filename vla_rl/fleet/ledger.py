@@ -192,7 +192,7 @@ class Ledger:
     def damaged(self) -> list[int]:
         """The positions of the records that cannot be read any more, because the disk changed them."""
         with self._use():
-            return self._index.damaged()
+            return [place.position for place in self._index.set_aside()]
 
     def conflicts(self) -> list[FleetRecord]:
         """The newest of the records that were refused because they contradict what is stored."""

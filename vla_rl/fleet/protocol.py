@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
+from typing import TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -49,6 +50,7 @@ _LIMITS = {
     "grpc.enable_http_proxy": 0,
 }
 OPTIONS = tuple(_LIMITS.items())
+Message = TypeVar("Message", pb.FromRobot, pb.FromServer)
 
 
 def read_from_robot(data: bytes) -> pb.FromRobot:
@@ -61,21 +63,19 @@ def read_from_robot(data: bytes) -> pb.FromRobot:
     for count, _ in enumerate(_outer_fields(data)):
         if count > MAX_RECORDS + _SPARE_FIELDS:
             raise _refused(data, f"holds more than {MAX_RECORDS} records")
-    try:
-        message = pb.FromRobot.FromString(data)
-    except DecodeError as error:
-        raise _refused(data, f"is no message of a robot ({error})") from error
-    if message.WhichOneof("message") is None:
-        raise _refused(data, "holds nothing that this version knows")
-    return message
+    return _parsed(pb.FromRobot, data, "a robot")
 
 
 def read_from_server(data: bytes) -> pb.FromServer:
     """The message in ``data``; raises ContractError for one that is broken or empty."""
+    return _parsed(pb.FromServer, data, "a server")
+
+
+def _parsed(kind: type[Message], data: bytes, sender: str) -> Message:
     try:
-        message = pb.FromServer.FromString(data)
+        message = kind.FromString(data)
     except DecodeError as error:
-        raise _refused(data, f"is no message of a server ({error})") from error
+        raise _refused(data, f"is no message of {sender} ({error})") from error
     if message.WhichOneof("message") is None:
         raise _refused(data, "holds nothing that this version knows")
     return message

@@ -26,7 +26,7 @@ _MAGIC = b"vfr1"
 # magic, kind, intervened, lengths of robot, episode and task, length of the payload, seq, count, version, captured,
 # wall, epoch, previous
 _HEAD = struct.Struct("<4sBBHHHIQQqqq16s32s")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _EPISODE = re.compile(r"[A-Za-z0-9._:/-]{0,128}")
 _EPOCH = re.compile(r"[0-9a-f]{32}")
 
@@ -70,7 +70,7 @@ class FleetRecord:
             )
 
     def _wrong(self) -> str:
-        if not _NAME.fullmatch(self.robot):
+        if not NAME.fullmatch(self.robot):
             return "a robot's name that is not 1 to 64 letters, digits, '.', '_' or '-'"
         if not _EPOCH.fullmatch(self.epoch):
             return f"the epoch {self.epoch!r:.80}, which is not 32 hexadecimal digits"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import queue
 import random
 import struct
 import subprocess
@@ -402,44 +403,35 @@ def received(pipe: BinaryIO) -> Iterator[tuple[int, FleetRecord]]:
 
 
 class Inbox:
-    """What :func:`received` gives, read by a thread: whoever takes it never waits for the pipe."""
+    """What :func:`received` gives, read by a thread: whoever takes it waits for the pipe no longer than it wants."""
 
     def __init__(self, pipe: BinaryIO) -> None:
-        self._pipe, self._held = pipe, deque[tuple[int, FleetRecord]]()
-        self._changed, self._over = threading.Condition(), False
+        self.ended = False  # the writer has ended and everything is taken
+        self._pipe = pipe
         self._error: ContractError | None = None
+        self._held: queue.Queue[tuple[int, FleetRecord] | ContractError | None] = queue.Queue(INBOX)
         threading.Thread(target=self._read, name="fleet-inbox", daemon=True).start()
 
-    @property
-    def ended(self) -> bool:
-        """Whether the writer has ended and everything is taken."""
-        with self._changed:
-            return self._over and not self._held
+    def take(self, seconds: float) -> list[tuple[int, FleetRecord]]:
+        """What is there after at most ``seconds``, at most ``INBOX``.
 
-    def take(self) -> list[tuple[int, FleetRecord]]:
-        """What is there, at most ``INBOX``; raises ContractError when the pipe brought something else."""
-        with self._changed:
-            found = list(self._held)
-            self._held.clear()
-            self._changed.notify_all()
-            if not found and self._error is not None:
-                raise self._error
-            return found
-
-    def wait(self, seconds: float) -> None:
-        """Until something is there, for ``seconds`` at most."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._held or self._over, seconds)
+        Raises ContractError when the pipe brought something else behind what was taken.
+        """
+        found = list[tuple[int, FleetRecord]]()
+        with suppress(queue.Empty):
+            while len(found) < INBOX and not self.ended and self._error is None:
+                one = self._held.get(timeout=0.0 if found else seconds)
+                if isinstance(one, tuple):
+                    found.append(one)
+                self.ended, self._error = one is None, one if isinstance(one, ContractError) else None
+        if self._error is not None and not found:
+            raise self._error
+        return found
 
     def _read(self) -> None:
         try:
             for item in received(self._pipe):
-                with self._changed:
-                    self._changed.wait_for(lambda: len(self._held) < INBOX)
-                    self._held.append(item)
-                    self._changed.notify_all()
+                self._held.put(item)
+            self._held.put(None)
         except ContractError as error:
-            self._error = error
-        with self._changed:
-            self._over = self._error is None
-            self._changed.notify_all()
+            self._held.put(error)

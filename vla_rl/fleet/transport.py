@@ -31,7 +31,7 @@ from google.protobuf.message import DecodeError
 from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.fleet import fleet_pb2 as pb
-from vla_rl.fleet.identity import NAME, Credentials, Revoked, robot_of
+from vla_rl.fleet.identity import Credentials, Revoked, robot_of
 from vla_rl.fleet.ledger import Ledger
 from vla_rl.fleet.protocol import (
     CHUNK,
@@ -46,7 +46,7 @@ from vla_rl.fleet.protocol import (
     check_hello,
     read_from_robot,
 )
-from vla_rl.fleet.record import Sender
+from vla_rl.fleet.record import NAME, Sender
 from vla_rl.fleet.registry import Registry
 from vla_rl.fleet.releases import MissingError
 from vla_rl.fleet.session import Code, Committer, End, Session

@@ -118,6 +118,7 @@ class Connection:
                     return self._decoded(message) if kind is Opcode.TEXT else bytes(message)
             self._require_open()
             self._read(idle_until if self._begun is None else self._begun + self.limits.message_s)
+            self._reply()
 
     def attend(self) -> None:
         """Between two messages: answer pings that have arrived, without waiting; the next message is kept.
@@ -128,6 +129,7 @@ class Connection:
         self._require_open()
         if not self._events:
             self._read(None if self._begun is None else self._begun + self.limits.message_s, wait=False)
+            self._reply()
             self._require_open()
 
     def close(self, code: CloseCode = CloseCode.NORMAL_CLOSURE, reason: str = "") -> None:
@@ -162,10 +164,11 @@ class Connection:
         protocol = ServerProtocol(origins=[None], max_size=limits.message_bytes, logger=_frames)
         connection = cls(sock, protocol, peer, limits)
         request = connection._opening(Request)
+        early = protocol.data_to_send()  # pongs to what came with the request, which the response precedes
         given = request.headers.get_all("Authorization")
         page = (HTTPStatus.OK, pages[request.path]) if request.path in pages else refusal(given[0] if given else "")
         protocol.send_response(protocol.reject(*page) if page else protocol.accept(request))
-        connection._flush()
+        connection._flush(early)
         if protocol.state is State.OPEN:
             return connection
         connection.close()
@@ -184,6 +187,7 @@ class Connection:
             raise self._lost(f"wants {'another' if key else 'an'} API key (key_file=FILE of its address or {VARIABLE})")
         if self._protocol.handshake_exc is not None:
             raise self._lost(f"refused the connection ({response.status_code} {response.reason_phrase})")
+        self._reply()  # to what came with the response
 
     def _opening(self, kind: type[Opening]) -> Opening:
         self._begun = time.monotonic()
@@ -202,7 +206,7 @@ class Connection:
     # -- bytes ------------------------------------------------------------------------------------------------------
 
     def _read(self, until: float | None, wait: bool = True) -> bytes:
-        """Take what has arrived, and answer pings; raises DisconnectedError when that is nothing ``until`` then."""
+        """Take what has arrived; raises DisconnectedError when that is nothing ``until`` then."""
         left = math.inf if until is None else until - time.monotonic()
         try:
             if left <= 0:
@@ -224,7 +228,6 @@ class Connection:
         frames = [event for event in events if isinstance(event, Frame)]
         self._events.extend(event for event in events if not isinstance(event, Frame) or event.opcode in _DATA)
         self._note(len(data), frames)
-        self._reply()
         return data
 
     def _note(self, arrived: int, frames: Sequence[Frame] = ()) -> None:
@@ -242,9 +245,9 @@ class Connection:
         elif self._begun is None:
             self._begun = time.monotonic()
 
-    def _push(self, timeout_s: float) -> None:
+    def _push(self, timeout_s: float, after: Sequence[bytes] = ()) -> None:
         until = time.monotonic() + timeout_s
-        for data in self._protocol.data_to_send():
+        for data in (*self._protocol.data_to_send(), *after):
             rest = memoryview(data)
             while rest:  # as sendall, which with TLS has the timeout for every part and not for all of it
                 self._socket.settimeout(max(_AT_ONCE, until - time.monotonic()))
@@ -262,10 +265,10 @@ class Connection:
             if self._protocol.close_rcvd is None:
                 raise
 
-    def _flush(self) -> None:
-        """Send what the protocol has to say."""
+    def _flush(self, after: Sequence[bytes] = ()) -> None:
+        """Send what the protocol has to say, and then ``after``."""
         try:
-            self._push(self.limits.message_s)
+            self._push(self.limits.message_s, after)
         except TimeoutError as error:
             raise self._lost("was too slow to take a message") from error
         except OSError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Features, Mode, Policy, State
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.mixture import choose, key_of
-from vla_rl.experience.relabel import INTERVENTION, relabelled
+from vla_rl.experience.relabel import DONE, INTERVENTION, as_decisions, relabelled
 from vla_rl.experience.replay import Replay
 from vla_rl.experience.rollout import side_by_side
 from vla_rl.fleet.episodes import FleetEpisode
@@ -131,9 +131,9 @@ class FleetMethod:
         Raises ContractError for an episode of a task that the policy does not have.
         """
         steps = demonstrations_of(episode).with_tasks(policy.spec.tasks)
-        person = np.array(episode.intervened)
-        labels = _Labels(person, _versions(episode, known), episode.end.success, episode.sender.robot)
-        return _columns(policy, steps, labels)
+        extras = {DONE: steps.extras[DONE], INTERVENTION: np.array(episode.intervened)}
+        columns = _chunks(policy, replace(steps, extras=extras, robot=episode.sender.robot))
+        return _played(columns, episode, known, policy.horizon)
 
 
 @dataclass(frozen=True)
@@ -210,72 +210,37 @@ class BalancedChunks:
         self.sampler.load_state_dict(state)
 
 
-@dataclass(frozen=True)
-class _Labels:
-    """Of each of ``N`` control steps: whether a person acted, by which version the robot did, and the outcome."""
-
-    intervened: np.ndarray  # bool [N]
-    version: np.ndarray  # int [N]
-    success: bool
-    robot: str
-
-
 def recorded_rollout(policy: FlowPolicy, episodes: Demonstrations) -> Rollout:
     """The successful ``episodes`` as columns: each ``H`` times, with chunks that begin at its step 0, 1, ... ``H - 1``.
 
-    So every control step begins a decision, as in imitation, and the decisions of a column follow each other.
+    So every control step begins a decision, as in imitation, and the decisions of a column follow each other.  Their
+    version is ``DEMONSTRATED``.
     """
-    count = len(episodes.state)
-    nobody = np.zeros(count, bool)
-    return _columns(policy, episodes, _Labels(nobody, nobody + DEMONSTRATED, True, "demonstrations"))
+    ends = np.zeros(len(episodes.state), bool)
+    ends[[end - 1 for _, end in episodes.spans()]] = True
+    return side_by_side(list(_chunks(policy, replace(episodes, extras={DONE: ends}, robot="demonstrations"))))
 
 
-def _versions(episode: FleetEpisode, known: Collection[int]) -> np.ndarray:
-    """By which version the robot acted in each step; 0 for one that is not ``known``."""
-    return np.array([one if one in known else 0 for one in episode.versions])
-
-
-def _columns(policy: FlowPolicy, episodes: Demonstrations, labels: _Labels) -> Rollout:
+def _chunks(policy: FlowPolicy, episodes: Demonstrations) -> Iterator[Rollout]:
+    """The columns of :func:`recorded_rollout`; each observation is encoded once, whatever columns it is in."""
     features = encode_episodes(policy, episodes)
-    chunks, columns = episodes.chunks(policy.horizon), list[Rollout]()
-    for begin, end in episodes.spans():
-        for first in range(begin, min(begin + policy.horizon, end)):
-            index = np.arange(first, end, policy.horizon)
-            columns.append(_column(features, chunks, labels, index, int(episodes.task[begin])))
-    return side_by_side(columns)
+
+    def encoded(steps: list[int]) -> list[Features]:
+        return [{name: item[step : step + 1] for name, item in features.items()} for step in steps]
+
+    return as_decisions(episodes, encoded, policy.horizon, policy.horizon)
 
 
-def _column(
-    features: dict[str, Tensor], chunks: tuple[np.ndarray, np.ndarray], labels: _Labels, index: np.ndarray, task: int
-) -> Rollout:
-    length, (executed, within) = len(index), (item[index] for item in chunks)
-    last = torch.zeros(length, 1, dtype=torch.bool)
-    last[-1] = True
-    ahead = np.minimum(index[:, None] + np.arange(within.shape[1]), len(labels.intervened) - 1)
-    valid = torch.as_tensor(within)[:, None]
-    person = torch.as_tensor(labels.intervened[ahead])[:, None] & valid
-    actions = torch.as_tensor(executed)[:, None]
-    kept = {name: item[[*index.tolist(), int(index[-1])]][:, None] for name, item in features.items()}
-    whole = torch.zeros(length, 1, dtype=torch.long)
-    return Rollout(
-        features=kept,
-        sample=actions,
-        executed=actions,
-        aux={},
-        logprob=torch.zeros(length, 1),
-        reward=torch.zeros(valid.shape),
-        valid=valid,
-        intervened=person,
-        terminated=last,
-        truncated=torch.zeros_like(last),
-        success=last & labels.success,
-        version=torch.as_tensor(labels.version[index])[:, None],
-        final_index=torch.zeros(0, 2, dtype=torch.long),
-        final_features={name: item[:0, 0] for name, item in kept.items()},
-        seeds=whole - 1,
-        task=whole + task,
-        robot=labels.robot,
-    )
+def _played(columns: Iterable[Rollout], episode: FleetEpisode, known: Collection[int], horizon: int) -> Rollout:
+    """``columns`` of one ``episode``, the first begun at its step 0, with what a recording by a script does not have:
+    whether it failed, and by which version the robot acted in each step; 0 for one that is not ``known``.
+    """
+    version = torch.tensor([one if one in known else 0 for one in episode.versions])
+    labelled = []
+    for first, column in enumerate(columns):
+        ran, success = version[first::horizon][: len(column.reward), None], column.success & episode.end.success
+        labelled.append(replace(column, version=ran, success=success))
+    return side_by_side(labelled)
 
 
 @dataclass(frozen=True)
@@ -408,18 +373,13 @@ def relabelled_episode(policy: Any, episode: FleetEpisode, known: Collection[int
     person, steps = np.array(episode.intervened), demonstrations_of(episode)
     extras = {**steps.extras, INTERVENTION: person}
     if episode.end.outcome in _TERMINAL:
-        del extras["next.success"]  # so that "next.done" says where it was terminated
+        del extras["next.success"]  # so that DONE says where it was terminated
     else:
-        extras["next.done"] = np.zeros(len(person), bool)
+        extras[DONE] = np.zeros(len(person), bool)
     shown = replace(steps, extras=extras, robot=episode.sender.robot)
     actor: Any = _BegunAnew(policy, np.append(False, person)) if hasattr(policy, "context") else policy
     noise = [torch.Generator().manual_seed(zlib.crc32("/".join([*episode.sender, episode.name]).encode()))]
-    columns = list(relabelled(shown, actor, policy.spec, horizon, noise, horizon))
-    version = torch.as_tensor(_versions(episode, known))
-    for first, column in enumerate(columns):  # what a recording by a script does not have
-        ran, success = version[first::horizon][: len(column.reward), None], column.success & episode.end.success
-        columns[first] = replace(column, version=ran, success=success)
-    return side_by_side(columns)
+    return _played(relabelled(shown, actor, policy.spec, horizon, noise, horizon), episode, known, horizon)
 
 
 class _BegunAnew:

@@ -230,13 +230,12 @@ def _name(record: FleetRecord) -> bytes:
 
 def until_the_server_ends(learning: Learning, inbox: Inbox, say: Callable[[dict[str, Any]], None]) -> None:
     """Learn from what comes in; the state is saved at the end."""
-    said = -float("inf")
+    said, idle = -float("inf"), False
     while not inbox.ended:
-        found = inbox.take()
+        found = inbox.take(_WAIT_S if idle else 0.0)
         for position, record in found:
             learning.take(position, record)
-        if len(found) < INBOX and not learning.turn():  # else there is more at once
-            inbox.wait(_WAIT_S)
+        idle = len(found) < INBOX and not learning.turn()  # else there is more at once
         if time.monotonic() - said > _SAY_S:
             said = time.monotonic()
             say({"learner": learning.seen()})
