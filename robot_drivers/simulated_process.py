@@ -163,27 +163,21 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def read_config(data: Mapping[str, Any]) -> ProcessConfig:
-    """The config of JSON ``data``; raises UserError where it has no address or what nobody knows."""
-    try:
-        kinds = {"robot": Simulated, "imperfections": Imperfections}
-        parts = {name: kind(**data[name]) for name, kind in kinds.items() if name in data}
-        return ProcessConfig(**{**data, **parts})
-    except TypeError as error:
-        raise UserError(
-            f"the simulated robot's file cannot be read ({error}), so nothing was started; it has address, and may "
-            "have robot, imperfections and record."
-        ) from error
-
-
 def read_own(file: Path) -> ProcessConfig:
-    """The config in ``file``; raises UserError where it names code or a record of somebody else."""
+    """The config in ``file``.
+
+    Raises UserError where it has no address or what nobody knows, and where it names code or a record of somebody else.
+    """
+    kinds = {"robot": Simulated, "imperfections": Imperfections}
     try:
         data = read_bytes(file)
-        config = read_config(parse_json(data))
-    except (OSError, ValueError, AttributeError) as error:
+        given = parse_json(data)
+        parts = {name: kind(**given[name]) for name, kind in kinds.items() if name in given}
+        config = ProcessConfig(**{**given, **parts})
+    except (OSError, ValueError, TypeError) as error:
         raise UserError(
-            f"the simulated robot's file {str(file)!r} cannot be read ({error}), so nothing was started; correct it."
+            f"the simulated robot's file {str(file)!r} cannot be read ({error}), so nothing was started; correct it: "
+            "it has address, and may have robot, imperfections and record."
         ) from error
     if config.record or config.robot != Simulated():
         require_own(data, f"{str(file)!r} names an environment or a file")

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Self
 
-from robot_drivers.simulated_process import read_config
+from robot_drivers.simulated_process import read_own
 from vla_rl.contract.trust import mark
 
 
@@ -23,10 +23,10 @@ class SimulatedProcess:
         """
         self._folder = tempfile.TemporaryDirectory(prefix="simulated-robot-")
         self.address = str(config.setdefault("address", str(Path(self._folder.name) / "robot.sock")))
-        read_config(config)
         file = Path(self._folder.name) / "robot.json"
         file.write_text(json.dumps(config), encoding="utf-8")
         mark(file.read_bytes())
+        read_own(file)
         command = [sys.executable, "-m", "robot_drivers.simulated", str(file), "--owned"]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
 
