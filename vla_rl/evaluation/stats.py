@@ -191,16 +191,17 @@ def pairs_of(first: Sequence[EpisodeResult], second: Sequence[EpisodeResult], by
     other = {episode.key: episode for episode in second}
     matched = [(episode, other[episode.key]) for episode in first]
     tasks = np.array([episode.task for episode, _ in matched])
-    a, b = (np.array([_value(pair[side], by_success) for pair in matched]) for side in (0, 1))
-    difference = paired_bootstrap(a, b, BOOTSTRAP_SEED, RESAMPLES, strata=tasks)
-    if not by_success:
-        return Pairs(len(matched), 0, 0, difference, None)
-    alone = int((a > b).sum()), int((b > a).sum())
-    return Pairs(len(matched), *alone, difference, mcnemar_exact(*alone))
+    if by_success:
+        return paired_successes(*(np.array([pair[side].success for pair in matched]) for side in (0, 1)))
+    a, b = (np.array([pair[side].returns for pair in matched]) for side in (0, 1))
+    return Pairs(len(matched), 0, 0, paired_bootstrap(a, b, BOOTSTRAP_SEED, RESAMPLES, strata=tasks), None)
 
 
-def _value(episode: EpisodeResult, by_success: bool) -> float:
-    return float(episode.success) if by_success else episode.returns
+def paired_successes(first: NDArray[np.bool_], second: NDArray[np.bool_]) -> Pairs:
+    """Compare successes [n] of both on the same episodes."""
+    alone = int((first & ~second).sum()), int((second & ~first).sum())
+    difference = paired_bootstrap(first, second, BOOTSTRAP_SEED, RESAMPLES)
+    return Pairs(len(first), *alone, difference, mcnemar_exact(*alone))
 
 
 _SPREAD = 10.0  # standard deviations of a binomial that are summed over; beyond, less than 1e-20 is left out

@@ -16,7 +16,7 @@ from vla_rl.contract.env import Observation, Observe, Step, VecEnv, on_host
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.report import Bar, Clip, Report, Series, Tile, percent
 from vla_rl.evaluation.run import Outcomes
-from vla_rl.evaluation.stats import mcnemar_exact, paired_bootstrap
+from vla_rl.evaluation.stats import paired_successes
 from vla_rl.experience.driver import Driver
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.env_config import EnvConfig
@@ -118,10 +118,8 @@ def write_report(content: DemoReport, summary: JsonMapping, folder: RunFolder) -
 
 
 def _headline(report: Report, content: DemoReport, summary: JsonMapping) -> None:
-    a, b = content.first.success, content.last.success
-    gain = paired_bootstrap(b.astype(float), a.astype(float), seed=0, resamples=10_000)
-    better, worse = int((b & ~a).sum()), int((a & ~b).sum())
-    episodes = f"{len(a)} test episodes"
+    pairs = paired_successes(content.last.success, content.first.success)
+    gain, episodes = pairs.difference, f"{pairs.episodes} test episodes"
     report.tiles(
         [
             Tile.of("Imitation", content.first.rate, episodes),
@@ -130,10 +128,11 @@ def _headline(report: Report, content: DemoReport, summary: JsonMapping) -> None
         ]
     )
     report.text(
-        f"The task is to lift the cube that the instruction names, among others, and hold it up. On the same {len(a)} "
-        f"test scenes RL mended **{better}** failures of imitation and broke **{worse}** of its successes (McNemar's "
-        f"exact test: p = {mcnemar_exact(better, worse):.2g}). It used {summary['env_steps']:,} control steps in "
-        f"{summary['episodes']:,} episodes and a reward of 1 for success, nothing else. All intervals are 95 %."
+        "The task is to lift the cube that the instruction names, among others, and hold it up. On the same "
+        f"{pairs.episodes} test scenes RL mended **{pairs.first_alone}** failures of imitation and broke "
+        f"**{pairs.second_alone}** of its successes (McNemar's exact test: p = {pairs.p_value:.2g}). It used "
+        f"{summary['env_steps']:,} control steps in {summary['episodes']:,} episodes and a reward of 1 for success, "
+        "nothing else. All intervals are 95 %."
     )
 
 

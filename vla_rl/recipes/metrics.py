@@ -11,6 +11,7 @@ from vla_rl.contract.trust import read_json
 from vla_rl.evaluation.report import Series
 from vla_rl.training.tracking import read_metrics
 
+SCORE, BAND = "eval/score", ("eval/score_low", "eval/score_high")
 _OLD_NAMES = {"validation", "env_steps_total", "env_steps"}  # before metrics had prefixes
 
 
@@ -36,16 +37,14 @@ def summary(run: Path) -> JsonObject:
 
 def validation_curve(name: str, lines: Sequence[JsonObject], clock: str, family: str = "") -> Series:
     """Validation success over ``clock``, an entry of the lines: with its interval, or of one kind of task."""
-    key = f"eval/{family}" if family else "eval/score"
+    key = f"eval/{family}" if family else SCORE
     found = [line for line in lines if key in line and clock in line]
-    if family:
-        return Series(name, [line[clock] for line in found], [line[key] for line in found])
-    return curve_of(name, found, clock, key, "eval/score_low", "eval/score_high")
+    return curve_of(name, found, clock, key, *(() if family else BAND))
 
 
-def curve_of(name: str, lines: Sequence[JsonMapping], x: str, y: str, low: str, high: str) -> Series:
-    """A line from entries of ``lines``; its band where all have one (returns of few episodes have no interval)."""
-    band = [[line[end] for line in lines] for end in (low, high) if all(line.get(end) is not None for line in lines)]
+def curve_of(name: str, lines: Sequence[JsonMapping], x: str, y: str, *ends: str) -> Series:
+    """A line from entries of ``lines``; the band of both ``ends`` where all have one (few returns have no interval)."""
+    band = [[line[end] for line in lines] for end in ends if all(line.get(end) is not None for line in lines)]
     return Series(name, [line[x] for line in lines], [line[y] for line in lines], *(band if len(band) == 2 else ()))
 
 

@@ -11,10 +11,11 @@ import numpy as np
 
 from vla_rl.contract.config import JsonObject, to_json
 from vla_rl.contract.errors import UserError
-from vla_rl.evaluation.report import Report, Series, Tile
+from vla_rl.evaluation.report import Report, Tile
 from vla_rl.recipes import metrics
 from vla_rl.recipes.config_files import keep_file, load_kept_files
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.metrics import BAND, SCORE
 from vla_rl.recipes.terminal import console, sigterm_like_ctrl_c
 from vla_rl.recipes.workers import worker_processes
 from vla_rl.training.checkpoint import resuming
@@ -130,7 +131,6 @@ def run_in(folder: RunFolder) -> JsonObject:
 _POINTS = 300  # of a curve
 _SECTIONS = ("eval", "rollout", "policy", "critic", "replay", "env", "time", "")
 _CLOCKS = ("stage", "step", "elapsed_s", "env/steps_total")
-_SCORE, _BAND = "eval/score", ("eval/score_low", "eval/score_high")
 # What a summary calls its results, and the episodes that they are of.
 _RESULTS = {
     "imitation": ("imitation", "test episodes"),
@@ -172,12 +172,12 @@ def write_run_report(folder: RunFolder, summary: JsonObject) -> Path:
 
 def _before(lines: list[JsonObject], percent: bool) -> Iterator[Tile]:
     """The first validation, beside which the results are seen; none where that was all."""
-    scored = [line for line in lines if line.get(_SCORE) is not None]
+    scored = [line for line in lines if line.get(SCORE) is not None]
     if len(scored) > 1:
         first = scored[0]
         note = f"{first['eval/episodes']:.0f} validation episodes" if "eval/episodes" in first else "validation"
-        low, high = (first.get(name) for name in _BAND)
-        yield Tile("before", first[_SCORE], low, high, percent=percent, note=note)
+        low, high = (first.get(name) for name in BAND)
+        yield Tile("before", first[SCORE], low, high, percent=percent, note=note)
 
 
 def _tiles(summary: JsonObject) -> Iterator[Tile]:
@@ -201,16 +201,14 @@ def _curves(report: Report, stage: str, lines: list[JsonObject], percent: bool) 
     clock, label = ("env/steps_total", "control steps") if "env/steps_total" in lines[-1] else ("step", "step")
     names = dict.fromkeys(name for line in lines for name in line if name not in _CLOCKS)
     for section in _SECTIONS:
-        chosen = [name for name in names if name.rpartition("/")[0].partition("/")[0] == section and name not in _BAND]
+        chosen = [name for name in names if name.rpartition("/")[0].partition("/")[0] == section and name not in BAND]
         if chosen:
             report.section(f"{_TITLES[section]} ({stage})")
         values = {name: {line[name] for line in lines if line.get(name) is not None} for name in chosen}
         for name in (name for name in chosen if len(values[name]) > 1):
             known = thinned([line for line in lines if line.get(name) is not None and clock in line])
-            banded = name == _SCORE and all(line.get(item) is not None for line in known for item in _BAND)
-            low, high = ([line[item] for line in known] if banded else None for item in _BAND)
-            points = Series(stage, [line[clock] for line in known], [line[name] for line in known], low, high)
-            report.curves(name, label, name.rpartition("/")[2], [points], percent and name == _SCORE)
+            points = metrics.curve_of(stage, known, clock, name, *(BAND if name == SCORE else ()))
+            report.curves(name, label, name.rpartition("/")[2], [points], percent and name == SCORE)
         same = [f"`{name}` {next(iter(values[name])):.4g}" for name in chosen if len(values[name]) == 1]
         report.text(f"The same throughout: {', '.join(same)}." if same else "")
 

@@ -56,13 +56,13 @@ def compare(config: ImagineComparison) -> JsonObject:
     run_sweep(out, {"imitate": first, "improve": second}, config.processes)
     found = evaluate_world_model(out / "imagination", config.scenes)
     write_json(out / "agreement.json", found)
-    summary = summarize(out, found)
+    summary = summarize(out)
     write_json(out / "summary.json", summary)
     write_report(out, summary, found)
     return summary | {"report": str(out / "report.html")}
 
 
-def summarize(out: Path, found: JsonObject) -> JsonObject:
+def summarize(out: Path) -> JsonObject:
     """The three policies side by side; ``simulator_episodes`` counts all after imitation except the final test's."""
     imagination, simulator = metrics.summary(out / "imagination"), metrics.summary(out / "simulator")
     curve, imagined = metrics.watched(out / "simulator"), imagination["imagined_rl"]
@@ -82,20 +82,6 @@ def summarize(out: Path, found: JsonObject) -> JsonObject:
             "validation_episodes": sum(row["played"] for row in curve),
         },
         "gain": imagination["gain"],
-        "agreement": headline_agreement(found),
-    }
-
-
-def headline_agreement(found: JsonObject) -> JsonObject:
-    """The agreement at the horizon that RL used, and that of the policies."""
-    table = next(one for one in found["replays"] if one["horizon"] == found["horizon"])
-    hallucinated, policies = table["hallucinated"], found["policies"]
-    return {
-        "horizon": found["horizon"],
-        "accuracy": table["accuracy"]["success"],
-        "hallucinated": hallucinated and hallucinated["success"],
-        "hallucinated_high": 1.0 if hallucinated is None else hallucinated["high"],
-        **{name: policies[name] for name in ("policies", "r", "r_low", "r_high")},
     }
 
 
@@ -167,9 +153,8 @@ def _learning(report: Report, out: Path) -> None:
         [row["rollout/successes"] / row["rollout/episodes"] for row in exploring],
     )
     report.curves("Success in imagination", "iteration", "success", [deployed, tried], percent=True)
-    curve = watched(out / "simulator")
-    episodes, success, low, high = ([row[name] for row in curve] for name in ("episodes", "success", "low", "high"))
-    simulator = Series("PPO in the simulator", episodes, success, low, high)
+    found = watched(out / "simulator")
+    simulator = metrics.curve_of("PPO in the simulator", found, "episodes", "success", "low", "high")
     report.curves("The same PPO in the simulator", "simulated episodes", "success", [simulator], percent=True)
     stages = sorted({row["stage"] for row in rows(out / "imagination") if row["stage"].startswith("world")})
     for name, title in _LOSSES.items():

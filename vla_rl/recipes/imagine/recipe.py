@@ -14,7 +14,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
 from vla_rl.contract.trust import check_folder, read_json
 from vla_rl.evaluation import seed_ranges
-from vla_rl.evaluation.stats import mcnemar_exact, paired_bootstrap
+from vla_rl.evaluation.stats import paired_successes
 from vla_rl.experience.demonstrations import Trajectories
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import save_own
@@ -136,12 +136,10 @@ class Imagine:
             play(self.env, policy, scenes, self.evaluation, self.seed, f"test {name.replace('_', ' ')}")
             for name, policy in policies.items()
         )
-        one, two = before.success, after.success
-        gain = asdict(paired_bootstrap(two, one, self.seed, 10_000))
-        gain["mcnemar_p"] = mcnemar_exact(int((two & ~one).sum()), int((one & ~two).sum()))
+        pairs = paired_successes(after.success, before.success)
         return {
             **{name: asdict(found.rate) for name, found in zip(policies, (before, after), strict=True)},
-            "gain": gain,
+            "gain": asdict(pairs.difference) | {"mcnemar_p": pairs.p_value},
         }
 
 
