@@ -8,7 +8,7 @@ environment that wraps another, they follow from its ``options``.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -167,9 +167,11 @@ def check_options(name: str, builder: Callable[..., Any], options: Mapping[str, 
     parameters = inspect.signature(builder).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
-    known = [parameter.name for parameter in parameters]
+    check_names(f"environment {name!r}", [parameter.name for parameter in parameters], options)
+
+
+def check_names(what: str, known: Sequence[str], options: Mapping[str, Any]) -> None:
+    """Raise UserError for one of ``options`` that ``what`` does not know."""
     for option in options:
         if option not in known:
-            raise UserError(
-                f"environment {name!r} has no option {option!r}, so it cannot be made; {did_you_mean(option, known)}"
-            )
+            raise UserError(f"{what} has no option {option!r}, so it cannot be made; {did_you_mean(option, known)}")

@@ -21,7 +21,7 @@ from array_api_compat import array_namespace
 from sims.mujoco.env import MujocoEnv, make_env
 from sims.mujoco.scene import GANTRY_QPOS
 from sims.mujoco.tabletop import COLOURS, HOLD_STEPS, MOST_DISPLACEMENT
-from sims.mujoco.task import Constant, TaskResult, TaskState, first_case, pick
+from sims.mujoco.task import Constant, TaskResult, TaskState, pick
 from sims.mujoco.tasks.lift import LiftTask
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.task import declare_task
@@ -50,8 +50,7 @@ class ReachTask(LiftTask):
         reached = xp.linalg.vector_norm(goals - qpos[:, None, GANTRY_QPOS], axis=-1) < NEAR
         success = pick(reached, task_state["named"])
         held = xp.astype(reached, xp.int16) * HOLD_STEPS
-        nothing_failed = first_case([(success, -1)])
-        return TaskResult(xp.astype(success, xp.float32), success, nothing_failed, {**task_state, "held": held})
+        return self.result(task_state, success, [], held=held)  # nothing fails
 
 
 class ReachExpert:
@@ -72,4 +71,4 @@ class ReachExpert:
 @declare_task(expert=ReachExpert, swapped_options={"instruct": "distractor"})
 def make(num_envs: int, **options: Any) -> MujocoEnv:
     """The reach environment.  Options: ``cubes``, ``colours``, ``instruct``, and those of ``MujocoEnv``."""
-    return make_env(ReachTask, ("cubes", "colours", "instruct"), num_envs, options)
+    return make_env(ReachTask, num_envs, options)

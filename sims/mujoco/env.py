@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -11,6 +12,7 @@ import numpy as np
 from mujoco.batch import Batch
 
 from sims.base import VariedEnv, require_some
+from sims.catalog import check_names
 from sims.mujoco.render import Renderer, recolour
 from sims.mujoco.scene import TEXTURES
 from sims.mujoco.task import Task
@@ -247,31 +249,26 @@ def _sizes(cameras: Sequence[str], image_size: ImageSize) -> dict[str, int]:
 _OPTIONS = ("cameras", "image_size", "threads", "render")
 
 
-def make_env(task: Callable[..., Task], known: Sequence[str], num_envs: int, options: Mapping[str, Any]) -> MujocoEnv:
-    """An environment of ``task`` with those of ``options`` that are in ``known``; the others are the environment's.
+def make_env(task: Callable[..., Task], num_envs: int, options: Mapping[str, Any]) -> MujocoEnv:
+    """An environment of ``task`` with those of ``options`` that it takes, though not those by keyword only.
 
-    The environment's options: ``cameras`` out of "front", "side", "top" (("front",)), ``image_size`` in pixels, for all
-    cameras or {camera: size} (64), ``threads`` (2), ``render`` (True).  Raises UserError for an unknown option.
+    The others are the environment's: ``cameras`` out of "front", "side", "top" (("front",)), ``image_size`` in pixels,
+    for all cameras or {camera: size} (64), ``threads`` (2), ``render`` (True).  Raises UserError for an unknown option.
     """
-    made, rest = _make_task(task, known, options)
+    made, rest = _make_task(task, options)
     return MujocoEnv(made, num_envs, **rest)
 
 
-def make_spec(task: Callable[..., Task], known: Sequence[str], /, **options: Any) -> EnvSpec:
+def make_spec(task: Callable[..., Task], /, **options: Any) -> EnvSpec:
     """The spec of :func:`make_env`'s environment with ``options``, without simulator state, threads or OpenGL."""
-    made, rest = _make_task(task, known, options)
+    made, rest = _make_task(task, options)
     return task_spec(made, **{name: value for name, value in rest.items() if name != "threads"})
 
 
-def _make_task(
-    task: Callable[..., Task], known: Sequence[str], options: Mapping[str, Any]
-) -> tuple[Task, dict[str, Any]]:
-    name = getattr(task, "name", "this")
-    for option in options:
-        if option not in (*known, *_OPTIONS):
-            raise UserError(
-                f"task {name!r} has no option {option!r}, so it cannot be made; "
-                f"{did_you_mean(option, (*known, *_OPTIONS))}"
-            )
-    made = task(**{option: value for option, value in options.items() if option in known})
+def _make_task(task: Callable[..., Task], options: Mapping[str, Any]) -> tuple[Task, dict[str, Any]]:
+    """The task of those of ``options`` that are its own, and the others."""
+    parameters = inspect.signature(task).parameters.values()
+    own = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    check_names(f"task {getattr(task, 'name', 'this')!r}", [*own, *_OPTIONS], options)
+    made = task(**{option: value for option, value in options.items() if option in own})
     return made, {option: value for option, value in options.items() if option in _OPTIONS}

@@ -21,7 +21,7 @@ from sims.mujoco.scene import (
     WORKSPACE_LOW,
     build_model,
 )
-from sims.mujoco.task import Constant, Episode, Task, TaskState
+from sims.mujoco.task import Constant, Episode, Task, TaskResult, TaskState, first_case
 from vla_rl.contract.env import Array, ArraySpec, Observation, on_host
 from vla_rl.contract.errors import UserError
 
@@ -52,9 +52,10 @@ class Tabletop(Task):
     ``mark_colour`` int8 [marks] and ``mark_xy`` float64 [marks,2] in metres.
     """
 
-    def __init__(self, cubes: int, marks: int = 0, robot: Robot | None = None) -> None:
-        """``robot``: what moves the cubes, a gantry unless given."""
+    def __init__(self, cubes: int, marks: int = 0, robot: Robot | None = None, deadline: int | None = None) -> None:
+        """``robot``: what moves the cubes, a gantry unless given; ``deadline``: see :meth:`result`."""
         self.robot: Robot = robot or Gantry()
+        self._deadline = deadline
         self.model = self.robot.build_model(cubes, marks)
         self.state, self.action, self.substeps = self.robot.state, self.robot.action, self.robot.substeps
         self.painted = tuple(self.model.geom(f"cube{i}").id for i in range(cubes))
@@ -103,6 +104,19 @@ class Tabletop(Task):
         self.robot.displace(qpos, ctrl, np.array([values[f"gripper_{axis}"] for axis in "xyz"]))
         return replace(episode, qpos=qpos, ctrl=ctrl, task_state=task_state)
 
+    def result(self, task_state: TaskState, success: Array, failed: Sequence[Array], **changed: Array) -> TaskResult:
+        """Success earns 1; ``failed`` [R] are the cases of ``failures``, of which the first that holds counts.
+
+        The last of ``failures`` is that the episode is unfinished at its deadline.  ``changed`` are entries of the task
+        state after this step; its "steps" are counted here.
+        """
+        xp = array_namespace(success)
+        steps = xp.astype(task_state["steps"] + 1, xp.int16)
+        late = steps >= self._deadline if self._deadline else xp.zeros_like(success)
+        cases = [(success, -1), *((case, number) for number, case in enumerate([*failed, late]))]
+        after = {**task_state, **changed, "steps": steps}
+        return TaskResult(xp.astype(success, xp.float32), success, first_case(cases), after)
+
     def control(self, ctrl: Array, action: Array) -> Array:
         return self.robot.control(ctrl, action)
 
@@ -143,13 +157,6 @@ def count_consecutive(condition: Array, before: Array) -> Array:
     """int16: consecutive control steps with ``condition``, given ``before`` up to the previous step."""
     xp = array_namespace(condition)
     return xp.astype(xp.where(condition, before + 1, xp.zeros_like(before)), xp.int16)
-
-
-def count_steps(task_state: TaskState, deadline: int | None) -> tuple[Array, Array]:
-    """int16 [R]: control steps with this one, and bool [R]: whether an unfinished episode is too late now."""
-    xp = array_namespace(task_state["steps"])
-    steps = xp.astype(task_state["steps"] + 1, xp.int16)
-    return steps, (steps >= deadline if deadline else xp.zeros_like(steps, dtype=xp.bool))
 
 
 def write_cube_poses(poses: np.ndarray, xy: Sequence[np.ndarray], yaw: np.ndarray) -> None:

@@ -31,14 +31,12 @@ from sims.mujoco.tabletop import (
     TabletopExpert,
     check_variant,
     count_consecutive,
-    count_steps,
     grasp,
 )
-from sims.mujoco.task import Episode, TaskResult, TaskState, count, first_case, pick
+from sims.mujoco.task import Episode, TaskResult, TaskState, count, pick
 from vla_rl.contract.env import Array, ArraySpec, Observation
 from vla_rl.contract.task import declare_task
 
-_OPTIONS = ("cubes", "colours", "instruct", "deadline")
 _REACH, _NEAR = 0.5, 0.1  # of the potential: share of reaching in the whole; metres at which it is nearly done
 HOLD_HEIGHT = 0.11  # metres, to which the expert lifts
 
@@ -63,12 +61,13 @@ class LiftTask(Tabletop):
         colours: int = 4,
         instruct: Instruct = "target",
         deadline: int | None = None,
+        *,
         marks: int = 0,
         robot: Robot | None = None,
     ) -> None:
         """``marks``: flat marks in the scene that lift leaves invisible (other tasks share the model)."""
         check_variant(self.name, cubes, 4, colours, instruct, self.fewest)
-        super().__init__(cubes, marks, robot)
+        super().__init__(cubes, marks, robot, deadline)
         self.texts = tuple(f"pick up the {name} cube" for name in list(COLOURS)[:colours])
         self.families = (self.name,) * len(self.texts)
         self.task_state: TaskState = {
@@ -78,7 +77,7 @@ class LiftTask(Tabletop):
             "steps": np.zeros((), np.int16),  # control steps since the start
             "held": np.zeros(cubes, np.int16),  # control steps in a row that each cube was up
         }
-        self._instruct, self._deadline = instruct, deadline
+        self._instruct = instruct
         self.extras = {
             **self.place_extras("target"),
             "privileged/lifted": ArraySpec((), "int64", -1, colours - 1, unit="index of a colour, -1 for none"),
@@ -104,10 +103,7 @@ class LiftTask(Tabletop):
         long_enough, named = held >= HOLD_STEPS, self._named(task_state)
         success = xp.any(long_enough & named, axis=1)
         wrong = xp.any(long_enough & ~named, axis=1)
-        steps, late = count_steps(task_state, self._deadline)
-        failure = first_case([(success, -1), (wrong, 0), (late, 1)])
-        reward = xp.astype(success, xp.float32)
-        return TaskResult(reward, success, failure, {**task_state, "held": held, "steps": steps})
+        return self.result(task_state, success, [wrong], held=held)
 
     def observe_extras(self, qpos: Array, task_state: TaskState) -> dict[str, Array]:
         """Cube positions (metres), and which colours were lifted and chosen by the seed."""
@@ -178,7 +174,7 @@ def claims(obs: Observation) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     expert=LiftExpert,
     scenes="sims.mujoco.tasks.scenes:lift",
     swapped_options={"instruct": "distractor"},
-    spec=partial(make_spec, LiftTask, _OPTIONS),
+    spec=partial(make_spec, LiftTask),
     claims=claims,
     progress=potential,
     parameters=parameters,
@@ -189,7 +185,7 @@ def make(num_envs: int, **options: Any) -> MujocoEnv:
     Options of the task: ``cubes`` 2-4 (3), ``colours`` 4-6 (4), ``instruct`` "target" or "distractor", ``deadline``
     control steps after which an unfinished episode has failed (none).  Those of the environment: see ``make_env``.
     """
-    return make_env(LiftTask, _OPTIONS, num_envs, options)
+    return make_env(LiftTask, num_envs, options)
 
 
 # -- a controller without weights --------------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from vla_rl.contract.env import Array, Observation, on_host
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.task import declare_task
 
-_OPTIONS = ("deadlines",)
 _REACH, _NEAR = 0.4, 0.1  # of progress: share of reaching in the whole; metres at which something is nearly done
 CUBES = 3
 _SHARED = ("colour", "mark_colour", "mark_xy")  # the task_state that all three share
@@ -138,7 +137,7 @@ def _tasks() -> np.ndarray:
 @declare_task(
     expert=MixedExpert,
     scenes="sims.mujoco.tasks.scenes:mixed",
-    spec=partial(make_spec, MixedTask, _OPTIONS),
+    spec=partial(make_spec, MixedTask),
     progress=progress,
     parameters=parameters,
 )
@@ -147,4 +146,4 @@ def make(num_envs: int, **options: Any) -> MujocoEnv:
 
     Option of the task: ``deadlines`` {"lift": 25, ...}.  The rest: see ``make_env``.
     """
-    return make_env(MixedTask, _OPTIONS, num_envs, options)
+    return make_env(MixedTask, num_envs, options)

@@ -30,14 +30,12 @@ from sims.mujoco.tabletop import (
     TabletopExpert,
     check_variant,
     count_consecutive,
-    count_steps,
     grasp,
 )
-from sims.mujoco.task import Episode, TaskResult, TaskState, count, first_case, pick
+from sims.mujoco.task import Episode, TaskResult, TaskState, count, pick
 from vla_rl.contract.env import Array, ArraySpec, Observation
 from vla_rl.contract.task import declare_task
 
-_OPTIONS = ("cubes", "colours", "instruct", "deadline")
 NEAR = 0.025  # metres between the centres of cube and plate
 RESTING = CUBE_EDGE / 2 + 0.004  # metres; a cube whose centre is lower stands on the table
 RELEASED = 0.05  # metres between the fingers: more than a cube's edge
@@ -67,7 +65,7 @@ class PlaceTask(Tabletop):
     ) -> None:
         """``cubes`` of the model, of which two are on the table."""
         check_variant(self.name, cubes, 4, colours, instruct)
-        super().__init__(cubes, PLATES)
+        super().__init__(cubes, PLATES, deadline=deadline)
         self._names = list(COLOURS)[:colours]
         self.texts = tuple(f"put the {a} cube on the {b} plate" for a in self._names for b in self._names)
         self.families = (self.name,) * len(self.texts)
@@ -79,7 +77,7 @@ class PlaceTask(Tabletop):
             "held": np.zeros(cubes, np.int16),  # control steps in a row that each cube was up
             "placed": np.zeros(PLATES, np.int16),  # ... that the named cube rested on each plate with open fingers
         }
-        self._instruct, self._deadline = instruct, deadline
+        self._instruct = instruct
         self.extras = {
             **self.place_extras("target", "goal", "other_cube", "other_goal"),
             "privileged/other_tasks": ArraySpec((3,), "int64", 0, len(self.texts) - 1, unit="index of an instruction"),
@@ -111,11 +109,8 @@ class PlaceTask(Tabletop):
         long_enough = placed >= HOLD_STEPS
         success = pick(long_enough, task_state["plate"])
         other_cube = (held >= HOLD_STEPS) & (count(self._cubes, qpos) != task_state["named"][:, None])
-        steps, late = count_steps(task_state, self._deadline)
         wrong_object, wrong_plate = xp.any(other_cube, axis=1), xp.any(long_enough, axis=1)
-        failure = first_case([(success, -1), (wrong_object, 0), (wrong_plate, 1), (late, 2)])
-        after = {**task_state, "held": held, "placed": placed, "steps": steps}
-        return TaskResult(xp.astype(success, xp.float32), success, failure, after)
+        return self.result(task_state, success, [wrong_object, wrong_plate], held=held, placed=placed)
 
     def observe_extras(self, qpos: Array, task_state: TaskState) -> dict[str, Array]:
         """Positions of the cubes, the named cube and both plates, metres; and what the instruction does not name."""
@@ -193,7 +188,7 @@ def claims(obs: Observation) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     expert=PlaceExpert,
     scenes="sims.mujoco.tasks.scenes:place",
     swapped_options={"instruct": "distractor"},
-    spec=partial(make_spec, PlaceTask, _OPTIONS),
+    spec=partial(make_spec, PlaceTask),
     claims=claims,
     parameters=parameters,
 )
@@ -203,4 +198,4 @@ def make(num_envs: int, **options: Any) -> MujocoEnv:
     Options of the task: ``cubes`` 2-4 in the model (2), ``colours`` 4-6 (4), ``instruct`` "target" or "distractor",
     ``deadline`` control steps after which an unfinished episode has failed (none).  The rest: see ``make_env``.
     """
-    return make_env(PlaceTask, _OPTIONS, num_envs, options)
+    return make_env(PlaceTask, num_envs, options)

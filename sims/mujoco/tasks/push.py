@@ -24,15 +24,13 @@ from sims.mujoco.tabletop import (
     Tabletop,
     TabletopExpert,
     count_consecutive,
-    count_steps,
 )
-from sims.mujoco.task import Episode, TaskResult, TaskState, first_case
+from sims.mujoco.task import Episode, TaskResult, TaskState
 from sims.mujoco.tasks.place import NEAR, RESTING
 from vla_rl.contract.env import Array
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.task import declare_task
 
-_OPTIONS = ("cubes", "marks", "deadline")
 WITHIN = 0.09  # metres; the cube and the target are within +-WITHIN, so that the gripper can get behind the cube
 DISTANCE = (0.07, 0.13)  # metres between them
 # Of the expert:
@@ -56,7 +54,7 @@ class PushTask(Tabletop):
             raise UserError(
                 f"push with {cubes} cubes and {marks} marks has nothing to push; give at least one of each."
             )
-        super().__init__(cubes, marks)
+        super().__init__(cubes, marks, deadline=deadline)
         self.texts: tuple[str, ...] = ("push the cube to the target",)
         self.families: tuple[str, ...] = (self.name,)
         self.task_state: TaskState = {
@@ -64,7 +62,6 @@ class PushTask(Tabletop):
             "steps": np.zeros((), np.int16),
             "at_target": np.zeros((), np.int16),  # control steps in a row that the cube was at the target
         }
-        self._deadline = deadline
         self.extras = self.place_extras("target", "goal")
 
     def sample_episode(self, rng: np.random.Generator) -> Episode:
@@ -85,11 +82,8 @@ class PushTask(Tabletop):
         xp, cube = array_namespace(qpos), self.centres(qpos)[:, 0]
         near = xp.linalg.vector_norm(cube[:, :2] - task_state["mark_xy"][:, 0], axis=1) <= NEAR
         at_target = count_consecutive(near & (cube[:, 2] <= RESTING), task_state["at_target"])
-        success = at_target >= HOLD_STEPS
-        steps, late = count_steps(task_state, self._deadline)
-        failure = first_case([(success, -1), (cube[:, 2] >= LIFT_HEIGHT, 0), (late, 1)])
-        after = {**task_state, "at_target": at_target, "steps": steps}
-        return TaskResult(xp.astype(success, xp.float32), success, failure, after)
+        lifted = cube[:, 2] >= LIFT_HEIGHT
+        return self.result(task_state, at_target >= HOLD_STEPS, [lifted], at_target=at_target)
 
     def observe_extras(self, qpos: Array, task_state: TaskState) -> dict[str, Array]:
         """Positions of the cubes, the cube to push and the target, metres."""
@@ -146,7 +140,7 @@ class PushExpert(TabletopExpert):
 @declare_task(
     expert=PushExpert,
     scenes="sims.mujoco.tasks.scenes:push",
-    spec=partial(make_spec, PushTask, _OPTIONS),
+    spec=partial(make_spec, PushTask),
     parameters=parameters,
 )
 def make(num_envs: int, **options: Any) -> MujocoEnv:
@@ -155,4 +149,4 @@ def make(num_envs: int, **options: Any) -> MujocoEnv:
     Options of the task: ``cubes`` and ``marks`` of the model (1), ``deadline`` control steps after which an unfinished
     episode has failed (none).  The rest: see ``make_env``.
     """
-    return make_env(PushTask, _OPTIONS, num_envs, options)
+    return make_env(PushTask, num_envs, options)

@@ -32,7 +32,6 @@ from vla_rl.contract.env import Array, ArraySpec, Observation, on_host
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.task import declare_task
 
-_OPTIONS = ("control_hz", "cubes", "colours", "instruct", "deadline", "seconds")
 STRIDE = 0.04  # radians per control step, of the joint that moves most
 OPEN, CLOSED = 0.6, 0.1  # commanded openings
 CLEARANCE = 0.010  # metres from the fixed jaw to a cube's face, before the moving jaw closes
@@ -150,7 +149,7 @@ def scenes(count: int, seed: int, size: int = 64, camera: str = "front", cubes: 
     expert=So101Expert,
     scenes="sims.mujoco.tasks.so101:scenes",
     progress=potential,
-    spec=partial(make_spec, So101Lift, _OPTIONS),
+    spec=partial(make_spec, So101Lift),
     parameters=parameters,
 )
 def make(num_envs: int, **options: Any) -> MujocoEnv:
@@ -160,7 +159,7 @@ def make(num_envs: int, **options: Any) -> MujocoEnv:
     most 6 (1), ``instruct`` "target" or "distractor", ``deadline`` control steps after which an unfinished episode has
     failed (none), ``seconds`` of the longest episode (6).  Cameras are "front" and "wrist"; the rest: see ``make_env``.
     """
-    return make_env(So101Lift, _OPTIONS, num_envs, options)
+    return make_env(So101Lift, num_envs, options)
 
 
 # -- the arm ----------------------------------------------------------------------------------------------------------
