@@ -43,7 +43,13 @@ _LATE, _FAILED, _UNCERTAIN = FAILURES, FAILURES + 1, FAILURES + 2
 
 
 class ImaginedEnv:
-    """``E`` imagined rollouts side by side, stepped without autoreset."""
+    """``E`` imagined rollouts side by side, stepped without autoreset.
+
+    uncertainty  float32 [E]    see ``Future.uncertainty``, for what each environment shows; as are the others, it is
+                                overwritten by the next step
+    outcome      float32 [E,3]  see ``Future.outcome``, for what each environment shows
+    earned       float32 [E]    what the known actions of the call that was predicted last earn, apart from its end
+    """
 
     def __init__(
         self,
@@ -66,7 +72,7 @@ class ImaginedEnv:
             )
         if limits is not None:
             limits.warn_beyond(self.config.horizon, model.config.frames)
-        self.spec = imagined_spec(model, self.config)
+        self.num_envs, self.spec = num_envs, imagined_spec(model, self.config)
         frames, size = model.config.frames, state_entries(model.spec)
         self._device = model.device
         self._book = DeviceTracker(num_envs, self._to_device, ("too_late", "failed"), ("uncertainty",))
@@ -86,8 +92,9 @@ class ImaginedEnv:
         actions = np.zeros((num_envs, frames, model.spec.action_dim), np.float32)
         self._actions = self._to_device(actions)  # of the present call
         self._known = np.zeros(num_envs, np.int64)  # how many of these are known
-        self._uncertainty, self._outcome = np.zeros(num_envs, np.float32), np.zeros((num_envs, 3), np.float32)
-        self._earned = np.zeros(num_envs, np.float32)  # in the call that was predicted last
+        self.uncertainty: np.ndarray = np.zeros(num_envs, np.float32)
+        self.outcome: np.ndarray = np.zeros((num_envs, 3), np.float32)
+        self.earned: np.ndarray = np.zeros(num_envs, np.float32)
         self._finite = np.zeros(num_envs, bool)  # whether the present state is known to be finite
         self._begun: list[Tensor] = []  # states of the last reset's observation, where they are known to be finite
         # Called with pictures uint8 [R,C,h,w] before and after, and actions [R,F,D], of whole calls that are certain.
@@ -108,28 +115,9 @@ class ImaginedEnv:
         ]
 
     @property
-    def num_envs(self) -> int:
-        return self._book.num_envs
-
-    @property
     def pictures(self) -> Any:
         """uint8 [E,C,h,w]: what each environment shows, as it was predicted (``Canvas``)."""
         return self._view(self._picture.clone())
-
-    @property
-    def uncertainty(self) -> np.ndarray:
-        """float32 [E]: see ``Future.uncertainty``, for what each environment shows."""
-        return self._uncertainty.copy()
-
-    @property
-    def outcome(self) -> np.ndarray:
-        """float32 [E,3]: see ``Future.outcome``, for what each environment shows."""
-        return self._outcome.copy()
-
-    @property
-    def earned(self) -> np.ndarray:
-        """float32 [E]: what the known actions of the call that was predicted last earn, apart from its end."""
-        return self._earned.copy()
 
     def renew(self, initial_states: Pool, limits: Limits | None, config: ImaginationConfig) -> None:
         """Continue with other initial states, limits, threshold and horizon, after the model was trained further.
@@ -170,7 +158,7 @@ class ImaginedEnv:
         self._picture[rows], self._state[rows] = context[0][:, -1], context[1]
         self._known[index], self._depth[index], self._start_time[index] = 0, 0, time
         self._actions[rows], self._action_history[rows] = 0.0, 0.0
-        self._uncertainty[index], self._outcome[index], self._finite[index] = 0.0, 0.0, False
+        self.uncertainty[index], self.outcome[index], self._finite[index] = 0.0, 0.0, False
         for name, item in self._initial.items():
             where = rows if isinstance(item, Tensor) else index
             item[where] = getattr(self, f"_{name}")[where]
@@ -199,7 +187,7 @@ class ImaginedEnv:
                     self._book.chunk(on_host(chunk), self.spec)  # raises, and names what was refused
                 else:
                     complete = advanced
-            reward[complete, i] = self.config.reward.paid(self._earned[complete], self._book.success[complete])
+            reward[complete, i] = self.config.reward.paid(self.earned[complete], self._book.success[complete])
             if observe == "all":
                 frames.append(self._observe())
         obs = frames[-1] if frames else self._observe()
@@ -265,18 +253,18 @@ class ImaginedEnv:
         state = future.state[every, known - 1].clamp(*self._bounds)
         earned = self.config.reward.earned(future)
         told = {"outcome": future.outcome, "uncertainty": future.uncertainty, "earned": earned}
-        told["finite"] = state.isfinite().all(1) & earned.isfinite()
-        found = read({"refused": refused, **told})
+        found = read({"refused": refused, "finite": state.isfinite().all(1) & earned.isfinite(), **told})
         if found["refused"]:
             return None
+        self._finite[env_ids] = found["finite"]
         self._picture[rows], self._state[rows] = future.pictures[every, self.model.call.slot(known)], state
         for name in told:
-            getattr(self, f"_{name}")[env_ids] = found[name]
+            getattr(self, name)[env_ids] = found[name]
         due = self._due(env_ids)
         complete = np.union1d(complete, due[np.logical_or(*self._read_outcome(due))])
         self._end_episodes(complete)
         uncertain = complete[self._book.cause[complete] == _UNCERTAIN]
-        self._finite[uncertain], self._earned[uncertain] = True, 0.0  # they show what was shown before
+        self._finite[uncertain], self.earned[uncertain] = True, 0.0  # they show what was shown before
         rows = self._to_device(uncertain)
         self._picture[rows], self._state[rows] = self._context_frames[rows, -1], self._context_state[rows]
         whole = complete[self._known[complete] == self.model.config.frames]
@@ -293,7 +281,7 @@ class ImaginedEnv:
 
     def _read_outcome(self, env_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """bool [R] each: success and failure of ``env_ids`` [R]."""
-        outcome, config = self._outcome[env_ids], self.config
+        outcome, config = self.outcome[env_ids], self.config
         return outcome[:, 0] >= config.success_threshold, outcome[:, 1] >= config.failure_threshold
 
     def _end_episodes(self, env_ids: np.ndarray) -> None:
@@ -304,7 +292,7 @@ class ImaginedEnv:
         cause = np.where(failed, _FAILED, cause)
         cause = np.where(success, SUCCESS, cause)
         if self.limits is not None:
-            uncertain = self._uncertainty[env_ids] > self.limits.at(self._depth[env_ids])
+            uncertain = self.uncertainty[env_ids] > self.limits.at(self._depth[env_ids])
             cause, success = np.where(uncertain, _UNCERTAIN, cause), success & ~uncertain
         flipped = np.zeros_like(success)
         flipped[success] = ~self._succeeds_when_resampled(env_ids[success])
@@ -361,8 +349,9 @@ class ImaginedEnv:
 
     def _arrays(self) -> dict[str, Any]:
         call = ("context_frames", "context_state", "task", "start_time", "depth", "actions", "known")
-        shown = ("picture", "state", "uncertainty", "outcome")
-        arrays = {f"rollout/{name}": getattr(self, f"_{name}") for name in (*call, *shown, "action_history")}
+        names = (*call, "picture", "state", "action_history")
+        arrays = {f"rollout/{name}": getattr(self, f"_{name}") for name in names}
+        arrays |= {f"rollout/{name}": getattr(self, name) for name in ("uncertainty", "outcome")}
         arrays |= {f"initial/{name}": item for name, item in self._initial.items()}
         return self._book.arrays() | {name: self._view(item) for name, item in arrays.items()}
 

@@ -112,7 +112,7 @@ def test_outcomes_inside_a_call_end_it_where_they_are_looked_at(every):
     watched.reset(np.arange(count), np.arange(count))
     for t in range(9):
         watched.step(actions[:, t : t + 1])
-        outcomes.append(watched.outcome)
+        outcomes.append(watched.outcome.copy())
     due = np.array([(t % 3) % every == 0 for t in range(1, 10)])
     # Between two values, since a rollout whose neighbours are over may round the last bit differently.
     bars = [float(np.sort(np.stack(outcomes)[..., i], None)[172:174].mean()) for i in (0, 1)]
