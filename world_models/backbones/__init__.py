@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
-Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
+Layer = TypeVar("Layer", nn.Linear, nn.Conv2d, nn.Conv3d)
 
 
 @dataclass(frozen=True)

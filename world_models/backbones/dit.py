@@ -205,9 +205,8 @@ class Residual(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.convs = nn.ModuleList(nn.Conv2d(width, width, 3, 1, 1) for _ in range(2))
-        nn.init.zeros_(self.convs[1].weight)  # type: ignore[arg-type]
-        nn.init.zeros_(self.convs[1].bias)  # type: ignore[arg-type]
+        first, second = (nn.Conv2d(width, width, 3, 1, 1) for _ in range(2))
+        self.convs = nn.ModuleList([first, zero_init(second)])
 
     def forward(self, x: Tensor) -> Tensor:
         change = x

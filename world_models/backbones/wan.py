@@ -31,7 +31,7 @@ from torch.nn import functional
 
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.trust import read_json
-from world_models.backbones import ActionInput, ContextLatents, Denoised, VideoModel
+from world_models.backbones import ActionInput, ContextLatents, Denoised, VideoModel, zero_init
 
 
 @dataclass(frozen=True)
@@ -133,9 +133,8 @@ class LoraLinear(nn.Module):
         assert isinstance(linear, nn.Linear)
         self.linear, self.scale = linear, config.scale
         self.down = nn.Linear(linear.in_features, config.rank, bias=False)
-        self.up = nn.Linear(config.rank, linear.out_features, bias=False)
+        self.up = zero_init(nn.Linear(config.rank, linear.out_features, bias=False))
         nn.init.normal_(self.down.weight, std=linear.in_features**-0.5)
-        nn.init.zeros_(self.up.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x) + self.scale * self.up(self.down(x))
@@ -243,8 +242,8 @@ class MappedPatches(nn.Module):
         super().__init__()
         size, stride = tuple(embedding.kernel_size), tuple(embedding.stride)
         self.latents, self.sizes = embedding, (embedding.in_channels, maps)
-        self.maps = nn.Conv3d(maps, embedding.out_channels, size, stride, bias=False)  # type: ignore[arg-type]
-        nn.init.zeros_(self.maps.weight)
+        maps_in = nn.Conv3d(maps, embedding.out_channels, size, stride, bias=False)  # type: ignore[arg-type]
+        self.maps = zero_init(maps_in)
 
     def forward(self, video: Tensor) -> Tensor:
         """[B,d,T,Y,X] of ``video`` [B,c+P,T,y,x]."""
@@ -262,9 +261,7 @@ class ActionEmbedder(nn.Module):
         """``embedder``: Wan's own, for its parts that know time; ``frames``: M + F."""
         super().__init__()
         self.waves, self.time, self.steer = embedder.timesteps_proj, embedder.time_embedder, embedder.time_proj
-        self.action = nn.Sequential(nn.Linear(actions, width), nn.SiLU(), nn.Linear(width, width))
-        for parameter in self.action[2].parameters():
-            nn.init.zeros_(parameter)
+        self.action = nn.Sequential(nn.Linear(actions, width), nn.SiLU(), zero_init(nn.Linear(width, width)))
         self.token = nn.Sequential(nn.Linear(actions, width), nn.SiLU(), nn.Linear(width, width))
         self.slots = nn.Parameter(0.02 * torch.randn(frames, width))  # cross-attention knows no order by itself
 
