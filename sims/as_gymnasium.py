@@ -148,12 +148,11 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
     ``np_random``.
     """
 
-    def __init__(self, env: VecEnv, **shown: Any) -> None:
-        """Owns ``env``, which has one row; ``shown`` as of :class:`GymnasiumVectorEnv`."""
-        self._rows = GymnasiumVectorEnv(env, AutoresetMode.DISABLED, **shown)
-        self.observation_space = self._rows.single_observation_space
-        self.action_space = self._rows.single_action_space
-        self.metadata, self.render_mode = metadata(env.spec), self._rows.render_mode
+    def __init__(self, rows: GymnasiumVectorEnv) -> None:
+        """Owns ``rows``, which has one row and the autoreset mode Disabled."""
+        self._rows, self.render_mode = rows, rows.render_mode
+        self.observation_space, self.action_space = rows.single_observation_space, rows.single_action_space
+        self.metadata = metadata(rows.env.spec)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
         super().reset(seed=seed)
@@ -179,26 +178,20 @@ def _first(obs: Any) -> Any:
     return {name: part[0] for name, part in obs.items()} if isinstance(obs, dict) else obs[0]
 
 
-def make(environment: str, potential: str = "", **options: Any) -> GymnasiumEnv:
-    """What ``gymnasium.make`` calls; ``environment`` is in the catalogue or "package.module:make".
-
-    ``options`` are those of :class:`GymnasiumVectorEnv` and of the environment.
-    """
-    shown = _shown(potential, options)
-    return GymnasiumEnv(catalog.make(environment, num_envs=1, **options), **shown)
+def make(environment: str, **options: Any) -> GymnasiumEnv:
+    """What ``gymnasium.make`` calls; ``options`` as of :func:`make_vec`."""
+    return GymnasiumEnv(make_vec(environment, 1, autoreset_mode=AutoresetMode.DISABLED, **options))
 
 
 def make_vec(environment: str, num_envs: int = 1, potential: str = "", **options: Any) -> GymnasiumVectorEnv:
-    """What ``gymnasium.make_vec`` calls; see :func:`make`."""
-    shown = _shown(potential, options)
-    return GymnasiumVectorEnv(catalog.make(environment, num_envs=num_envs, **options), **shown)
+    """What ``gymnasium.make_vec`` calls; ``environment`` is in the catalogue or "package.module:make".
 
-
-def _shown(potential: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of :class:`GymnasiumVectorEnv`, which are taken out of ``options``; ``potential``: module:name."""
+    ``options`` are those of :class:`GymnasiumVectorEnv`, with ``potential`` as "module:name", and of the environment.
+    """
     names = ("autoreset_mode", "privileged", "rescale_actions", "render_mode", "max_episode_steps")
+    shown = {name: options.pop(name) for name in names if name in options}
     shaped: dict[str, Any] = {"potential": load(potential)} if potential else {}
-    return shaped | {name: options.pop(name) for name in names if name in options}
+    return GymnasiumVectorEnv(catalog.make(environment, num_envs=num_envs, **options), **shown, **shaped)
 
 
 def next_seed(generator: np.random.Generator) -> int:

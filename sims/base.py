@@ -10,6 +10,7 @@ import math
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -136,15 +137,13 @@ class ReplayingEnv(SnapshotEnv):
     """The same for simulators whose state cannot be read: a snapshot is a seed and the actions since the reset.
 
     ``restore`` replays them.  This is exact where episodes depend on seed and actions only, and takes as long as they
-    took.  A subclass implements ``_replay`` and makes ``_actions`` by :meth:`_no_actions`.
+    took.  A subclass implements ``_replay``.
     """
 
-    _actions: np.ndarray
-
-    def _no_actions(self) -> np.ndarray:
-        """[E,T,D]: room for the actions of all episodes."""
-        action = self.spec.action
-        return np.zeros((self.num_envs, self.spec.time_limit, self.spec.action_dim), action.dtype)
+    @cached_property
+    def _actions(self) -> np.ndarray:
+        """[E,T,D]: the actions of all episodes."""
+        return np.zeros((self.num_envs, self.spec.time_limit, self.spec.action_dim), self.spec.action.dtype)
 
     def reset(self, env_ids: Any, seeds: Any) -> Observation:
         self._actions[self._checked(env_ids, seeds)[0]] = 0
@@ -264,7 +263,6 @@ class SideBySide(ReplayingEnv):
         self._extras = {name: np.zeros((count, *one.shape), one.dtype) for name, one in spec.extras.items()}
         self._images = {name: np.zeros((count, *one.shape), np.uint8) for name, one in spec.images.items()}
         self._stale = np.zeros(count, bool)  # environments that have moved since their pictures were taken
-        self._actions = self._no_actions()
 
     def close(self) -> None:
         for simulator in self._simulators:
@@ -401,12 +399,6 @@ class PooledSimulator(Simulator):
         if self.env is not None:
             self._pool.give_back(self.task, self.env)
             self.env = None
-
-
-def require_some(num_envs: int) -> None:
-    """Raise UserError for no environment."""
-    if num_envs < 1:
-        raise UserError(f"num_envs={num_envs} leaves nothing to simulate; give at least 1.")
 
 
 def require_positive(**given: int) -> None:

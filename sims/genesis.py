@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from sims import catalog, isolated
-from sims.base import require_memory, require_some
+from sims.base import require_memory, require_positive
 from sims.mujoco.env import task_spec
 from sims.mujoco.scene import CUBE_EDGE, CUBES_QPOS, FINGER_OPEN
 from sims.mujoco.tabletop import COLOURS, FRANKA_JOINTS, Instruct, franka_joints
@@ -107,12 +107,11 @@ def make_in_process(num_envs: int, **options: Any) -> GenesisEnv:
     the memory.
     """
     found, chosen = spec(**options), _Options(**options)
-    require_some(num_envs)
+    require_positive(num_envs=num_envs)
     genesis, task = engine(chosen.device), chosen.task()
 
     def scene(count: int, cameras: Sequence[str]) -> Scene:
-        colours = list(COLOURS.values())[: chosen.colours]
-        return Scene(genesis, count, task, colours, Cameras(genesis, cameras, chosen.image_size))
+        return Scene(genesis, count, task, Cameras(genesis, cameras, chosen.image_size))
 
     if num_envs >= _MANY:
         _require_memory(scene, num_envs, chosen.device)
@@ -282,10 +281,8 @@ class Rows:
 class Scene:
     """``num_envs`` environments that Genesis simulates together."""
 
-    def __init__(
-        self, genesis: Any, num_envs: int, task: Task, colours: Sequence[tuple[float, float, float]], cameras: Cameras
-    ) -> None:
-        """``colours``: of the cubes, one each; ``task`` has the places of the cameras."""
+    def __init__(self, genesis: Any, num_envs: int, task: LiftTask, cameras: Cameras) -> None:
+        """A cube of each colour that ``task`` names, which has the places of the cameras."""
         self._genesis, self._cameras = genesis, cameras
         self._scene = genesis.Scene(
             show_viewer=False,
@@ -298,7 +295,7 @@ class Scene:
         self._scene.add_entity(plane, surface=genesis.surfaces.Rough(color=(0.72, 0.70, 0.66)))
         arm = genesis.morphs.MJCF(file=MODEL, pos=BASE, euler=(0.0, 0.0, degrees(BASE_TURN)))
         self._arm = self._scene.add_entity(arm, material=genesis.materials.Rigid(gravity_compensation=1.0))
-        for number, colour in enumerate(colours):
+        for number, colour in enumerate(list(COLOURS.values())[: len(task.texts)]):
             self._add_cube(number, colour)
         cameras.add(self._scene, task)
         self._scene.build(n_envs=num_envs)

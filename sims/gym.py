@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from sims.base import BaseEnv, ReplayingEnv, VariedEnv, require_some
+from sims.base import BaseEnv, ReplayingEnv, VariedEnv, require_positive
 from sims.gym_rows import (
     SUCCESS_KEYS,
     FirstRow,
@@ -213,7 +213,6 @@ class ReplayingGymEnv(VariedEnv, ReplayingEnv, GymEnv):
         super().__init__(rows, privileged, **others)
         self._physics = physics
         self._declare(declared)
-        self._actions = self._no_actions()
 
     def _set_physics(self, env_ids: np.ndarray) -> None:
         for env_id, values in zip(env_ids, self._values(env_ids), strict=True):
@@ -261,7 +260,7 @@ def make(
 
     Raises UserError for an id that cannot be made and for spaces that no policy could read or choose from.
     """
-    require_some(num_envs)
+    require_positive(num_envs=num_envs)
     limit = {} if time_limit is None else {"max_episode_steps": time_limit}
     options = {**limit, **(arguments or {})}
     around = [partial(load(name), **dict(given)) for name, given in (wrappers or {}).items()]

@@ -48,10 +48,9 @@ class Leaf:
 
     def misread(self, what: str, found: str) -> ContractError:
         """The sentence about a value ``found`` that is not of this space."""
-        name = f" {self.name!r}" if self.path else ""
         return ContractError(
-            f"the {what}{name} of {self.owner!r} is {found} but {short(self.space)} is declared, so it would be "
-            "misread; correct the space or the environment."
+            f"the {what}{_called(self)} of {self.owner!r} is {found} but {short(self.space)} is declared, so it would "
+            "be misread; correct the space or the environment."
         )
 
 

@@ -35,7 +35,7 @@ class Shipped:
     probe      Python code that has to run in it
     files      {path below its site-packages: where its files come from}, which no package brings
     variables  environment variables of its processes; "{folder}" is the installation's folder
-    pip        options of pip: pins are complete, except beside torch, whose own packages differ between machines
+    pip        more words for pip: pins are complete, except beside torch, whose own packages differ between machines
     prepare    "module:function" that is called with the folder and the report when pip is done
     """
 
@@ -81,6 +81,11 @@ class Installation:
         return self.folder / "lock.txt"
 
     @property
+    def shipped(self) -> Shipped:
+        """What it needs beside its requirements; one that is not ours needs what the contract does."""
+        return SHIPPED.get(self.name) or Shipped("", pip=_CONTRACT)
+
+    @property
     def requirements(self) -> Path:
         shipped = _PINS / f"{self.name}.txt"
         return shipped if self.name in SHIPPED else self.folder / "requirements.txt"
@@ -96,8 +101,7 @@ class Installation:
 
     def missing_files(self) -> dict[Path, str]:
         """{path: where its files come from} of what no package brings and is not there."""
-        shipped = SHIPPED.get(self.name)
-        places = {self.site_packages / path: text for path, text in (shipped.files if shipped else {}).items()}
+        places = {self.site_packages / path: text for path, text in self.shipped.files.items()}
         return {path: text for path, text in places.items() if not path.exists()}
 
     def version(self) -> str:
@@ -189,13 +193,11 @@ def _make(made: Installation, report: Callable[[str], None], python: str) -> Non
     # From nothing each time, also after a kill: pip's cache makes that cheap, and no package of other pins stays.
     _run([python, "-m", "venv", "--clear", str(made.folder / "venv")], made, report)
     pip = [str(made.python), "-m", "pip", "--disable-pip-version-check"]
-    more = SHIPPED[made.name].pip if made.name in SHIPPED else _CONTRACT
-    _run([*pip, "install", "-r", str(made.requirements), *more], made, report)
-    probe = SHIPPED[made.name].probe if made.name in SHIPPED else ""
-    if made.name in SHIPPED and SHIPPED[made.name].prepare:
-        load(SHIPPED[made.name].prepare)(made.folder, report)
+    _run([*pip, "install", "-r", str(made.requirements), *made.shipped.pip], made, report)
+    if made.shipped.prepare:
+        load(made.shipped.prepare)(made.folder, report)
     report(f"trying what was installed for {made.name}")
-    _run([str(made.python), "-c", f"import vla_rl.contract.wire; {probe}"], made, report)
+    _run([str(made.python), "-c", f"import vla_rl.contract.wire; {made.shipped.probe}"], made, report)
     frozen = _run([*pip, "freeze"], made, lambda line: None)
     new = made.lock.with_suffix(".new")
     new.write_text("\n".join([fingerprint, *frozen, ""]), encoding="utf-8")
@@ -236,7 +238,7 @@ def _start(command: list[str], made: Installation) -> subprocess.Popen[str]:
 def _variables(made: Installation) -> dict[str, str]:
     ours = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
     kept = {name: value for name, value in os.environ.items() if name not in ours}
-    for name, value in SHIPPED[made.name].variables.items() if made.name in SHIPPED else ():
+    for name, value in made.shipped.variables.items():
         kept[name] = value.replace("{folder}", str(made.folder))
     return {**kept, "PYTHONPATH": str(_links(made)), "PYTHONNOUSERSITE": "1", "PYTHONUNBUFFERED": "1"}
 

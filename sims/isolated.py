@@ -226,19 +226,14 @@ class IsolatedEnv(BaseEnv):
         parts: dict[str, Any] = self._per_action(answers, horizon)
         self._latch(answers)
         seen = tuple(self._observation(frame(number)) for number in range(frames))
-        flags: dict[str, Any] = {name: getattr(self._book, name).copy() for name in FLAGS}
-        return Step(self._observation(), **parts, **flags, cause=tuple(self._cause.tolist()), frames=seen)
+        flags = self._book.flags() | {"cause": tuple(self._cause.tolist())}
+        return Step(self._observation(), **parts, **flags, frames=seen)
 
     def close(self) -> None:
         for worker in self.workers:
             worker.close()
 
     # -- asking the workers -------------------------------------------------------------------------------------------
-
-    def _ask(self, requests: Mapping[SupervisedWorker, Request], given_up: Sequence[int] = ()) -> Answers:
-        """The answers of the workers that did not fail; see :meth:`_receive`."""
-        self._send(requests)
-        return self._receive(given_up)
 
     def _send(self, requests: Mapping[SupervisedWorker, Request]) -> None:
         """Ask all workers before one of them is waited for."""
@@ -279,7 +274,8 @@ class IsolatedEnv(BaseEnv):
         """The answers of all ``workers``, also of those that replace one."""
         answers: Answers = {}
         while missing := [worker for worker in workers if worker not in answers]:
-            answers |= self._ask({worker: request(worker) for worker in missing}, given_up)
+            self._send({worker: request(worker) for worker in missing})
+            answers |= self._receive(given_up)
         return answers
 
     @staticmethod
@@ -425,8 +421,7 @@ class IsolatedSnapshotEnv(IsolatedEnv):
     def _own_arrays(self) -> Arrays:
         """{name: [E,...]} of what the workers do not know of episodes; causes are letters as numbers."""
         cause = self._cause.view(np.uint32).reshape(self.num_envs, -1)
-        own = {name: getattr(self._book, name) for name in ("seed", "time", *FLAGS)}
-        return own | {"frozen": self._frozen, "cause": cause}
+        return self._book.arrays() | {"frozen": self._frozen, "cause": cause}
 
     def _snapshot_request(self, index: np.ndarray, worker: SupervisedWorker) -> Request:
         self._fill(worker)
@@ -447,5 +442,5 @@ class IsolatedSnapshotEnv(IsolatedEnv):
 
     def _fill(self, worker: SupervisedWorker) -> None:
         """Start some episode in every environment of a new ``worker``; they stay frozen here."""
-        while worker.fresh:
-            self._ask({worker: self._reset_request(_NOBODY, _NOBODY, worker)})
+        if worker.fresh:
+            self._insist([worker], partial(self._reset_request, _NOBODY, _NOBODY))

@@ -21,6 +21,7 @@ from typing import Any, cast
 import numpy as np
 
 from sims import catalog
+from sims.base import BaseEnv
 from vla_rl.contract.env import ArraySpec, EnvSpec, Observation, Observe, Snapshot, Snapshots, Step, VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.task import RANDOMIZATION, Parameter, Randomization, VariableEnv, declare_task, parameter_generator
@@ -35,7 +36,7 @@ _NOISE = "action_noise/samples"  # names the generator of the noise, which is an
 _OWN = "randomize/"  # prefix of this wrapper's arrays in a snapshot
 
 
-class RandomizedEnv:
+class RandomizedEnv(BaseEnv):
     """``env`` with parameters drawn for every episode (``VecEnv``); see the module's docstring.
 
     ``extras[RANDOMIZATION]`` float32 [E,P] holds the values of all parameters, nominal where they are not varied;
@@ -61,21 +62,16 @@ class RandomizedEnv:
         self._pending = np.tile(self._neutral, (num_envs, MOST_LATENCY, 1))  # commands that are still on their way
         self._noise = np.zeros((num_envs, env.spec.time_limit, *action.shape), np.float32)  # of the whole episode
 
-    @property
-    def num_envs(self) -> int:
-        return self.env.num_envs
-
     def reset(self, env_ids: Any, seeds: Any) -> Observation:
         """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R]) and the parameters of these seeds."""
-        index = self._book.index(env_ids)
-        seed = self._book.seeds(index, seeds)
+        index, seed = self._checked(env_ids, seeds)
         values = self.randomization.draw(self.parameters, seed)
         given = {name: values[:, column] for name, column in self._varied.items()}
         obs = cast(VariableEnv, self.env).reset(index, seed, given) if given else self.env.reset(index, seed)
         self._book.begin(index, seed)
         self._values[index], self._pending[index] = values, self._neutral
         self._draw_noise(index)
-        return self._observe(obs)
+        return self._with_record(obs)
 
     def step(self, chunk: Any, observe: Observe = "last") -> Step:
         """Execute ``chunk`` [E,H,D] late and with noise; see ``VecEnv.step``."""
@@ -87,9 +83,9 @@ class RandomizedEnv:
         self._book.terminated[:], self._book.truncated[:] = step.terminated, step.truncated
         return replace(
             step,
-            obs=self._observe(step.obs),
+            obs=self._with_record(step.obs),
             executed=np.where(as_commanded, command, step.executed),
-            frames=tuple(map(self._observe, step.frames)),
+            frames=tuple(map(self._with_record, step.frames)),
         )
 
     def close(self) -> None:
@@ -121,7 +117,7 @@ class RandomizedEnv:
             rng = parameter_generator(int(self._book.seed[env_id]), _NOISE)
             self._noise[env_id] = rng.standard_normal(self._noise.shape[1:], np.float32)
 
-    def _observe(self, obs: Observation) -> Observation:
+    def _with_record(self, obs: Observation) -> Observation:
         return replace(obs, extras={**obs.extras, RANDOMIZATION: self._values.astype(np.float32)})
 
 
@@ -143,7 +139,7 @@ class RandomizedSnapshots(RandomizedEnv):
         for name, item in self._arrays().items():
             item[:] = restored[name]
         self._draw_noise(index)  # it follows from the seeds
-        return self._observe(obs)
+        return self._with_record(obs)
 
     def _arrays(self) -> dict[str, np.ndarray]:
         own = {"values": self._values, "pending": self._pending, **self._book.arrays()}

@@ -19,7 +19,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from sims.base import VariedEnv, require_memory, require_some
+from sims.base import VariedEnv, require_memory, require_positive
 from sims.mujoco.env import LOOKS, PHYSICS, POSES
 from sims.mujoco.render import recolour
 from sims.mujoco.task import Episode, Task
@@ -54,7 +54,7 @@ class WarpEnv(VariedEnv, DeviceTaskEnv):
 
     def __init__(self, task: Task, spec: EnvSpec, num_envs: int) -> None:
         """``spec``: that of ``task`` on MuJoCo, with the device on which to simulate."""
-        require_some(num_envs)
+        require_positive(num_envs=num_envs)
         self._size = max((image.shape[0] for image in spec.images.values()), default=0)  # of pictures, in pixels
         pixels = sum(image.shape[0] * image.shape[1] for image in spec.images.values())
         self._worlds = Worlds(task.model, num_envs, spec.device, task.substeps, pixels)

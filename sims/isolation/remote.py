@@ -155,14 +155,12 @@ class RemoteWorker:
 
     def send(self, message: Mapping[str, Any], deadline: float) -> None:
         with self._failing():
-            self._require_sound()
             stream = self._stream or self._connect(deadline)
             stream.deadline = deadline
             write_message(stream, {**message, "arrays": dict(message["arrays"])})
 
     def receive(self, deadline: float) -> tuple[dict[str, Any], Arrays]:
         with self._failing():
-            self._require_sound()
             assert self._stream is not None
             self._stream.deadline = deadline
             answer = read_message(self._stream)
@@ -182,10 +180,6 @@ class RemoteWorker:
 
     def close(self) -> None:
         self.kill()
-
-    def _require_sound(self) -> None:
-        if self._failure:
-            raise ChildError(self._failure)
 
     def _connect(self, deadline: float) -> SocketStream:
         host, port = self.address
@@ -212,6 +206,8 @@ class RemoteWorker:
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
+        if self._failure:
+            raise ChildError(self._failure)
         try:
             yield
         except TimeoutError as error:

@@ -359,10 +359,6 @@ class ManiSkillEnv(BaseEnv):
 class ReplayingManiSkillEnv(ReplayingEnv, ManiSkillEnv):
     """A ``ManiSkillEnv`` of worlds of one environment, with ``Snapshots``."""
 
-    def __init__(self, spec: EnvSpec, worlds: Sequence[Simulation], ends_at_success: bool) -> None:
-        super().__init__(spec, worlds, ends_at_success)
-        self._actions = self._no_actions()
-
     def _replay(self, env_id: int, action: np.ndarray) -> None:
         self._move(np.array([env_id]), np.tile(action, (self.num_envs, 1)))
 

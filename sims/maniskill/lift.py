@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sims import catalog
-from sims.base import require_some
+from sims.base import require_positive
 from sims.maniskill.make import in_workers, require_package
 from sims.maniskill.world import Outcome, World
 from sims.mujoco.env import task_spec
@@ -77,7 +77,7 @@ def make_in_process(num_envs: int, **options: Any) -> VecEnv:
     Raises UserError for what cannot be built.
     """
     found, looks = spec(**options), _Options(**options).looks
-    require_some(num_envs)
+    require_positive(num_envs=num_envs)
     require_package()
     from sims.maniskill.build import env_of, require_gpu, worlds_of
     from sims.maniskill.pick_cube import TASK, pick_cube

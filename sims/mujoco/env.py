@@ -5,20 +5,21 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import mujoco
 import numpy as np
 from mujoco.batch import Batch
 
-from sims.base import VariedEnv, require_some
+from sims.base import VariedEnv, require_positive
 from sims.catalog import check_names
 from sims.mujoco.render import Renderer, recolour
 from sims.mujoco.scene import TEXTURES
 from sims.mujoco.task import Task
 from vla_rl.contract.env import ArraySpec, EnvSpec, Observation
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.task import Parameter
+from vla_rl.contract.task import Parameter, TaskExtras
 from vla_rl.contract.tracker import EpisodeTracker
 
 ImageSize: TypeAlias = int | Mapping[str, int]  # pixels a side, of all cameras or of each
@@ -57,11 +58,6 @@ PHYSICS = (
 PARAMETERS = (*POSES, *LOOKS, *PHYSICS)
 
 
-def parameters(**options: Any) -> tuple[Parameter, ...]:
-    """What every tabletop task can vary, whatever its ``options``."""
-    return PARAMETERS
-
-
 class MujocoEnv(VariedEnv):
     """``E`` environments of one task behind the environment contract (``VecEnv`` and ``Snapshots``).
 
@@ -85,7 +81,7 @@ class MujocoEnv(VariedEnv):
         """``image_size`` in pixels; ``render=False`` or no cameras gives a state-only environment without OpenGL."""
         self.task = task  # what is simulated: the model, its scenes and rules
         self.spec = task_spec(task, cameras, image_size, render)
-        require_some(num_envs)
+        require_positive(num_envs=num_envs)
         self._batch = Batch(task.model, nsim=num_envs, nthread=threads)
         self._blank = self._batch.state[0].copy()  # the model's defaults; zeros would switch its equalities off
         self._qpos, self._ctrl = self._batch.bind("qpos"), self._batch.bind("ctrl")
@@ -263,6 +259,11 @@ def make_spec(task: Callable[..., Task], /, **options: Any) -> EnvSpec:
     """The spec of :func:`make_env`'s environment with ``options``, without simulator state, threads or OpenGL."""
     made, rest = _make_task(task, options)
     return task_spec(made, **{name: value for name, value in rest.items() if name != "threads"})
+
+
+def declare_mujoco(task: Callable[..., Task], **others: Any) -> TaskExtras:
+    """``declare_task`` for the ``make`` of ``task``, which knows its spec and parameters; ``others`` as there."""
+    return TaskExtras(spec=partial(make_spec, task), parameters=lambda **options: PARAMETERS, **others)
 
 
 def _make_task(task: Callable[..., Task], options: Mapping[str, Any]) -> tuple[Task, dict[str, Any]]:

@@ -157,7 +157,7 @@ def test_success_is_the_cube_up_for_five_control_steps_in_a_row(env):
         ({"image_sise": 32}, r"no option 'image_sise'.*did you mean 'image_size'\?"),
         ({}, r"maniskill is not installed.*'vla-rl sims install maniskill'"),
         ({"device": "cuda"}, r"ManiSkill is not installed here.*pip install 'vla-rl\[maniskill\]'"),
-        ({"device": "cuda", "num_envs": 0}, "num_envs=0 leaves nothing to simulate"),
+        ({"device": "cuda", "num_envs": 0}, "num_envs=0 is less than 1"),
     ],
 )
 def test_what_cannot_be_made_is_refused(options, sentence, tmp_path, monkeypatch):

@@ -11,13 +11,12 @@ time on hopeless situations in training.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace
 
-from sims.mujoco.env import MujocoEnv, make_env, make_spec, parameters
+from sims.mujoco.env import MujocoEnv, declare_mujoco, make_env
 from sims.mujoco.scene import CUBE_EDGE
 from sims.mujoco.tabletop import (
     COLOURS,
@@ -35,7 +34,6 @@ from sims.mujoco.tabletop import (
 )
 from sims.mujoco.task import Episode, TaskResult, TaskState, count, pick
 from vla_rl.contract.env import Array, ArraySpec, Observation
-from vla_rl.contract.task import declare_task
 
 _REACH, _NEAR = 0.5, 0.1  # of the potential: share of reaching in the whole; metres at which it is nearly done
 HOLD_HEIGHT = 0.11  # metres, to which the expert lifts
@@ -170,14 +168,13 @@ def claims(obs: Observation) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     return [(obs.task, named, np.ones_like(named)), (other, np.zeros_like(named), known)]
 
 
-@declare_task(
+@declare_mujoco(
+    LiftTask,
     expert=LiftExpert,
     scenes="sims.mujoco.tasks.scenes:lift",
     swapped_options={"instruct": "distractor"},
-    spec=partial(make_spec, LiftTask),
     claims=claims,
     progress=potential,
-    parameters=parameters,
 )
 def make(num_envs: int, **options: Any) -> MujocoEnv:
     """The lift environment.

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace
 
-from sims.mujoco.env import MujocoEnv, make_env, make_spec, parameters
+from sims.mujoco.env import MujocoEnv, declare_mujoco, make_env
 from sims.mujoco.tabletop import Tabletop
 from sims.mujoco.task import Constant, Episode, TaskResult, TaskState, cases_of
 from sims.mujoco.tasks.lift import LiftExpert, LiftTask, potential
@@ -22,7 +22,6 @@ from sims.mujoco.tasks.place import PLATES, PlaceExpert, PlaceTask
 from sims.mujoco.tasks.push import PushExpert, PushTask
 from vla_rl.contract.env import Array, Observation, on_host
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.task import declare_task
 
 _REACH, _NEAR = 0.4, 0.1  # of progress: share of reaching in the whole; metres at which something is nearly done
 CUBES = 3
@@ -134,12 +133,11 @@ def _tasks() -> np.ndarray:
     return np.array([names.index(family) for family in MixedTask().families])
 
 
-@declare_task(
+@declare_mujoco(
+    MixedTask,
     expert=MixedExpert,
     scenes="sims.mujoco.tasks.scenes:mixed",
-    spec=partial(make_spec, MixedTask),
     progress=progress,
-    parameters=parameters,
 )
 def make(num_envs: int, **options: Any) -> MujocoEnv:
     """The environment of all three tasks.

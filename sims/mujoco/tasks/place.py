@@ -9,13 +9,12 @@ With ``deadline`` an episode that takes longer has failed, with the cause "too_l
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace
 
-from sims.mujoco.env import MujocoEnv, make_env, make_spec, parameters
+from sims.mujoco.env import MujocoEnv, declare_mujoco, make_env
 from sims.mujoco.scene import CUBE_EDGE, FINGER_OPEN, MARK_RADIUS
 from sims.mujoco.tabletop import (
     COLOURS,
@@ -34,7 +33,6 @@ from sims.mujoco.tabletop import (
 )
 from sims.mujoco.task import Episode, TaskResult, TaskState, count, pick
 from vla_rl.contract.env import Array, ArraySpec, Observation
-from vla_rl.contract.task import declare_task
 
 NEAR = 0.025  # metres between the centres of cube and plate
 RESTING = CUBE_EDGE / 2 + 0.004  # metres; a cube whose centre is lower stands on the table
@@ -184,13 +182,12 @@ def claims(obs: Observation) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     ]
 
 
-@declare_task(
+@declare_mujoco(
+    PlaceTask,
     expert=PlaceExpert,
     scenes="sims.mujoco.tasks.scenes:place",
     swapped_options={"instruct": "distractor"},
-    spec=partial(make_spec, PlaceTask),
     claims=claims,
-    parameters=parameters,
 )
 def make(num_envs: int, **options: Any) -> MujocoEnv:
     """The place environment.

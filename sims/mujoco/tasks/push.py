@@ -7,13 +7,12 @@ target's.  Failure: the cube was lifted 6 cm ("lifted"); with ``deadline`` also 
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace
 
-from sims.mujoco.env import MujocoEnv, make_env, make_spec, parameters
+from sims.mujoco.env import MujocoEnv, declare_mujoco, make_env
 from sims.mujoco.tabletop import (
     COLOURS,
     HOLD_STEPS,
@@ -29,7 +28,6 @@ from sims.mujoco.task import Episode, TaskResult, TaskState
 from sims.mujoco.tasks.place import NEAR, RESTING
 from vla_rl.contract.env import Array
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.task import declare_task
 
 WITHIN = 0.09  # metres; the cube and the target are within +-WITHIN, so that the gripper can get behind the cube
 DISTANCE = (0.07, 0.13)  # metres between them
@@ -137,11 +135,10 @@ class PushExpert(TabletopExpert):
         return goal - situation.target, np.ones(len(left), bool)
 
 
-@declare_task(
+@declare_mujoco(
+    PushTask,
     expert=PushExpert,
     scenes="sims.mujoco.tasks.scenes:push",
-    spec=partial(make_spec, PushTask),
-    parameters=parameters,
 )
 def make(num_envs: int, **options: Any) -> MujocoEnv:
     """The push environment.

@@ -15,14 +15,13 @@ ahead of it, y to its left, z up; metres and radians.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import mujoco
 import numpy as np
 from array_api_compat import array_namespace
 
-from sims.mujoco.env import MujocoEnv, make_env, make_spec, parameters
+from sims.mujoco.env import MujocoEnv, declare_mujoco, make_env
 from sims.mujoco.render import Scenes, labelled
 from sims.mujoco.scene import PHYSICS_DT, RobotText, compile_scene
 from sims.mujoco.tabletop import Instruct, Robot
@@ -30,7 +29,6 @@ from sims.mujoco.task import Episode
 from sims.mujoco.tasks.lift import LiftTask, lift_potential
 from vla_rl.contract.env import Array, ArraySpec, Observation, on_host
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.task import declare_task
 
 STRIDE = 0.04  # radians per control step, of the joint that moves most
 OPEN, CLOSED = 0.6, 0.1  # commanded openings
@@ -145,12 +143,11 @@ def scenes(count: int, seed: int, size: int = 64, camera: str = "front", cubes: 
     return labelled(task, qpos, ctrl, task_state, named, size, camera)
 
 
-@declare_task(
+@declare_mujoco(
+    So101Lift,
     expert=So101Expert,
     scenes="sims.mujoco.tasks.so101:scenes",
     progress=potential,
-    spec=partial(make_spec, So101Lift),
-    parameters=parameters,
 )
 def make(num_envs: int, **options: Any) -> MujocoEnv:
     """The SO-101 environment.
