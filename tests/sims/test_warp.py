@@ -191,7 +191,7 @@ def test_varied_episodes_are_mujocos_and_go_on_after_a_restore(pair):
     ("options", "sentence"),
     [
         ({"env": "counting"}, r"'counting' has no MuJoCo model.*give lift, place"),
-        ({"num_envs": 0}, "num_envs=0 leaves nothing"),
+        ({"num_envs": 0}, "num_envs=0 is less than 1"),
         ({"device": "cuda"}, r"no NVIDIA driver.*nvidia-smi"),
         ({"device": "meta"}, "meta.*give 'cpu' or 'cuda'"),
         ({"device": "gpu"}, "gpu.*give 'cpu' or 'cuda'"),
