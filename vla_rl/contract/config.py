@@ -116,6 +116,10 @@ def above_zero(default: T, high: float = math.inf) -> T:
     return dataclasses.field(default=default, metadata={_LIMITS: (None, high)})
 
 
+# Sizes that no network here has, and a config of somebody else's may: it would fill the memory.
+WIDEST, DEEPEST = 10_000, 100
+
+
 def check_limits(config: Any, **limits: tuple[float, float]) -> None:
     """Raise UserError unless each named field of ``config`` lies within its (low, high), both included."""
     for name, (low, high) in limits.items():
@@ -135,15 +139,6 @@ def check_positive(config: Any, *names: str) -> None:
             raise UserError(
                 f"{type(config).__name__}.{name} is {value}, which has no meaning; choose a number above 0."
             )
-
-
-# What no network here has, and a config of somebody else's may: it would fill the memory.
-_SIZES = {"horizon": 10_000, "width": 10_000, "condition": 10_000, "queries": 1000, "depth": 100, "blocks": 100}
-
-
-def check_sizes(config: Any, *names: str) -> None:
-    """Raise UserError unless the fields ``names`` of ``config`` are sizes that a network may have, from 1 on."""
-    check_limits(config, **{name: (1, _SIZES[name]) for name in names})
 
 
 def check_ordered(config: Any, *names: str) -> None:

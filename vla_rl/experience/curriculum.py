@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vla_rl.contract.config import Checked, above_zero, at_least, check_positive
+from vla_rl.contract.config import Checked, above_zero, at_least
 from vla_rl.contract.env import EnvSpec, on_host
 from vla_rl.contract.errors import UserError
 
@@ -147,11 +147,10 @@ class LearningProgress(ScoredScenes):
     changes about, the score is the noise of both estimates, which is largest near p = 1/2.
     """
 
-    fast: float = 4.0  # half-life of the fast estimate; ``half_life`` is that of the slow one
+    fast: float = above_zero(4.0)  # half-life of the fast estimate; ``half_life`` is that of the slow one
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "fast")
         if self.fast >= self.half_life:
             raise UserError(
                 f"LearningProgress.fast {self.fast} is not below half_life {self.half_life}, so no progress could be "

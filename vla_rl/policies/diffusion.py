@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from vla_rl.contract.config import check_sizes, from_json, to_json
+from vla_rl.contract.config import DEEPEST, WIDEST, Checked, from_json, to_json, within
 from vla_rl.contract.env import EnvSpec, Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import name_of
@@ -288,17 +288,14 @@ def denoising_errors(
 
 
 @dataclass(frozen=True)
-class DiffusionConfig:
+class DiffusionConfig(Checked):
     """Sizes of the network and how it samples."""
 
-    horizon: int = 5  # H: actions in a chunk
-    condition: int = 192  # width of what the denoiser is conditioned on
-    width: int = 256
-    blocks: int = 3
+    horizon: int = within(5, 1, WIDEST)  # H: actions in a chunk
+    condition: int = within(192, 1, WIDEST)  # width of what the denoiser is conditioned on
+    width: int = within(256, 1, WIDEST)
+    blocks: int = within(3, 1, DEEPEST)
     sampler: DiffusionSampler = DiffusionSampler()
-
-    def __post_init__(self) -> None:
-        check_sizes(self, "horizon", "condition", "width", "blocks")
 
 
 class Denoiser(nn.Module):

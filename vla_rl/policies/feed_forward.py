@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.contract.batch import Reducer
-from vla_rl.contract.config import check_choice, check_positive, check_sizes, from_json, to_json
+from vla_rl.contract.config import DEEPEST, WIDEST, Checked, above_zero, check_choice, from_json, to_json, within
 from vla_rl.contract.env import EnvSpec, Observation
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.load import name_of
@@ -72,18 +72,18 @@ def categorical_kl(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Tens
 
 
 @dataclass(frozen=True)
-class FeedForwardConfig:
+class FeedForwardConfig(Checked):
     """Sizes of the network, and the cameras that it reads."""
 
-    horizon: int = 1  # H: actions in a chunk
-    width: int = 64
-    depth: int = 2
+    horizon: int = within(1, 1, WIDEST)  # H: actions in a chunk
+    width: int = within(64, 1, WIDEST)
+    depth: int = within(2, 1, DEEPEST)
     cameras: tuple[str, ...] = ()
     logprob_per: LogprobPer = "chunk"  # or "action", "token" (an entry): what has a ratio of its own in PPO and GRPO
     activation: Activation = "tanh"  # or "elu", of the hidden layers
 
     def __post_init__(self) -> None:
-        check_sizes(self, "horizon", "width", "depth")
+        super().__post_init__()
         check_choice(self, "logprob_per", "chunk", "action", "token")
         check_choice(self, "activation", "tanh", "elu")
 
@@ -181,11 +181,7 @@ class FeedForwardPolicy(StatelessPolicy):
 class GaussianConfig(FeedForwardConfig):
     """And how much it explores at first."""
 
-    std: float = 0.5  # initial, of normalised actions
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "std")
+    std: float = above_zero(0.5)  # initial, of normalised actions
 
 
 class GaussianPolicy(FeedForwardPolicy):

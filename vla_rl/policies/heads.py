@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vla_rl.contract.batch import Reducer
-from vla_rl.contract.config import check_sizes, from_json, to_json
+from vla_rl.contract.config import DEEPEST, WIDEST, Checked, from_json, to_json, within
 from vla_rl.contract.env import EnvSpec, Observation
 from vla_rl.contract.load import name_of
 from vla_rl.contract.policy import Features, Likelihood, Mode
@@ -27,14 +27,11 @@ _LOG_2PI = math.log(2.0 * math.pi)
 
 
 @dataclass(frozen=True)
-class HeadConfig:
+class HeadConfig(Checked):
     """Sizes of the network."""
 
-    width: int = 256
-    depth: int = 2
-
-    def __post_init__(self) -> None:
-        check_sizes(self, "width", "depth")
+    width: int = within(256, 1, WIDEST)
+    depth: int = within(2, 1, DEEPEST)
 
 
 class Inputs(nn.Module):

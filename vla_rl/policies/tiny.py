@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from vla_rl.contract.config import check_sizes, from_json, to_json
+from vla_rl.contract.config import DEEPEST, WIDEST, Checked, from_json, to_json, within
 from vla_rl.contract.env import EnvSpec, Observation
 from vla_rl.contract.load import name_of
 from vla_rl.contract.policy import Features
@@ -25,18 +25,15 @@ from vla_rl.pretrained import load_weights, save_folder
 
 
 @dataclass(frozen=True)
-class TinyConfig:
+class TinyConfig(Checked):
     """Sizes of the network and how it samples."""
 
-    horizon: int = 5  # H: actions in a chunk
-    queries: int = 4  # attention queries of the backbone
-    condition: int = 192  # width of the expert's conditioning
-    width: int = 256
-    blocks: int = 3
+    horizon: int = within(5, 1, WIDEST)  # H: actions in a chunk
+    queries: int = within(4, 1, 1000)  # attention queries of the backbone
+    condition: int = within(192, 1, WIDEST)  # width of the expert's conditioning
+    width: int = within(256, 1, WIDEST)
+    blocks: int = within(3, 1, DEEPEST)
     sampler: FlowSampler = FlowSampler(Ode(), AllSteps(), steps=4)
-
-    def __post_init__(self) -> None:
-        check_sizes(self, "horizon", "queries", "condition", "width", "blocks")
 
 
 class TinyVLA(FlowPolicy):

@@ -21,7 +21,7 @@ from vla_rl.algorithms.self_imitation import (
     SelfImitationConfig,
     require_learning_backbone,
 )
-from vla_rl.contract.config import JsonObject, check_positive
+from vla_rl.contract.config import JsonObject, above_zero
 from vla_rl.contract.env import EnvSpec, Observation, VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
@@ -76,11 +76,9 @@ class NewImitator:
 class NewTiny(TinyConfig, NewImitator):
     """A TinyVLA without training; a checkpoint of it holds a plain ``TinyConfig``."""
 
-    smallest_scale: float = 1e-3  # of a state's entry that demonstrations hardly vary, in its unit: a joint at rest
-
-    def __post_init__(self) -> None:
-        """Raises UserError for a scale of 0 or less."""
-        check_positive(self, "smallest_scale")
+    smallest_scale: float = above_zero(
+        1e-3
+    )  # of a state's entry that demonstrations hardly vary, in its unit: a joint at rest
 
     def build(self, spec: EnvSpec, episodes: Demonstrations, seed: int) -> TinyVLA:
         torch.manual_seed(seed)  # module initialisation has no generator argument

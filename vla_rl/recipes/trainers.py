@@ -15,7 +15,7 @@ from vla_rl.algorithms.off_policy import OffPolicyConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.contract.batch import Reducer, ReplayBuffer
-from vla_rl.contract.config import Checked, at_least, check_choice, check_limits, check_sizes, within
+from vla_rl.contract.config import DEEPEST, WIDEST, Checked, at_least, check_choice, check_limits, within
 from vla_rl.contract.env import EnvSpec, VecEnv
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.policy import Policy, require
@@ -289,16 +289,15 @@ class OnPolicyRL(TrainerConfig):
 
 
 @dataclass(frozen=True)
-class CriticConfig:
+class CriticConfig(Checked):
     """Sizes of the value network."""
 
-    width: int = 64
-    depth: int = 2
+    width: int = within(64, 1, WIDEST)
+    depth: int = within(2, 1, DEEPEST)
     activation: Activation = "tanh"  # or "elu", of the hidden layers
 
     def __post_init__(self) -> None:
-        """Raises UserError for sizes of no network."""
-        check_sizes(self, "width", "depth")
+        super().__post_init__()
         check_choice(self, "activation", "tanh", "elu")
 
 
