@@ -110,7 +110,7 @@ def test_what_is_seen_and_what_is_not():
         ObservationView(blind, privileged=False)
 
 
-def test_actions_are_scaled_or_physical_and_discrete_ones_stay_so():
+def test_actions_are_scaled_or_physical_or_stay_discrete():
     spec = make("point_mass", num_envs=1).spec
     scaled, physical = ActionScale(spec, True), ActionScale(spec, False)
     assert np.allclose(scaled.to_env(np.array([[1.0, -0.5]])), [[0.2, -0.1]])
@@ -145,7 +145,7 @@ def test_there_and_back_it_is_the_same_environment(mode):
     assert np.array_equal(one.truncated, other.truncated)
 
 
-def test_pictures_are_rendered_for_people_where_the_environment_can():
+def test_pictures_are_rendered_for_people_where_possible():
     env = gymnasium.make("vla_rl/lift-v0", render_mode="rgb_array")
     env.reset(seed=0)
     assert env.render().shape == (256, 256, 3)

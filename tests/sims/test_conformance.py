@@ -50,7 +50,7 @@ def test_wrong_chunks_name_the_shape(env):
             env.step(np.zeros(shape))
 
 
-def test_a_nan_names_row_action_and_step_and_counts_in_active_rows(env):
+def test_a_nan_in_an_active_row_names_row_action_and_step(env):
     env.reset([0, 1, 2], [1, 2, 3])
     env.step(np.zeros((3, 1, env.spec.action_dim)))
     chunk = np.zeros((3, 2, env.spec.action_dim))
@@ -99,7 +99,7 @@ CHECKS = [
     test_a_step_before_the_first_reset_is_refused,
     delivers,
     test_wrong_chunks_name_the_shape,
-    test_a_nan_names_row_action_and_step_and_counts_in_active_rows,
+    test_a_nan_in_an_active_row_names_row_action_and_step,
     test_a_row_given_twice_or_out_of_range_is_refused,
     test_a_snapshot_that_does_not_fit_is_refused,
     test_snapshots_hold_numbers_only,

@@ -240,7 +240,7 @@ def played(broken_at=None):
     return np.stack(states), step, env
 
 
-def test_a_diverged_environment_ends_alone_at_its_last_good_state():
+def test_a_diverged_row_ends_alone_at_its_last_good_state():
     plain, _, _ = played()
     states, step, env = played(broken_at=4)
     assert step.cause == ("", "diverged", "") and step.truncated.tolist() == [False, True, False]

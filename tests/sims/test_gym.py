@@ -162,7 +162,7 @@ def play(env, steps=20):
     return np.stack([env.step(np.repeat(chunk, env.num_envs, 0)).obs.state for chunk in chunks])
 
 
-def test_all_of_them_at_once_keep_the_contract_with_noise_and_latency(build):
+def test_all_at_once_keep_the_contract_with_noise_and_latency(build):
     parameters = {**ALL, "latency": {"values": [0, 2]}, "action_noise": 0.1}
     env = build("randomize", num_envs=3, env="gym", options=PENDULUM, parameters=parameters)
     assert len(check_env(env, seed=3)) == 7

@@ -91,7 +91,7 @@ def test_an_id_with_a_vector_form_only_is_played_row_by_row(mode, single):
     assert len(check_env(env, seed=1)) == 7
 
 
-def test_a_vector_environment_that_resets_all_rows_at_once_is_refused():
+def test_a_vector_environment_that_resets_all_rows_is_refused():
     sentence = r"'CartPole-v1' as CartPoleVectorEnv resets all .* leave vectorization_mode out"
     with pytest.raises(UserError, match=sentence):
         make("gym", num_envs=2, id="CartPole-v1", vectorization_mode="vector_entry_point")
@@ -150,7 +150,7 @@ class OneBuffer:
 
 
 @pytest.mark.parametrize(("mode", "autoreset"), MODES)
-def test_the_last_observation_of_one_buffer_is_not_the_next_first(mode, autoreset):
+def test_the_last_of_one_buffer_is_not_the_next_first(mode, autoreset):
     assert np.allclose(played(odd(3, mode, autoreset, obs=OneBuffer())).obs.state, 0.6)
 
 
@@ -204,7 +204,7 @@ def test_without_a_key_or_with_none_wanted_there_is_no_success():
         assert env.spec.success is None and not played(env).success.any()
 
 
-def test_a_reward_that_is_not_a_number_is_named_and_never_handed_out():
+def test_a_reward_that_is_no_number_is_named_not_handed_out():
     env = odd(reward=lambda t: np.nan if t == 3 else 1.0)
     with pytest.warns(UserWarning, match=r"'TestOdd-v0' returned a reward that is not finite \(seed 0, time step 3\)"):
         step = played(env)
@@ -224,7 +224,7 @@ def test_unbounded_actions_are_refused_with_advice_that_helps(end):
     assert env.spec.action.low == (-1.0, -1.0) and played(env).terminated.all()
 
 
-def test_a_constructor_that_raises_is_one_sentence_with_its_cause():
+def test_a_constructor_that_raises_is_one_sentence():
     def broken(**_):
         raise KeyError("out of plywood")
 

@@ -107,7 +107,7 @@ def test_an_installation_holds_its_pins_and_our_packages(tiny, tmp_path, monkeyp
 
 
 @pytest.mark.full
-def test_a_failed_one_is_never_used_and_two_attempts_at_once_make_one(tiny):
+def test_a_failed_one_is_never_used_and_two_attempts_make_one(tiny):
     tiny("tiny==1.0", "msgpack==0.1")  # pip succeeds, but nothing of ours can be imported
     with pytest.raises(UserError, match=r"could not be installed .*No module named.*'vla-rl sims install tiny' again"):
         install("tiny")

@@ -199,7 +199,7 @@ def test_lifting_another_cube_first_is_a_failure(lift):
     assert step.cause == ("wrong_object",) and step.obs.extras["privileged/lifted"][0] not in (-1, obs.task[0])
 
 
-def test_success_at_the_time_limit_is_terminated_and_later_is_late(lift):
+def test_success_at_the_time_limit_terminates_and_later_is_late(lift):
     for idle, success in [(60 - HOLD_STEPS, True), (61 - HOLD_STEPS, False)]:
         env = lift(1)
         env.reset([0], [3])
@@ -226,7 +226,7 @@ def test_a_diverged_row_is_truncated_and_its_neighbour_lives(lift, monkeypatch, 
 # -- actions and instructions ------------------------------------------------------------------------------------------
 
 
-def test_actions_are_clipped_and_the_gripper_goes_where_it_is_sent(lift):
+def test_actions_are_clipped_and_the_gripper_goes_where_sent(lift):
     env = lift(1)
     before = env.reset([0], [1])
     step = env.step(np.array([[[1.0, -0.01, 0.0, -5.0]] + [[0, 0, 0, -1.0]] * 4]))
@@ -236,7 +236,7 @@ def test_actions_are_clipped_and_the_gripper_goes_where_it_is_sent(lift):
     assert np.allclose(far.obs.state[0, :7], [0.13, 0.13, 0.16, 0, 0.13, 0.13, 0.16], atol=2e-3)
 
 
-def test_a_swapped_instruction_names_another_cube_of_the_same_scene(lift):
+def test_a_swapped_instruction_names_another_cube_of_the_scene(lift):
     plain, swapped = lift(16, render=True), lift(16, render=True, instruct="distractor")
     env_ids = np.arange(16)
     a, b = plain.reset(env_ids, env_ids), swapped.reset(env_ids, env_ids)

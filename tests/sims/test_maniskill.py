@@ -72,14 +72,14 @@ def env_of(*worlds, ends_at_success=True, kind=ReplayingManiSkillEnv):
 
 @pytest.mark.parametrize("goal", [0.4, 100.0])
 @pytest.mark.parametrize("worlds", [(1, 1, 1), (3,), (1, 2)], ids=str)
-def test_it_keeps_the_contract_however_worlds_share_the_environments(worlds, goal):
+def test_it_keeps_the_contract_however_worlds_share_the_rows(worlds, goal):
     """Also where a world moves all its environments although some of them idle."""
     single = worlds == (1, 1, 1)
     spec, kind = replace(SPEC, can_snapshot=single), ReplayingManiSkillEnv if single else ManiSkillEnv
     check_env(kind(spec, [Slider(count, goal) for count in worlds], True), seed=3)
 
 
-def test_success_failure_time_and_what_is_not_finite_end_episodes():
+def test_success_failure_time_and_nan_end_episodes():
     env = env_of(Slider(1, goal=1.5), Slider(1, fail=1.5), Slider(1, broken=1.5), Slider(1))
     env.reset(range(4), [0, 0, 0, 0])
     step = env.step(np.full((4, 5, 1), 0.4))
@@ -203,7 +203,7 @@ def combined(**controllers):
     return SimpleNamespace(controllers=controllers)
 
 
-def test_changes_of_joints_are_in_radians_and_the_gripper_in_metres():
+def test_joints_change_in_radians_and_the_gripper_in_metres():
     arm = part(PDJointPosController, [-0.1, -0.1], [0.1, 0.1], joints=(("a", "revolute"), ("b", "revolute")))
     found = controls_of(combined(arm=arm, gripper=part(PDJointPosMimicController, **GRIPPER)))
     assert found.spec.names == ("a", "b", "left") and found.spec.unit == "rad,rad,m" and found.spec.shape == (3,)
@@ -226,7 +226,7 @@ def test_a_rotation_turns_the_way_that_its_action_says():
     np.testing.assert_allclose(theirs[3:] * arm.config.rot_lower, [0.1, -0.2, 0], atol=1e-7)
 
 
-def test_rates_have_units_of_rates_and_two_robots_follow_each_other():
+def test_rates_have_units_of_rates_and_two_robots_are_in_order():
     rates = part(PDJointVelController, [-1], [1], joints=(("a", "revolute"),))
     hand, lift = part(PDJointPosMimicController, **GRIPPER), (("a", "revolute"), ("lift", "prismatic"))
     arm = part(PDJointPosController, [-2.9, 0], [2.9, 0.4], lift, normalize_action=False)  # passed on as it is
@@ -274,7 +274,7 @@ def test_draws_of_other_sizes_are_left_alone():
 # -- drivers -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_driver_that_is_too_old_or_missing_is_told_with_its_cure():
+def test_a_driver_too_old_or_missing_is_told_with_its_cure():
     old, new = Driver("llvmpipe", (22, 3), True), Driver("llvmpipe", (25, 0), True)
     gpu = Driver("NVIDIA H200", (0, 0), False)
     for found, sentence in (

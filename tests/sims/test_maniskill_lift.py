@@ -104,7 +104,7 @@ def test_a_policy_meets_what_mujocos_lift_shows_and_takes():
     assert (on_gpu.device, on_gpu.profile, on_gpu.can_snapshot) == ("cuda", "tolerant", False)
 
 
-def test_places_are_in_the_tables_frame_and_the_red_cube_is_named(env):
+def test_places_are_the_tables_and_the_red_cube_is_named(env):
     obs = env.reset([0, 1, 2], [3, 4, 5])
     assert [env.spec.tasks[task] for task in obs.task] == ["pick up the red cube"] * 3
     x, y = np.random.default_rng(4).uniform(-0.1, 0.1, 2)  # of ManiSkill, whose x comes from the arm to the camera

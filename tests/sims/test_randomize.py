@@ -74,7 +74,7 @@ def test_nominal_values_change_nothing_bit_for_bit(build, varied):
         after, before = mine.obs, theirs.obs
 
 
-def test_what_was_drawn_is_observed_and_a_column_of_demonstrations(build):
+def test_what_was_drawn_is_observed_and_recorded_by_name(build):
     description = {"friction": {"low": 0.8, "high": 1.5}, "action_noise": 0.05}
     env = build("randomize", num_envs=3, options={"render": False}, parameters=description)
     obs = env.reset([0, 1, 2], [7, 8, 9])
@@ -178,7 +178,7 @@ def test_noise_has_its_deviation_and_follows_from_seed_and_time(build):
     assert np.array_equal(lone.step(np.zeros((1, 2, 2))).obs.state[0], (first.obs.state + second)[17])
 
 
-def test_a_nan_is_refused_when_commanded_not_when_it_would_arrive(build):
+def test_a_nan_is_refused_when_commanded_not_on_arrival(build):
     env = build("randomize", num_envs=2, env="point_mass", parameters={"latency": 3})
     before = env.reset([0, 1], [1, 2])
     with pytest.raises(NonFiniteError, match=r"action\[1,0,0\] is nan"):
@@ -197,7 +197,7 @@ def test_objects_are_shifted(table, name, axis):
     assert np.array_equal(plain.state, shifted.state)
 
 
-def test_marks_are_shifted_with_the_cubes_and_absent_cubes_stay_away(build):
+def test_marks_shift_with_the_cubes_and_absent_cubes_stay_away(build):
     for name, options in (("place", {"cubes": 3, "render": False}), ("push", {"render": False})):
         env = build(name, num_envs=1, **options)
         plain, shifted = (env.reset([0], [3], given).extras for given in ({}, {"object_x": np.array([0.02])}))

@@ -116,7 +116,7 @@ def test_a_snapshot_of_one_goes_on_in_another_place(env):
         env.restore([0, 1], saved)
 
 
-def test_a_pool_makes_what_is_missing_and_closes_the_longest_idle():
+def test_a_pool_makes_what_is_missing_and_closes_the_oldest():
     made = []
 
     def make(task):
@@ -149,7 +149,7 @@ def scenes():
     return scenes
 
 
-def test_every_task_has_its_own_picture_and_few_renderers_stay_open(scenes, monkeypatch):
+def test_every_task_has_its_picture_and_few_renderers_stay_open(scenes, monkeypatch):
     closed = []
     real = Canvas.close
     monkeypatch.setattr(Canvas, "close", lambda one: closed.append(one) or real(one))

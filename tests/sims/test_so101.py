@@ -135,7 +135,7 @@ def test_the_expert_succeeds_in_95_of_100_scenes(so101):
     assert 15 < step.obs.time.mean() < 75  # the work of one to three seconds
 
 
-def test_the_expert_succeeds_with_chunks_several_cubes_and_at_50_hz(so101):
+def test_the_expert_succeeds_in_chunks_among_cubes_and_at_50_hz(so101):
     for options, horizon in (({}, 16), ({"cubes": 2, "colours": 4, "control_hz": 50}, 8)):
         env = so101(10, **options)
         step, seen = play(env, np.arange(10), horizon)

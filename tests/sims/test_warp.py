@@ -116,7 +116,7 @@ def test_the_expert_lifts_the_same_cubes_at_the_same_time(lift):
 
 @pytest.mark.full
 @pytest.mark.parametrize("task", HORIZONS)
-def test_experts_succeed_as_often_as_on_mujoco_within_three_points(task):
+def test_experts_succeed_as_often_as_on_mujoco(task):
     on_mujoco, on_warp = compare(task, 300)
     assert abs(on_mujoco.mean() - on_warp.mean()) <= 0.03
 

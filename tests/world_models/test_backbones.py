@@ -119,7 +119,7 @@ def test_gradients_reach_whatever_is_trained_and_nothing_else(config):
 
 
 @every
-def test_every_input_of_a_frame_changes_the_prediction_of_every_frame(config):
+def test_every_input_of_a_frame_changes_every_frame(config):
     """And every input reaches all frames: an early action moves a late square."""
     video = built(config)
     before = call(video, numbers(video))
@@ -132,7 +132,7 @@ def test_every_input_of_a_frame_changes_the_prediction_of_every_frame(config):
 
 
 @every
-def test_without_noise_nothing_is_denoised_and_velocity_is_finite(config):
+def test_without_noise_nothing_changes_and_velocity_is_finite(config):
     video = built(config).double()
     given = {name: item.double() for name, item in numbers(video).items()}
     velocity = []
@@ -185,7 +185,7 @@ def unet():
 
 
 @pytest.mark.parametrize("frame", range(CONTEXT))
-def test_every_pixel_can_be_copied_from_every_frame_of_the_context(frame):
+def test_every_pixel_can_be_copied_from_every_context_frame(frame):
     """The one that is moved with the robot among them: what a gripper carries keeps its look."""
     video, given, frames = unet()
     with torch.no_grad():

@@ -78,7 +78,7 @@ def test_replays_on_another_device_are_those_of_the_host():
 
 
 @pytest.mark.full
-def test_training_on_another_device_gives_the_weights_of_the_host():
+def test_training_on_another_device_gives_the_hosts_weights():
     trajectories, fitted = recorded(12, seed=1), WorldModelFit(*[FitConfig(steps=2, batch=4)] * 4)
     learnt, reported = [], []
     for device in ("cpu", ELSEWHERE):
@@ -162,7 +162,7 @@ def test_a_decision_in_imagination_waits_once(undecided: ImaginedEnv, monkeypatc
     assert ended >= len(EVERY)
 
 
-def test_an_action_that_is_not_finite_changes_nothing_in_imagination(undecided: ImaginedEnv) -> None:
+def test_an_action_that_is_not_finite_changes_nothing_imagined(undecided: ImaginedEnv) -> None:
     undecided.reset(EVERY, EVERY)
     undecided.step(torch.full((len(EVERY), 1, 2), 0.1).to(ELSEWHERE))
     before = {name: on_host(item).copy() for name, item in undecided.snapshot(EVERY).items()}

@@ -26,7 +26,7 @@ def fresh(**sizes) -> DiT:
 
 @pytest.mark.parametrize("level", [0.05, 0.5, 0.95])
 @pytest.mark.parametrize("spread", [0.3, 1.5])
-def test_the_network_learns_unit_variance_and_guesses_linearly_at_0(level, spread):
+def test_the_network_learns_unit_variance_and_guesses_linearly(level, spread):
     """Against 400,000 samples: regression of the change on what is left when the latest frame is taken away."""
     generator = torch.Generator().manual_seed(3)
     change, noise = (torch.randn(400_000, generator=generator, dtype=torch.float64) for _ in range(2))

@@ -85,7 +85,7 @@ def test_a_frame_depends_on_the_actions_before_it_alone():
         assert same(env.step(actions[:, i : i + 1]).obs, frame), i
 
 
-def test_pictures_that_are_only_looked_at_are_denoised_in_one_step():
+def test_pictures_only_looked_at_are_denoised_in_one_step():
     """In the middle of a call; where it ends, also because time is up, all steps are taken (0: as configured)."""
     calls, whole = [], model().config.frames
     env = imagined_env(4, deadline=2 * whole - 1)
@@ -131,7 +131,7 @@ def test_outcomes_inside_a_call_end_it_where_they_are_looked_at(every):
     assert (inside & won).any() and (inside & ~won).any() and not over.all(1).any()
 
 
-def test_calls_have_noise_of_their_own_and_the_first_frame_in_context():
+def test_calls_have_their_own_noise_and_the_first_frame():
     env, other, env_ids = imagined_env(2), imagined_env(2, noise_seed=1), np.arange(2)
     assert same(env.reset(env_ids, env_ids), other.reset(env_ids, env_ids))
     saved, actions = env.snapshot(env_ids), random_actions(env, 3, np.random.default_rng(8))
@@ -146,7 +146,7 @@ def test_calls_have_noise_of_their_own_and_the_first_frame_in_context():
     assert np.array_equal(context[:, -1], shown) and not np.array_equal(context[:, 1], initial[:, 1])
 
 
-def test_what_is_uncertain_is_truncated_without_failure_and_not_shown():
+def test_what_is_uncertain_is_truncated_and_not_shown():
     """No rollout goes on from there, so no data would correct a critic: it is asked about what was trusted last."""
     free, env_ids = imagined_env(6), np.arange(6)
     free.reset(env_ids, env_ids)
@@ -225,7 +225,7 @@ def keyframes_at(time: int, **numbers: Any) -> ImaginedEnv:
 
 
 @pytest.mark.parametrize("deadline, cause, lasts", [(None, "time_limit", 8), (9, "too_late", 2), (30, "time_limit", 8)])
-def test_a_rollout_from_a_keyframe_goes_on_with_its_episodes_clock(deadline, cause, lasts):
+def test_a_rollout_from_a_keyframe_keeps_its_episodes_clock(deadline, cause, lasts):
     """The horizon counts from where it begins; the deadline is the episode's."""
     env, env_ids = keyframes_at(7, horizon=8, deadline=deadline), np.arange(3)
     assert env.reset(env_ids, env_ids).time.tolist() == [7] * 3

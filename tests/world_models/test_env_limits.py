@@ -85,7 +85,7 @@ def test_a_success_from_a_keyframe_is_resampled_from_there():
 
 
 @pytest.mark.full
-def test_a_renewed_environment_resamples_with_the_noise_that_it_had():
+def test_a_renewed_environment_resamples_with_its_noise():
     fresh, renewed = resampling_env(), resampling_env()
     renewed.renew(renewed.initial_states, None, renewed.config)
     causes = [[env.step(actions(seed)).cause for seed in (0, 1)] for env in (fresh, renewed)]
@@ -102,7 +102,7 @@ def ends(env: ImaginedEnv) -> list[int]:
 
 
 @pytest.mark.parametrize("before, after", [(12, 6), (4, 11)])
-def test_a_renewed_environment_plays_the_horizon_that_it_is_given(before, after):
+def test_a_renewed_environment_plays_its_new_horizon(before, after):
     """Longer or shorter, with resampling; what it declares is what it plays."""
     env = imagined_env(3, horizon=before, longest=12)
     assert env.spec.time_limit == before and ends(env) == [before] * 3

@@ -27,7 +27,7 @@ def episodes() -> dict[str, object]:
     return {"action": action, "reach": REACH, "value": value, "success": success, "spans": [(0, 10), (10, 20)]}
 
 
-def test_a_rollout_begins_before_a_gripper_closes_not_at_a_slow_drift():
+def test_a_rollout_begins_before_a_gripper_closes_not_in_a_drift():
     assert mine(**episodes(), config=CONFIG).events.tolist() == [4]
     drift = np.linspace(0, 0.09, 20)[:, None] * np.array([1.0, 0.0])
     assert not mine(**episodes() | {"action": drift}, config=CONFIG).events.size

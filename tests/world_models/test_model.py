@@ -102,7 +102,7 @@ def test_the_robots_state_is_predicted(learnt, held_out):
 
 
 @pytest.mark.full
-def test_success_is_reported_under_the_instruction_that_was_given(well_learnt, held_out):
+def test_success_is_reported_under_the_given_instruction(well_learnt, held_out):
     done = held_out["outcome"][:, FRAMES - 1, 0] > 0.5
     predicted_success = predicted(well_learnt, held_out).outcome[:, 0]
     assert done.sum() > 10 and (predicted_success[done][:, None] > predicted_success[~done]).float().mean() > 0.9
@@ -192,7 +192,7 @@ def test_the_registration_is_fitted_once(learnt, held_out):
 
 
 @pytest.mark.parametrize("known", [2, FRAMES])
-def test_the_video_model_sees_the_latest_picture_moved_with_the_robot(learnt, held_out, known):
+def test_the_video_model_sees_the_latest_picture_moved(learnt, held_out, known):
     """To where the robot is predicted to be at every picture, or was recorded to be in training."""
     calls, future = calls_of(learnt.video, lambda: predicted(learnt, held_out, known))
     frames = calls[0][0][2].frames

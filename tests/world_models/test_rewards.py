@@ -93,7 +93,7 @@ def test_rewards_of_new_episodes_are_predicted_from_what_is_seen(learnt):
     assert correlation(others, reward) < 0.5
 
 
-def test_actions_that_are_not_known_earn_nothing_and_change_no_reward(begun):
+def test_unknown_actions_earn_nothing_and_change_no_reward(begun):
     batch = windows(begun, seen_alone(played(20, seed=3)))
     other = dict(batch, actions=batch["actions"].clone())
     other["actions"][:, 2:] = 0.3
@@ -184,7 +184,7 @@ def calls_of(env: ImaginedEnv) -> list[torch.Tensor]:
     return rewards
 
 
-def test_a_rollout_is_paid_what_the_head_says_when_a_call_is_complete():
+def test_a_complete_call_is_paid_what_the_head_says():
     """The sum over its actions, also over the two that are left when time is up."""
     env, env_ids = paid_env(3, deadline=5), np.arange(3)
     rewards = calls_of(env)
@@ -209,7 +209,7 @@ def test_a_paid_rollout_keeps_the_contract_of_a_simulator():
     assert rewards[0].any() and all(np.array_equal(one, rewards[0]) for one in rewards)
 
 
-def test_success_ends_a_paid_rollout_and_earns_what_the_head_says():
+def test_success_ends_a_paid_rollout_and_earns_what_is_said():
     """Without the wish it earns 1."""
     env_ids = np.arange(6)
     for reward in (PredictedReward(), SuccessReward()):

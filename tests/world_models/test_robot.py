@@ -129,7 +129,7 @@ def test_learning_crops_differ_but_repeat_with_their_seed():
     assert torch.equal(one, same) and not torch.allclose(one, other)
 
 
-def test_a_classifier_of_whole_pictures_reads_every_camera_and_corner():
+def test_a_classifier_of_whole_pictures_reads_all_of_them():
     """Wherever the robot is."""
     classifier, pictures, given = classified(crop=0, cameras=2)
     output = classifier(pictures, *given)
@@ -140,7 +140,7 @@ def test_a_classifier_of_whole_pictures_reads_every_camera_and_corner():
             assert (classifier(changed, *given) - output).abs().max() > 1e-3
 
 
-def test_whole_pictures_are_shifted_by_a_pixel_at_most_while_learning():
+def test_whole_pictures_shift_by_a_pixel_at_most_while_learning():
     """Every shift of the nine is drawn, each picture its own, and the border is repeated."""
     classifier, _, given = classified(crop=0)
     seen: list[torch.Tensor] = []
@@ -181,7 +181,7 @@ def test_the_robot_is_found_within_a_pixel():
     assert all(one.abs().max() < 0.05 for one in others)
 
 
-def test_two_inputs_with_the_same_position_get_half_the_weight_each():
+def test_two_inputs_of_the_same_position_share_the_weight():
     """The position and its target: weights that cancel would be wrong as soon as the two differ."""
     pictures, state, _ = scenes(200)
     target = state[:, :2] + 0.01 * torch.randn(200, 2, generator=torch.Generator().manual_seed(1))

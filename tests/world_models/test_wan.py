@@ -60,7 +60,7 @@ def test_a_folder_gives_the_very_network_that_was_saved(networks, folder):
 
 
 @torch.no_grad()
-def test_every_frame_of_every_camera_is_encoded_as_a_video_of_its_own(networks, folder):
+def test_every_frame_of_every_camera_is_encoded_by_itself(networks, folder):
     video, (_, vae) = build(WanConfig(WanFolder(str(folder)), lora=None), cameras=2), networks
     shown = random_pictures(2, 2, 3)
     latents = video.encode(shown)
@@ -89,7 +89,7 @@ def test_features_at_a_pixel_are_those_of_its_own_token():
     assert change[:2, :2].min() > 2.0 * change[2:, 2:].max()
 
 
-def test_low_rank_corrections_are_nothing_at_first_and_then_b_times_a():
+def test_low_rank_corrections_are_nothing_first_then_b_times_a():
     torch.manual_seed(0)
     linear = nn.Linear(5, 3)
     holder = nn.ModuleDict({"to_q": linear, "other": nn.Linear(5, 3)})

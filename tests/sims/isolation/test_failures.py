@@ -66,7 +66,7 @@ def chunk(env, horizon=1):
 
 
 @pytest.mark.parametrize("trouble", ["killed", "hung", pytest.param("failing", marks=pytest.mark.full), "nan"])
-def test_a_failed_step_truncates_its_workers_episodes_and_no_others(trouble, tmp_path):
+def test_a_failed_step_truncates_its_workers_episodes_alone(trouble, tmp_path):
     with troubled(tmp_path, "step", trouble, seed=LONG[2], times=1) as env:
         env.reset(range(4), LONG[:4])
         with pytest.warns(UserWarning, match=SAYS[trouble]) as caught:
@@ -256,7 +256,7 @@ def answered(workers):
     return all(select.select([worker.link], [], [], PATIENCE)[0] for worker in workers)
 
 
-def test_a_step_that_nobody_waits_for_is_given_up_by_the_next_call():
+def test_a_step_that_nobody_waits_for_ends_with_the_next_call():
     with closing(make("isolated", num_envs=2, env="counting", workers=2)) as env:
         env.reset([0, 1], LONG[:2])
         env.step_async(chunk(env))
@@ -315,7 +315,7 @@ def recycled():
     return make("isolated", num_envs=2, env="counting", recycle_steps=8)
 
 
-def test_a_worker_that_worked_enough_is_replaced_between_episodes():
+def test_a_worker_is_replaced_between_episodes():
     pids = []
     with closing(recycled()) as far, closing(make("counting", num_envs=2)) as near, warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -330,7 +330,7 @@ def test_a_worker_that_worked_enough_is_replaced_between_episodes():
 
 
 @pytest.mark.full
-def test_it_waits_for_an_episode_that_is_running_but_not_for_ever():
+def test_it_waits_for_a_running_episode_but_not_for_ever():
     with closing(recycled()) as env:
         env.reset([0, 1], LONG[:2])
         first = env.workers[0].link.pid

@@ -114,7 +114,7 @@ def test_nothing_is_lost_doubled_or_reordered():
         require_nothing_lost(env)
 
 
-def test_python_and_environment_variables_of_the_worker_can_be_chosen(tmp_path):
+def test_python_and_variables_of_the_worker_can_be_chosen(tmp_path):
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nOF_THE_WORKER="$SEVEN" exec {sys.executable} "$@"\n')
     python.chmod(0o755)
@@ -197,7 +197,7 @@ def test_memory_and_open_files_stay_flat():
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-def test_too_many_workers_are_refused_by_what_the_first_one_takes(monkeypatch):
+def test_too_many_workers_are_refused_by_what_the_first_takes(monkeypatch):
     monkeypatch.setattr(isolated_module, "process_bytes", lambda pid: 10**8 if pid in worker_pids() else 0)
     monkeypatch.setattr(isolated_module, "free_bytes", lambda: 3 * 10**8)
     sentence = r"^5 worker processes of 100 MB each, for 2 environments each, do not fit the 0\.4 GB .*; 3 fit\.$"

@@ -83,7 +83,7 @@ def test_nothing_is_lost_doubled_or_reordered(serve):
         pytest.param("hung", "did not answer in time", 6.0, marks=pytest.mark.full),
     ],
 )
-def test_a_worker_there_that_fails_is_replaced_with_its_last_words(trouble, said, seconds, serve, tmp_path):
+def test_a_worker_there_that_fails_is_replaced_and_quoted(trouble, said, seconds, serve, tmp_path):
     options = {"method": "step", "trouble": trouble, "folder": str(tmp_path), "times": 1}
     with remote(serve(TROUBLED.format("make")), 2, options=options, deadline_s=seconds) as env:
         env.reset([0, 1], [2, 3])
@@ -107,7 +107,7 @@ def test_a_client_that_goes_ends_its_worker(serve):
     env.close()
 
 
-def test_a_client_whose_machine_is_gone_is_noticed_between_requests(serve, monkeypatch):
+def test_a_client_whose_machine_is_gone_is_noticed(serve, monkeypatch):
     """The system asks it for a sign of life, and ends the connection without an answer."""
     servers = []
     monkeypatch.setattr(server_module, "_relay", lambda stream, *_: servers.append(stream.socket) or stream.read(1))
