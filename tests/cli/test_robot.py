@@ -86,7 +86,7 @@ def test_check_counts_what_is_wrong(file, complaint, capsys, tmp_path):
 def test_mistakes_are_one_sentence(complaint, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO())
     assert "did you mean 'check'?" in complaint("robot", "chek", "arm.json")
-    assert "needs the robot's file" in complaint("robot", "check")
+    assert "needs FILE, for example vla-rl robot check my_arm.json" in complaint("robot", "check")
     assert "vla-rl robot setup" in complaint("robot", "check", tmp_path / "absent.json")
     assert "Nobody answers" in complaint("robot", "setup", tmp_path / "arm.json")
     assert not (tmp_path / "arm.json").exists()

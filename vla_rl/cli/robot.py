@@ -6,14 +6,15 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager as ContextManager
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.text import Text
 
-from vla_rl.cli.override import override
+from vla_rl.cli.override import override, positional, subcommand
 from vla_rl.contract.config import Checked, within
-from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.contract.errors import UserError
 from vla_rl.recipes.robots import desk
 from vla_rl.recipes.terminal import console
 
@@ -137,12 +138,14 @@ def robot(arguments: Sequence[str]) -> None:
     if not given or given[0].startswith("-"):
         override(Robot(), given or ["--help"], "vla-rl robot COMMAND FILE")
         return
-    if given[0] not in COMMANDS:
-        raise UserError(f"robot has no command {given[0]!r}; {did_you_mean(given[0], COMMANDS)}")
-    if len(given) < 2 or given[1].startswith("-"):
-        raise UserError(f"robot {given[0]} needs the robot's file, for example vla-rl robot {given[0]} my_arm.json.")
-    options, do = COMMANDS[given[0]]
-    do(Path(given[1]), override(options(), given[2:], f"vla-rl robot {given[0]} FILE"))
+    subcommand("robot", given, {name: partial(_on_file, name) for name in COMMANDS})
+
+
+def _on_file(name: str, given: list[str]) -> None:
+    """Do the command ``name`` with the robot's file, the first of ``given``, and the options after it."""
+    options, do = COMMANDS[name]
+    (path,), rest = positional(given, f"robot {name} FILE", options(), "my_arm.json")
+    do(Path(path), override(options(), rest, f"vla-rl robot {name} FILE"))
 
 
 def _setup(path: Path, config: Setup) -> None:
@@ -185,19 +188,23 @@ def _replay(path: Path, config: Replay) -> None:
 def _run(path: Path, config: Run) -> None:
     if not config.policy and not config.server:
         raise UserError("robot run needs a policy to run, for example --policy runs/so101, or a --server that has one.")
-    if config.dry_run:
-        _dry_run(str(path), config)
-    else:
-        # A server may learn from what it gets, and never from a test.
-        _drive(str(path), config, "reinforcement" if config.server else "test")
+    # A server may learn from what it gets, and never from a test.
+    _drive(str(path), config, "reinforcement" if config.server else "test")
 
 
 def _drive(name: str, config: Record, scenes: Scenes) -> None:
-    from vla_rl.recipes.robots import drive
+    from vla_rl.recipes.robots import drive, session
 
-    settings = _settings(config, scenes)
+    robot = drive.robot_config(name)
+    execution = drive.execution(config.execution, config.steps, config.speed, config.delay / 1000)
+    played = config.policy, config.episodes, config.seed, execution, config.real_time
+    settings = drive.EpisodesConfig(*played, scenes, config.person)
+    if isinstance(config, Run) and config.dry_run:
+        summary = drive.drive(session.dry(robot), settings, None, console)
+        console.print(f"{summary.clipped} of {summary.steps} commands were clipped; none was sent to the arm")
+        return
     out, through = Path(config.out) if config.out else None, _through(name, config, settings)
-    summary = drive.drive(drive.robot_config(name), settings, out, console, through)
+    summary = drive.drive(robot, settings, out, console, through)
     console.print(f"{summary}{f': {config.out}' if config.out else ''}")
 
 
@@ -209,21 +216,6 @@ def _through(name: str, config: Record, settings: EpisodesConfig) -> Callable[[S
 
     key = config.signing_key if isinstance(config, Run) and not config.policy else None
     return streaming.to_server(name, config.server, config.credentials, key, settings, console)
-
-
-def _dry_run(name: str, config: Run) -> None:
-    from vla_rl.recipes.robots import drive, session
-
-    summary = drive.drive(session.dry(drive.robot_config(name)), _settings(config, "test"), None, console)
-    console.print(f"{summary.clipped} of {summary.steps} commands were clipped; none was sent to the arm")
-
-
-def _settings(config: Record, scenes: Scenes) -> EpisodesConfig:
-    from vla_rl.recipes.robots import drive
-
-    execution = drive.execution(config.execution, config.steps, config.speed, config.delay / 1000)
-    played = config.policy, config.episodes, config.seed, execution, config.real_time
-    return drive.EpisodesConfig(*played, scenes, config.person)
 
 
 COMMANDS: dict[str, tuple[type, Callable[[Path, Any], None]]] = {
