@@ -29,6 +29,7 @@ from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import checkpoint_of
 from vla_rl.recipes.config_files import env_config_of
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
+from vla_rl.recipes.evaluators import shown
 from vla_rl.recipes.parity import (
     Compared,
     Trace,
@@ -125,14 +126,10 @@ def evaluate_checkpoint(arguments: Sequence[str]) -> None:
 
 def _play(config: Evaluate, policy: Policy, seeds: list[int]) -> tuple[Outcomes, list[str]]:
     """Evaluate with a progress bar, and with a trace if one is wanted; also what can hardly be meant."""
-
-    def remark(done: int, good: int) -> None:
-        update(done, f"success {good / done:.0%}")
-
     with bar(config.seeds, len(seeds)) as update, closing(config.env.make(config.num_envs)) as env:
         recorder = TraceRecorder(Path(config.trace), env.spec.tasks, config.seed) if config.trace else None
         watch = recorder.watch if recorder else lambda decision: None
-        outcomes = play_seeds(env, policy, seeds, config.seed, report=remark, watch=watch)
+        outcomes = play_seeds(env, policy, seeds, config.seed, report=shown(update), watch=watch)
         return outcomes, outcomes.remarks(env.spec.time_limit)
 
 

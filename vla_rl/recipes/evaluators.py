@@ -44,10 +44,17 @@ class EvaluationConfig(Checked):
         return Evaluator(env, self.num_envs, self.processes)
 
 
-def play(env: EnvFactory, policy: Policy, seeds: list[int], config: EvaluationConfig, seed: int, what: str) -> Outcomes:
+def play(
+    env: EnvFactory, policy: Policy, seeds: Sequence[int], config: EvaluationConfig, seed: int, what: str
+) -> Outcomes:
     """Evaluate on ``seeds`` with a progress bar."""
     with bar(what, len(seeds)) as update, closing(config.evaluator(env)) as evaluator:
-        return evaluator.evaluate(policy, seeds, seed, lambda done, good: update(done, f"success {good / done:.0%}"))
+        return evaluator.evaluate(policy, seeds, seed, shown(update))
+
+
+def shown(update: Callable[[int, str], None]) -> OnEpisodes:
+    """Episodes and their success on a :func:`bar`."""
+    return lambda done, good: update(done, f"success {good / done:.0%}")
 
 
 class Evaluator:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -31,7 +31,7 @@ from vla_rl.evaluation.ranking import (
     rank,
 )
 from vla_rl.evaluation.report import Bar, Report
-from vla_rl.evaluation.run import Outcomes, evaluate
+from vla_rl.evaluation.run import evaluate
 from vla_rl.evaluation.stats import Rate
 from vla_rl.experience.demonstrations import Trajectories
 from vla_rl.experience.driver import Decision
@@ -39,6 +39,7 @@ from vla_rl.policies.function import EpsilonRandomPolicy
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes import world_models
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig, play, shown
 from vla_rl.recipes.imagine.calibrated_model import (
     CalibratedModel,
     ImaginedEnvFactory,
@@ -108,30 +109,16 @@ def rate_policies(
     first = first_observations(env, scenes, calibrated.model)
     pool = world_models.OrderedPool(first)
     factory = ImaginedEnvFactory(calibrated.model, pool, calibrated.limits, calibrated.imagination)
+    config, training = EvaluationConfig(num_envs=num_envs), env.with_options(**env.training_options)
     ratings = []
     for name, policy in policies.items():
         for share in RANDOM_ACTION_PROBS:
             player = EpsilonRandomPolicy(policy, calibrated.model.spec, share) if share else policy
             title = f"{name}, {share:.0%} random" if share else name
-            imagined = _evaluate(factory.make(num_envs), player, range(len(scenes)), seed, f"imagined: {title}")
-            true = _evaluate(env.make_training(num_envs), player, scenes, seed, f"simulated: {title}")
+            imagined = play(factory, player, range(len(scenes)), config, seed, f"imagined: {title}")
+            true = play(training, player, scenes, config, seed, f"simulated: {title}")
             ratings.append(PolicyRating(title, imagined.rate, true.rate))
     return ratings
-
-
-def _evaluate(
-    env: VecEnv,
-    policy: Policy,
-    seeds: Sequence[int],
-    seed: int,
-    title: str,
-    watch: Callable[[Decision], None] = lambda decision: None,
-) -> Outcomes:
-    """Play one episode of ``policy`` per seed in ``env``, which is closed then."""
-    with bar(title, len(seeds)) as update, closing(env):
-        return evaluate(
-            env, policy, seeds, seed, report=lambda done, won: update(done, f"success {won / done:.0%}"), watch=watch
-        )
 
 
 def first_observations(
@@ -271,8 +258,12 @@ def rank_policies(run: SavedRun, policies: Sequence[str], config: Rank) -> tuple
     factory = ImaginedEnvFactory(model, recorded_initial_states(model, recorded), None, imagination)
     played, outside = list[Played](), dict[str, float]()
     for name, policy in loaded.items():
-        env, watched = factory.make(min(config.num_envs, starts)), _Watched()
-        outcomes = _evaluate(env, policy, range(starts), config.seed, f"imagined: {Path(name).name}", watched)
+        watched = _Watched()
+        with (
+            bar(f"imagined: {Path(name).name}", starts) as update,
+            closing(factory.make(min(config.num_envs, starts))) as env,
+        ):
+            outcomes = evaluate(env, policy, range(starts), config.seed, report=shown(update), watch=watched)
         played.append(Played(name, outcomes.success, known.get(name, (0, 0))))
         if config.before_deployment:
             outside[name] = watched.share_left(recorded)

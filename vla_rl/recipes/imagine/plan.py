@@ -30,6 +30,7 @@ from vla_rl.experience.demonstrations import Trajectories
 from vla_rl.policies.function import EpsilonRandomPolicy
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import shown
 from vla_rl.recipes.terminal import bar
 from vla_rl.recipes.trainers import generator
 from vla_rl.training.fit import FitConfig
@@ -149,11 +150,7 @@ def collect_episodes(env_config: EnvConfig, policy: Policy, config: CollectConfi
 def _played(what: str, env: VecEnv, policy: Policy, seeds: Sequence[int], seed: int, stream: int) -> Trajectories:
     """One episode of ``policy`` per seed, exploring with the noise of ``stream``."""
     with bar(what, len(seeds)) as update:
-
-        def report(episodes: int, won: int) -> None:
-            update(episodes, f"success {won / episodes:.0%}")
-
-        return collect_trajectories(env, policy, seeds, generator(seed, stream), "sample", report)
+        return collect_trajectories(env, policy, seeds, generator(seed, stream), "sample", shown(update))
 
 
 class RunEpisodes:
