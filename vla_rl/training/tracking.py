@@ -18,6 +18,7 @@ from vla_rl.contract.batch import OneProcess, Reducer
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import ContractError, UserError, did_you_mean
 from vla_rl.contract.trust import check_folder, check_link, mark_file, read_named
+from vla_rl.experience.lerobot.disk import lock_file
 from vla_rl.training.checkpoint import (
     latest_shared,
     latest_state,
@@ -46,34 +47,31 @@ def lock_run(folder: Path) -> int:
             f"{str(folder)!r} is the working folder, which a later run could not move aside, so nothing was run; name "
             "a folder of its own, for example --out runs/first."
         )
-    while True:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise UserError(
-                f"{str(folder)!r} cannot be a folder to write into ({error.strerror}), so nothing was run; choose "
-                "another with --out."
-            ) from error
-        file = os.fstat(descriptor)
-        if (own := _held.get((file.st_dev, file.st_ino))) is not None:
-            return own  # closing ``descriptor`` would release the lock, because locks belong to the process
-        try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-            os.close(descriptor)
-            raise UserError(
-                f"process {owner} is running in {str(folder)!r}, so a second run would mix its files with that one's; "
-                "wait for it, end it, or choose another folder with --out."
-            ) from error
-        if (folder / LOCK).exists() and os.stat(folder / LOCK).st_ino == file.st_ino:
-            break
-        os.close(descriptor)  # its owner has just removed the file
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-    _held[file.st_dev, file.st_ino] = descriptor
+    if (own := _held.get(_identity(folder / LOCK))) is not None:
+        return own
+    try:
+        descriptor = lock_file(folder / LOCK)
+    except BlockingIOError as error:
+        raise UserError(
+            f"process {error.filename} is running in {str(folder)!r}, so a second run would mix its files with that "
+            "one's; wait for it, end it, or choose another folder with --out."
+        ) from error
+    except OSError as error:
+        raise UserError(
+            f"{str(folder)!r} cannot be a folder to write into ({error.strerror}), so nothing was run; choose another "
+            "with --out."
+        ) from error
+    _held[_identity(folder / LOCK)] = descriptor
     return descriptor
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    """Device and inode of a file, (0, 0) where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return 0, 0
+    return found.st_dev, found.st_ino
 
 
 def await_unlocked(folder: Path, patience: float) -> None:
@@ -94,8 +92,8 @@ def _locked(path: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        os.lockf(descriptor, os.F_TEST, 0)
-    except OSError:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
         return True
     finally:
         os.close(descriptor)
@@ -135,24 +133,26 @@ class RunFolder:
     Metrics also go to the trackers that the config's field ``tracking`` names.
     """
 
-    def __init__(self, path: str | Path, config: Any, group: Reducer | None = None) -> None:
+    def __init__(self, path: str | Path, config: Any, group: Reducer | None = None, *, resumed: bool = False) -> None:
         """``path`` is that of the whole run; of several processes, ``group``, each has a folder in it but the first.
 
-        Only the first process has trackers.
+        Only the first process has trackers.  ``resumed``: the run that is there goes on, see :meth:`resume`.
         """
         self.run, self.group = Path(path), group or OneProcess()
         self.path = process_folder(self.run, self.group.rank)
-        self.config, self.resumed = config, False
+        self.config, self.resumed = config, resumed
         names = getattr(config, "tracking", ()) if self.group.rank == 0 else ()
         check_trackers(names)  # before an earlier run is moved
         self._lock = lock_run(self.path)
-        self.moved_to = _move_aside(self.path)
+        self.moved_to = None if resumed else _move_aside(self.path)
         if self.moved_to:
             unlock_run(self.moved_to, self._lock)  # its lock went with it
             self._lock = lock_run(self.path)
-        self._start = time.monotonic()
-        write_json(self.path / "config.json", to_json(config))
-        mark_file(self.path / "config.json")
+        if not resumed:
+            write_json(self.path / "config.json", to_json(config))
+            mark_file(self.path / "config.json")
+        lines = read_metrics(self.path)
+        self._start = time.monotonic() - (lines[-1]["elapsed_s"] if lines else 0.0)
         self._trackers = open_trackers(names, self.path, to_json(config))
 
     @classmethod
@@ -161,22 +161,15 @@ class RunFolder:
 
         Raises UserError when there is no run, or a finished one, or one of another number of processes.
         """
-        folder = cls.__new__(cls)
-        folder.run, folder.group, folder.resumed, folder.moved_to = Path(path), group or OneProcess(), True, None
-        folder.path = process_folder(folder.run, folder.group.rank)
-        folder.config = config_of(folder.run)
-        if (folder.run / "summary.json").exists():
+        run, group = Path(path), group or OneProcess()
+        config = config_of(run)
+        if (run / "summary.json").exists():
             raise UserError(
                 f"the run in {str(path)!r} is finished, so there is nothing to go on with; see its summary.json, or "
                 "give a larger --rl.loop.iterations or --rl.loop.env-steps."
             )
-        require_processes(folder.run, folder.group.size)
-        folder._lock = lock_run(folder.path)
-        lines = read_metrics(folder.path)
-        folder._start = time.monotonic() - (lines[-1]["elapsed_s"] if lines else 0.0)
-        names = getattr(folder.config, "tracking", ()) if folder.group.rank == 0 else ()
-        folder._trackers = open_trackers(names, folder.path, to_json(folder.config))
-        return folder
+        require_processes(run, group.size)
+        return cls(run, config, group, resumed=True)
 
     def save_state(self, step: int, state: dict[str, Any]) -> None:
         """Save the training state after ``step``; of several processes, each its own."""

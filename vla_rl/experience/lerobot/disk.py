@@ -65,7 +65,7 @@ def take_lock(recording: Path) -> int:
     """
     check_folder(recording.parent)
     try:
-        return _locked(recording)
+        return lock_file(recording / LOCK)
     except BlockingIOError as error:
         raise UserError(
             f"another process is writing to {str(recording.parent)!r} (its id is {error.filename}), so two would mix; "
@@ -78,10 +78,13 @@ def take_lock(recording: Path) -> int:
         ) from error
 
 
-def _locked(recording: Path) -> int:
-    path = recording / LOCK
+def lock_file(path: Path) -> int:
+    """``path`` opened and locked until it is closed or the process ends, however it ends; it holds the process's id.
+
+    Raises BlockingIOError, whose ``filename`` is the id of the process that holds the lock.
+    """
     while True:
-        make_folder(recording)
+        make_folder(path.parent)
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         except FileNotFoundError:
