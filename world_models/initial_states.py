@@ -108,24 +108,10 @@ class KeyframeConfig:
     tail: int = 2  # moments at least between a keyframe and its episode's end
 
 
-@dataclass(frozen=True)
-class Keyframes:
-    """Moments [N], sorted and distinct, by kind."""
-
-    events: np.ndarray
-    slope: np.ndarray
-    divergence: np.ndarray
-
-    @property
-    def all(self) -> np.ndarray:
-        """int64 [N]: every one once."""
-        return np.unique(np.concatenate([self.events, self.slope, self.divergence]))
-
-
 def mine(
     action: np.ndarray, reach: np.ndarray, value: np.ndarray, success: np.ndarray, spans: Spans, config: KeyframeConfig
-) -> Keyframes:
-    """Keyframes of episodes with ``action`` [M,D], whose ranges are ``reach`` [D], and ``value`` [M].
+) -> dict[str, np.ndarray]:
+    """{kind: int64 [N], sorted, distinct} of episodes with ``action`` [M,D], ranges ``reach`` [D] and ``value`` [M].
 
     ``success`` [M] is True at the last moment of an episode that succeeded; ``spans`` are first moment and the one
     after the last.  Raises UserError for a value that is not finite.
@@ -136,19 +122,19 @@ def mine(
             "found by it; look for a diverged critic."
         )
     lead = config.lead
-    found: tuple[list[int], list[int], list[int]] = ([], [], [])
+    found: dict[str, list[int]] = {"events": [], "slope": [], "divergence": []}
     typical = _median_of_successes(value, success, spans)
     for begin, end in spans:
         jumps = (np.abs(np.diff(action[begin : end - 1], axis=0)) / reach >= config.jump).any(1)
         changes = np.abs(value[begin + lead : end] - value[begin : end - lead]) >= config.slope
-        found[0].extend(_before(np.flatnonzero(jumps) + 1, begin, end, config))
-        found[1].extend(_before(np.flatnonzero(changes) + lead, begin, end, config))
+        found["events"].extend(_before(np.flatnonzero(jumps) + 1, begin, end, config))
+        found["slope"].extend(_before(np.flatnonzero(changes) + lead, begin, end, config))
         if not success[end - 1] and len(typical):
             own = value[begin:end]
             hopeful = np.flatnonzero(own[: len(typical)] >= typical[: end - begin])
             if len(hopeful) and hopeful[-1] < end - begin - 1:
-                found[2].extend(_before(hopeful[-1:] + 1, begin, end, config))
-    return Keyframes(*(np.unique(np.array(part, np.int64)) for part in found))
+                found["divergence"].extend(_before(hopeful[-1:] + 1, begin, end, config))
+    return {kind: np.unique(np.array(part, np.int64)) for kind, part in found.items()}
 
 
 def _before(offsets: np.ndarray, begin: int, end: int, config: KeyframeConfig) -> list[int]:

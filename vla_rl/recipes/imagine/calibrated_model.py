@@ -319,7 +319,8 @@ def mine_initial_states(
     if value is not None:
         span = np.subtract(spec.action.high, spec.action.low) * np.ones(spec.action_dim)
         success, spans = trajectories.success, trajectories.spans()
-        mined = world_models.mine(trajectories.action, span, value, success, spans, keyframes).all
+        found = world_models.mine(trajectories.action, span, value, success, spans, keyframes)
+        mined = np.unique(np.concatenate([*found.values()]))
     first = recorded_moments(model, trajectories)
     return world_models.InitialStatePool(first, recorded_moments(model, trajectories, mined))
 
