@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -274,11 +274,9 @@ class ManiSkillEnv(BaseEnv):
     # -- one moment ---------------------------------------------------------------------------------------------------
 
     def _start(self, env_ids: np.ndarray) -> None:
-        for world, rows in zip(self._worlds, self._rows, strict=True):
-            own = _within(env_ids, rows)
-            if own.size:
-                world.reset((own - rows.start).tolist(), self._book.seed[own].tolist())
-                self._keep(rows, own, world.state(), world.privileged())
+        for world, rows, own in self._parts(env_ids):
+            world.reset((own - rows.start).tolist(), self._book.seed[own].tolist())
+            self._keep(rows, own, world.state(), world.privileged())
 
     def _execute(self, env_ids: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         if env_ids.size == self.num_envs:
@@ -302,10 +300,7 @@ class ManiSkillEnv(BaseEnv):
     def _move(self, env_ids: np.ndarray, action: np.ndarray) -> np.ndarray:
         """Execute ``action`` [E,D] and keep what ``env_ids`` show: float32 [4,E] of reward, success, failed, sound."""
         found = np.zeros((4, self.num_envs), np.float32)
-        for world, rows in zip(self._worlds, self._rows, strict=True):
-            own = _within(env_ids, rows)
-            if not own.size:
-                continue
+        for world, rows, own in self._parts(env_ids):
             outcome = world.step(action[rows])
             state, hidden = world.state(), world.privileged()
             found[:, rows] = self._read(outcome, [state, *hidden.values()])
@@ -329,9 +324,8 @@ class ManiSkillEnv(BaseEnv):
         self._stale[env_ids] = True
 
     def _look(self, env_ids: np.ndarray) -> None:
-        for world, rows in zip(self._worlds, self._rows, strict=True):
-            own = _within(env_ids, rows)
-            for name, image in world.images().items() if own.size else ():
+        for world, rows, own in self._parts(env_ids):
+            for name, image in world.images().items():
                 self._images[name][own] = image[own - rows.start].to(self._images[name].device)
         self._stale[env_ids] = False
 
@@ -342,6 +336,13 @@ class ManiSkillEnv(BaseEnv):
         extras = {name: self._output(one) for name, one in self._extras.items()}
         task, time = (self._to_device(part) for part in (np.zeros(self.num_envs, np.int64), self._book.time))
         return Observation(images, self._output(self._state), task, time, extras)
+
+    def _parts(self, env_ids: np.ndarray) -> Iterator[tuple[Simulation, slice, np.ndarray]]:
+        """The worlds that have some of ``env_ids``, with all their rows and these of them."""
+        for world, rows in zip(self._worlds, self._rows, strict=True):
+            own = env_ids[(env_ids >= rows.start) & (env_ids < rows.stop)]
+            if own.size:
+                yield world, rows, own
 
     # -- host and device ----------------------------------------------------------------------------------------------
 
@@ -369,8 +370,3 @@ class ReplayingManiSkillEnv(ReplayingEnv, ManiSkillEnv):
         for one in shown:
             sound &= np.isfinite(one.numpy()).reshape(len(sound), -1).all(1)
         return np.array([reward, outcome.success.numpy(), outcome.failed.numpy(), sound], np.float32)
-
-
-def _within(env_ids: np.ndarray, rows: slice) -> np.ndarray:
-    """Those of ``env_ids`` that are in ``rows``."""
-    return env_ids[(env_ids >= rows.start) & (env_ids < rows.stop)]
