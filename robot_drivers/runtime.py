@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -70,7 +69,7 @@ class ControlReport:
 
 
 class ControlProcess:
-    """Starts ``python -m robot_drivers.control`` and speaks to it; a context manager.
+    """Starts ``python -m robot_drivers.control`` and speaks to it until :meth:`close`.
 
     A thread tells it again and again until when all was well that a decision depends on (``vital``): this process runs,
     and what :attr:`vital` returns.  Should this process hang or die, the arm comes to rest.
@@ -95,12 +94,6 @@ class ControlProcess:
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._receive_all, self._beat_on)]
         for thread in self._threads:
             thread.start()
-
-    def __enter__(self) -> ControlProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def receive(self) -> ControlReport:
         """The next control step.
@@ -229,7 +222,7 @@ def _understood(message: Mapping[str, Any]) -> ControlReport | UserError:
 
 
 class Runtime:
-    """Plays episodes on the arm of a control process; a context manager.
+    """Plays episodes on the arm of a control process until :meth:`close`.
 
     A decision is asked for when the way of executing chunks wants one, on the newest observation, and never two at a
     time.  A policy that takes longer than ``patience`` seconds is taken to hang, and the arm is held; five times that
@@ -252,14 +245,6 @@ class Runtime:
         self._patience, self._pictured = patience, pictured
         self._asked, self._seen = -1, -1  # steps: of the last query, of the newest chunk that was executed
         control.vital = self._vital
-
-    def __enter__(self) -> Runtime:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the policy's thread; the control process is closed by whoever made it."""

@@ -327,14 +327,10 @@ class SimulatedRobot:
         self._simulated = Simulated(env, options or {}, **motors)
         self._imperfections = Imperfections(**(imperfections or {}))
         self.env_spec: EnvSpec = env_spec_of(self._simulated)
-        self._spec = robot_spec(self._simulated, self.env_spec)
+        self.spec = robot_spec(self._simulated, self.env_spec)
         self._hardware: Hardware | None = None
         self._steps = 0
         self._clock = clock or (lambda: self._steps * self.env_spec.control_dt)
-
-    @property
-    def spec(self) -> RobotSpec:
-        return self._spec
 
     @property
     def is_connected(self) -> bool:

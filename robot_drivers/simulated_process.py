@@ -24,7 +24,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from robot_drivers.cameras.camera import CameraError, CameraSpec, Frame
-from robot_drivers.driver import DriverError, Measurement, RobotSpec
+from robot_drivers.driver import DriverError, Measurement
 from robot_drivers.simulated import SO101, Hardware, Imperfections, Simulated, env_spec_of, robot_spec
 from vla_rl.contract.child import end_with_owner
 from vla_rl.contract.errors import ContractError, UserError, did_you_mean
@@ -227,12 +227,8 @@ class SimulatedArm:
     ) -> None:
         """``address`` of the process; the rest says what it simulates, as for ``SimulatedRobot``."""
         simulated = Simulated(env, options or {}, **motors)
-        self._address, self._spec = address, robot_spec(simulated, env_spec_of(simulated))
+        self._address, self.spec = address, robot_spec(simulated, env_spec_of(simulated))
         self._line: _Line | None = None
-
-    @property
-    def spec(self) -> RobotSpec:
-        return self._spec
 
     @property
     def is_connected(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from pathlib import Path
+from contextlib import closing
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ def _lateness(steps: int, size: int, busy: bool) -> np.ndarray:
             torch.tanh(weight @ weight)
 
     policy = threading.Thread(target=infer)
-    with tempfile.TemporaryDirectory() as folder, ControlProcess(config(str(Path(folder) / "commands"))) as control:
+    with tempfile.TemporaryDirectory() as folder, closing(ControlProcess(config(f"{folder}/commands"))) as control:
         if busy:
             policy.start()
         try:

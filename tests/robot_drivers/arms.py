@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -196,9 +197,9 @@ def config(path: str, leader: bool = False) -> ControlConfig:
 
 def main(path: str, leader: str) -> None:
     """Print the ids of the control process and of the teleoperator, and play."""
-    with ControlProcess(config(path, leader == "leader")) as control:
+    with closing(ControlProcess(config(path, leader == "leader"))) as control:
         print(control.pid, control.teleoperator_pid, flush=True)
-        with Runtime(control, towards([FAR, 0.5], 400, SPEED), observation) as runtime:
+        with closing(Runtime(control, towards([FAR, 0.5], 400, SPEED), observation)) as runtime:
             for _ in runtime.episode(1, 1 << 30):
                 pass
 

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,9 +64,9 @@ def at_port(folder: Path) -> dict[str, str]:
     return {"port": str(folder), "path": "commands"}
 
 
-def started(folder: Path) -> ControlProcess:
+def started(folder: Path) -> closing[ControlProcess]:
     """A process for an arm at the port ``folder``, which writes to "commands" there."""
-    return ControlProcess(replace(config(""), driver=f"{HERE}:PortedArm", driver_options=at_port(folder)))
+    return closing(ControlProcess(replace(config(""), driver=f"{HERE}:PortedArm", driver_options=at_port(folder))))
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +125,7 @@ def test_a_policy_that_hangs_leaves_the_arm_holding(running) -> None:
             release.wait()
         return first(query)
 
-    with Runtime(control, decide, observation, patience=0.1) as runtime:
+    with closing(Runtime(control, decide, observation, patience=0.1)) as runtime:
         steps = runtime.episode(1, 1 << 30)  # is not ended when nobody looks on
         for _ in steps:
             if hung.is_set():
@@ -143,7 +144,7 @@ def test_a_policy_that_hangs_for_long_ends_the_episode(running) -> None:
         (release if len(asked) > 1 else compiled).wait()  # the first one may take longer
         return first(query)
 
-    with Runtime(running[0], decide, observation, patience=0.1) as runtime:
+    with closing(Runtime(running[0], decide, observation, patience=0.1)) as runtime:
         with pytest.raises(UserError, match=r"has not decided for 0.5 s, so the arm is held"):
             for number, _ in enumerate(runtime.episode(2, 1 << 30)):
                 if number > 40:
@@ -158,7 +159,7 @@ def test_a_camera_that_hangs_leaves_the_arm_holding(running) -> None:
     def pictured() -> float:
         return min(stuck[0], time.monotonic())
 
-    with Runtime(control, towards([FAR, 0.5], 400, SPEED), observation, pictured=pictured) as runtime:
+    with closing(Runtime(control, towards([FAR, 0.5], 400, SPEED), observation, pictured=pictured)) as runtime:
         steps = runtime.episode(3, 1 << 30)  # is not ended when nobody looks on
         for _ in steps:
             if moving(path):
@@ -193,7 +194,7 @@ def undisturbed(runtime: Runtime) -> Iterator[list[ControlStep]]:
 
 
 def test_an_episode_in_real_time_is_recorded_step_by_step(running) -> None:
-    with Runtime(running[0], towards([0.5, 0.5], 30, 0.5), observation) as runtime:
+    with closing(Runtime(running[0], towards([0.5, 0.5], 30, 0.5), observation)) as runtime:
         steps = next(one for one in undisturbed(runtime) if sum(step.record.source == "policy" for step in one) > 30)
         again = list(runtime.episode(5, 20))
     records = [step.record for step in steps]

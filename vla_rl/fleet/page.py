@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from vla_rl.contract.intervals import wilson
@@ -279,9 +279,7 @@ class _Collector:
 
 def metrics(status: Status) -> bytes:
     """The present metrics of ``status``, as Prometheus scrapes them."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(status))  # a collector is what has collect()
-    text: bytes = generate_latest(registry)
+    text: bytes = generate_latest(_Collector(status))
     return text
 
 

@@ -123,7 +123,7 @@ class Session:
         self._refusing = False  # everything until the expected record comes
         self._in_flight = 0  # bytes
         self._outbox: dict[str, pb.FromServer] = {}  # the newest of each kind
-        self._end: End | None = None
+        self.reason: End | None = None  # why it ends
         self._changed = threading.Condition()
 
     @property
@@ -147,7 +147,7 @@ class Session:
     def end(self, code: grpc.StatusCode, sentence: str) -> None:
         """End the connection after what is still to be sent; the first reason counts."""
         with self._changed:
-            self._end = self._end or End(code, sentence)
+            self.reason = self.reason or End(code, sentence)
             self._changed.notify_all()
 
     def outgoing(self) -> Iterator[bytes]:
@@ -155,17 +155,13 @@ class Session:
         while message := self._next():
             yield message.SerializeToString()
 
-    @property
-    def reason(self) -> End | None:
-        return self._end
-
     def read(self, incoming: Iterator[bytes]) -> None:
         """Take what the robot sends until the connection ends; never raises."""
         try:
             for data in incoming:
                 self.heard = self._clock.now()
                 self._take(data)
-                if self._end:
+                if self.reason:
                     return
             self.end(Code.OK, "the robot hung up")
         except grpc.RpcError:
@@ -179,7 +175,7 @@ class Session:
 
     def _next(self) -> pb.FromServer | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._outbox or self._end)
+            self._changed.wait_for(lambda: self._outbox or self.reason)
             return self._outbox.pop(next(iter(self._outbox))) if self._outbox else None
 
     def _take(self, data: bytes) -> None:
@@ -207,7 +203,7 @@ class Session:
             self._in_flight += size
         self._committer.submit(Batch(records, size, self._stored))
         with self._changed:
-            self._changed.wait_for(lambda: self._in_flight <= self._credit or self._end)
+            self._changed.wait_for(lambda: self._in_flight <= self._credit or self.reason)
 
     def _refuse(self) -> None:
         self._refusing = True

@@ -199,7 +199,8 @@ class RealTimeSession(Session):
             self.spec = driver.spec.env_spec(sizes, config.tasks, steps, min(steps, MAX_CHUNK))
             slow, position = limits.scaled(SPEED / max(execution.speed, SPEED)), config.home_of(driver)
             self._home = None if position is None else Home(position, slow, 1 / driver.spec.control_hz)
-            self._control = opening.enter_context(ControlProcess(_control_config(config, limits.to_json(), execution)))
+            control = ControlProcess(_control_config(config, limits.to_json(), execution))
+            self._control = opening.enter_context(closing(control))
             self._opened = opening.pop_all()
 
     def display(self, show: Console, episodes: int) -> Display:
@@ -217,7 +218,7 @@ class RealTimeSession(Session):
     def _steps(self, decide: Decide, number: int, seed: int) -> Generator[ControlStep]:
         if self._control.resets:
             self._control.reset(seed)
-        with Runtime(self._control, decide, self._observation, pictured=self._pictured) as runtime:
+        with closing(Runtime(self._control, decide, self._observation, pictured=self._pictured)) as runtime:
             for step in runtime.episode(number, self.spec.time_limit):
                 yield step
                 if step.stopped and not self._control.teleoperator_pid:
@@ -345,7 +346,7 @@ class Home:
         """
         steps = 2 * len(self._way(control.newest().record.position)) + math.ceil(_SPARE / self._dt)
         seen: deque[np.ndarray] = deque(maxlen=1 + math.ceil(_SETTLED / self._dt))  # since the arm was sent home
-        with Runtime(control, self, observe) as runtime:
+        with closing(Runtime(control, self, observe)) as runtime:
             for step in runtime.episode(_NUMBER, steps):
                 if seen or step.record.source == "policy":
                     seen.append(step.record.position)
