@@ -37,7 +37,7 @@ def window(deaths, seeds, decisions=6, num_envs=1, at=1) -> Rollout:
     return RolloutSource(env, Patient(HORIZON), decisions, Stream(seeds), torch.Generator()).next()
 
 
-def test_a_window_ends_the_episode_with_a_decision_that_was_not_executed():
+def test_a_window_ends_with_a_decision_that_was_not_executed():
     found = window({LONG[0]: 1}, LONG[:5])
     assert found.seeds[:, 0].tolist() == [LONG[0]] * 2 + [LONG[1]] * 4
     assert found.valid.any(-1)[:, 0].tolist() == [True, False, True, True, True, True]
@@ -50,7 +50,7 @@ def test_a_window_ends_the_episode_with_a_decision_that_was_not_executed():
     assert "rollout/truncated_by_worker" not in window({}, LONG[:5]).info
 
 
-def test_replay_keeps_every_executed_decision_and_bootstraps_after_the_last_one():
+def test_replay_bootstraps_after_the_last_executed_decision():
     """The next episode has the same seed, so nothing but the end separates the two."""
     replay = Replay(40, 1.0, 3)
     added = replay.add(window({SEED: 1}, [SEED] * 9, at=2, decisions=5))
@@ -64,7 +64,7 @@ def test_replay_keeps_every_executed_decision_and_bootstraps_after_the_last_one(
     assert found.reward.tolist() == [*earned, *earned]
 
 
-def test_replay_ends_an_episode_that_broke_down_before_the_first_decision_of_a_window():
+def test_replay_ends_what_broke_down_before_a_windows_decisions():
     env = BreakingEnv(1, {SEED: 1}, at=2)
     source = RolloutSource(env, Patient(HORIZON), 2, Stream([SEED] * 9), torch.Generator())
     replay = Replay(40, 1.0, 3)
@@ -110,7 +110,7 @@ def test_a_member_whose_simulator_broke_down_is_played_again():
         assert ends.nonzero().flatten().tolist() == [int(active.sum()) - 1]
 
 
-def test_a_member_that_always_breaks_its_simulator_stays_truncated():
+def test_a_member_that_always_breaks_down_stays_truncated():
     found, env = groups({LONG[0]: 9 * ATTEMPTS})
     assert len(env.broken) == 4 * ATTEMPTS
     lost = found.seeds[0] == LONG[0]
@@ -133,7 +133,7 @@ def test_recorded_episodes_are_played_again():
         assert lengths == {seed: int(episode_length(np.array(seed))) for seed in seeds}
 
 
-def test_a_seed_that_always_breaks_its_simulator_is_left_out_with_a_warning():
+def test_a_seed_that_always_breaks_down_is_left_out():
     seeds = [seed for seed in LONG if seed % 2 == 0][:3]
     with pytest.warns(UserWarning, match=rf"broke down {ATTEMPTS} times while seed {seeds[1]} was played"):
         recorded = collect_demonstrations(BreakingEnv(2, {seeds[1]: 99}), expert, seeds)

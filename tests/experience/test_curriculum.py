@@ -98,7 +98,7 @@ def test_outcomes_are_forgotten():
 # -- what is drawn ----------------------------------------------------------------------------------------------------
 
 
-def test_a_share_goes_in_order_and_the_rest_in_proportion_to_the_score():
+def test_a_share_goes_in_order_and_the_rest_by_score():
     known = stream()
     for seed, success in ((300, True), (300, False), (301, True), (301, True), (302, False)) * 4:
         known.note(seed, success, "a")
@@ -145,7 +145,7 @@ def test_most_draws_go_to_scenes_whose_outcome_is_open():
     assert np.mean(drawn % 3 == 2) == pytest.approx(explored, abs=0.05)
 
 
-def test_learning_progress_prefers_the_scene_that_is_being_learnt():
+def test_learning_progress_prefers_what_is_being_learnt():
     known, drawn = stream(LearningProgress(scenes=8, half_life=8.0, fast=2.0), SeedStream(0, 100)), []
     for number in range(900):
         drawn.append(next(known))
@@ -240,7 +240,7 @@ def test_a_window_tells_every_outcome_once():
     assert 0 < rollout.info["rollout/curriculum_score"] <= 0.25 * (5 + len(success))
 
 
-def test_groups_tell_every_member_once_and_no_scene_is_in_two_groups():
+def test_every_member_is_told_once_and_no_scene_is_in_two_groups():
     known = Noting(20)
     maker = GROUPS.build(Bandit(10), Uniform(), known, torch.Generator())  # some idle at the end
     for _ in range(5):
@@ -270,7 +270,7 @@ class Cut(Bandit):
         return replace(step, truncated=step.truncated | odd, cause=cause, **flags)
 
 
-def test_episodes_that_were_cut_off_do_not_count_and_those_that_were_too_slow_do():
+def test_cut_off_episodes_do_not_count_and_slow_ones_do():
     known = Noting(20)
     RolloutSource(Cut(4), Uniform(), 20, known, torch.Generator()).next()
     assert known.told and {seed % 2 for seed, *_ in known.told} == {0}

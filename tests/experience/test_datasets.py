@@ -71,7 +71,7 @@ def test_a_dataset_that_is_being_recorded_is_not_taken_away(tmp_path: Path) -> N
     assert load_demonstrations(tmp_path / "d").count == 2
 
 
-def test_a_recorder_has_its_folder_from_the_start_and_leaves_none_empty(tmp_path: Path) -> None:
+def test_a_recorder_has_its_folder_from_the_start(tmp_path: Path) -> None:
     with Recording(tmp_path / "d"), pytest.raises(UserError, match="is writing to"), Recorder(tmp_path / "d"):
         pass
     assert not (tmp_path / "d").exists()
@@ -80,7 +80,7 @@ def test_a_recorder_has_its_folder_from_the_start_and_leaves_none_empty(tmp_path
     assert load_demonstrations(tmp_path / "d").count == 1 and not (tmp_path / "d/recording").exists()
 
 
-def test_a_recorder_whose_folder_went_does_not_finish_another_ones(tmp_path: Path) -> None:
+def test_a_recorder_whose_folder_went_finishes_no_others(tmp_path: Path) -> None:
     here, gone = tmp_path / "d", tmp_path / "d.1"
     with ExitStack() as opened:
         with pytest.raises(UserError, match="was moved or removed"), Recording(here, "never") as first:

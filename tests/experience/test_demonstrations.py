@@ -91,7 +91,7 @@ def test_the_repeated_last_action_has_no_weight() -> None:
     assert policy.rows.grad.flatten().tolist() == [-8.0, 0.0, 0.0]
 
 
-def test_joined_episodes_share_a_table_of_tasks_and_are_renumbered(episodes):
+def test_joined_episodes_share_a_table_of_tasks(episodes):
     other = replace(episodes, tasks=("something else", "count the even episode"), task=episodes.task + 1)
     both = Demonstrations.joined([episodes, other])
     assert both.tasks == ("count the even episode", "count the odd episode", "something else")
@@ -258,7 +258,7 @@ def logged(success: bool, **extras: np.ndarray) -> Demonstrations:
     )
 
 
-def test_recorded_episodes_have_their_outcome_at_their_last_picture():
+def test_recorded_outcomes_are_at_the_last_picture():
     trajectories = Trajectories.from_demonstrations(
         logged(False, **{"next.terminated": np.array([False, False, True] * 2)})
     )
@@ -270,7 +270,7 @@ def test_recorded_episodes_have_their_outcome_at_their_last_picture():
     assert trajectories.action[:, 0].tolist() == [1, 1, 0, 1, 1, 0]
 
 
-def test_the_last_reward_of_a_recorded_episode_is_paid_with_the_last_action_that_is_kept():
+def test_the_last_reward_is_paid_with_the_last_kept_action():
     """So the return is the recorded one; an episode of one action keeps none."""
     rewarded = logged(False, **{"next.reward": np.arange(1.0, 7.0)})
     assert Trajectories.from_demonstrations(rewarded).reward.tolist() == [1, 5, 0, 4, 11, 0]

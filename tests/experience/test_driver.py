@@ -46,7 +46,7 @@ class Recording(AuditingPolicy):
         return super().act(features, state, mode, generator)
 
 
-def test_every_observation_is_encoded_once_and_ended_environments_are_reset_first():
+def test_every_observation_is_encoded_once():
     policy, generator = Recording(8), torch.Generator()
     driver = Driver(make("counting", num_envs=3), policy, generator, "eval")
     driver.start(SEEDS)
@@ -70,7 +70,7 @@ def test_a_reset_after_encoding_encodes_again():
     assert driver.step().seeds.tolist() == [300, 400, 305]
 
 
-def test_a_decision_holds_its_observation_its_action_and_its_step():
+def test_a_decision_holds_observation_action_and_step():
     driver = Driver(make("counting", num_envs=3), Recording(4), None, observe="all")
     first = driver.start(SEEDS)
     one, two = driver.step(), driver.step()
@@ -86,7 +86,7 @@ def test_surplus_environments_repeat_the_last_seed():
     assert driver.seeds.tolist() == [300, 303, 305, 305, 305]
 
 
-def test_final_features_are_of_the_asked_environments_and_change_nothing():
+def test_final_features_are_of_the_asked_environments():
     driver = Driver(make("counting", num_envs=3), AuditingPolicy(4), None)
     driver.start(SEEDS)
     driver.step()
@@ -125,7 +125,7 @@ def test_the_view_is_what_the_policy_sees_in_final_features_too():
 
 
 @pytest.mark.parametrize(("value", "place"), [(np.nan, 0), (np.inf, 2), (-np.inf, 3)])
-def test_an_action_that_is_not_finite_moves_nothing_wherever_it_is(value, place):
+def test_an_action_that_is_not_finite_moves_nothing(value, place):
     def expert(obs: Observation) -> np.ndarray:
         chunk = np.ones((3, 4, 2), np.float32)
         chunk[1, place, 1] = value
@@ -149,7 +149,7 @@ def test_seconds_are_those_of_each_part():
     assert [name for name in names if seconds[1][name] == seconds[0][name]] == ["time/wait_s"]
 
 
-def test_the_seconds_of_waiting_for_an_environment_elsewhere_are_counted_apart():
+def test_seconds_of_waiting_elsewhere_are_counted_apart():
 
     class Elsewhere(CountingEnv):
         asked = None
@@ -183,7 +183,7 @@ def seconds(found) -> dict[str, float]:
     return {kind: float(sum(b - a for k, a, b in rows if KINDS[int(k)] == kind)) for kind in KINDS}
 
 
-def test_spans_of_one_kind_that_touch_are_one_and_taking_them_begins_anew():
+def test_spans_of_one_kind_that_touch_are_one():
     recorder = Spans()
     for kind, start, stop in (("inferring", 1.0, 2.0), ("inferring", 2.00001, 3.0), ("simulating", 3.0, 4.0)):
         recorder.add(kind, start, stop)
@@ -194,7 +194,7 @@ def test_spans_of_one_kind_that_touch_are_one_and_taking_them_begins_anew():
     assert recorder.take()[OWN].shape == (0, 3)
 
 
-def test_too_many_spans_become_fewer_with_the_same_seconds_in_order():
+def test_too_many_spans_become_fewer_with_the_same_seconds():
     kinds = itertools.cycle(("inferring", "syncing", "simulating"))
     recorder, wanted, at = Spans(), dict.fromkeys(KINDS, 0.0), 0.0
     for i, kind in zip(range(5 * LIMIT), kinds, strict=False):
@@ -214,7 +214,7 @@ def test_thinning_by_hand():
     assert found == [(1, 0.0, 1.5), (2, 1.5, 4.5), (1, 639.0, 640.0)]
 
 
-def test_a_rollout_brings_the_spans_of_its_collection_and_no_metric_more():
+def test_a_rollout_brings_the_spans_of_its_collection():
     maker, before = source(4, 6), now()
     rollout, after = maker.next(), now()
     found = rollout.spans[OWN]
@@ -226,7 +226,7 @@ def test_a_rollout_brings_the_spans_of_its_collection_and_no_metric_more():
     assert maker.next().spans[OWN][0, 1] >= found[-1, 2], "the next rollout has its own"
 
 
-def test_collectors_beside_have_lanes_of_their_own_and_the_learner_waits():
+def test_collectors_beside_have_lanes_of_their_own():
     background = Collectors([source(4, 6), source(4, 6)], source(4, 6).policy)
     asked = now()
     rollout = background.next()

@@ -111,7 +111,7 @@ def test_no_environment_idles_while_episodes_are_wanted():
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_carried_groups_are_at_most_those_ahead_and_one_rollout_old(ahead):
+def test_carried_groups_are_few_and_one_rollout_old(ahead):
     maker, most = source(replace(SMALL, ahead=ahead), num_envs=SMALL.size * (SMALL.groups + ahead)), 0
     for version in range(10):
         maker.policy.version = version
@@ -148,7 +148,7 @@ def test_at_the_limit_uniform_groups_fill_the_rollout():
     assert [rollout.info[f"rollout/groups_{name}"] for name in names] == [6, 3, 3, 0]
 
 
-def test_mixed_groups_before_the_limit_are_delivered_with_the_first_uniform_ones():
+def test_mixed_groups_come_with_the_first_uniform_ones():
     maker = source(GroupConfig(groups=4, size=4, ahead=3, limit=5), num_envs=4)
     rollout = maker.next()  # of 300 to 304 the last three are mixed
     assert [mixed(seed) for seed in range(300, 305)] == [False, False, True, True, True]
@@ -188,7 +188,7 @@ class Lasting(LuckyEnv):
 
 
 @pytest.mark.parametrize("kind", ["once", "at_end"])
-def test_an_episode_is_over_at_its_first_success_unless_only_its_end_counts(kind):
+def test_an_episode_is_over_at_its_first_success(kind):
     maker = source(GroupConfig(groups=6, size=4, ahead=0, limit=6), env=Lasting(7, kind), policy=Patient(4))
     rollout = maker.next()
     length = torch.from_numpy(episode_length(rollout.seeds[0].numpy()))
@@ -200,7 +200,7 @@ def test_an_episode_is_over_at_its_first_success_unless_only_its_end_counts(kind
     assert rollout.info["rollout/successes"] == (length >= 5).sum()
 
 
-def test_every_launched_environment_is_reset_in_the_policy_too_and_nothing_privileged_is_shown():
+def test_launched_environments_are_reset_in_the_policy_too():
     extras = []
 
     class Watching(AuditingPolicy):
@@ -214,7 +214,7 @@ def test_every_launched_environment_is_reset_in_the_policy_too_and_nothing_privi
     assert all(names == {"force"} for names in extras)
 
 
-def test_a_nan_is_refused_before_anything_moves_and_nothing_is_lost():
+def test_a_nan_is_refused_before_anything_moves():
     maker = source(policy=NanPolicy(4))
     for _ in range(2):
         with pytest.raises(NonFiniteError, match=r"version 0.*environment 2.*nothing was executed"):
@@ -240,7 +240,7 @@ def gaussian_source(seed: int):
     return SMALL.build(env, policy, SeedStream(0, 10**6), torch.Generator().manual_seed(seed))
 
 
-def test_the_same_seeds_give_the_same_rollouts_and_a_saved_state_goes_on_with_them(tmp_path):
+def test_a_saved_state_goes_on_with_the_same_rollouts(tmp_path):
     one, other = gaussian_source(1), gaussian_source(1)
     for _ in range(2):
         same(one.next(), other.next())
@@ -270,7 +270,7 @@ def test_the_same_seeds_give_the_same_rollouts_and_a_saved_state_goes_on_with_th
         ({"size": 2, "limit": 3}, "7 environments are more than the 6 episodes"),
     ],
 )
-def test_numbers_that_contradict_each_other_are_refused_in_one_sentence(changes, message):
+def test_numbers_that_contradict_each_other_are_refused(changes, message):
     with pytest.raises(UserError, match=message) as caught:
         source(replace(SMALL, **changes))
     assert str(caught.value).count(". ") == 0
@@ -349,7 +349,7 @@ def contributions(rollouts) -> dict[bool, tuple[float, float]]:
 
 
 @pytest.mark.parametrize("ahead", [pytest.param(0, marks=pytest.mark.full), 20])
-def test_refilling_weights_short_easy_and_long_hard_episodes_alike(ahead):
+def test_refilling_weights_short_and_long_episodes_alike(ahead):
     config = GroupConfig(groups=24, size=4, ahead=ahead, limit=1000)
     maker = GroupSource(CoinEnv(96), Uniform(), config, SeedStream(0, 10**6), torch.Generator())
     rollouts = [maker.next() for _ in range(16)]

@@ -47,7 +47,7 @@ def far(obs: Observation) -> bool:
     return bool(np.abs(obs.state).max() > 0.5)
 
 
-def test_a_person_takes_over_after_what_is_seen_and_a_delay_and_hands_back_when_it_is_better() -> None:
+def test_a_person_takes_over_after_a_delay_and_hands_back() -> None:
     env, obs = made()
     assert far(obs)
     acted = [bool(env.step(still()).intervened[0, 0]) for _ in range(LIMIT)]
@@ -57,7 +57,7 @@ def test_a_person_takes_over_after_what_is_seen_and_a_delay_and_hands_back_when_
     assert acted[10:14] == [False] * 4, "and looks for as long again"
 
 
-def test_the_person_does_what_the_expert_would_and_the_policy_does_the_rest() -> None:
+def test_the_person_does_what_the_expert_would() -> None:
     env, _ = made()
     steps = [env.step(np.full((1, 1, 2), 0.001, np.float32)) for _ in range(9)]
     for before, step in itertools.pairwise(steps[4:]):
@@ -104,7 +104,7 @@ def test_the_same_episode_however_actions_are_cut() -> None:
     np.testing.assert_array_equal(chunked[1].frames[3].state, single[11].obs.state)
 
 
-def test_the_noise_of_a_person_follows_from_the_seed_and_stays_within_the_bounds() -> None:
+def test_a_persons_noise_is_seeded_and_within_the_bounds() -> None:
     config = PersonConfig(patience=1, delay=0, hold=99, noise=0.5, max_share=1.0)
 
     def played(num_envs: int, seed: int) -> np.ndarray:
@@ -129,7 +129,7 @@ def test_a_person_acts_in_no_larger_share_of_steps_than_allowed() -> None:
     assert shares[-1] > 0.1 and max(shares) <= 0.2
 
 
-def test_one_person_is_with_one_robot_at_a_time_and_free_again_afterwards() -> None:
+def test_one_person_is_with_one_robot_at_a_time() -> None:
     people = People(1)
     envs = [SupervisedEnv(PointMassEnv(1), expert, progress, EVERYTHING, people) for _ in range(2)]
     for number, env in enumerate(envs):
@@ -169,7 +169,7 @@ PERSON = PersonConfig(patience=2, delay=0, hold=3, noise=0.0, max_share=1.0)
         (2, [NONE, REPLAY, REPLAY, RETURN, RETURN, GUIDED, GUIDED, NONE]),
     ],
 )
-def test_help_grows_with_failures_and_is_given_up_after_the_last_degree(attempts: int, expected: list[Help]) -> None:
+def test_help_grows_with_failures_and_is_then_given_up(attempts: int, expected: list[Help]) -> None:
     rule = Escalation(attempts=attempts)
     assert [rule.due((0.3,) * failures) for failures in range(len(expected))] == expected
 
@@ -194,7 +194,7 @@ def played(desk: HelpDesk, outcomes: list[bool], robot: int = 0, affordable: int
     return found
 
 
-def test_a_robot_that_keeps_failing_gets_every_degree_and_then_another_scene() -> None:
+def test_one_that_keeps_failing_gets_every_degree_of_help() -> None:
     desk = HelpDesk(Escalation(), 1)
     failed = [False, True, False, False, False]  # the second is the person's demonstration, which succeeds
     assert played(desk, failed) == [FRESH, SHOWN, AGAIN, HelpedEpisode(RETURN), HelpedEpisode(GUIDED), FRESH]
@@ -231,7 +231,7 @@ def test_what_is_forgotten_needs_no_help() -> None:
     assert desk.next([0], 9) == [FRESH]
 
 
-def test_the_budget_is_never_exceeded_and_less_help_is_given_instead() -> None:
+def test_less_help_is_given_before_the_budget_is_exceeded() -> None:
     for demonstrations, returns, affordable in itertools.product((0, 2, 9), (0, 3, 9), (0, 1)):
         desk = HelpDesk(Escalation(demonstrations=demonstrations, returns=returns), 4)
         for _ in range(40):
@@ -272,7 +272,7 @@ class Episodes:
         return begin, np.array(acted), time
 
 
-def test_the_simulator_puts_the_robot_back_into_the_state_where_it_got_stuck() -> None:
+def test_the_simulator_puts_the_robot_back_where_it_got_stuck() -> None:
     episodes = Episodes()
     first, nobody, start = episodes.play()
     assert start == 0 and not nobody.any(), "a new scene is the policy's alone"
@@ -289,7 +289,7 @@ def test_the_simulator_puts_the_robot_back_into_the_state_where_it_got_stuck() -
     assert start == 0 and not nobody.any() and not np.array_equal(other, first), "another scene"
 
 
-def test_demonstrations_and_guidance_share_the_persons_share_of_steps() -> None:
+def test_demonstrations_and_guidance_share_the_persons_steps() -> None:
     shares = []
     for share in (0.0, 0.2):
         person = PersonConfig(patience=2, delay=0, hold=4, noise=0.0, max_share=share)

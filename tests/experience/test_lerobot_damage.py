@@ -210,7 +210,7 @@ def test_a_column_may_differ_in_precision_alone(right, types):
     assert {fits(Feature("float32", (3,)), found) for found in types} == {right}
 
 
-def test_without_the_table_of_tasks_episodes_with_one_task_know_its_text(root):
+def test_an_episode_of_one_task_needs_no_table_of_tasks(root):
     (root / "meta" / "tasks.parquet").unlink()
     with pytest.raises(DamagedError, match=r"'meta/tasks.parquet' is missing, so only episodes with one task know its"):
         list(DatasetReader(root).episodes())

@@ -78,7 +78,7 @@ def test_a_writer_killed_anywhere_loses_no_finished_episode(tmp_path):
 @pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("existing", [0, 1])
-def test_a_writer_killed_at_every_moment_loses_no_finished_episode(tmp_path, existing):
+def test_killed_at_every_moment_it_loses_no_finished_episode(tmp_path, existing):
     check(tmp_path, existing, 0, 1)
 
 

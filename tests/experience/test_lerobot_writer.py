@@ -115,7 +115,7 @@ def test_every_episode_has_its_seconds_of_its_video(grown):
         np.testing.assert_allclose(found, column, rtol=1e-12)
 
 
-def test_tasks_may_change_within_an_episode_and_texts_keep_their_numbers(tmp_path):
+def test_tasks_may_change_within_an_episode(tmp_path):
     with DatasetWriter(tmp_path / "set", schema(), tasks=("unused", *TASKS)) as writer:
         assert writer.add(episode(0, 3), [TASKS[2], TASKS[0], TASKS[2]]) == 0
         assert writer.add(episode(1, 2), "a new one") == 1
@@ -189,7 +189,7 @@ def test_two_writers_exclude_each_other_but_a_dead_one_does_not(tmp_path):
     assert_holds(root, [0, 1])
 
 
-def test_an_episode_that_the_disk_changed_is_put_aside_and_the_others_are_finished(tmp_path):
+def test_an_episode_that_the_disk_changed_is_put_aside(tmp_path):
     root = tmp_path / "set"
     writer = DatasetWriter(root, schema())
     for index in range(4):

@@ -144,7 +144,7 @@ def test_counts_are_those_of_tasks_and_kinds() -> None:
     assert found.counts().tolist() == [[3, 3, 3], [3, 0, 3], [0, 0, 3]] and len(found) == 18
 
 
-def test_every_decision_drawn_is_of_its_task_and_stratum_and_none_is_left_out() -> None:
+def test_what_is_drawn_is_of_its_task_and_stratum() -> None:
     sampler, learner = Listening(), Learner()
     buffer = strata(sampler, learner)
     batch = buffer.sample(600, seeded())
@@ -157,7 +157,7 @@ def test_every_decision_drawn_is_of_its_task_and_stratum_and_none_is_left_out() 
     assert set(batch.features["id"].tolist()) == {100 * part + i for part in range(6) for i in range(3)}
 
 
-def test_autonomous_decisions_that_are_too_old_are_not_drawn_and_corrections_are() -> None:
+def test_old_decisions_are_not_drawn_and_old_corrections_are() -> None:
     learner = Learner()
     buffer = strata(Listening(), learner)
     learner.version = 5
@@ -186,7 +186,7 @@ def test_the_adaptive_sampler_draws_what_is_not_learnt_yet() -> None:
     assert share() == pytest.approx(0.8, abs=0.04)
 
 
-def test_losses_are_of_the_batch_although_a_learner_has_drawn_others_since() -> None:
+def test_losses_are_of_the_batch_whatever_was_drawn_since() -> None:
     """A learner that fits its normalization draws more, between its first batch and the losses of that."""
     sampler = Listening()
     buffer = strata(sampler, Learner())

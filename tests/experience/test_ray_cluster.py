@@ -103,7 +103,7 @@ def test_nothing_is_lost_doubled_or_reordered_over_two_nodes(cluster, staleness)
 
 
 @pytest.mark.full
-def test_an_actor_that_is_killed_is_started_again_and_plays_its_window_again(cluster):
+def test_a_killed_actor_starts_and_plays_its_window_again(cluster):
     source, workers = counting(cluster, 1)
     rollouts = train(source, 2)
     os.kill(workers[1].pid, signal.SIGKILL)
@@ -160,7 +160,7 @@ def test_of_a_run_only_what_workers_read_is_sent(tmp_path):
     assert set(read_folder(tmp_path)) == {"config.json", "config_files/mine.py"}
 
 
-def test_a_cluster_that_is_missing_or_too_old_or_not_there_is_one_sentence(monkeypatch):
+def test_a_cluster_that_cannot_be_used_is_one_sentence(monkeypatch):
     with pytest.raises(UserError, match=r"no Ray cluster can be used at '127.0.0.1:1' \(.*refused"):
         RayCluster("127.0.0.1:1")
     monkeypatch.setattr(ray, "__version__", "2.9.3")

@@ -83,7 +83,7 @@ def test_relabelled_successes_equal_the_original_decisions(successes, horizon, n
 
 
 @pytest.mark.parametrize("flags", ["next.success", "next.done"])
-def test_an_unfinished_recording_is_truncated_at_its_last_observation(flags):
+def test_an_unfinished_recording_is_truncated_at_its_end(flags):
     """Its last action, whose outcome was not recorded, is left out."""
     for seed, rollout in zip(
         SEEDS, relabelled(everything(flags), AuditingPolicy(4), COUNTING, 4, seeded()), strict=True
@@ -163,7 +163,7 @@ def as_recorded(rollout: Rollout) -> tuple[Demonstrations, list[list[int]]]:
 
 
 @pytest.mark.parametrize("base", [stepping_base, lambda: PacingBase(COUNTING)], ids=["function", "own state"])
-def test_the_base_acts_as_in_a_live_rollout_of_the_same_observations(base):
+def test_the_base_acts_as_in_a_live_rollout(base):
     policy = DeterministicResidual(base(), StateEncoder(COUNTING), SMALL)
     live = RolloutSource(make("counting", num_envs=4), policy, 60, SeedStream(300, 10**9), seeded()).next()
     episodes, sources = as_recorded(live)

@@ -223,7 +223,7 @@ def test_golden_three_steps():
     assert found.next_features["id"] == -3 and found.returns == -torch.inf
 
 
-def test_the_last_slots_are_kept_and_tails_of_evicted_episodes_stay_valid():
+def test_tails_of_evicted_episodes_stay_valid():
     capacity = 37
     small, roomy, maker = Replay(capacity, GAMMA, 3), Replay(ROOMY, GAMMA, 3), source(4, 3)
     sizes, full = set(), 0
@@ -266,7 +266,7 @@ def test_groups_of_any_length_side_by_side():
         assert (found.discount[b] == 0) == (after == length_of(seed) and seed % 2 == 0)
 
 
-def test_an_episode_that_was_broken_off_is_truncated_and_not_joined_to_the_next():
+def test_an_episode_that_was_broken_off_is_truncated():
     """A source whose environment has no snapshots resets its environments when a run is resumed."""
     replay = Replay(20, 1.0, 5)
     assert replay.add(line([1.0, 1.0], seed=3, end="")) == 2
@@ -276,7 +276,7 @@ def test_an_episode_that_was_broken_off_is_truncated_and_not_joined_to_the_next(
     assert found.next_features["id"][:2].tolist() == [2, 2] and found.discount[:2].tolist() == [1.0, 1.0]
 
 
-def test_an_episode_that_was_broken_off_inside_a_window_ends_before_its_last_action():
+def test_one_broken_off_inside_a_window_ends_before_that_action():
     """Nobody saw what that action led to."""
     replay, seeds = Replay(20, 1.0, 5), torch.tensor([3, 3, 3, 4, 4])[:, None]
     replay.add(line([1.0] * 5, seeds=seeds))
@@ -389,7 +389,7 @@ def test_on_the_disk_equals_in_memory_and_outlives_the_process(tmp_path):
     assert all(torch.equal(item, reopened.columns[name]) for name, item in one.columns.items())
 
 
-def test_a_resumed_run_has_what_is_on_the_disk_and_its_running_episodes(tmp_path):
+def test_a_resumed_run_has_what_is_on_disk_and_what_runs(tmp_path):
     windows = [window for maker in [source()] for window in (maker.next() for _ in range(4))]
     one, two = Replay(60, GAMMA, 3), on_disk(tmp_path / "replay")
     for window in windows[:2]:

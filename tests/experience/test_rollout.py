@@ -137,7 +137,7 @@ def test_nothing_privileged_is_shown_to_the_policy():
     assert len(rollout.final_index) > 0 and all(names == {"force"} for names in extras)
 
 
-def test_a_nan_is_refused_before_anything_moves_and_nothing_is_lost():
+def test_a_nan_is_refused_before_anything_moves():
     env = make("counting", num_envs=NUM_ENVS)
     maker = source(4, 6, policy=NanPolicy(4), env=env)
     parts, snapshots = [maker.next()], []
@@ -221,7 +221,7 @@ class Supervised:
         return replace(step, executed=executed, intervened=acted)
 
 
-def test_executed_holds_executed_actions_and_chosen_ones_after_an_end():
+def test_executed_holds_chosen_actions_after_an_end():
     """So its features do not reveal the end of the episode to a critic."""
     sources = [
         RolloutSource(Supervised(), AuditingPolicy(4), 20, SeedStream(300, 10**9), torch.Generator()),
@@ -263,7 +263,7 @@ def test_every_observation_gets_the_context_of_its_own_episode():
     assert policy.encoded == 31 * NUM_ENVS + len(finals)
 
 
-def test_a_truncated_group_member_gets_the_context_of_its_own_environment():
+def test_a_truncated_member_has_its_own_environments_context():
     policy = Contextual(4)
     config = GroupConfig(groups=6, size=4, ahead=2, limit=40)
     source = config.build(LuckyEnv(9), policy, SeedStream(300, 9000), torch.Generator())

@@ -79,7 +79,7 @@ def there(request, monkeypatch):
         yield env, POLICIES[request.param](env.spec).to(device), waits, ONCE[request.param]
 
 
-def test_a_decision_waits_for_the_device_once_whether_or_not_an_episode_ends(there):
+def test_a_decision_waits_for_the_device_once(there):
     """For who has ended and whether all is finite together; not for the actions before, nor for the next episodes."""
     env, policy, waits, once = there
     source = RolloutSource(env, policy, DECISIONS, SeedStream(0, 999), torch.Generator().manual_seed(0))
@@ -114,7 +114,7 @@ def test_a_decision_of_an_evaluation_waits_once(there):
 
 
 @pytest.mark.parametrize("there", ["gaussian"], indirect=True)
-def test_a_nan_that_the_device_finds_is_the_policy_s_and_moves_nothing(there):
+def test_a_nan_that_the_device_finds_moves_nothing(there):
     env, policy, *_ = there
     driver = Driver(env, policy, torch.Generator().manual_seed(0))
     driver.start([1, 2, 3, 4])

@@ -89,7 +89,7 @@ class Interrupted:
         self.calls.append("close")
 
 
-def test_after_an_interrupted_request_a_process_can_only_be_closed():
+def test_after_an_interrupted_request_it_can_only_be_closed():
     link = Interrupted()
     interrupted = Worker(link)
     number = interrupted.make(MAKE, start=0)
@@ -102,7 +102,7 @@ def test_after_an_interrupted_request_a_process_can_only_be_closed():
     assert link.calls == ["kill", "close"], "it would count for hours"
 
 
-def test_closing_while_another_thread_waits_for_an_answer_ends_both(mortal):
+def test_closing_while_another_thread_waits_ends_both(mortal):
     number, errors = mortal.make(MAKE, start=0), []
     started, read_on = threading.Event(), threading.Event()
 

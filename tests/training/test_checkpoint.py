@@ -115,7 +115,7 @@ def test_another_version_is_refused(tmp_path):
         latest_state(tmp_path)
 
 
-def test_what_cannot_be_saved_is_named_before_anything_is_written(tmp_path):
+def test_what_cannot_be_saved_is_named_before_writing(tmp_path):
     with pytest.raises(TypeError, match="state/a/0 is object"):
         save_state(tmp_path, 1, {"a": [object()]})
     assert not list(tmp_path.iterdir())
@@ -144,7 +144,7 @@ def test_killed_while_writing_there_is_always_a_whole_state(tmp_path):
 
 
 @pytest.mark.parametrize("moment", range(4))
-def test_killed_while_a_state_of_the_same_step_is_replaced_one_of_both_is_whole(tmp_path, monkeypatch, moment):
+def test_killed_while_a_state_is_replaced_one_of_both_is_whole(tmp_path, monkeypatch, moment):
     """A process ends at each rename and within each removal; so does a fleet's learner that saves twice at one step."""
 
     class Killed(BaseException):
@@ -181,7 +181,7 @@ def test_killed_while_a_state_of_the_same_step_is_replaced_one_of_both_is_whole(
     assert [path.name for path in tmp_path.iterdir()] == ["00000007"]
 
 
-def test_who_may_read_the_numbers_of_a_state_may_read_its_tensors(tmp_path):
+def test_who_may_read_a_states_numbers_may_read_its_tensors(tmp_path):
     save_state(tmp_path, 1, {"weights": torch.ones(2)})
     numbers, tensors = ((tmp_path / "00000001" / name).stat().st_mode for name in ("state.json", "tensors.safetensors"))
     assert tensors == numbers and tensors & 0o044 == 0o044
@@ -203,7 +203,7 @@ def in_both(do: Callable[[TwoProcesses], Any]) -> list[Any]:
         return list(pool.map(do, TwoProcesses.pair()))
 
 
-def test_each_process_gets_its_own_state_and_what_is_common_is_there_once(tmp_path: Path) -> None:
+def test_each_process_gets_its_own_state_and_the_common_one(tmp_path: Path) -> None:
     in_both(lambda group: save_shared(tmp_path, 7, state_of(7, group.rank), group))
     found = in_both(lambda group: latest_shared(tmp_path, group))
     for rank in (0, 1):
@@ -212,9 +212,7 @@ def test_each_process_gets_its_own_state_and_what_is_common_is_there_once(tmp_pa
         assert set(file.keys()) == {"state/source/noise", "state/buffer"}
 
 
-def test_killed_before_the_last_file_both_go_on_from_the_step_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_before_the_last_file_both_go_on_from_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second process has written the new step, the first has not; two more times, so that none is cleared away."""
     real = checkpoint.write_state
 

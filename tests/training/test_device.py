@@ -90,7 +90,7 @@ class Clock:
         ([30.0], [60.0], "float32"),
     ],
 )
-def test_the_faster_precision_is_chosen_and_the_first_run_does_not_count(monkeypatch, single, half, chosen):
+def test_the_faster_precision_is_chosen(monkeypatch, single, half, chosen):
     clock = Clock(monkeypatch, {torch.float32: single, torch.bfloat16: half})
     assert fastest_precision(CPU, clock) == chosen
     assert all(count >= 2 for count in clock.runs.values())

@@ -125,7 +125,7 @@ def test_rows_and_groups_are_shared_equally_or_not_at_all():
         GroupConfig(16, 8, 4, 64).split(3)
 
 
-def test_processes_draw_different_seeds_that_together_are_those_of_one():
+def test_processes_draw_seeds_that_together_are_those_of_one():
     drawn = [[next(stream) for _ in range(3)] for stream in (SeedStream(10, 16, 2), SeedStream(11, 16, 2))]
     assert drawn == [[10, 12, 14], [11, 13, 15]]
 

@@ -197,7 +197,7 @@ COLOURS = {"red": (220, 30, 30), "blue": (30, 60, 230)}
 
 
 @pytest.mark.parametrize("side", [4, 8, 16])
-def test_shares_are_bilinear_weights_whose_mean_position_is_the_target(side):
+def test_shares_are_bilinear_and_their_mean_is_the_target(side):
     inside = 1 - 1 / side  # outermost cell centres
     uv = (2 * torch.rand(500, 2, generator=seeded(), dtype=torch.float64) - 1) * inside
     shares = cell_weights(uv, side)
@@ -206,7 +206,7 @@ def test_shares_are_bilinear_weights_whose_mean_position_is_the_target(side):
     torch.testing.assert_close(shares @ cell_centres(side, side, like=uv), uv)
 
 
-def test_cells_are_in_rows_and_what_lies_beyond_them_goes_to_the_nearest():
+def test_cells_are_in_rows_and_the_nearest_has_what_is_beyond():
     corners = torch.tensor([[-1.0, -1.0], [1.0, 1.0], [1.0, -1.0]])
     shares = cell_weights(corners, 4)
     assert shares.argmax(1).tolist() == [0, 15, 3] and torch.equal(shares.sum(1), torch.ones(3))
@@ -251,7 +251,7 @@ def scenes(count: int, vocabulary: Vocabulary, seed: int) -> tuple[Tensor, Tenso
     return images, vocabulary.encode([f"the {list(COLOURS)[k]} one" for k in named]), uv[:, None]
 
 
-def test_a_backbone_learns_to_point_at_what_is_named_and_is_then_frozen():
+def test_a_backbone_learns_to_point_and_is_then_frozen():
     torch.manual_seed(0)
     vocabulary = Vocabulary.from_texts(f"the {colour} one" for colour in COLOURS)
     policy, errors = Pointer(vocabulary), []

@@ -78,7 +78,7 @@ def test_the_best_validated_weights_are_kept_and_returned():
     [([0.5, 0.5, 0.4, 0.5, 0.3], 3), ([0.2, 0.8, 0.66, 0.7, 0.66], 1)],
     ids=["of equals the later one", "a slightly worse one changes nothing"],
 )
-def test_without_a_collapse_the_run_goes_on_from_the_newest_weights(rates, best):
+def test_without_a_collapse_it_goes_on_from_the_newest_weights(rates, best):
     found = run(rates, collapse=0.21)
     assert found.best.iteration == best and found.final == [best, best]
     assert found.fake.weights_at == [0, 1, 2, 3, 4] and found.fake.lr == 1.0
@@ -115,7 +115,7 @@ def test_a_collapse_goes_back_to_the_best_weights_and_slows_down():
     assert found.fake.version == 6  # restored weights are published too, and the best ones at the end
 
 
-def test_collect_learn_publish_in_turn_and_validate_first_in_between_and_last():
+def test_it_collects_learns_and_publishes_in_turn():
     found = run([0.1] * 4, iterations=5, validate_every=2)
     once = ["next", "update"]
     assert found.fake.calls == ["validate", *2 * once, "validate", *2 * once, "validate", *once, "validate"]
@@ -241,7 +241,7 @@ def test_the_seconds_of_an_iteration_are_those_of_its_parts():
 
 
 @pytest.mark.parametrize("part", ["learner", "source", "store"])
-def test_a_run_whose_parts_cannot_save_their_state_says_so_and_runs(part):
+def test_a_run_that_cannot_save_its_state_says_so_and_runs(part):
     class Stateless:
         """Delegates all but the state."""
 
@@ -309,7 +309,7 @@ class RollingBack(Fake):
             self.parameters["w"].copy_(state["w"])
 
 
-def test_after_a_collapse_the_learner_restores_its_own_state_of_the_best_weights():
+def test_after_a_collapse_the_learner_restores_its_best_state():
     fake = RollingBack([0.2, 0.7, 0.3, 0.6])
     store, saved = PolicyStore(fake), {}
     config = LoopConfig(iterations=3, validate_every=1)

@@ -42,7 +42,7 @@ def first_log_ratio(policy: GaussianPolicy, rollout: Rollout) -> float:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_rollout_lies_where_the_policy_is_and_ppo_learns_from_it(device):
+def test_a_rollout_lies_where_the_policy_is(device):
     source = source_on(device)
     policy = source.policy
     critic = ValueCritic({"state": 2, "time": 1}, width=8).to(device)

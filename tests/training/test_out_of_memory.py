@@ -55,7 +55,7 @@ def test_what_the_host_refuses_is_recognized(allocate, asked):
     assert asked in str(caught.value)
 
 
-def test_what_another_process_says_is_recognized_and_other_errors_are_left_alone():
+def test_what_another_process_says_is_recognized():
     said = f"the acting process failed: torch.OutOfMemoryError: {CUDA}; the whole traceback is above."
     with pytest.raises(OutOfMemoryError, match="another process of the run"), phase_of_memory(COLLECT):
         raise UserError(said)

@@ -31,7 +31,7 @@ def test_masks_and_indices_select_what_they_select():
         assert torch.tensor([3, 4], device=META).flip(0).cpu().numpy().tolist() == [4, 3]
 
 
-def test_small_floats_of_known_numbers_are_known_and_others_are_zero():
+def test_small_floats_of_known_numbers_are_known():
     with shapes_only():
         reward = torch.as_tensor(np.array([1.0, 3.0], np.float32), device=META)
         assert float(reward.mean()) == 2.0 and (reward > 1.5).tolist() == [False, True]
@@ -120,7 +120,7 @@ class Heavy(GaussianPolicy):
 
 
 @pytest.mark.parametrize(("micro_batch", "copies"), [(8, 1.2), (0, 2.1)])
-def test_an_iteration_of_ppo_holds_features_once_and_what_it_computes_with(micro_batch, copies):
+def test_an_iteration_of_ppo_holds_features_once(micro_batch, copies):
     """A copy in the rollout, and a micro-batch; or the whole where one forward pass is over all decisions."""
     torch.manual_seed(0)
     env = make("point_mass", num_envs=ENVS)

@@ -124,7 +124,7 @@ CLOSE = 1e-6  # of a weight tensor's norm, in float32
 
 @pytest.mark.full
 @pytest.mark.parametrize("trains", ["expert", "all", "lora"])
-def test_two_processes_that_share_the_weights_learn_what_one_learns(trains: str, tmp_path: Path) -> None:
+def test_two_processes_sharing_weights_learn_what_one_learns(trains: str, tmp_path: Path) -> None:
     """With unequal shares of the data, one of them empty, and an observation that one of them encodes alone.
 
     Resumed in the middle, they end the same, bit for bit; the checkpoint is an ordinary one.
@@ -231,7 +231,7 @@ def test_who_has_another_call_or_none_gathers_for_those_who_have() -> None:
     assert log == ["(b)", "(a)", "(b)"] and not others
 
 
-def test_a_network_that_does_not_run_operation_by_operation_cannot_be_shared() -> None:
+def test_a_compiled_network_cannot_be_shared() -> None:
     with pytest.raises(UserError, match="set inference to Eager"):
         tiny_vla(SmolVLA, VLAOptions(horizon=2, inference=Compiled("eager"))).act_through(lambda acting: acting)
 

@@ -30,7 +30,7 @@ def clock(monkeypatch):
     return at
 
 
-def test_spans_are_in_seconds_since_the_run_began_and_count_in_their_iteration(clock):
+def test_spans_are_in_seconds_since_the_run_began(clock):
     line = Timeline(elapsed=50.0)
     clock(1)
     line.begin(1)
@@ -44,7 +44,7 @@ def test_spans_are_in_seconds_since_the_run_began_and_count_in_their_iteration(c
     assert line.recent == {1: {OWN: [(learning, 51.0, 53.0)]}, 2: {OWN: [(learning, 54.0, 55.0)]}}
 
 
-def test_a_collector_waits_between_its_rollouts_and_before_the_first(clock):
+def test_a_collector_waits_before_and_between_its_rollouts(clock):
     line = Timeline()
     line.begin(1)
     clock(3)
@@ -121,7 +121,7 @@ def test_a_resumed_run_goes_on_and_replaces_what_it_repeats(clock, tmp_path):
     }
 
 
-def test_the_trace_has_a_thread_for_every_process_and_microseconds(clock):
+def test_the_trace_has_a_thread_for_every_process(clock):
     line = Timeline()
     line.begin(7)
     clock(3)
@@ -153,7 +153,7 @@ def test_a_damaged_timeline_is_named_in_one_sentence(text, tmp_path):
         Timeline().restore(tmp_path / TRACE)
 
 
-def test_a_run_writes_its_timeline_and_a_resumed_one_continues_it(clock, tmp_path):
+def test_a_resumed_run_continues_its_timeline(clock, tmp_path):
     folder = RunFolder(tmp_path / "run", {})
     line = Timeline(0.0)
     line.write(folder)

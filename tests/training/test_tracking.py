@@ -196,7 +196,7 @@ def another(tmp_path):
         os.waitpid(child, 0)
 
 
-def test_a_folder_in_which_another_process_runs_is_refused_and_left_as_it_is(another, tmp_path):
+def test_a_folder_in_which_another_process_runs_is_refused(another, tmp_path):
     before = (tmp_path / "run" / "config.json").stat().st_mtime_ns
     for start in (lambda: RunFolder(tmp_path / "run", FitConfig()), lambda: RunFolder.resume(tmp_path / "run")):
         with pytest.raises(UserError, match=rf"process {another} is running in .*choose another folder"):
@@ -225,7 +225,7 @@ def test_after_a_run_was_moved_aside_the_new_folder_is_locked(tmp_path):
     folder.close()
 
 
-def test_a_run_that_failed_before_it_recorded_anything_leaves_no_folder(tmp_path):
+def test_a_run_that_recorded_nothing_leaves_no_folder(tmp_path):
     earlier = RunFolder(tmp_path / "run", FitConfig())
     earlier.log("imitation", 1, {"loss": 1.0})
     earlier.discard_if_empty()

@@ -193,7 +193,7 @@ def without_proprioception() -> Trajectories:
     return replace(seen, images=images, state=np.zeros((len(seen.state), 0), np.float32))
 
 
-def test_cameras_of_two_sizes_without_proprioception_can_be_learnt_and_imagined():
+def test_cameras_of_two_sizes_without_proprioception_are_learnt():
     seen, table = without_proprioception(), spec()
     images = {"front": table.images["front"], "grey": replace(table.images["front"], shape=(12, 20, 1))}
     given = replace(table, images=images, state=replace(table.state, shape=(0,), low=(), high=()))
@@ -294,7 +294,7 @@ def test_one_false_alarm_does_not_spend_the_budget():
     assert 0 < first <= config.budget / 2
 
 
-def test_a_policy_that_was_never_played_alone_is_not_compared_with_reality():
+def test_one_never_played_alone_is_not_compared_with_reality():
     unknown = replace(CALM, real=None, real_episodes=0)
     assert Coevolution(CONFIG, unknown).decide(replace(unknown, imagined=1.0)).reasons == ()
     assert Coevolution(CONFIG, unknown).decide(replace(unknown, uncertain=0.5)).buy == 100
