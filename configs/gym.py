@@ -38,19 +38,19 @@ STATE_BASED = StateBased(
 )
 
 
-def from_nothing(rl: TrainerConfig, env: EnvConfig, validation: int = 16, test: int = 64) -> Improve:
+def _from_nothing(rl: TrainerConfig, env: EnvConfig, validation: int = 16, test: int = 64) -> Improve:
     """``rl`` of a policy that it makes itself, in ``env``."""
     return Improve(rl, policy="", env=env, evaluation=EvaluationConfig(validation, test, num_envs=16))
 
 
 def task() -> Improve:
     """Any id: give ``--env.options '{"id": ...}'``, and for images ``--rl.policy.cameras image``."""
-    return from_nothing(STATE_BASED, EnvConfig("gym", {"id": "Acrobot-v1"}))
+    return _from_nothing(STATE_BASED, EnvConfig("gym", {"id": "Acrobot-v1"}))
 
 
 def half_cheetah() -> Improve:
     """Run: a planar cheetah with six joints."""
-    return from_nothing(
+    return _from_nothing(
         StateBased(
             ActorConfig(std=0.6, activation="elu"),
             CriticConfig(activation="elu"),
@@ -64,7 +64,7 @@ def half_cheetah() -> Improve:
 
 def inverted_pendulum() -> Improve:
     """Balance a pole on a cart: seconds."""
-    return from_nothing(
+    return _from_nothing(
         StateBased(
             algorithm=PPO,
             experience=WindowConfig(num_envs=16, decisions=64),
@@ -76,7 +76,7 @@ def inverted_pendulum() -> Improve:
 
 def asymmetric_hopper() -> Improve:
     """Hop on one leg; only the critic sees how fast the torso moves (forwards, upwards)."""
-    return from_nothing(
+    return _from_nothing(
         StateBased(
             ActorConfig(std=0.6),
             algorithm=PPO,
@@ -95,7 +95,7 @@ def cartpole() -> Improve:
 def pendulum() -> Improve:
     """Swing a pendulum up and hold it there."""
     algorithm = replace(PPO, gamma=0.9, epochs=10, minibatch=512)
-    return from_nothing(replace(STATE_BASED, algorithm=algorithm), EnvConfig("gym", {"id": "Pendulum-v1"}))
+    return _from_nothing(replace(STATE_BASED, algorithm=algorithm), EnvConfig("gym", {"id": "Pendulum-v1"}))
 
 
 def sac() -> Improve:
@@ -114,12 +114,12 @@ def sac() -> Improve:
         loop=LoopConfig(100_000, 0, save_every=50, collapse=math.inf, env_steps=20_000, validate_steps=2_000),
         algorithm=algorithm,
     )
-    return from_nothing(trainer, EnvConfig("gym", {"id": "Pendulum-v1"}))
+    return _from_nothing(trainer, EnvConfig("gym", {"id": "Pendulum-v1"}))
 
 
 def pixels() -> Improve:
     """Catch a falling ball that is only seen: pictures of 20 x 20 pixels, discrete actions, a minute."""
-    return from_nothing(
+    return _from_nothing(
         StateBased(
             ActorConfig(cameras=("image",)),
             algorithm=replace(PPO, minibatch=256, lr_bounds=(1e-5, 1e-3)),
