@@ -156,7 +156,7 @@ def _suggest(name: str, known: set[str]) -> str:
 def _fields(config: Any, prefix: str = "") -> set[str]:
     """Dotted names of all fields of nested dataclasses."""
     names: set[str] = set()
-    for name in getattr(config, "__dataclass_fields__", {}):
-        names.add(prefix + name)
-        names |= _fields(getattr(config, name), f"{prefix}{name}.")
+    for field in dataclasses.fields(config) if dataclasses.is_dataclass(config) else ():
+        names.add(prefix + field.name)
+        names |= _fields(getattr(config, field.name), f"{prefix}{field.name}.")
     return names

@@ -381,11 +381,11 @@ def megabytes(size: int) -> str:
 
 def _kept(policy: object) -> Iterator[Table]:
     """For each vision-language-action model inside ``policy``, both that it could keep of an observation."""
-    from vla_rl.policies.vla.features import PREFIX_LIMIT, KeepPrefix, picture_bytes
+    from vla_rl.policies.vla.features import PREFIX_LIMIT, KeepPictures, KeepPrefix, picture_bytes
 
     module: Any
     for module in policy.modules() if isinstance(policy, nn.Module) else ():
-        if not hasattr(module, "kept"):
+        if not isinstance(getattr(module, "kept", None), KeepPrefix | KeepPictures):
             continue
         costs = {"prefix": module.network.prefix_bytes(module.cameras, module.tokens.shape[1])}
         costs["pictures"] = picture_bytes(module.spec, module.cameras)
