@@ -54,8 +54,13 @@ def show_folder(show: Console, folder: Path) -> None:
         found = sorted(str(path.parent) for path in folder.glob("checkpoints/*/config.json"))
         show.print(table("checkpoints", ("vla-rl inspect ...",), [(path,) for path in found]))
     elif info := _json(folder / "meta" / "info.json"):
+        if not (features := _mapping(info, "features")):
+            raise UserError(
+                f"{str(folder / 'meta' / 'info.json')!r} lists no features, so the dataset cannot be shown; "
+                "copy the folder again."
+            )
         known = {name: info.get(name) for name in _OF_A_DATASET if info.get(name) is not None}
-        show.print(tree(f"{folder}: a dataset", known | {"features": ", ".join(_mapping(info, "features"))}))
+        show.print(tree(f"{folder}: a dataset", known | {"features": ", ".join(features)}))
     elif {"type", "model_type"} & config.keys():
         show.print(table(f"{folder}: a public checkpoint", ("", ""), describe_public(folder)))
     else:
