@@ -264,8 +264,7 @@ def test_the_penalty_of_the_regulariser_is_that_of_its_parts():
 @pytest.mark.full
 def test_untried_actions_are_not_valued_above_recorded_ones():
     """Recorded within 0.15 of 0, where the reward still rises towards its optimum outside."""
-    names = [field.name for field in fields(SACConfig)]
-    sac = offline(SACConfig(**{n: getattr(QUICK_CALQL, n) for n in names}), 0.15)
+    sac = offline(SACConfig(**{field.name: getattr(QUICK_CALQL, field.name) for field in fields(SACConfig)}), 0.15)
     careful = offline(replace(QUICK_CALQL, conservatism=5.0), 0.15)
     strayed = []
     for learner in (sac, careful):

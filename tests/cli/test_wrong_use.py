@@ -143,9 +143,8 @@ def test_an_earlier_run_that_has_its_name_again_is_said_to(tmp_path, capsys):
     (tmp_path / "run/config.json").write_text("{}")
     with pytest.raises(SystemExit):
         main(["train", "demo.py:last_step", "--policy", str(tmp_path / "none"), "--out", str(tmp_path / "run")])
-    said = " ".join(capsys.readouterr().err.split())
     assert (tmp_path / "run/config.json").read_text() == "{}" and not (tmp_path / "run.1").exists()
-    assert "nothing was recorded, so the earlier run is in" in said
+    assert "nothing was recorded, so the earlier run is in" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_dataset_that_cannot_be_recorded_anew_keeps_its_name(tmp_path, complaint):
@@ -154,7 +153,9 @@ def test_a_dataset_that_cannot_be_recorded_anew_keeps_its_name(tmp_path, complai
     assert (tmp_path / "data/meta").is_dir()
 
 
-def test_a_dataset_is_told_from_a_checkpoint(things, capsys, complaint):
-    main(["inspect", str(things / "dataset")])
+def test_a_dataset_is_told_from_a_checkpoint(tmp_path, capsys, complaint):
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta/info.json").write_text('{"codebase_version": "v3.0", "features": {"action": {}}}')
+    main(["inspect", str(tmp_path)])
     assert "a dataset" in capsys.readouterr().out
-    assert "has no config.json" in complaint("eval", things / "dataset", "--env", "point_mass")
+    assert "has no config.json" in complaint("eval", tmp_path, "--env", "point_mass")
