@@ -4,8 +4,7 @@
 threads; the processes that a test starts and waits for have as many again.  A test ends after ``HANG`` times as much
 wall time, busy or not.
 
-A test marked ``gpu`` is skipped on a machine without one.  What vla-rl remembers of a user (``contract/trust.py``) is
-that of nobody: the folder is deleted at the end.
+A test marked ``gpu`` is skipped on a machine without one.  What vla-rl remembers of a user lies in a temporary folder.
 """
 
 from __future__ import annotations

@@ -154,8 +154,9 @@ def test_a_dataset_that_cannot_be_recorded_anew_keeps_its_name(tmp_path, complai
 
 
 def test_a_dataset_is_told_from_a_checkpoint(tmp_path, capsys, complaint):
-    (tmp_path / "meta").mkdir()
-    (tmp_path / "meta/info.json").write_text('{"codebase_version": "v3.0", "features": {"action": {}}}')
-    main(["inspect", str(tmp_path)])
-    assert "a dataset" in capsys.readouterr().out
-    assert "has no config.json" in complaint("eval", tmp_path, "--env", "point_mass")
+    meta = tmp_path / ("longer than a line of text, " * 4) / "meta"
+    meta.mkdir(parents=True)
+    (meta / "info.json").write_text('{"codebase_version": "v3.0", "features": {"action": {}}}')
+    main(["inspect", str(meta.parent)])
+    assert f"{meta.parent}: a dataset" in capsys.readouterr().out
+    assert "has no config.json" in complaint("eval", meta.parent, "--env", "point_mass")

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
 from vla_rl.cli.override import override, positional, subcommand, take_option
@@ -16,7 +15,7 @@ from vla_rl.contract.config import Checked, within
 from vla_rl.contract.errors import UserError
 from vla_rl.fleet.identity import Authority, now
 from vla_rl.recipes.config_files import file_of, load_config
-from vla_rl.recipes.terminal import console, sigterm_like_ctrl_c
+from vla_rl.recipes.terminal import console, sigterm_like_ctrl_c, standard_output
 
 if TYPE_CHECKING:
     from vla_rl.recipes.fleet import serving
@@ -98,7 +97,7 @@ def _change(usage: str, given: list[str]) -> None:
     version, said = serving.number(named[0]) if "VERSION" in usage else 0, f"{', '.join(robots) or 'every robot'}: done"
     match usage.split()[0]:
         case "versions":
-            Console(highlight=False).print(serving.table(registry))
+            standard_output().print(serving.table(registry))
             pins = sorted(registry.releases.pins.items())
             said = "\n".join(f"{robot} is pinned to version {pinned}" for robot, pinned in pins) or "none is pinned"
         case "publish":
@@ -277,7 +276,7 @@ def _list(authority: Authority) -> None:
     for one in authority.issued():
         state = "revoked" if one.revoked else "expired" if one.expires <= now() else "valid"
         table.add_row(one.role, one.name, f"{one.expires:%Y-%m-%d}", state)
-    Console(highlight=False).print(table)
+    standard_output().print(table)
 
 
 _CERTS: dict[str, Any] = {

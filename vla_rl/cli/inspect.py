@@ -31,7 +31,7 @@ from vla_rl.recipes.inspect import (
     table,
     tree,
 )
-from vla_rl.recipes.terminal import console
+from vla_rl.recipes.terminal import console, standard_output
 
 _USAGE = (
     "vla-rl inspect [ENVIRONMENT [--env.options JSON] | package.module:make | CHECKPOINT FOLDER | RUN FOLDER | "
@@ -56,7 +56,7 @@ def inspect(target: str | None, console: Console | None = None, given: Sequence[
 
     ``given``: fields of a config or of ``env``, as for ``vla-rl train``.
     """
-    show = console or Console(highlight=False)
+    show = console or standard_output()
     try:
         if target is None:
             show_installation(show)
@@ -148,7 +148,7 @@ def sims(arguments: Sequence[str]) -> None:
         subcommand("sims", given, COMMANDS)
         return
     override(Sims(), given, "vla-rl sims")
-    Console(highlight=False).print(_table())
+    standard_output().print(_table())
 
 
 def install(arguments: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import sys
 import threading
 import time
 from collections import Counter
@@ -17,6 +18,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from vla_rl.contract.errors import Terminated
 
 console = Console(stderr=True, highlight=False, soft_wrap=True)  # a path that is cut by lines cannot be copied
+
+
+def standard_output() -> Console:
+    """For tables and trees: as wide as a terminal, and as wide as they need in a file or a pipe, which one searches."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 1000)
 
 
 @contextmanager
