@@ -10,6 +10,7 @@ A test marked ``gpu`` is skipped on a machine without one.  What vla-rl remember
 from __future__ import annotations
 
 import gc
+import inspect
 import math
 import os
 import resource
@@ -18,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Generator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -48,6 +50,7 @@ class _Watch(threading.Thread):
 def pytest_configure(config: pytest.Config) -> None:
     """Give the tests, and the processes that they start, a state folder of their own."""
     gc.disable()  # until all is collected: nothing of it ever becomes garbage
+    inspect.getsource = cache(inspect.getsource)  # each command parses the files of all configs for their comments
     state = tempfile.TemporaryDirectory(prefix="vla-rl-tests-")
     os.environ["XDG_STATE_HOME"] = state.name
     config.add_cleanup(state.cleanup)

@@ -12,16 +12,16 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 from mkdocs.exceptions import PluginError
 
-from vla_rl.contract.load import load
+from vla_rl.contract.load import load, our_classes
 
 _HERE = Path(__file__).parent
-_ROOT = _HERE.parents[1]
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
@@ -59,12 +59,10 @@ def config_table(name: str, page: str = "") -> str:
 
 
 def where(name: str, page: str = "") -> str:
-    """``module:name`` of the one class of this name in vla_rl."""
-    declared = re.compile(rf"^class {name}\b", re.M)
-    files = [path for path in (_ROOT / "vla_rl").rglob("*.py") if declared.search(path.read_text(encoding="utf-8"))]
-    if len(files) != 1:
-        raise PluginError(f"{page}: {len(files)} classes of vla_rl are called {name!r}; name one that is unique.")
-    return ".".join(files[0].relative_to(_ROOT).with_suffix("").parts) + f":{name}"
+    """``module:name`` of our class of this name."""
+    if name not in our_classes():
+        raise PluginError(f"{page}: no class of ours is called {name!r}, so it has no fields; name one that exists.")
+    return f"{our_classes()[name]}:{name}"
 
 
 def metrics_table(names: list[str], page: str = "") -> str:
@@ -75,6 +73,7 @@ def metrics_table(names: list[str], page: str = "") -> str:
     return "\n".join(["| metric | meaning |", "|---|---|", *(f"| `{name}` | {known[name]} |" for name in names)])
 
 
+@cache
 def meanings(file: str) -> dict[str, str]:
     """The texts of a YAML file in this folder."""
     found: dict[str, str] = yaml.safe_load((_HERE / file).read_text(encoding="utf-8"))

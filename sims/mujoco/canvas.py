@@ -53,6 +53,11 @@ class Canvas:
         # Registered after the backend's own exit handler, so it runs before the backend is gone.
         atexit.register(self.close)
 
+    def upload_textures(self, model: Any) -> None:
+        """Those of ``model``, which may have been smaller before; make the context ``gl`` current before."""
+        for number in range(model.ntex):
+            mujoco.mjr_uploadTexture(model, self._context, number)
+
     def draw(self, model: Any, data: Any, view: Any) -> np.ndarray:
         """uint8 [h,w,3]: what the camera ``view`` sees; the next picture overwrites it."""
         everything = mujoco.mjtCatBit.mjCAT_ALL.value

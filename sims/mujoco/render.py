@@ -29,7 +29,11 @@ class Renderer:
         self._data = mujoco.MjData(model)
         mujoco.mj_forward(model, self._data)
         self._looks = Looks(model, task.surfaces)
-        self._canvas = Canvas(model, size, size)
+        # Textures are seen in varied looks alone, and Mesa takes 0.1 s for the first one of more than a pixel.
+        sizes = model.tex_height.copy(), model.tex_width.copy()
+        model.tex_height[:] = model.tex_width[:] = 1
+        self._canvas, self._textured = Canvas(model, size, size), False
+        model.tex_height[:], model.tex_width[:] = sizes
 
     def render(
         self,
@@ -46,6 +50,9 @@ class Renderer:
         [R]: values of ``LOOKS`` (``env.py``).  Without them a row looks like the one before, at first nominal.
         """
         self._canvas.gl.make_current()
+        if looks and not self._textured:
+            self._canvas.upload_textures(self._model)
+            self._textured = True
         view = view_of(self._model, camera)
         for i in range(len(qpos)):
             self._data.qpos[:] = qpos[i]

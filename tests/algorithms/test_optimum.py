@@ -213,6 +213,7 @@ def test_grpo_in_the_loop_reaches_the_optimum_of_the_point_mass(config):
     assert best.score > 0.95 and missing < 0.6 and success > 0.95
 
 
+@pytest.mark.full
 def test_td3_reaches_the_optimum_of_the_point_mass():
     torch.manual_seed(0)
     config = ResidualConfig(scale=0.5, plan=3, noise=0.2, correlation=0.0, head=HEAD)

@@ -43,7 +43,6 @@ RUNS: dict[str, tuple[tuple[str, _Change], ...]] = {
     "corrections": (("tabletop.py:corrected", lambda config: config),),
     "gorl": (("compare.py:gorl", lambda config: algorithm(config, iterations=2, stages=3)),),
 }
-LONG = {"sac", "grpo", "dppo", "residual", "offline", "dsrl", "gorl", "corrections"}  # `make test-full`
 _EVERY_LINE = {"stage", "step", "elapsed_s"}
 FAMILIES = {"rollout/episodes/FAMILY", "rollout/successes/FAMILY", "eval/FAMILY"}
 # Where sources are ahead.
@@ -97,8 +96,8 @@ def logged(folder: Path, stage: str) -> set[str]:
     return {name for line in lines if line["stage"] == stage for name in line} - _EVERY_LINE
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", [pytest.param(page, marks=[pytest.mark.full] * (page in LONG)) for page in RUNS])
+@pytest.mark.full
+@pytest.mark.parametrize("page", RUNS)
 def test_a_page_explains_what_its_algorithm_logs_and_nothing_else(page, imitation, tmp_path):
     found: set[str] = set()
     for number, (name, change) in enumerate(RUNS[page]):

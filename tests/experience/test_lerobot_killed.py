@@ -72,7 +72,7 @@ def check(folder: Path, existing: int, first: int, stride: int) -> None:
 
 @pytest.mark.timeout(300)
 def test_a_writer_killed_anywhere_loses_no_finished_episode(tmp_path):
-    check(tmp_path, 1, 3, 29)
+    check(tmp_path, 1, 3, 57)
 
 
 @pytest.mark.full

@@ -238,6 +238,7 @@ while True:
 """
 
 
+@pytest.mark.full
 def test_ctrl_c_ends_the_process_after_the_present_rollout():
     process = subprocess.Popen([sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout.readline() == b"collecting\n"

@@ -183,6 +183,7 @@ def test_a_cell_is_not_started_for_ever_and_a_failure_not_again(cell):
     assert len(script.asked) == 1
 
 
+@pytest.mark.full
 def test_before_it_goes_on_what_has_locked_its_folder_has_ended(cell, monkeypatch):
     """A process that ends is seen; one that never does is waited for so long and no longer."""
     lock = "import sys; from pathlib import Path; from vla_rl.training.tracking import lock_run; lock_run(Path({!r}))"

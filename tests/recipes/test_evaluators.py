@@ -36,7 +36,8 @@ def straggler() -> GaussianPolicy:
     return GaussianPolicy(make("point_mass", num_envs=1).spec, config=GaussianConfig(1, width=32))
 
 
-@pytest.mark.parametrize("count", [2, *(pytest.param(count, marks=pytest.mark.full) for count in (3, 50))])
+@pytest.mark.full
+@pytest.mark.parametrize("count", [2, 3, 50])
 def test_outcomes_do_not_depend_on_the_number_of_processes(count):
     env, policy, reports = EnvConfig("point_mass"), straggler(), []
     whole = evaluate(env.make(4), policy, SEEDS, 5)

@@ -33,9 +33,8 @@ def of_case(name: str) -> MemoryEstimate:
     return of(CASES[name])
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.full] * (name != "tiny_ppo")) for name in sorted(CASES)]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("name", sorted(CASES))
 def test_the_estimate_is_what_the_run_takes(name):
     with made_envs(CASES[name]) as envs:
         live = live_peak(CASES[name], envs)

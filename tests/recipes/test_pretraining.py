@@ -59,7 +59,8 @@ def lines(run: Path) -> list[dict[str, float]]:
     return [{name: value for name, value in line.items() if not name.endswith("_s")} for line in rows(run)]
 
 
-@pytest.mark.parametrize("at", ["the first validation", pytest.param("the first state", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("at", ["the first validation", "the first state"])
 def test_a_run_killed_after_pre_training_goes_on_without_it(at, recipe, whole, tmp_path, monkeypatch):
     """Before the first validation, or after it and before its state is saved; both end as one that never was."""
     with monkeypatch.context() as patched:

@@ -69,7 +69,7 @@ def writing(out: Path) -> bool:
     return any((out / "state").glob("*.writing"))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_finished_run_goes_on_to_more_iterations(arguments, tmp_path, capsys, complaint):
     out = tmp_path / "run"
     main(arguments(out, iterations=1))

@@ -71,7 +71,8 @@ def learnt(method, context: RunContext, path: Path) -> list[dict[str, float]]:
     return lines
 
 
-@pytest.mark.parametrize("method", [PPO, pytest.param(GRPO, marks=pytest.mark.full)], ids=["ppo", "grpo"])
+@pytest.mark.full
+@pytest.mark.parametrize("method", [PPO, GRPO], ids=["ppo", "grpo"])
 def test_every_method_learns_from_it(env_factory, policy, critic, tmp_path, method):
     reward = LearnedReward(critic, RewardWeights(progress=3.0))
     context = RunContext(env_factory, deepcopy(policy), 1, OneProcess(), reward=reward)

@@ -42,7 +42,8 @@ def undisturbed(policy: str, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return (out / EPISODES).read_bytes()
 
 
-@pytest.mark.parametrize("num_envs", [8, pytest.param(64, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("num_envs", [8, 64])
 def test_the_number_of_environments_changes_no_byte(policy, undisturbed, tmp_path, num_envs):
     SuiteRun(quick(), policy, tmp_path, num_envs).run()
     assert (tmp_path / EPISODES).read_bytes() == undisturbed
@@ -141,7 +142,7 @@ def test_stopped_at_any_episode_it_goes_on_to_the_same_bytes(policy, undisturbed
     assert (tmp_path / EPISODES).read_bytes() == undisturbed
 
 
-@pytest.mark.parametrize("part", ["video", "table"])
+@pytest.mark.parametrize("part", ["video", pytest.param("table", marks=pytest.mark.full)])
 def test_killed_while_a_file_is_written_it_goes_on_the_same(policy, undisturbed, tmp_path, monkeypatch, part):
     real, writes = os.replace, 0
 

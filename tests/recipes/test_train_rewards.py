@@ -276,6 +276,7 @@ def test_a_judge_is_made_from_a_models_folder_and_asked(run):
     assert frames["precision"]["of"] == 0 and frames["recall"]["value"] == 0 and frames["of"] > 2 * 2 * 20
 
 
+@pytest.mark.full
 def test_ppo_in_imagination_is_paid_by_it_and_validated_by_true_success(run, tmp_path):
     policy = TinyVLA.from_pretrained(save_untrained(tmp_path / "policy"))
     reward = LearnedReward(str(run / "checkpoints/judge"), RewardWeights(progress=3.0))

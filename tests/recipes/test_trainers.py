@@ -114,6 +114,7 @@ def test_a_single_collector_that_is_never_ahead_needs_no_thread(loop, kind):
     setup.close()
 
 
+@pytest.mark.full
 def test_processes_collect_what_sources_here_collect(monkeypatch):
     """Weights, versions and progress that are published in between included, and a saved state."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

@@ -50,7 +50,6 @@ from vla_rl.training.checkpoint import latest_state, save_state
 from vla_rl.training.fit import FitConfig, ImitationConfig, imitate
 from vla_rl.training.loop import Loop, LoopConfig, PolicyStore
 
-pytestmark = pytest.mark.slow  # all of them together
 ENVS = 4
 HEAD = HeadConfig(8, 1)
 SPEC = VisualPointMass(1).spec
@@ -191,12 +190,11 @@ def double_precision():
     torch.set_default_dtype(torch.float32)
 
 
-# One on-policy, one off-policy.
-OFTEN = {"ppo of a state", "sac"}
+OFTEN = "ppo of a state"
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.full] * (name not in OFTEN)) for name in [*ON_POLICY, *OFF_POLICY]]
+    "name", [pytest.param(name, marks=[pytest.mark.full] * (name != OFTEN)) for name in [*ON_POLICY, *OFF_POLICY]]
 )
 def test_a_run_on_another_device_is_that_on_the_host(name, tmp_path):
     """Building, collecting, learning, validating, saving and resuming, up to a checkpoint that loads on the host."""

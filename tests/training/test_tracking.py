@@ -139,6 +139,7 @@ def written(path, wanted: bytes) -> bytes:
     return path.read_bytes()
 
 
+@pytest.mark.full
 def test_wandb_writes_a_run_that_can_be_sent_later(logged_out, tmp_path):
     ids = []
     for resumed in (False, True):

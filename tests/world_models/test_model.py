@@ -96,6 +96,7 @@ def test_it_predicts_better_than_that_nothing_changes(well_learnt, held_out):
         assert distance(guess, truth).mean() < 0.5 * distance(still, truth).mean()
 
 
+@pytest.mark.full
 def test_the_robots_state_is_predicted(learnt, held_out):
     truth, guess = held_out["state"][:, FRAMES], predicted(learnt, held_out).state[:, -1]
     assert (guess - truth).abs().mean() < 0.3 * (held_out["state"][:, 0] - truth)[:, :2].abs().mean()

@@ -12,6 +12,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -250,6 +251,7 @@ def episodes_needed(difference: float, discordant: float, power: float = 0.8, le
     return bisect_left(range(high), True, lo=high // 2 if high > 16 else 1, key=shows)
 
 
+@cache  # a search for the number of episodes comes by the same numbers of pairs again and again
 def _rejected(pairs: int, better: float, level: float) -> float:
     """Probability of a rejection with ``pairs`` discordant pairs, of which one policy wins each with ``better``."""
     wins, chances = _binomial(pairs, 0.5)

@@ -44,6 +44,7 @@ def simulated(config: str, out: Path, *options: str) -> dict:
     return json.loads((out / "summary.json").read_text())
 
 
+@pytest.mark.full
 def test_fleets_of_several_sizes_learn_from_one_policy_and_there_is_a_page(start, tmp_path, capsys) -> None:
     found = simulated("hg_dagger", tmp_path / "run", *start.options)
     assert found["fleets"].keys() == {"1", "2"} and found["fleets"]["1"]["seconds_to_target"] == 0.0

@@ -123,10 +123,8 @@ KILLS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 }
 
 
-QUICK = "an iteration after the second growth"
-
-
-@pytest.mark.parametrize("kill", [pytest.param(name, marks=[pytest.mark.full] * (name != QUICK)) for name in KILLS])
+@pytest.mark.full
+@pytest.mark.parametrize("kill", KILLS)
 def test_a_killed_run_learns_from_every_purchase_all_the_same(kill, recipe, undisturbed, tmp_path, monkeypatch):
     """The horizon grows with the first purchase and shrinks with the second; states are saved every two iterations."""
     whole = whole_run(recipe, undisturbed, tmp_path)

@@ -64,6 +64,7 @@ def run(recipe, tmp_path_factory) -> Path:
     return folder.path
 
 
+@pytest.mark.full
 def test_a_finished_run_has_its_summary_and_is_not_continued(run):
     found = json.loads((run / "summary.json").read_text())
     assert found["simulator_episodes"] == 5 and found["horizon"] == 5

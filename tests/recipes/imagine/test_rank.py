@@ -79,6 +79,7 @@ def by_hand(run: SavedRun, function, steps: int | None = None) -> tuple[np.ndarr
     return np.array(found), float(left.mean())
 
 
+@pytest.mark.full
 def test_it_is_the_ranking_of_what_they_do_in_the_world_model(run, policies, capsys, monkeypatch):
     monkeypatch.setattr("vla_rl.recipes.imagine.agreement.expected_searches", partial(expected_searches, count=1))
     known = ["--real", f"{policies[0]}=9/12", "--before-deployment", "--starts", str(STARTS)]
