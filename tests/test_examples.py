@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import closing
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,8 +24,6 @@ from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import collect
 from vla_rl.training.loop import Loop, LoopConfig, PolicyStore
 
-DOCS = Path(__file__).parents[1] / "docs"
-EXAMPLES = sorted((DOCS / "examples").glob("[!_]*.py"))
 REACH = EnvConfig(name="reach", options={"render": False})
 
 
@@ -34,12 +31,6 @@ REACH = EnvConfig(name="reach", options={"render": False})
 def reach(monkeypatch):
     """The one line."""
     monkeypatch.setitem(sims.catalog.CATALOG, "reach", "docs.examples.reach_task:make")
-
-
-def test_every_example_is_shown_by_a_page():
-    pages = "".join(page.read_text() for page in DOCS.rglob("*.md"))
-    assert EXAMPLES
-    assert [path.name for path in EXAMPLES if f'--8<-- "docs/examples/{path.name}"' not in pages] == []
 
 
 # -- the task ----------------------------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from tests.patience import PATIENCE
 from tests.test_layout import ROOT
 
@@ -14,6 +16,7 @@ MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 SETTINGS = dict(setting.split("=") for setting in re.search(r"^\t(ATEN\S+ ONEDNN\S+) ", MAKEFILE, re.M)[1].split())
 
 
+@pytest.mark.full
 def test_torch_obeys():
     code = "import torch; print(torch.backends.cpu.get_cpu_capability())"
     environment = {**os.environ, **SETTINGS}

@@ -165,7 +165,7 @@ DIFFUSIONS = {
 }
 
 
-@pytest.mark.parametrize("case", in_gate(DIFFUSIONS, "ddim, last two-dppo"))
+@pytest.mark.parametrize("case", in_gate(DIFFUSIONS))
 def test_a_diffusion_policy_reaches_the_optimum_of_a_bandit(imitated_diffusion, case):
     sampler, config = case
     policy = diffusion()

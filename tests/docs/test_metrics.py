@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from docs.tables.hooks import meanings
-from tests.docs.conftest import PAGES, ROOT
+from tests.docs.conftest import ROOT
 from tests.fingerprints import imagined, shrunk
 from vla_rl.algorithms.guard import FallbackConfig, ReleaseConfig
 from vla_rl.algorithms.offline import CalQLConfig, IQLConfig
@@ -134,9 +133,3 @@ def test_imagination_logs_what_its_algorithm_logs_in_a_simulator(imitation, tmp_
     config = replace(config, plan=replace(config.plan, collect=collect), evaluation=evaluation)
     run(replace(config, rl=replace(config.rl, loop=replace(config.rl.loop, iterations=2))), str(tmp_path))
     assert logged(tmp_path, "rl") - explained("ppo") - explained("index") == explained("imagination")
-
-
-def test_every_meaning_is_used_by_a_page():
-    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
-    used = set(" ".join(re.findall(r"<!-- metrics:([^>]*)-->", text)).split())
-    assert set(meanings("metrics.yml")) == used

@@ -90,18 +90,6 @@ def _missing(text: str) -> Iterator[str]:
                 yield named
 
 
-def test_a_table_of_fields_shows_every_default():
-    table = hooks.config_table("ImitationConfig")
-    assert "| `stride` | `5` |" in table and "| `fit` | `FitConfig` |" in table
-    assert "| `size` | `8` | Episodes per group" in hooks.with_tables("<!-- config: GroupConfig -->")
-
-
-def test_numbers_of_a_table_stay_with_their_units():
-    row = hooks.with_tables("| seed 1 | 57.0 % [52.7, 61.3] of 512 scenes |")
-    assert row.replace("\N{NO-BREAK SPACE}", "_") == "| seed 1 | 57.0_% [52.7,_61.3] of 512 scenes |"
-    assert hooks.with_tables("57.0 % in a sentence") == "57.0 % in a sentence"
-
-
 def test_every_meaning_of_a_field_is_that_of_a_field():
     for name in hooks.meanings("fields.yml"):
         config, _, field = name.partition(".")

@@ -266,6 +266,7 @@ def sleeper(tmp_path, monkeypatch):
     return tmp_path / "pid"
 
 
+@pytest.mark.full
 def test_a_command_ends_with_the_process_that_it_belongs_to(tmp_path, sleeper):
     code = "from pathlib import Path; from vla_rl.recipes.workers import run_command as run; run({}, {})"
     log = f"Path({str(tmp_path / 'log')!r})"

@@ -42,6 +42,7 @@ def test_the_estimate_is_what_the_run_takes(name):
     assert found.learnt and found.peak == pytest.approx(live, rel=0.1)
 
 
+@pytest.mark.full
 def test_what_lasts_is_what_it_should_be():
     found, policy = of_case("tiny_ppo"), CASES["tiny_ppo"].start(ENV.spec())
     trained = sum(item.numel() for item in policy.trainable().values())
