@@ -51,7 +51,7 @@ compare-imagination: install ## the same with one part more or less at a time (h
 fleet: install ## a server, a learner, four simulated arms and a scripted person, with a page (a quarter of an hour)
 	$(BIN)/vla-rl fleet demo
 
-test: lint ## everything that must hold before a merge (ten minutes on two cores)
+test: lint ## everything that must hold before a merge (eight minutes on two cores)
 	$(MAKE) --no-print-directory -j 2 types pytest
 
 pytest: install
