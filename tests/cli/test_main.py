@@ -187,22 +187,27 @@ def test_options_of_an_environment_are_given_as_json(capsys):
 # -- Ctrl-C ------------------------------------------------------------------------------------------------------------
 
 
+def stop(*given, **named):
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_an_error_is_said_shows_no_traceback(complaint, monkeypatch):
+    turns = iter([stop, str])
+    monkeypatch.setattr("vla_rl.cli.printable", lambda text: next(turns)(text))
+    assert complaint("nosuch", status=130) == "vla-rl: stopped."
+
+
 def test_ctrl_c_leaves_a_run_from_which_one_can_go_on(untrained, quick, tmp_path):
     out = tmp_path / "run"
     command = [*VLA_RL, "train", quick, "--policy", str(untrained()), "--out", str(out)]
     status, said = interrupt([*command, "--rl.loop.iterations", "100000"], lambda: metrics(out) > 1)
-    assert status == 130
-    assert "Traceback" not in said and "stopped; go on with: vla-rl train --resume" in said
+    assert status == 130 and "Traceback" not in said and "stopped; go on with: vla-rl train --resume" in said
     assert not (out / "summary.json").exists()
     assert TinyVLA.from_pretrained(out / "checkpoints" / "best").config.width == 32
-    command = shlex.split("vla-rl" + said.strip().rpartition("vla-rl")[2])
-    assert command == ["vla-rl", "train", "--resume", str(out)]
+    assert shlex.split("vla-rl" + said.strip().rpartition("vla-rl")[2]) == ["vla-rl", "train", "--resume", str(out)]
 
 
 def test_ctrl_c_before_the_first_iteration_can_be_gone_on_from(complaint, untrained, quick, tmp_path, monkeypatch):
-    def stop(*arguments):
-        raise KeyboardInterrupt
-
     arguments = ["train", quick, "--policy", untrained(), "--out", tmp_path / "run"]
     with monkeypatch.context() as patched:
         patched.setattr("vla_rl.recipes.improve.improve", stop)
@@ -212,9 +217,6 @@ def test_ctrl_c_before_the_first_iteration_can_be_gone_on_from(complaint, untrai
 
 
 def test_ctrl_c_during_a_sweep_keeps_what_is_finished(complaint, tmp_path, monkeypatch):
-    def stop(cells, processes, what):
-        raise KeyboardInterrupt
-
     monkeypatch.setattr("vla_rl.recipes.compare.run_cells", stop)
     assert f"what is finished stays in {tmp_path}" in complaint("compare", "--out", tmp_path, status=130)
 

@@ -40,7 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     Whose output nobody reads any more, as with ``| head``, ends silently.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        _run(list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt as stop:  # while it was said how the command had ended
+        sys.exit(_complain("stopped.", _status(stop)))
+
+
+def _run(given: list[str]) -> None:
     if OPTION in given:
         given = [item for item in given if item != OPTION]
         trust_all()
@@ -66,8 +72,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         sys.exit(_complain(_unexpected(error), 1))
     except KeyboardInterrupt as stop:
-        status = 143 if isinstance(stop, Terminated) else 130  # 128 + the signal's number, as shells have it
-        sys.exit(_complain(str(stop) or "stopped before anything was saved.", status))
+        sys.exit(_complain(str(stop) or "stopped before anything was saved.", _status(stop)))
+
+
+def _status(stop: KeyboardInterrupt) -> int:
+    return 143 if isinstance(stop, Terminated) else 130  # 128 + the signal's number, as shells have it
 
 
 def _nobody_reads() -> bool:
