@@ -128,6 +128,10 @@ class VariedEnv(SnapshotEnv):
         """{parameter: value} of each of ``env_ids`` [R]."""
         return [dict(zip(self._names, row, strict=True)) for row in self._parameters[env_ids].tolist()]
 
+    def _columns(self, env_ids: np.ndarray) -> dict[str, np.ndarray]:
+        """{parameter: values [R] in ``env_ids`` [R]}."""
+        return dict(zip(self._names, self._parameters[env_ids].T, strict=True))
+
     def _parameter(self, name: str) -> np.ndarray:
         """float64 [E]: parameter ``name`` of every environment."""
         return self._parameters[:, self._names.index(name)]

@@ -26,7 +26,7 @@ from sims.base import require_memory, require_positive
 from sims.mujoco.env import task_spec
 from sims.mujoco.scene import CUBE_EDGE, CUBES_QPOS, FINGER_OPEN
 from sims.mujoco.tabletop import COLOURS, FRANKA_JOINTS, Instruct, franka_joints
-from sims.mujoco.task import Episode, Task
+from sims.mujoco.task import Episodes, Task
 from sims.mujoco.tasks.lift import LiftExpert, LiftTask
 from sims.on_device import DeviceTaskEnv
 from vla_rl.contract.env import EnvSpec, VecEnv
@@ -206,7 +206,7 @@ class GenesisEnv(DeviceTaskEnv):
     def close(self) -> None:
         self._scene.close()
 
-    def _put(self, env_ids: np.ndarray, episodes: Episode) -> None:
+    def _put(self, env_ids: np.ndarray, episodes: Episodes) -> None:
         targets = self._to_device(episodes.ctrl.astype(np.float32))
         poses = episodes.qpos[:, CUBES_QPOS:].reshape(len(env_ids), -1, 7)
         theirs = self._rest.qpos.repeat(len(env_ids), 1)

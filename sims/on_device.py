@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from sims.base import SnapshotEnv
-from sims.mujoco.task import Episode, Task, TaskResult
+from sims.mujoco.generators import Generators
+from sims.mujoco.task import Episodes, Task, TaskResult
 from vla_rl.contract.env import Array, EnvSpec, Observation, Observe, Step
 from vla_rl.contract.tracker import DeviceTracker
 
@@ -36,9 +37,8 @@ class DeviceTaskEnv(SnapshotEnv):
     def _start(self, env_ids: np.ndarray) -> None:
         if not env_ids.size:
             return
-        generators = (np.random.Generator(np.random.PCG64(seed)) for seed in self._book.seed[env_ids].tolist())
-        sampled = self._varied(env_ids, [self.task.sample_episode(generator) for generator in generators])
-        episodes, rows = Episode.stacked(sampled), self._to_device(env_ids)
+        episodes = self._varied(env_ids, self.task.sample_episodes(Generators.of_seeds(self._book.seed[env_ids])))
+        rows = self._to_device(env_ids)
         self._put(env_ids, episodes)
         for name, value in self._task_state.items():
             value[rows] = self._to_device(episodes.task_state[name]).to(value.dtype)
@@ -49,12 +49,12 @@ class DeviceTaskEnv(SnapshotEnv):
 
     # -- what a simulator implements -----------------------------------------------------------------------------------
 
-    def _varied(self, env_ids: np.ndarray, episodes: list[Episode]) -> list[Episode]:
+    def _varied(self, env_ids: np.ndarray, episodes: Episodes) -> Episodes:
         """``episodes`` [R] with the poses that the parameters of ``env_ids`` say."""
         return episodes
 
-    def _put(self, env_ids: np.ndarray, episodes: Episode) -> None:
-        """Put the initial states of ``episodes``, arrays [R,...], into ``env_ids`` [R]."""
+    def _put(self, env_ids: np.ndarray, episodes: Episodes) -> None:
+        """Put the initial states of ``episodes`` [R] into ``env_ids`` [R]."""
         raise NotImplementedError
 
     def _simulate(self, ctrl: Tensor, running: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor
 from sims.base import VariedEnv, require_memory, require_positive
 from sims.mujoco.env import LOOKS, PHYSICS, POSES
 from sims.mujoco.render import recolour
-from sims.mujoco.task import Episode, Task
+from sims.mujoco.task import Episodes, Task
 from sims.on_device import DeviceTaskEnv
 from vla_rl.contract.env import EnvSpec, on_host
 from vla_rl.contract.errors import UserError
@@ -66,12 +66,10 @@ class WarpEnv(VariedEnv, DeviceTaskEnv):
         """Pictures of the current state of ``env_ids`` for videos: uint8 [R,size,size,3]."""
         return on_host(self._seen((camera,), size)[camera])[self._book.index(on_host(env_ids))]
 
-    def _varied(self, env_ids: np.ndarray, episodes: list[Episode]) -> list[Episode]:
-        if not self._any_varied:
-            return episodes
-        return [self.task.vary_poses(*pair) for pair in zip(episodes, self._values(env_ids), strict=True)]
+    def _varied(self, env_ids: np.ndarray, episodes: Episodes) -> Episodes:
+        return self.task.vary_poses(episodes, self._columns(env_ids)) if self._any_varied else episodes
 
-    def _put(self, env_ids: np.ndarray, episodes: Episode) -> None:
+    def _put(self, env_ids: np.ndarray, episodes: Episodes) -> None:
         self._worlds.begin(*map(self._to_device, (env_ids, episodes.qpos, episodes.ctrl)))
 
     def _simulate(self, ctrl: Tensor, running: Tensor) -> Tensor:

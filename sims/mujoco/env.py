@@ -14,6 +14,7 @@ from mujoco.batch import Batch
 
 from sims.base import VariedEnv, require_positive
 from sims.catalog import check_names
+from sims.mujoco.generators import Generators
 from sims.mujoco.render import Renderer, recolour
 from sims.mujoco.scene import TEXTURES
 from sims.mujoco.task import Task
@@ -103,15 +104,15 @@ class MujocoEnv(VariedEnv):
         self._renderers.clear()
 
     def _start(self, env_ids: np.ndarray) -> None:
-        for env_id in env_ids.tolist():
-            episode = self.task.sample_episode(np.random.Generator(np.random.PCG64(int(self._book.seed[env_id]))))
-            if self._any_varied:
-                (values,) = self._values(np.array([env_id]))
-                episode = self.task.vary_poses(episode, values)
-            self._batch.state[env_id] = self._blank
-            self._qpos[env_id], self._ctrl[env_id] = episode.qpos, episode.ctrl
-            for name, item in episode.task_state.items():
-                self._task_state[name][env_id] = item
+        if not env_ids.size:
+            return
+        episodes = self.task.sample_episodes(Generators.of_seeds(self._book.seed[env_ids]))
+        if self._any_varied:
+            episodes = self.task.vary_poses(episodes, self._columns(env_ids))
+        self._batch.state[env_ids] = self._blank
+        self._qpos[env_ids], self._ctrl[env_ids] = episodes.qpos, episodes.ctrl
+        for name, value in episodes.task_state.items():
+            self._task_state[name][env_ids] = value
         self._stale[env_ids] = True
 
     def _arrays(self) -> dict[str, np.ndarray]:

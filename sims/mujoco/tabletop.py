@@ -11,6 +11,7 @@ import mujoco
 import numpy as np
 from array_api_compat import array_namespace, device
 
+from sims.mujoco.generators import Generators
 from sims.mujoco.scene import (
     CUBE_EDGE,
     CUBES_QPOS,
@@ -21,7 +22,7 @@ from sims.mujoco.scene import (
     WORKSPACE_LOW,
     build_model,
 )
-from sims.mujoco.task import Constant, Episode, Task, TaskResult, TaskState, first_case
+from sims.mujoco.task import Constant, Episodes, Task, TaskResult, TaskState, first_case
 from vla_rl.contract.env import Array, ArraySpec, Observation, on_host
 from vla_rl.contract.errors import UserError
 
@@ -71,9 +72,13 @@ class Tabletop(Task):
         cubes = replace(self.place, shape=(self._cubes * 3,), names=())
         return {"privileged/cubes": cubes} | {f"privileged/{name}": self.place for name in names}
 
-    def blank_state(self) -> TaskState:
-        """A copy of ``task_state``, to be filled by ``sample_episode``."""
-        return {name: np.copy(value) for name, value in self.task_state.items()}
+    def blank_state(self, count: int) -> TaskState:
+        """``task_state`` of ``count`` environments, to be filled by ``sample_episodes``."""
+        return {name: np.repeat(value[None], count, axis=0) for name, value in self.task_state.items()}
+
+    def blank_episodes(self, count: int) -> Episodes:
+        """``count`` episodes, to be put in."""
+        return Episodes(np.zeros((count, self.model.nq)), np.zeros((count, self.model.nu)), self.blank_state(count))
 
     def scene_state(self) -> TaskState:
         """An example of the entries of the task state that describe the scene."""
@@ -83,26 +88,26 @@ class Tabletop(Task):
             task_state["mark_xy"] = np.zeros((self._marks, 2))
         return task_state
 
-    def place_cubes(self, xy: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """``qpos`` [nq] with resting cubes, turned at random, at ``xy`` [n,2]; the other cubes are away."""
-        qpos = np.zeros(self.model.nq)
-        rest = [_AWAY + np.array([0.15 * i, 0.0]) for i in range(len(xy), self._cubes)]
-        write_cube_poses(qpos[self.robot.first_cube :], [*xy, *rest], rng.uniform(-YAW, YAW, self._cubes))
+    def place_cubes(self, xy: np.ndarray, rng: Generators) -> np.ndarray:
+        """``qpos`` [R,nq] with resting cubes, turned at random, at ``xy`` [R,n,2]; the other cubes are away."""
+        qpos, shown = np.zeros((len(xy), self.model.nq)), xy.shape[1]
+        poses, half = self._poses(qpos), rng.uniform(-YAW, YAW, (self._cubes,)) / 2
+        poses[:, :shown, :2], poses[:, shown:, :2] = xy, _AWAY + np.outer(np.arange(shown, self._cubes), [0.15, 0.0])
+        poses[..., 2], poses[..., 3], poses[..., 6] = CUBE_EDGE / 2, np.cos(half), np.sin(half)
         return qpos
 
-    def vary_poses(self, episode: Episode, values: Mapping[str, float]) -> Episode:
-        """``episode`` with its objects moved and turned, and its gripper started elsewhere within the workspace."""
-        qpos, ctrl = episode.qpos.copy(), episode.ctrl.copy()
-        task_state = {name: np.copy(value) for name, value in episode.task_state.items()}
-        shift = np.array([values["object_x"], values["object_y"]])
-        for cube in np.flatnonzero(task_state["colour"] != UNSEEN):
-            start = self.robot.first_cube + 7 * int(cube)
-            qpos[start : start + 2] += shift
-            qpos[start + 3 : start + 7] = _turned(qpos[start + 3 : start + 7], values["object_yaw"])
+    def vary_poses(self, episodes: Episodes, values: Mapping[str, np.ndarray]) -> Episodes:
+        """``episodes`` with their objects moved and turned, and the gripper started elsewhere within the workspace."""
+        qpos, ctrl = episodes.qpos.copy(), episodes.ctrl.copy()
+        task_state = {name: np.copy(value) for name, value in episodes.task_state.items()}
+        poses, seen = self._poses(qpos), task_state["colour"] != UNSEEN
+        shift = np.stack([values["object_x"], values["object_y"]], axis=1)[:, None]
+        poses[..., :2] += np.where(seen[..., None], shift, 0.0)
+        poses[..., 3:] = np.where(seen[..., None], _turned(poses[..., 3:], values["object_yaw"]), poses[..., 3:])
         if self._marks:
-            task_state["mark_xy"][task_state["mark_colour"] != UNSEEN] += shift
-        self.robot.displace(qpos, ctrl, np.array([values[f"gripper_{axis}"] for axis in "xyz"]))
-        return replace(episode, qpos=qpos, ctrl=ctrl, task_state=task_state)
+            task_state["mark_xy"] += np.where(task_state["mark_colour"][..., None] != UNSEEN, shift, 0.0)
+        self.robot.displace(qpos, ctrl, np.stack([values[f"gripper_{axis}"] for axis in "xyz"], axis=1))
+        return Episodes(qpos, ctrl, task_state)
 
     def result(self, task_state: TaskState, success: Array, failed: Sequence[Array], **changed: Array) -> TaskResult:
         """Success earns 1; ``failed`` [R] are the cases of ``failures``, of which the first that holds counts.
@@ -134,9 +139,13 @@ class Tabletop(Task):
 
     def centres(self, qpos: Array) -> Array:
         """[R,cubes,3]: centres of all cubes as the simulator has them, metres."""
+        return self._poses(qpos)[..., :3]
+
+    def _poses(self, qpos: Array) -> Array:
+        """[R,cubes,7]: position (metres) and quaternion (w,x,y,z) of all cubes, sharing memory with ``qpos`` [R,nq]."""
         start = self.robot.first_cube
         poses = qpos[:, start : start + 7 * self._cubes]
-        return array_namespace(qpos).reshape(poses, (qpos.shape[0], self._cubes, 7))[..., :3]
+        return array_namespace(qpos).reshape(poses, (qpos.shape[0], self._cubes, 7))
 
     def colours(self, task_state: TaskState) -> Array:
         parts = [task_state[name] for name in ("colour", "mark_colour") if name in task_state]
@@ -159,18 +168,11 @@ def count_consecutive(condition: Array, before: Array) -> Array:
     return xp.astype(xp.where(condition, before + 1, xp.zeros_like(before)), xp.int16)
 
 
-def write_cube_poses(poses: np.ndarray, xy: Sequence[np.ndarray], yaw: np.ndarray) -> None:
-    """Write resting cubes at ``xy`` (metres), turned by ``yaw`` (radians), into ``poses`` [7*cubes]: part of a qpos."""
-    for i, centre in enumerate(xy):
-        half = yaw[i] / 2
-        poses[7 * i : 7 * i + 7] = [*centre, CUBE_EDGE / 2, np.cos(half), 0.0, 0.0, np.sin(half)]
-
-
-def _turned(quaternion: np.ndarray, yaw: float) -> np.ndarray:
-    """``quaternion`` (w,x,y,z) of an upright cube, turned by ``yaw`` (radians) about the vertical."""
-    w, _, _, z = quaternion
-    cos, sin = np.cos(yaw / 2), np.sin(yaw / 2)
-    return np.array([w * cos - z * sin, 0.0, 0.0, w * sin + z * cos])
+def _turned(quaternion: np.ndarray, yaw: np.ndarray) -> np.ndarray:
+    """``quaternion`` [R,n,4] (w,x,y,z) of upright cubes, turned by ``yaw`` [R] (radians) about the vertical."""
+    w, z, half = quaternion[..., 0], quaternion[..., 3], yaw[:, None] / 2
+    cos, sin, zero = np.cos(half), np.sin(half), np.zeros_like(w)
+    return np.stack([w * cos - z * sin, zero, zero, w * sin + z * cos], axis=-1)
 
 
 def check_variant(
@@ -195,8 +197,8 @@ def check_variant(
 class Robot:
     """A robot over the cubes and marks of a table.
 
-    ``start`` and ``displace`` work on one environment, on the host; ``control``, ``proprioception`` and ``opening`` on
-    ``R`` environments at once, whose arrays are of numpy or of torch.
+    All methods work on ``R`` environments at once: those that draw or displace on the host, ``control``,
+    ``proprioception`` and ``opening`` on arrays of numpy or of torch.
     """
 
     substeps: int  # physics steps per control step
@@ -211,16 +213,16 @@ class Robot:
         """The compiled scene, with geoms and bodies ``cube0``, ..., ``mark0``, ..., ``table`` and ``mat``."""
         raise NotImplementedError
 
-    def draw_places(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """``count`` places [count,2] in metres within reach."""
+    def draw_places(self, count: int, rng: Generators) -> np.ndarray:
+        """``count`` places [R,count,2] in metres within reach."""
         raise NotImplementedError
 
-    def start(self, qpos: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Put the robot, open, somewhere above the cubes, into ``qpos`` [nq]; returns the matching ``ctrl`` [nu]."""
+    def start(self, qpos: np.ndarray, rng: Generators) -> np.ndarray:
+        """Put the robot, open, above the cubes, into ``qpos`` [R,nq]; returns the matching ``ctrl`` [R,nu]."""
         raise NotImplementedError
 
     def displace(self, qpos: np.ndarray, ctrl: np.ndarray, shift: np.ndarray) -> None:
-        """Move the gripper's start in ``qpos`` and ``ctrl`` by ``shift`` [3] metres, within its workspace."""
+        """Move the gripper's start in ``qpos`` and ``ctrl`` by ``shift`` [R,3] metres, within its workspace."""
         raise NotImplementedError
 
     def control(self, ctrl: Array, action: Array) -> Array:
@@ -235,13 +237,17 @@ class Robot:
         """[R]: metres between the fingers."""
         raise NotImplementedError
 
-    def scatter(self, count: int, spacing: np.ndarray | float, rng: np.random.Generator) -> np.ndarray:
-        """``count`` places [count,2] in metres within reach, at least ``spacing`` (or [count,count]) apart."""
-        while True:
-            xy = self.draw_places(count, rng)
-            gaps = np.linalg.norm(xy[:, None] - xy[None], axis=-1) + np.eye(count)
-            if (gaps >= spacing).all():
-                return xy
+    def scatter(self, count: int, spacing: np.ndarray | float, rng: Generators) -> np.ndarray:
+        """``count`` places [R,count,2] in metres within reach, at least ``spacing`` (or [count,count]) apart."""
+
+        one, other = np.triu_indices(count, 1)
+        least = np.broadcast_to(spacing, (count, count))[one, other]
+
+        def apart(xy: np.ndarray) -> np.ndarray:
+            gap = xy[:, one] - xy[:, other]
+            return np.asarray((np.sqrt(gap[..., 0] ** 2 + gap[..., 1] ** 2) >= least).all(1))
+
+        return rng.until(apart, lambda rows: self.draw_places(count, rows))
 
     def proprioception(self, qpos: Array, ctrl: Array) -> Array:
         """float32 [R,S], within the bounds of ``state``."""
@@ -250,7 +256,7 @@ class Robot:
 
 
 SPREAD = 0.13  # metres; objects start within +-SPREAD in x and y
-START = 0.12  # metres; the gripper starts within +-START in x and y
+_START_LOW, _START_HIGH = np.array([-0.12, -0.12, 0.07]), np.array([0.12, 0.12, 0.15])  # metres, of the gripper
 MOST_DISPLACEMENT = 0.03  # metres per control step and axis
 _LOW, _HIGH = Constant(WORKSPACE_LOW), Constant(WORKSPACE_HIGH)
 
@@ -280,16 +286,16 @@ class Gantry(Robot):
     def build_model(self, cubes: int, marks: int) -> mujoco.MjModel:
         return build_model(cubes, marks)
 
-    def draw_places(self, count: int, rng: np.random.Generator) -> np.ndarray:
+    def draw_places(self, count: int, rng: Generators) -> np.ndarray:
         return rng.uniform(-SPREAD, SPREAD, (count, 2))
 
-    def start(self, qpos: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        start = np.array([*rng.uniform(-START, START, 2), rng.uniform(0.07, 0.15)])
-        qpos[GANTRY_QPOS], qpos[FINGER_QPOS] = start, FINGER_OPEN
-        return np.array([*start, FINGER_OPEN])
+    def start(self, qpos: np.ndarray, rng: Generators) -> np.ndarray:
+        start = rng.uniform(_START_LOW, _START_HIGH, (3,))
+        qpos[:, GANTRY_QPOS], qpos[:, FINGER_QPOS] = start, FINGER_OPEN
+        return np.column_stack([start, np.full(len(start), FINGER_OPEN)])
 
     def displace(self, qpos: np.ndarray, ctrl: np.ndarray, shift: np.ndarray) -> None:
-        qpos[GANTRY_QPOS] = ctrl[:3] = np.clip(qpos[GANTRY_QPOS] + shift, WORKSPACE_LOW, WORKSPACE_HIGH)
+        qpos[:, GANTRY_QPOS] = ctrl[:, :3] = np.clip(qpos[:, GANTRY_QPOS] + shift, WORKSPACE_LOW, WORKSPACE_HIGH)
 
     def control(self, ctrl: Array, action: Array) -> Array:
         xp = array_namespace(ctrl)

@@ -15,6 +15,7 @@ import mujoco
 import numpy as np
 from array_api_compat import array_namespace, device, to_device
 
+from sims.mujoco.generators import Generators
 from vla_rl.contract.env import Array, ArraySpec
 from vla_rl.contract.tracker import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT
 
@@ -22,19 +23,18 @@ TaskState = dict[str, Array]
 
 
 @dataclass(frozen=True)
-class Episode:
-    """The initial state of one episode, in numpy: ``qpos`` [nq], ``ctrl`` [nu] and ``task_state`` {name: [...]}."""
+class Episodes:
+    """Initial states of ``R`` episodes, numpy: ``qpos`` [R,nq], ``ctrl`` [R,nu] and ``task_state`` {name: [R,...]}."""
 
     qpos: np.ndarray
     ctrl: np.ndarray
     task_state: TaskState
 
-    @classmethod
-    def stacked(cls, episodes: Sequence[Episode]) -> Episode:
-        """Those of ``R`` ``episodes``, as arrays [R,...]."""
-        qpos, ctrl = (np.stack([getattr(episode, name) for episode in episodes]) for name in ("qpos", "ctrl"))
-        names = episodes[0].task_state
-        return cls(qpos, ctrl, {name: np.stack([episode.task_state[name] for episode in episodes]) for name in names})
+    def __setitem__(self, rows: np.ndarray | list[int], others: Episodes) -> None:
+        """Put ``others`` into ``rows``."""
+        self.qpos[rows], self.ctrl[rows] = others.qpos, others.ctrl
+        for name, value in others.task_state.items():
+            self.task_state[name][rows] = value
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class TaskResult:
 class Task:
     """A task over one MuJoCo model.
 
-    Only ``sample_episode`` is random; it and ``vary_poses`` work on one environment, on the host.  The other methods
-    work on ``R`` environments at once, whose arrays are of numpy or of torch: on a GPU they stay there.
+    All methods work on ``R`` environments at once.  ``sample_episodes``, which alone is random, and ``vary_poses`` do
+    so on the host; the arrays of the others are of numpy or of torch: on a GPU they stay there.
     """
 
     name: str
@@ -87,12 +87,12 @@ class Task:
     surfaces: tuple[int, ...]  # ids of the geoms of the table
     task_state: TaskState  # an example for one environment, for shapes and dtypes
 
-    def sample_episode(self, rng: np.random.Generator) -> Episode:
-        """Draw a new episode; all of it follows from ``rng``."""
+    def sample_episodes(self, rng: Generators) -> Episodes:
+        """Draw a new episode with each of the ``R`` generators; all of it follows from that one."""
         raise NotImplementedError
 
-    def vary_poses(self, episode: Episode, values: Mapping[str, float]) -> Episode:
-        """``episode`` with the poses that the parameters ``values`` (``env.py``) say."""
+    def vary_poses(self, episodes: Episodes, values: Mapping[str, np.ndarray]) -> Episodes:
+        """``episodes`` with the poses that the parameters ``values`` [R] (``env.py``) say."""
         raise NotImplementedError
 
     def control(self, ctrl: Array, action: Array) -> Array:

@@ -10,6 +10,7 @@ import mujoco
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
+from sims.mujoco.generators import Generators
 from sims.mujoco.scene import CUBES_QPOS, FINGER_OPEN, WORKSPACE_HIGH, WORKSPACE_LOW
 from sims.mujoco.tabletop import HOLD_STEPS, LIFT_HEIGHT
 from sims.mujoco.tasks.lift import LiftTask
@@ -29,9 +30,9 @@ class GymnasiumLift(gymnasium.Env[np.ndarray, np.ndarray]):
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (STATE,), np.float32)
     action_space = gymnasium.spaces.Box(-_BOUND, _BOUND, dtype=np.float32)
 
-    def __init__(self, model: mujoco.MjModel, sample_episode: Any) -> None:
-        """``model`` may be shared by the environments of a process; ``sample_episode(generator)`` draws an episode."""
-        self._model, self._sample_episode = model, sample_episode
+    def __init__(self, task: LiftTask) -> None:
+        """The environments of a process may share the ``task``, which draws episodes."""
+        self._model, self._task = (model := task.model), task
         self._data = data = mujoco.MjData(model)
         self._ctrl, self._gantry, self._fingers = data.ctrl, data.qpos[:3], data.qpos[3:5]
         self._heights = data.qpos[CUBES_QPOS + 2 :: 7]
@@ -42,11 +43,11 @@ class GymnasiumLift(gymnasium.Env[np.ndarray, np.ndarray]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """The episode of ``seed``."""
-        episode = self._sample_episode(np.random.Generator(np.random.PCG64(seed or 0)))
+        episode = self._task.sample_episodes(Generators([np.random.Generator(np.random.PCG64(seed or 0))]))
         mujoco.mj_resetData(self._model, self._data)
-        self._data.qpos[:], self._ctrl[:] = episode.qpos, episode.ctrl
-        self._target[:] = episode.ctrl[:3]
-        self._named, self._time = int(episode.task_state["named"]), 0
+        self._data.qpos[:], self._ctrl[:] = episode.qpos[0], episode.ctrl[0]
+        self._target[:] = episode.ctrl[0, :3]
+        self._named, self._time = int(episode.task_state["named"][0]), 0
         self._held[:] = 0
         return self._observe(), {}
 
@@ -84,8 +85,7 @@ class Share(gymnasium.Env[np.ndarray, np.ndarray]):
     """
 
     def __init__(self, num_envs: int) -> None:
-        task = LiftTask()
-        make = partial(GymnasiumLift, task.model, task.sample_episode)
+        make = partial(GymnasiumLift, LiftTask())
         self._envs = SyncVectorEnv([make] * num_envs, copy=False, autoreset_mode=AutoresetMode.DISABLED)
         self.action_space = self._envs.action_space
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (num_envs, STATE + 3), np.float32)

@@ -11,6 +11,7 @@ from unittest.mock import patch
 import mujoco
 import numpy as np
 
+from sims.mujoco.generators import Generators
 from sims.mujoco.render import Renderer
 from sims.mujoco.tasks.lift import LiftTask
 from tests.benchmarks.measure import Contender, Row, interleave, rate_row
@@ -67,6 +68,5 @@ class _Theirs:
 
 def _states(task: LiftTask, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Initial states of ``count`` episodes: ``qpos`` [count,nq] and colours [count,painted,4]."""
-    episodes = [task.sample_episode(np.random.Generator(np.random.PCG64(seed))) for seed in range(count)]
-    task_state = {name: np.stack([episode.task_state[name] for episode in episodes]) for name in task.task_state}
-    return np.stack([episode.qpos for episode in episodes]), task.colours(task_state)
+    episodes = task.sample_episodes(Generators.of_seeds(np.arange(count)))
+    return episodes.qpos, task.colours(episodes.task_state)

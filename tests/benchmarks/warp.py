@@ -11,6 +11,7 @@ import torch
 import warp as wp
 
 from sims.catalog import make
+from sims.mujoco.generators import Generators
 from sims.mujoco.task import Task
 from sims.warp_env import CONSTRAINTS, CONTACTS
 from tests.benchmarks.measure import Contender, Row, interleave, rate_row
@@ -54,7 +55,7 @@ def measured(num_envs: int, chunk: int, repeats: int, device: str, pictures: boo
 
 def _alone(task: Task, num_envs: int, substeps: int, device: str, pictures: bool) -> Contender:
     """``substeps`` steps of the bare library from the same scenes, and a picture of every world after them."""
-    episodes = [task.sample_episode(np.random.Generator(np.random.PCG64(seed))) for seed in range(num_envs)]
+    episodes = task.sample_episodes(Generators.of_seeds(np.arange(num_envs)))
     host = copy.copy(task.model)
     host.opt.disableflags &= ~int(mujoco.mjtDisableBit.mjDSBL_AUTORESET)
     with wp.ScopedDevice(device):
@@ -78,8 +79,8 @@ def _alone(task: Task, num_envs: int, substeps: int, device: str, pictures: bool
         )
 
     def prepare() -> None:
-        data.qpos.assign(np.stack([item.qpos for item in episodes]))
-        data.ctrl.assign(np.stack([item.ctrl for item in episodes]))
+        data.qpos.assign(episodes.qpos)
+        data.ctrl.assign(episodes.ctrl)
         for zero in (data.qvel, data.qacc_warmstart):
             zero.zero_()
 

@@ -10,6 +10,7 @@ import pytest
 
 from sims.catalog import make
 from sims.mujoco.canvas import open_context
+from sims.mujoco.generators import Generators
 from sims.mujoco.render import Renderer, project
 from sims.mujoco.scene import CUBES_QPOS
 from sims.mujoco.tabletop import HOLD_STEPS, LIFT_HEIGHT, SPACING
@@ -70,8 +71,8 @@ def test_scenes_spread_and_keep_their_distance(lift):
     assert gaps.min() >= SPACING - 1e-6
     assert np.bincount(obs.task, minlength=4).min() > 40
     assert np.allclose(cubes[..., 2], 0.018)
-    colours = [LiftTask().sample_episode(np.random.default_rng(seed)).task_state["colour"] for seed in range(20)]
-    assert all(len(set(one.tolist())) == 3 for one in colours)
+    colours = LiftTask().sample_episodes(Generators.of_seeds(np.arange(20))).task_state["colour"]
+    assert all(len(set(one)) == 3 for one in colours.tolist())
 
 
 @pytest.mark.parametrize(
@@ -182,9 +183,8 @@ def test_success_takes_five_held_steps_in_a_row(lift):
 
 def test_a_resting_cube_is_not_up():
     task = LiftTask()
-    start = task.sample_episode(np.random.default_rng(0))
-    task_state = {name: value[None] for name, value in start.task_state.items()}
-    qpos = start.qpos[None].copy()
+    start = task.sample_episodes(Generators.of_seeds(np.array([0])))
+    qpos, task_state = start.qpos, start.task_state
     for height, up in [(0.018, 0), (LIFT_HEIGHT - 1e-6, 0), (LIFT_HEIGHT, 3)]:
         qpos[:, CUBES_QPOS + 7 * np.arange(3) + 2] = height
         assert (task.evaluate(qpos, task_state).task_state["held"] > 0).sum() == up
@@ -279,13 +279,13 @@ def test_cameras_sizes_and_videos(lift):
 def test_pictures_equal_those_of_mujocos_own_renderer(monkeypatch):
     monkeypatch.setenv("MUJOCO_GL", "egl")
     task = LiftTask()
-    start = task.sample_episode(np.random.default_rng(1))
-    rgba = task.colours({"colour": start.task_state["colour"][None]})
+    start = task.sample_episodes(Generators.of_seeds(np.array([1])))
+    rgba = task.colours(start.task_state)
     ours = Renderer(task, 64)
-    mine = ours.render(start.qpos[None], rgba, np.empty((1, 0, 3)), "front", np.empty((1, 64, 64, 3), np.uint8))[0]
+    mine = ours.render(start.qpos, rgba, np.empty((1, 0, 3)), "front", np.empty((1, 64, 64, 3), np.uint8))[0]
     ours.close()
     model, data = task.model, mujoco.MjData(task.model)
-    data.qpos[:], model.geom_rgba[list(task.painted)] = start.qpos, rgba[0]
+    data.qpos[:], model.geom_rgba[list(task.painted)] = start.qpos[0], rgba[0]
     mujoco.mj_forward(model, data)
     monkeypatch.setattr(mujoco.rendering.classic.renderer.gl_context, "GLContext", _context_class())
     with mujoco.Renderer(model, 64, 64) as theirs:
@@ -347,8 +347,8 @@ WHOLE = mujoco.mjtState.mjSTATE_INTEGRATION.value
 
 def fresh(task, seed):
     """The whole integration state of a new ``MjData`` at the beginning of the episode of ``seed``."""
-    episode, data = task.sample_episode(np.random.Generator(np.random.PCG64(seed))), mujoco.MjData(task.model)
-    data.qpos[:], data.ctrl[:] = episode.qpos, episode.ctrl
+    episode, data = task.sample_episodes(Generators.of_seeds(np.array([seed]))), mujoco.MjData(task.model)
+    data.qpos[:], data.ctrl[:] = episode.qpos[0], episode.ctrl[0]
     state = np.empty(mujoco.mj_stateSize(task.model, WHOLE))
     mujoco.mj_getState(task.model, data, state, WHOLE)
     assert data.eq_active.all(), "the fingers are coupled by an equality, which is part of the state"

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from sims.catalog import make
+from sims.mujoco.generators import Generators
 from sims.mujoco.scene import CUBE_EDGE, CUBES_QPOS, FINGER_OPEN, FINGER_QPOS, MARK_RADIUS
 from sims.mujoco.tabletop import COLOURS, HOLD_STEPS, LIFT_HEIGHT, SPACING, UNSEEN, Gantry
 from sims.mujoco.task import Constant, cases_of, count, first_case, pick
@@ -17,7 +18,12 @@ from sims.mujoco.tasks.place import NEAR, PlaceExpert, PlaceTask
 from sims.mujoco.tasks.push import DISTANCE, PushExpert, PushTask
 from vla_rl.contract.errors import UserError
 
-REST = CUBE_EDGE / 2
+REST, COLOURED = CUBE_EDGE / 2, ("colour", "mark_colour")
+
+
+def numpys(seed):
+    """The generator of numpy whose numbers the episode of ``seed`` is made of."""
+    return np.random.Generator(np.random.PCG64(seed))
 
 
 class Table:
@@ -25,9 +31,8 @@ class Table:
 
     def __init__(self, task, seed=0, **options):
         self.task = task(**options)
-        episode = self.task.sample_episode(np.random.Generator(np.random.PCG64(seed)))
-        self.qpos = episode.qpos[None].copy()
-        self.task_state = {name: np.asarray(value)[None] for name, value in episode.task_state.items()}
+        drawn = self.task.sample_episodes(Generators([numpys(seed)]))
+        self.qpos, self.task_state = drawn.qpos, drawn.task_state
         self.opening(2 * FINGER_OPEN)
 
     def put(self, cube, xy, z=REST):
@@ -116,18 +121,16 @@ def test_pushing_takes_a_cube_that_rests_at_the_target_unlifted():
 
 
 def test_scenes_are_as_the_rules_say():
-    place, push = PlaceTask(), PushTask()
-    for seed in range(100):
-        rng = np.random.Generator(np.random.PCG64(seed))
-        episode = place.sample_episode(rng)
-        cubes, plates = place.cubes(episode.qpos[None])[0, :, :2], episode.task_state["mark_xy"]
-        for i, (a, b) in enumerate(((cubes[0], cubes[1]), *((c, p) for c in cubes for p in plates))):
-            assert np.linalg.norm(a - b) >= SPACING - 1e-6, i
-        assert np.linalg.norm(plates[0] - plates[1]) > 2 * MARK_RADIUS
-        assert len(set(episode.task_state["colour"])) == len(set(episode.task_state["mark_colour"])) == 2
-        episode = push.sample_episode(rng)
-        distance = np.linalg.norm(push.cubes(episode.qpos[None])[0, 0, :2] - episode.task_state["mark_xy"][0])
-        assert DISTANCE[0] - 1e-6 <= distance <= DISTANCE[1] + 1e-6
+    place, push, seeds = PlaceTask(), PushTask(), np.arange(100)
+    episodes = place.sample_episodes(Generators.of_seeds(seeds))
+    cubes, plates = place.cubes(episodes.qpos)[..., :2], episodes.task_state["mark_xy"]
+    pairs = ((cubes[:, 0], cubes[:, 1]), *((cubes[:, c], plates[:, p]) for c in (0, 1) for p in (0, 1)))
+    assert min(np.linalg.norm(a - b, axis=1).min() for a, b in pairs) >= SPACING - 1e-6
+    assert np.linalg.norm(plates[:, 0] - plates[:, 1], axis=1).min() > 2 * MARK_RADIUS
+    assert all((episodes.task_state[kind][:, 0] != episodes.task_state[kind][:, 1]).all() for kind in COLOURED)
+    episodes = push.sample_episodes(Generators.of_seeds(seeds))
+    distance = np.linalg.norm(push.cubes(episodes.qpos)[:, 0, :2] - episodes.task_state["mark_xy"][:, 0], axis=1)
+    assert DISTANCE[0] - 1e-6 <= distance.min() and distance.max() <= DISTANCE[1] + 1e-6
 
 
 def test_an_instruction_names_what_is_to_be_done():
@@ -180,20 +183,16 @@ def test_a_mixture_is_the_task_it_plays():
     """Same physics and same verdicts as that task alone, from the same draws."""
     mixed = MixedTask(deadlines={"push": 9, "place": 9})
     for seed in range(12):
-        rng = np.random.Generator(np.random.PCG64(seed))
-        episode = mixed.sample_episode(rng)
-        alone = np.random.Generator(np.random.PCG64(seed))
+        episode, alone = mixed.sample_episodes(Generators([numpys(seed)])), numpys(seed)
         task = mixed.tasks[int(alone.integers(3))]
-        expected = task.sample_episode(alone)
-        assert np.array_equal(episode.qpos, expected.qpos) and mixed.tasks[int(episode.task_state["which"])] is task
-        hidden = expected.task_state["colour"] == UNSEEN
-        assert hidden.sum() == {"lift": 0, "place": 1, "push": 2}[task.name]
-        task_state = {name: np.asarray(value)[None] for name, value in episode.task_state.items()}
+        expected = task.sample_episodes(Generators([alone]))
+        task_state, own = episode.task_state, expected.task_state
+        assert np.array_equal(episode.qpos, expected.qpos) and mixed.tasks[int(task_state["which"][0])] is task
+        assert (own["colour"] == UNSEEN).sum() == {"lift": 0, "place": 1, "push": 2}[task.name]
         text = mixed.texts[int(mixed.instruction(task_state)[0])]
-        own = {name: np.asarray(value)[None] for name, value in expected.task_state.items()}
         assert text == task.texts[int(task.instruction(own)[0])]
         for _ in range(10):
-            result, other = mixed.evaluate(episode.qpos[None], task_state), task.evaluate(episode.qpos[None], own)
+            result, other = mixed.evaluate(episode.qpos, task_state), task.evaluate(episode.qpos, own)
             cause = mixed.failures[result.failure[0]] if result.failure[0] >= 0 else ""
             assert cause == (task.failures[other.failure[0]] if other.failure[0] >= 0 else "")
             task_state, own = result.task_state, other.task_state
@@ -216,16 +215,16 @@ def test_labelled_scenes_point_at_the_named_cube_and_its_goal():
 def test_what_is_not_in_an_episode_is_not_in_its_picture():
     """A push in the mixture's model renders like a push in its own."""
     mixed, push = MixedTask(), PushTask()
-    seed = next(s for s in range(50) if int(np.random.Generator(np.random.PCG64(s)).integers(3)) == 2)
+    seed = next(s for s in range(50) if int(numpys(s).integers(3)) == 2)
     env, alone = make("mixed", num_envs=1), make("push", num_envs=1)
     crowd = env.reset([0], [seed]).images["front"][0]
-    rng = np.random.Generator(np.random.PCG64(seed))
+    rng = numpys(seed)
     rng.integers(3)
-    episode = mixed.tasks[2].sample_episode(rng)
+    episode = mixed.tasks[2].sample_episodes(Generators([rng]))
     alone.reset([0], [0])
-    alone._qpos[0, : push.model.nq] = episode.qpos[: push.model.nq]
+    alone._qpos[:] = episode.qpos[:, : push.model.nq]
     for name, value in episode.task_state.items():
-        alone._task_state[name][0] = value[:1] if name in ("colour", "mark_colour", "mark_xy") else value
+        alone._task_state[name][:] = value[:, :1] if name in ("colour", "mark_colour", "mark_xy") else value
     assert np.array_equal(crowd, alone.render_rows([0], 64)[0])
     env.close()
     alone.close()
@@ -248,10 +247,9 @@ def test_impossible_variants_are_refused(name, options):
 
 def test_positions_are_at_least_the_given_distance_apart():
     spacing = np.array([[0, 0.05, 0.1], [0.05, 0, 0.02], [0.1, 0.02, 0]])
-    for seed in range(50):
-        xy = Gantry().scatter(3, spacing, np.random.Generator(np.random.PCG64(seed)))
-        gaps = np.linalg.norm(xy[:, None] - xy[None], axis=-1)
-        assert (gaps >= spacing).all() and np.abs(xy).max() <= 0.13
+    xy = Gantry().scatter(3, spacing, Generators.of_seeds(np.arange(50)))
+    gaps = np.linalg.norm(xy[:, :, None] - xy[:, None], axis=-1)
+    assert (gaps >= spacing).all() and np.abs(xy).max() <= 0.13
 
 
 # -- the rules on numpy arrays and on torch tensors --------------------------------------------------------------------
@@ -272,20 +270,17 @@ def tensors(arrays):
 
 def situations(task):
     """The states [ENVS,nq] that the rules see, step by step, with cubes that are up or at a mark."""
-    rng = np.random.default_rng(0)
-    episodes = [task.sample_episode(np.random.Generator(np.random.PCG64(seed))) for seed in range(ENVS)]
-    task_state = {name: np.stack([np.asarray(item.task_state[name]) for item in episodes]) for name in task.task_state}
-    states = []
+    rng, episodes, states = np.random.default_rng(0), task.sample_episodes(Generators.of_seeds(np.arange(ENVS))), []
     for step in range(STEPS):
-        qpos = np.stack([item.qpos for item in episodes])
+        qpos = episodes.qpos.copy()
         qpos[:, CUBES_QPOS:] += rng.normal(0, 1e-3, qpos[:, CUBES_QPOS:].shape)
         qpos[:, FINGER_QPOS] = rng.uniform(0.024, 0.03, (ENVS, 1))
         if step > 2:
             qpos[::3, CUBES_QPOS + 2] = 0.07
-            if "mark_xy" in task_state:
-                qpos[1::3, CUBES_QPOS : CUBES_QPOS + 2] = task_state["mark_xy"][1::3, 0]
+            if "mark_xy" in episodes.task_state:
+                qpos[1::3, CUBES_QPOS : CUBES_QPOS + 2] = episodes.task_state["mark_xy"][1::3, 0]
         states.append(qpos)
-    return states, np.stack([item.ctrl for item in episodes]), task_state
+    return states, episodes.ctrl, episodes.task_state
 
 
 def everything(task, qpos, ctrl, action, task_state):

@@ -17,6 +17,7 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from sims.mujoco.env import MujocoEnv, declare_mujoco, make_env
+from sims.mujoco.generators import Generators
 from sims.mujoco.scene import CUBE_EDGE
 from sims.mujoco.tabletop import (
     COLOURS,
@@ -32,7 +33,7 @@ from sims.mujoco.tabletop import (
     count_consecutive,
     grasp,
 )
-from sims.mujoco.task import Episode, TaskResult, TaskState, count, pick
+from sims.mujoco.task import Episodes, TaskResult, TaskState, count, pick
 from vla_rl.contract.env import Array, ArraySpec, Observation
 
 _REACH, _NEAR = 0.5, 0.1  # of the potential: share of reaching in the whole; metres at which it is nearly done
@@ -82,16 +83,16 @@ class LiftTask(Tabletop):
             "privileged/seeded": ArraySpec((), "int64", 0, colours - 1, unit="index of a colour"),
         }
 
-    def sample_episode(self, rng: np.random.Generator) -> Episode:
-        """A scene: cubes apart from each other, colours all different, the open gripper above the table."""
-        task_state = self.blank_state()
+    def sample_episodes(self, rng: Generators) -> Episodes:
+        """Scenes: cubes apart from each other, colours all different, the open gripper above the table."""
+        task_state = self.blank_state(len(rng))
         qpos = self.place_cubes(self.robot.scatter(self._cubes, SPACING, rng), rng)
         ctrl = self.robot.start(qpos, rng)
-        task_state["colour"][:] = rng.permutation(len(self.texts))[: self._cubes]
-        task_state["seeded"][...] = rng.integers(self._cubes)
+        task_state["colour"][:] = rng.permutation(len(self.texts))[:, : self._cubes]
+        task_state["seeded"][:] = rng.integers(0, self._cubes)
         other = (task_state["seeded"] + rng.integers(1, max(2, self._cubes))) % self._cubes
-        task_state["named"][...] = other if self._instruct == "distractor" else task_state["seeded"]
-        return Episode(qpos, ctrl, task_state)
+        task_state["named"][:] = other if self._instruct == "distractor" else task_state["seeded"]
+        return Episodes(qpos, ctrl, task_state)
 
     def evaluate(self, qpos: Array, task_state: TaskState) -> TaskResult:
         """Count the control steps that every cube was up, and end the episode when one was up for long enough."""

@@ -15,8 +15,9 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from sims.mujoco.env import MujocoEnv, declare_mujoco, make_env
+from sims.mujoco.generators import Generators
 from sims.mujoco.tabletop import Tabletop
-from sims.mujoco.task import Constant, Episode, TaskResult, TaskState, cases_of
+from sims.mujoco.task import Constant, Episodes, TaskResult, TaskState, cases_of
 from sims.mujoco.tasks.lift import LiftExpert, LiftTask, potential
 from sims.mujoco.tasks.place import PLATES, PlaceExpert, PlaceTask
 from sims.mujoco.tasks.push import PushExpert, PushTask
@@ -59,14 +60,15 @@ class MixedTask(Tabletop):
         self._first_text = {task.name: self.families.index(task.name) for task in self.tasks}
         self.extras = self.place_extras("target", "goal")
 
-    def sample_episode(self, rng: np.random.Generator) -> Episode:
-        """Draw a task, then an episode of it."""
-        which = int(rng.integers(len(self.tasks)))
-        task = self.tasks[which]
-        episode = task.sample_episode(rng)
-        task_state = self.blank_state()
-        task_state["which"][...] = which
-        return replace(episode, task_state=task_state | _prefixed(task, episode.task_state))
+    def sample_episodes(self, rng: Generators) -> Episodes:
+        """Draw tasks, then an episode of each."""
+        drawn, which = self.blank_episodes(len(rng)), rng.integers(0, len(self.tasks))
+        drawn.task_state["which"][:] = which
+        for number, task in enumerate(self.tasks):
+            if (rows := np.flatnonzero(which == number)).size:
+                episodes = task.sample_episodes(rng[rows])
+                drawn[rows] = replace(episodes, task_state=_prefixed(task, episodes.task_state))
+        return drawn
 
     def evaluate(self, qpos: Array, task_state: TaskState) -> TaskResult:
         xp, which = array_namespace(qpos), task_state["which"]

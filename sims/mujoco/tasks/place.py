@@ -15,6 +15,7 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from sims.mujoco.env import MujocoEnv, declare_mujoco, make_env
+from sims.mujoco.generators import Generators
 from sims.mujoco.scene import CUBE_EDGE, FINGER_OPEN, MARK_RADIUS
 from sims.mujoco.tabletop import (
     COLOURS,
@@ -31,7 +32,7 @@ from sims.mujoco.tabletop import (
     count_consecutive,
     grasp,
 )
-from sims.mujoco.task import Episode, TaskResult, TaskState, count, pick
+from sims.mujoco.task import Episodes, TaskResult, TaskState, count, pick
 from vla_rl.contract.env import Array, ArraySpec, Observation
 
 NEAR = 0.025  # metres between the centres of cube and plate
@@ -81,20 +82,20 @@ class PlaceTask(Tabletop):
             "privileged/other_tasks": ArraySpec((3,), "int64", 0, len(self.texts) - 1, unit="index of an instruction"),
         }
 
-    def sample_episode(self, rng: np.random.Generator) -> Episode:
+    def sample_episodes(self, rng: Generators) -> Episodes:
         """Two cubes and two plates apart from each other, colours different among each kind; the gripper above."""
-        task_state = self.blank_state()
+        task_state = self.blank_state(len(rng))
         spacing = np.full((ON_TABLE + PLATES,) * 2, SPACING)
         spacing[ON_TABLE:, ON_TABLE:] = 2 * MARK_RADIUS + 0.01
         xy = self.robot.scatter(ON_TABLE + PLATES, spacing, rng)
-        qpos = self.place_cubes(xy[:ON_TABLE], rng)
+        qpos = self.place_cubes(xy[:, :ON_TABLE], rng)
         ctrl = self.robot.start(qpos, rng)
-        task_state["colour"][:ON_TABLE] = rng.permutation(len(self._names))[:ON_TABLE]
-        task_state["mark_colour"][:PLATES] = rng.permutation(len(self._names))[:PLATES]
-        task_state["mark_xy"][:PLATES] = xy[ON_TABLE:]
-        seeded, task_state["plate"][...] = rng.integers(ON_TABLE), rng.integers(PLATES)
-        task_state["named"][...] = 1 - seeded if self._instruct == "distractor" else seeded
-        return Episode(qpos, ctrl, task_state)
+        task_state["colour"][:, :ON_TABLE] = rng.permutation(len(self._names))[:, :ON_TABLE]
+        task_state["mark_colour"][:] = rng.permutation(len(self._names))[:, :PLATES]
+        task_state["mark_xy"][:] = xy[:, ON_TABLE:]
+        seeded, task_state["plate"][:] = rng.integers(0, ON_TABLE), rng.integers(0, PLATES)
+        task_state["named"][:] = 1 - seeded if self._instruct == "distractor" else seeded
+        return Episodes(qpos, ctrl, task_state)
 
     def evaluate(self, qpos: Array, task_state: TaskState) -> TaskResult:
         """Count for how long the named cube has been resting on each plate, and other cubes have been up."""

@@ -13,6 +13,7 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from sims.mujoco.env import MujocoEnv, declare_mujoco, make_env
+from sims.mujoco.generators import Generators
 from sims.mujoco.tabletop import (
     COLOURS,
     HOLD_STEPS,
@@ -24,7 +25,7 @@ from sims.mujoco.tabletop import (
     TabletopExpert,
     count_consecutive,
 )
-from sims.mujoco.task import Episode, TaskResult, TaskState
+from sims.mujoco.task import Episodes, TaskResult, TaskState
 from sims.mujoco.tasks.place import NEAR, RESTING
 from vla_rl.contract.env import Array
 from vla_rl.contract.errors import UserError
@@ -62,18 +63,20 @@ class PushTask(Tabletop):
         }
         self.extras = self.place_extras("target", "goal")
 
-    def sample_episode(self, rng: np.random.Generator) -> Episode:
+    def sample_episodes(self, rng: Generators) -> Episodes:
         """A cube of any colour and the target at a distance; the open gripper above."""
-        task_state = self.blank_state()
-        while True:
-            cube, target = rng.uniform(-WITHIN, WITHIN, (2, 2))
-            if DISTANCE[0] <= np.linalg.norm(cube - target) <= DISTANCE[1]:
-                break
-        qpos = self.place_cubes(cube[None], rng)
+
+        def good(xy: np.ndarray) -> np.ndarray:
+            distance = np.linalg.norm(xy[:, 0] - xy[:, 1], axis=1)
+            return np.asarray((distance >= DISTANCE[0]) & (distance <= DISTANCE[1]))
+
+        task_state = self.blank_state(len(rng))
+        xy = rng.until(good, lambda rows: rows.uniform(-WITHIN, WITHIN, (2, 2)))
+        qpos = self.place_cubes(xy[:, :1], rng)
         ctrl = self.robot.start(qpos, rng)
-        task_state["colour"][0] = rng.integers(len(COLOURS))
-        task_state["mark_colour"][0], task_state["mark_xy"][0] = TARGET_COLOUR, target
-        return Episode(qpos, ctrl, task_state)
+        task_state["colour"][:, 0] = rng.integers(0, len(COLOURS))
+        task_state["mark_colour"][:, 0], task_state["mark_xy"][:, 0] = TARGET_COLOUR, xy[:, 1]
+        return Episodes(qpos, ctrl, task_state)
 
     def evaluate(self, qpos: Array, task_state: TaskState) -> TaskResult:
         """Count for how long the cube has been resting at the target."""

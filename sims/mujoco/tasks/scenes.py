@@ -10,6 +10,7 @@ from functools import partial
 
 import numpy as np
 
+from sims.mujoco.generators import Generators
 from sims.mujoco.render import Scenes, labelled
 from sims.mujoco.scene import (
     CUBE_EDGE,
@@ -21,7 +22,6 @@ from sims.mujoco.scene import (
     WORKSPACE_LOW,
 )
 from sims.mujoco.tabletop import SPACING, UNSEEN, Tabletop
-from sims.mujoco.task import TaskState
 from sims.mujoco.tasks.lift import LiftTask
 from sims.mujoco.tasks.mixed import MixedTask
 from sims.mujoco.tasks.place import PlaceTask
@@ -35,9 +35,10 @@ _TOUCHING = 0.3  # share of the pictures in which closed fingers stand beside a 
 def lift(count: int, seed: int, size: int = 64, camera: str = "front", cubes: int = 3, colours: int = 4) -> Scenes:
     """``count`` pictures of lift: the gripper anywhere above the cubes, low around one of them, or holding one."""
     task, rng = LiftTask(cubes, colours), np.random.Generator(np.random.PCG64(seed))
+    one = Generators([rng])
     qpos, ctrl = np.zeros((count, task.model.nq)), np.zeros((count, task.model.nu))
     for i in range(count):
-        qpos[i] = task.place_cubes(task.robot.scatter(cubes, SPACING, rng), rng)
+        qpos[i] = task.place_cubes(task.robot.scatter(cubes, SPACING, one), one)
         _place_gripper(qpos[i], ctrl[i], np.arange(cubes), rng)
     colour = rng.permuted(np.tile(np.arange(colours, dtype=np.int8), (count, 1)), axis=1)[:, :cubes]
     named = rng.integers(cubes, size=count).astype(np.int8)
@@ -49,17 +50,15 @@ def _of_episodes(kind: Callable[[], Tabletop], count: int, seed: int, size: int 
     """``count`` episodes of a task, with the gripper at a random pose; ``uv`` holds the cube, then its goal."""
     task = kind()
     rng = np.random.Generator(np.random.PCG64(seed))
-    qpos, ctrl = np.zeros((count, task.model.nq)), np.zeros((count, task.model.nu))
-    task_states: list[TaskState] = []
+    episodes = task.blank_episodes(count)
+    qpos, ctrl, task_state = episodes.qpos, episodes.ctrl, episodes.task_state
     for row in range(count):
-        episode = task.sample_episode(rng)
-        qpos[row], present = episode.qpos, np.flatnonzero(episode.task_state["colour"] != UNSEEN)
+        episodes[[row]] = task.sample_episodes(Generators([rng]))
+        present = np.flatnonzero(task_state["colour"][row] != UNSEEN)
         if rng.random() < _TOUCHING:
             _stand_beside(task, qpos[row], ctrl[row], int(rng.choice(present)), rng)
         else:
             _place_gripper(qpos[row], ctrl[row], present, rng)
-        task_states.append(episode.task_state)
-    task_state = {name: np.stack([item[name] for item in task_states]) for name in task.task_state}
     extras = task.observe_extras(qpos, task_state)
     named = np.stack([extras["privileged/target"], extras["privileged/goal"]], axis=1).astype(np.float64)
     return labelled(task, qpos, ctrl, task_state, named, size, camera)

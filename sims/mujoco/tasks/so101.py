@@ -22,10 +22,10 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from sims.mujoco.env import MujocoEnv, declare_mujoco, make_env
+from sims.mujoco.generators import Generators
 from sims.mujoco.render import Scenes, labelled
 from sims.mujoco.scene import PHYSICS_DT, RobotText, compile_scene
 from sims.mujoco.tabletop import Instruct, Robot
-from sims.mujoco.task import Episode
 from sims.mujoco.tasks.lift import LiftTask, lift_potential
 from vla_rl.contract.env import Array, ArraySpec, Observation, on_host
 from vla_rl.contract.errors import UserError
@@ -129,7 +129,9 @@ def potential(obs: Observation) -> np.ndarray:
 def scenes(count: int, seed: int, size: int = 64, camera: str = "front", cubes: int = 1, colours: int = 1) -> Scenes:
     """``count`` random pictures (``scenes.py``): the gripper anywhere above the cubes, close to one, or holding one."""
     task, rng = So101Lift(cubes=cubes, colours=colours), np.random.Generator(np.random.PCG64(seed))
-    episodes = Episode.stacked([task.sample_episode(rng) for _ in range(count)])
+    episodes = task.blank_episodes(count)
+    for row in range(count):
+        episodes[[row]] = task.sample_episodes(Generators([rng]))
     qpos, ctrl, task_state = episodes.qpos, episodes.ctrl, episodes.task_state
     share, chosen, rows = rng.random(count), rng.integers(cubes, size=count), np.arange(count)
     held, around = share < _HOLDING, (share >= _HOLDING) & (share < _HOLDING + _AROUND)
@@ -204,7 +206,7 @@ def pinch_point(joints: np.ndarray) -> np.ndarray:
     return np.asarray(origin + rotation @ PINCH)
 
 
-def solve(places: np.ndarray, roll: float = 0.0) -> np.ndarray:
+def solve(places: np.ndarray, roll: np.ndarray | float = 0.0) -> np.ndarray:
     """[E,5]: joints that bring the pinch point to ``places`` [E,3] with the gripper pointing down, or nearly.
 
     Damped least squares (Wampler 1986) from a pose in the middle, for three coordinates and the gripper's pitch, which
@@ -315,19 +317,19 @@ class So101(Robot):
         robot = RobotText("so101", CAMERAS, _MAT, _DEFAULTS, _BASE.format(links=links), actuators)
         return compile_scene(robot, cubes, marks)
 
-    def draw_places(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        away, angle = rng.uniform(*REACH, count), rng.uniform(-SIDE, SIDE, count)
-        return np.stack([_AXIS + away * np.cos(angle), away * np.sin(angle)], axis=1)
+    def draw_places(self, count: int, rng: Generators) -> np.ndarray:
+        away, angle = rng.uniform(*REACH, (count,)), rng.uniform(-SIDE, SIDE, (count,))
+        return np.stack([_AXIS + away * np.cos(angle), away * np.sin(angle)], axis=2)
 
-    def start(self, qpos: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def start(self, qpos: np.ndarray, rng: Generators) -> np.ndarray:
         """It points down."""
-        joints = solve(rng.uniform(_START_LOW, _START_HIGH)[None], ROLL)[0]
-        qpos[:6] = [*joints, closing_angle(rng.uniform(*_OPEN))]
-        return qpos[:6].copy()
+        qpos[:, :5] = solve(rng.uniform(_START_LOW, _START_HIGH, (3,)), ROLL)
+        qpos[:, 5] = closing_angle(rng.uniform(*_OPEN))
+        return qpos[:, :6].copy()
 
     def displace(self, qpos: np.ndarray, ctrl: np.ndarray, shift: np.ndarray) -> None:
-        moved = pinch_point(qpos[None, :5]) + shift
-        qpos[:5] = ctrl[:5] = solve(np.clip(moved, *_WITHIN), float(qpos[4]))[0]
+        moved = pinch_point(qpos[:, :5]) + shift
+        qpos[:, :5] = ctrl[:, :5] = solve(np.clip(moved, *_WITHIN), qpos[:, 4])
 
     def control(self, ctrl: Array, action: Array) -> Array:
         """The joints' targets are the action; the gripper's is an angle."""
