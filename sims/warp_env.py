@@ -166,7 +166,7 @@ class Worlds:
     """
 
     def __init__(self, model: mujoco.MjModel, num_envs: int, device: str, substeps: int, pixels: int = 0) -> None:
-        """A call of :meth:`step` is ``substeps`` steps of physics; one is recorded as a graph (CUDA's on a GPU).
+        """A call of :meth:`step` is ``substeps`` steps of physics, recorded as one graph (CUDA's on a GPU).
 
         ``pixels`` of the pictures of one world count towards its memory.
         """
@@ -225,8 +225,7 @@ class Worlds:
     def step(self) -> None:
         self._overflow.zero_()
         with self.on_stream():
-            for _ in range(self._substeps):
-                wp.capture_launch(self._graph)
+            wp.capture_launch(self._graph)
 
     def sound(self) -> Tensor:
         """bool [E]: the state is finite, and no contact of the last :meth:`step` found no room."""
@@ -244,14 +243,15 @@ class Worlds:
             yield
 
     def _recorded(self) -> Any:
-        """One step of physics as a graph, which spares the processor a hundred launches from Python.
+        """The steps of physics as one graph, which spares the processor a hundred launches of each from Python.
 
         A first run compiles the kernels.
         """
         with self.on_stream():
             mjw.step(self.model, self.data)
         with wp.ScopedDevice(str(self.device)), wp.ScopedCapture() as capture:
-            mjw.step(self.model, self.data)
+            for _ in range(self._substeps):
+                mjw.step(self.model, self.data)
         for item, start in zip(self.state(), self._start, strict=True):
             item.copy_(start)
         return capture.graph

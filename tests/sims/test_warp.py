@@ -10,6 +10,7 @@ import mujoco
 import numpy as np
 import pytest
 import torch
+import warp
 
 from sims import catalog
 from sims.catalog import make, spec_of
@@ -242,8 +243,9 @@ def there(monkeypatch):
         yield make("warp", num_envs=3, device="meta", render=False, deadline=25), waits
 
 
-def test_a_decision_waits_for_the_device_once(there):
-    env, waits = there
+def test_a_decision_waits_once_and_launches_a_graph_an_action(there, monkeypatch):
+    (env, waits), launch, launched = there, warp.capture_launch, []
+    monkeypatch.setattr(warp, "capture_launch", lambda graph: (launched.append(graph), launch(graph)))
     torch.manual_seed(0)
     policy = GaussianPolicy(env.spec, config=GaussianConfig(horizon=5, width=8)).to(ELSEWHERE)
     source = RolloutSource(env, policy, 9, SeedStream(0, 99), torch.Generator().manual_seed(0))
@@ -251,11 +253,11 @@ def test_a_decision_waits_for_the_device_once(there):
     source._keep(source.driver.step(), source._window)  # constants come to the device once
     ended = 0
     for _ in range(6):
-        waits.clear()
+        waits.clear(), launched.clear()
         decision = source.driver.step()
         source._keep(decision, source._window)  # begins the next episodes
         ended += int(decision.host.done.sum())
-        assert waits == {"read": 1}
+        assert waits == {"read": 1} and len(launched) == 5
     assert ended == 3
 
 
