@@ -2,6 +2,7 @@
 PYTHON ?= python3
 # Off-screen rendering for MuJoCo, on a GPU (EGL) or without one (OSMesa).  `make install APT=` leaves them out.
 APT ?= libegl1 libegl-mesa0 libgl1-mesa-dri libgl1 libosmesa6
+EXTRAS ?= train,report,warp,vla
 TORCH := $(shell grep '^torch==' constraints.txt)
 # Paths, so that commands work without activating the environment.
 BIN := .venv/bin
@@ -15,7 +16,7 @@ SHARED := -n 3 --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo compare compare-samplers compare-imagination imagine fleet test pytest test-plain test-full test-sims mutants house soak faults bench peers gpu docs wheel lint types clean
+.PHONY: help install demo demo-gpu compare compare-samplers compare-imagination imagine fleet test pytest test-plain test-full test-sims mutants house soak faults bench peers gpu bundle docs wheel lint types clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -35,6 +36,9 @@ install: .venv/.installed ## make .venv with everything that is needed (instant 
 
 demo: install ## teach a small policy by RL from pixels on two CPU cores
 	$(BIN)/vla-rl demo
+
+demo-gpu: install ## the same on a GPU, with MuJoCo-Warp
+	$(BIN)/vla-rl train gpu.py:demo
 
 compare-samplers: install ## compare the flow samplers
 	$(BIN)/vla-rl compare samplers
@@ -87,8 +91,11 @@ bench: install ## measure speed
 peers: install ## our PPO beside that of three other libraries, to the same return (a quarter of an hour; can be stopped and goes on)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.peers
 
-gpu: install ## everything that needs a GPU, into runs/gpu (an hour; small on the CPU where there is none)
-	$(BIN)/python -m tests.gpu
+gpu: install ## what needs a GPU, into runs/gpu; PART=models, warp, learn, imagine or others takes ten minutes (small on the CPU)
+	$(BIN)/python -m tests.gpu $(PART)
+
+bundle: install ## the project and its wheels for a machine without a network, into dist/bundle (EXTRAS=train,report,warp,vla)
+	sh .ci/bundle $(BIN)/python '$(TORCH)' '$(EXTRAS)'
 
 # mkdocs-material announces its successor at every start; NO_MKDOCS_2_WARNING leaves that out.
 docs: install ## build the site into site/ (open site/index.html)

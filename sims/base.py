@@ -422,6 +422,13 @@ def simulator_spec(name: str, cameras: Sequence[str], size: int, time_limit: int
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
+def chosen_device(name: str) -> str:
+    """``name``; of "auto" the GPU that torch sees, "cpu" if there is none."""
+    if name != "auto":
+        return name
+    return "cuda" if load("torch.cuda:is_available")() else "cpu"  # named, as not every simulator needs torch
+
+
 def free_bytes(device: Any = "cpu") -> int:
     """Bytes that can still be allocated on ``device``, as torch names it."""
     if str(device).startswith("cuda"):  # named, not imported: what computes on the processor needs no torch

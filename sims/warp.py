@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sims import catalog
+from sims.base import chosen_device
 from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.task import declare_task
@@ -28,14 +29,14 @@ def warp_spec(spec: EnvSpec, device: str) -> EnvSpec:
 
 def spec(env: str = "lift", device: str = "cpu", **options: Any) -> EnvSpec:
     """The spec of :func:`make` with the same options."""
-    return warp_spec(catalog.spec_of(env, **options), device)
+    return warp_spec(catalog.spec_of(env, **options), chosen_device(device))
 
 
 @declare_task(spec=spec, parameters="sims.warp_env:parameters", wraps=True)
 def make(num_envs: int, env: str = "lift", device: str = "cpu", **options: Any) -> WarpEnv:
     """``num_envs`` environments of the task of ``env`` with its ``options`` on MuJoCo-Warp.
 
-    device   "cpu", or a GPU as torch names it: "cuda", "cuda:1"; observations are tensors there
+    device   "cpu", or a GPU as torch names it: "cuda", "cuda:1"; observations are tensors there; "auto" if there is one
     options  as of ``env``; ``threads`` has no meaning here
 
     Raises UserError when ``env`` is no task of the tabletop, a package or the driver is missing, or so many
@@ -56,4 +57,4 @@ def make(num_envs: int, env: str = "lift", device: str = "cpu", **options: Any) 
         raise UserError(
             f"{error.name} is not installed, so MuJoCo-Warp simulates nothing; pip install 'vla-rl[warp]'."
         ) from error
-    return WarpEnv(on_mujoco.task, warp_spec(on_mujoco.spec, device), num_envs)
+    return WarpEnv(on_mujoco.task, warp_spec(on_mujoco.spec, chosen_device(device)), num_envs)

@@ -1,9 +1,14 @@
-"""``python -m tests.gpu`` (``make gpu``): everything that needs a GPU, unattended, in less than an hour.
+"""``python -m tests.gpu [SLICE ...]`` (``make gpu PART=SLICE``): everything that needs a GPU, in slices of ten minutes.
 
-The tests marked ``gpu``, the benchmark rows, the vision-language-action models of ``tests/benchmarks/gpu.py``, and for
-every simulator that is installed its speed and one run of PPO.  ``runs/gpu/results.json`` and the table
-``runs/gpu/results.md`` are written after every line; a part that fails, or takes longer than its share, is a line that
-says so, and the others go on.  Without a GPU everything runs on the processor, small, and the table says so.
+models   the vision-language-action models of ``tests/benchmarks/gpu.py``
+warp     the speed of MuJoCo-Warp, and of MuJoCo beside it
+learn    lift from nothing by the preset ``configs/gpu.py:demo``, and runs of PPO on MuJoCo-Warp
+imagine  imagined pictures
+others   the tests marked ``gpu``, and the other simulators that are installed
+
+``runs/gpu/results.json`` and the table ``runs/gpu/results.md`` are written after every line; a part that fails, or for
+which its slice has no time left, is a line that says so.  Parts whose lines are there are not run again.  Without a GPU
+everything runs on the processor, small, and the table says so.
 """
 
 from __future__ import annotations
@@ -12,10 +17,11 @@ import argparse
 import importlib.util
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,19 +39,21 @@ from vla_rl.contract.check import random_actions
 from vla_rl.contract.env import to_env
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.feed_forward import ActorConfig
+from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig
+from vla_rl.recipes.imitate import NewTiny
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.metrics import rows
 from vla_rl.recipes.recipe import run
 from vla_rl.recipes.terminal import Clock, steps_per_second
 from vla_rl.recipes.trainers import StateBased
+from vla_rl.training.fit import FitConfig, GroundingConfig, ImitationConfig
 from vla_rl.training.loop import LoopConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = Path("runs/gpu")
-# Rows of `make bench` that a GPU changes, or that say what the loop on one brings.
-ROWS = [name for name in BENCHMARKS if name.endswith("_vs_alone") or name in ("imagined_vs_simulator", "wan_frames")]
+SLICE = 570.0  # seconds of all parts of one
 
 
 @dataclass(frozen=True)
@@ -100,7 +108,7 @@ class Plan:
     steps: int = 20
     decisions: int = 16
     iterations: int = 60
-    seconds: float = 600.0  # for each part
+    seconds: float = 300.0  # most of a part
     quick: bool = False
 
     @classmethod
@@ -112,27 +120,43 @@ class Plan:
 Part = Callable[[Plan], list[Line]]
 
 
-def parts() -> dict[str, Part]:
-    """Everything, by name, in the order in which it is done."""
-    found: dict[str, Part] = {"tests": marked}
-    found |= {f"bench {name}": partial(benchmark, name) for name in ROWS}
-    found["models"] = models
-    for name, simulator in SIMULATORS.items():
-        found |= {f"speed {name}": partial(speed, simulator), f"PPO {name}": partial(train, simulator)}
+def slices() -> dict[str, dict[str, Part]]:
+    """The parts of every slice by name, in the order in which they are done."""
+    benches = {name: {f"bench {name}": partial(benchmark, name)} for name in BENCHMARKS}
+    speeds = {name: {f"speed {name}": partial(speed, simulator)} for name, simulator in SIMULATORS.items()}
+    runs = {name: {f"PPO {name}": partial(train, simulator)} for name, simulator in SIMULATORS.items()}
+    others = [name for name in SIMULATORS if name not in ("MuJoCo lift", "Warp lift")]
+    found: dict[str, dict[str, Part]] = {
+        "models": {"models": models},
+        "warp": benches["warp_vs_alone"] | speeds["Warp lift"] | speeds["MuJoCo lift"],
+        "learn": {"lift from nothing": from_nothing} | runs["Warp lift"] | runs["MuJoCo lift"],
+        "imagine": benches["imagined_vs_simulator"] | benches["wan_frames"],
+        "others": {"tests": marked} | benches["maniskill_vs_alone"] | benches["genesis_vs_alone"],
+    }
+    for name in others:
+        found["others"] |= speeds[name] | runs[name]
     return found
 
 
 def main(arguments: Sequence[str] | None = None) -> Report:
-    """Do all parts; see the module."""
-    parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__)
+    """Do the parts of the slices that are named; see the module."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("slices", nargs="*", choices=[*slices(), "all"], default="all")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--seconds", type=float, default=SLICE, help="of all parts of a slice")
     given = parser.parse_args(arguments)
     plan = Plan.of(given.device)
     report = Report(given.out, "results", plan.device, small=plan.quick)
+    report.resume()
     print(report.heading(), flush=True)
-    for name, part in parts().items():
-        report.run(name, partial(part, plan), plan.seconds)
+    for name, parts in slices().items():
+        if name in given.slices or "all" in given.slices:
+            end = time.monotonic() + given.seconds
+            for part in [part for part in parts if part not in report.parts]:
+                report.run(part, partial(parts[part], plan), max(0.1, min(plan.seconds, end - time.monotonic())))
     print(f"written: {given.out / 'results.json'} and {given.out / 'results.md'}")
     return report
 
@@ -212,6 +236,27 @@ def _steps_per_second(name: str, num_envs: int, options: Mapping[str, Any], plan
 
         took = interleave({"": Contender(play, partial(env.reset, env_ids, env_ids))}, 1 if plan.quick else 3)[""]
     return num_envs * plan.steps / took
+
+
+def from_nothing(plan: Plan) -> list[Line]:
+    """The preset of lift on MuJoCo-Warp: demonstrations, imitation and PPO, and the seconds of each."""
+    config = load_config("gpu.py:demo")
+    if plan.quick:
+        few = EvaluationConfig(2, 2, 2, num_envs=2)
+        rl = replace(config.rl, experience=WindowConfig(2, 2), loop=LoopConfig(2), algorithm=PPOConfig(minibatch=2))
+        fit = FitConfig(2, batch=4)
+        config = replace(config, rl=rl, evaluation=few, new=NewTiny(width=32, blocks=1), device=plan.device)
+        config = replace(config, grounding=GroundingConfig(8, fit), imitation=ImitationConfig(2, fit=fit))
+    with TemporaryDirectory() as folder:
+        found = run(config, f"{folder}/run")
+        lines = rows(Path(folder) / "run", "rl")
+    curve = ", ".join(f"{line['validation/success']:.1%}" for line in lines if "validation/success" in line)
+    seconds = ", ".join(f"{name} {value:.0f} s" for name, value in found["seconds"].items())
+    what = f"lift, {config.rl.experience.num_envs} environments"
+    return [
+        Line("learn", f"{what}, imitation", 100 * found["imitation"]["success"], "%"),
+        Line("learn", f"{what}, after PPO", 100 * found["rl"]["success"], "%", note=f"{curve}; {seconds}"),
+    ]
 
 
 def train(simulator: Simulator, plan: Plan) -> list[Line]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import time
 
 import pytest
 
+from tests import gpu as everything
 from tests.benchmarks import gpu
 from tests.benchmarks.__main__ import BENCHMARKS
+from tests.benchmarks.measure import Line
 
 EXPECTED = {
     "env_vs_async": 1,
@@ -48,6 +51,21 @@ def test_every_benchmark_measures_something(name):
         else:
             better = row.other / row.ours if row.unit in ("ms", "s") else row.ours / row.other
             assert row.ratio == pytest.approx(better)
+
+
+def test_a_slice_of_make_gpu_keeps_to_its_time_and_goes_on_where_it_was(tmp_path, monkeypatch):
+    done = []
+    parts = {
+        "quick": lambda plan: done.append("quick") or [Line("quick", "", 1.0)],
+        "slow": lambda plan: done.append("slow") or time.sleep(60),
+        "late": lambda plan: time.sleep(60),
+    }
+    monkeypatch.setattr(everything, "slices", lambda: {"warp": parts, "learn": {}})
+    for _ in range(2):
+        report = everything.main(["warp", "--device", "cpu", "--seconds", "0.5", "--out", str(tmp_path)])
+        assert report.parts == ["quick"] and [line.part for line in report.lines] == ["quick", "slow", "late"]
+        assert all("not finished after" in line.note for line in report.lines[1:])
+    assert done == ["quick", "slow", "slow"]
 
 
 @pytest.mark.full

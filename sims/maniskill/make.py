@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sims import catalog, installations, isolated
-from sims.base import require_positive
+from sims.base import chosen_device, require_positive
 from sims.maniskill import vulkan
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError, did_you_mean
@@ -65,12 +65,14 @@ def make_in_process(
 def make(num_envs: int, workers: int = 1, device: str = "cpu", **options: Any) -> VecEnv:
     """ManiSkill in ``workers`` processes, or with device "cuda" in this one; options as :func:`make_in_process`.
 
+    Device "auto" is "cuda" where torch sees a GPU.
+
     The processes run where ManiSkill is: here if it is installed here, otherwise in the installation that "vla-rl sims
     install maniskill" makes.  Raises UserError when it is in neither.  With pictures a process is replaced, between
     episodes where it can be, before what rendering leaks ends it.
     """
     catalog.check_options(_NAME, make_in_process, options)
-    if device != "cpu":
+    if (device := chosen_device(device)) != "cpu":
         return make_in_process(num_envs, device=device, **options)
     env = "sims.maniskill.make:make_in_process"
     return in_workers(num_envs, env, options, workers, pictures=options.get("obs") == "rgb")

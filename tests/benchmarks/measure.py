@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import platform
 import signal
 import threading
@@ -120,7 +121,7 @@ class Report:
     """The lines so far, in ``name.json`` and ``name.md`` of ``out`` after each; ``about`` is said with the device."""
 
     def __init__(self, out: Path, name: str, device: str, **about: Any) -> None:
-        self.files, self.cuda, self.lines = out / name, device != "cpu", list[Line]()
+        self.files, self.cuda, self.lines, self.parts = out / name, device != "cpu", list[Line](), list[str]()
         self.about = {
             "device": torch.cuda.get_device_name() if self.cuda else f"cpu ({platform.machine()})",
             "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -129,6 +130,14 @@ class Report:
             **about,
         }
         out.mkdir(parents=True, exist_ok=True)
+
+    def resume(self) -> None:
+        """Keep what an earlier report of the same device found: :attr:`parts` are those that need not run again."""
+        if (file := self.files.with_suffix(".json")).exists():
+            before = json.loads(file.read_text(encoding="utf-8"))
+            if all(before["about"].get(name) == self.about[name] for name in self.about.keys() - {"date"}):
+                self.parts = before["parts"]
+                self.lines = [Line(**line) for line in before["lines"] if line["value"] is not None]
 
     def heading(self) -> str:
         """The line above the table."""
@@ -141,7 +150,7 @@ class Report:
         for line in lines:
             self.lines.append(line)
             print(line, flush=True)
-        written = {"about": self.about, "lines": [asdict(line) for line in self.lines]}
+        written = {"about": self.about, "parts": self.parts, "lines": [asdict(line) for line in self.lines]}
         write_json(self.files.with_suffix(".json"), written)
         head = [self.heading(), "", "| part | what | value | aim | note |", "|---|---|---|---|---|"]
         self.files.with_suffix(".md").write_text("\n".join([*head, *map(str, self.lines)]) + "\n", encoding="utf-8")
@@ -150,7 +159,9 @@ class Report:
         """Add the lines of a part; that it fails, or takes longer than ``seconds``, is a line, and the others go on."""
         try:
             with at_most(seconds):
-                self.add(*(part() or ()))
+                found = part() or ()
+            self.parts.append(name)
+            self.add(*found)
         except OverBudget:
             self.add(Line(name, "", None, note=f"not finished after {seconds:.0f} s"))
         except NotRun as reason:
