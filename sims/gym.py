@@ -99,7 +99,7 @@ class GymEnv(BaseEnv):
         everyone, low, high = range(self._rows.num_envs), self._write.spec.low, self._write.spec.high
         self._rows.reset(everyone, everyone)
         middle = (np.add(low, high) / 2).astype(self._write.spec.dtype)
-        info = self._rows.step([0], [self._write(middle)])[0][-1]
+        info = self._rows.step([0], self._write(middle[None]))[0][-1]
         return next((key for key in SUCCESS_KEYS if key in info), "")
 
     def _execute(self, env_ids: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -130,7 +130,7 @@ class GymEnv(BaseEnv):
 
     def _advance(self, env_ids: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[Result]]:
         """Execute ``action`` [R,D]: rewards [R], codes of the causes of ends [R] (0: still running), results."""
-        results = self._rows.step(env_ids.tolist(), [self._write(item) for item in action])
+        results = self._rows.step(env_ids.tolist(), self._write(action))
         value = np.array([result[1] for result in results])
         terminated, truncated = (np.array([result[i] for result in results], bool) for i in (2, 3))
         vectors = self._reader.vectors([result[0] for result in results])

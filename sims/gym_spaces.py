@@ -94,13 +94,13 @@ class ObservationReader:
         self.image_specs = {name: _image_spec(name, leaf.space) for name, leaf in self._images.items()}
         bounds = [(part.low, part.high) for _, part in self._vectors] or [(np.zeros(0), np.zeros(0))]
         self.low, self.high = (np.concatenate(ends) for ends in zip(*bounds, strict=True))
+        self._places = _places([part for _, part in self._vectors])
 
     def vectors(self, observations: Sequence[Any]) -> np.ndarray:
         """float32 [R,N] of ``R`` observations: everything but the images."""
         found = np.zeros((len(observations), len(self.low)), np.float32)
-        for row, obs in zip(found, observations if self._vectors else (), strict=False):
-            parts = [part.encode(leaf.of(obs)) for leaf, part in self._vectors]
-            np.concatenate(parts, out=row, casting="unsafe")
+        for (leaf, part), place in zip(self._vectors if len(observations) else (), self._places, strict=False):
+            found[:, place] = [part.encode(leaf.of(obs)) for obs in observations]
         return found
 
     def images(self, obs: Any) -> dict[str, np.ndarray]:
@@ -153,12 +153,13 @@ class ActionWriter:
         low = np.concatenate([part.low for _, part in self._leaves])
         high = np.concatenate([part.high for _, part in self._leaves])
         self.spec = ArraySpec(low.shape, kinds.pop(), tuple(low.tolist()), tuple(high.tolist()))
-        ends = accumulate((len(part.low) for _, part in self._leaves), initial=0)
-        self._places = [slice(*pair) for pair in pairwise(ends)]  # of every leaf in a vector
+        self._places = _places([part for _, part in self._leaves])
 
-    def __call__(self, action: np.ndarray) -> Any:
-        """The action of the space for ``action`` [D]."""
-        return self._assemble(self._space, (action[place] for place in self._places))
+    def __call__(self, action: np.ndarray) -> list[Any]:
+        """The actions of the space for ``action`` [R,D]."""
+        if isinstance(self._space, Box) and self._space.shape:  # all at once, which costs a tenth
+            return list(action.reshape(len(action), *self._space.shape).astype(self._space.dtype))
+        return [self._assemble(self._space, (row[place] for place in self._places)) for row in action]
 
     def _assemble(self, space: Space[Any], values: Iterator[np.ndarray]) -> Any:
         if isinstance(space, Dict):
@@ -167,6 +168,12 @@ class ActionWriter:
             return tuple(self._assemble(part, values) for part in space.spaces)
         shaped: np.ndarray = next(values).reshape(space.shape).astype(space.dtype)
         return shaped[()] if isinstance(space, Discrete) else shaped
+
+
+def _places(parts: Sequence[_Part]) -> list[slice]:
+    """Where each of ``parts`` is in a vector of all."""
+    ends = accumulate((len(part.low) for part in parts), initial=0)
+    return [slice(*pair) for pair in pairwise(ends)]
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ def test_actions_of_a_space_from_vectors(space, vector, action):
     write = ActionWriter("it", space)
     kind = "float32" if isinstance(vector[-1], float) else "int64"
     assert write.spec.dtype == kind and write.spec.shape == (len(vector),)
-    made = write(np.array(vector, kind))
+    (made,) = write(np.array([vector], kind))
     assert made in space
     np.testing.assert_equal(made, action)
 
