@@ -336,7 +336,7 @@ class StateBased(TrainerConfig):
         """PPO, whose critic is drawn from the numbers that follow those of the policy."""
         sizes = {"state": env.spec.state.shape[0]}
         sizes |= {name: math.prod(env.spec.extras[name].shape) for name in self.experience.privileged}
-        vision = ImageEncoder.of(env.spec, self.policy.cameras)
+        vision = ImageEncoder.of(env.spec, self.policy.cameras) if self.policy.cameras else None
         critic = RunningCritic(sizes, self.critic.width, self.critic.depth, vision, self.critic.activation)
         noise = generator(context.seed, 4)
         ours: Any = policy  # whose samples have a density
