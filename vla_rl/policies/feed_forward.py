@@ -141,10 +141,10 @@ class FeedForwardPolicy(StatelessPolicy):
 
     def outputs(self, features: Features) -> Tensor:
         """What the network chooses, [B,N]: the parameters of the distribution."""
-        inputs = self.standardize(features["state"].to(self.last.weight))
+        state = self.standardize(features["state"].to(self.last.weight))
         if self.config.cameras:
-            inputs = torch.cat([inputs, self.vision(features)], -1)
-        found: Tensor = self.network(inputs)
+            state = torch.cat([state, self.vision(features)], -1)
+        found: Tensor = self.network(state)
         return found
 
     def chunked(self, flat: Tensor) -> Tensor:

@@ -78,7 +78,7 @@ def test_in_bfloat16_the_difference_is_that_of_rounding() -> None:
         for key, found in computed("bfloat16").items():
             assert np.abs(found - expected[f"bfloat16/{key}"]).max() <= 0.05, key
     prefix = conditioned("bfloat16", network_of("bfloat16"))
-    assert prefix["0.key"].dtype == torch.float32, "the expert is exact"
+    assert prefix["0.cache"].dtype == torch.float32, "the expert is exact"
 
 
 def test_every_tensor_has_lerobots_name_and_shape() -> None:

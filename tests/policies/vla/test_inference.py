@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from vla_rl.contract.config import from_json, to_json
 from vla_rl.policies.flow import AllSteps, FlowSampler, FlowSde
 from vla_rl.policies.vla.flow_vla import FlowVLA
 from vla_rl.policies.vla.inference import Compiled, CudaGraph, Fused, Graphs, Inference
+from vla_rl.policies.vla.network import cross_attended, normalized, rotations, self_attended
 from vla_rl.policies.vla.options import VLAOptions
 
 SCENE = Scene(side=32, words=6)
@@ -78,7 +80,7 @@ def test_an_input_that_changes_in_place_is_copied_again():
     for change in (0.0, 0.7):
         for item in features:
             item["state"] += change
-            item["prefix/keys"] += change
+            item["prefix/cache"] += change
         one, two = (
             item.act(given, {}, "eval", seeded())[0].sample
             for item, given in zip((plain, graphs), features, strict=True)
@@ -200,3 +202,39 @@ def test_nothing_that_is_recorded_waits_for_the_host(shape):
     with OneDevice():
         condition = network.condition(network.encode([*pictures, None], tokens, mask), state)
         assert network.velocity(condition, x, t)[0].shape == x.shape
+
+
+class Kernels(TorchDispatchMode):
+    """Counts operations that are no views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        view = any(item.alias_info is not None and not item.alias_info.is_write for item in func._schema.returns)
+        self.count += not view and func is not torch.ops.aten._unsafe_view.default
+        return func(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+def kernels(function: Any, *inputs: Any) -> int:
+    with Kernels() as seen:
+        function(*inputs)
+    return seen.count
+
+
+@pytest.mark.parametrize("shape", [TINY, TINY_PI0], ids=["smolvla", "pi0"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_of_a_denoising_step_is_at_most_twelve_kernels(shape, dtype):
+    """Without a mask.  A GPU has one for an RMSNorm; here it is several."""
+    network = policy(shape=shape).network
+    for module in network.expert_layers():
+        layer = replace(module, dtype=dtype).fused()
+        hidden, size = torch.zeros(1, 10, len(layer.before), dtype=dtype), layer.head_size
+        past = torch.zeros(1, 2 * module.shared, 9, size, dtype=dtype)
+        rotation = rotations(torch.arange(10)[None], size, dtype)
+        attend = cross_attended if module.cross else self_attended
+        found = kernels(attend, layer, hidden, layer.tables(rotation) if layer.shared else rotation, None, past)
+        norm = kernels(normalized, hidden, layer.before, layer.epsilon)
+        assert found - 2 * (norm - 1) == (11 if module.cross else 12)

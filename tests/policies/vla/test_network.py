@@ -31,6 +31,7 @@ from vla_rl.policies.vla.network import (
     points_behind,
     rotated,
     rotations,
+    swapped,
 )
 from vla_rl.policies.vla.options import TrainAll, TrainLoRA, VLAOptions
 
@@ -64,7 +65,7 @@ def test_rope_turns_pairs_of_halves_as_complex_numbers():
     x, positions = draw(2, 3, 2, 8), torch.tensor([[0, 1, 7], [3, 2, 5]])
     angle = positions[..., None, None] / 10_000.0 ** (torch.arange(4) / 4)
     expected = torch.complex(*x.chunk(2, -1)) * torch.polar(torch.ones_like(angle), angle)
-    found = rotated(x, rotations(positions, 8))
+    found = rotated(x, swapped(x), rotations(positions, 8))
     torch.testing.assert_close(found, torch.cat([expected.real, expected.imag], -1), atol=1e-6, rtol=0)
 
 

@@ -215,22 +215,21 @@ class Pi0Network(DecoderNetwork):
     def condition(
         self, prefix: Mapping[str, Tensor], state: Tensor, layers: Sequence[Layer] = (), run: Run = plainly
     ) -> dict[str, Tensor]:
-        """``I.key`` and ``I.value`` [B,h,P+1,d] for every layer ``I`` of the expert, and their ``mask``, if any.
+        """``I.cache`` [B,2g,P+1,d], keys and values for every layer ``I`` of the expert, and their ``mask``, if any.
 
         Behind the prefix is a token of the ``state`` [B,S], which sees no action, so that it is the same in all steps.
         """
         dtype, mask = self.computes_in(self.model.dit), prefix.get("mask")
         hidden = linear(self.embed_action_time.state_proj, exact(state)).to(dtype)[:, None]
-        bias, length = None, prefix["keys"].shape[3]
+        bias, length = None, prefix["cache"].shape[3]
         positions = torch.full((1, 1), length, device=state.device)
         if mask is not None:
             bias, positions = bias_of(padded(mask)[:, None, None], dtype), mask.sum(1, keepdim=True)
-        rotation = self.rotation(positions, dtype)
-        found = {} if mask is None else {"mask": padded(mask)}
-        keys, values = (prefix[name].to(dtype).unbind(1) for name in ("keys", "values"))
-        for i, layer in enumerate(layers or self.expert_layers()):
-            hidden, *own = self._run(run, self_attended, layer, hidden, rotation, bias, (keys[i], values[i]))
-            found[f"{i}.key"], found[f"{i}.value"] = torch.cat([keys[i], own[0]], 2), torch.cat([values[i], own[1]], 2)
+        found, chosen = {} if mask is None else {"mask": padded(mask)}, layers or self.expert_layers()
+        tables = chosen[0].tables(self.rotation(positions, dtype))
+        for i, (layer, past) in enumerate(zip(chosen, prefix["cache"].to(dtype).unbind(1), strict=True)):
+            hidden, own = self._run(run, self_attended, layer, hidden, tables, bias, past)
+            found[f"{i}.cache"] = torch.cat((past, own), 2)
         return found
 
     def velocity(
@@ -240,7 +239,7 @@ class Pi0Network(DecoderNetwork):
 
         The points of a sample are further queries to its prefix, which is not copied for them.
         """
-        first, mask = condition["0.key"], condition.get("mask")
+        first, mask = condition["0.cache"], condition.get("mask")
         dtype, (batch, _, length, size) = first.dtype, first.shape
         points = len(x) // batch
         hidden = self.embed_actions(x, t).to(dtype).unflatten(0, (-1, points)).flatten(1, 2)
@@ -249,10 +248,11 @@ class Pi0Network(DecoderNetwork):
         shared = language.num_attention_heads // language.num_key_value_heads
         bias = None if seen is None else bias_of(seen, dtype, shared)
         steps = torch.arange(x.shape[1], device=x.device).repeat(points)[None]
-        rotation = rotations(steps + (length if mask is None else mask.sum(1, keepdim=True)), size, dtype)
-        for i, layer in enumerate(layers or self.expert_layers()):
-            past = condition[f"{i}.key"], condition[f"{i}.value"]
-            hidden = self._run(run, self_attended, layer, hidden, rotation, bias, past)[0]
+        chosen = layers or self.expert_layers()
+        positions = steps + (length if mask is None else mask.sum(1, keepdim=True))
+        tables = chosen[0].tables(rotations(positions, size, dtype))
+        for i, layer in enumerate(chosen):
+            hidden = self._run(run, self_attended, layer, hidden, tables, bias, condition[f"{i}.cache"])[0]
         hidden = exact(norm_by(self.model.dit.norm, hidden, _OFFSET).unflatten(1, (points, -1)).flatten(0, 1))
         return linear(self.action_out_proj, hidden), hidden
 

@@ -96,8 +96,10 @@ class SmolVLANetwork(DecoderNetwork):
     ) -> dict[str, Tensor]:
         """The prefix: pictures uint8 [B,h,w,3] (None: a missing camera) and prompt ``tokens`` [B,L]; see FlowNetwork.
 
-        ``keys`` (rotated) and ``values`` [B,n,G,M,d] of all layers of the language model, ``pooled``, and ``mask`` bool
-        [B,M] of the tokens that count unless ``token_mask`` is None.  Raises UserError when all cameras are missing.
+        ``cache`` [B,n,2G,M,d], keys (rotated) and values of all layers of the language model, ``pooled``, and ``mask``
+        bool [B,M] of the tokens that count unless ``token_mask`` is None.
+
+        Raises UserError when all cameras are missing.
         """
         dtype, text = self.computes_in(self._vlm), self._vlm["text_model"]
         layers = [ModuleLayer(layer, dtype) for layer in text.layers]
@@ -140,40 +142,33 @@ class SmolVLANetwork(DecoderNetwork):
     def condition(
         self, prefix: Mapping[str, Tensor], state: Tensor, layers: Sequence[Layer] = (), run: Run = plainly
     ) -> dict[str, Tensor]:
-        """``I.key`` and ``I.value`` [B,G,M+1,d] of every layer ``I`` of the expert, and their ``mask``, if any.
+        """``I.cache`` [B,2G,M+1,d], keys and values for every layer ``I`` of the expert, and their ``mask``, if any.
 
         ``state`` [B,S], normalised and padded, goes as one token through the language model over the prefix.
         """
         text, dtype, mask = self._vlm["text_model"], self.computes_in(self._vlm), prefix.get("mask")
         hidden = linear(self.model["state_proj"], exact(state)).to(dtype)[:, None]
-        bias, positions = None, torch.full((1, 1), prefix["keys"].shape[3], device=state.device)
+        bias, positions = None, torch.full((1, 1), prefix["cache"].shape[3], device=state.device)
         found: dict[str, Tensor] = {}
         if mask is not None:
             found["mask"] = padded(mask)
             bias, positions = bias_of(found["mask"][:, None, None], dtype), mask.sum(1, keepdim=True)
         rotation = rotations(positions, self.shape.text.head_dim)
-        keys, values = prefix["keys"].unbind(1), prefix["values"].unbind(1)
-        for number, layer in enumerate(text.layers):
-            past = keys[number], values[number]
-            hidden, *own = run(self_attended, ModuleLayer(layer, dtype), hidden, rotation, bias, past)
+        for number, (layer, past) in enumerate(zip(text.layers, prefix["cache"].unbind(1), strict=True)):
+            hidden, own = run(self_attended, ModuleLayer(layer, dtype), hidden, rotation, bias, past)
             index = self.shape.expert_layer(number)
             if index is not None:
-                pair = (torch.cat(items, 2) for items in zip(past, own, strict=True))
-                found[f"{index}.key"], found[f"{index}.value"] = self._read(number, index, *pair)
+                found[f"{index}.cache"] = self._read(number, index, torch.cat((past, own), 2))
         return found
 
-    def _read(self, number: int, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """What layer ``index`` of the expert reads of ``key`` and ``value`` of the language model's ``number``."""
-        dtype, attention = self.computes_in(self._expert), self._expert.layers[index].self_attn
-        pair = key.to(dtype), value.to(dtype)
+    def _read(self, number: int, index: int, cache: Tensor) -> Tensor:
+        """What layer ``index`` of the expert reads of the ``cache`` [B,2G,M,d] of the language model's ``number``."""
+        cache, attention = cache.to(self.computes_in(self._expert)), self._expert.layers[index].self_attn
         if self.shape.self_attends(number):
-            return pair
-        heads, size = key.shape[1], key.shape[3]
-        projected = (
-            linear(part, item.transpose(1, 2).flatten(2)).unflatten(2, (heads, size)).transpose(1, 2)
-            for part, item in zip((attention.k_proj, attention.v_proj), pair, strict=True)
-        )
-        return next(projected), next(projected)
+            return cache
+        parts = zip((attention.k_proj, attention.v_proj), cache.chunk(2, 1), strict=True)
+        projected = [linear(part, item.transpose(1, 2).flatten(2)) for part, item in parts]
+        return torch.cat(projected, 2).unflatten(2, (-1, cache.shape[3])).transpose(1, 2)
 
     def velocity(
         self, condition: Mapping[str, Tensor], x: Tensor, t: Tensor, layers: Sequence[Layer] = (), run: Run = plainly
@@ -184,7 +179,7 @@ class SmolVLANetwork(DecoderNetwork):
         to its keys, which are not copied for them.
         """
         mask, size, dtype = condition.get("mask"), self.shape.text.head_dim, self.computes_in(self._expert)
-        batch, count = len(condition["0.key"]), condition["0.key"].shape[2]
+        batch, count = len(condition["0.cache"]), condition["0.cache"].shape[2]
         points, device = len(x) // batch, x.device
         hidden = self._actions(x, t).unflatten(0, (-1, points)).flatten(1, 2)
         seen = points_behind(mask, count, points, x.shape[1], causal=True, device=device)
@@ -192,14 +187,15 @@ class SmolVLANetwork(DecoderNetwork):
         joint = None if seen is None else bias_of(seen, dtype, shared)
         prefix = None if mask is None else bias_of(mask[:, None, None], dtype)
         steps = torch.arange(x.shape[1], device=device).repeat(points)[None]
-        alone, after = (
-            rotations(steps + start, size) for start in (0, count if mask is None else mask.sum(1, keepdim=True))
-        )
-        for index, layer in enumerate(layers or self.expert_layers()):
-            past = condition[f"{index}.key"], condition[f"{index}.value"]
-            if self._self_attends[index]:
+        chosen, own = layers or self.expert_layers(), self._self_attends
+        alone = rotations(steps, size, dtype)  # of queries to the prefix alone, where the actions' positions start at 0
+        after = rotations(steps + (count if mask is None else mask.sum(1, keepdim=True)), size, dtype)
+        after = chosen[own.index(True)].tables(after) if True in own else after
+        for index, layer in enumerate(chosen):
+            past = condition[f"{index}.cache"]
+            if own[index]:
                 hidden = run(self_attended, layer, hidden, after, joint, past)[0]
-            else:  # the actions' positions start at 0 here
+            else:
                 hidden = run(cross_attended, layer, hidden, alone, prefix, past)
         hidden = exact(norm_by(self._expert.norm, hidden).unflatten(1, (points, -1)).flatten(0, 1))
         return linear(self.model["action_out_proj"], hidden), hidden
@@ -340,7 +336,7 @@ class PointingVLM(nn.Module):
     def forward(self, images: Tensor, tokens: Tensor, token_mask: Tensor) -> BackboneOutput:
         """Where ``images`` uint8 [B,h,w,3] show what the prompts ``tokens``, ``token_mask`` [B,L] name: 3 queries."""
         prefix = self._network[0].encode([images], tokens, token_mask)
-        values = prefix["values"][:, -1].transpose(1, 2).flatten(2)
+        values = prefix["cache"][:, -1].chunk(2, 1)[1].transpose(1, 2).flatten(2)
         logits, offset = self.cells(values[:, : self._side**2]).split((1, 2), -1)
         places = cell_centres(self._side, self._side, like=offset) + torch.tanh(offset) / self._side
         logits = logits.transpose(1, 2)

@@ -55,16 +55,17 @@ class ModuleLayer:
         """``g``."""
         return int(self.layer.self_attn.config.num_key_value_heads)
 
-    def projected(self, hidden: Tensor) -> Tensor:
-        """Queries, keys and values [B,L,h+2g,d] of ``hidden`` [B,L,width], normalised before; not rotated."""
-        attention, inputs = self.layer.self_attn, self._normed(self.layer.input_layernorm, hidden)
-        parts = (attention.q_proj, attention.k_proj, attention.v_proj)
-        return torch.cat([linear(part, inputs) for part in parts], -1).unflatten(-1, (-1, attention.head_dim))
+    def tables(self, rotation: Pair) -> Pair:
+        """What :meth:`projected` takes for the ``rotation`` [B,L,1,d] of :func:`rotations`."""
+        return rotation
 
-    def queried(self, hidden: Tensor) -> Tensor:
-        """The queries alone, [B,L,h,d]."""
+    def projected(self, hidden: Tensor, tables: Pair) -> Tensor:
+        """Queries and keys, rotated, and values [B,L,h+2g,d] of ``hidden`` [B,L,width]; queries alone if ``cross``."""
         attention, inputs = self.layer.self_attn, self._normed(self.layer.input_layernorm, hidden)
-        return linear(attention.q_proj, inputs).unflatten(-1, (-1, attention.head_dim))
+        parts = (attention.q_proj,) if self.cross else (attention.q_proj, attention.k_proj, attention.v_proj)
+        heads = [linear(part, inputs).unflatten(-1, (-1, attention.head_dim)) for part in parts]
+        turned = torch.cat(heads[:2], 2)
+        return torch.cat((rotated(turned, swapped(turned), tables), *heads[2:]), 2)
 
     def finished(self, hidden: Tensor, seen: Tensor) -> Tensor:
         """The rest of the layer after its attention [B,L,h*d]: both residual connections and the feed-forward part."""
@@ -76,19 +77,21 @@ class ModuleLayer:
     def fused(self) -> FusedLayer:
         """The same with weights that lie together, in ``dtype``."""
         attention, mlp = self.layer.self_attn, self.layer.mlp
-        inputs = (attention.q_proj,) if self.cross else (attention.q_proj, attention.k_proj, attention.v_proj)
+        turned = self._together(*((attention.q_proj,) if self.cross else (attention.q_proj, attention.k_proj)))
+        values = () if self.cross else (self._together(attention.v_proj),)
+        halves = turned.unflatten(0, (-1, 2, attention.head_dim // 2)).flip(1).flatten(0, 2)
         before, after = self.layer.input_layernorm, self.layer.post_attention_layernorm
         return FusedLayer(
             before=(before.weight + self.offset).to(self.dtype),
             after=(after.weight + self.offset).to(self.dtype),
-            inputs=self._together(*inputs),
+            inputs=torch.cat((turned, *values, halves, *values)),
             out=self._together(attention.o_proj),
             wide=self._together(mlp.gate_proj, mlp.up_proj),
             down=self._together(mlp.down_proj),
             activation=mlp.act_fn,
             epsilon=_epsilon(before),
             head_size=attention.head_dim,
-            shared=self.shared,
+            shared=0 if self.cross else self.shared,
         )
 
     def _together(self, *parts: Any) -> Tensor:
@@ -100,7 +103,11 @@ class ModuleLayer:
 
 @dataclass(frozen=True)
 class FusedLayer:
-    """The same as six tensors: one product makes queries, keys and values, another both halves of the MLP."""
+    """The same as six tensors: one product makes queries, keys and values, another both halves of the MLP.
+
+    The first makes all of them twice, queries and keys with their halves swapped, which costs less than another kernel;
+    ``shared`` heads at the end are values, which tables leave as they are.
+    """
 
     before: Tensor
     after: Tensor
@@ -113,11 +120,16 @@ class FusedLayer:
     head_size: int
     shared: int
 
-    def projected(self, hidden: Tensor) -> Tensor:
-        normed = normalized(hidden, self.before, self.epsilon)
-        return functional.linear(normed, self.inputs).unflatten(-1, (-1, self.head_size))
+    def tables(self, rotation: Pair) -> Pair:
+        turned = len(self.inputs) // (2 * self.head_size) - self.shared
+        plain = torch.zeros_like(rotation[0]).expand(-1, -1, self.shared, -1)
+        cos, sin = (item.expand(-1, -1, turned, -1) for item in rotation)
+        return torch.cat((cos, plain + 1), 2), torch.cat((sin, plain), 2)
 
-    queried = projected  # where a layer has only queries, ``inputs`` are theirs
+    def projected(self, hidden: Tensor, tables: Pair) -> Tensor:
+        both = functional.linear(normalized(hidden, self.before, self.epsilon), self.inputs)
+        heads, halves = both.unflatten(-1, (-1, self.head_size)).chunk(2, 2)
+        return rotated(heads, halves, tables)
 
     def finished(self, hidden: Tensor, seen: Tensor) -> Tensor:
         hidden = _added(hidden, seen, self.out)
@@ -184,10 +196,18 @@ def rotations(positions: Tensor, head_size: int, dtype: torch.dtype = torch.floa
     return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
 
 
-def rotated(x: Tensor, rotation: Pair) -> Tensor:
-    """Queries or keys ``x`` [B,L,h,d] turned by :func:`rotations`: entry ``i`` pairs with entry ``i + d/2``."""
+def swapped(x: Tensor) -> Tensor:
+    """``x`` [...,d] with its halves swapped."""
+    return x.roll(x.shape[-1] // 2, -1)
+
+
+def rotated(x: Tensor, halves: Tensor, rotation: Pair) -> Tensor:
+    """Queries or keys ``x`` [B,L,h,d] turned by :func:`rotations`: entry ``i`` pairs with entry ``i + d/2``.
+
+    ``halves``: :func:`swapped` of ``x``.
+    """
     cos, sin = rotation
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)
+    return torch.addcmul(x * cos, halves, sin).to(x.dtype)
 
 
 def attended(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
@@ -238,22 +258,18 @@ def rounding(dtype: torch.dtype, module: nn.Module) -> AbstractContextManager[An
     return torch.autocast(weight.device.type, dtype, cache_enabled=False)
 
 
-def self_attended(layer: Layer, hidden: Tensor, rotation: Pair, bias: Tensor | None, past: Pair | None = None) -> Any:
-    """``hidden`` [B,L,width] after a layer, behind the keys and values ``past`` [B,g,P,d], and its own [B,g,L,d]."""
-    heads, shared = layer.projected(hidden), layer.shared
-    turned = rotated(heads[:, :, :-shared], rotation).transpose(1, 2)
-    query, own_key = turned[:, :-shared], turned[:, -shared:]
-    own_value = heads[:, :, -shared:].transpose(1, 2)
-    key, value = own_key, own_value
-    if past is not None:
-        key, value = torch.cat((past[0], own_key), 2), torch.cat((past[1], own_value), 2)
-    return layer.finished(hidden, attended(query, key, value, bias)), own_key, own_value
+def self_attended(layer: Layer, hidden: Tensor, tables: Pair, bias: Tensor | None, past: Tensor | None = None) -> Pair:
+    """``hidden`` [B,L,width] after a layer, behind the keys and values ``past`` [B,2g,P,d], and its own [B,2g,L,d]."""
+    heads = layer.projected(hidden, tables).transpose(1, 2)
+    query, own = heads[:, : -2 * layer.shared], heads[:, -2 * layer.shared :]
+    key, value = (own if past is None else torch.cat((past, own), 2)).chunk(2, 1)
+    return layer.finished(hidden, attended(query, key, value, bias)), own
 
 
-def cross_attended(layer: Layer, hidden: Tensor, rotation: Pair, bias: Tensor | None, past: Pair) -> Tensor:
-    """``hidden`` [B,L,width] after a layer that sees nothing but the keys and values ``past`` [B,g,P,d]."""
-    query = rotated(layer.queried(hidden), rotation).transpose(1, 2)
-    return layer.finished(hidden, attended(query, *past, bias))
+def cross_attended(layer: Layer, hidden: Tensor, tables: Pair, bias: Tensor | None, past: Tensor) -> Tensor:
+    """``hidden`` [B,L,width] after a layer that sees nothing but the keys and values ``past`` [B,2g,P,d]."""
+    query, (key, value) = layer.projected(hidden, tables).transpose(1, 2), past.chunk(2, 1)
+    return layer.finished(hidden, attended(query, key, value, bias))
 
 
 def points_behind(
@@ -280,8 +296,9 @@ class VisionLanguage(Protocol):
     """A model that reads pictures and a prompt once per observation; an ``nn.Module`` with public tensor names."""
 
     def encode(self, pictures: Sequence[Tensor | None], tokens: Tensor, token_mask: Tensor | None) -> dict[str, Tensor]:
-        """The prefix {name: [B,...]}, computed once per observation: in a flow network ``keys`` and ``values`` of every
-        layer, their ``mask``, if any, and ``pooled`` float32 [B,W], the mean of the last hidden states of valid tokens.
+        """The prefix {name: [B,...]}, computed once per observation: in a flow network the ``cache`` of keys and values
+        of every layer, their ``mask``, if any, and ``pooled`` float32 [B,W], the mean of the last hidden states of
+        valid tokens.
 
         ``pictures`` uint8 [B,h,w,3] of every camera, None where it is missing; ``tokens`` int64 and ``token_mask``
         bool, both [B,L], None where all tokens count: faster kernels can then be used.  The prefix does not depend on
@@ -330,8 +347,8 @@ class DecoderNetwork(nn.Module):
     ) -> dict[str, Tensor]:
         """The prefix of embeddings ``hidden`` [B,M,width], of which the last L tokens count by ``token_mask`` [B,L].
 
-        ``keys`` (rotated) and ``values`` [B,n,g,M,d] of ``layers``, ``pooled`` behind ``norm``, and ``mask`` bool [B,M]
-        of the tokens that count unless ``token_mask`` is None.
+        ``cache`` [B,n,2g,M,d], keys (rotated) and values of ``layers``, ``pooled`` behind ``norm``, and ``mask`` bool
+        [B,M] of the tokens that count unless ``token_mask`` is None.
         """
         prefix, bias = {}, None
         if token_mask is None:
@@ -340,12 +357,12 @@ class DecoderNetwork(nn.Module):
             before = token_mask.new_ones(len(hidden), hidden.shape[1] - token_mask.shape[1])
             prefix["mask"] = mask = torch.cat((before, token_mask), 1)
             bias, positions = bias_of(mask[:, None, None], hidden.dtype), mask.cumsum(1) - 1
-        rotation, pairs = self.rotation(positions, hidden.dtype), []
+        rotation, cache = self.rotation(positions, hidden.dtype), []
         for layer in layers:
-            hidden, *own = run(self_attended, layer, hidden, rotation, bias)
-            pairs.append(own)
+            hidden, own = run(self_attended, layer, hidden, rotation, bias)
+            cache.append(own)
         hidden = norm_by(norm, hidden, layers[0].offset).float()
-        prefix["keys"], prefix["values"] = (torch.stack(items, 1) for items in zip(*pairs, strict=True))
+        prefix["cache"] = torch.stack(cache, 1)
         return {**prefix, "pooled": mean_where(hidden, prefix.get("mask"))}
 
     def load_public(self, folder: Path) -> None:
