@@ -69,6 +69,13 @@ def test_a_slice_of_make_gpu_keeps_to_its_time_and_goes_on_where_it_was(tmp_path
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("part", ["warp", "learn", "imagine"])
+def test_a_slice_of_make_gpu_runs_small_without_one(part, tmp_path):
+    report = everything.main([part, "--device", "cpu", "--out", str(tmp_path)])
+    assert report.lines and [line.note for line in report.lines if line.value is None] == []
+
+
+@pytest.mark.full
 def test_the_gpu_script_runs_to_its_end_without_one(tmp_path):
     report = gpu.main(["--small", "--device", "cpu", "--out", str(tmp_path)])
     assert [line.note for line in report.lines if line.value is None] == []

@@ -8,7 +8,7 @@ features are computed once per observation.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, TypeAlias
@@ -108,6 +108,18 @@ def hidden_layers(inputs: int, width: int, depth: int, activation: Activation = 
     """``depth`` linear layers of ``width``, each followed by ``activation``."""
     follow, sizes = nn.Tanh if activation == "tanh" else nn.ELU, [inputs] + [width] * depth
     return [layer for pair in pairwise(sizes) for layer in (nn.Linear(*pair), follow())]
+
+
+@torch.no_grad()
+def make_orthogonal(layers: Iterable[nn.Module]) -> None:
+    """Draw the linear ones of hidden ``layers`` anew from torch's global generator: orthogonal with gain sqrt(2).
+
+    Biases are 0.  PPO from nothing learns in fewer steps with it (Engstrom et al. 2020, arXiv 2005.12729).
+    """
+    for layer in layers:
+        if isinstance(layer, nn.Linear):
+            nn.init.orthogonal_(layer.weight, 2**0.5)
+            nn.init.zeros_(layer.bias)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from vla_rl.fleet.sampler import AdaptiveSampler, SamplerConfig
 from vla_rl.policies.critics import QEnsemble, RunningCritic, ValueCritic
 from vla_rl.policies.feed_forward import ActorConfig
 from vla_rl.policies.flow import FlowSampler
-from vla_rl.policies.image_encoder import Activation, ImageEncoder
+from vla_rl.policies.image_encoder import Activation, ImageEncoder, make_orthogonal
 from vla_rl.policies.normalization import RunningStatistics
 from vla_rl.recipes.env_config import EnvFactory
 from vla_rl.recipes.terminal import bar
@@ -307,7 +307,7 @@ class StateBased(TrainerConfig):
 
     Policy and critic read proprioception and the pixels of ``policy.cameras``; they standardise proprioception by the
     statistics of all training data so far.  The critic also reads the ``privileged/*`` entries that
-    ``experience.privileged`` names; the policy never does.
+    ``experience.privileged`` names; the policy never does.  Hidden layers begin orthogonal.
     """
 
     policy: ActorConfig = field(default_factory=ActorConfig)
@@ -330,7 +330,9 @@ class StateBased(TrainerConfig):
                 f"it; {did_you_mean(unknown[0], env.spec.extras)}"
             )
         torch.manual_seed(context.seed)  # module initialisation has no generator argument
-        return placed(self.policy.build(env.spec, RunningStatistics(env.spec.state.shape[0])), context.device)
+        policy = self.policy.build(env.spec, RunningStatistics(env.spec.state.shape[0]))
+        make_orthogonal(list(policy.network)[:-1])
+        return placed(policy, context.device)
 
     def build_learner(self, context: RunContext, env: VecEnv, policy: Trainable) -> LoopLearner:
         """PPO, whose critic is drawn from the numbers that follow those of the policy."""
@@ -338,6 +340,7 @@ class StateBased(TrainerConfig):
         sizes |= {name: math.prod(env.spec.extras[name].shape) for name in self.experience.privileged}
         vision = ImageEncoder.of(env.spec, self.policy.cameras) if self.policy.cameras else None
         critic = RunningCritic(sizes, self.critic.width, self.critic.depth, vision, self.critic.activation)
+        make_orthogonal(critic.body)
         noise = generator(context.seed, 4)
         ours: Any = policy  # whose samples have a density
         return self.algorithm.build(ours, policy.trainable(), critic.to(context.device), noise, context.group)
