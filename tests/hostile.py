@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sims.toy import point_mass
+from vla_rl.contract import trust
 from vla_rl.contract.config import to_json
 from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy
 from vla_rl.recipes.env_config import EnvConfig
@@ -50,6 +51,13 @@ def code(path: Path, canary: Path) -> Path:
         "    def from_pretrained(cls, *given): return cls()\ndef make(**options): return X()\n"
     )
     return path
+
+
+def forget() -> None:
+    """As if somebody else had written what a test made."""
+    trust._accepted.clear()
+    for mark in trust._marks().glob("*"):
+        mark.unlink()
 
 
 Change = Callable[[Path, Path], object]  # of an honest folder, and the canary's path

@@ -22,7 +22,6 @@ EXPECTED = {
     "render_vs_mujoco": 1,
     "update_stored_vs_recomputed": 2,
     "iteration_parts": 6,
-    "replay_add": 1,
     "ingest_vs_disk": 1,
     "imagined_vs_simulator": 2,
     "wan_frames": 2,

@@ -18,7 +18,7 @@ import pytest
 
 from robot_drivers.config import Part, RobotConfig
 from tests.commands import save_untrained
-from tests.hostile import code
+from tests.hostile import code, forget
 from tests.hostile_data import dataset
 from tests.policies.test_tiny import SPEC
 from tests.policies.vla.toy_family import TARGET, ToyVLA, write_folder
@@ -160,13 +160,6 @@ def replaced(value: Any, at: tuple[Any, ...], name: str) -> Any:
     copy = dict(value) if isinstance(value, dict) else list(value)
     copy[at[0]] = replaced(value.get(at[0]) if isinstance(value, dict) else value[at[0]], at[1:], name)
     return copy
-
-
-def forget() -> None:
-    """As if somebody else had written what this test made."""
-    trust._accepted.clear()
-    for mark in trust._marks().glob("*"):
-        mark.unlink()
 
 
 @pytest.mark.parametrize("kind", WRITTEN)

@@ -28,7 +28,6 @@ from tests.benchmarks.maniskill import maniskill_vs_alone
 from tests.benchmarks.measure import NotRun, OverBudget, Row, at_most
 from tests.benchmarks.memory import memory_estimate
 from tests.benchmarks.rendering import render_vs_mujoco
-from tests.benchmarks.replay import replay_add
 from tests.benchmarks.timeline import timeline_cost
 from tests.benchmarks.vla_inference import inference_vs_lerobot
 from tests.benchmarks.warp import warp_vs_alone
@@ -46,7 +45,6 @@ BENCHMARKS: dict[str, Callable[[bool], list[Row]]] = {
         render_vs_mujoco,
         update_stored_vs_recomputed,
         iteration_parts,
-        replay_add,
         ingest_vs_disk,
         ingest_vs_lerobot,
         imagined_vs_simulator,

@@ -76,26 +76,6 @@ def test_a_folder_that_is_no_checkpoint_is_said(complaint, tmp_path):
     assert "was not written by vla-rl" in complaint("eval", tmp_path, "--env", "lift")
 
 
-@pytest.mark.parametrize(
-    ("name", "damage", "sentence"),
-    [
-        ("model.safetensors", lambda data: data[: len(data) // 2], "model.safetensors' is damaged"),
-        ("model.safetensors", None, "has no model.safetensors"),
-        ("config.json", lambda data: data[:100], "config.json' is damaged"),
-        ("config.json", lambda data: data.replace(b'"width": 32', b'"width": 64'), "does not fit the model"),
-        ("config.json", lambda data: data.replace(b'"vocabulary"', b'"words"'), "has no 'vocabulary'"),
-        ("config.json", lambda data: data.replace(b'_version": ', b'_version": 9'), "contract version 9"),
-    ],
-)
-def test_a_damaged_checkpoint_is_said(complaint, untrained, name, damage, sentence):
-    path = untrained() / name
-    before = path.read_bytes()
-    path.unlink()
-    if damage is not None:
-        path.write_bytes(damage(before))
-    assert sentence in complaint("eval", path.parent, *SMALL)
-
-
 def test_a_checkpoint_in_a_run_is_played_in_its_environment(capsys, tmp_path):
     """Gymnasium's tasks as well, which are evaluated by returns."""
     numbers = ["--rl.loop.iterations", "1", "--rl.loop.validate-every", "1", "--rl.experience.num_envs", "2"]

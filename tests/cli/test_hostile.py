@@ -17,7 +17,7 @@ import pytest
 
 from robot_drivers import simulated_process
 from robot_drivers.config import Part, RobotConfig
-from tests.hostile import changed, checkpoint, code, run
+from tests.hostile import changed, checkpoint, code, forget, run
 from tests.hostile_cells import KINDS, folder_name
 from vla_rl.cli import fleet, imagine, main, robot
 from vla_rl.cli import inspect as inspecting
@@ -52,13 +52,6 @@ def refused(capsys, *arguments) -> str:
     assert end.value.code == 2, said
     assert said.startswith("vla-rl: ") and said.count("\n") == 1, said
     return said
-
-
-def forget() -> None:
-    """As if another program had written what this test made."""
-    trust._accepted.clear()
-    for mark in trust._marks().glob("*"):
-        mark.unlink()
 
 
 TRAIN = ["train", "imitate.py:from_dataset", "--out", "trained"]

@@ -21,7 +21,7 @@ from tests.elsewhere import ELSEWHERE, elsewhere
 from tests.patience import PATIENCE, wait_until
 from tests.policies.vla.tiny_folders import smolvla
 from tests.serving.openpi_style import OpenpiStyle
-from tests.serving.served import Benchmark, echo_policy, homewards, serving
+from tests.serving.served import Benchmark, homewards, serving
 from tests.serving.test_access import FILES, SECRET, trusting
 from vla_rl.cli import main
 from vla_rl.policies.function import FunctionPolicy
@@ -151,9 +151,3 @@ def test_a_downloaded_folder_is_served_for_an_environment(tmp_path, monkeypatch)
 )
 def test_what_does_not_fit_is_said(complaint, untrained, arguments, sentence):
     assert sentence in complaint("serve-policy", *arguments.replace("{}", str(untrained())).split())
-
-
-def test_a_taken_port_is_said(complaint, untrained):
-    with serving(echo_policy()) as server:
-        port = server.server_address[1]
-        assert f"port {port} cannot be served on" in complaint("serve-policy", untrained(), "--port", port)

@@ -443,14 +443,6 @@ def test_the_check_leaves_every_episode_at_its_start():
     assert sum(counted) <= 6
 
 
-def policy_without(name):
-    class Incomplete(GaussianPolicy):
-        pass
-
-    setattr(Incomplete, name, None)
-    return Incomplete(SPEC)
-
-
 class Still:
     """Sends one action of zeros."""
 

@@ -97,21 +97,3 @@ def test_an_own_environment_is_imitated_and_improved_twice(tmp_path):
 def test_a_page_s_commands_run_in_their_order(page, sections, left, tmp_path):
     follow(tmp_path, f"docs/bring/{page}.md", *sections)
     assert list(tmp_path.rglob(left))
-
-
-def test_the_page_leads_from_nothing_to_two_kinds_of_rl():
-    commands = [step.split()[1:3] for step in steps("docs/bring/simulator.md", "Use it") if step.startswith("vla-rl")]
-    assert [" ".join(words) for words in commands] == [
-        "inspect ball_env:make",
-        "collect --env",
-        "train imitate.py:from_dataset",
-        "eval runs/from_dataset",
-        "train demo.py:last_step",
-        "train compare.py:residual_td3",
-        "eval runs/last_step",
-        "eval runs/residual_td3",
-    ]
-
-
-def test_numbers_become_smaller_and_nothing_is_added():
-    assert small("vla-rl collect --count 30 --out runs/mine  # quick") == "vla-rl collect --count 4 --out runs/mine"

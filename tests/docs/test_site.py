@@ -6,7 +6,6 @@ import ast
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
-from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
@@ -67,15 +66,6 @@ def test_files_links_and_functions_of_a_page_exist(name):
     assert [*_missing(text), *(link for link in links if link and not (page.parent / link).exists())] == []
 
 
-def test_names_of_files_that_do_not_exist_are_noticed():
-    assert list(
-        _missing("see `vla_rl/contract/nothing.py`, `configs/demo.py:nothing` and `vla_rl/contract/env.py`")
-    ) == [
-        "vla_rl/contract/nothing.py",
-        "configs/demo.py:nothing",
-    ]
-
-
 def _missing(text: str) -> Iterator[str]:
     """Paths in backquotes below our folders, and functions of configs, that do not exist."""
     for named in re.findall(rf"`((?:{_FOLDERS})/[^`\s<>{{}}]*)`", text):
@@ -94,10 +84,3 @@ def test_every_meaning_of_a_field_is_that_of_a_field():
     for name in hooks.meanings("fields.yml"):
         config, _, field = name.partition(".")
         assert field in load(hooks.where(config)).__dataclass_fields__, name
-
-
-def test_the_readme_is_short_and_leads_to_the_pages():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(readme.splitlines()) <= 150
-    for page in (Path("docs/first-hour.md"), Path("docs/results/index.md"), Path("CONTRIBUTING.md")):
-        assert f"({page.as_posix()})" in readme

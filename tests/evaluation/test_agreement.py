@@ -300,13 +300,13 @@ def test_a_horizon_is_trusted_by_its_upper_bound():
     """45 failures without a hallucination are the smallest number whose upper bound is within 10 %."""
     few, enough = (np.full(count, NEVER) for count in (44, 45))
     assert UNLIMITED.choose(lambda *given: enough, enough, np.full(45, 10), [10]).table.tn == 45
-    with pytest.raises(UserError, match=r"within 10 % \(upper bounds: 10\.0 % at 10\).*45 failures are enough"):
+    with pytest.raises(
+        UserError, match=r"no horizon keeps .* within 10 % \(.*: 10\.0 % at 10\).*45 failures are enough"
+    ):
         UNLIMITED.choose(lambda *given: few, few, np.full(44, 10), [10])
 
 
-def test_an_untrusted_world_model_is_refused_with_its_bounds():
-    with pytest.raises(UserError, match="no horizon keeps hallucinated successes within 10 %"):
-        UNLIMITED.choose(success_steps, LATE, LENGTH, [10])
+def test_without_anything_to_choose_from_nothing_is_trusted():
     with pytest.raises(UserError, match="no threshold or quantile is given"):
         TrustConfig(thresholds=()).choose(success_steps, LATE, LENGTH, [10])
 

@@ -176,11 +176,6 @@ def failing() -> Failing:
     return Failing()
 
 
-def unable(**options: Any) -> None:
-    """Cannot be made."""
-    raise RuntimeError(f"no such device: {sorted(options)}")
-
-
 def counting(part: int, parts: int) -> RolloutSource:
     """Share ``part`` of the counting environment's episodes, audited by the policy."""
     seeds, toy = SeedStream(300 + part, 300_000, parts), make("counting", num_envs=3)

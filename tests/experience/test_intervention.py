@@ -159,9 +159,6 @@ FRESH, SHOWN, AGAIN = HelpedEpisode(), HelpedEpisode(REPLAY, shown=True), Helped
 PERSON = PersonConfig(patience=2, delay=0, hold=3, noise=0.0, max_share=1.0)
 
 
-# -- which degree is due ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("attempts", "expected"),
     [
@@ -194,14 +191,6 @@ def played(desk: HelpDesk, outcomes: list[bool], robot: int = 0, affordable: int
     return found
 
 
-def test_one_that_keeps_failing_gets_every_degree_of_help() -> None:
-    desk = HelpDesk(Escalation(), 1)
-    failed = [False, True, False, False, False]  # the second is the person's demonstration, which succeeds
-    assert played(desk, failed) == [FRESH, SHOWN, AGAIN, HelpedEpisode(RETURN), HelpedEpisode(GUIDED), FRESH]
-    assert desk.reached[0] == () and desk.demonstrations == 1 and desk.returns == 3
-    assert desk.given == {NONE: 2, REPLAY: 1, RETURN: 1, GUIDED: 1}
-
-
 @pytest.mark.parametrize("fails", [2, 3, 4])
 def test_a_success_ends_all_help(fails: int) -> None:
     """Of the policy itself, at whatever degree; a person's demonstration is none."""
@@ -222,13 +211,6 @@ def test_robots_do_not_touch_each_other() -> None:
         alone[robot].ended(0, success, 0.2)
         assert desk.reached[robot] == alone[robot].reached[0]
     assert len({desk.reached[robot] for robot in range(3)}) > 1
-
-
-def test_what_is_forgotten_needs_no_help() -> None:
-    desk = HelpDesk(Escalation(), 1)
-    played(desk, [False, True, False])
-    desk.forget(0)
-    assert desk.next([0], 9) == [FRESH]
 
 
 def test_less_help_is_given_before_the_budget_is_exceeded() -> None:
@@ -287,6 +269,8 @@ def test_the_simulator_puts_the_robot_back_where_it_got_stuck() -> None:
     assert time == 3 and np.array_equal(back, hard) and not guided[:2].any() and guided[3:].any()
     other, nobody, start = episodes.play()
     assert start == 0 and not nobody.any() and not np.array_equal(other, first), "another scene"
+    desk = episodes.env.desk
+    assert desk.given == {NONE: 2, REPLAY: 1, RETURN: 1, GUIDED: 1} and (desk.demonstrations, desk.returns) == (1, 3)
 
 
 def test_demonstrations_and_guidance_share_the_persons_steps() -> None:

@@ -24,7 +24,6 @@ from vla_rl.fleet.session import Batch, Outcome, Session
 from vla_rl.fleet.transport import FleetTransport, TransportOptions, most_connections, peer_of
 
 Code = grpc.StatusCode
-ONE_MESSAGE = {"memory_mb": 1, "max_robots": 16}  # the credit of a robot: what remains in flight stops it
 
 
 def test_every_record_arrives_once_in_order_and_as_it_was(serve, link, store):

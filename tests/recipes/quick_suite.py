@@ -41,11 +41,6 @@ def _task(name: str, radius: float, horizon: int = 16) -> SuiteTask:
     return SuiteTask(name, EnvConfig("tests.recipes.quick_suite:make", {"radius": radius}), horizon, "at_end")
 
 
-def no_suite() -> EnvConfig:
-    """Something else."""
-    return EnvConfig("lift")
-
-
 def save_policy(folder: Path) -> str:
     """A checkpoint for both tasks."""
     tiny_vla(VisualPointMass(1).spec).save_pretrained(folder)

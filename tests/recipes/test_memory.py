@@ -122,12 +122,3 @@ def test_the_weights_of_a_checkpoint_are_not_read(tmp_path, monkeypatch):
     save_file(tensors, tmp_path / "policy" / "model.safetensors")
     with pytest.raises(UserError, match="does not fit the model"):
         memory_of(config)
-
-
-class NeedsValues(torch.nn.Module):
-    """A policy that asks numpy for its weights."""
-
-    def __init__(self, spec) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(3))
-        self.scale = self.weight.detach().numpy().max()

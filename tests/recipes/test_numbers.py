@@ -20,6 +20,7 @@ from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imitate_dataset import ImitateDataset
 from vla_rl.recipes.train_rewards import TrainSuccess
 from vla_rl.recipes.trainers import AdaptiveReplay, CriticConfig, ReplayConfig
+from vla_rl.training.fit import FitConfig
 
 BAD = [
     *((EvaluationConfig, name, 0) for name in ("validation", "test", "num_envs")),
@@ -36,13 +37,16 @@ BAD = [
     (HeadConfig, "width", 1_000_000),
     (CriticConfig, "depth", 100_000),
     (GaussianConfig, "horizon", 10_000_000),
-    *((kind, "width", 0) for kind in (TinyConfig, DiffusionConfig, CriticConfig)),
+    (CriticConfig, "width", 0),
     (SquashedLatentConfig, "magnitude", 0),
     (ResidualConfig, "scale", 0),
     (ResidualConfig, "correlation", 1.5),
     (Collect, "count", 0),
     (TrainSuccess, "training", 0),
     (TrainSuccess, "precision", 1.5),
+    *((FitConfig, name, 0) for name in ("steps", "batch")),
+    *((FitConfig, name, -1) for name in ("lr", "warmup")),
+    (FitConfig, "grad_norm", math.nan),
 ]
 
 

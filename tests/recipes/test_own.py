@@ -33,17 +33,6 @@ OUTSIDE = Path(__file__).parent / "outside"
 # -- environments ------------------------------------------------------------------------------------------------------
 
 
-class Advancing(PointMassEnv):
-    """The point mass whose ``_advance`` returns something else."""
-
-    def __init__(self, num_envs, change):
-        super().__init__(num_envs)
-        self.change = change
-
-    def _advance(self, env_ids, action):
-        return self.change(*super()._advance(env_ids, action))
-
-
 class Flat(PointMassEnv):
     """Its rewards are those of whole chunks, [E]."""
 
@@ -96,21 +85,8 @@ def test_a_range_that_many_entries_share_is_said_once():
 # -- policies ----------------------------------------------------------------------------------------------------------
 
 BROKEN = """
-import numpy as np
 import torch
-from dataclasses import replace
-from sims.toy.point_mass import PointMassEnv
 from straight import Straight
-
-
-class Wide(PointMassEnv):
-    def reset(self, env_ids, seeds):
-        obs = super().reset(env_ids, seeds)
-        return replace(obs, state=obs.state.astype(np.float64))
-
-
-def make(num_envs):
-    return Wide(num_envs)
 
 
 class Timeless(Straight):
@@ -139,12 +115,6 @@ def folder(tmp_path, monkeypatch):
     yield tmp_path
     for name in ("broken", "straight", "rail"):
         sys.modules.pop(name, None)
-
-
-def test_an_environment_in_the_working_folder_is_checked(folder, complaint):
-    command = ["train", "demo.py:small", "--out", folder / "run", "--env.name", "broken:make"]
-    assert "state is float64[2, 2] but float32[2, 2]" in complaint(*command, "--env.training-options", "{}")
-    assert not (folder / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -48,13 +48,6 @@ class Process(OneProcess):
         self.rank, self.size = rank, 2
 
 
-@dataclass
-class Wooden:
-    """Not a flow policy."""
-
-    version: int = 0
-
-
 def context(rank: int = 0, base=None) -> RunContext:
     return RunContext(EnvConfig("lift"), base, 1, Process(rank))
 

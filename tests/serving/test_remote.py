@@ -24,7 +24,7 @@ from vla_rl.experience.driver import Driver
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.policies import deployed_policy, start_policy
+from vla_rl.recipes.policies import start_policy
 from vla_rl.serving import openpi, vla_eval
 from vla_rl.serving.access import Address, names_server
 from vla_rl.serving.observation import SingleObservation
@@ -167,14 +167,6 @@ def test_it_keeps_the_contract_and_is_found_again_by_its_checkpoint(tmp_path):
             assert evaluate(env, again, [3]).success.all()
         with pytest.raises(ContractError, match="was trained for"):
             load_policy(tmp_path / "remote", counting.spec())
-
-
-def test_an_address_stands_where_a_checkpoint_could():
-    with (
-        serving(FunctionPolicy(point_mass.spec(), homewards)) as server,
-        closing(deployed_policy(f"vla-eval+{server.url}", EnvConfig("point_mass"))) as policy,
-    ):
-        assert evaluate(PointMassEnv(2), policy, [0, 1]).success.all()
 
 
 def test_a_run_does_not_start_from_a_server():

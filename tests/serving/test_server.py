@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from sims.toy import counting, point_mass
 from tests.patience import PATIENCE, wait_until
@@ -15,7 +14,6 @@ from tests.serving.served import CHUNK, Benchmark, NoisyPolicy, counted, echo_po
 from vla_rl.contract.env import ArraySpec
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.function import FunctionPolicy
-from vla_rl.serving import vla_eval
 from vla_rl.serving.observation import SingleObservation
 from vla_rl.serving.served import ServedPolicy
 from vla_rl.serving.vla_eval import Kind, PolicyServer, introduction
@@ -55,15 +53,6 @@ def test_what_an_episode_draws_depends_on_its_task_and_the_seed_alone():
     assert len(set(flat)) == len(flat)
     with serving(policy, seed=2) as server:
         assert drawn(server.url, [0])[0] != first[0]
-
-
-def test_actions_stay_within_the_bounds_and_the_chunk_that_an_environment_takes():
-    far = FunctionPolicy(counting.spec(), lambda obs: np.full((1, 40, 2), 1e9))
-    served = ServedPolicy(far, 0)
-    chunk, _ = served.decide(
-        vla_eval.read_observation(counted()).checked(served.spec), 0, far.initial_state(1), torch.Generator()
-    )
-    assert chunk.shape == (counting.spec().max_chunk, 2) and chunk[0].tolist() == [64.0, 1 << 20]
 
 
 def test_hello_says_what_the_policy_needs():

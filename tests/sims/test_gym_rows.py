@@ -224,15 +224,6 @@ def test_unbounded_actions_are_refused_with_advice_that_helps(end):
     assert env.spec.action.low == (-1.0, -1.0) and played(env).terminated.all()
 
 
-def test_a_constructor_that_raises_is_one_sentence():
-    def broken(**_):
-        raise KeyError("out of plywood")
-
-    gymnasium.register("TestBroken-v0", broken, max_episode_steps=3)
-    with pytest.raises(UserError, match=r"cannot make 'TestBroken-v0' \(KeyError: .*out of plywood"):
-        make("gym", num_envs=1, id="TestBroken-v0")
-
-
 def test_a_space_is_named_without_the_bounds_of_every_entry():
     mixed = Dict(move=Box(-1, 1, (24,)), grip=Discrete(2))
     with pytest.raises(UserError, match=r"Dict\(grip: Discrete\(2\), move: a Box of float32\[24\]\)|move: a Box"):

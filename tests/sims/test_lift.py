@@ -18,7 +18,6 @@ from sims.mujoco.tasks import scenes
 from sims.mujoco.tasks.lift import LiftExpert, LiftTask
 from vla_rl.contract.errors import UserError
 
-NAMED = "task_state/named"
 STAY = np.zeros((1, 1, 4), np.float32)
 
 

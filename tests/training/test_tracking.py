@@ -250,11 +250,3 @@ def test_a_damaged_line_of_the_metrics_is_named(line, tmp_path):
     for read in (lambda: folder.metrics("rl"), lambda: RunFolder.resume(tmp_path / "run")):
         with pytest.raises(UserError, match=r"line 2 of .*metrics\.jsonl' is damaged .*delete that line"):
             read()
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"steps": 0}, {"batch": 0}, {"lr": -1.0}, {"warmup": -1}, {"grad_norm": float("nan")}]
-)
-def test_fits_without_a_meaning_are_refused(wrong):
-    with pytest.raises(UserError, match=rf"FitConfig\.{next(iter(wrong))} is .*choose a number"):
-        FitConfig(**wrong)

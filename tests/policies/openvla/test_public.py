@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tests.policies.openvla.tiny import SPEC, golden_outputs, observed, tiny, tiny_shape
+from tests.policies.vla.public_folders import word_tokenizer
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.openvla.decoding import Autoregressive, OpenVLAOptions, Parallel
 from vla_rl.policies.openvla.policy import OpenVLA, OpenVLAPrompts, critics_scale
@@ -43,7 +43,6 @@ CONFIG: dict[str, Any] = {
     "norm_stats": {"bridge": {"action": STATISTICS, "proprio": {"q01": [0.0, 0.0], "q99": [0.0, 0.0]}}},
 }
 ONE = replace(SPEC, images={"front": SPEC.images["front"]}, tasks=("Lift the cube", "take the cube"))
-FOUR = replace(ONE, action=replace(ONE.action, shape=(4,), low=-1, high=1))
 
 
 @lru_cache(maxsize=1)
@@ -65,9 +64,7 @@ def published(folder: Path, **changes: Any) -> Path:
         save_file({name: tensors[name] for name in part}, folder / file)
     weight_map = {name: file for file, part in shards.items() for name in part}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(folder / "tokenizer.json"))
+    word_tokenizer(WORDS).save(str(folder / "tokenizer.json"))
     return folder
 
 

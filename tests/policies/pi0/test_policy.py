@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tokenizers
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -30,6 +29,7 @@ from tests.golden.vla.pi0.cases import (
 from tests.golden.vla.weights import weight
 from tests.policies.pi0.test_network import CASES, GOLDEN, inputs
 from tests.policies.test_tiny import observations
+from tests.policies.vla.public_folders import lerobot_features, robot_spec, word_tokenizer
 from tests.policies.vla.tiny_vlas import tiny_vla
 from tests.policies.vla.toy_network import ToyNetwork, ToyShape
 from tests.toys import seeded
@@ -46,30 +46,15 @@ FOUR = FlowSampler(Ode(), AllSteps(), steps=4)
 MEAN, STD = np.linspace(-0.5, 0.5, STATE), np.linspace(0.5, 2.0, STATE)  # of the state
 A_MEAN, A_STD = np.linspace(0.1, 0.4, ACTION), np.linspace(0.3, 0.6, ACTION)  # of the action
 WORDS = ("?", "<pad>", "<bos>", "lift", "the", "cube", "open", "it", "\n")
+spec_of = partial(robot_spec, (STATE, ACTION))
 LEROBOT = Path(__file__).parents[2] / "golden/vla/pi0/lerobot.npz"
-
-
-def spec_of(cameras: dict[str, tuple[int, int]], **changes: Any) -> EnvSpec:
-    given: dict[str, Any] = {
-        "images": {name: ArraySpec((*size, 3), "uint8", 0, 255) for name, size in cameras.items()},
-        "state": ArraySpec((STATE,), "float32", -9.0, 9.0),
-        "action": ArraySpec((ACTION,), "float32", -9.0, 9.0),
-        "tasks": ("lift the cube", "open it"),
-        "max_chunk": 4,
-    }
-    return EnvSpec(name="a robot", control_dt=0.1, time_limit=20, **{**given, **changes})
 
 
 def write(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Path:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
     save_file({name: item.contiguous() for name, item in tensors.items()}, folder / "model.safetensors")
-    tokenizer = tokenizers.Tokenizer(
-        tokenizers.models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="?")
-    )
-    split = tokenizers.pre_tokenizers.Split
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split(" ", "removed"), split("\n", "isolated")])
-    tokenizer.save(str(folder / "tokenizer.json"))
+    word_tokenizer(WORDS, lines=True).save(str(folder / "tokenizer.json"))
     return folder
 
 
@@ -172,13 +157,9 @@ def small_variants(monkeypatch):
 
 def write_lerobot(folder: Path, left_out: str = "", **changes: Any) -> Path:
     """A folder as LeRobot writes it: tensors by the golden list, statistics with the processors."""
-    cameras = {**LEROBOT_CAMERAS, LEROBOT_MISSING: (SIDE, SIDE)}
-    features = {name: {"type": "VISUAL", "shape": [3, *size]} for name, size in cameras.items()}
     config = {
         "type": "pi0",
-        "input_features": {**features, "observation.state": {"type": "STATE", "shape": [STATE]}},
-        "output_features": {"action": {"type": "ACTION", "shape": [ACTION]}},
-        "normalization_mapping": {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"},
+        **lerobot_features({**LEROBOT_CAMERAS, LEROBOT_MISSING: (SIDE, SIDE)}, STATE, ACTION),
         "paligemma_variant": "gemma_2b",
         "action_expert_variant": "gemma_300m",
         "chunk_size": CHUNK,

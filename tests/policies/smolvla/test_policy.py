@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tests.golden.vla.smolvla.cases import CAMERAS, CASES, VLM, inputs
 from tests.golden.vla.weights import generator, weight
 from tests.policies.smolvla.test_parity import EXPECTED
-from vla_rl.contract.env import ArraySpec, EnvSpec, Observation
+from tests.policies.vla.public_folders import lerobot_features, robot_spec, word_tokenizer
+from vla_rl.contract.env import ArraySpec, Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.smolvla.policy import SmolVLA
@@ -25,33 +26,16 @@ from vla_rl.policies.vla.options import VLAOptions
 CASE = "padded prompts and a missing camera"
 MEAN, STD = np.linspace(-0.5, 0.5, 5), np.linspace(0.5, 2.0, 5)  # of the state
 A_MEAN, A_STD = np.linspace(0.1, 0.4, 4), np.linspace(0.3, 0.6, 4)  # of the action
-TASKS = ("lift the cube", "open it")
-
-
-def spec_of(**changes: Any) -> EnvSpec:
-    sizes = {name.rpartition(".")[2]: size for name, size in CAMERAS.items()}
-    images = {name: ArraySpec((*size, 3), "uint8", 0, 255) for name, size in sizes.items()}
-    given: dict[str, Any] = {
-        "images": images,
-        "state": ArraySpec((5,), "float32", -9.0, 9.0),
-        "action": ArraySpec((4,), "float32", -9.0, 9.0),
-        "tasks": TASKS,
-        "max_chunk": 4,
-    }
-    return EnvSpec(name="a robot", control_dt=0.1, time_limit=20, **{**given, **changes})
+spec_of = partial(robot_spec, (5, 4), {name.rpartition(".")[2]: size for name, size in CAMERAS.items()})
 
 
 def write_folder(folder: Path, compiled: bool = False, **changes: Any) -> Path:
     """A folder as LeRobot wrote it before its processors: statistics among the weights."""
     (folder / "vlm").mkdir(parents=True)
-    features = {name: {"type": "VISUAL", "shape": [3, *size]} for name, size in CAMERAS.items()}
-    features["observation.images.empty_camera_0"] = {"type": "VISUAL", "shape": [3, 480, 640]}
     config = {
         "type": "smolvla",
         **CASES[CASE].config,
-        "input_features": {"observation.state": {"type": "STATE", "shape": [5]}, **features},
-        "output_features": {"action": {"type": "ACTION", "shape": [4]}},
-        "normalization_mapping": {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"},
+        **lerobot_features({**CAMERAS, "observation.images.empty_camera_0": (480, 640)}, 5, 4),
         **changes,
     }
     (folder / "config.json").write_text(json.dumps(config))
@@ -71,12 +55,8 @@ def write_folder(folder: Path, compiled: bool = False, **changes: Any) -> Path:
     ):
         tensors[name] = torch.from_numpy(numbers.astype(np.float32))
     save_file(tensors, folder / "model.safetensors")
-    words = {word: index for index, word in enumerate(["?", "lift", "the", "cube", "open", "it", "\n"])}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.Split("\n", "isolated")]
-    )
-    tokenizer.save(str(folder / "tokenizer.json"))
+    words = ("?", "lift", "the", "cube", "open", "it", "\n")
+    word_tokenizer(words, lines=True).save(str(folder / "tokenizer.json"))
     return folder
 
 

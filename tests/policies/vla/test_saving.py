@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +15,6 @@ from tests.policies.test_tiny import SPEC, observations
 from tests.policies.vla.public_folders import write
 from tests.policies.vla.toy_family import ToyVLA, write_folder
 from tests.toys import seeded
-from vla_rl.contract.env import ArraySpec
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.trust import mark
 from vla_rl.policies.pretrained import load_policy
@@ -174,29 +171,6 @@ def test_options_choose_horizon_cameras_and_statistics(folder: Path, tmp_path: P
     policy = load_policy(folder, SPEC, options)
     assert (policy.horizon, policy.cameras[0]) == (1, names[-1])
     assert policy.action_scale.offset == (0.7,) * ACTION
-
-
-def test_a_missing_tokenizer_is_one_sentence_with_its_cure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def offline(name: str, file: str) -> str:
-        raise OSError("no connection")
-
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", offline)
-    (folder / "tokenizer.json").unlink()
-    with pytest.raises(UserError, match=r"has no tokenizer.json and .*copy tokenizer.json of nobody/nothing into the"):
-        load_policy(folder, SPEC)
-
-
-def other(**changes: Any) -> Any:
-    return replace(SPEC, **changes)
-
-
-def vector(size: int) -> ArraySpec:
-    return ArraySpec((size,), "float32", -1.0, 1.0)
-
-
-def test_a_public_folder_needs_an_environment_or_data(folder: Path) -> None:
-    with pytest.raises(UserError, match=r"'toy'.*belongs to no environment.*--env NAME"):
-        load_policy(folder)
 
 
 def test_statistics_without_a_state_are_refused(folder: Path) -> None:

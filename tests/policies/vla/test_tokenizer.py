@@ -8,8 +8,9 @@ import huggingface_hub
 import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import processors
 
+from tests.policies.vla.public_folders import word_tokenizer
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.vla.tokenizer import TokenizerPrompts, open_tokenizer
 from vla_rl.pretrained import load_module
@@ -24,10 +25,7 @@ def fresh():
 
 def write_tokenizer(folder: Path, bos: bool = True) -> None:
     """Every word and every line end is a token; with ``bos``, it puts ``<bos>`` in front by itself."""
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.Split(" ", "removed")]
-    )
+    tokenizer = word_tokenizer(WORDS, lines=True)
     if bos:
         tokenizer.post_processor = processors.TemplateProcessing("<bos> $A", special_tokens=[("<bos>", 1)])
     folder.mkdir(parents=True, exist_ok=True)

@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tests.golden.vla.smolvla.cases import VLM
 from tests.golden.vla.weights import weight
 from tests.policies.openvla.tiny import tiny, tiny_shape
-from tests.policies.vla.public_folders import write
+from tests.policies.vla.public_folders import lerobot_features, word_tokenizer, write
 from vla_rl.contract.env import EnvSpec
 from vla_rl.policies.pi0.policy import shape_of
 from vla_rl.policies.smolvla.shape import SmolVLAShape
@@ -98,17 +97,8 @@ MAKERS: Mapping[str, Callable[[Path, EnvSpec], Path]] = {"smolvla": smolvla, "pi
 
 
 def _features(spec: EnvSpec) -> dict[str, Any]:
-    pictures = {
-        f"observation.images.{name}": {"type": "VISUAL", "shape": [3, *item.shape[:2]]}
-        for name, item in spec.images.items()
-    }
-    state = {"type": "STATE", "shape": list(spec.state.shape)}
-    return {
-        "input_features": {"observation.state": state, **pictures},
-        "output_features": {"action": {"type": "ACTION", "shape": [spec.action_dim]}},
-        "normalization_mapping": {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"},
-        **_room(spec),
-    }
+    cameras = {f"observation.images.{name}": item.shape[:2] for name, item in spec.images.items()}
+    return {**lerobot_features(cameras, spec.state.shape[0], spec.action_dim), **_room(spec)}
 
 
 def _room(spec: EnvSpec) -> dict[str, int]:
@@ -131,7 +121,4 @@ def _weights(folder: Path, shape: NetworkShape) -> Path:
 
 def _tokenizer(folder: Path, start: str = "<bos>") -> None:
     """Words are three tokens at most: the start of a prompt, "the", and everything else."""
-    words = {word: i for i, word in enumerate(("?", start, "the"))}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(folder / "tokenizer.json"))
+    word_tokenizer(("?", start, "the")).save(str(folder / "tokenizer.json"))

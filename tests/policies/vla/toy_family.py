@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 
-from tests.policies.vla.public_folders import write
+from tests.policies.vla.public_folders import lerobot_features, word_tokenizer, write
 from tests.policies.vla.toy_network import ToyNetwork, ToyShape
 from vla_rl.contract.env import EnvSpec
 from vla_rl.policies.vla.checkpoint import PublicCheckpoint
@@ -38,15 +37,10 @@ def _prompts(checkpoint: PublicCheckpoint) -> TokenizerPrompts:
 def write_folder(folder: Path, spec: EnvSpec, **changes: Any) -> Path:
     """A whole public folder that fits ``spec``: config, processors, tokenizer, weights; returns it."""
     state, action = spec.state.shape[0], spec.action_dim
-    pictures = {
-        f"observation.images.{name}": {"type": "VISUAL", "shape": [3, *item.shape[:2]]}
-        for name, item in spec.images.items()
-    }
+    cameras = {f"observation.images.{name}": item.shape[:2] for name, item in spec.images.items()}
     config = {
         "type": "toy",
-        "input_features": {"observation.state": {"type": "STATE", "shape": [state]}, **pictures},
-        "output_features": {"action": {"type": "ACTION", "shape": [action]}},
-        "normalization_mapping": {"STATE": "MEAN_STD", "ACTION": "MEAN_STD"},
+        **lerobot_features(cameras, state, action),
         "chunk_size": 4,
         "n_action_steps": 3,
         "max_state_dim": state + 2,
@@ -73,6 +67,4 @@ def write_statistics(folder: Path, state: int, action: int) -> None:
 def write_tokenizer(folder: Path) -> None:
     """Every word is unknown but for a few: token 0 is theirs."""
     words = ("<unk>", "lift", "the", "red", "cube", "put", "in", "bowl", "blue", "on")
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(folder / "tokenizer.json"))
+    word_tokenizer(words).save(str(folder / "tokenizer.json"))

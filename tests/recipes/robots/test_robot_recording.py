@@ -107,12 +107,6 @@ def test_a_recorder_keeps_what_is_whole_when_the_next_fails(tmp_path):
     assert load_demonstrations(tmp_path / "kept").count == 1
 
 
-def test_test_scenes_are_no_demonstrations():
-    shown = drive.EpisodesConfig("expert", 3, 1, OPEN_LOOP)
-    assert not set(drive._seeds(shown)) & set(drive._seeds(replace(shown, scenes="test")))
-    assert drive._seeds(shown) != drive._seeds(replace(shown, seed=2))
-
-
 def test_the_expert_of_a_real_arm_is_refused(tmp_path):
     settings, real = drive.EpisodesConfig("expert", 1, 1, OPEN_LOOP), file_arm(tmp_path / "commands")
     with pytest.raises(UserError, match=r"scripted expert reads .* drive it by a teleoperator"):

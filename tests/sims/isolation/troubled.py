@@ -118,13 +118,6 @@ def unmade(num_envs: int) -> None:
     raise ModuleNotFoundError(f"no module named 'simulator' for {num_envs}")
 
 
-def torch_free(num_envs: int) -> CountingEnv:
-    """Fails where more was imported than the contract and the simulator."""
-    heavy = {"torch", "vla_rl.policies", "vla_rl.experience", "vla_rl.training", "vla_rl.recipes"} & set(sys.modules)
-    assert not heavy, heavy
-    return CountingEnv(num_envs)
-
-
 def variable(num_envs: int) -> CountingEnv:
     """Fails without its environment variable."""
     assert os.environ["OF_THE_WORKER"] == "7"
