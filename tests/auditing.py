@@ -30,8 +30,10 @@ class AuditingPolicy:
     def __init__(self, horizon: int) -> None:
         self.horizon, self.version = horizon, 0
         self.resets: list[int] = []  # env_ids, in order
+        self.extras: list[set[str]] = []  # names of all that came with an observation
 
     def encode(self, obs: Observation) -> Features:
+        self.extras.append(set(obs.extras))
         hidden = [name for name in obs.extras if name.startswith("privileged/")]
         assert not hidden, f"the policy received {hidden}"
         state = np.asarray(obs.state)

@@ -1,4 +1,4 @@
-"""A run in another process that goes no further than one of its states: it cannot end before it is killed."""
+"""Runs that are killed: one in another process goes no further than one of its states, so it cannot end before."""
 
 _HELD = """
 import threading
@@ -15,3 +15,7 @@ tracking.save_state = save_and_stay
 def held_after(step: int) -> str:
     """Python code after which a run of this process stays where it is when the state of ``step`` is on disk."""
     return _HELD.format(step=step)
+
+
+class Killed(BaseException):
+    """What ends a run of this process, as SIGKILL would."""

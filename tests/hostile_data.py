@@ -150,23 +150,23 @@ def _varint(number: int, length: int = 1) -> bytes:
     return bytes([*(group | 128 for group in groups[:-1]), groups[-1]])
 
 
-def _pictures(data: Callable[[], bytes]) -> Change:
+def _frames(entry: Callable[[], dict[str, Any]]) -> Change:
+    """All pictures are this one."""
+
     def changed_table(table: pa.Table) -> pa.Table:
         at = table.schema.get_field_index(FRONT)
         field = table.schema.field(at)
-        column = pa.array([{"bytes": data(), "path": "x"}] * len(table), field.type)
-        return table.set_column(at, field, column)
+        return table.set_column(at, field, pa.array([entry()] * len(table), field.type))
 
     return _rewritten(DATA, changed_table, compression="zstd")
 
 
-def _picture_path(name: str) -> Change:
-    def changed_table(table: pa.Table) -> pa.Table:
-        at = table.schema.get_field_index(FRONT)
-        field = table.schema.field(at)
-        return table.set_column(at, field, pa.array([{"bytes": None, "path": name}] * len(table), field.type))
+def _pictures(data: Callable[[], bytes]) -> Change:
+    return _frames(lambda: {"bytes": data(), "path": "x"})
 
-    return _rewritten(DATA, changed_table)
+
+def _picture_path(name: str) -> Change:
+    return _frames(lambda: {"bytes": None, "path": name})
 
 
 def png(side: int) -> bytes:

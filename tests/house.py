@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -66,30 +67,12 @@ def _at_import(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
-    """The strongly connected components of more than one module (Tarjan 1972)."""
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    found: list[list[str]] = []
-
-    def visit(node: str) -> None:
-        index[node] = low[node] = len(index)
-        stack.append(node)
-        for other in sorted(graph[node]):
-            if other not in index:
-                visit(other)
-            if other in stack:
-                low[node] = min(low[node], low[other])
-        if low[node] == index[node]:
-            part = stack[stack.index(node) :]
-            del stack[stack.index(node) :]
-            if len(part) > 1:
-                found.append(sorted(part))
-
-    for node in graph:
-        if node not in index:
-            visit(node)
-    return found
+    """A circle, if there is any: the first module again at its end."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return [error.args[1]]
+    return []
 
 
 def settings(config: Any) -> int:

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from sims.catalog import make
 from sims.toy.point_mass import optimal_return
-from tests.toys import bandit_reward, rollout, seeded
+from tests.toys import Stateless, bandit_reward, rollout, seeded
 from vla_rl.contract.batch import Rollout, Transitions
 from vla_rl.contract.env import ArraySpec, EnvSpec
-from vla_rl.contract.policy import ActionOut, CriticAction, Features, State, encode_observation
+from vla_rl.contract.policy import ActionOut, CriticAction, Features, encode_observation
 from vla_rl.policies.critics import QEnsemble
 from vla_rl.policies.feed_forward import GaussianPolicy, SquashedConfig, SquashedPolicy
 from vla_rl.policies.heads import HeadConfig
@@ -66,22 +66,8 @@ def regret(policy: Any) -> tuple[float, float]:
     return float(shortfall.mean()), float(step.success.mean())
 
 
-class Scripted:
+class Scripted(Stateless):
     """A ``ReparametrisedPolicy`` whose decision is given: ``features["a"]`` [B,A] and ``features["logp"]`` [B]."""
-
-    version = 0
-
-    def encode(self, obs: Any) -> Features:
-        raise NotImplementedError
-
-    def initial_state(self, num_envs: int) -> State:
-        return {}
-
-    def reset_state(self, state: State, env_ids: Any) -> State:
-        return state
-
-    def act(self, features: Features, state: State, mode: Any, generator: Any) -> tuple[ActionOut, State]:
-        raise NotImplementedError
 
     def rsample(self, features: Features, generator: Any) -> CriticAction:
         return CriticAction(features["a"], features["logp"])

@@ -34,12 +34,27 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-class FlowToy(nn.Module):
+class Stateless:
+    """The part of a policy that sees ``features["state"]`` and remembers nothing."""
+
+    version = 0
+
+    def encode(self, obs: Any) -> Features:
+        return {"state": torch.as_tensor(obs.state)}
+
+    def initial_state(self, num_envs: int) -> State:
+        return {}
+
+    def reset_state(self, state: State, env_ids: Any) -> State:
+        return state
+
+
+class FlowToy(Stateless, nn.Module):
     """A flow policy over one action of ``dims`` entries given ``features["state"]`` [B,1] (``LikelihoodPolicy``)."""
 
     def __init__(self, dims: int = 2, sampler: FlowSampler | None = None, width: int = 64) -> None:
         super().__init__()
-        self.dims, self.sampler, self.version = dims, sampler or FlowSampler(Ode(), AllSteps(), 4), 0
+        self.dims, self.sampler = dims, sampler or FlowSampler(Ode(), AllSteps(), 4)
         last = nn.Linear(width, 2 * dims)
         nn.init.zeros_(last.weight[dims:])
         self.net = nn.Sequential(nn.Linear(dims + 2, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), last)
@@ -52,15 +67,6 @@ class FlowToy(nn.Module):
             return Field(*self.net(torch.cat([condition, x, t.unsqueeze(-1)], -1)).chunk(2, -1))
 
         return velocity
-
-    def encode(self, obs: Any) -> Features:
-        return {"state": torch.as_tensor(obs.state)}
-
-    def initial_state(self, num_envs: int) -> State:
-        return {}
-
-    def reset_state(self, state: State, env_ids: Any) -> State:
-        return state
 
     @torch.no_grad()
     def act(self, features: Features, state: State, mode: Mode, generator: torch.Generator) -> tuple[ActionOut, State]:

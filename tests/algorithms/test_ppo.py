@@ -258,6 +258,12 @@ def in_double():
     torch.set_default_dtype(torch.float32)
 
 
+def assert_close(ppo: PPO, whole: PPO, rtol: float = 1e-9) -> None:
+    """Their weights, of policy and critic."""
+    for mine, one in ((ppo.policy, whole.policy), (ppo.critic, whole.critic)):
+        torch.testing.assert_close(weights(mine), weights(one), rtol=rtol, atol=1e-9)
+
+
 @pytest.mark.parametrize("cut", [30, 100])
 def test_two_processes_that_share_the_data_end_as_one(cut, in_double):
     """Minibatches, KL stop, learning rate and the critic's statistics included; ``cut`` 100: one has nothing.
@@ -277,9 +283,7 @@ def test_two_processes_that_share_the_data_end_as_one(cut, in_double):
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(twice, both, parts))
     for ppo, metrics in zip(both, found, strict=True):
-        for name in ("policy", "critic"):
-            for mine, one in zip(weights(getattr(ppo, name)), weights(getattr(whole, name)), strict=True):
-                torch.testing.assert_close(mine, one, rtol=1e-9, atol=1e-9)
+        assert_close(ppo, whole)
         for name in (
             "rollout/decisions",
             "policy/kl",
@@ -315,9 +319,7 @@ def test_micro_batches_leave_the_gradient_as_it_is(micro_batch, in_double):
     expected, found = whole.update(experience), parts.update(experience)
     for key, value in expected.items():
         assert found[key] == pytest.approx(value, rel=1e-6, abs=1e-9), key
-    for name in ("policy", "critic"):
-        for mine, one in zip(weights(getattr(parts, name)), weights(getattr(whole, name)), strict=True):
-            torch.testing.assert_close(mine, one, rtol=1e-8, atol=1e-9)
+    assert_close(parts, whole, 1e-8)
     # the bandit's features have two time steps of 50, of which the critic takes at least one
     assert max(sizes) <= max(4 * micro_batch, 50) and (micro_batch > 1 or sizes.count(4) > 50)
 
@@ -353,9 +355,7 @@ def test_processes_that_share_weights_run_as_often(cut, in_double):
         list(pool.map(twice, both, [columns(experience, slice(0, cut)), columns(experience, slice(cut, None))]))
     assert passes[0] == passes[1] and len(passes[0]) > 30
     for ppo in both:
-        for name in ("policy", "critic"):
-            for mine, one in zip(weights(getattr(ppo, name)), weights(getattr(whole, name)), strict=True):
-                torch.testing.assert_close(mine, one, rtol=1e-9, atol=1e-9)
+        assert_close(ppo, whole)
 
 
 def _batch_size(given) -> int:

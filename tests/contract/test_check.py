@@ -13,6 +13,7 @@ from sims.catalog import make
 from sims.toy.counting import CountingEnv
 from sims.toy.point_mass import PointMassEnv
 from tests.auditing import PrivilegedEnv
+from tests.toys import Stateless
 from vla_rl.contract.check import (
     PROFILES,
     Profile,
@@ -443,19 +444,8 @@ def test_the_check_leaves_every_episode_at_its_start():
     assert sum(counted) <= 6
 
 
-class Still:
+class Still(Stateless):
     """Sends one action of zeros."""
-
-    version = 0
-
-    def encode(self, obs):
-        return {"state": obs.state}
-
-    def initial_state(self, num_envs):
-        return {}
-
-    def reset_state(self, state, env_ids):
-        return state
 
     def act(self, features, state, mode, generator):
         action = np.zeros((len(features["state"]), 1, 2), np.float32)

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from sims.catalog import make
-from sims.toy.counting import CountingEnv, episode_length, expected_reward
+from sims.toy.counting import episode_length, expected_reward
 from tests.auditing import PrivilegedEnv
+from tests.breaking import BreakingEnv
 from tests.visual_point_mass import VisualPointMass, tiny_vla
 from vla_rl.contract.check import check_policy
-from vla_rl.contract.env import WORKER
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import ActionOut
 from vla_rl.evaluation.run import ATTEMPTS, OneByOne, Outcomes, evaluate, play
@@ -167,32 +167,12 @@ def test_an_expert_in_chunks_may_execute_only_their_first_actions():
         assert out.action.shape == (2, horizon or 4, 2)
 
 
-class BreakingEnv(CountingEnv):
-    """The simulator's process dies in the second step of the episodes of some seeds, ``deaths`` {seed: how often}."""
-
-    def __init__(self, num_envs: int, deaths: dict[int, int]) -> None:
-        super().__init__(num_envs)
-        self.deaths = deaths
-
-    def step(self, chunk, observe="last"):
-        before = self._time.copy()
-        step = super().step(chunk, observe)
-        for env_id in np.flatnonzero((before > 0) & step.valid.any(1)):
-            if self.deaths.get(int(self._seed[env_id]), 0):
-                self.deaths[int(self._seed[env_id])] -= 1
-                step.truncated[env_id], step.terminated[env_id], step.success[env_id] = True, False, False
-                step.valid[env_id], step.reward[env_id] = False, 0
-                step = replace(step, cause=[*step.cause[:env_id], WORKER, *step.cause[env_id + 1 :]])
-        return step
-
-
 @pytest.mark.parametrize("num_envs", [1, 3, 16])
 def test_an_episode_whose_simulator_broke_down_is_played_again(num_envs):
-    deaths = {100: 2, 103: ATTEMPTS - 1, 110: 1}
-    env = BreakingEnv(num_envs, deaths)
+    env = BreakingEnv(num_envs, {100: 2, 103: ATTEMPTS - 1, 110: 1})
     found = evaluate(env, Auditor(num_envs, 2), SEEDS)
     sound = evaluate(make("counting", num_envs=num_envs), Auditor(num_envs, 2), SEEDS)
-    assert not any(deaths.values())
+    assert max(env.deaths.values()) <= 0
     for name in ("seeds", "success", "cause", "length", "family", "returns"):
         assert np.array_equal(getattr(found, name), getattr(sound, name)), name
 

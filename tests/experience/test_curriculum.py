@@ -289,6 +289,3 @@ def test_fewer_groups_are_uniform():
     in_order = (1 + 1 + 2 * 0.5**4) / 3
     assert share(InOrder()) == pytest.approx(in_order, abs=4 * (in_order * (1 - in_order) / 120) ** 0.5)
     assert share(OutcomeVariance(scenes=36)) < 0.7 * in_order
-
-
-# -- configs ----------------------------------------------------------------------------------------------------------

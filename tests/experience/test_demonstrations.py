@@ -15,7 +15,7 @@ from sims.toy.counting import episode_length, expected_reward
 from tests.algorithms.test_hg_dagger import Table
 from tests.auditing import AuditingPolicy
 from tests.experience.makers import recorded
-from tests.toys import seeded
+from tests.toys import Stateless, seeded
 from tests.world_models.pushing import played
 from vla_rl.algorithms.chunks import demonstrated, mean_loss
 from vla_rl.contract.errors import ContractError, UserError
@@ -116,22 +116,11 @@ def test_recording_needs_no_dataset_libraries_until_it_writes():
 # -- trajectories: nothing is lost between an environment and the training sequences of a world model ------------------
 
 
-class Walker:
+class Walker(Stateless):
     """Chunks of three actions, drawn from the generator."""
-
-    version = 0
 
     def __init__(self, env) -> None:
         self.spec = env.spec
-
-    def encode(self, obs):
-        return {"state": obs.state}
-
-    def initial_state(self, num_envs):
-        return {}
-
-    def reset_state(self, state, env_ids):
-        return state
 
     def act(self, features, state, mode, generator):
         size = (len(features["state"]), 3, self.spec.action_dim)

@@ -14,6 +14,7 @@ from sims.catalog import make
 from sims.toy.counting import CountingEnv, episode_length, expected_reward
 from tests.auditing import STEPS, AuditingPolicy, PrivilegedEnv
 from tests.experience.makers import LuckyEnv, NanPolicy, Patient, equal_rollouts, luck
+from tests.toys import Stateless
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
@@ -201,17 +202,10 @@ def test_an_episode_is_over_at_its_first_success(kind):
 
 
 def test_launched_environments_are_reset_in_the_policy_too():
-    extras = []
-
-    class Watching(AuditingPolicy):
-        def encode(self, obs):
-            extras.append(set(obs.extras))
-            return super().encode(obs)
-
-    maker = source(replace(SMALL, limit=5), policy=Watching(4), env=PrivilegedEnv(7))
+    maker = source(replace(SMALL, limit=5), env=PrivilegedEnv(7))
     rollout = maker.next()
     assert len(maker.policy.resets) == 5 * SMALL.size and len(rollout.final_index) > 0
-    assert all(names == {"force"} for names in extras)
+    assert all(names == {"force"} for names in maker.policy.extras)
 
 
 def test_a_nan_is_refused_before_anything_moves():
@@ -319,13 +313,8 @@ class CoinEnv(NumpyEnv):
         return (self._seed[:, None] % 2).astype(np.float32)
 
 
-class Uniform:
+class Uniform(Stateless):
     """Draws from [0, 1)."""
-
-    version = 0
-    encode = staticmethod(lambda obs: {"state": torch.as_tensor(obs.state)})
-    initial_state = staticmethod(lambda env_ids: {})
-    reset_state = staticmethod(lambda state, env_ids: state)
 
     def act(self, features, state, mode, generator):
         sample = torch.rand(len(features["state"]), 1, 1, generator=generator)

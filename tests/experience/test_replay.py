@@ -27,6 +27,7 @@ from tests.experience.replays import (
     same,
     source,
 )
+from tests.held import Killed
 from tests.toys import seeded
 from vla_rl.contract import CONTRACT_VERSION
 from vla_rl.contract.batch import Rollout, Transitions
@@ -446,9 +447,6 @@ def test_damage_is_named(tmp_path):
 @pytest.mark.parametrize("written", range(0, 10, 3))
 def test_killed_inside_a_write_there_are_only_whole_decisions(tmp_path, written):
     """The decisions that were being overwritten are gone, the new ones are missing; all others are untouched."""
-
-    class Killed(BaseException):
-        pass
 
     class Dying(dict):
         """Columns of which only so many can still be written."""

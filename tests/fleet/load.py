@@ -40,15 +40,14 @@ CLIENTS, PROCESSES, RATE, BYTES, MINUTES = 100, 4, 10.0, 15_000, 10.0
 SUMMARY = Path("runs/load/summary.json")
 LIMIT_S = 1.0  # for 99 % of acknowledgements, at the highest rate
 _STEP_S, _FACTOR = 20.0, 1.25  # of the search for that rate
-_BINS, _SHORTEST_S, _RATIO = 320, 1e-4, 1.05  # a histogram of seconds
 
 
 class Waiting:
-    """A robot's records in memory until they are acknowledged; ``counts`` is the histogram of how long that took."""
+    """A robot's records in memory until they are acknowledged; ``took``: the seconds until then, of all its process."""
 
-    def __init__(self, robot: str, counts: np.ndarray, payload: bytes) -> None:
+    def __init__(self, robot: str, took: list[float], payload: bytes) -> None:
         self.robot, self.epoch, self.first_seq, self.next_seq = robot, uuid.uuid4().hex, 0, 0
-        self._counts, self._payload, self._previous = counts, payload, NO_HASH
+        self._took, self._payload, self._previous = took, payload, NO_HASH
         self._held = deque[tuple[FleetRecord, float]]()
         self._more = threading.Condition()
 
@@ -72,8 +71,7 @@ class Waiting:
         now = time.monotonic()
         with self._more:
             while self._held and self.first_seq <= seq:
-                took = now - self._held.popleft()[1]
-                self._counts[min(_BINS - 1, max(0, int(math.log(took / _SHORTEST_S, _RATIO))))] += 1
+                self._took.append(now - self._held.popleft()[1])
                 self.first_seq += 1
 
     def wait(self, seq: int, seconds: float) -> bool:
@@ -91,24 +89,25 @@ def serve(folder: Path, certificates: Path, clients: int, pipe: Connection) -> N
         pipe.recv()
 
 
-def send(
-    certificates: Path, names: Sequence[str], port: int, shared: Any, rate: Any, row: int, pipe: Connection
-) -> None:
-    """A process of clients: each puts records at ``rate`` a second until the pipe says something."""
-    counts = np.frombuffer(shared, np.int64).reshape(-1, _BINS)[row]
-    payload = random.Random(row).randbytes(BYTES)
-    sources = [Waiting(name, counts, payload) for name in names]
+def send(certificates: Path, names: Sequence[str], port: int, rate: float, pipe: Connection) -> None:
+    """A process of clients: each puts so many records a second; for a new rate the pipe gets what took how long."""
+    took: list[float] = []
+    sources = [Waiting(name, took, random.Random(names[0]).randbytes(BYTES)) for name in names]
     options = LinkOptions(address=f"127.0.0.1:{port}")
     links = [
         Link(source, options, load_credentials(certificates / "robots" / source.robot, "robot")) for source in sources
     ]
     due = [time.monotonic() + random.Random(name).random() for name in names]
-    while not pipe.poll(0.002):
+    while rate:
+        if pipe.poll(0.002):
+            rate, count = pipe.recv(), len(took)
+            pipe.send(took[:count])
+            del took[:count]
         now = time.monotonic()
         for i, source in enumerate(sources):
-            while due[i] <= now:
+            while rate and due[i] <= now:
                 source.put(due[i])
-                due[i] += 1 / rate.value
+                due[i] += 1 / rate
     for link in links:
         link.close()
 
@@ -122,15 +121,10 @@ class Load:
         for name in names:
             authority.robot(name)
         self._context = multiprocessing.get_context("spawn")
-        self._shared = self._context.RawArray("q", PROCESSES * _BINS)
-        self._rate = self._context.Value("d", rate)
         self._pipes: list[Connection] = []
         self.server = self._start(serve, folder / "ledger", authority.folder, clients)
         port = self._pipes[0].recv()
-        self._clients = [
-            self._start(send, authority.folder, names[i::PROCESSES], port, self._shared, self._rate, i)
-            for i in range(PROCESSES)
-        ]
+        self._clients = [self._start(send, authority.folder, names[i::PROCESSES], port, rate) for i in range(PROCESSES)]
 
     def _start(self, program: Any, *given: Any) -> Any:
         here, there = self._context.Pipe()
@@ -139,21 +133,24 @@ class Load:
         self._pipes.append(here)
         return process
 
-    def counts(self) -> np.ndarray:
-        return np.frombuffer(self._shared, np.int64).reshape(-1, _BINS).sum(0)
+    def _ask(self, rate: float) -> np.ndarray:
+        """Seconds of the acknowledgements since the last question; from now on clients send at ``rate``."""
+        for pipe in self._pipes[1:]:
+            pipe.send(rate)
+        return np.concatenate([pipe.recv() for pipe in self._pipes[1:]])
 
     def measure(self, seconds: float, rate: float) -> tuple[np.ndarray, list[tuple[float, float]]]:
-        """The histogram of acknowledgements, and the server's memory (s, MB), every second."""
-        self._rate.value = rate
-        before, start, memory = self.counts(), time.monotonic(), []
+        """How long acknowledgements took (s), and the server's memory (s, MB), every second."""
+        self._ask(rate)
+        start, memory = time.monotonic(), []
         while (now := time.monotonic() - start) < seconds:
             memory.append((now, resident_mb(self.server.pid)))
             time.sleep(min(1.0, seconds - now))
-        return self.counts() - before, memory
+        return self._ask(rate), memory
 
     def close(self) -> None:
         for process, pipe in zip((*self._clients, self.server), (*self._pipes[1:], self._pipes[0]), strict=True):
-            pipe.send("end")
+            pipe.send(0.0)
             process.join(30)
             process.kill()
 
@@ -163,12 +160,9 @@ def resident_mb(pid: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def share_within(counts: np.ndarray, share: float) -> float:
+def within(took: np.ndarray, share: float) -> float:
     """Seconds within which ``share`` of the acknowledgements came; infinite without any."""
-    if not counts.sum():
-        return math.inf
-    place = int(np.searchsorted(np.cumsum(counts), share * counts.sum()))
-    return float(_SHORTEST_S * _RATIO ** (place + 1))
+    return float(np.quantile(took, share)) if len(took) else math.inf
 
 
 def slope(memory: Sequence[tuple[float, float]], after: float) -> float:
@@ -182,13 +176,13 @@ def load(folder: Path, minutes: float, clients: int, step_s: float = _STEP_S) ->
     running = Load(folder, clients, RATE)
     try:
         running.measure(min(10.0, 6 * minutes), RATE)  # connections are made
-        counts, memory = running.measure(60 * minutes, RATE)
+        took, memory = running.measure(60 * minutes, RATE)
         found = {
             "clients": clients,
-            "records_per_s": round(counts.sum() / (60 * minutes), 1),
+            "records_per_s": round(len(took) / (60 * minutes), 1),
             "wanted_per_s": clients * RATE,
-            "p50_ms": round(1e3 * share_within(counts, 0.5), 1),
-            "p99_ms": round(1e3 * share_within(counts, 0.99), 1),
+            "p50_ms": round(1e3 * within(took, 0.5), 1),
+            "p99_ms": round(1e3 * within(took, 0.99), 1),
             "server_mb": round(memory[-1][1], 1),
             "mb_per_minute": round(slope(memory, 12 * minutes), 2),
             "seconds": round(60 * minutes, 1),
@@ -204,8 +198,8 @@ def highest(running: Load, clients: int, step_s: float) -> dict[str, Any]:
     rate, best, p99 = RATE, 0.0, 0.0
     while True:
         running.measure(step_s / 4, rate)
-        counts, _ = running.measure(step_s, rate)
-        reached, late = float(counts.sum()) / step_s, share_within(counts, 0.99)
+        took, _ = running.measure(step_s, rate)
+        reached, late = len(took) / step_s, within(took, 0.99)
         print(f"{rate * clients:.0f} records/s wanted, {reached:.0f} acknowledged, p99 {late:.3f} s", flush=True)
         if late >= LIMIT_S or reached < 0.9 * rate * clients:
             return {"highest_per_s": round(best, 1), "highest_p99_ms": round(1e3 * p99, 1)}

@@ -10,6 +10,7 @@ from datetime import timedelta
 
 import pytest
 
+from tests.held import Killed
 from vla_rl.contract.errors import UserError
 from vla_rl.fleet.identity import Authority, CertificateError, Revoked, check_reach, load_credentials, now, robot_of
 
@@ -91,10 +92,6 @@ def test_who_was_revoked_once_is_refused_while_the_list_is_written_anew(tmp_path
     path.write_text("")  # a copy of it is on its way
     with pytest.raises(CertificateError, match="has been revoked"):
         robot_of(pem, revoked)
-
-
-class Killed(BaseException):
-    """As by SIGKILL."""
 
 
 def _killed(monkeypatch, at, command):

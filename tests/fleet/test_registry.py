@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -150,17 +150,11 @@ def test_changes_of_one_process_are_seen_by_another(tmp_path):
     assert learner.releases == server.releases and learner.releases.active == 2
 
 
-def _publish(folder, number):
-    Registry(folder / "server").publish(folder / "1", PUBLISHED, KEY, *WHO)
-
-
 def test_two_who_publish_at_once_get_two_numbers(tmp_path):
     made = registry(tmp_path, 1)
-    threads = [threading.Thread(target=_publish, args=(tmp_path, number)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(4):
+            pool.submit(lambda: Registry(tmp_path / "server").publish(tmp_path / "1", PUBLISHED, KEY, *WHO))
     assert sorted(made.releases.stages) == [1, 2, 3, 4, 5]
     assert len({made.manifest(version) for version in range(1, 6)}) == 5
 

@@ -47,6 +47,13 @@ def opened(tmp_path, ending):
     return lambda: ending.enter_context(closing(FleetServer(tmp_path / "fleet", ANY)))
 
 
+def released(server, folder, *versions):
+    """These versions are published, and the first is for every robot."""
+    for version in versions:
+        server.registry.publish(checkpoint(folder / str(version), version), PUBLISHED, KEY, *WHO)
+    server.registry.promote(versions[0], *WHO)
+
+
 def shown(server):
     """What the page shows."""
     with urllib.request.urlopen(f"{server.page.url}status") as answer:
@@ -70,12 +77,10 @@ def test_what_robots_send_is_on_the_page_also_after_a_restart(opened, link):
 def test_a_robot_downloads_what_the_registry_has_for_it(opened, link, tmp_path):
     server, announced = opened(), []
     made = link(server.transport.port, MemorySpool(), on_policy=lambda *policy: announced.append(policy))
-    folder = checkpoint(tmp_path / "checkpoint", 1)
-    server.registry.publish(folder, PUBLISHED, KEY, *WHO)
-    server.registry.promote(1, *WHO)
+    released(server, tmp_path, 1)
     wait_until(lambda: (1, "active") in announced)
     cached = PolicyCache(tmp_path / "robot", TRUSTED).fetch(1, SPEC_HASH, made)
-    assert content(cached.folder) == content(folder)
+    assert content(cached.folder) == content(tmp_path / "1")
     wait_until(lambda: shown(server)["versions"].get("1", {}).get("state") == "active")
     with pytest.raises(UserError, match="9"):
         made.manifest(9)
@@ -83,9 +88,7 @@ def test_a_robot_downloads_what_the_registry_has_for_it(opened, link, tmp_path):
 
 def test_a_canary_that_fails_is_taken_back_and_that_is_an_alarm(opened, link, tmp_path):
     server = opened()
-    for version in (1, 2):
-        server.registry.publish(checkpoint(tmp_path / str(version), version), PUBLISHED, KEY, *WHO)
-    server.registry.promote(1, *WHO)
+    released(server, tmp_path, 1, 2)
     server.registry.try_on(2, ["arm"], *WHO)
     good = [episode(f"good{n}", 1) for n in range(12)]
     bad = [episode(f"bad{n}", 1, "time_limit", version=2) for n in range(12)]
@@ -97,9 +100,7 @@ def test_a_canary_that_fails_is_taken_back_and_that_is_an_alarm(opened, link, tm
 
 def test_only_what_its_robots_did_and_sent_counts_for_a_canary(opened, link, tmp_path):
     server = opened()
-    for version in (1, 2):
-        server.registry.publish(checkpoint(tmp_path / str(version), version), PUBLISHED, KEY, *WHO)
-    server.registry.promote(1, *WHO)
+    released(server, tmp_path, 1, 2)
     server.registry.try_on(2, ["arm"], *WHO)
     ends = [[one for one in episode(f"e{n}", 1, "time_limit", version=2) if one.kind != "step"] for n in range(12)]
     other = [[replace(one, policy_version=2) if one.kind != "step" else one for one in episode("other", 1)]]
@@ -113,8 +114,7 @@ def test_only_what_its_robots_did_and_sent_counts_for_a_canary(opened, link, tmp
 
 def test_episodes_of_a_ledger_that_was_set_back_to_a_copy_count(opened, link, tmp_path):
     server = opened()
-    server.registry.publish(checkpoint(tmp_path / "1", 1), PUBLISHED, KEY, *WHO)
-    server.registry.promote(1, *WHO)
+    released(server, tmp_path, 1)
     link(server.transport.port, spool_of(episode("a", 5), episode("b", 5)))
     wait_until(lambda: shown(server)["total"]["episodes"] == 2)
     server.close()
@@ -128,8 +128,7 @@ def test_episodes_of_a_ledger_that_was_set_back_to_a_copy_count(opened, link, tm
 
 def test_what_a_person_rescued_is_no_success_of_the_policy(opened, link, tmp_path):
     server = opened()
-    server.registry.publish(checkpoint(tmp_path / "1", 1), PUBLISHED, KEY, *WHO)
-    server.registry.promote(1, *WHO)
+    released(server, tmp_path, 1)
     rescued = [*episode("b", 2)]
     end = replace(EpisodeEnd.from_payload(rescued[-1].payload), intervened=1)
     link(server.transport.port, spool_of(episode("a", 2), [*rescued[:-1], replace(rescued[-1], payload=end.payload())]))

@@ -2,9 +2,15 @@
 
 import pytest
 
-from tests.commands import complaint, quick, untrained
+from tests.commands import complaint, quick, save_untrained, untrained
+from vla_rl.policies.tiny import TinyVLA
 
 __all__ = ["complaint", "quick", "untrained"]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory) -> TinyVLA:
+    return TinyVLA.from_pretrained(save_untrained(tmp_path_factory.mktemp("policy") / "untrained"))
 
 
 @pytest.fixture(scope="module", autouse=True)

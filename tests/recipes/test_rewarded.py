@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from tests.commands import save_untrained
 from tests.recipes.imagine.test_grpo import GROUPS, imagined_lift
 from vla_rl.algorithms.group_relative import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
@@ -19,7 +18,6 @@ from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
-from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.env_config import EnvConfig, EnvFactory
 from vla_rl.recipes.evaluators import EvaluationConfig
@@ -36,11 +34,6 @@ LOOP = LoopConfig(2, validate_every=1)
 PPO = RLConfig(SDE, WindowConfig(4, 2), loop=LOOP, algorithm=PPOConfig(critic_warmup=0))
 GRPO = RLConfig(SDE, replace(GROUPS, groups=1, ahead=0, num_envs=3), loop=LOOP, algorithm=GRPOConfig())
 EVALUATION = EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4)
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory) -> TinyVLA:
-    return TinyVLA.from_pretrained(save_untrained(tmp_path_factory.mktemp("policy") / "untrained"))
 
 
 @pytest.fixture(scope="module")

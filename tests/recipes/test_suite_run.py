@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.commands import save_untrained
+from tests.held import Killed
 from tests.recipes.quick_suite import Goal, quick, save_policy, wrong_horizon
 from tests.visual_point_mass import tiny_vla
 from vla_rl.cli import main
@@ -117,10 +118,6 @@ def test_the_table_has_one_line_per_seed_and_task_in_order(policy, undisturbed, 
     assert [one.returns for one in episodes[:12]] == seen.returns.tolist()
     assert [one.success for one in episodes[:12]] == seen.success.tolist()
     assert [bool(one.video) for one in episodes] == [*[True] * 2, *[False] * 10] * 2
-
-
-class Killed(BaseException):
-    """The process ends here."""
 
 
 @pytest.mark.parametrize("num_envs", [8, *(pytest.param(number, marks=pytest.mark.full) for number in (1, 64))])

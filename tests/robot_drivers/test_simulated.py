@@ -69,15 +69,6 @@ def test_it_is_a_driver_known_before_it_connects():
     assert not robot.is_connected
 
 
-def test_robots_need_no_torch():
-    code = (
-        "import sys; sys.modules['torch'] = None; import robot_drivers.runtime, robot_drivers.control; "
-        "from robot_drivers.simulated import SimulatedRobot as R; "
-        "r = R(options={'render': False}); r.connect(); r.command(r.observe().position)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_what_is_no_simulated_arm_is_refused():
     with pytest.raises(ContractError, match=r"lift:make takes dx, dy, dz, grip and measures x, y,.*cannot stand for"):
         SimulatedRobot("sims.mujoco.tasks.lift:make")

@@ -231,17 +231,21 @@ def test_what_is_not_in_an_episode_is_not_in_its_picture():
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
+    ("name", "options", "what"),
     [
-        ("place", {"cubes": 1}),
-        ("place", {"colours": 9}),
-        ("push", {"cubes": 0}),
-        ("mixed", {"deadlines": {"lft": 3}}),
-        ("push", {"instruct": "distractor"}),
+        ("place", {"cubes": 1}, "no variant"),
+        ("place", {"colours": 9}, "no variant"),
+        ("push", {"cubes": 0}, "has nothing to push"),
+        ("mixed", {"deadlines": {"lft": 3}}, "lft"),
+        ("push", {"instruct": "distractor"}, "instruct"),
+        ("lift", {"cubes": 5}, "no variant"),
+        ("lift", {"cameras": ("frnt",)}, "did you mean 'front'"),
+        ("lift", {"image_size": 0}, "image_size=0 leaves nothing to render"),
+        ("lift", {"cameras": ("front", "side"), "image_size": {"front": 40}}, "gives the camera 'side' no size"),
     ],
 )
-def test_impossible_variants_are_refused(name, options):
-    with pytest.raises(UserError):
+def test_impossible_variants_are_refused(name, options, what):
+    with pytest.raises(UserError, match=what):
         make(name, num_envs=1, **options)
 
 

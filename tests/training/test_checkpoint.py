@@ -18,6 +18,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from tests.held import Killed
 from tests.toys import TwoProcesses
 from vla_rl.contract.errors import UserError
 from vla_rl.training import checkpoint
@@ -146,9 +147,6 @@ def test_killed_while_writing_there_is_always_a_whole_state(tmp_path):
 @pytest.mark.parametrize("moment", range(4))
 def test_killed_while_a_state_is_replaced_one_of_both_is_whole(tmp_path, monkeypatch, moment):
     """A process ends at each rename and within each removal; so does a fleet's learner that saves twice at one step."""
-
-    class Killed(BaseException):
-        pass
 
     left, replace, rmtree = [moment], os.replace, shutil.rmtree
 

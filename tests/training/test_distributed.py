@@ -10,7 +10,6 @@ import sys
 import weakref
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,9 +18,9 @@ from safetensors.torch import load_file, save_file
 
 from tests.commands import save_untrained
 from tests.patience import PATIENCE
-from tests.toys import FlowToy, bandit, seeded
+from tests.toys import FlowToy, bandit, columns, seeded
 from vla_rl.algorithms.ppo import PPO, PPOConfig
-from vla_rl.contract.batch import OneProcess, Reducer, Rollout
+from vla_rl.contract.batch import OneProcess, Reducer
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import SeedStream, WindowConfig
@@ -33,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 DECISIONS, UPDATES = 90, 3
 
 
-def learn(reducer: Reducer, columns: slice) -> dict[str, torch.Tensor]:
+def learn(reducer: Reducer, part: slice) -> dict[str, torch.Tensor]:
     """The weights after ``UPDATES`` updates from these columns, in double precision."""
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
@@ -41,22 +40,11 @@ def learn(reducer: Reducer, columns: slice) -> dict[str, torch.Tensor]:
     config = PPOConfig(epochs=2, minibatch=24, lr=1e-2, critic_warmup=0, target_kl=0.02, stop_kl=2.0)
     ppo = PPO(policy, policy.trainable(), ValueCritic({"state": 1}, width=16), config, seeded(0), reducer)
     for i in range(UPDATES):
-        ppo.update(cut(bandit(policy, DECISIONS, seeded(i)), columns))
+        ppo.update(columns(bandit(policy, DECISIONS, seeded(i)), part))
     torch.set_default_dtype(torch.float32)
     return {
         name: item.detach().clone() for name, item in [*policy.state_dict().items(), *ppo.critic.state_dict().items()]
     }
-
-
-def cut(experience: Rollout, columns: slice) -> Rollout:
-    """Some columns of a rollout of one decision each."""
-
-    def of(value: Any) -> Any:
-        return {name: of(item) for name, item in value.items()} if isinstance(value, dict) else value[:, columns]
-
-    names = ["features", "sample", "aux", "logprob", "reward", "valid", "intervened"]
-    names += ["terminated", "truncated", "success", "version"]
-    return replace(experience, **{name: of(getattr(experience, name)) for name in names})
 
 
 def torchrun(*command: str) -> subprocess.CompletedProcess:

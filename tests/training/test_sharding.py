@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor
 
 from tests.policies.test_tiny import observations
 from tests.policies.vla.tiny_vlas import tiny_vla
-from tests.toys import rollout, seeded
-from tests.training.test_distributed import cut, torchrun
+from tests.toys import columns, rollout, seeded
+from tests.training.test_distributed import torchrun
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.contract.batch import OneProcess, Reducer
 from vla_rl.contract.errors import UserError
@@ -63,7 +63,7 @@ class Learning:
         whole = rollout(pair, out, reward, version=torch.full((1, ROWS), self.policy.version))
         first = CUTS[number % len(CUTS)]
         own = {1: slice(None), 2: slice(0, first) if self.reducer.rank == 0 else slice(first, None)}
-        self.metrics = self.ppo.update(cut(whole, own[self.reducer.size]))
+        self.metrics = self.ppo.update(columns(whole, own[self.reducer.size]))
 
     def weights(self) -> dict[str, Tensor]:
         """All that is learnt, whole."""

@@ -15,6 +15,7 @@ from torch import nn
 
 from sims.toy.point_mass import PointMassEnv, optimal_action
 from tests.recipes.fleet import configs
+from tests.toys import Stateless
 from vla_rl.cli import main
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.env import Observation, VecEnv
@@ -96,21 +97,12 @@ def test_what_cannot_be_simulated_is_refused_in_one_sentence(start, complaint) -
 TIMES = FleetTimes(decision=0.1, reset=3.0, upload=0.25, download=0.5, sync=20.0, updates_per_second=4.0)
 
 
-class Walks(nn.Module):
+class Walks(Stateless, nn.Module):
     """Goes to the origin, by a share of the way that is learnt; the noise of its generator is in every action."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.version, self.gain = 0, nn.Parameter(torch.zeros(()))
-
-    def encode(self, obs: Observation) -> Features:
-        return {"state": torch.as_tensor(obs.state)}
-
-    def initial_state(self, num_envs: int) -> State:
-        return {}
-
-    def reset_state(self, state: State, env_ids: Any) -> State:
-        return state
+        self.gain = nn.Parameter(torch.zeros(()))
 
     @torch.no_grad()
     def act(self, features: Features, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.held import Killed
 from tests.recipes.imagine.runs import small_recipe
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.demonstrations import Trajectories
@@ -26,10 +27,6 @@ from vla_rl.training.world_model import CoevolutionConfig
 
 HORIZONS = (5, 10, 5)  # trusted before any purchase, after the first and after the second
 ITERATIONS = 5  # decisions before the third and the fifth
-
-
-class Killed(BaseException):
-    """What ends a run in the middle."""
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,10 @@ import pytest
 import torch
 
 from sims.catalog import make
-from tests.commands import save_untrained
 from tests.world_models.small_models import SMALL
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.check import random_actions
 from vla_rl.experience.groups import GroupConfig
-from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imagine.calibrated_model import ImaginedEnvFactory
@@ -27,11 +25,6 @@ from world_models.initial_states import InitialStatePool, InitialStates
 from world_models.model import WorldModel
 
 GROUPS = GroupConfig(groups=2, size=3, ahead=1, limit=8, num_envs=6)
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory) -> TinyVLA:
-    return TinyVLA.from_pretrained(save_untrained(tmp_path_factory.mktemp("policy") / "untrained"))
 
 
 def moments(model: WorldModel, count: int, chooser: np.random.Generator) -> InitialStates:

@@ -43,11 +43,6 @@ COLLECT = CollectConfig(
 
 
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory) -> TinyVLA:
-    return TinyVLA.from_pretrained(save_untrained(tmp_path_factory.mktemp("policy") / "untrained"))
-
-
-@pytest.fixture(scope="module")
 def collected(policy) -> CollectedEpisodes:
     return collect_episodes(ENV, policy, COLLECT, seed=1)
 

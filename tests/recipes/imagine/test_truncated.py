@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.toys import Stateless
 from tests.world_models.small_models import initial_states, spec
 from vla_rl.algorithms.group_relative import GRPO, GRPOConfig, Mean, Standardised
 from vla_rl.contract.batch import TRUNCATION_RETURN, Rollout
@@ -48,25 +49,14 @@ class TwoArms:
         return Future(pictures, torch.zeros(count, 1, 3), outcome, (unlucky & second).float())
 
 
-class Enumerated(nn.Module):
+class Enumerated(Stateless, nn.Module):
     """Chooses between the arms by two logits; its environments enumerate all combinations of a group."""
-
-    version = 0
 
     def __init__(self, outcomes: tuple[int, ...]) -> None:
         super().__init__()
         self.logits = nn.Parameter(torch.zeros(ARMS, dtype=torch.float64))
         tries = torch.tensor(list(product(outcomes, repeat=SIZE))).flatten()
         self.tries = torch.stack([tries // LUCK, tries % LUCK], -1)[:, None]
-
-    def encode(self, obs):
-        return {"state": torch.as_tensor(obs.state)}
-
-    def initial_state(self, num_envs):
-        return {}
-
-    def reset_state(self, state, env_ids):
-        return state
 
     def act(self, features, state, mode, generator):
         action = torch.tensor([-0.5, 1.0]) + self.tries * torch.tensor([1.0, -2.0])
