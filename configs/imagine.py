@@ -41,7 +41,7 @@ PLAN = Plan(
 
 def lift() -> Imagine:
     """The demo's task and PPO, in imagined rollouts of up to 25 control steps."""
-    return Imagine(RL, PLAN, env=ENV)
+    return Imagine(RL, plan=PLAN, env=ENV)
 
 
 def lift_to_rank() -> Imagine:
@@ -108,7 +108,7 @@ PLACE = EnvConfig("place", training_options={"deadline": 50})
 def place() -> Imagine:
     """Place, from the checkpoint ``--policy``; the world model takes some forty minutes of one core."""
     plan = replace(LONGER, collect=PLACE_COLLECT, fit=PLACE_FIT)
-    return Imagine(PLACE_RL, plan, policy="runs/imitate_place/checkpoints/imitation", env=PLACE)
+    return Imagine(PLACE_RL, plan=plan, policy="runs/imitate_place/checkpoints/imitation", env=PLACE)
 
 
 def place_to_rank() -> Imagine:
@@ -121,7 +121,7 @@ def place_to_rank() -> Imagine:
 def push() -> Imagine:
     """Push, from the checkpoint ``--policy``."""
     env = EnvConfig("push", training_options={"deadline": 50})
-    return Imagine(PLACE_RL, LONGER, policy="runs/imitate_push/checkpoints/imitation", env=env)
+    return Imagine(PLACE_RL, plan=LONGER, policy="runs/imitate_push/checkpoints/imitation", env=env)
 
 
 def catch() -> Imagine:
@@ -138,7 +138,7 @@ def catch() -> Imagine:
         loop=LoopConfig(iterations=30, validate_every=10, collapse=math.inf),
         algorithm=PPOConfig(epochs=5, minibatch=256, lr=1e-3, clip_low=0.2, clip_high=0.2),
     )
-    return Imagine(rl, plan, policy="runs/pixels/checkpoints/best", env=env)
+    return Imagine(rl, plan=plan, policy="runs/pixels/checkpoints/best", env=env)
 
 
 def catch_rewards() -> Imagine:

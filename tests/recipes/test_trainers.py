@@ -183,7 +183,7 @@ def test_off_policy_learners_get_windows_ahead_one_by_one():
 
 def test_a_rollout_ahead_of_a_learning_world_model_is_refused():
     with pytest.raises(UserError, match="set staleness to 0"):
-        Imagine(Collecting(LoopConfig(staleness=1)), None, env=POINT_MASS)
+        Imagine(Collecting(LoopConfig(staleness=1)), plan=None, env=POINT_MASS)
 
 
 def test_processes_draw_different_decisions():

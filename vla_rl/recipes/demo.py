@@ -20,52 +20,41 @@ from vla_rl.evaluation.stats import paired_successes
 from vla_rl.experience.driver import Driver
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.evaluators import EvaluationConfig, play
+from vla_rl.recipes.evaluators import play
 from vla_rl.recipes.imitate import Imitate, NewTiny
 from vla_rl.recipes.improve import Improve
-from vla_rl.recipes.metrics import validation_curve
+from vla_rl.recipes.metrics import curve_of, validation_curve
 from vla_rl.recipes.perception_ablation import PerceptionAblation, ablate_perception
 from vla_rl.recipes.terminal import clock, console
 from vla_rl.recipes.trainers import RLConfig, generator
 from vla_rl.recipes.workers import workers
 from vla_rl.training.device import shared
-from vla_rl.training.fit import GroundingConfig, ImitationConfig
 from vla_rl.training.tracking import RunFolder
 
 
 @dataclass(frozen=True)
-class Demo:
+class Demo(Imitate):
     """Imitation and RL from nothing, both evaluated on the same test seeds, and a page about them."""
 
     rl: RLConfig
-    seed: int = 1
-    env: EnvConfig = field(kw_only=True)
-    new: NewTiny = field(default_factory=NewTiny)
-    grounding: GroundingConfig = field(default_factory=GroundingConfig)
-    imitation: ImitationConfig = field(default_factory=ImitationConfig)
-    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    device: str = "cpu"  # where policy, critic, learner and replay compute: "cpu", "cuda", "cuda:1", "auto"
-    tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
+    new: NewTiny = field(default_factory=NewTiny, kw_only=True)
 
     def run(self, folder: RunFolder) -> JsonObject:
         """Collect, ground, imitate, improve, evaluate, report."""
         seconds: dict[str, float] = {}
-        before = Imitate(
-            self.seed, self.new, self.grounding, self.imitation, self.evaluation, self.device, env=self.env
-        )
         if self.evaluation.processes > 1:
             workers(self.evaluation.processes)  # they start meanwhile
-        grounded, episodes = before.ground(folder, seconds)
+        grounded, episodes = self.ground(folder, seconds)
         assert isinstance(grounded, TinyVLA)  # what NewTiny builds
         with shared() if self.evaluation.processes > 1 else nullcontext():
-            imitation = before.imitate(grounded, episodes, folder, seconds)
+            imitation = self.imitate(grounded, episodes, folder, seconds)
             assert isinstance(imitation, TinyVLA)
         with clock(seconds, "evaluation"):
             tests = seed_ranges.held_out(seed_ranges.TEST, self.evaluation.test)
             first = play(self.env, imitation, tests, self.evaluation, self.seed, "test imitation")
         console.print(f"imitation: {first.rate.success:.1%} of {first.rate.episodes} test episodes")
         policy = copy.deepcopy(imitation)
-        improve = Improve(self.rl, "", "", self.seed, self.evaluation, self.device, env=self.env)
+        improve = Improve(self.rl, "", seed=self.seed, env=self.env, evaluation=self.evaluation, device=self.device)
         last, summary = improve.improve(policy, folder, seconds)
         console.print(f"after RL:  {last.rate.success:.1%}")
         with clock(seconds, "evaluation"):
@@ -187,7 +176,7 @@ class _FilmedEnv:
     """``env`` with a picture of each running environment after the reset and every control step, in ``frames``."""
 
     def __init__(self, env: VecEnv) -> None:
-        self.env, self.spec, self.num_envs = env, env.spec, env.num_envs
+        self.env, self.spec, self.num_envs, self.close = env, env.spec, env.num_envs, env.close
         self.frames: list[list[np.ndarray]] = [[] for _ in range(env.num_envs)]
 
     def reset(self, env_ids: np.ndarray, seeds: np.ndarray) -> Observation:
@@ -202,9 +191,6 @@ class _FilmedEnv:
             step = self.env.step(chunk[:, i : i + 1], observe)
             self._film(step.obs, running[on_host(step.valid)[:, 0]])
         return step
-
-    def close(self) -> None:
-        self.env.close()
 
     def _film(self, obs: Observation, env_ids: np.ndarray) -> None:
         """Rendered for people where the environment can (not in another process), else as its first camera shows it."""
@@ -249,8 +235,7 @@ def _perception(report: Report, perception: Mapping[str, PerceptionAblation]) ->
 
 def _imitation(report: Report, content: DemoReport, folder: RunFolder) -> None:
     report.section("Imitation")
-    rows = folder.metrics("imitation")
-    losses = Series("imitation", [row["step"] for row in rows], [row["loss"] for row in rows])
+    losses = curve_of("imitation", folder.metrics("imitation"), "step", "loss")
     report.curves("Flow-matching loss", "step", "loss", [losses])
     report.bars(
         "Test success", [Bar.of("imitation", content.first.rate, reference=True), Bar.of("after RL", content.last.rate)]

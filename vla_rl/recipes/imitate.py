@@ -48,7 +48,6 @@ from vla_rl.recipes.terminal import bar, clock
 from vla_rl.recipes.trainers import CPU, RunContext, SourceConfig, Trainable, TrainerConfig, generator, placed
 from vla_rl.training.device import alone, resolve_device
 from vla_rl.training.fit import GroundingConfig, ImitationConfig, ground, imitate
-from vla_rl.training.fit import imitate_from_pixels as fit_from_pixels
 from vla_rl.training.loop import LoopConfig, LoopLearner
 from vla_rl.training.tracking import RunFolder
 
@@ -111,12 +110,12 @@ class NewTinyOfJoints(NewTiny):
         return by_data[0], config, by_data[1]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Imitate:
     """Collect demonstrations, ground a new policy, imitate: the checkpoint "imitation"."""
 
     seed: int = 1
-    env: EnvConfig = field(kw_only=True)
+    env: EnvConfig
     new: NewImitator = field(default_factory=NewTiny)
     grounding: GroundingConfig = field(default_factory=GroundingConfig)
     imitation: ImitationConfig = field(default_factory=ImitationConfig)
@@ -249,7 +248,7 @@ def imitate_from_pixels(
     """Train all of ``policy`` on the demonstrations, perception included, in place."""
     chunks = demonstrated_chunks(policy, episodes, {}, policy.horizon)
     with progress("imitate", config.fit.steps, "loss {loss:.4f}", folder) as report:
-        fit_from_pixels(policy, episodes.observation(), chunks, config, generator(seed, 2), report)
+        imitate(policy, chunks, config, generator(seed, 2), report, episodes.observation())
 
 
 def encode_episodes(policy: Policy, episodes: Demonstrations, part: int = 256) -> dict[str, Tensor]:

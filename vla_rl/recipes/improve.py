@@ -35,7 +35,7 @@ from vla_rl.training.loop import BestWeights, Hook, Loop, LoopLearner, PolicySto
 from vla_rl.training.out_of_memory import BUILD, LEARN, naming_knobs, phase_of_memory
 from vla_rl.training.sharding import ShardedGroup, sharing
 from vla_rl.training.timeline import Timeline
-from vla_rl.training.tracking import RunFolder
+from vla_rl.training.tracking import START, RunFolder
 
 
 def improve(
@@ -146,30 +146,43 @@ class _Diary:
             self.timeline.write(self.folder)
 
 
-@dataclass(frozen=True)
-class Improve:
-    """Reinforcement learning, from a checkpoint or from nothing, then the test seeds: the checkpoint "best"."""
+@dataclass(frozen=True, kw_only=True)
+class FromPolicy:
+    """What recipes of reinforcement learning have in common: how it is done, where, and from which policy."""
 
-    rl: TrainerConfig
-    policy: str = "runs/demo/checkpoints/imitation"  # a checkpoint folder, or module:Class; "": rl builds its own
-    demonstrations: str = ""  # folder of a dataset, for methods that learn from it as well
+    rl: TrainerConfig = field(kw_only=False)
+    # A checkpoint folder, a public one, or module:Class; "": none.
+    policy: str = field(default="runs/demo/checkpoints/imitation", kw_only=False)
     seed: int = 1
-    env: EnvConfig = field(kw_only=True)
+    env: EnvConfig
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    device: str = "cpu"  # where policy, critic, learner and replay compute: "cpu", "cuda", "cuda:1", "auto"
-    sharded: bool = False  # each of torchrun's processes holds a share of the weights and of the optimizer (FSDP2)
+    device: str = "cpu"  # of policy, critic, learner, replay and world model: "cpu", "cuda", "cuda:1", "auto"
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
     vla: VLAOptions = VLAOptions()  # how ``policy`` is opened if it is a public folder; ours have their own
     reward: LearnedReward = LearnedReward()
 
+    def start(self, folder: RunFolder) -> Trainable | None:
+        """The policy that the run starts from, kept as the checkpoint "start", so that it can be resumed."""
+        kept = folder.checkpoint(START)
+        policy = start_policy(kept if kept.exists() else self.policy, self.env, self.seed, self.vla)
+        if policy is not None and not kept.exists():
+            save_own(policy, kept)
+        return policy
+
+
+@dataclass(frozen=True)
+class Improve(FromPolicy):
+    """Reinforcement learning, from a checkpoint or from nothing, then the test seeds: the checkpoint "best".
+
+    ``policy`` "": ``rl`` builds its own.
+    """
+
+    demonstrations: str = ""  # folder of a dataset, for methods that learn from it as well
+    sharded: bool = False  # each of torchrun's processes holds a share of the weights and of the optimizer (FSDP2)
+
     def run(self, folder: RunFolder) -> JsonObject:
-        """Train and evaluate.  The starting policy is kept in the run folder, so that the run can be resumed."""
-        start = folder.checkpoint("start")
-        name = start if folder.resumed and start.exists() else self.policy
-        policy = start_policy(name, self.env, self.seed, self.vla)
-        if policy is not None and not start.exists():
-            save_own(policy, start)
-        return self.improve(policy, folder, {})[1]
+        """Train and evaluate."""
+        return self.improve(self.start(folder), folder, {})[1]
 
     def improve(
         self, policy: Trainable | None, folder: RunFolder, seconds: dict[str, float]
@@ -191,7 +204,9 @@ class Improve:
             "rl" if isinstance(score, Rate) else "return": asdict(score),
             "best_iteration": best.iteration,
             "env_steps": int(rows[-1]["env/steps_total"]),
-            "env_steps_at_best": _steps_at(rows, best.iteration),
+            "env_steps_at_best": next(
+                (int(row["env/steps_total"]) for row in rows if row["step"] == best.iteration), 0
+            ),
             "episodes": int(sum(row.get("rollout/episodes", 0) for row in rows)),
             **_groups(rows),
             "seconds": seconds,
@@ -201,10 +216,6 @@ class Improve:
             families = {name: asdict(rate) for name, rate in outcomes.families.items()}
             summary |= {"families": families, **exploring(rows)}
         return outcomes, summary
-
-
-def _steps_at(rows: list[JsonObject], iteration: int) -> int:
-    return int(next((row["env/steps_total"] for row in rows if row["step"] == iteration), 0))
 
 
 def _groups(rows: list[JsonObject]) -> dict[str, dict[str, int]]:

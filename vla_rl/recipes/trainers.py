@@ -212,6 +212,7 @@ class TrainerConfig:
     can build the parts that it needs.  They are built in this order: environment, policy, learner, source.
     """
 
+    policy: Any  # a ``PolicyConfig``, of those whose policy is built by one
     experience: SourceConfig
     loop: LoopConfig  # how long to train, and how often to validate and save
     algorithm: Any  # the frozen dataclass of its numbers, which builds the learner
@@ -222,8 +223,12 @@ class TrainerConfig:
         return context.make_training(self.experience.split(context.parts).num_envs)
 
     def build_policy(self, context: RunContext, env: VecEnv) -> Trainable:
-        """The policy to train in ``env``; it may be ``context.base``, changed in place, or stand on top of it."""
-        raise NotImplementedError
+        """The policy to train in ``env``; it may be ``context.base``, changed in place, or stand on top of it.
+
+        Here the one that ``policy`` builds.
+        """
+        torch.manual_seed(context.seed)  # module initialisation has no generator argument
+        return placed(self.policy.build(context), context.device)
 
     def build_learner(self, context: RunContext, env: VecEnv, policy: Trainable) -> LoopLearner:
         """What improves ``policy``: here with a critic of values."""
@@ -282,10 +287,6 @@ class OnPolicyRL(TrainerConfig):
     experience: SourceConfig = field(default_factory=WindowConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
     algorithm: AlgorithmConfig = field(default_factory=PPOConfig)
-
-    def build_policy(self, context: RunContext, env: VecEnv) -> Trainable:
-        torch.manual_seed(context.seed)  # module initialisation has no generator argument
-        return placed(self.policy.build(context), context.device)
 
 
 @dataclass(frozen=True)
@@ -435,8 +436,7 @@ class OffPolicyRL(TrainerConfig):
                 f"{type(self.algorithm).__name__} has target networks, which cannot be cut into shards, so nothing was "
                 "started; leave sharded out, or choose an on-policy algorithm."
             )
-        torch.manual_seed(context.seed)  # module initialisation has no generator argument
-        return placed(self.policy.build(context), context.device)
+        return super().build_policy(context, env)
 
     def build_learner(self, context: RunContext, env: VecEnv, policy: Trainable) -> LoopLearner:
         horizon = getattr(policy, "horizon", 1)

@@ -144,34 +144,24 @@ def imitate(
     config: ImitationConfig,
     generator: torch.Generator,
     report: Callable[[int, dict[str, float]], None] = lambda step, info: None,
+    obs: Observation | None = None,
 ) -> None:
-    """Train on the actions of ``chunks`` that count, by the policy's own loss."""
+    """Train on the actions of ``chunks`` that count, by the policy's own loss.
 
-    def loss(index: Tensor) -> tuple[Tensor, dict[str, float]]:
-        return mean_loss(policy, chunks.select(index), config.draws, generator), {}
-
-    fit(policy.trainable(), loss, shuffled(len(chunks), config.fit.batch, generator), config.fit, report)
-
-
-def imitate_from_pixels(
-    policy: Any,
-    obs: Observation,
-    chunks: Chunks,
-    config: ImitationConfig,
-    generator: torch.Generator,
-    report: Callable[[int, dict[str, float]], None] = lambda step, info: None,
-) -> None:
-    """As :func:`imitate`, backbone included: ``obs`` holds the ``N`` observations before the chunks.
-
-    ``policy`` is an ``ImitationPolicy`` with ``encode_with_grad``.
+    With the ``N`` observations ``obs`` before the chunks the backbone learns as well, of a policy that has
+    ``encode_with_grad``.
     """
+    made: Any = policy
 
     def loss(index: Tensor) -> tuple[Tensor, dict[str, float]]:
-        given = policy.encode_with_grad(obs.select(index.numpy()))
-        return mean_loss(policy, replace(chunks.select(index), features=given), config.draws, generator), {}
+        chosen = chunks.select(index)
+        if obs is not None:
+            chosen = replace(chosen, features=made.encode_with_grad(obs.select(index.numpy())))
+        return mean_loss(policy, chosen, config.draws, generator), {}
 
-    batches = (index * config.stride for index in shuffled(len(chunks) // config.stride, config.fit.batch, generator))
-    fit(dict(policy.named_parameters()), loss, batches, config.fit, report)
+    parameters, stride = (policy.trainable(), 1) if obs is None else (dict(made.named_parameters()), config.stride)
+    batches = (index * stride for index in shuffled(len(chunks) // stride, config.fit.batch, generator))
+    fit(parameters, loss, batches, config.fit, report)
 
 
 CELL_WEIGHT = 0.3  # of the cross-entropy of the attention with the object's cell

@@ -59,7 +59,7 @@ def small_recipe(folder: Path, horizon: int, loop: LoopConfig, decisions: int = 
     method = RLConfig(FlowSampler(FlowSde(0.5), LastStep(), 4), WindowConfig(4, decisions), loop=loop)
     evaluation = EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4)
     env = EnvConfig("lift", options={"deadline": max(7, horizon + 2)})
-    return Imagine(method, whole, str(save_untrained(folder / "policy")), env=env, evaluation=evaluation)
+    return Imagine(method, str(save_untrained(folder / "policy")), plan=whole, env=env, evaluation=evaluation)
 
 
 def one_env(run: SavedRun, recorded: Trajectories | None = None, **numbers: Any) -> ImaginedEnv:

@@ -16,12 +16,10 @@ from vla_rl.contract.trust import check_folder, read_json
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.stats import paired_successes
 from vla_rl.experience.demonstrations import Trajectories
-from vla_rl.policies.vla.options import VLAOptions
-from vla_rl.pretrained import save_own
 from vla_rl.recipes import world_models
 from vla_rl.recipes.config_files import read_config
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.evaluators import EvaluationConfig, play
+from vla_rl.recipes.evaluators import play
 from vla_rl.recipes.imagine.calibrated_model import (
     CalibratedModel,
     ImaginedEnvFactory,
@@ -34,10 +32,9 @@ from vla_rl.recipes.imagine.calibrated_model import (
     world_after,
 )
 from vla_rl.recipes.imagine.plan import Plan, RunEpisodes
-from vla_rl.recipes.improve import improve
-from vla_rl.recipes.policies import start_policy
+from vla_rl.recipes.improve import FromPolicy, improve
 from vla_rl.recipes.terminal import clock, console
-from vla_rl.recipes.trainers import LearnedReward, RunContext, Trainable, TrainerConfig, generator, placed
+from vla_rl.recipes.trainers import RunContext, Trainable, generator, placed
 from vla_rl.training.device import resolve_device
 from vla_rl.training.distributed import current_reducer
 from vla_rl.training.loop import Hook
@@ -48,23 +45,14 @@ _ROLLOUTS = 128  # imagined for one decision
 
 
 @dataclass(frozen=True)
-class Imagine:
+class Imagine(FromPolicy):
     """Collect episodes, train and calibrate a world model, improve the policy in it, play the test scenes.
 
     The best weights are chosen by imagined episodes alone, so collected and bought episodes are all that is simulated
     before the test.
     """
 
-    rl: TrainerConfig
-    plan: Plan
-    policy: str = "runs/demo/checkpoints/imitation"  # a checkpoint folder, a public one, or module:Class
-    seed: int = 1
-    env: EnvConfig = field(kw_only=True)
-    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    device: str = "cpu"  # of policy, critic, learner, replay and world model: "cpu", "cuda", "cuda:1", "auto"
-    tracking: tuple[str, ...] = ()  # "tensorboard", "wandb"
-    vla: VLAOptions = VLAOptions()  # how ``policy`` is opened if it is a public folder; ours have their own
-    reward: LearnedReward = LearnedReward()
+    plan: Plan = field(kw_only=True)
 
     def __post_init__(self) -> None:
         """Raises UserError for a source ahead of the learner: it would play while the world model changes."""
@@ -106,28 +94,23 @@ class Imagine:
         }
 
     def prepare(self, folder: RunFolder) -> tuple[Trainable, WorldModelRun]:
-        """The starting policy and a calibrated world model, as far as an earlier part of the run has not made them."""
+        """The starting policy and a calibrated world model, as far as an earlier part of the run has not made them.
+
+        Raises UserError without a policy.
+        """
         device, spec = resolve_device(self.device), self.env.spec()
         require_imaginable(spec, self.plan)
-        policy = placed(self._start(folder), device)
+        if (start := self.start(folder)) is None:
+            raise UserError(
+                "imagination collects episodes with a policy and none was given, so there is nothing to train a world "
+                "model on; add --policy with a checkpoint folder or module:Class."
+            )
+        policy = placed(start, device)
         episodes = RunEpisodes.load_or_collect(folder.path / "episodes", self.env, policy, self.plan, self.seed)
         calibrated = load_or_train(folder, spec, episodes, self.plan, self.seed, device)
         world_model = WorldModelRun(self.plan, self.env, self.seed, folder, episodes, calibrated)
         world_model.measure_baseline(policy)
         return policy, world_model
-
-    def _start(self, folder: RunFolder) -> Trainable:
-        """The policy that the run starts from, kept as the checkpoint "start"; raises UserError without one."""
-        kept = folder.checkpoint("start")
-        policy = start_policy(kept if kept.exists() else self.policy, self.env, self.seed, self.vla)
-        if policy is None:
-            raise UserError(
-                "imagination collects episodes with a policy and none was given, so there is nothing to train a world "
-                "model on; add --policy with a checkpoint folder or module:Class."
-            )
-        if not kept.exists():
-            save_own(policy, kept)
-        return policy
 
     def _test(self, policies: dict[str, Policy]) -> JsonObject:
         """The rates of both ``policies`` on the test scenes of the simulator, and what the second gains."""
