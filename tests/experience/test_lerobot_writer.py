@@ -180,9 +180,9 @@ def test_two_writers_exclude_each_other_but_a_dead_one_does_not(tmp_path):
     root = tmp_path / "set"
     first = DatasetWriter(root, schema())
     first.add(episode(0), task(0))
-    with pytest.raises(UserError, match="another process is writing"):
+    with pytest.raises(UserError, match="is writing to"):
         DatasetWriter(root, schema()).add(episode(1), task(1))
-    with pytest.raises(UserError, match="another process is writing"):
+    with pytest.raises(UserError, match="is writing to"):
         repair(root)
     first.close()
     write(root, 1, first=1)

@@ -200,7 +200,7 @@ def another(tmp_path):
 def test_a_folder_in_which_another_process_runs_is_refused(another, tmp_path):
     before = (tmp_path / "run" / "config.json").stat().st_mtime_ns
     for start in (lambda: RunFolder(tmp_path / "run", FitConfig()), lambda: RunFolder.resume(tmp_path / "run")):
-        with pytest.raises(UserError, match=rf"process {another} is running in .*choose another folder"):
+        with pytest.raises(UserError, match=rf"process {another} is writing to .*choose another folder"):
             start()
     assert (tmp_path / "run" / "config.json").stat().st_mtime_ns == before
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
@@ -221,7 +221,7 @@ def test_after_a_run_was_moved_aside_the_new_folder_is_locked(tmp_path):
     folder = RunFolder(tmp_path / "run", FitConfig())
     assert folder.moved_to == tmp_path / "run.1"
     refused, said = forked(tmp_path / "run")
-    assert os.waitpid(refused, 0)[1] and f"process {os.getpid()} is running" in said
+    assert os.waitpid(refused, 0)[1] and f"process {os.getpid()} is writing" in said
     assert not (tmp_path / "run.1" / LOCK).exists()
     folder.close()
 

@@ -48,11 +48,12 @@ def train(arguments: Sequence[str]) -> None:
     address, rest = take_option(rest, "--address", "")
     gpus, rest = take_option(rest, "--gpus", "0")
     stopped, others = take_option(rest, "--resume", "")
+    from vla_rl.recipes.recipe import resume
     from vla_rl.recipes.workers import new_engine, on_engine
 
     with on_engine(new_engine(engine, address, _number("--gpus", gpus, float))):
         if stopped:
-            _resume(stopped, others)
+            resume(stopped, lambda one: override(one, others, f"vla-rl train --resume {stopped}") if others else one)
         else:
             _begin(others)
 
@@ -77,12 +78,6 @@ def _begin(arguments: list[str]) -> None:
         train_seeds(target, count, Path(out), rest, at_a_time)
         return
     run(recipe, out, file_of(target))
-
-
-def _resume(stopped: str, others: Sequence[str]) -> None:
-    from vla_rl.recipes.recipe import resume
-
-    resume(stopped, lambda config: override(config, others, f"vla-rl train --resume {stopped}") if others else config)
 
 
 def _number(name: str, given: str, kind: Callable[[str], Number]) -> Number:
@@ -138,9 +133,7 @@ def collect(arguments: Sequence[str]) -> None:
     env_config.check()
     expert = load(config.expert)(horizon=1) if config.expert else env_config.make_expert()
     env = env_config.make(min(config.num_envs, config.count))
-    aside = move_aside(out)
-    if aside:
-        console.print(f"an earlier dataset was in {out}; it is now {aside}")
+    move_aside(out, console.print)
     seeds = list(seed_ranges.training_seeds(config.seed, "demonstrations")[: config.count])
     episodes = steps = 0
     try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import os
 import re
@@ -284,11 +285,9 @@ def mark(data: bytes) -> None:
     digest = hashlib.sha256(data).hexdigest()
     accept([digest])
     place = _marks() / digest
-    writing = place.with_name(f"{digest}.{os.getpid()}")
     try:
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        writing.write_text(json.dumps(_origins(data)), encoding="utf-8")
-        os.replace(writing, place)
+        write_whole(place, json.dumps(_origins(data)).encode())
     except OSError as error:
         print(
             f"vla-rl: {str(place.parent)!r} cannot be written ({error.strerror}), so later commands will not know this "
@@ -437,12 +436,22 @@ def write_whole(path: Path, data: bytes, mode: int = 0o600, put: Callable[[Path,
         (put or os.replace)(aside, path)
     finally:
         aside.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
-def sync_folder(folder: Path) -> None:
-    """Return when the names of the files in ``folder`` survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Have ``arrays`` in the ``.npz`` ``path``, which :func:`read_arrays` reads, as :func:`write_whole` does."""
+    import numpy as np
+
+    file = io.BytesIO()
+    np.savez_compressed(file, allow_pickle=False, **arrays)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, file.getvalue(), 0o644)
+
+
+def sync(path: Path) -> None:
+    """Return when a file, or the names of those in a folder, survive a power cut."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

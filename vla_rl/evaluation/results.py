@@ -9,6 +9,7 @@ same byte for byte, however often the evaluation was interrupted and however man
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.trust import check_file
+from vla_rl.contract.trust import check_file, write_whole
 
 JOURNAL, EPISODES, LATENCY = "journal.jsonl", "episodes.csv", "latency.csv"
 TABLES = JOURNAL, EPISODES, LATENCY
@@ -116,8 +117,6 @@ def _of_row(row: dict[str, Any]) -> EpisodeResult:
 
 
 def _write_csv(path: Path, header: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
-    writing = path.with_name(path.name + ".writing")
-    writing.unlink(missing_ok=True)
-    with writing.open("x", encoding="utf-8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([header, *rows])
-    os.replace(writing, path)
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    write_whole(path, text.getvalue().encode(), 0o644)

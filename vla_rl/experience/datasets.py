@@ -16,7 +16,7 @@ import numpy as np
 
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.experience.demonstrations import Demonstrations
-from vla_rl.experience.lerobot.disk import DamagedError, Problem, drop_lock, require_unlocked, take_lock
+from vla_rl.experience.lerobot.disk import DamagedError, Problem, drop_lock, free_name, require_unlocked, take_lock
 
 if TYPE_CHECKING:
     from vla_rl.experience.lerobot.features import Schema
@@ -161,9 +161,10 @@ def repair(path: Path) -> list[Problem]:
     return writer.repair(path)
 
 
-def move_aside(path: Path) -> Path | None:
+def move_aside(path: Path, show: Callable[[str], object] = lambda said: None) -> Path | None:
     """Rename an existing dataset to the first free name ``path.1``, ``path.2``, ... and return it; None if none exists.
 
+    ``show`` is told.
     Raises UserError when ``path`` is something else, and while another process records into it.
     """
     require_unlocked(path)
@@ -173,10 +174,9 @@ def move_aside(path: Path) -> Path | None:
         raise UserError(
             f"{str(path)!r} exists and is no dataset, so it was left alone and nothing written; choose another folder."
         )
-    number = 1
-    while (aside := path.with_name(f"{path.name}.{number}")).exists():
-        number += 1
+    aside = free_name(path)
     os.replace(path, aside)
+    show(f"an earlier dataset was in {path}; it is now {aside}")
     return aside
 
 

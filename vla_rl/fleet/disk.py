@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.trust import sync_folder
+from vla_rl.contract.trust import sync
 
 RECORD, HEADS = 0, 1  # what a frame holds: a record; where all senders were when the segment began
 PATIENCE_S = 60.0  # with a disk that cannot read something
@@ -117,7 +117,7 @@ class Disk:
 
     def sync_folder(self, folder: Path) -> None:
         """Return when the names of the files in ``folder`` survive a power cut."""
-        sync_folder(folder)
+        sync(folder)
 
     def free(self, folder: Path) -> int:
         """Bytes that are left for files in ``folder``."""

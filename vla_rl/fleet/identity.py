@@ -36,7 +36,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.trust import check_folder, read_bytes, read_key, sync_folder, write_whole
+from vla_rl.contract.trust import check_folder, read_bytes, read_key, sync, write_whole
 from vla_rl.contract.wire import is_loopback
 from vla_rl.fleet.record import NAME
 
@@ -426,7 +426,7 @@ def _write_folder(folder: Path, files: dict[str, bytes]) -> None:
     for name, data in files.items():
         write_whole(part / name, data, 0o600 if name.endswith(".key") else 0o644)
     part.rename(folder)
-    sync_folder(folder.parent)
+    sync(folder.parent)
 
 
 def _add_lines(path: Path, lines: Sequence[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -17,6 +16,7 @@ import numpy as np
 from vla_rl.contract.config import JsonObject, check_limits, to_json
 from vla_rl.contract.env import EnvSpec, Observe, VecEnv, on_host
 from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.contract.trust import write_whole
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.report import Bar, Report
 from vla_rl.evaluation.results import EpisodeResult
@@ -228,9 +228,7 @@ class Block:
         name = f"{VIDEOS}/{label}-{episode.seed}{SUFFIX_OF[media.mime]}"
         path = Path(self.out, name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        writing = path.with_name(path.name + ".writing")
-        writing.write_bytes(media.data)
-        os.replace(writing, path)
+        write_whole(path, media.data, 0o644)
         return name
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.trust import read_arrays
+from vla_rl.contract.trust import read_arrays, write_arrays
 
 _NAMES = ("text", "label", "episode")
 
@@ -83,15 +81,9 @@ class LabelledFrames:
 
     def save(self, path: Path) -> None:
         """Write one compressed ``.npz`` atomically; raises UserError when it cannot be written."""
-        writing = path.with_name(path.name + ".writing")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with writing.open("wb") as file:
-                np.savez_compressed(file, allow_pickle=False, **self._arrays())
-            os.replace(writing, path)
+            write_arrays(path, self._arrays())
         except OSError as error:
-            with suppress(OSError):
-                writing.unlink()
             raise UserError(
                 f"the labelled frames could not be written to {str(path)!r} ({error}), so the old file is unchanged; "
                 "free some disk space or choose another folder."

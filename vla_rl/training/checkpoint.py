@@ -33,8 +33,7 @@ from vla_rl.contract import CONTRACT_VERSION
 from vla_rl.contract.batch import Reducer
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.tracker import is_shard
-from vla_rl.contract.trust import read_json
-from vla_rl.experience.lerobot.disk import sync
+from vla_rl.contract.trust import read_json, sync
 from vla_rl.training.distributed import barrier
 
 KEPT = 2  # newest states

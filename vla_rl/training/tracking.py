@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import importlib.util
-import itertools
 import json
 import math
 import os
@@ -17,8 +16,8 @@ from typing import Any, TypeAlias
 from vla_rl.contract.batch import OneProcess, Reducer
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import ContractError, UserError, did_you_mean
-from vla_rl.contract.trust import check_folder, check_link, mark_file, read_named
-from vla_rl.experience.lerobot.disk import lock_file
+from vla_rl.contract.trust import check_folder, check_link, mark_file, read_named, write_whole
+from vla_rl.experience.lerobot.disk import free_name, lock_folder
 from vla_rl.training.checkpoint import (
     latest_shared,
     latest_state,
@@ -38,10 +37,9 @@ _held: dict[tuple[int, int], int] = {}  # device and inode of a lock file -> des
 def lock_run(folder: Path) -> int:
     """Lock ``folder`` for this process; returns what :func:`unlock_run` needs.
 
-    A lock of this process, or one whose process has died, is taken over.  Raises UserError when another process runs
-    in the folder, and where a link in it would have files written elsewhere.
+    A lock of this process, or one whose process has died, is taken over.  Raises UserError as ``lock_folder``, and for
+    the working folder.
     """
-    check_folder(folder)
     if folder.resolve() == Path.cwd():
         raise UserError(
             f"{str(folder)!r} is the working folder, which a later run could not move aside, so nothing was run; name "
@@ -49,19 +47,7 @@ def lock_run(folder: Path) -> int:
         )
     if (own := _held.get(_identity(folder / LOCK))) is not None:
         return own
-    try:
-        descriptor = lock_file(folder / LOCK)
-    except BlockingIOError as error:
-        raise UserError(
-            f"process {error.filename} is running in {str(folder)!r}, so a second run would mix its files with that "
-            "one's; wait for it, end it, or choose another folder with --out."
-        ) from error
-    except OSError as error:
-        raise UserError(
-            f"{str(folder)!r} cannot be a folder to write into ({error.strerror}), so nothing was run; choose another "
-            "with --out."
-        ) from error
-    _held[_identity(folder / LOCK)] = descriptor
+    descriptor = _held[_identity(folder / LOCK)] = lock_folder(folder, folder / LOCK)
     return descriptor
 
 
@@ -153,7 +139,7 @@ class RunFolder:
             mark_file(self.path / "config.json")
         lines = read_metrics(self.path)
         self._start = time.monotonic() - (lines[-1]["elapsed_s"] if lines else 0.0)
-        self._trackers = open_trackers(names, self.path, to_json(config))
+        self._trackers = [TRACKERS[name](self.path, to_json(config)) for name in dict.fromkeys(names)]
 
     @classmethod
     def resume(cls, path: str | Path, group: Reducer | None = None) -> RunFolder:
@@ -303,12 +289,6 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def free_name(path: Path, ending: str = "") -> Path:
-    """The first of ``path.1``, ``path.2``, ... that does not exist."""
-    names = (path.with_name(f"{path.name}.{number}{ending}") for number in itertools.count(1))
-    return next(name for name in names if not name.exists())
-
-
 def write_json(path: Path, value: Any) -> None:
     """Write JSON atomically; raises UserError when the disk is full or the folder cannot be written."""
     write_text(path, json.dumps(value, indent=2) + "\n")
@@ -316,13 +296,9 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file atomically; raises UserError when the disk is full or the folder cannot be written."""
-    writing = path.with_name(path.name + ".writing")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        writing.unlink(missing_ok=True)
-        with writing.open("x", encoding="utf-8") as file:  # not through a link of somebody else
-            file.write(text)
-        os.replace(writing, path)
+        write_whole(path, text.encode(), 0o644)
     except OSError as error:
         raise _write_error(path, error) from error
 
@@ -441,9 +417,3 @@ def check_trackers(names: Sequence[str]) -> None:
                 f"the tracker {name!r} needs {package}, which is not installed, so nothing was started; "
                 "pip install 'vla-rl[tracking]'."
             )
-
-
-def open_trackers(names: Sequence[str], run: Path, config: Mapping[str, Any]) -> tuple[Tracker, ...]:
-    """The trackers of the run in ``run``, each once; raises UserError like :func:`check_trackers`."""
-    check_trackers(names)
-    return tuple(TRACKERS[name](run, config) for name in dict.fromkeys(names))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -14,18 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.trust import check_folder
+from vla_rl.contract.trust import check_folder, sync
 
 WRITING, LOCK = ".writing", "lock"  # suffix of unfinished files and folders; the file that a writer has locked
-
-
-def sync(path: Path) -> None:
-    """Force a file, or the names in a folder, onto the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def make_folder(path: Path) -> None:
@@ -34,6 +26,12 @@ def make_folder(path: Path) -> None:
         make_folder(path.parent)
         path.mkdir(exist_ok=True)
         sync(path.parent)
+
+
+def free_name(path: Path, ending: str = "") -> Path:
+    """The first of ``path.1``, ``path.2``, ... that does not exist."""
+    names = (path.with_name(f"{path.name}.{number}{ending}") for number in itertools.count(1))
+    return next(name for name in names if not name.exists())
 
 
 def move(source: Path, target: Path) -> None:
@@ -58,24 +56,30 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def take_lock(recording: Path) -> int:
-    """An open file that excludes other writers of a dataset until it is closed or its process ends, however it ends.
+def lock_folder(folder: Path, lock: Path) -> int:
+    """Lock ``folder`` by the file ``lock`` in it, as :func:`lock_file` does; other writers are excluded.
 
-    Raises UserError, which names the process that holds it, or says that the folder cannot be written into.
+    Raises UserError, which names the process that holds it, or says that the folder cannot be written into; and where a
+    link in it would have files written elsewhere.
     """
-    check_folder(recording.parent)
+    check_folder(folder)
     try:
-        return lock_file(recording / LOCK)
+        return lock_file(lock)
     except BlockingIOError as error:
         raise UserError(
-            f"another process is writing to {str(recording.parent)!r} (its id is {error.filename}), so two would mix; "
-            "wait for it, end it, or choose another folder."
+            f"process {error.filename} is writing to {str(folder)!r}, so a second one would mix its files with that "
+            "one's; wait for it, end it, or choose another folder (--out)."
         ) from error
     except OSError as error:
         raise UserError(
-            f"{str(recording.parent)!r} could not be written to ({error.strerror}), so nothing more is recorded; free "
-            "some disk space or choose another folder."
+            f"{str(folder)!r} could not be written to ({error.strerror}), so nothing more is kept there; free some "
+            "disk space or choose another folder (--out)."
         ) from error
+
+
+def take_lock(recording: Path) -> int:
+    """The lock of the dataset whose episodes are recorded in the folder ``recording``: :func:`lock_folder`."""
+    return lock_folder(recording.parent, recording / LOCK)
 
 
 def lock_file(path: Path) -> int:

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.trust import check_folder, check_memory, read_json
+from vla_rl.contract.trust import check_folder, check_memory, read_json, sync
 from vla_rl.experience.lerobot import video
 from vla_rl.experience.lerobot.disk import (
     WRITING,
@@ -36,7 +36,6 @@ from vla_rl.experience.lerobot.disk import (
     make_folder,
     move,
     numbers,
-    sync,
     write_json,
 )
 from vla_rl.experience.lerobot.features import (

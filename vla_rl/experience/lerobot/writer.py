@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
-from vla_rl.contract.trust import read_json
+from vla_rl.contract.trust import read_json, sync
 from vla_rl.experience.lerobot import layout, video
 from vla_rl.experience.lerobot.disk import (
     LOCK,
@@ -34,7 +34,6 @@ from vla_rl.experience.lerobot.disk import (
     make_folder,
     move,
     remove_locked,
-    sync,
     take_lock,
     write_json,
 )
