@@ -37,7 +37,7 @@ from vla_rl.recipes.parity import (
     first_difference,
     read_traces,
     replay_checkpoint,
-    replay_simulator,
+    replay_env,
 )
 from vla_rl.recipes.policies import deployed
 from vla_rl.recipes.suite import find_suite
@@ -211,7 +211,8 @@ def check_parity(arguments: Sequence[str]) -> None:
     for trace in read_traces(Path(config.parity)):
         _print(trace, "policy", replay_checkpoint(checkpoint, trace, config.tolerance))
         if config.env.name:
-            _print(trace, config.env.name, replay_simulator(config.env, trace, config.tolerance))
+            with closing(config.env.make(1)) as env:
+                _print(trace, config.env.name, replay_env(env, trace, config.tolerance))
 
 
 def _print(trace: Trace, what: str, compared: list[Compared]) -> None:

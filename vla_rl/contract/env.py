@@ -50,6 +50,21 @@ class Observation:
             {name: extra[index] for name, extra in self.extras.items()},
         )
 
+    def arrays(self) -> dict[str, Array]:
+        """All arrays by name: ``images/CAMERA``, ``extras/NAME``, ``state``, ``task`` and ``time``."""
+        found = {f"images/{name}": image for name, image in self.images.items()}
+        found |= {f"extras/{name}": extra for name, extra in self.extras.items()}
+        return found | {"state": self.state, "task": self.task, "time": self.time}
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, Array]) -> Observation:
+        """The observation whose :meth:`arrays` these are."""
+        images, extras = (
+            {name.removeprefix(kind): item for name, item in arrays.items() if name.startswith(kind)}
+            for kind in ("images/", "extras/")
+        )
+        return cls(images, arrays["state"], arrays["task"], arrays["time"], extras)
+
     def public(self) -> Observation:
         """The same without ``privileged/*``: the part that policies receive."""
         if not any(name.startswith(PRIVILEGED) for name in self.extras):
@@ -250,6 +265,16 @@ class EnvSpec:
     def family(self, task: int) -> str:
         """The kind of task of the instruction with index ``task``."""
         return self.families[task] if task < len(self.families) else self.name
+
+    def zeros(self, num_envs: int) -> Observation:
+        """An observation [E,...] of zeros, after a reset: dark pictures and the first task."""
+
+        def of(arrays: Mapping[str, ArraySpec]) -> dict[str, np.ndarray]:
+            return {name: np.zeros((num_envs, *item.shape), item.dtype) for name, item in arrays.items()}
+
+        task, time = np.zeros((2, num_envs), np.int64)
+        state = np.zeros((num_envs, *self.state.shape), self.state.dtype)
+        return Observation(of(self.images), state, task, time, of(self.extras))
 
     def to_json(self) -> dict[str, Any]:
         """A dict for JSON, from which :meth:`from_json` rebuilds an equal spec."""

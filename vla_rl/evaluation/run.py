@@ -17,7 +17,6 @@ from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import ActionOut, Features, Mode, Policy, State, encode_observation
 from vla_rl.contract.tracker import HostStep
 from vla_rl.evaluation.stats import MeanReturn, Rate
-from vla_rl.experience.collect import features_of, observation_of
 from vla_rl.experience.driver import ATTEMPTS, Decision, Driver
 
 
@@ -253,7 +252,7 @@ class OneByOne:
 
     def encode(self, obs: Observation) -> Features:
         """The observation itself; :meth:`act` encodes."""
-        return features_of(obs)
+        return obs.arrays()
 
     def initial_state(self, num_envs: int) -> State:
         return self.policy.initial_state(num_envs)
@@ -265,7 +264,7 @@ class OneByOne:
 
     def act(self, features: Features, state: State, mode: Mode, generator: Sequence[Any]) -> tuple[ActionOut, State]:
         """Actions of the announced environments, 0 for the others; ``generator`` has one per environment."""
-        obs = observation_of(features)
+        obs = Observation.of_arrays(features)
         chunks: dict[int, np.ndarray] = {}
         rows = {name: [item[i : i + 1] for i in range(len(item))] for name, item in state.items()}
         for env_id in np.flatnonzero(self._playing).tolist():

@@ -13,7 +13,7 @@ from vla_rl.contract.env import WORKER, Array, EnvSpec, Observation, VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ActionOut, Features, Mode, Policy, State
 from vla_rl.contract.task import RANDOMIZATION
-from vla_rl.experience.demonstrations import Demonstrations, Trajectories
+from vla_rl.experience.demonstrations import Demonstrations, Trajectories, concatenated
 from vla_rl.experience.driver import ATTEMPTS, Decision, Driver
 
 
@@ -66,29 +66,11 @@ def _demonstration(decisions: Sequence[Decision], env_id: int, spec: EnvSpec) ->
     """The successful episode that environment ``env_id`` played in ``decisions`` of one action each."""
     decisions = [decision for decision in decisions if decision.step.valid[env_id, 0]]
     observations = [decision.obs.select(slice(env_id, env_id + 1)) for decision in decisions]
-    count = len(decisions)
-    last = np.arange(count) == count - 1
-    rewards = [float(decision.step.reward[env_id, 0]) for decision in decisions]
-    return Demonstrations(
-        images={name: np.concatenate([obs.images[name] for obs in observations]) for name in spec.images},
-        state=np.concatenate([obs.state for obs in observations]),
-        task=np.concatenate([obs.task for obs in observations]),
-        time=np.concatenate([obs.time for obs in observations]),
-        action=np.stack([decision.step.executed[env_id, 0] for decision in decisions]),
-        episode=np.zeros(count, np.int64),
-        seed=np.full(count, decisions[0].seeds[env_id], np.int64),
-        tasks=spec.tasks,
-        fps=1.0 / spec.control_dt,
-        state_names=spec.state.names,
-        action_names=spec.action.names,
-        extras={
-            "next.reward": np.array(rewards, np.float32),
-            "next.done": last,
-            "next.success": last.copy(),
-            **_randomization(observations, spec),
-        },
-        robot=spec.name,
-    )
+    executed = np.stack([decision.step.executed[env_id, 0] for decision in decisions])
+    reward = np.array([decision.step.reward[env_id, 0] for decision in decisions])
+    seen, seed = Observation(**concatenated(observations)), int(decisions[0].seeds[env_id])
+    more = _randomization(observations, spec)
+    return Demonstrations.of_episode(spec, seen, executed, True, seed, reward, more)
 
 
 def collect_trajectories(
@@ -162,25 +144,6 @@ def _trajectory(decisions: Sequence[Decision], env_id: int) -> Trajectories:
     )
 
 
-_IMAGES, _EXTRAS = "images/", "extras/"
-
-
-def features_of(obs: Observation) -> Features:
-    """An observation as the features of a policy that encodes nothing."""
-    features = {_IMAGES + name: image for name, image in obs.images.items()}
-    features |= {_EXTRAS + name: extra for name, extra in obs.extras.items()}
-    return features | {"state": obs.state, "task": obs.task, "time": obs.time}
-
-
-def observation_of(features: Features) -> Observation:
-    """The observation that :func:`features_of` made these of."""
-    images, extras = (
-        {name.removeprefix(kind): item for name, item in features.items() if name.startswith(kind)}
-        for kind in (_IMAGES, _EXTRAS)
-    )
-    return Observation(images, features["state"], features["task"], features["time"], extras)
-
-
 class ExpertPolicy:
     """``expert(obs) -> [E,H,D]`` in physical units, for instance the ``act`` of a scripted expert.
 
@@ -195,7 +158,7 @@ class ExpertPolicy:
         self.expert, self.horizon = expert, horizon
 
     def encode(self, obs: Observation) -> Features:
-        return features_of(obs)
+        return obs.arrays()
 
     def initial_state(self, num_envs: int) -> State:
         return {}
@@ -204,5 +167,5 @@ class ExpertPolicy:
         return state
 
     def act(self, features: Features, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:
-        action = self.expert(observation_of(features))[:, : self.horizon]
+        action = self.expert(Observation.of_arrays(features))[:, : self.horizon]
         return ActionOut(action, action, np.zeros(len(action), np.float32)), state

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.contract.env import Observation
+from vla_rl.contract.env import EnvSpec, Observation
 from vla_rl.contract.errors import ContractError, UserError, did_you_mean
-from vla_rl.contract.trust import read_arrays
+from vla_rl.contract.trust import read_arrays, write_arrays
 
 
 class _Episodes:
@@ -33,8 +33,8 @@ class _Episodes:
         return list(zip(begins.tolist(), [*begins[1:].tolist(), len(self.episode)], strict=True))
 
 
-def _concatenated(parts: Sequence[Any]) -> dict[str, Any]:
-    """The arrays of ``parts``, also those in mappings, end to end; their episodes are renumbered from 0."""
+def concatenated(parts: Sequence[Any]) -> dict[str, Any]:
+    """The arrays of ``parts``, dataclasses of one class, end to end by field, also those in mappings."""
     found: dict[str, Any] = {}
     for name in (item.name for item in fields(parts[0])):
         values = [getattr(part, name) for part in parts]
@@ -42,8 +42,13 @@ def _concatenated(parts: Sequence[Any]) -> dict[str, Any]:
             found[name] = {key: np.concatenate([value[key] for value in values]) for key in values[0]}
         elif isinstance(values[0], np.ndarray):
             found[name] = np.concatenate(values)
+    return found
+
+
+def _renumbered(parts: Sequence[Any]) -> dict[str, Any]:
+    """:func:`concatenated`, with episodes renumbered from 0."""
     lengths = [end - begin for part in parts for begin, end in part.spans()]
-    return found | {"episode": np.repeat(np.arange(len(lengths)), lengths)}
+    return concatenated(parts) | {"episode": np.repeat(np.arange(len(lengths)), lengths)}
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,41 @@ class Demonstrations(_Episodes):
     action_names: tuple[str, ...] = ()
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)
     robot: str = ""
+
+    @classmethod
+    def of_episode(
+        cls,
+        spec: EnvSpec,
+        obs: Observation,
+        action: np.ndarray,
+        success: bool,
+        seed: int = -1,
+        reward: np.ndarray | None = None,
+        extras: Mapping[str, np.ndarray] | None = None,
+    ) -> Demonstrations:
+        """The whole episode of ``N`` control steps, before which ``obs`` was seen, in an environment like ``spec``.
+
+        ``reward`` [N]; None: 1 at the end of a success.
+        """
+        count = len(action)
+        last = np.arange(count) == count - 1
+        paid = last & success if reward is None else reward
+        ends = {"next.reward": paid.astype(np.float32), "next.done": last, "next.success": last & success}
+        return cls(
+            images={name: obs.images[name] for name in spec.images},
+            state=obs.state,
+            task=obs.task,
+            time=np.arange(count),
+            action=action,
+            episode=np.zeros(count, np.int64),
+            seed=np.full(count, seed, np.int64),
+            tasks=spec.tasks,
+            fps=1.0 / spec.control_dt,
+            state_names=spec.state.names,
+            action_names=spec.action.names,
+            extras={**(extras or {}), **ends},
+            robot=spec.name,
+        )
 
     def observation(self) -> Observation:
         return Observation(self.images, self.state, self.task, self.time)
@@ -115,7 +155,7 @@ class Demonstrations(_Episodes):
                     f"episodes with {sorted({*part.images, *part.extras})} cannot be joined to episodes with "
                     f"{sorted({*first.images, *first.extras})}; leave out the columns that they do not share."
                 )
-        return replace(first, tasks=tasks, **_concatenated(parts))
+        return replace(first, tasks=tasks, **_renumbered(parts))
 
 
 @dataclass(frozen=True)
@@ -190,16 +230,12 @@ class Trajectories(_Episodes):
                     f"trajectories with the cameras {sorted(part.images)} cannot be joined to some with "
                     f"{sorted(parts[0].images)}; record the same ones."
                 )
-        return cls(**_concatenated(parts))
+        return cls(**_renumbered(parts))
 
     def save(self, path: Path) -> None:
         """Write every pixel and number to one ``.npz``; :meth:`load` reads it."""
-        path.parent.mkdir(parents=True, exist_ok=True)
         images = {f"images/{name}": image for name, image in self.images.items()}
-        unfinished = path.with_suffix(".part.npz")
-        arrays = images | {name: getattr(self, name) for name in _NAMES}
-        np.savez_compressed(unfinished, allow_pickle=False, **arrays)
-        unfinished.replace(path)
+        write_arrays(path, images | {name: getattr(self, name) for name in _NAMES})
 
     @classmethod
     def load(cls, path: Path) -> Trajectories:

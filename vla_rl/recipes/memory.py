@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import traceback
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -26,7 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from vla_rl.algorithms.chunks import ImitationPolicy
 from vla_rl.contract.batch import OneProcess, Rollout
-from vla_rl.contract.env import Array, ArraySpec, EnvSpec, Observation, Observe, Step, VecEnv
+from vla_rl.contract.env import Array, EnvSpec, Observation, Observe, Step, VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.stats import MeanReturn, Rate
 from vla_rl.experience.demonstrations import Demonstrations
@@ -77,7 +77,7 @@ class MemoryEstimate:
     """
 
     policy: object = None
-    phases: dict[str, Phase] = field(default_factory=dict)
+    phases: defaultdict[str, Phase] = field(default_factory=lambda: defaultdict(Phase))
     weights: Counter[str] = field(default_factory=Counter)
     trained: int = 0
     gradients: int = 0
@@ -118,19 +118,19 @@ def estimate(
         warnings.simplefilter("ignore")  # about values, which are not those of the run
         with torch.device(META):
             context = RunContext(envs, start(envs.spec()), seed, OneProcess(), demonstrations, META)
-            with live.watch(_phase(found, BUILD).note):
+            with live.watch(found.phases[BUILD].note):
                 setup = build(trainer, context)
         with closing(setup), closing(replace(evaluation, processes=1).evaluator(envs)) as evaluator:
 
             def validate() -> Rate | MeanReturn:
-                with live.watch(_phase(found, VALIDATE).note):
+                with live.watch(found.phases[VALIDATE].note):
                     return evaluator.evaluate(setup.policy, range(evaluation.num_envs), seed).score
 
             found.policy = setup.policy
             loop = _play(found, live, trainer, setup, validate)
-            with live.watch(_phase(found, COLLECT).note):  # again, now that the optimizer's state is there
+            with live.watch(found.phases[COLLECT].note):  # again, now that the optimizer's state is there
                 setup.source.next()
-            with live.watch(_phase(found, VALIDATE).note):
+            with live.watch(found.phases[VALIDATE].note):
                 _keep_better(loop, validate())
             _count(found, setup, on_disk)
     return found
@@ -161,10 +161,6 @@ def _as_on(device: str) -> Iterator[None]:
         yield
 
 
-def _phase(found: MemoryEstimate, name: str) -> Phase:
-    return found.phases.setdefault(name, Phase())
-
-
 def _play(
     found: MemoryEstimate,
     live: LiveBytes,
@@ -185,13 +181,13 @@ def _play(
     collect, learn = setup.source.next, setup.learner.update
 
     def next_rollout() -> Rollout:
-        with live.watch(_phase(found, COLLECT).note):
+        with live.watch(found.phases[COLLECT].note):
             rollout = collect()
         _measure(found, rollout)
         return rollout
 
     def update(rollout: Rollout) -> dict[str, float]:
-        with live.watch(_phase(found, LEARN).note):
+        with live.watch(found.phases[LEARN].note):
             return learn(rollout)
 
     loop = Loop(setup.source, setup.learner, setup.store, validate, trainer.loop)
@@ -320,16 +316,7 @@ class ShapesEnv:
         """Nothing is open."""
 
     def _observation(self) -> Observation:
-        return Observation(
-            self._zeros(self.spec.images),
-            np.zeros((self.num_envs, *self.spec.state.shape), self.spec.state.dtype),
-            np.zeros(self.num_envs, np.int64),
-            self.time.copy(),
-            self._zeros(self.spec.extras),
-        )
-
-    def _zeros(self, arrays: Mapping[str, ArraySpec]) -> dict[str, Array]:
-        return {name: np.zeros((self.num_envs, *item.shape), item.dtype) for name, item in arrays.items()}
+        return replace(self.spec.zeros(self.num_envs), time=self.time.copy())
 
 
 _WHAT = {
@@ -448,7 +435,5 @@ def _start(config: Improve | Demo, spec: EnvSpec) -> Trainable | None:
 
 def untrained(new: NewImitator, spec: EnvSpec) -> ImitationPolicy:
     """The policy that ``new`` makes, for its sizes."""
-    state, action = (np.zeros((2, size), np.float32) for size in (spec.state.shape[0], spec.action_dim))
-    none = np.zeros(2, np.int64)
-    images = {name: np.zeros((2, *item.shape), np.uint8) for name, item in spec.images.items()}
-    return new.build(spec, Demonstrations(images, state, none, none, action, none, none, spec.tasks, 1.0), 0)
+    seen, action = spec.zeros(2), np.zeros((2, spec.action_dim), np.float32)
+    return new.build(spec, Demonstrations.of_episode(spec, seen, action, success=False), 0)

@@ -24,7 +24,6 @@ seed, noise_seed           int []           of our own traces: the episode and i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,13 +35,11 @@ from vla_rl.contract.check import check_array
 from vla_rl.contract.env import EnvSpec, Observation, VecEnv, on_host
 from vla_rl.contract.errors import ContractError, UserError, did_you_mean
 from vla_rl.contract.policy import Policy, encode_observation
-from vla_rl.contract.trust import check_folder, read_arrays
+from vla_rl.contract.trust import check_folder, read_arrays, write_arrays
 from vla_rl.evaluation.run import episode_generator
-from vla_rl.experience.collect import features_of
 from vla_rl.experience.driver import Decision
 from vla_rl.policies.noise import RecordedNoise
 from vla_rl.policies.pretrained import load_policy, read_config
-from vla_rl.recipes.env_config import EnvConfig
 
 OBSERVATION, FEATURES, INSTRUCTION = "observation/", "features/", "instruction"
 CHOSEN = ("sample", "action")
@@ -145,12 +142,6 @@ def _draws_noise(policy: Policy, spec: EnvSpec, trace: Trace) -> bool:
     return not np.array_equal(samples[0], samples[1])
 
 
-def replay_simulator(env: EnvConfig, trace: Trace, tolerance: float) -> list[Compared]:
-    """The recorded actions in ``env``, from the recorded seed; see :func:`replay_env`."""
-    with closing(env.make(1)) as made:
-        return replay_env(made, trace, tolerance)
-
-
 def replay_env(env: VecEnv, trace: Trace, tolerance: float) -> list[Compared]:
     """Observations of ``env`` (one environment) from the trace's seed under its executed actions, key by key.
 
@@ -165,7 +156,7 @@ def replay_env(env: VecEnv, trace: Trace, tolerance: float) -> list[Compared]:
     found: dict[str, Compared] = {}
     obs = env.reset(np.arange(1), np.array([trace.scalars["seed"]]))
     for step in range(len(trace)):
-        ours = {OBSERVATION + name: on_host(item)[0] for name, item in features_of(obs.public()).items()}
+        ours = {OBSERVATION + name: on_host(item)[0] for name, item in obs.public().arrays().items()}
         for name in [name for name in ours if name in trace.arrays]:
             found.setdefault(name, Compared(name)).add(step, ours[name], trace.arrays[name][step], tolerance)
         chunk = chunks[step][np.isfinite(chunks[step]).all(-1)]
@@ -297,13 +288,8 @@ class Trace:
                 f"the trace {self.name!r} has the instruction {text!r}, which the policy does not know; "
                 f"{did_you_mean(text, tasks)}"
             )
-        row = {name: array[step : step + 1] for name, array in self.arrays.items()}
-        images, extras = (
-            {name.removeprefix(kind): item for name, item in row.items() if name.startswith(kind)}
-            for kind in (f"{OBSERVATION}images/", f"{OBSERVATION}extras/")
-        )
-        time = row.get(f"{OBSERVATION}time", np.array([step]))
-        return Observation(images, row[f"{OBSERVATION}state"], np.array([tasks.index(text)]), time, extras)
+        recorded = {name.removeprefix(OBSERVATION): array[step : step + 1] for name, array in self.arrays.items()}
+        return Observation.of_arrays({"time": np.array([step]), **recorded, "task": np.array([tasks.index(text)])})
 
 
 def read_traces(path: Path) -> list[Trace]:
@@ -364,17 +350,14 @@ class TraceRecorder:
                 self._write(rows, int(decision.seeds[env_id]))
 
     def _write(self, rows: list[dict[str, np.ndarray]], seed: int) -> None:
-        arrays: dict[str, Any] = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+        arrays = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
         arrays |= {"seed": np.array(seed), "noise_seed": np.array(self.noise_seed)}
-        writing = self.folder / f"episode-{seed}.npz.writing"
-        with writing.open("wb") as file:
-            np.savez_compressed(file, **arrays)
-        writing.replace(self.folder / f"episode-{seed}.npz")
+        write_arrays(self.folder / f"episode-{seed}.npz", arrays)
 
 
 def _arrays(decision: Decision, tasks: tuple[str, ...]) -> dict[str, np.ndarray]:
     """The arrays of one decision, [E,...]."""
-    public = features_of(decision.obs.public())
+    public = decision.obs.public().arrays()
     found = {OBSERVATION + name: on_host(item) for name, item in public.items() if name != "task"}
     found[INSTRUCTION] = np.array([tasks[int(task)] for task in on_host(decision.obs.task)])
     found |= {FEATURES + name: on_host(item) for name, item in decision.features.items()}

@@ -59,15 +59,12 @@ class RewardedEnv:
                 f"{env.spec.name!r} has no camera, so a reward model cannot evaluate it; give an environment with "
                 "images."
             )
+        self.num_envs, self.close = env.num_envs, env.close
         name, success = f"rewarded {env.spec.name}", env.spec.success or "once"
         self.spec = replace(env.spec, name=name, success=success, device="cpu")
         self._reward_state = {name: np.asarray(item) for name, item in reward.initial_state(env.num_envs).items()}
         self._estimates = {"done": np.zeros(env.num_envs, bool), "progress": np.zeros(env.num_envs, np.float32)}
-        self._displayed = _zero_observation(env)  # all observations, by the names of :func:`_flatten`
-
-    @property
-    def num_envs(self) -> int:
-        return self.env.num_envs
+        self._displayed = env.spec.zeros(env.num_envs).arrays()  # all observations
 
     @property
     def progress(self) -> np.ndarray:
@@ -104,9 +101,6 @@ class RewardedEnv:
             self._estimates["done"] = self._estimates["done"] | done
         return self._make_step(step, reward, valid, displayed, observe)
 
-    def close(self) -> None:
-        self.env.close()
-
     # -- parts ------------------------------------------------------------------------------------------------------
 
     def _mask_done_rows(self, chunk: Any) -> Any:
@@ -130,13 +124,13 @@ class RewardedEnv:
 
     def _display(self, obs: Observation) -> Observation:
         """``obs``, but with the earlier observation of environments that are done."""
-        frozen, arrays = self._estimates["done"], _flatten(obs)
+        frozen, arrays = self._estimates["done"], obs.arrays()
         if frozen.any():
             arrays = {name: item.copy() for name, item in arrays.items()}
             for name, item in arrays.items():
                 item[frozen] = self._displayed[name][frozen]
         self._displayed = arrays
-        return _unflatten(arrays)
+        return Observation.of_arrays(arrays)
 
     def _make_step(
         self, step: Step, reward: np.ndarray, valid: np.ndarray, displayed: list[Observation], observe: Observe
@@ -191,30 +185,9 @@ def rewarded(env: VecEnv, reward: Reward, weights: RewardWeights | None = None) 
 
 def _to_host(obs: Observation) -> Observation:
     """``obs`` as numpy arrays; the same arrays if they are numpy already."""
-    return _unflatten({name: on_host(item) for name, item in _flatten(obs).items()})
+    return Observation.of_arrays({name: on_host(item) for name, item in obs.arrays().items()})
 
 
 def _with_prefix(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
     """Those of ``arrays`` whose name begins with ``prefix``, without it."""
     return {name.removeprefix(prefix): item for name, item in arrays.items() if name.startswith(prefix)}
-
-
-def _flatten(obs: Observation) -> dict[str, Any]:
-    """The arrays of ``obs`` by name."""
-    images = {f"images/{name}": image for name, image in obs.images.items()}
-    extras = {f"extras/{name}": extra for name, extra in obs.extras.items()}
-    return {**images, **extras, "state": obs.state, "task": obs.task, "time": obs.time}
-
-
-def _unflatten(arrays: Mapping[str, Any]) -> Observation:
-    images, extras = _with_prefix(arrays, "images/"), _with_prefix(arrays, "extras/")
-    return Observation(images, arrays["state"], arrays["task"], arrays["time"], extras)
-
-
-def _zero_observation(env: VecEnv) -> dict[str, np.ndarray]:
-    """An observation of ``env`` with all entries zero, as by :func:`_flatten`."""
-    spec, num_envs = env.spec, env.num_envs
-    arrays = {f"images/{name}": item for name, item in spec.images.items()}
-    arrays |= {f"extras/{name}": item for name, item in spec.extras.items()} | {"state": spec.state}
-    zeros = {name: np.zeros((num_envs, *item.shape), item.dtype) for name, item in arrays.items()}
-    return zeros | {name: np.zeros(num_envs, np.int64) for name in ("task", "time")}

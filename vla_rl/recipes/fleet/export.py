@@ -6,19 +6,21 @@ import errno
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.trust import check_folder
 from vla_rl.experience.datasets import Recording, move_aside
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.fleet.episodes import EpisodeReader, FleetEpisode
 from vla_rl.fleet.ledger import Ledger
 from vla_rl.fleet.record import FleetRecord
 from vla_rl.fleet.server import LEDGER
+from vla_rl.recipes.fleet.serving import part_of_fleet
 from vla_rl.recipes.terminal import bar
 
 _BATCH = 256  # records that are read at a time
@@ -64,31 +66,14 @@ def records(ledger: Ledger) -> Iterator[tuple[int, FleetRecord]]:
 
 def demonstrations_of(episode: FleetEpisode) -> Demonstrations:
     """The episode as it would have been recorded on the robot itself, with the robot's name."""
-    steps, spec = episode.steps, episode.spec
-    count, success = len(steps), episode.end.success
-    last = np.arange(count) == count - 1
+    steps, spec, count = episode.steps, episode.spec, len(episode.steps)
+    images = {name: np.stack([step.images[name] for step in steps]) for name in spec.images}
+    seen = Observation(images, np.stack([step.state for step in steps]), *np.zeros((2, count), np.int64))
+    action = np.stack([step.action for step in steps])
     labels = {name: np.stack([step.labels[name] for step in steps]) for name in steps[0].labels}
-    return Demonstrations(
-        images={name: np.stack([step.images[name] for step in steps]) for name in spec.images},
-        state=np.stack([step.state for step in steps]),
-        task=np.zeros(count, np.int64),
-        time=np.arange(count),
-        action=np.stack([step.action for step in steps]),
-        episode=np.zeros(count, np.int64),
-        seed=np.full(count, -1, np.int64),
-        tasks=(episode.task,),
-        fps=1.0 / spec.control_dt,
-        state_names=spec.state.names,
-        action_names=spec.action.names,
-        extras={
-            **labels,
-            "next.reward": (last & success).astype(np.float32),
-            "next.done": last,
-            "next.success": last & success,
-            "complementary_info.robot": np.full(count, episode.sender.robot),
-        },
-        robot=spec.name,
-    )
+    labels["complementary_info.robot"] = np.full(count, episode.sender.robot)
+    made = Demonstrations.of_episode(spec, seen, action, episode.end.success, extras=labels)
+    return replace(made, tasks=(episode.task,))
 
 
 def export(folder: Path, out: Path, show: Callable[[str], None]) -> ExportSummary:
@@ -97,17 +82,9 @@ def export(folder: Path, out: Path, show: Callable[[str], None]) -> ExportSummar
     The columns are those that most robots record; episodes with others are left out and named.  Raises UserError when
     the server has the ledger open, and when there is no whole episode.
     """
-    if not (folder / LEDGER).is_dir():
-        raise UserError(f"{str(folder)!r} is no fleet's folder: it has no {LEDGER}; give the one of vla-rl serve.")
-    check_folder(folder)
-    ledger = Ledger(folder / LEDGER)
-    try:
-        aside = move_aside(out)
-        if aside:
-            show(f"an earlier dataset was in {out}; it is now {aside}")
+    with closing(Ledger(part_of_fleet(folder, LEDGER))) as ledger:
+        move_aside(out, show)
         return _written(ledger, out)
-    finally:
-        ledger.close()
 
 
 def _written(ledger: Ledger, out: Path) -> ExportSummary:

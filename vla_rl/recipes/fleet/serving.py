@@ -83,10 +83,15 @@ KEY, PUBLIC_KEY = "signing.key", "signing.pub"
 
 def open_registry(folder: Path) -> Registry:
     """The registry of a fleet's folder; raises UserError where there is none."""
-    if not (folder / REGISTRY).is_dir():
-        raise UserError(f"{str(folder)!r} is no fleet's folder: it has no {REGISTRY}; give the one of vla-rl serve.")
+    return Registry(part_of_fleet(folder, REGISTRY))
+
+
+def part_of_fleet(folder: Path, part: str) -> Path:
+    """The folder ``part`` of a fleet's; raises UserError where there is none."""
+    if not (folder / part).is_dir():
+        raise UserError(f"{str(folder)!r} is no fleet's folder: it has no {part}; give the one of vla-rl serve.")
     check_folder(folder)
-    return Registry(folder / REGISTRY)
+    return folder / part
 
 
 def signing_key(folder: Path, credentials: str) -> SigningKey:

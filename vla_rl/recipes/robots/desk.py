@@ -20,7 +20,7 @@ from robot_drivers.config import Part, RobotConfig
 from robot_drivers.driver import Calibrates, connected
 from robot_drivers.record import Query
 from robot_drivers.simulated import SimulatedRobot
-from vla_rl.contract.env import EnvSpec, Observation
+from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.recipes.robots.drive import PolicyDecider, open_policy, robot_config
@@ -89,7 +89,8 @@ _DECISIONS = 20
 
 
 def measure_policy(config: RobotConfig, name: str, decisions: int = _DECISIONS) -> PolicyTiming:
-    """Time ``decisions`` of the policy ``name`` on dark pictures of the declared sizes; the arm is not needed.
+    """Time ``decisions`` of the policy ``name`` on dark pictures of the declared sizes, its joints in the
+    middle of their ranges; the arm is not needed.
 
     The first decision is not counted: models are compiled there.  Raises UserError for a policy that does not fit the
     arm, and for a server that does not answer.
@@ -97,7 +98,9 @@ def measure_policy(config: RobotConfig, name: str, decisions: int = _DECISIONS) 
     import torch
 
     spec = declared_spec(config)
-    obs = _dark(spec)
+    low, high = (np.asarray(getattr(spec.state, end), np.float32) for end in ("low", "high"))
+    middle = np.broadcast_to((low + high) / 2, spec.state.shape)[None].astype(np.float32)
+    obs = replace(spec.zeros(1), state=middle)
     with closing(PolicyDecider(open_policy(name, spec), torch.Generator().manual_seed(1))) as decide:
         horizon = len(decide(Query(obs, 0, None, 1)).chunk)
         took = []
@@ -118,14 +121,6 @@ def declared_spec(config: RobotConfig) -> EnvSpec:
     sizes = {name: (camera.height, camera.width) for name, camera in declared.items()}
     steps = round(config.seconds * driver.spec.control_hz)
     return driver.spec.env_spec(sizes, config.tasks, steps, min(steps, MAX_CHUNK))
-
-
-def _dark(spec: EnvSpec) -> Observation:
-    """Dark pictures, and joints in the middle of their ranges."""
-    low, high = (np.asarray(getattr(spec.state, end), np.float32) for end in ("low", "high"))
-    state = np.broadcast_to((low + high) / 2, spec.state.shape)[None].astype(np.float32)
-    images = {name: np.zeros((1, *item.shape), np.uint8) for name, item in spec.images.items()}
-    return Observation(images, state, np.zeros(1, np.int64), np.zeros(1, np.int64))
 
 
 def teleoperate(config: RobotConfig, speed: float, show: Console) -> None:

@@ -20,14 +20,14 @@ from robot_drivers.limits import Limits
 from robot_drivers.record import SOURCES, ControlStep, Decide, Decision, Query, Record
 from robot_drivers.safety import REASONS
 from robot_drivers.simulated import SO101, SimulatedRobot
-from vla_rl.contract.env import EnvSpec, on_host
+from vla_rl.contract.env import EnvSpec, Observation, on_host
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.intervals import wilson
 from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy, continue_chunk, encode_observation
 from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.datasets import Recording, move_aside
-from vla_rl.experience.demonstrations import Demonstrations
+from vla_rl.experience.demonstrations import Demonstrations, concatenated
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.robots.person import Display, ScriptedPerson, waiting
 from vla_rl.recipes.robots.session import Execution, Session, open_session, outcome_of
@@ -117,9 +117,8 @@ def drive(
         _deciding(session, config, settings) as decide,
         through(session) as played,
     ):
-        aside = out and move_aside(out)
-        if aside:
-            show.print(f"an earlier dataset was in {out}; it is now {aside}")
+        if out:
+            move_aside(out, show.print)
         shown = session.display(show, settings.episodes)
         with Recorder(out) if out else nullcontext() as recorder, shown as display:
             try:
@@ -274,28 +273,10 @@ def episode_of(seen: Sequence[ControlStep], spec: EnvSpec, seed: int) -> Demonst
     latency (s) and captured (s since the episode's first measurement).
     """
     records = [one.record for one in seen]
-    count, success = len(records), records[-1].outcome == "success"
-    last = np.arange(count) == count - 1
-    return Demonstrations(
-        images={name: np.concatenate([one.obs.images[name] for one in seen]) for name in spec.images},
-        state=np.concatenate([one.obs.state for one in seen]),
-        task=np.concatenate([one.obs.task for one in seen]),
-        time=np.arange(count),
-        action=np.stack([record.executed for record in records]).astype(np.float32),
-        episode=np.zeros(count, np.int64),
-        seed=np.full(count, seed, np.int64),
-        tasks=spec.tasks,
-        fps=1.0 / spec.control_dt,
-        state_names=spec.state.names,
-        action_names=spec.action.names,
-        extras={
-            "next.reward": (last & success).astype(np.float32),
-            "next.done": last,
-            "next.success": last & success,
-            **labels_of(records, records[0].captured),
-        },
-        robot=spec.name,
-    )
+    action = np.stack([record.executed for record in records]).astype(np.float32)
+    obs, success = Observation(**concatenated([one.obs for one in seen])), records[-1].outcome == "success"
+    labels = labels_of(records, records[0].captured)
+    return Demonstrations.of_episode(spec, obs, action, success, seed, extras=labels)
 
 
 def labels_of(records: Sequence[Record], start: float) -> dict[str, np.ndarray]:
