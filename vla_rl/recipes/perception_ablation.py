@@ -11,11 +11,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from vla_rl.contract.env import Observation, VecEnv
+from vla_rl.contract.env import Observation
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.run import evaluate
 from vla_rl.evaluation.stats import Rate
+from vla_rl.experience.driver import Decision
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig, remote_env, saved
 from vla_rl.recipes.terminal import bar
@@ -91,9 +92,16 @@ def check_perception(
 ) -> list[Rate]:
     """One of ``CHECKS``: the rate of success; "swapped": of the named object, and of the original target."""
     if check == "swapped":
-        with closing(_Watch(env_config.make_swapped(num_envs))) as watch:
-            named = evaluate(watch, policy, seeds, noise_seed=noise_seed)
-        return [named.rate, Rate.of([watch.former.get(seed, False) for seed in seeds])]
+        former = dict[int, bool]()  # by seed: whether the object that the seed chose was the one lifted
+
+        def note(decision: Decision) -> None:
+            lifted, seeded = (decision.step.obs.extras[f"privileged/{name}"] for name in ("lifted", "seeded"))
+            for row in np.flatnonzero(decision.step.done):
+                former[int(decision.seeds[row])] = bool(lifted[row] == seeded[row])
+
+        with closing(env_config.make_swapped(num_envs)) as env:
+            named = evaluate(env, policy, seeds, noise_seed=noise_seed, watch=note)
+        return [named.rate, Rate.of([former.get(seed, False) for seed in seeds])]
     view = {"normal": lambda obs: obs, "blank": _blank, "shuffled": _shuffle}[check]
     with closing(env_config.make(num_envs)) as env:
         return [evaluate(env, policy, seeds, noise_seed=noise_seed, view=view).rate]
@@ -105,23 +113,3 @@ def _blank(obs: Observation) -> Observation:
 
 def _shuffle(obs: Observation) -> Observation:
     return replace(obs, images={name: np.roll(image, 1, axis=0) for name, image in obs.images.items()})
-
-
-class _Watch:
-    """An environment that notes, per seed, whether the object that the seed chose was the one lifted."""
-
-    def __init__(self, env: VecEnv) -> None:
-        self.env, self.former = env, dict[int, bool]()
-        self.seed = np.zeros(env.num_envs, np.int64)
-        self.spec, self.num_envs, self.close = env.spec, env.num_envs, env.close
-
-    def reset(self, env_ids, seeds):  # type: ignore[no-untyped-def]
-        self.seed[env_ids] = seeds
-        return self.env.reset(env_ids, seeds)
-
-    def step(self, chunk, observe="last"):  # type: ignore[no-untyped-def]
-        step = self.env.step(chunk, observe)
-        lifted, seeded = step.obs.extras["privileged/lifted"], step.obs.extras["privileged/seeded"]
-        for row in np.flatnonzero(step.done):
-            self.former[int(self.seed[row])] = bool(lifted[row] == seeded[row])
-        return step

@@ -145,21 +145,14 @@ def sigterm_like_ctrl_c() -> Iterator[None]:
 def patient_sigterm() -> Iterator[Callable[[], bool]]:
     """SIGTERM only makes the result return True meanwhile; whoever asks it saves and raises :class:`Terminated`."""
     asked = threading.Event()
-
-    def note(number: int, frame: FrameType | None) -> None:
-        asked.set()
-
-    with _handler(note):
+    with _handler(lambda number, frame: asked.set()):
         yield asked.is_set
 
 
 @contextmanager
 def ignored_ctrl_c() -> Iterator[None]:
     """Ctrl-C does nothing meanwhile: for what is at its end already and should be whole."""
-
-    def ignore(number: int, frame: FrameType | None) -> None: ...
-
-    with _handler(ignore, signal.SIGINT):
+    with _handler(lambda number, frame: None, signal.SIGINT):
         yield
 
 

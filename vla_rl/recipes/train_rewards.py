@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from vla_rl.contract.config import Checked, JsonObject, at_least, within
 from vla_rl.contract.env import Observation, VecEnv
@@ -22,16 +21,13 @@ from vla_rl.recipes import sims
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
 from vla_rl.recipes.terminal import bar, clock, console
 from vla_rl.recipes.trainers import generator
-from vla_rl.rewards.frames import LabelledFrames, PairSampler
+from vla_rl.rewards.frames import FramePairs, LabelledFrames, PairSampler
 from vla_rl.rewards.judge import VLMJudge, VLMJudgeConfig
 from vla_rl.rewards.progress import ProgressConfig, ProgressCritic, SuccessClassifier, SuccessConfig
-from vla_rl.rewards.reward_model import Counts, RewardModel, RewardOutput, value_order_correlation
+from vla_rl.rewards.reward_model import Counts, RewardModel, RewardModelConfig, RewardOutput, value_order_correlation
 from vla_rl.training.device import resolve_device
 from vla_rl.training.fit import FitConfig, fit, shuffled
 from vla_rl.training.tracking import RunFolder
-
-Batch = TypeVar("Batch")
-Loss: TypeAlias = Callable[[Batch], tuple[Tensor, dict[str, float]]]
 
 
 @dataclass(frozen=True)
@@ -43,6 +39,7 @@ class TrainReward(Checked):
     """
 
     name: ClassVar[str]  # of the checkpoint
+    kind: ClassVar[type[RewardModel]]
 
     seed: int = 1
     frames: str = ""  # an .npz of labelled frames; without one, the simulator labels
@@ -57,6 +54,7 @@ class TrainReward(Checked):
     fit: FitConfig = field(default_factory=lambda: FitConfig(steps=2000, batch=64, lr=6e-3))
     device: str = "cpu"  # where the model learns: "cpu", "cuda", "cuda:1", "auto"
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb"
+    network: RewardModelConfig = field(default_factory=RewardModelConfig)
 
     def run(self, folder: RunFolder) -> JsonObject:
         """Leave the checkpoint ``name``."""
@@ -74,6 +72,22 @@ class TrainReward(Checked):
         return {"test": found, "calibration": chosen, "seconds": seconds, "seed": self.seed}
 
     def learn(self, frames: LabelledFrames, folder: RunFolder | None = None) -> RewardModel:
+        """A new model that has learnt from ``frames``."""
+
+        def report(step: int, info: dict[str, float]) -> None:
+            update(step + 1, f"loss {info['loss']:.4f}")
+            if folder and (step + 1) % 25 == 0:
+                folder.log(self.name, step, info)
+
+        torch.manual_seed(self.seed)  # module initialisation has no generator argument
+        model: Any = self.kind.for_frames(frames, self.network).to(resolve_device(self.device))
+        with bar(f"see {self.name}", self.fit.steps) as update:
+            fit(dict(model.named_parameters()), model.loss, self.batches(frames), self.fit, report)
+        learnt: RewardModel = model.eval()
+        return learnt
+
+    def batches(self, frames: LabelledFrames) -> Iterator[LabelledFrames] | Iterator[FramePairs]:
+        """Endless minibatches for the loss of ``kind``."""
         raise NotImplementedError
 
     def evaluate(self, model: RewardModel, frames: LabelledFrames) -> JsonObject:
@@ -97,30 +111,17 @@ class TrainReward(Checked):
             given = seeds, self.num_envs, self.random_action_prob, random
             return label_frames(self.env, claims, *given, lambda done: update(done, "episodes"))
 
-    def _fit(self, model: nn.Module, loss: Loss[Batch], batches: Iterator[Batch], folder: RunFolder | None) -> None:
-        def report(step: int, info: dict[str, float]) -> None:
-            update(step + 1, f"loss {info['loss']:.4f}")
-            if folder and (step + 1) % 25 == 0:
-                folder.log(self.name, step, info)
-
-        with bar(f"see {self.name}", self.fit.steps) as update:
-            fit(dict(model.named_parameters()), loss, batches, self.fit, report)
-        model.eval()
-
 
 @dataclass(frozen=True)
 class TrainSuccess(TrainReward):
     """Learn from labelled frames to see success."""
 
     name: ClassVar[str] = "success"
+    kind: ClassVar[type[RewardModel]] = SuccessClassifier
     network: SuccessConfig = field(default_factory=SuccessConfig)
 
-    def learn(self, frames: LabelledFrames, folder: RunFolder | None = None) -> SuccessClassifier:
-        torch.manual_seed(self.seed)  # module initialisation has no generator argument
-        model = SuccessClassifier.for_frames(frames, self.network).to(resolve_device(self.device))
-        index = balanced(frames.label, self.fit.batch, generator(self.seed, 8))
-        self._fit(model, model.loss, map(frames.select, index), folder)
-        return model
+    def batches(self, frames: LabelledFrames) -> Iterator[LabelledFrames]:
+        return map(frames.select, balanced(frames.label, self.fit.batch, generator(self.seed, 8)))
 
 
 @dataclass(frozen=True)
@@ -128,14 +129,12 @@ class TrainProgress(TrainReward):
     """Learn from pairs of labelled frames how much progress lies between them, and to see success."""
 
     name: ClassVar[str] = "progress"
+    kind: ClassVar[type[RewardModel]] = ProgressCritic
     network: ProgressConfig = field(default_factory=ProgressConfig)
 
-    def learn(self, frames: LabelledFrames, folder: RunFolder | None = None) -> ProgressCritic:
-        torch.manual_seed(self.seed)  # module initialisation has no generator argument
-        model = ProgressCritic.for_frames(frames, self.network).to(resolve_device(self.device))
+    def batches(self, frames: LabelledFrames) -> Iterator[FramePairs]:
         sampler = PairSampler(frames, self.network.stride, np.random.default_rng([self.seed, 9]))
-        self._fit(model, model.loss, sampler.batches(self.fit.batch), folder)
-        return model
+        return sampler.batches(self.fit.batch)
 
     def evaluate(self, model: RewardModel, frames: LabelledFrames) -> JsonObject:
         return {**evaluate_model(model, frames), "progress": evaluate_progress(model, frames)}

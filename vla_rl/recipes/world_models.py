@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
-
-from vla_rl.contract.load import load
 
 if TYPE_CHECKING:
     from world_models.canvas import Canvas as Canvas
@@ -26,25 +25,12 @@ if TYPE_CHECKING:
     from world_models.replay import replay as replay
     from world_models.types import Context as Context
 
-_USED = {  # what recipes use beyond annotations
-    "Canvas": "canvas",
-    "Context": "types",
-    "ImaginedEnv": "env",
-    "InitialStatePool": "initial_states",
-    "InitialStates": "initial_states",
-    "Limits": "config",
-    "OrderedPool": "initial_states",
-    "PredictedReward": "config",
-    "WorldModel": "model",
-    "endless_rollouts": "replay",
-    "imagined_spec": "env",
-    "mine": "initial_states",
-    "replay": "replay",
-}
+_MODULES = ("types", "canvas", "config", "initial_states", "model", "env", "replay")  # in the order of their imports
 
 if not TYPE_CHECKING:
 
     def __getattr__(name):
-        if name not in _USED:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return load(f"world_models.{_USED[name]}:{name}")
+        for module in _MODULES:
+            if hasattr(found := importlib.import_module(f"world_models.{module}"), name):
+                return getattr(found, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

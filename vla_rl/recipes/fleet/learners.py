@@ -186,6 +186,7 @@ class BalancedChunks:
 
     def __post_init__(self) -> None:
         self._drawn = np.zeros((0, 2), np.int64)
+        self.state_dict, self.load_state_dict = self.sampler.state_dict, self.sampler.load_state_dict
 
     def draw(self, chunks: Chunks, human: Tensor, size: int, generator: torch.Generator) -> Tensor:
         """Positions, those of a task and kind one after the other; demonstrations are nobody's correction."""
@@ -202,12 +203,6 @@ class BalancedChunks:
     def record(self, losses: Tensor) -> None:
         """They decide what is drawn from now on."""
         self.sampler.record(self._drawn, losses.cpu().double().numpy())
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.sampler.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.sampler.load_state_dict(state)
 
 
 def recorded_rollout(policy: FlowPolicy, episodes: Demonstrations) -> Rollout:
@@ -314,12 +309,10 @@ class ReplayLearner:
 
     def __init__(self, learner: OffPolicy, families: torch.Tensor) -> None:
         """``families`` int [M]: the family of each instruction."""
-        self.learner, self._families = learner, families
+        self.learner, self.policy, self._families = learner, learner.policy, families
         self._said: dict[str, float] = {}  # by the learner of the latest episode
-
-    @property
-    def policy(self) -> Any:
-        return self.learner.policy
+        # All of the learner's (see ``Resumable``), its replay buffer included.
+        self.state_dict, self.load_state_dict = learner.state_dict, learner.load_state_dict
 
     def add(self, rollout: Rollout) -> int:
         """Put whole episodes into the replay buffer; returns how many decisions they have.
@@ -337,13 +330,6 @@ class ReplayLearner:
             return {}
         infos = [inner.step() for _ in range(steps)]
         return {**self._said, "critic/steps": float(inner.steps), **mean(infos)}
-
-    def state_dict(self) -> dict[str, Any]:
-        """All of the learner's (see ``Resumable``), its replay buffer included."""
-        return self.learner.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.learner.load_state_dict(state)
 
 
 def family_numbers(spec: Any) -> torch.Tensor:

@@ -20,7 +20,7 @@ from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.load import load
 from vla_rl.contract.policy import Mode, Policy
 from vla_rl.evaluation import seed_ranges
-from vla_rl.evaluation.report import Cell, Report, Series, Tile, percent
+from vla_rl.evaluation.report import Cell, Report, Tile, percent
 from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.stats import Rate
 from vla_rl.experience.curriculum import SeedStream
@@ -34,6 +34,7 @@ from vla_rl.pretrained import save_own
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig, Evaluator
 from vla_rl.recipes.fleet.learners import FleetLearner, FleetMethod
+from vla_rl.recipes.metrics import curve_of
 from vla_rl.recipes.policies import start_policy
 from vla_rl.recipes.terminal import bar, clock, console
 from vla_rl.recipes.trainers import Trainable
@@ -468,10 +469,8 @@ def write_report(folder: RunFolder, summary: JsonObject, target: float) -> None:
         counts: list[Cell] = [found["person"], f"{found['share']:.1%}", found["episodes"], found["lost"]]
         rows.append([int(robots), percent(rate), when, *counts])
         lines = folder.metrics(f"robots-{robots}")
-        seconds = [line["step"] for line in lines]
-        bounds = ([line[f"eval/{end}"] for line in lines] for end in ("low", "high"))
-        success.append(Series(name, seconds, [line["eval/success"] for line in lines], next(bounds), next(bounds)))
-        share.append(Series(name, seconds, [line["fleet/person_share"] for line in lines]))
+        success.append(curve_of(name, lines, "step", "eval/success", "eval/low", "eval/high"))
+        share.append(curve_of(name, lines, "step", "fleet/person_share"))
     report.tiles(tiles)
     report.table([column.format(target=target) for column in _COLUMNS], rows)
     report.curves("Success on validation seeds", "virtual seconds", "success", success, percent=True)
