@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import importlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -104,8 +103,7 @@ class RobotSpec:
 
     def within(self, position: Any) -> np.ndarray:
         """The nearest :meth:`target` that the joints can reach."""
-        found: np.ndarray = np.clip(self.target(position), self.position.low, self.position.high)
-        return found
+        return np.clip(self.target(position), self.position.low, self.position.high)
 
     def env_spec(
         self, cameras: Mapping[str, tuple[int, int]], tasks: Sequence[str], time_limit: int, max_chunk: int
@@ -264,14 +262,6 @@ def opened(name: str, options: Mapping[str, Any], kind: type[T], otherwise: str)
             f"{kind.__name__} in {kind.__module__.replace('.', '/')}.py."
         )
     return made
-
-
-def installed(module: str, name: str, otherwise: str, extra: str) -> Any:
-    """``module`` of the library ``name``; raises UserError, which says what is so ``otherwise``, where it lacks."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise UserError(f"{name} is not installed, so {otherwise}; pip install 'vla-rl[{extra}]'.") from error
 
 
 class DryRun:

@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from robot_drivers.driver import DriverError, installed
+from robot_drivers.driver import DriverError
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.load import installed
 
 BAUD = 1_000_000
 MODEL = 777  # what an STS3215 calls itself
@@ -114,7 +115,7 @@ class Bus:
 
     def open(self) -> None:
         """Take the port; raises UserError with the cure."""
-        serial = installed("serial", "pyserial", "no servo can be reached", "robot")
+        serial = installed("serial", "no servo can be reached", "robot", "pyserial")
         try:
             self._serial = serial.Serial(
                 self.port, BAUD, timeout=self._timeout, write_timeout=self._timeout, exclusive=True

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from robot_drivers.driver import DriverError, Joint, Measurement, RobotSpec, installed
+from robot_drivers.driver import DriverError, Joint, Measurement, RobotSpec
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.load import installed
 
 # rad, rad/s: the limits of the Franka Research 3 (Franka's "Robot and interface specifications").
 _LOW = (-2.7437, -1.7837, -2.9007, -3.0421, -2.8065, 0.5445, -3.0159)
@@ -58,7 +59,7 @@ class Franka:
 
     def connect(self) -> None:
         """Reach the arm and clear the errors that it kept; nothing moves."""
-        self._franky = franky = installed("franky", "franky", "no Franka is reached", "franka")
+        self._franky = franky = installed("franky", "no Franka is reached", "franka")
         try:
             robot = franky.Robot(self._host, relative_dynamics_factor=self._factor)
             recovered = not robot.has_errors or robot.recover_from_errors()

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from robot_drivers.driver import DriverError, Joint, Measurement, RobotSpec, installed
+from robot_drivers.driver import DriverError, Joint, Measurement, RobotSpec
 from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.contract.load import installed
 
 JOINTS = ("shoulder_pan", "shoulder_lift", "elbow", "wrist_1", "wrist_2", "wrist_3")
 # °/s: the largest speeds of the joints, from the data sheets of Universal Robots.
@@ -71,7 +72,7 @@ class UR:
     def connect(self) -> None:
         """Start ur-rtde's script on the controller, which then watches whether we are there; nothing moves."""
         rtde_control, rtde_receive = (
-            installed(name, "ur-rtde", "no UR is reached", "ur") for name in ("rtde_control", "rtde_receive")
+            installed(name, "no UR is reached", "ur", "ur-rtde") for name in ("rtde_control", "rtde_receive")
         )
         try:
             self._receive = rtde_receive.RTDEReceiveInterface(self._host)

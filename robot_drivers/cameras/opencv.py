@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from robot_drivers.cameras.camera import CameraError, CameraSpec, Frame
-from robot_drivers.driver import installed
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.load import installed
 
 
 class OpenCVCamera:
@@ -35,7 +35,7 @@ class OpenCVCamera:
         self._capture: Any = None
 
     def open(self) -> None:
-        cv2 = installed("cv2", "OpenCV", "no camera can be read", "robot")
+        cv2 = installed("cv2", "no camera can be read", "robot", "OpenCV")
         self._capture = cv2.VideoCapture(self._index)
         if not self._capture.isOpened():
             raise CameraError(f"OpenCV cannot open {self._index!r}")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from robot_drivers.cameras.camera import CameraError, CameraSpec, Frame
-from robot_drivers.driver import installed
+from vla_rl.contract.load import installed
 
 _WAIT_MS = 1000  # until a picture that does not come is a failure
 
@@ -32,7 +32,7 @@ class RealSenseCamera:
         self._pipeline: Any = None
 
     def open(self) -> None:
-        rs = installed("pyrealsense2", "pyrealsense2", "no RealSense can be read", "realsense")
+        rs = installed("pyrealsense2", "no RealSense can be read", "realsense")
         config, pipeline = rs.config(), rs.pipeline()
         if self._serial:
             config.enable_device(self._serial)

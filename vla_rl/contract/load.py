@@ -55,6 +55,19 @@ def load(target: str) -> Any:
     return getattr(module, name)
 
 
+def installed(module: str, otherwise: str, extra: str, name: str = "") -> Any:
+    """``module`` of a library that not everybody has.
+
+    Raises UserError where it, or what it needs, lacks: what is so ``otherwise``, and the ``extra`` that brings it.
+    ``name`` is that of a library which is called otherwise than its module.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        missing = name or error.name or module
+        raise UserError(f"{missing} is not installed, so {otherwise}; pip install 'vla-rl[{extra}]'.") from error
+
+
 def search_working_folder() -> None:
     """Append the working folder to Python's path: a console script, unlike ``python -m``, does not have it there.
 

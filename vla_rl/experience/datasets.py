@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.load import installed
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.lerobot.disk import DamagedError, Problem, drop_lock, free_name, require_unlocked, take_lock
 
@@ -27,17 +27,10 @@ STATE, ACTION, SEED = "observation.state", "action", "complementary_info.seed"
 _CAMERA, _RECORDING = "observation.images.", "recording"
 
 
-@contextmanager
-def _needing_lerobot() -> Iterator[None]:
-    """Raises UserError where pyarrow or PyAV are missing."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name not in ("pyarrow", "av"):
-            raise
-        raise UserError(
-            f"{error.name} is not installed, so datasets can be neither written nor read; pip install 'vla-rl[data]'."
-        ) from error
+def _require_libraries() -> None:
+    """Raise UserError where pyarrow or PyAV are missing."""
+    for library in ("pyarrow", "av"):
+        installed(library, "datasets can be neither written nor read", "data")
 
 
 class Recording:
@@ -50,8 +43,9 @@ class Recording:
 
     def __init__(self, root: Path, video: str = "auto") -> None:
         """Raises UserError where pyarrow or PyAV are missing."""
-        with _needing_lerobot():
-            from vla_rl.experience.lerobot import writer
+        _require_libraries()
+        from vla_rl.experience.lerobot import writer
+
         self._new_writer = writer.DatasetWriter
         self.root, self._video = root, video
         self._writer: DatasetWriter | None = None
@@ -136,8 +130,9 @@ def stream_demonstrations(
     ``observation.state`` and ``action`` are the state (without entries where there is none) and the action; every
     camera and every other column comes along.  Raises UserError when there is no ``action``.
     """
-    with _needing_lerobot():
-        from vla_rl.experience.lerobot.reader import DatasetReader
+    _require_libraries()
+    from vla_rl.experience.lerobot.reader import DatasetReader
+
     reader = DatasetReader(path)
     if ACTION not in reader.names:
         raise UserError(
@@ -156,8 +151,9 @@ def stream_demonstrations(
 
 def repair(path: Path) -> list[Problem]:
     """Finish the recording of a killed process; returns the damaged episodes, which are moved aside."""
-    with _needing_lerobot():
-        from vla_rl.experience.lerobot import writer
+    _require_libraries()
+    from vla_rl.experience.lerobot import writer
+
     return writer.repair(path)
 
 

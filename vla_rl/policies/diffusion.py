@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from vla_rl.contract.config import DEEPEST, WIDEST, Checked, from_json, to_json, within
 from vla_rl.contract.env import EnvSpec, Observation
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.load import name_of
+from vla_rl.contract.load import installed, name_of
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
 from vla_rl.policies.flow import gaussian_kl, repeated
 from vla_rl.policies.heads import ObservationEncoder
@@ -121,14 +121,7 @@ class Ddpm:
 
 def diffusers() -> Any:
     """The package; raises UserError, naming the extra, when it is not installed."""
-    try:
-        import diffusers as package
-    except ImportError as error:
-        raise UserError(
-            f"{error.name} is not installed, so a diffusion policy has no noise schedule; "
-            "pip install 'vla-rl[diffusion]'."
-        ) from error
-    return package
+    return installed("diffusers", "a diffusion policy has no noise schedule", "diffusion")
 
 
 class StepTable(NamedTuple):

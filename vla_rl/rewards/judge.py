@@ -14,7 +14,7 @@ from torch import Tensor
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import Array
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.load import name_of
+from vla_rl.contract.load import installed, name_of
 from vla_rl.contract.policy import State
 from vla_rl.pretrained import read_config, save_folder
 from vla_rl.rewards.reward_model import RewardOutput, reset_rows, to_bool
@@ -45,7 +45,8 @@ class YesNo:
 
         Weights are read from safetensors only, and code that comes with a model is never run.
         """
-        package, self.config = transformers(), config
+        self.config = config
+        package = installed("transformers", "no vision-language model can be used", "vla")
         origin: dict[str, Any] = {"revision": config.revision, "trust_remote_code": False}
         try:
             self._processor = package.AutoProcessor.from_pretrained(config.model, **origin)
@@ -105,17 +106,6 @@ class YesNo:
                 "choose another model."
             )
         return sorted(found)
-
-
-def transformers() -> Any:
-    """The package; raises UserError, naming the extra, when it is not installed."""
-    try:
-        import transformers as package
-    except ImportError as error:
-        raise UserError(
-            f"{error.name} is not installed, so no vision-language model can be used; pip install 'vla-rl[vla]'."
-        ) from error
-    return package
 
 
 BASELINE_PROMPT = (

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vla_rl.contract.errors import UserError
+from vla_rl.contract.load import installed
 from vla_rl.policies.vla.weights import load_public_weights
 
 WAVELENGTH = 10_000.0  # of RoPE: LeRobot's and transformers', whatever SmolVLM's own configuration says
@@ -425,13 +425,7 @@ class NetworkShape(Protocol):
 
 def transformers() -> Any:
     """The package; raises UserError, naming the extra, when it is not installed."""
-    try:
-        import transformers as package
-    except ImportError as error:
-        raise UserError(
-            f"{error.name} is not installed, so no vision-language-action model can be used; pip install 'vla-rl[vla]'."
-        ) from error
-    return package
+    return installed("transformers", "no vision-language-action model can be used", "vla")
 
 
 _HALF = 127.5  # 0..255 to [-1, 1]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import nn
 
 from vla_rl.contract.config import check_choice, check_limits
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.load import installed
 from vla_rl.policies.flow import AllSteps, FlowSampler, Ode
 from vla_rl.policies.vla.inference import Eager, Inference
 from vla_rl.policies.vla.network import DecoderNetwork, VisionLanguage
@@ -120,7 +121,7 @@ class TrainLoRA(Trains):
         ``PART.lora_A.default.weight`` and ``PART.lora_B.default.weight``.  Raises UserError without peft, and when no
         part has one of the names.
         """
-        package, module = _peft(), cast(nn.Module, network)
+        package, module = installed("peft", "no adapters can be trained", "vla"), cast(nn.Module, network)
         config = package.LoraConfig(
             r=self.rank, lora_alpha=self.alpha, lora_dropout=0.0, target_modules=self._targets(network, module)
         )
@@ -149,16 +150,6 @@ class TrainLoRA(Trains):
                 "train nothing; name parts that it has."
             )
         return found
-
-
-def _peft() -> Any:
-    try:
-        import peft
-    except ImportError as error:
-        raise UserError(
-            f"{error.name} is not installed, so no adapters can be trained; pip install 'vla-rl[vla]'."
-        ) from error
-    return peft
 
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.load import name_of
+from vla_rl.contract.load import installed, name_of
 from vla_rl.pretrained import Saveable, read_config, save_folder
 
 FILE = "tokenizer.json"
@@ -100,17 +100,12 @@ def open_tokenizer(folder: str, name: str) -> Any:
 
     Raises UserError, naming the file and where to copy it from, when there is none, and when it is damaged.
     """
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise UserError(
-            "tokenizers is not installed, so no instruction can be read; pip install 'vla-rl[vla]'."
-        ) from error
+    kind = installed("tokenizers", "no instruction can be read", "vla").Tokenizer
     path = Path(folder) / FILE
     if not path.is_file():
         path = _from_hub(folder, name)
     try:
-        return Tokenizer.from_file(str(path))
+        return kind.from_file(str(path))
     except Exception as error:  # tokenizers raises no narrower one
         raise UserError(
             f"{str(path)!r} is no tokenizer that can be read ({error}), so instructions cannot be encoded; download it "
