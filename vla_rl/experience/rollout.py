@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
@@ -238,16 +238,33 @@ def device_of(policy: Policy) -> torch.device:
     return torch.device("cpu") if first is None else first.device
 
 
+def _over_time(decisions: Sequence[Decision], env_ids: slice) -> dict[str, Any]:
+    """The fields of a rollout that every decision has, [T,E,...], of the environments ``env_ids``."""
+    steps, outs = [decision.step for decision in decisions], [decision.out for decision in decisions]
+    device = outs[0].sample.device
+
+    def stacked(items: Iterable[Any]) -> Tensor:
+        return torch.stack([torch.as_tensor(item)[env_ids] for item in items]).to(device)
+
+    names = ("reward", "valid", "intervened", "terminated", "truncated", "success")
+    sample = stacked(out.sample for out in outs)
+    return {
+        **{name: stacked(getattr(step, name) for step in steps) for name in names},
+        "sample": sample,
+        "executed": stacked(map(executed_or_chosen, steps, outs)),
+        "aux": {name: stacked(out.aux[name] for out in outs) for name in outs[0].aux},
+        "logprob": stacked(out.logprob for out in outs),
+        "version": torch.tensor([[out.policy_version] * sample.shape[1] for out in outs], device=device),
+        "task": stacked(decision.obs.task for decision in decisions),
+    }
+
+
 def _stack(window: Window, spec: EnvSpec, measured: Mapping[str, float]) -> Rollout:
     decisions, device = window.decisions, window.decisions[0].out.sample.device
-    steps, outs = [decision.step for decision in decisions], [decision.out for decision in decisions]
-
-    def over_time(name: str) -> Tensor:
-        return torch.stack([torch.as_tensor(getattr(step, name)) for step in steps])
-
-    terminated, truncated = over_time("terminated"), over_time("truncated")
-    success, valid = over_time("success") & (terminated | truncated), over_time("valid")
-    lost, diverged = (float(sum(list(step.cause).count(cause) for step in steps)) for cause in (WORKER, "diverged"))
+    fields = _over_time(decisions, slice(None))
+    fields["success"] &= fields["terminated"] | fields["truncated"]
+    causes = [cause for decision in decisions for cause in decision.step.cause]
+    lost, diverged = (float(causes.count(cause)) for cause in (WORKER, "diverged"))
     hosts = [decision.host for decision in decisions]
     info = {
         "env/steps": float(sum(host.valid.sum() for host in hosts)),
@@ -259,23 +276,12 @@ def _stack(window: Window, spec: EnvSpec, measured: Mapping[str, float]) -> Roll
         **({"rollout/diverged": diverged} if diverged else {}),
     }
     return Rollout(
+        **fields,
         features=window.features,
-        sample=torch.stack([out.sample for out in outs]),
-        executed=torch.stack([executed_or_chosen(step, out) for step, out in zip(steps, outs, strict=True)]),
-        aux=stack_dicts([out.aux for out in outs]),
-        logprob=torch.stack([out.logprob for out in outs]),
-        reward=over_time("reward"),
-        valid=valid,
-        intervened=over_time("intervened"),
-        terminated=terminated,
-        truncated=truncated,
-        success=success,
-        version=torch.tensor([[out.policy_version] * len(valid[0]) for out in outs], device=device),
         final_index=torch.tensor(window.final_index, dtype=torch.long, device=device).reshape(-1, 2),
         final_features=_concatenate(window.final_features, window.features),
         seeds=torch.stack([torch.from_numpy(decision.seeds) for decision in decisions]).to(device),
         info=info,
-        task=torch.stack([torch.as_tensor(decision.obs.task) for decision in decisions]).to(device),
         robot=spec.name,
     )
 
@@ -294,11 +300,6 @@ def _by_family(decisions: Sequence[Decision], spec: EnvSpec) -> dict[str, float]
             counts[f"rollout/episodes/{name}"] += 1.0
             counts[f"rollout/successes/{name}"] += float(host.success[env_id])
     return counts
-
-
-def stack_dicts(items: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Stack dicts with equal keys along a new first axis."""
-    return {name: torch.stack([item[name] for item in items]) for name in items[0]}
 
 
 def _concatenate(items: list[Features], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -330,33 +331,19 @@ def episode_column(
     ``final`` {name: [...]} are the features of the last observation of a truncated episode.  A terminated episode
     (None) has no value after its end, so the features of its last decision stand there as well.
     """
-    steps, outs = [decision.step for decision in decisions], [decision.out for decision in decisions]
+    fields = _over_time(decisions, slice(env_id, env_id + 1))
     features = [{name: item[env_id] for name, item in decision.features.items()} for decision in decisions]
     features.append(final or features[-1])
-    length, truncated, device = len(decisions), final is not None, outs[0].sample.device
+    length, truncated, device = len(decisions), final is not None, fields["sample"].device
     end = torch.zeros(length, 1, dtype=torch.bool, device=device)
     end[-1] = True
-
-    def over_time(items: Sequence[Any]) -> Tensor:
-        return torch.stack([torch.as_tensor(item)[env_id] for item in items])[:, None].to(device)
-
+    fields |= {"terminated": end & (not truncated), "truncated": end & truncated, "success": end & fields["success"]}
     return Rollout(
-        features={name: item[:, None] for name, item in stack_dicts(features).items()},
-        sample=over_time([out.sample for out in outs]),
-        executed=over_time([executed_or_chosen(decision.step, decision.out) for decision in decisions]),
-        aux={name: over_time([out.aux[name] for out in outs]) for name in outs[0].aux},
-        logprob=over_time([out.logprob for out in outs]),
-        reward=over_time([step.reward for step in steps]),
-        valid=over_time([step.valid for step in steps]),
-        intervened=over_time([step.intervened for step in steps]),
-        terminated=end & (not truncated),
-        truncated=end & truncated,
-        success=end & bool(steps[-1].success[env_id]),
-        version=torch.tensor([[out.policy_version] for out in outs], device=device),
+        **fields,
+        features={name: torch.stack([item[name] for item in features])[:, None] for name in features[0]},
         final_index=torch.tensor([[length - 1, 0]], device=device)[: int(truncated)],
         final_features={name: item[None][: int(truncated)] for name, item in features[-1].items()},
         seeds=torch.full((length, 1), seed, device=device),
-        task=over_time([decision.obs.task for decision in decisions]),
         robot=robot,
     )
 
