@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
@@ -57,42 +57,35 @@ class Releases:
             )
 
     def after(self, change: Mapping[str, Any]) -> Releases:
-        """The state after ``change``, an entry of the registry's history, which was possible."""
-        return replace(_CHANGES[change["do"]](self, change), head=self.head + 1)
+        """The state after ``change``, an entry of the registry's history, which was possible; raises ValueError."""
+        return replace(self._changed(change), head=self.head + 1)
 
-    # -- the changes ------------------------------------------------------------------------------------------------
-
-    def _published(self, change: Mapping[str, Any]) -> Releases:
-        return self._staged({change["version"]: STAGED})
-
-    def _trying(self, change: Mapping[str, Any]) -> Releases:
-        stages = {self.canary: RETIRED} if self.canary is not None else {}
-        tried = self._staged({**stages, change["version"]: CANARY})
-        return replace(tried, canary=change["version"], canary_robots=frozenset(change["robots"]))
-
-    def _promoted(self, change: Mapping[str, Any]) -> Releases:
-        version, ended = change["version"], self._without_canary()
-        if self.active is not None:
-            ended = replace(ended._staged({self.active: RETIRED}), before=(*self.before, self.active))
-        return replace(ended._staged({version: ACTIVE}), active=version)
-
-    def _rolled_back(self, change: Mapping[str, Any]) -> Releases:
-        """The canary is withdrawn, or else the active version gives way to the one before it."""
-        if self.canary is not None:
-            return self._without_canary()
-        *before, last = self.before
-        stages = {last: ACTIVE} if self.active is None else {self.active: RETIRED, last: ACTIVE}
-        return replace(self._staged(stages), active=last, before=tuple(before))
-
-    def _pinned(self, change: Mapping[str, Any]) -> Releases:
-        return replace(self, pins={**self.pins, change["robot"]: change["version"]})
-
-    def _unpinned(self, change: Mapping[str, Any]) -> Releases:
-        return replace(self, pins={robot: at for robot, at in self.pins.items() if robot != change["robot"]})
-
-    def _removed(self, change: Mapping[str, Any]) -> Releases:
-        left = tuple(version for version in self.before if version not in change["versions"])
-        return replace(self._staged(dict.fromkeys(change["versions"], REMOVED)), before=left)
+    def _changed(self, change: Mapping[str, Any]) -> Releases:
+        match change:
+            case {"do": "publish", "version": version}:
+                return self._staged({version: STAGED})
+            case {"do": "canary", "version": version, "robots": robots}:
+                tried = self._without_canary()._staged({version: CANARY})
+                return replace(tried, canary=version, canary_robots=frozenset(robots))
+            case {"do": "promote", "version": version}:
+                ended = self._without_canary()
+                if self.active is not None:
+                    ended = replace(ended._staged({self.active: RETIRED}), before=(*self.before, self.active))
+                return replace(ended._staged({version: ACTIVE}), active=version)
+            case {"do": "roll back"} if self.canary is not None:
+                return self._without_canary()
+            case {"do": "roll back"}:  # the active version gives way to the one before it
+                *before, last = self.before
+                retired = {} if self.active is None else {self.active: RETIRED}
+                return replace(self._staged({**retired, last: ACTIVE}), active=last, before=tuple(before))
+            case {"do": "pin", "robot": robot, "version": version}:
+                return replace(self, pins={**self.pins, robot: version})
+            case {"do": "unpin", "robot": unpinned}:
+                return replace(self, pins={robot: at for robot, at in self.pins.items() if robot != unpinned})
+            case {"do": "remove", "versions": versions}:
+                left = tuple(version for version in self.before if version not in versions)
+                return replace(self._staged(dict.fromkeys(versions, REMOVED)), before=left)
+        raise ValueError(f"{str(change)[:200]} is no change")
 
     def _without_canary(self) -> Releases:
         stages = {self.canary: RETIRED} if self.canary is not None else {}
@@ -100,17 +93,6 @@ class Releases:
 
     def _staged(self, stages: Mapping[int, str]) -> Releases:
         return replace(self, stages={**self.stages, **stages})
-
-
-_CHANGES: dict[str, Callable[[Releases, Mapping[str, Any]], Releases]] = {
-    "publish": Releases._published,
-    "canary": Releases._trying,
-    "promote": Releases._promoted,
-    "roll back": Releases._rolled_back,
-    "pin": Releases._pinned,
-    "unpin": Releases._unpinned,
-    "remove": Releases._removed,
-}
 
 
 @dataclass(frozen=True)
