@@ -302,8 +302,7 @@ class Executor:
         before = self._measured
         if before is None or measured.captured <= before.captured:
             return self._velocity
-        change: np.ndarray = (measured.position - before.position) / (measured.captured - before.captured)
-        return change
+        return (measured.position - before.position) / (measured.captured - before.captured)
 
     def _flush(self) -> None:
         self._chunks.clear()
@@ -337,8 +336,7 @@ class TakeOver:
         moved = np.abs(read.position - self._leader)
         self._leader = read.position.copy()  # a device may write into its own again
         self._offset = np.sign(self._offset) * np.maximum(np.abs(self._offset) - _SHRINK * moved, 0.0)
-        wanted: np.ndarray = read.position + self._offset
-        return wanted
+        return read.position + self._offset
 
 
 @dataclass(frozen=True)
@@ -460,8 +458,7 @@ class TemporalEnsembling(Chunks):
         if not votes:
             return None
         weights = np.exp(-self._decay * np.arange(len(votes)))
-        mean: np.ndarray = np.average(np.stack(votes), 0, weights)
-        return mean
+        return np.average(np.stack(votes), 0, weights)
 
     def place(self, step: int) -> Place | None:
         """The newest chunk that has a say."""

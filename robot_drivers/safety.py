@@ -54,6 +54,8 @@ class Supervisor:
     ``counts``   steps by reason
     ``clipped``  int64 [D], steps in which a joint was not sent where it was asked to be
     ``stopped``  why the arm is stopped, "" while it is not
+    ``elsewhere``  which joint is measured where, far from its command, so that only a person can say whether it is
+    there; "" for an arm that is where it was sent
     """
 
     def __init__(self, limits: Limits, kinematics: Chain | None = None) -> None:
@@ -69,14 +71,7 @@ class Supervisor:
         self._stamps: dict[str, float] = {"policy": -math.inf, "human": -math.inf}
         self._followed: Request | None = None
         self._accepted = -math.inf
-        self._elsewhere = ""
-
-    @property
-    def elsewhere(self) -> str:
-        """Which joint is measured where, far from its command, so that only a person can say whether it is there; ""
-        for an arm that is where it was sent.
-        """
-        return self._elsewhere
+        self.elsewhere = ""
 
     def stop(self, reason: str) -> None:
         """Bring the arm to rest and hold it until :meth:`rearm`; the first reason stays."""
@@ -85,7 +80,7 @@ class Supervisor:
     def rearm(self, now: float, there: np.ndarray | None = None) -> None:
         """A person allows motion again; only requests stamped after ``now`` are listened to.
 
-        ``there`` [D] is where the person sees the arm, if that is :attr:`elsewhere`: measurements near it are believed
+        ``there`` [D] is where the person sees the arm, if that is ``elsewhere``: measurements near it are believed
         again.  Without it such an arm stays stopped.
         """
         if not (math.isfinite(now) and now >= self._now):
@@ -100,10 +95,10 @@ class Supervisor:
                     f"The arm is said to be at {there!r}, which is no position of {len(self.limits.joints)} joints, so "
                     "it stays stopped; confirm where it is measured."
                 )
-            self._state, self._elsewhere = dataclasses.replace(self._state, measured=seen), ""
+            self._state, self.elsewhere = dataclasses.replace(self._state, measured=seen), ""
             self._overspeed = Overspeed(self.limits)
         self._followed, self._armed = None, now
-        self.stopped = f"it is not where it was sent ({self._elsewhere})" if self._elsewhere else ""
+        self.stopped = f"it is not where it was sent ({self.elsewhere})" if self.elsewhere else ""
 
     def step(
         self, measurement: Measurement | None, request: Request | None, now: float, deadman_at: float | None = None
@@ -156,7 +151,7 @@ class Supervisor:
             return dataclasses.replace(self._state, measured=self._state.position)
         if measurement is None:
             return self._state
-        self._elsewhere = self._far(measurement.position, [joint.lead for joint in self.limits.joints])
+        self.elsewhere = self._far(measurement.position, [joint.lead for joint in self.limits.joints])
         self._captured = measurement.captured
         if fast := self._overspeed.seen(measurement):
             self.stop(fast)
@@ -185,7 +180,7 @@ class Supervisor:
         noise = [NOISE * (joint.high - joint.low) for joint in joints]
         if (abs(measurement.position - self._state.measured) <= np.add(reach, noise)).all():
             return ""
-        self._elsewhere = self._far(measurement.position, reach)
+        self.elsewhere = self._far(measurement.position, reach)
         return "jumped"
 
     def _far(self, position: np.ndarray, reach: Sequence[float]) -> str:

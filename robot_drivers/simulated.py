@@ -162,8 +162,7 @@ def env_spec_of(simulated: Simulated) -> EnvSpec:
     make = load(simulated.env)
     declared = extras_of(make).spec
     if declared is not None:
-        spec: EnvSpec = resolve(declared)(**simulated.options)
-        return spec
+        return resolve(declared)(**simulated.options)
     env = _make(simulated)
     try:
         return env.spec
@@ -304,8 +303,7 @@ def _make(simulated: Simulated) -> VecEnv:
         raise ContractError(
             f"{simulated.env} has no option {unknown[0]!r}, so it cannot be made; known: {', '.join(sorted(known))}."
         )
-    env: VecEnv = make(num_envs=1, **simulated.options)
-    return env
+    return make(num_envs=1, **simulated.options)
 
 
 class SimulatedRobot:

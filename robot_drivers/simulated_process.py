@@ -250,8 +250,7 @@ class SimulatedArm:
 
     def command(self, position: np.ndarray) -> np.ndarray:
         """Send a target [D]; returns it within the joints' limits.  The arm holds it until the next one."""
-        sent: np.ndarray = self._connected.ask("command", position=np.asarray(position, np.float64))["sent"]
-        return sent
+        return self._connected.ask("command", position=np.asarray(position, np.float64))["sent"]
 
     def reset(self, seed: int) -> None:
         self._connected.ask("reset", seed=int(seed))

@@ -101,13 +101,11 @@ class Scale:
 
     def velocity(self, ticks: np.ndarray) -> np.ndarray:
         """float64 [D] per second of ``ticks`` per second."""
-        found: np.ndarray = ticks * self._unit
-        return found
+        return ticks * self._unit
 
     def ticks(self, position: np.ndarray) -> np.ndarray:
         """The nearest ticks, int64 [D] within the calibrated range; LeRobot cuts the fraction off."""
-        found: np.ndarray = np.clip(np.rint(position / self._unit + self._zero), self._low, self._high).astype(np.int64)
-        return found
+        return np.clip(np.rint(position / self._unit + self._zero), self._low, self._high).astype(np.int64)
 
 
 def _motor(path: Path, motor: str, found: object) -> MotorCalibration:

@@ -145,8 +145,7 @@ def recorded(policy: Policy, features: Features) -> Features:
 
     For a policy that acts on more than its learner and critics read, such as the pictures that a frozen base sees.
     """
-    kept: Features = policy.recorded(features) if hasattr(policy, "recorded") else features
-    return kept
+    return policy.recorded(features) if hasattr(policy, "recorded") else features
 
 
 def set_progress(policy: object, progress: float) -> None:

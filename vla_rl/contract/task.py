@@ -65,8 +65,7 @@ declare_task = TaskExtras
 
 def extras_of(make: Callable[..., Any]) -> TaskExtras:
     """What ``make`` declares; nothing without ``declare_task``."""
-    found: TaskExtras = getattr(make, _ATTRIBUTE, TaskExtras())
-    return found
+    return getattr(make, _ATTRIBUTE, TaskExtras())
 
 
 def resolve(named: Named) -> Any:

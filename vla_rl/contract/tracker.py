@@ -50,8 +50,7 @@ class EpisodeTracker:
     @property
     def done(self) -> np.ndarray:
         """bool [E]: environments that idle."""
-        ended: np.ndarray = self.terminated | self.truncated
-        return ended
+        return self.terminated | self.truncated
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays [E] of a snapshot."""
@@ -152,8 +151,7 @@ class EpisodeTracker:
         if spec.discrete:
             self._require_indices(action)
         low, high = np.asarray(spec.action.low, np.float32), np.asarray(spec.action.high, np.float32)
-        clipped: np.ndarray = np.minimum(np.maximum(action, low), high).astype(spec.action.dtype)
-        return clipped
+        return np.minimum(np.maximum(action, low), high).astype(spec.action.dtype)
 
     def _require_indices(self, action: np.ndarray) -> None:
         """Raise ContractError when a running environment is given a fraction where indices are chosen from."""

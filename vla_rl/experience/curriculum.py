@@ -239,8 +239,7 @@ class CurriculumStream(SeedStream):
         sums[..., -1] = self._counts.sum(-1)
         means = (1 + sums[:, 0]) / (2 + sums[:, 1])
         prior, (successes, episodes) = self.config.prior, self._counts.swapaxes(0, 1)
-        chances: np.ndarray = (prior * means[:, self._family] + successes) / (prior + episodes)
-        return chances
+        return (prior * means[:, self._family] + successes) / (prior + episodes)
 
     def scores(self) -> np.ndarray:
         """float64 [N] in the order of the seeds."""

@@ -190,8 +190,7 @@ class Trajectories(_Episodes):
     @property
     def outcomes(self) -> np.ndarray:
         """bool [count]: which episodes succeeded."""
-        outcomes: np.ndarray = self.success[self.ends - 1]
-        return outcomes
+        return self.success[self.ends - 1]
 
     @property
     def ends(self) -> np.ndarray:

@@ -64,8 +64,7 @@ class InterventionRule:
     @property
     def acting(self) -> np.ndarray:
         """bool [E]: whether the person has control."""
-        found: np.ndarray = self._held > 0
-        return found
+        return self._held > 0
 
     @property
     def share(self) -> float:
@@ -75,8 +74,7 @@ class InterventionRule:
     @property
     def advancing(self) -> np.ndarray:
         """bool [E]: whether the last control step, or the reset, led to a new best."""
-        found: np.ndarray = self._stalled == 0
-        return found
+        return self._stalled == 0
 
     def begin(self, rows: np.ndarray, progress: np.ndarray) -> None:
         """New episodes of the robots ``rows``, which begin at ``progress`` [E]."""
@@ -203,8 +201,7 @@ class SupervisedEnv:
         for row in np.flatnonzero(person):
             noise[row] = self._generators[row].normal(0.0, self.config.noise, wanted.shape[1])
         shown = self._expert(self._obs)[:, 0] + noise * (self._high - self._low) / 2
-        found: np.ndarray = np.where(person[:, None], np.clip(shown, self._low, self._high), wanted).astype(np.float32)
-        return found
+        return np.where(person[:, None], np.clip(shown, self._low, self._high), wanted).astype(np.float32)
 
     def _seen(self, obs: Observation) -> np.ndarray:
         """How far the tasks have come, as the person sees it [E]."""

@@ -185,8 +185,7 @@ def _counts(strata: list[tuple[Tensor, np.ndarray]]) -> np.ndarray:
 
 def key_of(pairs: np.ndarray) -> np.ndarray:
     """One number [B] for (task, stratum) ``pairs`` [B,2]."""
-    found: np.ndarray = pairs[:, 0] * 3 + pairs[:, 1]
-    return found
+    return pairs[:, 0] * 3 + pairs[:, 1]
 
 
 def choose(slots: Tensor, keys: np.ndarray, wanted: np.ndarray, generator: torch.Generator) -> Tensor:

@@ -142,8 +142,7 @@ class Link:
             raise UnreachableError(f"{self._options.address} is not connected, so nothing is downloaded; try later.")
         try:
             ask = attempt.channel.unary_unary(call_path(call))
-            answer: bytes = pb.Bytes.FromString(ask(request.SerializeToString(), timeout=self._options.answer_s)).data
-            return answer
+            return pb.Bytes.FromString(ask(request.SerializeToString(), timeout=self._options.answer_s)).data
         except (grpc.RpcError, DecodeError, ValueError) as error:  # ValueError: the channel was closed meanwhile
             why = error.details() if isinstance(error, grpc.Call) else str(error)
             raise UnreachableError(

@@ -279,8 +279,7 @@ class _Collector:
 
 def metrics(status: Status) -> bytes:
     """The present metrics of ``status``, as Prometheus scrapes them."""
-    text: bytes = generate_latest(_Collector(status))
-    return text
+    return generate_latest(_Collector(status))
 
 
 def _family(
@@ -295,5 +294,4 @@ def _family(
     family: Any = kind(f"vla_rl_fleet_{before}{name}", what, labels=(label,))
     for key, one in of.items():
         family.add_metric((key,), float(one[name]))
-    made: Metric = family
-    return made
+    return family

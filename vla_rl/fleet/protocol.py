@@ -84,8 +84,7 @@ def _parsed(kind: type[Message], data: bytes, sender: str) -> Message:
 def write_records(records: Sequence[FleetRecord]) -> bytes:
     """One message with consecutive ``records`` of one sender."""
     made = pb.Records(records=[_to_message(record) for record in records], last_hash=records[-1].hash)
-    data: bytes = pb.FromRobot(records=made).SerializeToString()
-    return data
+    return pb.FromRobot(records=made).SerializeToString()
 
 
 def read_records(robot: str, epoch: str, message: pb.Records) -> list[FleetRecord]:

@@ -463,8 +463,7 @@ def _change(line: bytes) -> dict[str, Any] | None:
     checksum, _, text = line.partition(b" ")
     if checksum != b"%08x" % zlib.crc32(text):
         return None
-    entry: dict[str, Any] = json.loads(text)
-    return entry
+    return json.loads(text)
 
 
 class ContentStore:

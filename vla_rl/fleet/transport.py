@@ -400,8 +400,7 @@ class Downloads:
         code, sentence = Code.INTERNAL, "the server made a mistake, which is in its log."
         try:
             self._begin(self._admit(context), context)
-            data: bytes = pb.Bytes(data=read()).SerializeToString()
-            return data
+            return pb.Bytes(data=read()).SerializeToString()
         except MissingError as error:
             code, sentence = Code.NOT_FOUND, str(error)
         except ContractError as error:

@@ -112,8 +112,7 @@ def plain(array: np.ndarray) -> tuple[str, list[int], bytes]:
 def pack(message: Mapping[Any, Any], default: Callable[[Any], Any]) -> bytes:
     """``message`` as msgpack; ``default`` says how arrays are written."""
     try:
-        packed: bytes = msgpack.packb(message, default=default)
-        return packed
+        return msgpack.packb(message, default=default)
     except (ValueError, TypeError, OverflowError) as error:
         raise ContractError(
             f"a message cannot be written ({error}), so it is not sent; use texts, numbers, lists, dicts and arrays."
