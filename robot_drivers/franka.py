@@ -6,6 +6,8 @@ open_driver("robot_drivers.franka:Franka", {"host": "172.16.0.2"})
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -60,11 +62,9 @@ class Franka:
     def connect(self) -> None:
         """Reach the arm and clear the errors that it kept; nothing moves."""
         self._franky = franky = installed("franky", "no Franka is reached", "franka")
-        try:
+        with self._failing_as(UserError):
             robot = franky.Robot(self._host, relative_dynamics_factor=self._factor)
             recovered = not robot.has_errors or robot.recover_from_errors()
-        except self._errors() as error:
-            raise UserError(self._why(str(error))) from error
         if not recovered:
             raise UserError(self._why("its errors cannot be cleared"))
         self._robot = robot
@@ -72,10 +72,8 @@ class Franka:
     def observe(self) -> Measurement:
         """Positions (rad) and velocities (rad/s) of the seven joints; raises DriverError for an arm with errors."""
         robot = self._reached()
-        try:
+        with self._failing_as(DriverError):
             failed, state = robot.has_errors, robot.current_joint_state
-        except self._errors() as error:
-            raise DriverError(self._why(str(error))) from error
         if failed:
             raise DriverError(self._why("it stopped with an error, see its Desk"))
         position, velocity = np.array(state.position, np.float64), np.array(state.velocity, np.float64)
@@ -84,10 +82,8 @@ class Franka:
     def command(self, position: np.ndarray) -> np.ndarray:
         """Plan anew to a target [7] within the joints' limits, from the motion that is under way."""
         sent, robot = self.spec.within(position), self._reached()
-        try:
+        with self._failing_as(DriverError):
             robot.move(self._franky.JointMotion(sent.tolist()), asynchronous=True)
-        except self._errors() as error:
-            raise DriverError(self._why(str(error))) from error
         return sent
 
     def disconnect(self) -> None:
@@ -95,21 +91,24 @@ class Franka:
         robot, self._robot = self._robot, None
         if robot is None:
             return
-        try:
+        with self._failing_as(DriverError):
             if robot.is_in_control:
                 robot.move(self._franky.JointStopMotion(), asynchronous=True)
                 if not robot.join_motion(_STOP):
                     robot.stop()
-        except self._errors() as error:
-            raise DriverError(self._why(str(error))) from error
 
     def _reached(self) -> Any:
         if self._robot is None:
             raise DriverError(f"the Franka at {self._host!r} is not connected, so it is not driven; connect it first.")
         return self._robot
 
-    def _errors(self) -> tuple[type[Exception], ...]:
-        return tuple(getattr(self._franky, name) for name in _ERRORS)
+    @contextmanager
+    def _failing_as(self, kind: type[Exception]) -> Iterator[None]:
+        """What franky raises is a ``kind``."""
+        try:
+            yield
+        except tuple(getattr(self._franky, name) for name in _ERRORS) as error:
+            raise kind(self._why(str(error))) from error
 
     def _why(self, reason: str) -> str:
         return (
