@@ -224,9 +224,10 @@ class Control:
         self._executor.measure(time.monotonic())
         record = self._executor.act(time.monotonic())
         sent = {"record": asdict(record), "late": self._rate.late, "overruns": self._rate.overruns}
-        counts = {name: getattr(self._executor, name) for name in ("refused", "faults", "rearmed", "elsewhere")}
+        counts = {name: getattr(self._executor, name) for name in ("refused", "faults", "rearmed")}
+        stopped, elsewhere = self._executor.supervisor.stopped, self._executor.supervisor.elsewhere
         person = {"keys": self._keys, "attended": self._executor.attended(time.monotonic())}
-        self._tell("record", **sent, **counts, **person, stopped=self._executor.stopped)
+        self._tell("record", **sent, **counts, **person, stopped=stopped, elsewhere=elsewhere)
         self._keys = []
         self._rest(record)
 

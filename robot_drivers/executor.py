@@ -44,7 +44,7 @@ class Executor:
         self.refused = 0  # chunks that came too late to count
         self.faults = 0  # calls that the driver failed
         self.rearmed = 0  # times that a person has re-armed the arm
-        self._driver, self._supervisor, self._chunks, self._attended = driver, supervisor, chunks, attended
+        self._driver, self.supervisor, self._chunks, self._attended = driver, supervisor, chunks, attended
         self._dt = 1 / driver.spec.control_hz
         self._origins: dict[int, tuple[int, float]] = {}  # version and time of capture, by step observed
         self._captures: dict[int, float] = {}
@@ -70,12 +70,12 @@ class Executor:
         """
         if not isinstance(self._driver, Resets):
             raise UserError(f"{self._driver.spec.name} cannot reset its scene, so nothing was done; reset it by hand.")
-        before, self._measured, self._last, self._source = self._supervisor, None, None, "hold"
+        before, self._measured, self._last, self._source = self.supervisor, None, None, "hold"
         self._velocity = np.zeros_like(self._velocity)
         self._driver.reset(seed)
-        self._supervisor = Supervisor(before.limits, before.kinematics)
+        self.supervisor = Supervisor(before.limits, before.kinematics)
         if before.stopped:
-            self._supervisor.stop(before.stopped)
+            self.supervisor.stop(before.stopped)
         self._flush()
 
     def begin(self, episode: int, time_limit: int) -> None:
@@ -152,26 +152,16 @@ class Executor:
 
     def stop(self, reason: str) -> None:
         """Hold the arm until a person re-arms."""
-        self._supervisor.stop(reason)
+        self.supervisor.stop(reason)
 
     def rearm(self, now: float, there: np.ndarray | None = None) -> None:
         """A person allows the arm to move again; whatever was queued is forgotten.
 
-        ``there`` [D] is where the person sees an arm that is :attr:`elsewhere`.
+        ``there`` [D] is where the person sees an arm that is elsewhere (``Supervisor``).
         """
-        self._supervisor.rearm(now, there)
+        self.supervisor.rearm(now, there)
         self.rearmed += 1
         self._flush()  # nothing is replayed
-
-    @property
-    def stopped(self) -> str:
-        """Why the arm is stopped until a person re-arms it, "" while it is not."""
-        return self._supervisor.stopped
-
-    @property
-    def elsewhere(self) -> str:
-        """Which joint is measured so far from its command that a person has to say that it is there; "" for none."""
-        return self._supervisor.elsewhere
 
     def attended(self, now: float) -> bool:
         return self._fresh_at(self._human.captured, now)
@@ -217,7 +207,7 @@ class Executor:
             self.end("time_limit")
         asks, consumed = self.asks, self.consumed
         request = self._request(now)
-        command = self._supervisor.step(self._measured, request, now, self._human.deadman_at)
+        command = self.supervisor.step(self._measured, request, now, self._human.deadman_at)
         executed = self._send(command, now)
         record = self._record(command, executed, now, asks, consumed)
         self._last, self._source = executed, command.source
@@ -248,7 +238,7 @@ class Executor:
         return None if wanted is None else Request(wanted, now, "human")
 
     def _fresh_at(self, stamp: float, now: float) -> bool:
-        return 0 <= now - stamp <= self._supervisor.limits.max_age
+        return 0 <= now - stamp <= self.supervisor.limits.max_age
 
     def _send(self, command: Command, now: float) -> np.ndarray:
         """What was sent; the arm stays stopped when it takes no command for as long as the watchdog waits."""
@@ -259,7 +249,7 @@ class Executor:
         except DriverError as error:
             self.faults += 1
             self._deaf_since = now if self._deaf_since is None else self._deaf_since
-            if now - self._deaf_since >= self._supervisor.limits.watchdog:
+            if now - self._deaf_since >= self.supervisor.limits.watchdog:
                 self.stop(f"the robot takes no command: {error}")
             return command.position if self._last is None else self._last
         self._deaf_since = None

@@ -147,7 +147,7 @@ class Servos:
     def __init__(self, port: str, path: Path, timeout_ms: float) -> None:
         self.bus, self.path = Bus(port, timeout_ms / 1e3), path
         self.calibration = load_calibration(path, JOINTS) if path.is_file() else None
-        self._matches = False
+        self.is_calibrated = False  # whether there is a calibration and the servos hold it too
         self._speed = np.ones(len(IDS))
 
     def open(self) -> None:
@@ -163,20 +163,15 @@ class Servos:
                     )
             phases = [self.bus.read(servo, feetech.PHASE) for servo in IDS]
             self._speed = np.array([1.0 if phase & _FINE_SPEED else _COARSE for phase in phases])
-            self._matches = self.calibration is not None and self._read_calibration() == self.calibration
+            self.is_calibrated = self.calibration is not None and self._read_calibration() == self.calibration
         except Exception:
             self.bus.close()
             raise
 
     @property
-    def is_calibrated(self) -> bool:
-        """Whether there is a calibration and the servos hold it too."""
-        return self._matches
-
-    @property
     def scale(self) -> Scale:
         """What ticks mean; raises UserError without a calibration."""
-        if self.calibration is None or not self._matches:
+        if self.calibration is None or not self.is_calibrated:
             why = "the servos hold another calibration than" if self.calibration else "there is no calibration in"
             raise UserError(
                 f"{why} {str(self.path)!r}, so the ticks of the arm at {self.bus.port!r} mean no angles; calibrate it, "
@@ -286,7 +281,7 @@ class Servos:
         self.release()
         for servo, entry in zip(IDS, calibration.values(), strict=True):
             self._write_range(servo, entry.homing_offset, entry.range_min, entry.range_max)
-        self.calibration, self._matches = dict(calibration), True
+        self.calibration, self.is_calibrated = dict(calibration), True
 
     def _write_range(self, servo: int, offset: int, low: int, high: int) -> None:
         self.bus.write(servo, feetech.HOMING_OFFSET, offset)

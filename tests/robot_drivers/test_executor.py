@@ -204,7 +204,7 @@ def test_after_re_arming_a_fresh_chunk_is_needed() -> None:
     assert set(sources(records[10:30])) <= {"safety", "hold"} and stands(records[22:30])
     assert {record.reason for record in records[10:30]} == {"stopped"}
     again = [record for record in records[30:] if record.source == "policy"]
-    assert run.executor.rearmed == 1 and not run.executor.stopped
+    assert run.executor.rearmed == 1 and not run.executor.supervisor.stopped
     assert again[0].step >= 32 and min(record.chunk for record in again) >= 30, "nothing that was queued is replayed"
 
 
@@ -296,9 +296,9 @@ def test_a_frozen_process_drives_on_after_a_person_re_armed(silent: float, stays
     run, _ = whole_chunks()
     run.alone(round(silent / DT))  # only the control process goes on
     records = [run.step() for _ in range(20)]
-    assert (records[-1].reason == "stopped") == stays == bool(run.executor.stopped)
+    assert (records[-1].reason == "stopped") == stays == bool(run.executor.supervisor.stopped)
     if stays:
-        assert f"its policy's process was silent for {silent + DT:.1f} s" in run.executor.stopped
+        assert f"its policy's process was silent for {silent + DT:.1f} s" in run.executor.supervisor.stopped
         run.executor.rearm(run.clock.now)
         assert [run.step() for _ in range(20)][-1].source == "policy"
 
@@ -306,7 +306,7 @@ def test_a_frozen_process_drives_on_after_a_person_re_armed(silent: float, stays
 def test_a_frozen_teleoperator_leaves_the_arm_to_nobody() -> None:
     run, _ = lockstep(OpenLoop(), towards(GOAL, 100), 0, by_hand(silent=range(20, 20 + round(2.5 / DT))))
     assert run.episode(1, 180)[-1].reason == "stopped"
-    assert "its teleoperator was silent for 2.5 s" in run.executor.stopped
+    assert "its teleoperator was silent for 2.5 s" in run.executor.supervisor.stopped
 
 
 def test_a_robot_that_resets_itself_is_found_there_still_stopped() -> None:

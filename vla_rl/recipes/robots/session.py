@@ -150,9 +150,9 @@ class LockstepSession(Session):
         return EpisodeBar(show, episodes)
 
     def prepare(self, title: str) -> None:
-        if self._executor.stopped:
+        if stopped := self._executor.supervisor.stopped:
             raise UserError(
-                f"The supervisor stopped the arm before {title} ({self._executor.stopped}), so it is not played; look "
+                f"The supervisor stopped the arm before {title} ({stopped}), so it is not played; look "
                 "at what the arm measures, and begin again."
             )
 
@@ -166,7 +166,7 @@ class LockstepSession(Session):
         time = 0
         while True:
             record = lockstep.step()
-            yield ControlStep(replace(robot.seen, time=np.array([time])), record, self._executor.stopped)
+            yield ControlStep(replace(robot.seen, time=np.array([time])), record, self._executor.supervisor.stopped)
             if record.outcome:
                 return
             time += 1
