@@ -31,7 +31,7 @@ import torch
 
 from vla_rl.contract.batch import TRUNCATION_RETURN, Rollout
 from vla_rl.contract.env import WORKER, VecEnv
-from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Features, Policy
 from vla_rl.contract.tracker import HostStep
 from vla_rl.experience.curriculum import InOrder, SeedStream
@@ -134,17 +134,10 @@ class GroupSource(DrivenSource):
 
     def state_dict(self) -> dict[str, Any]:
         """Seeds, generator and the groups carried over (see ``Resumable``)."""
-        if self._decisions:
-            raise ContractError(
-                f"{len(self._decisions)} decisions of an unfinished rollout would be lost, so the source has no state "
-                "to save now; ask between two calls of next()."
-            )
-        carried = [to_state(group) for group in self._carried]
-        return {"seeds": self.seeds.state_dict(), "generator": self.generator.get_state(), "carried": carried}
+        return self._shared_state(len(self._decisions)) | {"carried": [to_state(group) for group in self._carried]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.seeds.load_state_dict(state["seeds"])
-        self.generator.set_state(state["generator"])
+        super().load_state_dict(state)
         self._carried = [moved(Rollout(**group), device_of(self.policy)) for group in state["carried"]]
 
     def _fill(self) -> None:

@@ -7,7 +7,6 @@ attacker: whoever reaches the cluster runs programs on it, so its network must b
 
 from __future__ import annotations
 
-import io
 import os
 import socket
 import threading
@@ -17,7 +16,7 @@ from typing import Any
 
 from vla_rl.contract.child import ChildError
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.wire import read_message, write_message
+from vla_rl.contract.wire import pack, unpack
 from vla_rl.experience.worker import Report, Server
 
 OLDEST = (2, 40)  # Ray whose actors stream what they yield
@@ -92,11 +91,11 @@ class RayLink:
         return not (self._lost or self.closed)
 
     def exchange(self, request: dict[str, Any], report: Report) -> dict[str, Any]:
-        packed = to_bytes(request)
+        packed = pack(request)
         if not request.get("reports"):
-            return from_bytes(self._asked(lambda: self._ray.get(self._actor.answer.remote(packed))))
+            return dict(unpack(self._asked(lambda: self._ray.get(self._actor.answer.remote(packed)))))
         messages = self._actor.stream.options(num_returns="streaming").remote(packed)
-        while "report" in (answer := from_bytes(self._asked(lambda: self._ray.get(next(messages))))):
+        while "report" in (answer := dict(unpack(self._asked(lambda: self._ray.get(next(messages)))))):
             report(*answer["report"])
         return answer
 
@@ -134,9 +133,9 @@ class Served:
     def stream(self, request: bytes) -> Iterator[bytes]:
         """What is reported while ``request`` is answered, then the answer."""
         messages: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
-        self._requests.put((from_bytes(request), messages.put))
+        self._requests.put((unpack(request), messages.put))
         while (message := messages.get()) is not None:
-            yield to_bytes(message)
+            yield pack(message)
 
     def _serve(self) -> None:
         server = Server()
@@ -144,18 +143,6 @@ class Served:
             request, tell = self._requests.get()
             tell(server.answer(request, lambda *values: tell({"report": list(values)})))  # noqa: B023  # asked in turn
             tell(None)
-
-
-def to_bytes(message: dict[str, Any]) -> bytes:
-    """``message`` as one wire message."""
-    stream = io.BytesIO()
-    write_message(stream, message)
-    return stream.getvalue()
-
-
-def from_bytes(packed: bytes) -> dict[str, Any]:
-    """What :func:`to_bytes` packed."""
-    return dict(read_message(io.BytesIO(packed)))
 
 
 def _require_reachable(address: str) -> None:

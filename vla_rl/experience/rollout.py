@@ -102,6 +102,19 @@ class DrivenSource:
         """The complete rollout; the next one begins."""
         raise NotImplementedError
 
+    def _shared_state(self, unfinished: int) -> dict[str, Any]:
+        """Seeds and generator; raises ContractError where so many decisions would be lost."""
+        if unfinished:
+            raise ContractError(
+                f"{unfinished} decisions of an unfinished rollout would be lost, so the source has no state to save "
+                "now; ask between two calls of next()."
+            )
+        return {"seeds": self.seeds.state_dict(), "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seeds.load_state_dict(state["seeds"])
+        self.generator.set_state(state["generator"])
+
 
 class RolloutSource(DrivenSource):
     """Windows; an environment whose episode ended starts its next seed at once.
@@ -139,12 +152,7 @@ class RolloutSource(DrivenSource):
 
         Environments without snapshots cannot be saved: after loading, they start new episodes.
         """
-        if unfinished := len(self._window.decisions):
-            raise ContractError(
-                f"{unfinished} decisions of an unfinished window would be lost, so the source has no "
-                "state to save now; ask between two calls of next()."
-            )
-        state = {"seeds": self.seeds.state_dict(), "generator": self.generator.get_state(), "features": None}
+        state = self._shared_state(len(self._window.decisions)) | {"features": None}
         if self.driver.obs is not None and isinstance(self.env, Snapshots):
             snapshot, features = self.env.snapshot(np.arange(self.env.num_envs)), dict(self.driver.features)
             seeds = torch.from_numpy(self.driver.seeds.copy())
@@ -152,8 +160,7 @@ class RolloutSource(DrivenSource):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.seeds.load_state_dict(state["seeds"])
-        self.generator.set_state(state["generator"])
+        super().load_state_dict(state)
         if state["features"] is not None:
             obs = self.env.restore(np.arange(self.env.num_envs), state["env"])  # type: ignore[attr-defined]
             device = device_of(self.policy)
