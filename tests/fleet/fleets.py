@@ -15,7 +15,7 @@ from vla_rl.fleet import fleet_pb2 as pb
 from vla_rl.fleet.ledger import Ledger
 from vla_rl.fleet.protocol import PROTOCOL, STREAM, Clock, call_path, open_channel
 from vla_rl.fleet.record import NO_HASH, FleetRecord
-from vla_rl.fleet.releases import MissingError
+from vla_rl.fleet.releases import MissingError, Releases
 
 
 class JumpingClock(Clock):
@@ -125,8 +125,9 @@ class MemoryPolicies:
     def head(self, robot):
         return self.version, self.state
 
-    def changes(self):
-        return self._changes
+    @property
+    def releases(self):
+        return Releases(self._changes)
 
     def manifest(self, version):
         if version not in self._manifests:

@@ -95,7 +95,7 @@ class Ledger:
         self._rolled = False
         self._index, self._heads = _recover(folder, self._disk)
         self._segment: Segment | None = None
-        self._position = self._index.last_position()
+        self.position = self._index.last_position()  # of the newest record; 0 before the first
 
     def append(self, records: Sequence[FleetRecord]) -> Receipt:
         """Store a batch; when this returns, what it reports as durable survives a power cut.
@@ -165,11 +165,6 @@ class Ledger:
         with self._lock:
             return dict(self._heads)
 
-    @property
-    def position(self) -> int:
-        """The position of the newest record; 0 before the first."""
-        return self._position
-
     def read(self, after: int, count: int, max_bytes: int = 64 << 20) -> list[tuple[int, FleetRecord]]:
         """Up to ``count`` records behind position ``after`` (0: from the beginning) with their positions, in order.
 
@@ -218,7 +213,7 @@ class Ledger:
                 self._segment.cut(self._segment.synced)
             self._release()
             self._index, self._heads = _recover(self.folder, self._disk)
-            self._position = self._index.last_position()
+            self.position = self._index.last_position()
             self._ended = ""
             log.warning("the ledger in %s is open again", self.folder)
 
@@ -269,7 +264,7 @@ class Ledger:
         segment = self._current()
         frames = [self._snapshot(segment.name)] if segment.end == 0 else []
         start, rows = segment.end + sum(map(len, frames)), list[Row]()
-        for position, record in enumerate(records, self._position + 1):
+        for position, record in enumerate(records, self.position + 1):
             frames += (frame_head(segment.name, position, RECORD, record.encoded), record.encoded)
             size = len(frames[-2]) + len(record.encoded)
             rows.append(Row(position, segment.name.number, start, size, record))
@@ -289,7 +284,7 @@ class Ledger:
                 self._index.set_last_position(rows[-1].position)
         self._index.remember_senders()
         self._heads.update(heads)
-        self._position = rows[-1].position
+        self.position = rows[-1].position
 
     def _current(self) -> Segment:
         """The segment to write to; a new one is in the index before anything is in it."""
@@ -314,7 +309,7 @@ class Ledger:
         """The first frame of a segment: where everybody is."""
         heads = [[*sender, *head] for sender, head in self._heads.items()]
         body = wire.pack({"senders": heads, "consumers": {}})  # there are none any more
-        return frame_head(name, self._position, HEADS, body) + body
+        return frame_head(name, self.position, HEADS, body) + body
 
     @contextmanager
     def _written(self, segment: Segment | None) -> Iterator[None]:

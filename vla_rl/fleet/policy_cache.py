@@ -208,14 +208,11 @@ class PolicyCache:
 
     def _is_held(self, digest: str) -> bool:
         """Whether a version that is here holds the chunk undamaged."""
-        place = self._all_places().get(digest)
-        if place is None:
-            return False
-        try:
-            self._read(*place)
-        except ContractError:
-            return False
-        return True
+        places = self._all_places()
+        with suppress(KeyError, ContractError):
+            self._read(*places[digest])
+            return True
+        return False
 
     def _all_places(self) -> dict[str, Place]:
         """Where the chunks of all versions lie that are here."""

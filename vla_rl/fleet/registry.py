@@ -89,6 +89,7 @@ class Registry:
 
     @property
     def releases(self) -> Releases:
+        """After all changes, those of other processes too."""
         with self._lock:
             for change in self._history.new():
                 self._releases = self._understood(partial(self._releases.after, change), change)
@@ -100,10 +101,6 @@ class Registry:
         releases = self.releases
         version = releases.version_for(robot)
         return (0, "") if version is None else (version, releases.stages[version])
-
-    def changes(self) -> int:
-        """How many changes there were, of other processes too."""
-        return self.releases.head
 
     def manifest(self, version: int) -> bytes:
         """The signed manifest of ``version``; raises MissingError for one that is not there."""

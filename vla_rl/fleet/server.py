@@ -98,7 +98,7 @@ class FleetServer:
 
     def _tell_of_the_disk(self) -> None:
         """What is wrong with it now, long before it is full."""
-        folder, failed, trouble = self.ledger.folder, self.ledger.failed, self.transport.trouble
+        folder, failed, trouble = self.ledger.folder, self.ledger.failed, self.transport.committer.trouble
         kept = "robots keep what they do and send it when it can be stored"
         failing = f"nothing is stored in {folder}, because {failed}; {kept}: look at the disk." if failed else ""
         self.status.standing("ledger", failing)

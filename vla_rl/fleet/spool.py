@@ -71,7 +71,8 @@ class Spool:
         self._closing, self._busy, self._acknowledged = False, False, -1
         self._storing = 0  # records that are on their way to the disk
         self._ended = False  # the store is to be opened again
-        self._next, self._first = self._store.last + 1, self._store.first
+        self.next_seq = self._store.last + 1  # the record that will be on the disk next
+        self.first_seq = self._store.first  # the oldest record that is there
         self._dropped = (0, 0)  # episodes and records, of stores that failed
         self.trouble = ""  # what is wrong with the disk now
         self._thread = threading.Thread(target=self._run, name="fleet-spool", daemon=True)
@@ -131,22 +132,12 @@ class Spool:
 
     # What the link asks
 
-    @property
-    def first_seq(self) -> int:
-        """The oldest record that is on the disk."""
-        return self._first
-
-    @property
-    def next_seq(self) -> int:
-        """The record that will be on the disk next."""
-        return self._next
-
     def unacknowledged(self, seq: int, max_bytes: int) -> list[FleetRecord]:
         """Records on the disk from ``seq`` to before ``next_seq``; raises UserError while the disk fails.
 
         The store has records a moment before ``next_seq`` says so: sent then, they would be acknowledged too early.
         """
-        end = self._next
+        end = self.next_seq
         try:
             return [record for record in self._store.read(seq, max_bytes) if record.last < end]
         except StoreEndedError:
@@ -164,7 +155,7 @@ class Spool:
     def wait(self, seq: int, seconds: float) -> bool:
         """Whether record ``seq`` is on the disk, after ``seconds`` at most."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._next > seq, seconds)
+            return self._changed.wait_for(lambda: self.next_seq > seq, seconds)
 
     # What a person is told
 
@@ -173,7 +164,7 @@ class Spool:
         """Records that the server is not known to have."""
         with self._wake:
             waiting = self._storing + sum(isinstance(one, FleetRecord) for one in self._waiting)
-        return self._next - 1 - max(self._acknowledged, self._first - 1) + waiting
+        return self.next_seq - 1 - max(self._acknowledged, self.first_seq - 1) + waiting
 
     @property
     def dropped(self) -> tuple[int, int]:
@@ -206,7 +197,7 @@ class Spool:
                 group, done = self._take(), self._acknowledged
             self._keep(group, done)
             with self._changed:
-                self._next, self._first, self._busy = self._store.last + 1, self._store.first, False
+                self.next_seq, self.first_seq, self._busy = self._store.last + 1, self._store.first, False
                 self._storing = 0  # after they are counted there
                 self._changed.notify_all()
         self._store.close()

@@ -138,7 +138,7 @@ class FleetTransport:
                 f"{options.host}:{options.port} cannot be listened on ({error}), so no robot could connect; end the "
                 "program that has it, or choose another port."
             ) from error
-        self._committer, self._connections = Committer(store), Connections(self.port)
+        self.committer, self._connections = Committer(store), Connections(self.port)
         self._server.start()
         self._watch = threading.Thread(target=self._look_after, name="fleet-watch", daemon=True)
         self._watch.start()
@@ -150,12 +150,7 @@ class FleetTransport:
         for one in self._present():
             one.session.end(Code.UNAVAILABLE, "the server ends; come back.")
         self._server.stop(1.0).wait()
-        self._committer.close()
-
-    @property
-    def trouble(self) -> str:
-        """Why what robots sent last could not be stored; "" when it was."""
-        return self._committer.trouble
+        self.committer.close()
 
     def waiting(self) -> dict[str, int]:
         """The robots that are here, and how many of the records that they came with are not on disk yet."""
@@ -229,7 +224,7 @@ class FleetTransport:
                 raise End(Code.RESOURCE_EXHAUSTED, "the server has as many robots as it takes; raise max_robots.")
             durable, policy = self._store.durable(*sender), self._policies.head(sender.robot)
             self._check_place(sender, hello, durable)
-            session = Session(sender, durable, self._committer, self._clock, self._options.credit, self.alarm)
+            session = Session(sender, durable, self.committer, self._clock, self._options.credit, self.alarm)
             self._connected[sender] = _Connected(session, context, certificate)
         if older is not None:
             sentence = f"a newer connection of robot {sender.robot!r} with the same spool took over."
@@ -318,7 +313,7 @@ class FleetTransport:
                 speak = now - spoken >= self._options.heartbeat_s
                 spoken = now if speak else spoken
                 self._put_out(now, speak)
-                if (latest := self._policies.changes()) != changes:
+                if (latest := self._policies.releases.head) != changes:
                     for one in self._present():
                         self._announce(one.session)
                     changes = latest
