@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -77,20 +78,18 @@ class ImaginedEnv:
         self._device = model.device
         self._book = DeviceTracker(num_envs, self._to_device, ("too_late", "failed"), ("uncertainty",))
         # What the present call is predicted from: context frames, and the state at its beginning.
-        self._context_frames = self._to_device(
-            np.zeros((num_envs, 1 + model.config.context_frames, *model.picture), np.uint8)
-        )
-        self._context_state = self._to_device(np.zeros((num_envs, size), np.float32))
+        pictures = partial(torch.zeros, num_envs, dtype=torch.uint8, device=self._device)
+        zeros = partial(torch.zeros, num_envs, dtype=torch.float32, device=self._device)
+        self._context_frames = pictures(1 + model.config.context_frames, *model.picture)
+        self._context_state = zeros(size)
         # The present observation.
-        self._picture = self._to_device(np.zeros((num_envs, *model.picture), np.uint8))
-        self._state = self._to_device(np.zeros((num_envs, size), np.float32))
+        self._picture, self._state = pictures(*model.picture), zeros(size)
         self._entries = self.spec.state.shape[0]  # of the state that policies see
         bounds = (self.spec.state.low, self.spec.state.high) if self._entries else (0.0, 0.0)
         self._bounds = [self._to_device(np.asarray(bound, np.float32)) for bound in bounds]
         self._task, self._depth = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
         self._start_time = np.zeros(num_envs, np.int64)  # the episode's clock where the rollout began
-        actions = np.zeros((num_envs, frames, model.spec.action_dim), np.float32)
-        self._actions = self._to_device(actions)  # of the present call
+        self._actions = zeros(frames, model.spec.action_dim)  # of the present call
         self._known = np.zeros(num_envs, np.int64)  # how many of these are known
         self.uncertainty: np.ndarray = np.zeros(num_envs, np.float32)
         self.outcome: np.ndarray = np.zeros((num_envs, 3), np.float32)
@@ -104,8 +103,7 @@ class ImaginedEnv:
             name: deepcopy(getattr(self, f"_{name}"))
             for name in ("context_frames", "context_state", "task", "start_time")
         }
-        history = np.zeros((num_envs, self.config.reach, model.spec.action_dim), np.float32)
-        self._action_history = self._to_device(history)
+        self._action_history = zeros(self.config.reach, model.spec.action_dim)
         other = replace(self.config, resamples=0)
         self._resampling_envs = [
             ImaginedEnv(

@@ -71,7 +71,7 @@ def test_whoever_makes_progress_is_left_alone() -> None:
         step = env.step(expert(obs))
         obs = step.obs
         assert not step.intervened.any() or progress(obs)[0] > 0.95
-    assert env.share < 0.7
+    assert env._rule.share < 0.7
 
 
 def test_a_slip_is_seen_at_once() -> None:
@@ -125,7 +125,7 @@ def test_a_person_acts_in_no_larger_share_of_steps_than_allowed() -> None:
     for _ in range(80):
         done = np.flatnonzero(env.step(still(16)).done)
         env.reset(done, np.array([next(seeds) for _ in done], np.int64))
-        shares.append(env.share)
+        shares.append(env._rule.share)
     assert shares[-1] > 0.1 and max(shares) <= 0.2
 
 
@@ -148,8 +148,8 @@ def test_what_idles_is_neither_watched_nor_counted() -> None:
     env, _ = made()
     for _ in range(LIMIT):
         env.step(still())
-    share = env.share
-    assert not env.step(still()).valid.any() and env.share == share
+    share = env._rule.share
+    assert not env.step(still()).valid.any() and env._rule.share == share
 
 
 # -- help by degrees: what is due after which failures, what ends it, and what it may cost ---------------------------
@@ -283,8 +283,8 @@ def test_demonstrations_and_guidance_share_the_persons_steps() -> None:
         for _ in range(200):
             done = np.flatnonzero(env.step(still(8)).done)
             env.reset(done, np.array([next(seeds) for _ in done], np.int64))
-            shares.append(env.share)
-            assert env.share <= share
+            shares.append(env._rule.share)
+            assert env._rule.share <= share
         assert env.desk.given[GUIDED] and (env.desk.demonstrations > 3) == (share > 0)
     assert max(shares) > 0.1
 

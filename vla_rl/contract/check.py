@@ -479,17 +479,6 @@ def check_env_quickly(env: Any, seed: int = 0) -> None:
     env.reset(env_ids, seed + env_ids)
 
 
-def check_policy_quickly(
-    policy: Any, env: VecEnv, generator: Any, needs: Sequence[str] = ("save_pretrained", "trainable", "feature_sizes")
-) -> None:
-    """Check the methods of ``policy`` and what is in ``needs``, then let it act in ``env``, which is reset.
-
-    Raises ContractError with one sentence about the first mistake.
-    """
-    check_policy_methods(policy, needs)
-    check_policy(policy, env, generator)
-
-
 def is_user_defined(policy: object) -> bool:
     """Whether somebody else wrote the class of ``policy``; ours are checked by the tests."""
     return not type(policy).__module__.startswith("vla_rl.")

@@ -71,6 +71,7 @@ class Child:
             raise UserError(
                 f"{command[0]!r} cannot be started ({error}), so its process does nothing; give another Python."
             ) from error
+        self.pid = self._process.pid
         assert self._process.stdin and self._process.stdout and self._process.stderr
         ends = [os.dup(end.fileno()) for end in (self._process.stdout, self._process.stdin)]
         self._process.stdout.close()
@@ -78,10 +79,6 @@ class Child:
         self._stream, self._name = PipeStream(*ends), name
         self._greeted, self._introduced = False, False
         self._tail = _Tail(self._process.stderr)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def fileno(self) -> int:
         """The descriptor that messages arrive on, for those who wait for several things."""

@@ -44,9 +44,6 @@ class Recording:
     def __init__(self, root: Path, video: str = "auto") -> None:
         """Raises UserError where pyarrow or PyAV are missing."""
         _require_libraries()
-        from vla_rl.experience.lerobot import writer
-
-        self._new_writer = writer.DatasetWriter
         self.root, self._video = root, video
         self._writer: DatasetWriter | None = None
         self._lock: int | None = None  # until there is a writer
@@ -54,8 +51,10 @@ class Recording:
     def add(self, episodes: Demonstrations) -> None:
         """Add all ``episodes``; each is synced to the disk before the next is written."""
         if self._writer is None:
+            from vla_rl.experience.lerobot.writer import DatasetWriter
+
             schema = schema_of(episodes, self._video)
-            self._writer = self._new_writer(self.root, schema, episodes.tasks, lock=self._lock)
+            self._writer = DatasetWriter(self.root, schema, episodes.tasks, lock=self._lock)
             self._lock = None
         columns = {_CAMERA + name: frames for name, frames in episodes.images.items()}
         columns |= {STATE: episodes.state, ACTION: episodes.action, SEED: episodes.seed, **episodes.extras}

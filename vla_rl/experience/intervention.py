@@ -165,11 +165,6 @@ class SupervisedEnv:
         self._allowed: np.ndarray | None = None  # bool [E]: where the person may take over, None: everywhere
         self._obs: Observation | None = None
 
-    @property
-    def share(self) -> float:
-        """The share of control steps in which the person acted, of all so far."""
-        return self._rule.share
-
     def reset(self, env_ids: Any, seeds: Any) -> Observation:
         self._obs = obs = self.env.reset(env_ids, seeds)
         rows = on_host(env_ids).astype(np.intp)

@@ -161,19 +161,13 @@ class Replay:
         terminated = columns["terminated"][(slots + ahead - 1) % self.capacity]
         next_features = (slots + ahead) % self.capacity
         names = [name for name in columns if name.startswith(FEATURES)]
+        plain = ("sample", "executed", "count", "returns", "intervened", "version", "task", "robot")
         found = Transitions(
+            **{name: columns[name][slots] for name in plain},
             features={name.removeprefix(FEATURES): columns[name][slots] for name in names},
-            sample=columns["sample"][slots],
-            executed=columns["executed"][slots],
-            count=columns["count"][slots],
             reward=reward,
             discount=torch.where(terminated, 0.0, discount),
             next_features={name.removeprefix(FEATURES): columns[name][next_features] for name in names},
-            returns=columns["returns"][slots],
-            intervened=columns["intervened"][slots],
-            version=columns["version"][slots],
-            task=columns["task"][slots],
-            robot=columns["robot"][slots],
         )
         return moved(found, self.storage.device)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vla_rl.contract.check import check_policy_quickly, is_user_defined
+from vla_rl.contract.check import check_policy, check_policy_methods, is_user_defined
 from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
@@ -72,7 +72,8 @@ def check_if_foreign(policy: Policy, env_factory: EnvFactory, seed: int, needs: 
     """Raise ContractError when ``policy`` is somebody else's and breaks the contract or lacks one of ``needs``."""
     if is_user_defined(policy):
         with closing(env_factory.make(2)) as env:
-            check_policy_quickly(policy, env, generator(seed, 0), needs)
+            check_policy_methods(policy, needs)
+            check_policy(policy, env, generator(seed, 0))
 
 
 def remote_policy(address: str, spec: EnvSpec) -> RemotePolicy:

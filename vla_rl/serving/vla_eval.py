@@ -164,7 +164,7 @@ class VlaEvalClient:
         for session, request in zip(sessions, requests, strict=True):
             if request.first or not session.in_episode:
                 session.start_episode({"name": str(request.payload.get("task_description", ""))})
-            session.ask(request.payload)
+            session.send(Kind.OBSERVATION, request.payload)
         return [session.answer() for session in sessions]
 
     def close(self) -> None:
@@ -189,7 +189,7 @@ class _ClientSession:
         self._connection: Connection = connect(url, limits, key)
         self._seq, self.in_episode = 0, False
         try:
-            self._send(Kind.HELLO, hello())
+            self.send(Kind.HELLO, hello())
             check_hello(self._receive(Kind.HELLO).payload)
         except UserError:
             self.close()
@@ -197,12 +197,9 @@ class _ClientSession:
 
     def start_episode(self, task: Mapping[str, Any]) -> None:
         if self.in_episode:
-            self._send(Kind.EPISODE_END, {})
-        self._send(Kind.EPISODE_START, {"task": dict(task)})
+            self.send(Kind.EPISODE_END, {})
+        self.send(Kind.EPISODE_START, {"task": dict(task)})
         self.in_episode = True
-
-    def ask(self, payload: Mapping[str, Any]) -> None:
-        self._send(Kind.OBSERVATION, payload)
 
     def answer(self) -> np.ndarray:
         return chunk_of(self._receive(Kind.ACTION).payload, f"the model server {self.url}")
@@ -210,7 +207,7 @@ class _ClientSession:
     def close(self) -> None:
         self._connection.close()
 
-    def _send(self, kind: Kind, payload: Mapping[str, Any]) -> None:
+    def send(self, kind: Kind, payload: Mapping[str, Any]) -> None:
         self._seq += 1
         self._connection.send(pack(Message(kind, payload, self._seq)))
 

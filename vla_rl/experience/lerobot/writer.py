@@ -76,13 +76,9 @@ class DatasetWriter:
     ) -> None:
         self.root = root
         self._header = _header(root, schema, tasks, limits or Limits())
+        self.schema = self._header.schema  # the columns that :meth:`add` expects
         self._lock, self._begun = lock, False
         self._count = 0
-
-    @property
-    def schema(self) -> Schema:
-        """The columns that :meth:`add` expects."""
-        return self._header.schema
 
     def add(self, columns: Mapping[str, np.ndarray], tasks: str | Sequence[str]) -> int:
         """Keep one episode and return its number.
