@@ -23,6 +23,7 @@ from typing import BinaryIO
 
 from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.trust import check_folder
 from vla_rl.fleet.identity import Credentials, Revoked, check_reach
 from vla_rl.fleet.ledger import Ledger
 from vla_rl.fleet.page import Status, serve_page
@@ -46,6 +47,14 @@ _STEADY_S = 60.0  # a learner that ran for so long is started again at once
 _MAX_LINE = 1 << 16
 _LOW = 4 << 30  # bytes: with less room for records, a person should make some
 _LOOK_S, _RETRY_S = 0.2, 1.0  # how often the ledger is looked at, and after a failure
+
+
+def part_of_fleet(folder: Path, part: str) -> Path:
+    """The folder ``part`` of a fleet's; raises UserError where there is none."""
+    if not (folder / part).is_dir():
+        raise UserError(f"{str(folder)!r} is no fleet's folder: it has no {part}; give the one of vla-rl serve.")
+    check_folder(folder)
+    return folder / part
 
 
 @dataclass(frozen=True)

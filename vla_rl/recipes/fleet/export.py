@@ -19,8 +19,7 @@ from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.fleet.episodes import EpisodeReader, FleetEpisode
 from vla_rl.fleet.ledger import Ledger
 from vla_rl.fleet.record import FleetRecord
-from vla_rl.fleet.server import LEDGER
-from vla_rl.recipes.fleet.serving import part_of_fleet
+from vla_rl.fleet.server import LEDGER, part_of_fleet
 from vla_rl.recipes.terminal import bar
 
 _BATCH = 256  # records that are read at a time

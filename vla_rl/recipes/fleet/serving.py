@@ -21,7 +21,7 @@ from vla_rl.fleet.identity import Revoked, load_credentials
 from vla_rl.fleet.manifest import SigningKey
 from vla_rl.fleet.registry import Registry
 from vla_rl.fleet.releases import Outcomes
-from vla_rl.fleet.server import REGISTRY, FleetServer, FleetServerConfig, log
+from vla_rl.fleet.server import REGISTRY, FleetServer, FleetServerConfig, log, part_of_fleet
 from vla_rl.recipes.terminal import print_log
 
 if TYPE_CHECKING:
@@ -84,14 +84,6 @@ KEY, PUBLIC_KEY = "signing.key", "signing.pub"
 def open_registry(folder: Path) -> Registry:
     """The registry of a fleet's folder; raises UserError where there is none."""
     return Registry(part_of_fleet(folder, REGISTRY))
-
-
-def part_of_fleet(folder: Path, part: str) -> Path:
-    """The folder ``part`` of a fleet's; raises UserError where there is none."""
-    if not (folder / part).is_dir():
-        raise UserError(f"{str(folder)!r} is no fleet's folder: it has no {part}; give the one of vla-rl serve.")
-    check_folder(folder)
-    return folder / part
 
 
 def signing_key(folder: Path, credentials: str) -> SigningKey:
