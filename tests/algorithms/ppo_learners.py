@@ -46,6 +46,6 @@ class Watching(PPO):
         self.drawn.append([index.clone() for index, _ in drawn])
         yield from drawn
 
-    def _step(self, optimizer, loss, parameters, who):
-        self.steps.append(who)
-        return super()._step(optimizer, loss, parameters, who)
+    def _step(self, optimizer, losses, trained):
+        self.steps.append("+".join(trained))
+        return super()._step(optimizer, losses, trained)

@@ -368,10 +368,10 @@ def test_after_a_rollback_ppo_has_no_moments_and_a_lower_rate():
     ppo = ppo_learner(target_kl=100.0, lr=1e-3)
     ppo.update(bandit(ppo.policy, 64, seeded(1)))
     kept = ppo.best_state()
-    assert ppo.optimizer.state and ppo.critic_optimizer.state
+    assert len(ppo.optimizer.state) == len(ppo.learnt) + len(ppo._critic_parameters)
     lr = ppo.lr
     ppo.roll_back(kept, 0.5)
-    assert ppo.lr == lr / 2 and not ppo.optimizer.state and not ppo.critic_optimizer.state
+    assert ppo.lr == lr / 2 and not ppo.optimizer.state
     resumed = ppo_learner(target_kl=100.0, lr=1e-3)
     resumed.load_state_dict(copy.deepcopy(ppo.state_dict()))
     for learner in (ppo, resumed):

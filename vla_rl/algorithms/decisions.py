@@ -129,11 +129,6 @@ def mean_gradients(reducer: Reducer, parameters: Iterable[nn.Parameter]) -> None
         parameter.grad /= reducer.size
 
 
-def fused_on_gpu(parameters: Iterable[nn.Parameter]) -> bool | None:
-    """torch.optim's ``fused`` for ``parameters``: one kernel for all of them on a GPU, elsewhere torch's own choice."""
-    return True if all(parameter.is_cuda for parameter in parameters) else None
-
-
 def clip_gradients(parameters: Iterable[nn.Parameter], bound: float) -> float:
     """Scale all gradients so that their joint 2-norm is at most ``bound``; returns the norm before.
 

@@ -143,7 +143,7 @@ class GoRL(PPO, config=GoRLConfig):
             losses = []
             for index, share in self._minibatches(len(chunks)):
                 data = features, chunks, executed, noise, time
-                _, loss = self._step(optimizer, self._refit_losses(data, index, share), self.decoder, "decoder")
+                _, loss = self._step(optimizer, self._refit_losses(data, index, share), {"decoder": self.decoder})
                 losses.append(self._sum(loss))
             epoch_loss = sum(losses) / len(losses)
         optimizer.zero_grad(set_to_none=True)
@@ -173,7 +173,8 @@ class GoRL(PPO, config=GoRLConfig):
     def _next_stage(self) -> None:
         """Reset the encoder and its optimizer; the critic keeps the values of the unchanged behaviour."""
         self.policy.restart()
-        self.optimizer.state.clear()
+        for parameter in self.learnt.values():
+            self.optimizer.state.pop(parameter, None)
         self.lr = self.config.lr
         self.stage, self.stage_iteration, self.window = self.stage + 1, 0, []
 

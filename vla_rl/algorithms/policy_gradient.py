@@ -49,7 +49,6 @@ from vla_rl.algorithms.decisions import (
     Decisions,
     ages,
     clip_gradients,
-    fused_on_gpu,
     is_finite,
     mean,
     micro_batches,
@@ -126,8 +125,10 @@ class PolicyGradient(BaseLearner, Generic[B]):
         # The rest are statistics: published and saved like weights, but not optimized.
         self.learnt = {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
         self.reducer: Reducer = reducer or OneProcess()
-        fused = fused_on_gpu(self.learnt.values())
-        self.optimizer = torch.optim.Adam(self.learnt.values(), lr=config.lr, eps=1e-5, fused=fused)
+        self._critic_parameters: dict[str, nn.Parameter] = {}
+        # Few calls: one kernel on a GPU; elsewhere all parameters in each operation, which has the bits of one by one.
+        fused = all(parameter.is_cuda for parameter in self.learnt.values())
+        self.optimizer = torch.optim.Adam(self.learnt.values(), config.lr, eps=1e-5, fused=fused, foreach=not fused)
         self.iteration = 0
         self.max_lr = config.lr_bounds[1]
         self.calibration: dict[str, Tensor] = {}  # input statistics that were fitted to the first rollout
@@ -184,13 +185,11 @@ class PolicyGradient(BaseLearner, Generic[B]):
         for _ in range(self.config.epochs):
             epoch_kl: list[float] = []
             for index, share in self._minibatches(len(batch.logprob)):
-                minibatch = select(batch, index)
-                losses.append(self._critic_step(minibatch, share))
+                params = None if stopped else select_each(old.params, index)
+                losses.append(self._train(select(batch, index), params, share))
                 if not stopped:
-                    info = self._policy_step(minibatch, select_each(old.params, index), share)
-                    epoch_kl.append(info["policy/kl"])
-                    losses.append(info)
-                    stopped = info["policy/kl"] > self.config.stop_kl * self.config.target_kl
+                    epoch_kl.append(losses[-1]["policy/kl"])
+                    stopped = epoch_kl[-1] > self.config.stop_kl * self.config.target_kl
             kl = sum(epoch_kl) / len(epoch_kl) if epoch_kl else kl
         if not warmup:
             self._adapt_lr(kl, stopped)
@@ -218,9 +217,9 @@ class PolicyGradient(BaseLearner, Generic[B]):
         """The modules that keep running statistics of their inputs."""
         return [self.policy] if isinstance(self.policy, Observer) else []
 
-    def _critic_step(self, minibatch: B, share: float) -> dict[str, float]:
-        """One critic step on a minibatch, before the policy's; nothing without a critic."""
-        return {}
+    def critic_loss(self, minibatch: B) -> Tensor:
+        """The critic's loss, for a subclass that has ``_critic_parameters``."""
+        raise NotImplementedError
 
     # -- data -------------------------------------------------------------------------------------------------------
 
@@ -283,29 +282,55 @@ class PolicyGradient(BaseLearner, Generic[B]):
 
     # -- steps ------------------------------------------------------------------------------------------------------
 
-    def _policy_step(self, minibatch: B, old: Mapping[str, Tensor], share: float) -> dict[str, float]:
-        """One step on the mean loss of a minibatch, of which this process has the ``share`` in ``minibatch``."""
-        stats = [torch.zeros(3, dtype=torch.float64)]
-        norm, _ = self._step(self.optimizer, self._policy_losses(minibatch, old, share, stats), self.learnt, "policy")
-        named = zip(("policy/kl", "policy/clip_fraction", "policy/loss"), self.reducer.sum(sum(stats)), strict=True)
-        return {**{name: float(value) for name, value in named}, "policy/grad_norm": norm}
+    def _train(self, minibatch: B, old: Mapping[str, Tensor] | None, share: float) -> dict[str, float]:
+        """One step of policy and critic on the mean loss of a minibatch, of which this process has ``share``.
 
-    def _policy_losses(
-        self, minibatch: B, old: Mapping[str, Tensor], share: float, stats: list[Tensor]
+        ``old``: the distributions at the start of the update; ``None`` while the policy waits.
+        """
+        both = {"critic": self._critic_parameters, "policy": self.learnt if old is not None else {}}
+        trained = {part: parameters for part, parameters in both.items() if parameters}
+        if not trained:
+            return {}
+        stats: list[Tensor] = []
+        norms, _ = self._step(self.optimizer, self._losses(minibatch, old, share, stats), trained)
+        kl, clipped, policy, critic = map(
+            float, self.reducer.sum(sum(stats, torch.zeros(4, dtype=torch.float64)).cpu())
+        )
+        found = {"critic/loss": critic} if "critic" in trained else {}
+        if old is None:
+            return found
+        named = {"policy/kl": kl, "policy/clip_fraction": clipped, "policy/loss": policy}
+        return {**found, **named, "policy/grad_norm": norms["policy"]}
+
+    def _losses(
+        self, minibatch: B, old: Mapping[str, Tensor] | None, share: float, stats: list[Tensor]
     ) -> Iterator[Tensor]:
-        """The losses of the micro-batches; appends the share of each in KL, clip fraction and loss to ``stats``."""
+        """The losses of the micro-batches.
+
+        Appends the share of each in KL, clip fraction, policy's and critic's loss to ``stats``.
+        """
         for index, part in self._passes(len(minibatch.logprob)):
-            micro = minibatch if index is None else select(minibatch, index)
-            new = self.policy.log_prob(public(dict(micro.features)), micro.sample, micro.aux)
-            if not len(micro.logprob):
-                yield new.logprob.sum()  # 0, but its backward pass takes part in those of the other processes
-                continue
-            kl = self.policy.kl(old if index is None else select_each(old, index), new.params).mean()
-            loss, clipped = self.policy_loss(micro, new)
-            weight = share * part
-            loss = weight * (loss - self.config.entropy * new.entropy.mean())
-            stats.append(torch.stack([weight * kl.detach(), weight * clipped.mean(), loss.detach()]).double().cpu())
-            yield loss
+            micro, weight = minibatch if index is None else select(minibatch, index), share * part
+            micro = replace(micro, features=dict(micro.features))  # read once for policy and critic
+            zero = minibatch.logprob.new_zeros(())
+            kl, clipped, policy, critic = zero, zero, zero, zero
+            if old is not None:
+                params = old if index is None else select_each(old, index)
+                kl, clipped, policy = self._policy_losses(micro, params, weight)
+            if self._critic_parameters and len(micro.logprob):
+                critic = weight * self.critic_loss(micro)
+            stats.append(torch.stack([item.detach().double() for item in (kl, clipped, policy, critic)]))
+            yield policy + critic
+
+    def _policy_losses(self, micro: B, old: Mapping[str, Tensor], weight: float) -> tuple[Tensor, Tensor, Tensor]:
+        """KL, clip fraction and loss of a micro-batch with ``weight`` in its minibatch."""
+        new = self.policy.log_prob(public(dict(micro.features)), micro.sample, micro.aux)
+        if not len(micro.logprob):  # 0, but its backward pass takes part in those of the other processes
+            nothing = new.logprob.sum()
+            return nothing, nothing, nothing
+        loss, clipped = self.policy_loss(micro, new)
+        kl = self.policy.kl(old, new.params).mean()
+        return weight * kl, weight * clipped.mean(), weight * (loss - self.config.entropy * new.entropy.mean())
 
     def _passes(self, size: int) -> list[tuple[Tensor | None, float]]:
         """The micro-batches of ``size`` decisions, and as many without any as other processes need (``Reducer``)."""
@@ -316,29 +341,31 @@ class PolicyGradient(BaseLearner, Generic[B]):
         self,
         optimizer: torch.optim.Optimizer,
         losses: Iterable[Tensor],
-        parameters: Mapping[str, nn.Parameter],
-        name: str,
-    ) -> tuple[float, float]:
-        """One optimizer step on the sum of ``losses`` over all processes; returns the gradient's norm and this sum.
+        trained: Mapping[str, Mapping[str, nn.Parameter]],
+    ) -> tuple[dict[str, float], float]:
+        """One optimizer step on the sum of ``losses`` over all processes; the norm of every part's gradient, the sum.
 
         ``losses`` is lazy: every loss is differentiated before the next one is computed, so memory holds one graph.
+        The gradients of each part of ``trained`` {part: {name: parameter}} are clipped by themselves.
         """
         optimizer.zero_grad(set_to_none=True)
-        total = 0.0
+        total = torch.zeros((), dtype=torch.float64)
         for loss in losses:
             if loss.requires_grad:
                 loss.backward()
-            total += float(loss.detach())
-        self.reducer.sum_gradients(parameters.values())
-        norm = clip_gradients(parameters.values(), self.config.grad_norm)
-        if not math.isfinite(total) or not math.isfinite(norm):
-            bad = next((n for n, p in parameters.items() if p.grad is not None and not is_finite(p.grad)), "loss")
+            total = total + loss.detach().double()
+        self.reducer.sum_gradients([item for parameters in trained.values() for item in parameters.values()])
+        norms = {part: clip_gradients(items.values(), self.config.grad_norm) for part, items in trained.items()}
+        if not all(map(math.isfinite, (float(total), *norms.values()))):
+            named = ((part, name, item.grad) for part, items in trained.items() for name, item in items.items())
+            broken = ((part, name) for part, name, grad in named if grad is not None and not is_finite(grad))
+            part, bad = next(broken, (next(iter(trained)), "loss"))
             raise NonFiniteError(
-                f"the {name} gradient of {bad!r} is not finite in iteration {self.iteration}, so the step was not "
+                f"the {part} gradient of {bad!r} is not finite in iteration {self.iteration}, so the step was not "
                 "taken; resume from the last checkpoint with a lower learning rate."
             )
         optimizer.step()
-        return norm, total
+        return norms, float(total)
 
     def _adapt_lr(self, kl: float, stopped: bool) -> None:
         if stopped or kl > 1.5 * self.config.target_kl:

@@ -19,13 +19,13 @@ with the duration of a decision, its number of valid actions ``n``, in the disco
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from vla_rl.algorithms.decisions import Decisions, Gathered, flatten, micro_batches, select, select_each
+from vla_rl.algorithms.decisions import Decisions, Gathered, flatten, micro_batches, select_each
 from vla_rl.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig, clipped_objective, surrogate
 from vla_rl.contract.batch import Reducer, Rollout
 from vla_rl.contract.config import above_zero, at_least, within
@@ -55,7 +55,7 @@ class PPO(PolicyGradient[_Batch], config=PPOConfig):
     """A ``Learner``: ``update(rollout)`` improves ``policy`` and ``critic`` in place and returns metrics."""
 
     config: PPOConfig
-    resumed = (*PolicyGradient.resumed, "critic", "critic_optimizer")
+    resumed = (*PolicyGradient.resumed, "critic")
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class PPO(PolicyGradient[_Batch], config=PPOConfig):
         super().__init__(policy, parameters, critic, config, generator, reducer)
         self.critic = critic
         self._critic_parameters = {name: item for name, item in critic.named_parameters() if item.requires_grad}
-        self.critic_optimizer = torch.optim.Adam(self._critic_parameters.values(), lr=config.critic_lr, eps=1e-5)
+        self.optimizer.add_param_group({"params": list(self._critic_parameters.values()), "lr": config.critic_lr})
 
     @torch.no_grad()
     def _make_batch(self, rollout: Rollout) -> tuple[_Batch, dict[str, float]]:
@@ -131,15 +131,9 @@ class PPO(PolicyGradient[_Batch], config=PPOConfig):
     def _in_warmup(self) -> bool:
         return self.iteration < self.config.critic_warmup
 
-    def _critic_step(self, minibatch: _Batch, share: float) -> dict[str, float]:
-        losses = self._critic_losses(minibatch, share)
-        _, total = self._step(self.critic_optimizer, losses, self._critic_parameters, "critic")
-        return {"critic/loss": self._sum(total)}
-
-    def _critic_losses(self, minibatch: _Batch, share: float) -> Iterator[Tensor]:
-        for index, part in micro_batches(len(minibatch.returns), self.config.micro_batch):
-            micro = minibatch if index is None else select(minibatch, index)
-            yield share * part * 0.5 * (self.critic(micro.features) - micro.returns).square().mean()
+    def critic_loss(self, minibatch: _Batch) -> Tensor:
+        """Half the mean squared error of its values."""
+        return 0.5 * (self.critic(minibatch.features) - minibatch.returns).square().mean()
 
     def policy_loss(self, minibatch: _Batch, new: Likelihood) -> tuple[Tensor, Tensor]:
         """The negative clipped surrogate, and the clipped share of each sample's parts."""
