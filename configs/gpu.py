@@ -87,42 +87,43 @@ def pick_cube() -> Improve:
 
 
 # Of public models, from the folder --policy in the environment --env; weights of the expert are float32, layers compute
-# in bfloat16.  pi0 takes 11.5 GB before it learns and .25 GB for each decision of a micro-batch, SmolVLA 2.4 and .11.
+# in bfloat16.  One card learns from as many decisions at once as its memory takes: pi0 needs 11.5 GB before it learns
+# and .25 GB for each, SmolVLA 2.4 and .11.  SmolVLA's prefix of an observation is kept; of pi0 pictures, which are less.
 
 
 def smolvla_24gb() -> Improve:
     """SmolVLA on one card of 24 GB."""
-    return _vla(decisions=24, micro_batch=64, kept="prefix")
+    return _vla(decisions=24)
 
 
 def smolvla_80gb() -> Improve:
     """SmolVLA on one card of 80 GB."""
-    return _vla(decisions=48, micro_batch=256, kept="prefix")
+    return _vla(decisions=48)
 
 
 def smolvla_8x80gb() -> Improve:
     """SmolVLA on eight cards of 80 GB, by torchrun: every process plays and learns like the one of an 80 GB card."""
-    return _vla(decisions=48, micro_batch=256, kept="prefix", cards=8)
+    return _vla(decisions=48, cards=8, micro_batch=256)
 
 
 def pi0_24gb() -> Improve:
-    """pi0 on one card of 24 GB: pictures are kept, since a prefix takes 18 MB."""
-    return _vla(decisions=24, micro_batch=16, kept="pictures")
+    """pi0 on one card of 24 GB."""
+    return _vla(decisions=24)
 
 
 def pi0_80gb() -> Improve:
     """pi0 on one card of 80 GB."""
-    return _vla(decisions=48, micro_batch=128, kept="pictures")
+    return _vla(decisions=48)
 
 
 def pi0_8x80gb() -> Improve:
     """pi0 on eight cards of 80 GB, by torchrun: every process plays and learns like the one of an 80 GB card."""
-    return _vla(decisions=48, micro_batch=128, kept="pictures", cards=8)
+    return _vla(decisions=48, cards=8, micro_batch=128)
 
 
-def _vla(decisions: int, micro_batch: int, kept: str, cards: int = 1) -> Improve:
+def _vla(decisions: int, cards: int = 1, micro_batch: int = 0) -> Improve:
     rl: Any = vla.flow_ppo()
     window = WindowConfig(num_envs=64, decisions=decisions)
     algorithm = replace(rl.algorithm, minibatch=512 * cards, micro_batch=micro_batch)
-    options = VLAOptions(horizon=5, dtype="bfloat16", kept=kept, inference=CudaGraph())
+    options = VLAOptions(horizon=5, dtype="bfloat16", inference=CudaGraph())
     return replace(vla.improve(replace(rl, experience=window, algorithm=algorithm), options), device="cuda")

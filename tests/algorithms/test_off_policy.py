@@ -373,7 +373,10 @@ def test_after_a_rollback_ppo_has_no_moments_and_a_lower_rate():
     ppo.roll_back(kept, 0.5)
     assert ppo.lr == lr / 2 and not ppo.optimizer.state
     resumed = ppo_learner(target_kl=100.0, lr=1e-3)
-    resumed.load_state_dict(copy.deepcopy(ppo.state_dict()))
+    state = copy.deepcopy(ppo.state_dict())
+    resumed.load_state_dict(state)
+    with pytest.raises(UserError, match=r"of PPO has no 'max_lr', .* start another"):
+        resumed.load_state_dict({name: value for name, value in state.items() if name != "max_lr"})
     for learner in (ppo, resumed):
         for seed in range(3):
             learner.update(bandit(learner.policy, 64, seeded(seed)))

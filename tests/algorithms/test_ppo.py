@@ -305,15 +305,25 @@ def twice(ppo: PPO, experience) -> list[dict[str, float]]:
     return metrics
 
 
-@pytest.mark.parametrize("micro_batch", [1, 8])
+@pytest.mark.parametrize("micro_batch", [1, 8, 0])
 def test_micro_batches_leave_the_gradient_as_it_is(micro_batch, in_double):
-    """Of policy, critic and entropy bonus, up to the KL stop; no forward pass exceeds ``micro_batch`` decisions."""
+    """Of policy, critic and entropy bonus, up to the KL stop; no forward pass exceeds ``micro_batch`` decisions.
+
+    0: a device has memory for 55 rows of a network, and a number of decisions that fits is found.
+    """
     config = {"minibatch": 24, "lr": 1e-2, "target_kl": 0.02, "stop_kl": 2.0, "epochs": 2}
+    memory = math.inf if micro_batch else 55
     policy, sizes = learner().policy, []
     whole = learner(copy.deepcopy(policy), **config)
     parts = learner(copy.deepcopy(policy), **config, micro_batch=micro_batch)
+
+    def compute(_, given):
+        if _batch_size(given[0]) > memory:
+            raise torch.OutOfMemoryError
+        sizes.append(_batch_size(given[0]))
+
     for module in (parts.policy.net, parts.critic):
-        module.register_forward_pre_hook(lambda _, given: sizes.append(_batch_size(given[0])))
+        module.register_forward_pre_hook(compute)
     experience = bandit(policy, 50, seeded(1))
     experience = replace(experience, intervened=(torch.arange(50) % 7 == 0)[None, :, None])
     expected, found = whole.update(experience), parts.update(experience)
@@ -321,7 +331,12 @@ def test_micro_batches_leave_the_gradient_as_it_is(micro_batch, in_double):
         assert found[key] == pytest.approx(value, rel=1e-6, abs=1e-9), key
     assert_close(parts, whole, 1e-8)
     # the bandit's features have two time steps of 50, of which the critic takes at least one
-    assert max(sizes) <= max(4 * micro_batch, 50) and (micro_batch > 1 or sizes.count(4) > 50)
+    assert max(sizes) <= max(4 * parts.micro_batch, 50) and (micro_batch != 1 or sizes.count(4) > 50)
+    assert parts.micro_batch == (micro_batch or 13) and learner(micro_batch=24).micro_batch == 24
+    if not micro_batch:
+        named = learner(parts.policy, **config, micro_batch=24)
+        with pytest.raises(torch.OutOfMemoryError):  # which a person has chosen
+            named.update(experience)
 
 
 class InStep(TwoProcesses):

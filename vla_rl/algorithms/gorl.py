@@ -151,7 +151,7 @@ class GoRL(PPO, config=GoRLConfig):
 
     def _refit_losses(self, data: _RefitData, index: Tensor, share: float) -> Iterator[Tensor]:
         features, chunks, executed, noise, time = data
-        for micro, part in micro_batches(len(index), self.config.micro_batch):
+        for micro, part in micro_batches(len(index), self.micro_batch):
             chosen = index if micro is None else index[micro]
             velocity = self.policy.base.field(select_each(features, chosen))
             errors = flow_matching_errors(velocity, chunks[chosen], noise[chosen], time[chosen])

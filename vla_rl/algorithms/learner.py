@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from vla_rl.contract.errors import UserError
+
 
 class BaseLearner:
     """``Resumable``; a subclass names what it has besides.  ``class SAC(OffPolicy, config=SACConfig)``: who builds it.
@@ -45,6 +47,13 @@ class BaseLearner:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raises UserError for a state without all parts of this learner."""
+        lacking = {"parameters", "generator", *self.resumed, *self.counters} - state.keys()
+        if lacking:
+            raise UserError(
+                f"the saved state of {type(self).__name__} has no {min(lacking)!r}, which other versions of vla-rl do "
+                "not write, so the run cannot go on; start another from its best checkpoint (--policy FOLDER)."
+            )
         self.restore(state["parameters"])
         for name in self.resumed:
             getattr(self, name).load_state_dict(state[name])

@@ -39,7 +39,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Generic, TypeAlias
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +61,7 @@ from vla_rl.contract.config import Checked, above_zero, at_least, check_ordered
 from vla_rl.contract.errors import ContractError, NonFiniteError
 from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, Observer, public, require
 
+T = TypeVar("T")
 LR_FACTOR = 1.4  # by which the learning rate changes when the last epoch's KL misses the target
 
 
@@ -80,7 +81,8 @@ class PolicyGradientConfig(Checked):
     max_logprob_gap: float = at_least(1e-2, 0)  # beyond this, log-probs of the learner's version are recomputed
     max_importance_weight: float = above_zero(2.0)  # of decisions of an older policy version
     max_age: int = at_least(16, 0)  # decisions that are more updates old are dropped
-    micro_batch: int = at_least(0, 0)  # most decisions in one forward pass, 0: the minibatch; it bounds memory alone
+    # Most decisions in one forward pass; it bounds memory alone.  0: the minibatch, or as many as a GPU's memory takes.
+    micro_batch: int = at_least(0, 0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -107,7 +109,7 @@ class PolicyGradient(BaseLearner, Generic[B]):
 
     needs: ClassVar[tuple[str, ...]] = ("log_prob", "kl")  # methods of its policy, and what lacks without
     otherwise = "so no ratio can be formed; add them or choose an algorithm for black-box policies."
-    counters: ClassVar[tuple[str, ...]] = ("iteration", "max_lr")
+    counters: ClassVar[tuple[str, ...]] = ("iteration", "max_lr", "micro_batch")
 
     def __init__(
         self,
@@ -129,7 +131,7 @@ class PolicyGradient(BaseLearner, Generic[B]):
         # Few calls: one kernel on a GPU; elsewhere all parameters in each operation, which has the bits of one by one.
         fused = all(parameter.is_cuda for parameter in self.learnt.values())
         self.optimizer = torch.optim.Adam(self.learnt.values(), config.lr, eps=1e-5, fused=fused, foreach=not fused)
-        self.iteration = 0
+        self.iteration, self.micro_batch = 0, config.micro_batch
         self.max_lr = config.lr_bounds[1]
         self.calibration: dict[str, Tensor] = {}  # input statistics that were fitted to the first rollout
         self._warned = False
@@ -177,7 +179,7 @@ class PolicyGradient(BaseLearner, Generic[B]):
         metrics["rollout/decisions"] = self._sum(metrics["rollout/decisions"])
         if not metrics["rollout/decisions"]:
             return metrics
-        old = self._old_likelihood(batch, metrics)
+        old = self._fitting(lambda: self._old_likelihood(batch, metrics), len(batch.logprob))
         batch = self._with_proximal(batch, old, metrics)
         kl, stopped = 0.0, self._in_warmup()
         warmup = stopped
@@ -291,8 +293,12 @@ class PolicyGradient(BaseLearner, Generic[B]):
         trained = {part: parameters for part, parameters in both.items() if parameters}
         if not trained:
             return {}
-        stats: list[Tensor] = []
-        norms, _ = self._step(self.optimizer, self._losses(minibatch, old, share, stats), trained)
+
+        def step() -> tuple[dict[str, float], list[Tensor]]:
+            stats: list[Tensor] = []
+            return self._step(self.optimizer, self._losses(minibatch, old, share, stats), trained)[0], stats
+
+        norms, stats = self._fitting(step, len(minibatch.logprob))
         kl, clipped, policy, critic = map(
             float, self.reducer.sum(sum(stats, torch.zeros(4, dtype=torch.float64)).cpu())
         )
@@ -332,9 +338,24 @@ class PolicyGradient(BaseLearner, Generic[B]):
         kl = self.policy.kl(old, new.params).mean()
         return weight * kl, weight * clipped.mean(), weight * (loss - self.config.entropy * new.entropy.mean())
 
+    def _fitting(self, compute: Callable[[], T], size: int) -> T:
+        """``compute()`` of ``size`` decisions, again with half the micro-batch where the memory of a GPU runs out.
+
+        Only where the config names none, and not among several processes, which pass through their networks together.
+        """
+        while True:
+            try:
+                return compute()
+            except torch.OutOfMemoryError:
+                now = min(self.micro_batch or size, size)
+                if now < 2 or self.config.micro_batch or self.reducer.size > 1:
+                    raise
+            self.micro_batch = (now + 1) // 2  # after the handler, whose error holds what the failed pass had computed
+            torch.cuda.empty_cache()
+
     def _passes(self, size: int) -> list[tuple[Tensor | None, float]]:
         """The micro-batches of ``size`` decisions, and as many without any as other processes need (``Reducer``)."""
-        own = list(micro_batches(size, self.config.micro_batch))
+        own = list(micro_batches(size, self.micro_batch))
         return own + [(torch.zeros(0, dtype=torch.int64), 0.0)] * (self.reducer.passes(len(own)) - len(own))
 
     def _step(

@@ -75,7 +75,8 @@ class PPO(PolicyGradient[_Batch], config=PPOConfig):
     def _make_batch(self, rollout: Rollout) -> tuple[_Batch, dict[str, float]]:
         if self.iteration == 0:
             self._calibrate(rollout.features)
-        values = self._values(rollout.features, rollout.valid.shape[1])
+        size = rollout.valid[..., 0].numel()
+        values = self._fitting(lambda: self._values(rollout.features, rollout.valid.shape[1]), size)
         value, next_value = values[:-1], values[1:].clone()
         if len(rollout.final_index):
             next_value[rollout.final_index[:, 0], rollout.final_index[:, 1]] = self._values(rollout.final_features)
@@ -108,7 +109,7 @@ class PPO(PolicyGradient[_Batch], config=PPOConfig):
 
     def _values(self, features: Mapping[str, Tensor], width: int = 1) -> Tensor:
         """The critic's values of {name: [N,width,...]} or {name: [N,...]}, about ``micro_batch`` at a time."""
-        step = max(1, self.config.micro_batch // max(1, width)) if self.config.micro_batch else 0
+        step = max(1, self.micro_batch // max(1, width)) if self.micro_batch else 0
         parts = [
             self.critic(dict(features) if index is None else select_each(features, index))
             for index, _ in micro_batches(len(next(iter(features.values()))), step)
