@@ -88,7 +88,7 @@ def pick_cube() -> Improve:
 
 # Of public models, from the folder --policy in the environment --env; weights of the expert are float32, layers compute
 # in bfloat16.  One card learns from as many decisions at once as its memory takes: pi0 needs 11.5 GB before it learns
-# and .25 GB for each, SmolVLA 2.4 and .11.  SmolVLA's prefix of an observation is kept; of pi0 pictures, which are less.
+# and .25 GB for each, SmolVLA 2.4 and .11.  Of an observation SmolVLA's prefix is kept, and pi0's pictures.
 
 
 def smolvla_24gb() -> Improve:
