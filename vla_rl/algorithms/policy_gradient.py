@@ -39,6 +39,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import torch
@@ -60,6 +61,7 @@ from vla_rl.contract.batch import OneProcess, Reducer, Rollout
 from vla_rl.contract.config import Checked, above_zero, at_least, check_ordered
 from vla_rl.contract.errors import ContractError, NonFiniteError
 from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, Observer, public, require
+from vla_rl.contract.tracker import is_shard
 
 T = TypeVar("T")
 LR_FACTOR = 1.4  # by which the learning rate changes when the last epoch's KL misses the target
@@ -129,8 +131,10 @@ class PolicyGradient(BaseLearner, Generic[B]):
         self.reducer: Reducer = reducer or OneProcess()
         self._critic_parameters: dict[str, nn.Parameter] = {}
         # Few calls: one kernel on a GPU; elsewhere all parameters in each operation, which has the bits of one by one.
-        fused = all(parameter.is_cuda for parameter in self.learnt.values())
-        self.optimizer = torch.optim.Adam(self.learnt.values(), config.lr, eps=1e-5, fused=fused, foreach=not fused)
+        own = list(self.learnt.values())
+        fused = all(parameter.is_cuda for parameter in own)
+        foreach = not fused and not any(map(is_shard, own))  # which torch cannot mix with others there
+        self.optimizer = torch.optim.Adam(own, lr=config.lr, eps=1e-5, fused=fused, foreach=foreach)
         self.iteration, self.micro_batch = 0, config.micro_batch
         self.max_lr = config.lr_bounds[1]
         self.calibration: dict[str, Tensor] = {}  # input statistics that were fitted to the first rollout
@@ -295,13 +299,11 @@ class PolicyGradient(BaseLearner, Generic[B]):
             return {}
 
         def step() -> tuple[dict[str, float], list[Tensor]]:
-            stats: list[Tensor] = []
+            stats = [minibatch.logprob.new_zeros(4, dtype=torch.float64)]
             return self._step(self.optimizer, self._losses(minibatch, old, share, stats), trained)[0], stats
 
         norms, stats = self._fitting(step, len(minibatch.logprob))
-        kl, clipped, policy, critic = map(
-            float, self.reducer.sum(sum(stats, torch.zeros(4, dtype=torch.float64)).cpu())
-        )
+        kl, clipped, policy, critic = map(float, self.reducer.sum(reduce(torch.add, stats).cpu()))
         found = {"critic/loss": critic} if "critic" in trained else {}
         if old is None:
             return found
@@ -370,7 +372,7 @@ class PolicyGradient(BaseLearner, Generic[B]):
         The gradients of each part of ``trained`` {part: {name: parameter}} are clipped by themselves.
         """
         optimizer.zero_grad(set_to_none=True)
-        total = torch.zeros((), dtype=torch.float64)
+        total: Tensor | float = 0.0
         for loss in losses:
             if loss.requires_grad:
                 loss.backward()
