@@ -222,8 +222,7 @@ def read_tensor(file: Any, name: str) -> Tensor:
     So a policy of any size is built for its shapes alone (``vla_rl/recipes/memory.py``).
     """
     if torch.get_default_device().type != "meta":
-        tensor: Tensor = file.get_tensor(name)
-        return tensor
+        return file.get_tensor(name)
     header = file.get_slice(name)
     return torch.empty(header.get_shape(), dtype=_DTYPES[header.get_dtype()])
 

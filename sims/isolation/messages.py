@@ -136,18 +136,13 @@ def frame(number: int) -> str:
 
 def observation_arrays(obs: Observation, prefix: str = OBS) -> Arrays:
     """The arrays of ``obs``, on the host, by names that begin with ``prefix``."""
-    found = {f"{prefix}{name}": on_host(getattr(obs, name)) for name in ("state", "task", "time")}
-    found |= {f"{prefix}images/{name}": on_host(image) for name, image in obs.images.items()}
-    return found | {f"{prefix}extras/{name}": on_host(extra) for name, extra in obs.extras.items()}
+    return {f"{prefix}{name}": on_host(array) for name, array in obs.arrays().items()}
 
 
 def to_observation(arrays: Mapping[str, np.ndarray], prefix: str = OBS) -> Observation:
     """The observation whose arrays are in ``arrays`` by names that begin with ``prefix``; it shares their memory."""
-    images, extras = (
-        {name.removeprefix(prefix + kind): array for name, array in arrays.items() if name.startswith(prefix + kind)}
-        for kind in ("images/", "extras/")
-    )
-    return Observation(images, arrays[f"{prefix}state"], arrays[f"{prefix}task"], arrays[f"{prefix}time"], extras)
+    own = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+    return Observation.of_arrays(own)
 
 
 def step_arrays(step: Step) -> Arrays:

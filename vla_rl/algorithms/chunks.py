@@ -82,8 +82,7 @@ def require_imitation(policy: Any, needed_by: str) -> ImitationPolicy:
     """``policy``; raises UserError when it has no loss for every action."""
     cure = "so a person's actions cannot be told from the others in a chunk; use a flow policy, or add them."
     require(policy, needed_by, ("imitation_losses", "action_scale"), cure)
-    found: ImitationPolicy = policy
-    return found
+    return policy
 
 
 @dataclass(frozen=True)

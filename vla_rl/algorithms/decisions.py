@@ -148,8 +148,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], bound: float) -> float:
 
 def full(tensor: Tensor) -> Tensor:
     """The tensor itself, or the whole of which it is a shard; then all processes have to ask."""
-    whole: Tensor = tensor.full_tensor() if is_shard(tensor) else tensor
-    return whole
+    return tensor.full_tensor() if is_shard(tensor) else tensor
 
 
 def is_finite(tensor: Tensor) -> bool:

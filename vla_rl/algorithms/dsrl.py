@@ -134,8 +134,7 @@ class NoiseAliased(DSRL, config=NoiseAliasedConfig):
         return info
 
     def actor_objective(self, features: Mapping[str, Tensor], action: Tensor) -> Tensor:
-        value: Tensor = self.noise_critic(features, action).mean(0)
-        return value
+        return self.noise_critic(features, action).mean(0)
 
     def input_normalizers(self) -> list[Any]:
         return [*super().input_normalizers(), self.noise_critic]

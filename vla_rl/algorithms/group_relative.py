@@ -155,8 +155,7 @@ class PerTrajectory(Averaging):
 
 
 def _episodes(decisions: Tensor, reducer: Reducer) -> Tensor:
-    total: Tensor = reducer.sum(torch.tensor(float(len(decisions)), dtype=torch.float64, device=decisions.device))
-    return total
+    return reducer.sum(torch.tensor(float(len(decisions)), dtype=torch.float64, device=decisions.device))
 
 
 # -- the learner -------------------------------------------------------------------------------------------------------

@@ -240,8 +240,7 @@ class OffPolicy(BaseLearner):
     def min_target_q(self, features: Mapping[str, Tensor], action: Tensor) -> Tensor:
         """The minimum [B] over a random subset of the target critics."""
         chosen = torch.randperm(self.critic.num_critics, generator=self.generator)[: self.config.num_min_q]
-        lowest: Tensor = self.target_critic(features, action)[chosen].amin(0)
-        return lowest
+        return self.target_critic(features, action)[chosen].amin(0)
 
     @torch.no_grad()
     def soft_update(self) -> None:

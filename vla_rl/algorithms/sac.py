@@ -78,8 +78,7 @@ class SAC(OffPolicy, config=SACConfig):
 
     def actor_objective(self, features: Mapping[str, Tensor], action: Tensor) -> Tensor:
         """The values [B] that the actor maximises: the mean of all critics."""
-        value: Tensor = self.critic(features, action).mean(0)
-        return value
+        return self.critic(features, action).mean(0)
 
     def actor_step(self, batch: Transitions) -> dict[str, float]:
         """A step of the actor, then one of the temperature; the metric ``entropy`` is per entry of the action."""

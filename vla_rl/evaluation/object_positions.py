@@ -133,8 +133,7 @@ class ObjectProbe(nn.Module):
         y, x = (torch.linspace(-1, 1, side, device=features.device, dtype=features.dtype) for side in sides)
         keypoints = weight @ torch.cartesian_prod(y, x).flip(-1)
         pooled = torch.cat([weight @ features.flatten(2).transpose(1, 2), 3.0 * keypoints], -1).flatten(1)
-        positions: Tensor = self.position_mean + self.position_std * self.head(pooled)
-        return positions
+        return self.position_mean + self.position_std * self.head(pooled)
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
         """Smooth L1 (Girshick 2015, arXiv 1504.08083) of the positions, in units of ``position_std``.
@@ -158,8 +157,7 @@ class ObjectProbe(nn.Module):
         device = self.position_mean.device
         parts = zip(images.split(_BATCH), named.split(_BATCH), strict=True)
         found = [self(*(item.to(device) for item in part)).float().cpu() for part in parts]
-        positions: np.ndarray = torch.cat([*found, torch.empty(0, 3)]).numpy()
-        return positions
+        return torch.cat([*found, torch.empty(0, 3)]).numpy()
 
 
 def check(pictures: np.ndarray, tasks: np.ndarray, picture: tuple[int, ...], count: int) -> None:

@@ -282,8 +282,7 @@ def _rival(success: Floats, best: int) -> int:
 
 
 def _rates(log_odds: Floats) -> Floats:
-    found: Floats = 1.0 / (1.0 + np.exp(-log_odds))
-    return found
+    return 1.0 / (1.0 + np.exp(-log_odds))
 
 
 _MOST_KEPT = 4096  # recorded decisions that are kept: distances to more say no more
@@ -323,8 +322,7 @@ class Tried:
         if not len(state):
             return np.zeros(0, bool)
         asked = (_flat(state, chunk) - self.mean) / self.std
-        left: np.ndarray = _distances(asked, self.decisions).min(1) > self.limit
-        return left
+        return _distances(asked, self.decisions).min(1) > self.limit
 
 
 def _flat(state: np.ndarray, chunk: np.ndarray) -> Floats:
@@ -335,5 +333,4 @@ def _flat(state: np.ndarray, chunk: np.ndarray) -> Floats:
 
 def _distances(one: Floats, other: Floats) -> np.ndarray:
     """[B,N], relative to the square root of the number of entries."""
-    found: np.ndarray = torch.cdist(torch.from_numpy(one), torch.from_numpy(other)).numpy() / one.shape[1] ** 0.5
-    return found
+    return torch.cdist(torch.from_numpy(one), torch.from_numpy(other)).numpy() / one.shape[1] ** 0.5

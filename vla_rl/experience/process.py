@@ -71,8 +71,7 @@ class ProcessSource:
         return Rollout(**self.worker.call(self._number, "deliver"))
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = self.worker.call(self._number, "state_dict")
-        return state
+        return self.worker.call(self._number, "state_dict")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.worker.call(self._number, "load_state_dict", state=state)
@@ -118,8 +117,7 @@ class Actor:
         policy.version = version
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = self.source.state_dict()
-        return state
+        return self.source.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.source.load_state_dict(state)

@@ -144,8 +144,7 @@ class FeedForwardPolicy(StatelessPolicy):
         state = self.standardize(features["state"].to(self.last.weight))
         if self.config.cameras:
             state = torch.cat([state, self.vision(features)], -1)
-        found: Tensor = self.network(state)
-        return found
+        return self.network(state)
 
     def chunked(self, flat: Tensor) -> Tensor:
         """[...,H*D] as [...,H,D]."""
@@ -372,8 +371,7 @@ class SquashedPolicy(HoldsFrozen):
 
     @property
     def encoder(self) -> ObservationEncoder:
-        encoder: ObservationEncoder = self._frozen[0]
-        return encoder
+        return self._frozen[0]
 
     @property
     def feature_sizes(self) -> dict[str, int]:

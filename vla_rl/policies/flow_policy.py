@@ -53,8 +53,7 @@ class FlowPolicy(StatelessPolicy):
 
     @property
     def horizon(self) -> int:
-        horizon: int = self.config.horizon
-        return horizon
+        return self.config.horizon
 
     @property
     def latent_shape(self) -> tuple[int, int]:

@@ -32,9 +32,7 @@ class BlackBoxPolicy:
         self._scale, self._limits = Affine.from_bounds(spec.action), action_limits(spec)
 
     def encode(self, obs: Observation) -> Features:
-        features = {f"images/{name}": torch.as_tensor(image) for name, image in obs.images.items()}
-        features |= {f"extras/{name}": torch.as_tensor(extra) for name, extra in obs.extras.items()}
-        return features | {name: torch.as_tensor(getattr(obs, name)) for name in ("state", "task", "time")}
+        return {name: torch.as_tensor(array) for name, array in obs.arrays().items()}
 
     def initial_state(self, num_envs: int) -> State:
         return {}
@@ -44,10 +42,7 @@ class BlackBoxPolicy:
 
     def observation(self, features: Features) -> Observation:
         """The observation, on the host, that :meth:`encode` made ``features`` of."""
-        arrays = {name: item.cpu().numpy() for name, item in features.items()}
-        images = {name.removeprefix("images/"): item for name, item in arrays.items() if name.startswith("images/")}
-        extras = {name.removeprefix("extras/"): item for name, item in arrays.items() if name.startswith("extras/")}
-        return Observation(images, arrays["state"], arrays["task"], arrays["time"], extras)
+        return Observation.of_arrays({name: item.cpu().numpy() for name, item in features.items()})
 
     def action_out(self, chosen: Array, num_envs: int) -> ActionOut:
         """``chosen`` [E,H,D], clipped to the bounds; raises ContractError for another shape."""

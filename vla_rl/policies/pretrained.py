@@ -40,5 +40,4 @@ def default_options(folder: str | Path) -> VLAOptions:
     """The options that a public folder's family has; the general ones for anything else."""
     if not is_public(Path(folder)):
         return VLAOptions()
-    made: VLAOptions = load(FAMILIES[read_public(Path(folder)).family]).options_class()
-    return made
+    return load(FAMILIES[read_public(Path(folder)).family]).options_class()

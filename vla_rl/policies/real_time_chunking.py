@@ -126,8 +126,7 @@ class RealTimeChunking(HoldsFrozen):
 
     @property
     def base(self) -> FlowPolicy:
-        base: FlowPolicy = self._frozen[0]
-        return base
+        return self._frozen[0]
 
     @property
     def horizon(self) -> int:

@@ -96,8 +96,7 @@ class ResidualPolicy(HoldsFrozen):
 
     @property
     def encoder(self) -> ObservationEncoder:
-        encoder: ObservationEncoder = self._frozen[0] if self._frozen[1] is None else self._frozen[1]
-        return encoder
+        return self._frozen[0] if self._frozen[1] is None else self._frozen[1]
 
     @property
     def horizon(self) -> int:

@@ -283,8 +283,7 @@ class Comparison(EngineOptions):
             scenes = seed_ranges.held_out(seed_ranges.TEST, recipe.evaluation.test)
             outcomes = play(recipe.env, policy, scenes, recipe.evaluation, seed, f"test {folder.name}")
             write_json(folder / "test.json", asdict(outcomes.rate))
-        rate: JsonObject = read_json(folder / "test.json")
-        return rate
+        return read_json(folder / "test.json")
 
 
 def _end(run: Path) -> JsonObject:

@@ -64,8 +64,7 @@ class EnvConfig:
 
     def declared_spec(self) -> EnvSpec | None:
         """The spec where the task declares it; None where an environment would have to be built."""
-        found: EnvSpec | None = sims.catalog().declared_spec(self.name, **self.options)
-        return found
+        return sims.catalog().declared_spec(self.name, **self.options)
 
     def check(self) -> None:
         """Check an environment of the user's own before it is played; raises ContractError about its first mistake.

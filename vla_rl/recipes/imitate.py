@@ -148,8 +148,7 @@ class Imitate:
         """The policy that imitates; a resumed run takes its own."""
         imitation_at = folder.checkpoint("imitation")
         if folder.resumed and imitation_at.exists():
-            imitating: ImitationPolicy = placed(load_policy(imitation_at), resolve_device(self.device))
-            return imitating
+            return placed(load_policy(imitation_at), resolve_device(self.device))
         with clock(seconds, "imitation"):
             policy = copy.deepcopy(grounded)
             imitate_policy(policy, episodes, self.imitation, self.seed, folder)

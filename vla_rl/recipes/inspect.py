@@ -248,8 +248,7 @@ def _renderers() -> list[tuple[str, str]]:
 
 def catalog() -> dict[str, str]:
     """{name: "module:make"} of the environments that have a name."""
-    entries: dict[str, str] = sims.catalog().CATALOG
-    return entries
+    return sims.catalog().CATALOG
 
 
 def _about(name: str) -> str:

@@ -31,8 +31,7 @@ def rows(run: Path, stage: str = "") -> list[JsonObject]:
 
 def summary(run: Path) -> JsonObject:
     """The result of the finished run in the folder ``run``."""
-    found: JsonObject = read_json(run / "summary.json")
-    return found
+    return read_json(run / "summary.json")
 
 
 def validation_curve(name: str, lines: Sequence[JsonObject], clock: str, family: str = "") -> Series:

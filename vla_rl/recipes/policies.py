@@ -91,8 +91,7 @@ def names_class(name: str | Path) -> bool:
 def new_policy(target: str, spec: EnvSpec, options: Mapping[str, object], seed: int) -> Trainable:
     """The untrained policy that ``target``, "module:Class", makes for ``spec``."""
     torch.manual_seed(seed)  # module initialisation has no generator argument
-    policy: Trainable = call(target, spec, **options)
-    return policy
+    return call(target, spec, **options)
 
 
 @dataclass(frozen=True)
@@ -298,7 +297,6 @@ def _checkpoint(folder: Path, spec: EnvSpec, device: torch.device) -> Policy:
     saved = read_config(folder).get("spec")
     trained = EnvSpec.from_json(saved) if isinstance(saved, dict) else spec
     if spec.tasks[: len(trained.tasks)] == trained.tasks or not set(spec.tasks) <= set(trained.tasks):
-        policy: Policy = placed(load_policy(folder, spec), device)
-        return policy
+        return placed(load_policy(folder, spec), device)
     policy = placed(load_policy(folder, replace(spec, tasks=trained.tasks, families=trained.families)), device)
     return Renumbered(policy, [trained.tasks.index(text) for text in spec.tasks])

@@ -49,8 +49,7 @@ class Expert(Protocol):
 
 def make_env(name: str, num_envs: int, **options: object) -> VecEnv:
     """The environment ``name``, of the catalogue or "package.module:make", with its own ``options``."""
-    env: VecEnv = catalog().make(name, num_envs=num_envs, **options)
-    return env
+    return catalog().make(name, num_envs=num_envs, **options)
 
 
 def catalog() -> ModuleType:

@@ -83,8 +83,7 @@ class TrainReward(Checked):
         model: Any = self.kind.for_frames(frames, self.network).to(resolve_device(self.device))
         with bar(f"see {self.name}", self.fit.steps) as update:
             fit(dict(model.named_parameters()), model.loss, self.batches(frames), self.fit, report)
-        learnt: RewardModel = model.eval()
-        return learnt
+        return model.eval()
 
     def batches(self, frames: LabelledFrames) -> Iterator[LabelledFrames] | Iterator[FramePairs]:
         """Endless minibatches for the loss of ``kind``."""

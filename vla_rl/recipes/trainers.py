@@ -163,8 +163,7 @@ class RunContext:
         """
         base: Any = self.start(needed_by)
         require(base, needed_by, ("with_sampler",), "so it is no flow policy; train it with OnPolicyRL(StartFrom()).")
-        exploring: Trainable = base.with_sampler(sampler, final_noise)
-        return exploring
+        return base.with_sampler(sampler, final_noise)
 
     def episodes(self, needed_by: str) -> Demonstrations:
         """The demonstrations; raises UserError when there are none."""
@@ -237,8 +236,7 @@ class TrainerConfig:
         vision = policy.new_vision() if hasattr(policy, "new_vision") else None
         critic = ValueCritic({**policy.feature_sizes, "time": 1}, vision=vision).to(context.device)
         noise = generator(context.seed, 4)
-        learner: LoopLearner = self.algorithm.build(policy, policy.trainable(), critic, noise, context.group)
-        return learner
+        return self.algorithm.build(policy, policy.trainable(), critic, noise, context.group)
 
     def build_source(self, context: RunContext, env: VecEnv, policy: Trainable) -> CollectingSource:
         """The experience of this process, or of one of its collectors."""

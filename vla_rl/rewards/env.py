@@ -119,8 +119,7 @@ class RewardedEnv:
         self._reward_state = dict(state)
         progress = np.where(new, found.progress[:, 0], self._estimates["progress"])
         self._estimates["progress"] = progress.astype(np.float32)
-        done: np.ndarray = found.done[:, 0] & new
-        return done
+        return found.done[:, 0] & new
 
     def _display(self, obs: Observation) -> Observation:
         """``obs``, but with the earlier observation of environments that are done."""

@@ -58,21 +58,18 @@ class ProgressCritic(RewardModel):
         self.completion = nn.Sequential(nn.Linear(size, width), nn.SiLU(), nn.Linear(width, 1))
 
     def score(self, features: Tensor) -> Tensor:
-        logit: Tensor = self.completion(features)[..., 0]
-        return logit
+        return self.completion(features)[..., 0]
 
     def compare(self, first: Tensor, second: Tensor) -> Tensor:
         """``u`` [...] between frames whose features are ``first`` and ``second`` [...,encoder.size]."""
         forward, backward = (self.comparison(torch.cat(pair, -1)) for pair in ((first, second), (second, first)))
-        u: Tensor = (forward - backward)[..., 0]
-        return u
+        return (forward - backward)[..., 0]
 
     @torch.no_grad()
     def difference(self, first: Mapping[str, Array], second: Mapping[str, Array], text: Sequence[str]) -> np.ndarray:
         """``c`` float32 [N], the signed progress from ``first`` to ``second`` {camera: uint8 [N,h,w,3]}."""
         u = self.compare(self.encode(first, text), self.encode(second, text)).float().cpu().numpy()
-        share: np.ndarray = np.sign(u) * -np.expm1(-np.abs(u))
-        return share
+        return np.sign(u) * -np.expm1(-np.abs(u))
 
     # -- training ---------------------------------------------------------------------------------------------------
 
@@ -160,8 +157,7 @@ class SuccessClassifier(RewardModel):
         )
 
     def score(self, features: Tensor) -> Tensor:
-        logit: Tensor = self.head(features)[..., 0]
-        return logit
+        return self.head(features)[..., 0]
 
     def forward(self, images: Mapping[str, Array], text: Sequence[str]) -> Tensor:
         """Success logits [B] of ``images`` {camera: uint8 [B,h,w,3]} under ``text`` [B]."""

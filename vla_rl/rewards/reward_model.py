@@ -70,8 +70,7 @@ class InstructedEncoder(nn.Module):
         tokens = nn.utils.rnn.pad_sequence(tokenized, batch_first=True).to(self.gate.weight.device)
         states, _ = self.reader(self.embedding(tokens))
         last = (tokens > 0).sum(1) - 1
-        features: Tensor = states[torch.arange(len(tokenized)), last][torch.as_tensor(inverse)]
-        return features
+        return states[torch.arange(len(tokenized)), last][torch.as_tensor(inverse)]
 
     def check_images(self, images: Mapping[str, Array], axes: int) -> None:
         """Raise ContractError unless ``images`` hold all cameras in their sizes, after ``axes`` leading axes."""

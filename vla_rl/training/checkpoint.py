@@ -241,5 +241,4 @@ def _key(name: str, tensor: Tensor) -> tuple[int, ...]:
 def _of_first(values: Any, group: Reducer) -> Tensor:
     """``values`` of process 0, float64, in all processes, which give values of the same shape."""
     given = torch.as_tensor(np.asarray(values, np.float64))
-    found: Tensor = group.sum(given if group.rank == 0 else torch.zeros_like(given))
-    return found
+    return group.sum(given if group.rank == 0 else torch.zeros_like(given))

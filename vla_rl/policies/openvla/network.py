@@ -115,8 +115,7 @@ class Projector(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """[B,P,F] -> [B,P,W]."""
         gelu = nn.functional.gelu
-        found: Tensor = self.fc3(gelu(self.fc2(gelu(self.fc1(features)))))
-        return found
+        return self.fc3(gelu(self.fc2(gelu(self.fc1(features)))))
 
 
 class _PatchEmbed(nn.Module):
@@ -137,8 +136,7 @@ class _Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.ls1(self.attn(self.norm1(x)))
-        found: Tensor = x + self.ls2(self.mlp(self.norm2(x)))
-        return found
+        return x + self.ls2(self.mlp(self.norm2(x)))
 
 
 class _Attention(nn.Module):
@@ -151,8 +149,7 @@ class _Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         mixed = nn.functional.scaled_dot_product_attention(query, key, value)
-        found: Tensor = self.proj(mixed.transpose(1, 2).flatten(2))
-        return found
+        return self.proj(mixed.transpose(1, 2).flatten(2))
 
 
 class _Perceptron(nn.Module):
@@ -162,8 +159,7 @@ class _Perceptron(nn.Module):
         self.fc2 = nn.Linear(hidden, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.fc2(nn.functional.gelu(self.fc1(x.to(self.fc1.weight.dtype))))
-        return found
+        return self.fc2(nn.functional.gelu(self.fc1(x.to(self.fc1.weight.dtype))))
 
 
 class _LayerScale(nn.Module):
@@ -283,8 +279,7 @@ class OpenVLANetwork(nn.Module):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[...,W] of token ids."""
-        found: Tensor = self.language_model.get_input_embeddings()(tokens)
-        return found
+        return self.language_model.get_input_embeddings()(tokens)
 
     def prefix(self, patches: Tensor, tokens: Tensor, mask: Tensor, state: Tensor | None = None) -> Prefix:
         """Begin of sequence, pictures, the state if OFT's projector reads it, the rest of the prompt.
@@ -303,8 +298,7 @@ class OpenVLANetwork(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        found: torch.dtype = self.language_model.get_input_embeddings().weight.dtype
-        return found
+        return self.language_model.get_input_embeddings().weight.dtype
 
     # -- the language model ------------------------------------------------------------------------------------------
 

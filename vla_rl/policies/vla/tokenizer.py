@@ -79,8 +79,7 @@ class TokenizerPrompts:
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> TokenizerPrompts:
-        saved: TokenizerPrompts = from_json(read_config(Path(folder), _CONFIG)["options"])
-        return saved
+        return from_json(read_config(Path(folder), _CONFIG)["options"])
 
 
 def _started(tokenizer: Any, start: str, tokens: list[int]) -> list[int]:

@@ -383,5 +383,4 @@ class _BegunAnew:
         if self._after[self._step]:
             state = self._policy.reset_state(state, np.zeros(1, np.int64))
         self._step += 1
-        context: tuple[Features, State] = self._policy.context(features, state, generator)
-        return context
+        return self._policy.context(features, state, generator)

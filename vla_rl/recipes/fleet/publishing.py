@@ -60,8 +60,7 @@ def answer(policy: Policy, observation: bytes, seed: int) -> np.ndarray:
     seen = SingleObservation(message["images"], message["state"], message["task"]).checked(spec)
     state = policy.reset_state(policy.initial_state(1), np.zeros(1, np.int64))
     chunks, _ = served.answer(policy, [seen], message["time"], state, [torch.Generator().manual_seed(seed)])
-    chunk: np.ndarray = chunks[0]
-    return chunk
+    return chunks[0]
 
 
 def _observation(spec: EnvSpec) -> bytes:

@@ -115,8 +115,7 @@ def declared_spec(config: RobotConfig) -> EnvSpec:
     """What a policy for the robot of ``config`` is made for, by what its parts declare; nothing is connected."""
     driver = config.open()
     if load(config.driver.name) is SimulatedRobot:
-        spec: EnvSpec = config.driver.make().env_spec
-        return spec
+        return config.driver.make().env_spec
     declared = {name: open_camera(part.name, part.options, name).spec for name, part in config.cameras.items()}
     sizes = {name: (camera.height, camera.width) for name, camera in declared.items()}
     steps = round(config.seconds * driver.spec.control_hz)

@@ -251,8 +251,7 @@ def open_policy(name: str, spec: EnvSpec) -> Policy:
     from vla_rl.recipes.policies import remote_policy
     from vla_rl.serving.access import names_server
 
-    policy: Policy = remote_policy(name, spec) if names_server(name) else load_policy(name, spec)
-    return policy
+    return remote_policy(name, spec) if names_server(name) else load_policy(name, spec)
 
 
 def hold_position(query: Query) -> Decision:

@@ -129,8 +129,7 @@ class ScriptedPerson:
         """Of each joint [D], per second."""
         wanted = np.asarray(self._expert(obs), np.float64)[0, 0]
         unsteady = 1.0 + self.config.noise * self._generator.standard_normal(len(wanted))
-        found: np.ndarray = (wanted - measured.position) / dt * unsteady
-        return found
+        return (wanted - measured.position) / dt * unsteady
 
 
 _RECENT = 50  # control steps that the rate and the share of clipped ones are of
