@@ -19,8 +19,12 @@ from vla_rl.cli import main
 from vla_rl.cli.override import override
 from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.policies.pretrained import load_policy
+from vla_rl.policies.vla.inference import Eager
 from vla_rl.policies.vla.tokenizer import open_tokenizer
 from vla_rl.recipes.config_files import functions_of, load_config
+from vla_rl.recipes.imitate import NewTiny
+from vla_rl.recipes.memory import untrained
+from vla_rl.recipes.recipe import run
 from vla_rl.training.tracking import RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -101,6 +105,18 @@ def test_a_downloaded_folder_is_improved_evaluated_and_resumed(folders, tmp_path
     capsys.readouterr()
     main(["eval", str(killed), "--episodes", "2", "--num-envs", "2"])
     assert json.loads(capsys.readouterr().out)["episodes"] == 2
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("preset", sorted(functions_of(ROOT / "configs/gpu.py").keys() - {"demo", "pick_cube"}))
+def test_a_preset_for_gpus_learns_on_a_processor_when_it_is_small(folders, tmp_path, preset):
+    """An iteration; ``make gpu`` runs ``demo``, and ``pick_cube`` where ManiSkill is installed."""
+    config, policy = load_config(f"gpu.py:{preset}"), folders.get(preset.partition("_")[0], tmp_path / "tiny")
+    if policy == tmp_path / "tiny":
+        untrained(NewTiny(width=32, blocks=1), config.env.spec()).save_pretrained(policy)
+    few = {**FEW, **SMALLER["ppo"], "rl.algorithm.critic-warmup": 0, "rl.loop.iterations": 1, "policy": policy}
+    config = replace(config, device="cpu", vla=replace(config.vla, inference=Eager()))
+    assert run(override(config, options(few), "test"), str(tmp_path / "run"))["rl"]["episodes"] == 2
 
 
 @pytest.mark.parametrize("family", ONE_OF_THEM)
