@@ -221,15 +221,15 @@ def begun(name: str, outcome: Any) -> tuple[Any, dict[str, Any]]:
     )
 
 
-def stepped(name: str, outcome: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-    """What a step returned, the observation as a copy, numbers and flags as Python's own.
+def stepped(name: str, outcome: Any) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
+    """What a step returned, the observation as a copy, numbers and flags as Python's own, the info as it is.
 
     Rewards may be arrays or tensors of one entry, flags as well.  Raises ContractError for anything else.
     """
     match outcome:
         case (obs, reward, ended, cut, (Mapping() | None) as info):
             flags = flag(name, "terminated", ended), flag(name, "truncated", cut)
-            return copied(obs), number(name, "reward", reward), *flags, dict(info or {})
+            return copied(obs), number(name, "reward", reward), *flags, {} if info is None else info
     raise ContractError(
         f"step of environment {name!r} returned {_kinds(outcome)} instead of observation, reward, terminated, "
         "truncated and a dict, so nothing can be learnt from it; return these five, as Gymnasium has it since 0.26."
@@ -238,6 +238,8 @@ def stepped(name: str, outcome: Any) -> tuple[Any, float, bool, bool, dict[str, 
 
 def number(name: str, what: str, value: Any) -> float:
     """``value`` as a number, also of an array or tensor of one entry; raises ContractError for anything else."""
+    if isinstance(value, float):  # numpy's too
+        return float(value)
     try:
         if not isinstance(value, str | bytes):
             return float(value.item() if hasattr(value, "item") else value)

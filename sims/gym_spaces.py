@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, TypeAlias
 
@@ -31,6 +32,11 @@ class Leaf:
         """``"arm/wrist"`` of nested dicts; "" for a space that has no parts at all."""
         return "/".join(map(str, self.path))
 
+    @cached_property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return math.prod(self.space.shape or ())
+
     def of(self, whole: Any) -> Any:
         """The value of this leaf in ``whole``, as an array; raises ContractError for one that it does not have."""
         try:
@@ -42,7 +48,7 @@ class Leaf:
                 "be read; correct the space or the environment."
             ) from error
         value = on_host(whole)
-        if value.dtype.kind not in "biuf" or value.size != math.prod(self.space.shape or ()):
+        if value.dtype.kind not in "biuf" or value.size != self.size:
             raise self.misread("observation", f"{value.dtype}{list(value.shape)}")
         return value
 
@@ -183,7 +189,7 @@ class _Part:
     low: np.ndarray
     high: np.ndarray
     dtype: str
-    encode: Callable[[Any], np.ndarray] = np.ravel
+    encode: Callable[[Any], np.ndarray] = np.ndarray.ravel
 
 
 def _vector(owner: str, leaf: Leaf) -> _Part:
