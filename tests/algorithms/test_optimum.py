@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from sims.catalog import make
 from tests.off_policy_toys import regret
@@ -39,6 +40,7 @@ from vla_rl.policies.flow import (
 )
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import DeterministicResidual, GaussianResidual, ResidualConfig
+from vla_rl.policies.vla.network import linear
 from vla_rl.training.fit import FitConfig, ImitationConfig, imitate
 from vla_rl.training.loop import Loop, LoopConfig, PolicyStore
 
@@ -118,6 +120,24 @@ def grouped(policy, num_envs, generator):
 def test_grpo_takes_a_flow_policy_to_the_optimum_of_a_bandit(case):
     config, noisy_steps = case
     _learns_the_bandit(flow(replace(SDE, placement=noisy_steps)), config, 12, grouped)
+
+
+class Rounded(nn.Sequential):
+    """Computes in bfloat16 from float32 weights, as the layers of a vision-language-action model do."""
+
+    def forward(self, x):
+        x = x.bfloat16()
+        for part in self:
+            x = linear(part, x) if isinstance(part, nn.Linear) else part(x)
+        return x.float()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("config", "play"), [(PPO, bandit), (GRPO, grouped)], ids=["ppo", "grpo"])
+def test_optima_are_reached_where_networks_compute_in_bfloat16(config, play):
+    policy = flow(SDE)
+    policy.net = Rounded(*policy.net)
+    _learns_the_bandit(policy, config, 12, play)
 
 
 @pytest.mark.parametrize("age", [pytest.param(1, marks=pytest.mark.full), 4, pytest.param(16, marks=pytest.mark.full)])
