@@ -129,7 +129,7 @@ def mean_gradients(reducer: Reducer, parameters: Iterable[nn.Parameter]) -> None
         parameter.grad /= reducer.size
 
 
-def clip_gradients(parameters: Iterable[nn.Parameter], bound: float) -> float:
+def clip_gradients(parameters: Iterable[nn.Parameter], bound: float) -> Tensor:
     """Scale all gradients so that their joint 2-norm is at most ``bound``; returns the norm before.
 
     A gradient that is a DTensor counts as the whole of its shards, with every process's.
@@ -137,13 +137,13 @@ def clip_gradients(parameters: Iterable[nn.Parameter], bound: float) -> float:
     trained = [parameter for parameter in parameters if parameter.grad is not None]
     shards = [parameter for parameter in trained if is_shard(parameter.grad)]
     if not shards:
-        return float(nn.utils.clip_grad_norm_(trained, bound))
+        return nn.utils.clip_grad_norm_(trained, bound)
     whole = [parameter for parameter in trained if not is_shard(parameter.grad)]
     parts = [nn.utils.get_total_norm([p.grad for p in part if p.grad is not None]) for part in (shards, whole) if part]
     norm = torch.linalg.vector_norm(torch.stack([full(part) for part in parts]))
     for part in (shards, whole):
         nn.utils.clip_grads_with_norm_(part, bound, norm)
-    return float(norm)
+    return norm
 
 
 def full(tensor: Tensor) -> Tensor:

@@ -378,8 +378,9 @@ class PolicyGradient(BaseLearner, Generic[B]):
                 loss.backward()
             total = total + loss.detach().double()
         self.reducer.sum_gradients([item for parameters in trained.values() for item in parameters.values()])
-        norms = {part: clip_gradients(items.values(), self.config.grad_norm) for part, items in trained.items()}
-        if not all(map(math.isfinite, (float(total), *norms.values()))):
+        norms = [clip_gradients(items.values(), self.config.grad_norm).double() for items in trained.values()]
+        found = torch.stack([*norms, torch.as_tensor(total, dtype=torch.float64).to(norms[0].device)]).tolist()
+        if not all(map(math.isfinite, found)):
             named = ((part, name, item.grad) for part, items in trained.items() for name, item in items.items())
             broken = ((part, name) for part, name, grad in named if grad is not None and not is_finite(grad))
             part, bad = next(broken, (next(iter(trained)), "loss"))
@@ -388,7 +389,7 @@ class PolicyGradient(BaseLearner, Generic[B]):
                 "taken; resume from the last checkpoint with a lower learning rate."
             )
         optimizer.step()
-        return norms, float(total)
+        return dict(zip(trained, found, strict=False)), found[-1]
 
     def _adapt_lr(self, kl: float, stopped: bool) -> None:
         if stopped or kl > 1.5 * self.config.target_kl:
