@@ -10,6 +10,7 @@ from vla_rl.contract.config import JsonObject
 from vla_rl.contract.env import EnvSpec, VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.recipes import sims
+from vla_rl.recipes.terminal import console
 
 
 class EnvFactory(Protocol):
@@ -49,7 +50,8 @@ class EnvConfig:
 
     def make(self, num_envs: int, **more: object) -> VecEnv:
         """``num_envs`` environments, with ``more`` options on top of ``options``."""
-        return sims.make_env(self.name, num_envs, **{**self.options, **more})
+        with console.status(f"making {num_envs:,} x {self.name} (minutes, the first time, where kernels are compiled)"):
+            return sims.make_env(self.name, num_envs, **{**self.options, **more})
 
     def make_training(self, num_envs: int) -> VecEnv:
         return self.make(num_envs, **self.training_options)
