@@ -1,4 +1,4 @@
-"""On a GPU: the tabletop on MuJoCo-Warp, ManiSkill, and public VLAs by the memory of the card.
+"""On a GPU: the tabletop on MuJoCo-Warp and in imagination, ManiSkill, public VLAs by the memory of the card.
 
     vla-rl train gpu.py:demo                                                    # lift from nothing
     vla-rl train gpu.py:lift --policy runs/demo/checkpoints/imitation
@@ -21,6 +21,7 @@ from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.demo import Demo
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig
+from vla_rl.recipes.imagine.recipe import Imagine
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.trainers import CriticConfig, StateBased
 from vla_rl.training.loop import LoopConfig
@@ -63,6 +64,13 @@ def _on_warp(config: str, loop: LoopConfig) -> Improve:
     env = EnvConfig("warp", {"env": recipe.env.name, "device": "auto"}, recipe.env.training_options)
     rl = replace(recipe.rl, experience=window, algorithm=algorithm, loop=loop)
     return replace(recipe, rl=rl, env=env, evaluation=EVALUATION, device="auto")
+
+
+def imagine() -> Imagine:
+    """Lift in a video model that learns from episodes of the checkpoint ``--policy``, 256 dreams at once."""
+    recipe = load_config("imagine.py:lift")
+    window, loop = replace(recipe.rl.experience, num_envs=256), LoopConfig(iterations=30, validate_every=6)
+    return replace(recipe, rl=replace(recipe.rl, experience=window, loop=loop), device="auto")
 
 
 def pick_cube() -> Improve:

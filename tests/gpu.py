@@ -3,7 +3,7 @@
 models   the vision-language-action models of ``tests/benchmarks/gpu.py``
 warp     the speed of MuJoCo-Warp, and of MuJoCo beside it
 learn    lift from nothing by the preset ``configs/gpu.py:demo``, and runs of PPO on MuJoCo-Warp
-imagine  imagined pictures
+imagine  imagined pictures, and the preset ``imagine`` from a policy that imitates
 others   the tests marked ``gpu``, and the other simulators that are installed
 
 ``runs/gpu/results.json`` and the table ``runs/gpu/results.md`` are written after every line; a part that fails, or for
@@ -37,12 +37,15 @@ from tests.benchmarks.measure import Contender, Line, NotRun, Report, interleave
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.contract.check import random_actions
 from vla_rl.contract.env import to_env
+from vla_rl.evaluation.agreement import TrustConfig
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.feed_forward import ActorConfig
 from vla_rl.recipes.config_files import load_config
+from vla_rl.recipes.demo import Demo
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig
-from vla_rl.recipes.imitate import NewTiny
+from vla_rl.recipes.imagine.plan import CollectConfig
+from vla_rl.recipes.imitate import Imitate, NewTiny
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.metrics import rows
 from vla_rl.recipes.recipe import run
@@ -50,6 +53,8 @@ from vla_rl.recipes.terminal import Clock, steps_per_second
 from vla_rl.recipes.trainers import StateBased
 from vla_rl.training.fit import FitConfig, GroundingConfig, ImitationConfig
 from vla_rl.training.loop import LoopConfig
+from vla_rl.training.world_model import WorldModelFit
+from world_models.backbones.unet import UNetConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = Path("runs/gpu")
@@ -130,7 +135,7 @@ def slices() -> dict[str, dict[str, Part]]:
         "models": {"models": models},
         "warp": benches["warp_vs_alone"] | speeds["Warp lift"] | speeds["MuJoCo lift"],
         "learn": {"lift from nothing": from_nothing} | runs["Warp lift"] | runs["MuJoCo lift"],
-        "imagine": benches["imagined_vs_simulator"] | benches["wan_frames"],
+        "imagine": benches["imagined_vs_simulator"] | benches["wan_frames"] | {"imagined lift": dreamt},
         "others": {"tests": marked} | benches["maniskill_vs_alone"] | benches["genesis_vs_alone"],
     }
     for name in others:
@@ -238,15 +243,55 @@ def _steps_per_second(name: str, num_envs: int, options: Mapping[str, Any], plan
     return num_envs * plan.steps / took
 
 
-def from_nothing(plan: Plan) -> list[Line]:
-    """The preset of lift on MuJoCo-Warp: demonstrations, imitation and PPO, and the seconds of each."""
-    config = load_config("gpu.py:demo")
+FEW = EvaluationConfig(2, 2, 2, num_envs=2)
+FIT = FitConfig(2, batch=4)
+
+
+def small(config: Any) -> Any:
+    """``config`` of reinforcement learning with two of everything."""
+    rl = replace(config.rl, experience=WindowConfig(2, 2), loop=LoopConfig(2), algorithm=PPOConfig(minibatch=2))
+    return replace(config, rl=rl, evaluation=FEW)
+
+
+def demo(plan: Plan) -> Demo:
+    """The preset of lift on MuJoCo-Warp."""
+    config = replace(load_config("gpu.py:demo"), device=plan.device)
+    if not plan.quick:
+        return config
+    learnt = {"new": NewTiny(width=32, blocks=1), "grounding": GroundingConfig(8, FIT)}
+    return replace(small(config), imitation=ImitationConfig(2, fit=FIT), **learnt)
+
+
+def dreamt(plan: Plan) -> list[Line]:
+    """The preset of imagination: success in the simulator before and after, and the seconds of its parts."""
+    base, config = demo(plan), replace(load_config("gpu.py:imagine"), device=plan.device)
     if plan.quick:
-        few = EvaluationConfig(2, 2, 2, num_envs=2)
-        rl = replace(config.rl, experience=WindowConfig(2, 2), loop=LoopConfig(2), algorithm=PPOConfig(minibatch=2))
-        fit = FitConfig(2, batch=4)
-        config = replace(config, rl=rl, evaluation=few, new=NewTiny(width=32, blocks=1), device=plan.device)
-        config = replace(config, grounding=GroundingConfig(8, fit), imitation=ImitationConfig(2, fit=fit))
+        model = replace(config.plan.model, backbone=UNetConfig(patch=4, width=16, deep=16, depth=1, heads=2))
+        short = replace(config.plan.imagination, horizon=5, deadline=5, batch_size=2)
+        made = replace(config.plan, model=model, imagination=short, fit=WorldModelFit(*[FIT] * 4))
+        episodes = CollectConfig(2, 1, 2, calibration=2, held_out=2, num_envs=2)
+        trust = TrustConfig(max_hallucinated=1.0, max_missed=1.0, min_imagined=0.0)
+        config = small(replace(config, plan=replace(made, collect=episodes, trust=trust)))
+    with TemporaryDirectory() as folder:
+        common = {
+            name: getattr(base, name) for name in ("env", "new", "grounding", "imitation", "evaluation", "device")
+        }
+        run(Imitate(**common), f"{folder}/imitate")
+        plans = replace(config.plan, demonstrations=f"{folder}/imitate/demonstrations" if plan.quick else "")
+        config = replace(config, policy=f"{folder}/imitate/checkpoints/imitation", plan=plans)
+        found = run(config, f"{folder}/run")
+    seconds = ", ".join(f"{name} {value:.0f} s" for name, value in found["seconds"].items())
+    what = f"lift, {config.rl.experience.num_envs} dreams at once"
+    return [
+        Line("imagine", f"{what}, whole", sum(found["seconds"].values()), "s", "300", seconds),
+        Line("imagine", f"{what}, before", 100 * found["imitation"]["success"], "%"),
+        Line("imagine", f"{what}, after", 100 * found["imagined_rl"]["success"], "%"),
+    ]
+
+
+def from_nothing(plan: Plan) -> list[Line]:
+    """Demonstrations, imitation and PPO, and the seconds of each."""
+    config = demo(plan)
     with TemporaryDirectory() as folder:
         found = run(config, f"{folder}/run")
         lines = rows(Path(folder) / "run", "rl")

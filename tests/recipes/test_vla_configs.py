@@ -108,9 +108,11 @@ def test_a_downloaded_folder_is_improved_evaluated_and_resumed(folders, tmp_path
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("preset", sorted(functions_of(ROOT / "configs/gpu.py").keys() - {"demo", "pick_cube"}))
+@pytest.mark.parametrize(
+    "preset", sorted(functions_of(ROOT / "configs/gpu.py").keys() - {"demo", "imagine", "pick_cube"})
+)
 def test_a_preset_for_gpus_learns_on_a_processor_when_it_is_small(folders, tmp_path, preset):
-    """An iteration; ``make gpu`` runs ``demo``, and ``pick_cube`` where ManiSkill is installed."""
+    """An iteration; ``make gpu`` runs ``demo`` and ``imagine``, and ``pick_cube`` where ManiSkill is installed."""
     config, policy = load_config(f"gpu.py:{preset}"), folders.get(preset.partition("_")[0], tmp_path / "tiny")
     if policy == tmp_path / "tiny":
         untrained(NewTiny(width=32, blocks=1), config.env.spec()).save_pretrained(policy)
