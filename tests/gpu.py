@@ -135,7 +135,7 @@ def slices() -> dict[str, dict[str, Part]]:
         "models": {"models": models},
         "warp": benches["warp_vs_alone"] | speeds["Warp lift"] | speeds["MuJoCo lift"],
         "learn": {"lift from nothing": from_nothing} | runs["Warp lift"] | runs["MuJoCo lift"],
-        "imagine": benches["imagined_vs_simulator"] | benches["wan_frames"] | {"imagined lift": dreamt},
+        "imagine": benches["imagined_vs_simulator"] | benches["wan_frames"] | {"imagined lift": imagined},
         "others": {"tests": marked} | benches["maniskill_vs_alone"] | benches["genesis_vs_alone"],
     }
     for name in others:
@@ -262,7 +262,7 @@ def demo(plan: Plan) -> Demo:
     return replace(small(config), imitation=ImitationConfig(2, fit=FIT), **learnt)
 
 
-def dreamt(plan: Plan) -> list[Line]:
+def imagined(plan: Plan) -> list[Line]:
     """The preset of imagination: success in the simulator before and after, and the seconds of its parts."""
     base, config = demo(plan), replace(load_config("gpu.py:imagine"), device=plan.device)
     if plan.quick:
