@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 import mujoco
 import mujoco_warp as mjw
@@ -42,6 +46,7 @@ _VARIED = ("geom_rgba", "geom_friction", "dof_invweight0", *_MASSES)
 _STATE = ("qpos", "qvel", "qacc_warmstart", "ctrl")
 
 wp.config.log_level = wp.LOG_WARNING  # without a line for every kernel
+_log = logging.getLogger(__name__)
 
 
 def parameters(**options: Any) -> tuple[Parameter, ...]:
@@ -137,6 +142,7 @@ class Cameras:
             self._bytes = wp.to_torch(
                 wp.array(ptr=packed.ptr, dtype=wp.uint8, shape=(*packed.shape, 4), device=packed.device)
             )
+            compile_kernels("pictures", self._render)
         self._rgba, self._geoms = wp.to_torch(worlds.model.geom_rgba), wp.to_torch(worlds.data.geom_xpos)
         geoms = (torch.tensor(ids, dtype=torch.int64, device=worlds.device) for ids in (task.painted, task.placed))
         self._painted, self._placed = geoms
@@ -148,14 +154,17 @@ class Cameras:
         """
         self._rgba[:, self._painted] = rgba
         self._geoms[:, self._placed] = positions.to(self._geoms.dtype)
-        model, data = self._worlds.model, self._worlds.data
         with self._worlds.on_stream():
-            mjw.kinematics(model, data)
-            mjw.camlight(model, data)
-            mjw.refit_bvh(model, data, self._context)
-            mjw.render(model, data, self._context)
+            self._render()
         bgra = self._bytes.reshape(self._worlds.num_envs, len(self._names), self._size, self._size, 4)
         return {name: bgra[:, i, ..., :3].flip(-1) for i, name in enumerate(self._names)}
+
+    def _render(self) -> None:
+        model, data = self._worlds.model, self._worlds.data
+        mjw.kinematics(model, data)
+        mjw.camlight(model, data)
+        mjw.refit_bvh(model, data, self._context)
+        mjw.render(model, data, self._context)
 
 
 class Worlds:
@@ -243,11 +252,9 @@ class Worlds:
             yield
 
     def _recorded(self) -> Any:
-        """The steps of physics as one graph, which spares the processor a hundred launches of each from Python.
-
-        A first run compiles the kernels.
-        """
+        """The steps of physics as one graph, which spares the processor a hundred launches of each from Python."""
         with self.on_stream():
+            compile_kernels("physics", lambda: mjw.step(self.model, self.data))
             mjw.step(self.model, self.data)
         with wp.ScopedDevice(str(self.device)), wp.ScopedCapture() as capture:
             for _ in range(self._substeps):
@@ -255,6 +262,37 @@ class Worlds:
         for item, start in zip(self.state(), self._start, strict=True):
             item.copy_(start)
         return capture.graph
+
+
+def compile_kernels(what: str, run: Callable[[], None]) -> None:
+    """Compile the kernels that ``run`` launches on the present device, several at once, and log how many are done.
+
+    Warp compiles a module when one of its kernels is launched, one after the other.  So ``run`` is gone through without
+    a launch first; of loops and branches that the device decides, every body once.  Warp keeps what it has compiled for
+    later processes.
+    """
+    found: dict[tuple[int, int | None], Any] = {}  # by module and threads in a block
+
+    def note(kernel: Any, dim: Any, inputs: Any = (), outputs: Any = (), *more: Any, **options: Any) -> None:
+        if kernel.is_generic:
+            kernel = wp.overload(kernel, kernel.infer_argument_types([*inputs, *outputs]))
+        if np.prod(dim):
+            found[id(kernel.module), options.get("block_dim")] = kernel.module
+
+    def decide(condition: Any, *bodies: Any, stream: Any = None, **options: Any) -> None:
+        named = [options.pop(name, None) for name in ("on_true", "on_false", "while_body")]
+        for body in filter(None, (*bodies, *named)):
+            body(**options)
+
+    fakes: Any = {"launch": note, "launch_tiled": note, "capture_if": decide, "capture_while": decide}
+    with mock.patch.multiple(wp, **fakes):
+        run()
+    device = wp.get_device()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        jobs = [pool.submit(wp.force_load, device, [module], block) for (_, block), module in found.items()]
+        for done, job in enumerate(as_completed(jobs), start=1):
+            job.result()
+            _log.info("%d of %d kernels for %s", done, len(jobs), what)
 
 
 def _require_driver(device: str) -> None:

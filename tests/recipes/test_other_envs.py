@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from docs.examples import ball_env
+from sims.catalog import make as make_env
 from vla_rl.cli import main
 from vla_rl.cli.override import _fields
 from vla_rl.experience.collect import collect_demonstrations
@@ -78,3 +82,22 @@ def test_it_starts_there_or_says_what_it_needs(name, given, tmp_path, monkeypatc
         assert end.code == 2 and said.startswith("vla-rl: ") and said.endswith((".", "?")), said
     else:
         assert json.loads(Path("run/summary.json").read_text())["env_steps"] > 0
+
+
+def test_while_environments_are_made_a_terminal_shows_what_their_simulator_does(monkeypatch):
+    shown = []
+    terminal = Console(force_terminal=True, width=80, file=io.StringIO())
+    monkeypatch.setattr("vla_rl.recipes.terminal.console", terminal)
+    monkeypatch.setattr("rich.status.Status.update", lambda self, text: shown.append(text))
+    log = logging.getLogger("sims")
+    level = log.level
+
+    def make(name, num_envs):
+        logging.getLogger("sims.some").info("%d of 3 kernels", num_envs)
+        return make_env(name, num_envs=num_envs)
+
+    monkeypatch.setattr("vla_rl.recipes.env_config.sims.make_env", make)
+    EnvConfig("counting").make(2).close()
+    logging.getLogger("sims.some").info("nobody looks on")
+    assert shown == ["making 2 x counting: 2 of 3 kernels"] and "making 2 x counting" in terminal.file.getvalue()
+    assert log.level == level and not log.handlers

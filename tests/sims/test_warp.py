@@ -7,6 +7,7 @@ import sys
 from functools import lru_cache
 
 import mujoco
+import mujoco_warp
 import numpy as np
 import pytest
 import torch
@@ -17,6 +18,7 @@ from sims.catalog import make, spec_of
 from sims.mujoco.scene import CUBES_QPOS
 from sims.mujoco.tabletop import HOLD_STEPS
 from sims.mujoco.tasks.lift import LiftExpert
+from sims.warp_env import compile_kernels
 from tests.elsewhere import ELSEWHERE, _Away, elsewhere
 from tests.sims.test_conformance import CHECKS
 from tests.simulators.warp_experts import HORIZONS, compare
@@ -141,6 +143,27 @@ def test_a_world_that_diverges_or_lacks_room_ends_alone(lift, monkeypatch):
 
     monkeypatch.setattr(worlds, "step", without_room)
     assert lift.step(np.zeros((3, 1, 4), np.float32)).cause == ("diverged", "diverged", "")
+
+
+def test_all_kernels_of_a_step_are_compiled_before_it_and_nothing_is_launched_for_that(lift, monkeypatch, caplog):
+    worlds, compiled, launched = lift._worlds, [], []
+    monkeypatch.setattr(warp, "force_load", lambda device, modules, block: compiled.append((modules[0], block)))
+    for name in ("launch", "launch_tiled"):
+        launch = getattr(warp, name)
+
+        def recorded(kernel, dim, launch=launch, **options):
+            if np.prod(dim):
+                launched.append((kernel.module, options.get("block_dim")))
+            launch(kernel, dim=dim, **options)
+
+        monkeypatch.setattr(warp, name, recorded)
+    before = worlds.qpos.clone()
+    with caplog.at_level("INFO", "sims"):
+        compile_kernels("physics", lambda: mujoco_warp.step(worlds.model, worlds.data))
+    assert torch.equal(worlds.qpos, before) and not launched
+    assert caplog.messages[-1] == f"{len(compiled)} of {len(compiled)} kernels for physics"
+    mujoco_warp.step(worlds.model, worlds.data)
+    assert len(set(launched)) > 30 and set(launched) <= set(compiled)
 
 
 # -- what differs between episodes -------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from vla_rl.contract.config import JsonObject
 from vla_rl.contract.env import EnvSpec, VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.recipes import sims
-from vla_rl.recipes.terminal import console
+from vla_rl.recipes.terminal import spinner
 
 
 class EnvFactory(Protocol):
@@ -50,7 +50,7 @@ class EnvConfig:
 
     def make(self, num_envs: int, **more: object) -> VecEnv:
         """``num_envs`` environments, with ``more`` options on top of ``options``."""
-        with console.status(f"making {num_envs:,} x {self.name} (minutes, the first time, where kernels are compiled)"):
+        with spinner(f"making {num_envs:,} x {self.name}", remarks_of="sims"):
             return sims.make_env(self.name, num_envs, **{**self.options, **more})
 
     def make_training(self, num_envs: int) -> VecEnv:

@@ -46,6 +46,33 @@ def bar(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
         yield update
 
 
+@contextmanager
+def spinner(what: str, remarks_of: str) -> Iterator[None]:
+    """A spinner that says ``what``, and behind it the last thing that was logged under ``remarks_of``."""
+    log = logging.getLogger(remarks_of)
+    before = log.level
+    with console.status(what) as status:
+        handler = _Shown(lambda remark: status.update(f"{what}: {remark}"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        try:
+            yield
+        finally:
+            log.removeHandler(handler)
+            log.setLevel(before)
+
+
+class _Shown(logging.Handler):
+    """Hands messages to ``show``."""
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        super().__init__()
+        self._show = show
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._show(record.getMessage())
+
+
 def print_log(log: logging.Logger) -> None:
     """Who comes, leaves and is refused, on standard error."""
     log.setLevel(logging.INFO)
