@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,7 +20,7 @@ from tests.algorithms.ppo_learners import learner as ppo_learner
 from tests.algorithms.test_grpo import learner as grpo_learner
 from tests.algorithms.test_grpo import play
 from tests.token_toys import HORIZON, PARTS, SPEC, right, token_bandit, token_policy
-from tests.toys import FlowToy, TwoProcesses, bandit, same, seeded, weights
+from tests.toys import FlowToy, TwoProcesses, bandit, deployed, imitated, same, seeded, weights
 from vla_rl.algorithms.decisions import Decisions
 from vla_rl.algorithms.dppo import DPPO, DPPOConfig
 from vla_rl.algorithms.group_relative import GRPO, GRPOConfig, RLOOConfig
@@ -32,13 +33,15 @@ from vla_rl.algorithms.policy_gradient import (
 )
 from vla_rl.algorithms.ppo import PPO
 from vla_rl.contract.batch import OneProcess
-from vla_rl.contract.errors import ContractError
+from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import Likelihood
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.critics import ValueCritic
 from vla_rl.policies.feed_forward import CategoricalConfig, CategoricalPolicy
 from vla_rl.policies.normalization import RunningStatistics
+from vla_rl.training.checkpoint import latest_state, save_state
+from vla_rl.training.shapes_only import bytes_of
 
 
 def batch_of(kind: str, **changes):
@@ -419,3 +422,55 @@ def test_ppo_and_grpo_reach_the_optimum(made, logprob_per):
     for _ in range(15):
         learner.update(token_bandit(learner.policy, 64, 4, generator))
     assert right(learner.policy) > 0.97
+
+
+# -- moments of a byte each --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def not_compiled():
+    pytest.importorskip("torchao")
+    torch.compiler.set_stance("force_eager")
+    yield
+    torch.compiler.set_stance("default")
+
+
+def wide(**changes) -> PPO:
+    return ppo_learner(FlowToy(sampler=SDE), moments="8bit", **changes)
+
+
+@pytest.mark.full
+def test_a_run_with_8bit_moments_is_saved_and_goes_on_bit_for_bit(not_compiled, tmp_path):
+    whole, rollouts = wide(), []
+    for seed in range(4):
+        rollouts.append(bandit(whole.policy, 64, seeded(seed)))
+        whole.update(rollouts[-1])
+        if seed == 1:
+            save_state(tmp_path, 1, whole.state_dict())
+    resumed = wide()
+    resumed.load_state_dict(latest_state(tmp_path)[1])
+    for rollout in rollouts[2:]:
+        resumed.update(rollout)
+    assert same(weights(whole.policy), weights(resumed.policy)) and whole.lr == resumed.lr != CONFIG.lr
+    hidden = whole.policy.net[2].weight  # 64 x 64
+    for moment in ("exp_avg", "exp_avg_sq"):
+        assert bytes_of([whole.optimizer.state[hidden][moment]]) == 64 * 64 + 16 * 4 + 256 * 4  # codes, scales, map
+
+
+@pytest.mark.full
+def test_the_bandit_is_learnt_with_8bit_moments(not_compiled):
+    learner, generator = wide(minibatch=256, lr=6e-3), seeded(1)
+    learner.policy.load_state_dict(imitated())
+    for _ in range(30):
+        learner.update(bandit(learner.policy, 512, generator))
+    assert deployed(learner.policy) > -0.025
+
+
+def test_8bit_moments_need_torchao_and_whole_weights(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchao.optim", None)
+    sys.modules.pop("vla_rl.algorithms.adam_8bit", None)
+    with pytest.raises(UserError, match=r"^torchao.* cannot take a byte each; pip install 'vla-rl\[low-memory\]'"):
+        wide()
+    monkeypatch.setattr("vla_rl.algorithms.policy_gradient.is_shard", lambda item: True)
+    with pytest.raises(UserError, match=r"8bit.* would not be resumed; leave one of them out"):
+        wide()

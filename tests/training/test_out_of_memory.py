@@ -105,7 +105,7 @@ def test_a_vla_has_knobs_of_its_own():
     case = cases(True)["smolvla_prefix"]
     policy = case.start(ENV.spec())
     said = knobs(case, LEARN, policy)
-    assert in_order(said, "micro_batch", 'kept="pictures"', 'dtype="bfloat16"', "a smaller algorithm.minibatch")
+    assert in_order(said, "micro_batch", 'kept="pictures"', 'dtype="bfloat16"', 'moments="8bit"', "algorithm.minibatch")
     assert "trains" not in said
     policy.config = VLAOptions(dtype="bfloat16", horizon=5)
     policy.kept = SimpleNamespace()

@@ -36,7 +36,7 @@ class BaseLearner:
 
     @lr.setter
     def lr(self, value: float) -> None:
-        self.optimizer.param_groups[0]["lr"] = value
+        set_lr(self.optimizer, value)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -72,3 +72,12 @@ class BaseLearner:
         for item in vars(self).values():
             if isinstance(item, torch.optim.Optimizer):
                 item.state.clear()
+
+
+def set_lr(optimizer: torch.optim.Optimizer, value: float) -> None:
+    """Give the first group of ``optimizer`` a learning rate; one that is a tensor, for compiled steps, is filled."""
+    group = optimizer.param_groups[0]
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(value)
+    else:
+        group["lr"] = value

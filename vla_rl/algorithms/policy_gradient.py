@@ -40,7 +40,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -56,10 +56,11 @@ from vla_rl.algorithms.decisions import (
     select,
     select_each,
 )
-from vla_rl.algorithms.learner import BaseLearner
+from vla_rl.algorithms.learner import BaseLearner, set_lr
 from vla_rl.contract.batch import OneProcess, Reducer, Rollout
-from vla_rl.contract.config import Checked, above_zero, at_least, check_ordered
-from vla_rl.contract.errors import ContractError, NonFiniteError
+from vla_rl.contract.config import Checked, above_zero, at_least, check_choice, check_ordered
+from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
+from vla_rl.contract.load import installed
 from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, Observer, public, require
 from vla_rl.contract.tracker import is_shard
 
@@ -85,10 +86,12 @@ class PolicyGradientConfig(Checked):
     max_age: int = at_least(16, 0)  # decisions that are more updates old are dropped
     # Most decisions in one forward pass; it bounds memory alone.  0: the minibatch, or as many as a GPU's memory takes.
     micro_batch: int = at_least(0, 0)
+    moments: Literal["float32", "8bit"] = "float32"  # Adam's; "8bit" takes a quarter of the memory (``adam_8bit.py``)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ordered(self, "lr_bounds")
+        check_choice(self, "moments", "float32", "8bit")
 
     def build(
         self,
@@ -99,6 +102,22 @@ class PolicyGradientConfig(Checked):
         reducer: Reducer,
     ) -> PolicyGradient[Any]:
         return self.learner(policy, parameters, critic, self, generator, reducer)
+
+
+def _adam(parameters: list[nn.Parameter], config: PolicyGradientConfig) -> torch.optim.Optimizer:
+    """Raises UserError where 8-bit moments are not to be had."""
+    if config.moments == "8bit":
+        if any(map(is_shard, parameters)):
+            raise UserError(
+                'moments="8bit" cuts blocks where sharded cuts weights, so the run would not be resumed; leave one of '
+                "them out."
+            )
+        library = installed("vla_rl.algorithms.adam_8bit", "Adam's moments cannot take a byte each", "low-memory")
+        return cast(torch.optim.Optimizer, library.Adam8bit(parameters, lr=config.lr, eps=1e-5))
+    # Few calls: one kernel on a GPU; elsewhere all parameters in each operation, which has the bits of one by one.
+    fused = all(parameter.is_cuda for parameter in parameters)
+    foreach = not fused and not any(map(is_shard, parameters))  # which torch cannot mix with others there
+    return torch.optim.Adam(parameters, lr=config.lr, eps=1e-5, fused=fused, foreach=foreach)
 
 
 class PolicyGradient(BaseLearner, Generic[B]):
@@ -130,11 +149,7 @@ class PolicyGradient(BaseLearner, Generic[B]):
         self.learnt = {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
         self.reducer: Reducer = reducer or OneProcess()
         self._critic_parameters: dict[str, nn.Parameter] = {}
-        # Few calls: one kernel on a GPU; elsewhere all parameters in each operation, which has the bits of one by one.
-        own = list(self.learnt.values())
-        fused = all(parameter.is_cuda for parameter in own)
-        foreach = not fused and not any(map(is_shard, own))  # which torch cannot mix with others there
-        self.optimizer = torch.optim.Adam(own, lr=config.lr, eps=1e-5, fused=fused, foreach=foreach)
+        self.optimizer = _adam(list(self.learnt.values()), config)
         self.iteration, self.micro_batch = 0, config.micro_batch
         self.max_lr = config.lr_bounds[1]
         self.calibration: dict[str, Tensor] = {}  # input statistics that were fitted to the first rollout
@@ -147,7 +162,7 @@ class PolicyGradient(BaseLearner, Generic[B]):
 
     @lr.setter
     def lr(self, value: float) -> None:
-        self.optimizer.param_groups[0]["lr"] = min(max(value, self.config.lr_bounds[0]), self.max_lr)
+        set_lr(self.optimizer, min(max(value, self.config.lr_bounds[0]), self.max_lr))
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "calibration": self.calibration}

@@ -107,6 +107,8 @@ def _knobs(of_trainer: object, of_evaluation: object, policy: object) -> Iterato
         yield _PLAYS, 'kept="pictures" of the policy\'s options', "prefixes are computed again, slower"
     if any(options.dtype == "float32" for options in vlas):
         yield _ALL, 'dtype="bfloat16" of the policy\'s options', "of what is not trained, a little less exact"
+    if getattr(algorithm, "moments", "8bit") != "8bit":
+        yield _ALL, 'algorithm.moments="8bit"', "a quarter of the optimizer's state, a little less exact"
     for name in ("minibatch", "batch"):
         if hasattr(algorithm, name):
             yield (LEARN,), f"a smaller algorithm.{name}", f"now {getattr(algorithm, name)}; noisier gradients"

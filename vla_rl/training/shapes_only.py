@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves, tree_map
 
 META = torch.device("meta")
@@ -140,8 +140,7 @@ class LiveBytes(TorchDispatchMode):
 
     def add(self, tensors: Iterable[Tensor]) -> None:
         """Count ``tensors`` from now on, until they are freed."""
-        for tensor in tensors:
-            storage = tensor.untyped_storage()
+        for storage in (part.untyped_storage() for tensor in tensors for part in _plain(tensor)):
             key = storage._cdata
             if key not in self._sizes:
                 self._sizes[key] = storage.nbytes()
@@ -172,5 +171,14 @@ class LiveBytes(TorchDispatchMode):
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
     """The bytes of the storages of ``tensors``, those that share one counted once."""
-    storages = [tensor.untyped_storage() for tensor in tensors]
+    storages = [part.untyped_storage() for tensor in tensors for part in _plain(tensor)]
     return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+
+
+def _plain(tensor: Tensor) -> Iterator[Tensor]:
+    """The tensors that hold the memory of ``tensor``: itself, or its parts where torch computes through a wrapper."""
+    if not is_traceable_wrapper_subclass(tensor):
+        yield tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        yield from _plain(getattr(tensor, name))
