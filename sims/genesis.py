@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from sims import catalog, isolated
-from sims.base import require_memory, require_positive
+from sims.base import chosen_device, require_memory, require_positive
 from sims.mujoco.env import task_spec
 from sims.mujoco.scene import CUBE_EDGE, CUBES_QPOS, FINGER_OPEN
 from sims.mujoco.tabletop import COLOURS, FRANKA_JOINTS, Instruct, franka_joints
@@ -70,7 +70,8 @@ class _Options:
 
     cubes, colours, instruct, deadline  those of lift
     cameras, image_size                 "front", "side" and "top", where lift has them
-    device                              "cpu" or "cuda", where observations then stay
+    device                              "cpu" or "cuda", where observations then stay; "auto": a GPU if there is
+                                        one, and no workers
     """
 
     cubes: int = 3
@@ -88,7 +89,7 @@ class _Options:
 def spec(workers: int = 0, **options: Any) -> EnvSpec:
     """The spec of :func:`make` with the same options; Genesis itself is not needed."""
     chosen: _Options = catalog.call("genesis", _Options, options)
-    device = chosen.device
+    device = "cpu" if workers and chosen.device == "auto" else chosen_device(chosen.device)
     if device not in DEVICES:
         raise UserError(f"Genesis runs on {' or '.join(map(repr, DEVICES))}, not on {device!r}; choose one of these.")
     if workers and device != "cpu":
@@ -108,13 +109,13 @@ def make_in_process(num_envs: int, **options: Any) -> GenesisEnv:
     """
     found, chosen = spec(**options), _Options(**options)
     require_positive(num_envs=num_envs)
-    genesis, task = engine(chosen.device), chosen.task()
+    genesis, task = engine(found.device), chosen.task()
 
     def scene(count: int, cameras: Sequence[str]) -> Scene:
         return Scene(genesis, count, task, Cameras(genesis, cameras, chosen.image_size))
 
     if num_envs >= _MANY:
-        _require_memory(scene, num_envs, chosen.device)
+        _require_memory(scene, num_envs, found.device)
     return GenesisEnv(task, found, scene(num_envs, chosen.cameras))
 
 
@@ -139,7 +140,7 @@ def make(num_envs: int, workers: int = 0, **options: Any) -> VecEnv:
 
     Raises UserError with the commands that install Genesis where it is missing.
     """
-    spec(workers, **options)  # a wrong option is refused before anything starts
+    options |= {"device": spec(workers, **options).device}  # a wrong option is refused before anything starts
     if workers:
         return isolated.make(num_envs, "sims.genesis:make_in_process", options, workers, installation="genesis")
     return make_in_process(num_envs, **options)

@@ -124,15 +124,15 @@ def main(show: Console) -> None:
     table = Table("figure", "now", "at most", title="the house")
     most, size = found["packages"].most_common(1)[0]
     rows = [
-        ("lines of the product", found["product lines"], 72_000),
+        ("lines of the product", found["product lines"], 80_000),
         ("files of the product", found["product files"], 400),
         (f"files of the largest package, {most}", size, 60),
         ("lines of the longest file", found["longest"][0][0], 600),
         ("files that one other of their folder reads", len(found["lone"]), 20),
         ("circles of imports", len(found["circles"]), 0),
         ("protocols", found["protocols"], 75),
-        ("settings of demo.py:demo", found["settings of demo.py:demo"], 68),
-        ("lines of the tests", found["test lines"], 70_000),
+        ("settings of demo.py:demo", found["settings of demo.py:demo"], 70),
+        ("lines of the tests", found["test lines"], 78_000),
         ("lines of the tests, of the product's", found["test lines"] / found["product lines"], 1.0),
     ]
     for name, value, limit in rows:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sims import catalog
-from sims.base import require_positive
+from sims.base import chosen_device, require_positive
 from sims.maniskill.make import in_workers, require_package
 from sims.maniskill.world import Outcome, World
 from sims.mujoco.env import task_spec
@@ -45,7 +45,8 @@ class _Options:
 
     cameras, image_size  "front", "side" and "top", where lift has them
     looks                "maniskill": its own table and light; "tabletop": the colours and light of the tabletop
-    device               "cpu": one simulation for each environment; "cuda", "cuda:1": all in one on the GPU
+    device               "cpu": one simulation for each environment; "cuda", "cuda:1": all in one on the GPU; "auto": a
+                         GPU if there is one
     """
 
     cameras: Sequence[str] = ("front",)
@@ -57,7 +58,7 @@ class _Options:
 def spec(workers: int = 1, **options: Any) -> EnvSpec:
     """The spec of :func:`make` with the same options; ManiSkill itself is not needed."""
     chosen: _Options = catalog.call("maniskill_lift", _Options, options)
-    task, looks, on_host = LiftTask(), chosen.looks, chosen.device == "cpu"
+    task, looks, device = LiftTask(), chosen.looks, chosen_device(chosen.device)
     if looks not in LOOKS:
         raise UserError(f"lift in ManiSkill has no looks {looks!r}, so it cannot be made; {did_you_mean(looks, LOOKS)}")
     extras = {"privileged/target": task.place, "privileged/grasped": ArraySpec((1,), "float32", 0.0, 1.0)}
@@ -65,9 +66,9 @@ def spec(workers: int = 1, **options: Any) -> EnvSpec:
         task_spec(task, tuple(chosen.cameras), chosen.image_size),
         name="maniskill lift",
         extras=extras,
-        device=chosen.device,
-        can_snapshot=on_host,
-        profile="bitwise" if on_host else "tolerant",
+        device=device,
+        can_snapshot=device == "cpu",
+        profile="bitwise" if device == "cpu" else "tolerant",
     )
 
 
@@ -95,6 +96,7 @@ def make(num_envs: int, workers: int = 1, **options: Any) -> VecEnv:
     Raises UserError with the commands that install ManiSkill where it is missing.
     """
     found = spec(**options)  # a wrong option is refused before anything starts
+    options |= {"device": found.device}
     if found.device != "cpu":
         return make_in_process(num_envs, **options)
     return in_workers(num_envs, "sims.maniskill.lift:make_in_process", options, workers, pictures=bool(found.images))

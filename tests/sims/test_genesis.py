@@ -77,11 +77,19 @@ def ideal(num_envs=3, **options):
 # -- options -----------------------------------------------------------------------------------------------------------
 
 
-def test_all_but_robot_and_physics_is_as_in_mujoco():
+def test_all_but_robot_and_physics_is_as_in_mujoco(monkeypatch):
     here, there = catalog.spec_of("genesis", workers=2), catalog.spec_of("lift")
     assert here == replace(there, name="genesis lift", profile="tolerant")
     assert EnvSpec.from_json(json.loads(json.dumps(here.to_json()))) == here
-    assert catalog.spec_of("genesis", device="cuda").device == "cuda"
+    for given, chosen in (
+        ({"device": "cuda"}, "cuda"),
+        ({"device": "auto"}, "cuda"),
+        ({"device": "auto", "workers": 2}, "cpu"),
+    ):
+        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+        assert catalog.spec_of("genesis", **given).device == chosen
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert catalog.spec_of("genesis", device="auto").device == "cpu"
     assert isinstance(catalog.expert("genesis", 5), LiftExpert)
 
 

@@ -96,12 +96,16 @@ def test_it_keeps_the_contract(env, check):
 # -- what a policy of MuJoCo's lift meets ------------------------------------------------------------------------------
 
 
-def test_a_policy_meets_what_mujocos_lift_shows_and_takes():
+def test_a_policy_meets_what_mujocos_lift_shows_and_takes(monkeypatch):
     ours, theirs = (spec_of(name, cameras=["front", "top"], image_size=32) for name in ("maniskill_lift", "lift"))
     for part in ("images", "state", "action", "tasks", "families", "control_dt", "time_limit", "max_chunk", "success"):
         assert getattr(ours, part) == getattr(theirs, part), part
-    on_gpu = spec_of("maniskill_lift", device="cuda")
-    assert (on_gpu.device, on_gpu.profile, on_gpu.can_snapshot) == ("cuda", "tolerant", False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    for device in ("cuda", "auto"):
+        on_gpu = spec_of("maniskill_lift", device=device)
+        assert (on_gpu.device, on_gpu.profile, on_gpu.can_snapshot) == ("cuda", "tolerant", False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert spec_of("maniskill_lift", device="auto") == spec_of("maniskill_lift")
 
 
 def test_places_are_the_tables_and_the_red_cube_is_named(env):
