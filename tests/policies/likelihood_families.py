@@ -26,7 +26,7 @@ from tests.policies import (
 from tests.policies.openvla.tiny import tiny_policy
 from tests.policies.test_tiny import NOISE_PLACEMENTS, SCHEDULES, SPEC
 from tests.policies.vla import test_flow_vla
-from tests.policies.vla.tiny_vlas import PI0, SMOLVLA, STATE
+from tests.policies.vla.tiny_vlas import PI0, PI05, SMOLVLA, STATE
 from tests.residuals import POINT, SMALL, StateEncoder, biased_base
 from tests.token_toys import PARTS, token_policy
 from tests.toys import seeded
@@ -38,6 +38,7 @@ from vla_rl.policies.flow import AllSteps, FlowNoise, FlowSampler, FlowSde, Last
 from vla_rl.policies.openvla.decoding import Autoregressive, Decoding, Parallel
 from vla_rl.policies.openvla.policy import OpenVLA, OpenVLAOptions
 from vla_rl.policies.pi0.policy import Pi0
+from vla_rl.policies.pi05.policy import Pi05
 from vla_rl.policies.residual import GaussianResidual
 from vla_rl.policies.smolvla.policy import SmolVLA
 from vla_rl.policies.vla.flow_vla import FlowVLA
@@ -104,6 +105,7 @@ FLOW_VLAS: dict[str, tuple[Callable[[VLAOptions], FlowVLA], int]] = {
     "toy": (test_flow_vla.made, 64),
     "SmolVLA": (lambda options: SmolVLA.new(SPEC, STATE, SMOLVLA, options), 16),
     "pi0": (lambda options: Pi0.new(SPEC, STATE, PI0, options), 16),
+    "pi0.5": (lambda options: Pi05.new(SPEC, STATE, PI05, options), 16),
 }
 VLA_CHOICES = [
     ("prefix", FlowSampler(FlowSde(0.5), AllSteps(), 3)),
@@ -111,7 +113,7 @@ VLA_CHOICES = [
     ("prefix", FlowSampler(FlowSde(0.5), LastStepFromNoise(), 3)),
 ]
 
-GATE = (("toy", 0), ("toy", 1), ("SmolVLA", 2), ("pi0", 0))  # families and choices
+GATE = (("toy", 0), ("toy", 1), ("SmolVLA", 2), ("pi0", 0), ("pi0.5", 1))  # families and choices
 
 FAMILIES: dict[str, Family] = {
     **{f"gaussian per {per}": Family(partial(gaussian, per)) for per in PARTS},

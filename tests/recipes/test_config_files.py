@@ -37,7 +37,7 @@ def test_a_shipped_config_is_found_by_its_name_or_in_configs(monkeypatch, tmp_pa
             find_file(name)
 
 
-@pytest.mark.parametrize("name", ["pi05.py:ppo", "configs/pi0_fast.py:imitate"])
+@pytest.mark.parametrize("name", ["pi0_fast.py:ppo", "configs/pi0_fast.py:imitate"])
 def test_a_model_that_is_not_supported_is_not_taken_for_another(name):
     with pytest.raises(UserError, match=r"is a model of its own, which is not supported.*choose one of .*pi0\.py"):
         load_config(name)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sims.catalog import declared_spec, spec_of
-from tests.policies.vla.tiny_folders import MAKERS
+from tests.policies.vla.tiny_folders import MAKERS, tiny_variants
 from vla_rl.cli import main
 from vla_rl.cli.override import override
 from vla_rl.contract.env import ArraySpec, EnvSpec
@@ -30,8 +30,8 @@ from vla_rl.training.tracking import RunFolder
 ROOT = Path(__file__).parents[2]
 LIFT = ["--env", "lift", "--env.options", '{"deadline": 10}']
 METHODS = ("ppo", "grpo", "residual_td3", "dsrl")
-FAMILIES = {"smolvla": METHODS, "pi0": METHODS, "openvla_oft": METHODS[:3]}
-ONE_OF_THEM = ["smolvla", *(pytest.param(name, marks=pytest.mark.full) for name in ("pi0", "openvla_oft"))]
+FAMILIES = {"smolvla": METHODS, "pi0": METHODS, "pi05": METHODS, "openvla_oft": METHODS[:3]}
+ONE_OF_THEM = ["smolvla", *(pytest.param(name, marks=pytest.mark.full) for name in ("pi0", "pi05", "openvla_oft"))]
 OTHERS = ("lift", "place", "push", "mixed", "metaworld")
 # As sims/libero.py declares it, which reads the instructions from LIBERO's package.
 LIBERO = EnvSpec(
@@ -72,6 +72,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path
     open_tokenizer.cache_clear()
     yield {name: make(tmp_path_factory.mktemp(name) / "folder", spec_of("lift")) for name, make in MAKERS.items()}
     open_tokenizer.cache_clear()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_variants() -> Iterator[None]:
+    with tiny_variants():
+        yield
 
 
 def state(run: Path, step: int) -> str:

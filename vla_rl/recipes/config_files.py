@@ -27,7 +27,7 @@ from vla_rl.contract.trust import (
 )
 from vla_rl.recipes.env_config import EnvConfig
 
-_NOT_SUPPORTED = ("pi05", "pi0_fast")  # the name of a known one would be a false guess
+_NOT_SUPPORTED = ("pi0_fast",)  # the name of a known one would be a false guess
 _KEPT = "config_files"  # folder of a run
 
 

@@ -375,7 +375,7 @@ def _kept(policy: object) -> Iterator[Table]:
     for module in policy.modules() if isinstance(policy, nn.Module) else ():
         if not isinstance(getattr(module, "kept", None), KeepPrefix | KeepPictures):
             continue
-        costs = {"prefix": module.network.prefix_bytes(module.cameras, module.tokens.shape[1])}
+        costs = {"prefix": module.network.prefix_bytes(module.cameras, module.prompt_length)}
         costs["pictures"] = picture_bytes(module.spec, module.cameras)
         if module.config.kept != "auto":
             why = f'because kept is "{module.config.kept}"'

@@ -66,19 +66,21 @@ def improve(rl: TrainerConfig, options: VLAOptions) -> Improve:
     return Improve(rl, policy="", env=LIFT, evaluation=_EVALUATION, vla=options)
 
 
-def flow_ppo(noise: float = 0.5) -> RLConfig:
-    """pi_RL (arXiv 2510.25889; RLinf's libero_spatial_ppo_openpi): Flow-SDE noise in one random step of four."""
+def flow_ppo(noise: float = 0.5, steps: int = 4) -> RLConfig:
+    """pi_RL (arXiv 2510.25889; RLinf's libero_spatial_ppo_openpi): Flow-SDE noise in one random step of ``steps``."""
     algorithm = PPOConfig(
         epochs=4, minibatch=512, micro_batch=128, lr=5e-6, lr_bounds=(1e-7, 1e-4), clip_low=0.2, clip_high=0.2,
         critic_lr=1e-4, gamma=0.99, lam=0.95,
     )  # fmt: skip
-    return RLConfig(_sampler(noise), WindowConfig(64, 48), final_noise=1.0, loop=_ITERATIONS, algorithm=algorithm)
+    return RLConfig(
+        _sampler(noise, steps), WindowConfig(64, 48), final_noise=1.0, loop=_ITERATIONS, algorithm=algorithm
+    )
 
 
-def flow_grpo(noise: float = 0.5) -> RLConfig:
+def flow_grpo(noise: float = 0.5, steps: int = 4) -> RLConfig:
     """GRPO on the same chains: groups of eight episodes from one seed, no critic (RLinf's GRPO of pi0)."""
     algorithm = GRPOConfig(epochs=1, minibatch=512, micro_batch=128, lr=5e-6, lr_bounds=(1e-7, 1e-4))
-    return RLConfig(_sampler(noise), _GROUPS, final_noise=1.0, loop=_ITERATIONS, algorithm=algorithm)
+    return RLConfig(_sampler(noise, steps), _GROUPS, final_noise=1.0, loop=_ITERATIONS, algorithm=algorithm)
 
 
 def residual_td3() -> OffPolicyRL:
@@ -127,5 +129,5 @@ def token_grpo() -> OnPolicyRL:
     return OnPolicyRL(StartFrom(), replace(_GROUPS, groups=64, limit=256), _ITERATIONS, algorithm)
 
 
-def _sampler(noise: float) -> FlowSampler:
-    return FlowSampler(FlowSde(noise), OneRandomStep(), steps=4)
+def _sampler(noise: float, steps: int) -> FlowSampler:
+    return FlowSampler(FlowSde(noise), OneRandomStep(), steps)

@@ -155,8 +155,8 @@ def small_variants(monkeypatch):
     monkeypatch.setattr(pi0_public, "SO400M", Siglip(**sizes, num_attention_heads=16, patch_size=14))
 
 
-def write_lerobot(folder: Path, left_out: str = "", **changes: Any) -> Path:
-    """A folder as LeRobot writes it: tensors by the golden list, statistics with the processors."""
+def write_lerobot(folder: Path, left_out: str = "", golden: Path = LEROBOT, **changes: Any) -> Path:
+    """A folder as LeRobot writes it: tensors by the ``golden`` list, statistics with the processors."""
     config = {
         "type": "pi0",
         **lerobot_features({**LEROBOT_CAMERAS, LEROBOT_MISSING: (SIDE, SIDE)}, STATE, ACTION),
@@ -172,7 +172,7 @@ def write_lerobot(folder: Path, left_out: str = "", **changes: Any) -> Path:
         "tokenizer_max_length": 48,
         **changes,
     }
-    listed = [line.split() for line in np.load(LEROBOT)["tensors"]]
+    listed = [line.split() for line in np.load(golden)["tensors"]]
     absent = (left_out, LEROBOT_TIED)  # of two tied tensors safetensors keeps one
     shapes = {name: [int(size) for size in shape.split("x")] for name, shape in listed if name not in absent}
     place = write(folder, config, {name: torch.from_numpy(weight(name, shape)) for name, shape in shapes.items()})

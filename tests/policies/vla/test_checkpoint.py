@@ -186,8 +186,10 @@ def test_an_unknown_processor_step_is_refused_by_name(tmp_path, file, place, ste
 
 
 def test_a_model_of_its_own_is_no_misspelt_pi0(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="'pi05' policy, which vla-rl cannot open; it opens smolvla, pi0, openvla"):
-        read_public(smolvla(tmp_path, type="pi05"))
+    with pytest.raises(
+        UserError, match="'pi0_fast' policy, which vla-rl cannot open; it opens smolvla, pi0, pi05, openvla"
+    ):
+        read_public(smolvla(tmp_path, type="pi0_fast"))
 
 
 PI0_PICTURES = {"image_mean": [0.5] * 3, "do_pad": True, "resample": 3, "pad_size": {"height": 224, "width": 224}}

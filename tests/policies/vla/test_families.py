@@ -1,4 +1,4 @@
-"""What holds of SmolVLA and pi0 alike; ratios and densities of both are in ``test_likelihoods.py``."""
+"""What holds of SmolVLA, pi0 and pi0.5 alike; ratios and densities of them are in ``test_likelihoods.py``."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from tests.toys import all_shown, seeded
 from vla_rl.contract.env import Observation
 from vla_rl.contract.policy import LikelihoodPolicy
 from vla_rl.policies.pi0.policy import Pi0
+from vla_rl.policies.pi05.policy import Pi05
+from vla_rl.policies.pi05.prompts import NUMBERS
 from vla_rl.policies.smolvla.policy import SmolVLA
 from vla_rl.policies.vla.flow_vla import FlowVLA
 from vla_rl.training.fit import FitConfig, ImitationConfig, imitate
 
-FAMILIES = pytest.mark.parametrize("kind", [SmolVLA, Pi0])
+FAMILIES = pytest.mark.parametrize("kind", [SmolVLA, Pi0, Pi05])
 
 
 @FAMILIES
@@ -25,7 +27,8 @@ def test_a_new_one_is_small_and_has_a_likelihood(kind):
     assert sum(item.numel() for item in policy.parameters()) < 3_000_000
     assert policy.feature_sizes == {"pooled": policy.network.pooled_size, "state": 3}
     words = policy.network.shape.text.vocab_size if kind is SmolVLA else policy.network.shape.language.vocab_size
-    assert words == 1 + len({word for task in SPEC.tasks for word in task.split()})
+    written = NUMBERS + 1 if kind is Pi05 else 0  # and what is behind them
+    assert words == 1 + len({word for task in SPEC.tasks for word in task.split()}) + written
 
 
 @pytest.mark.full

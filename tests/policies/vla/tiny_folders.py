@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from safetensors.torch import save_file
@@ -15,8 +17,11 @@ from tests.golden.vla.weights import weight
 from tests.policies.openvla.tiny import tiny, tiny_shape
 from tests.policies.vla.public_folders import lerobot_features, word_tokenizer, write
 from vla_rl.contract.env import EnvSpec
+from vla_rl.policies.pi0.network import Gemma, Siglip
 from vla_rl.policies.pi0.policy import shape_of
+from vla_rl.policies.pi05.policy import shape_of as pi05_shape
 from vla_rl.policies.smolvla.shape import SmolVLAShape
+from vla_rl.policies.vla.checkpoint import PublicCheckpoint
 from vla_rl.policies.vla.network import NetworkShape
 
 CHUNK, ROOM = 20, 2  # actions of a flow's chunk; entries of its state and action that no environment here has
@@ -67,6 +72,44 @@ def pi0(folder: Path, spec: EnvSpec) -> Path:
     return _weights(folder, shape_of(folder, config))
 
 
+VARIANTS = {
+    "gemma_2b": Gemma(32, 48, 2, 2, 1, head_dim=16, vocab_size=64),
+    "gemma_300m": Gemma(16, 24, 2, 2, 1, head_dim=16, vocab_size=64),
+}
+TOWER = Siglip(16, 24, 1, 2, patch_size=14, image_size=28)
+
+
+@contextmanager
+def tiny_variants() -> Iterator[None]:
+    """Meanwhile the variants that LeRobot's config.json names are tiny, for it has no words for other sizes."""
+    with mock.patch.multiple("vla_rl.policies.pi0.policy", VARIANTS=VARIANTS, SO400M=TOWER):
+        yield
+
+
+def pi05(folder: Path, spec: EnvSpec) -> Path:
+    """As LeRobot writes it, to be opened among :func:`tiny_variants`."""
+    modes = {"VISUAL": "IDENTITY", "STATE": "QUANTILES", "ACTION": "QUANTILES"}
+    config = {
+        "type": "pi05",
+        **_features(spec),
+        "normalization_mapping": modes,
+        "paligemma_variant": "gemma_2b",
+        "action_expert_variant": "gemma_300m",
+        "image_resolution": [28, 28],
+        "chunk_size": CHUNK,
+        "n_action_steps": CHUNK,
+        "min_period": 4e-3,
+        "max_period": 4.0,
+        "tokenizer_max_length": 200,
+    }
+    write(folder / "config.json", config)
+    names = {"observation.state": spec.state.shape[0], "action": spec.action_dim}
+    write(folder / "meta" / "stats.json", {name: {"q01": [-1.0] * n, "q99": [1.0] * n} for name, n in names.items()})
+    _tokenizer(folder)
+    with tiny_variants():
+        return _weights(folder, pi05_shape(PublicCheckpoint(folder, "pi05", config, (), 0, 0, CHUNK, CHUNK, "")))
+
+
 def openvla(folder: Path, spec: EnvSpec) -> Path:
     """As OpenVLA's are, the statistics of one dataset within its config."""
     text = {"model_type": "llama", **tiny.LLAMA, "vocab_size": _EMPTY_TOKEN + 1 + tiny.BINS + tiny.PADDING}
@@ -92,7 +135,12 @@ def openvla(folder: Path, spec: EnvSpec) -> Path:
     return _weights(folder, replace(tiny_shape(), llama=text))
 
 
-MAKERS: Mapping[str, Callable[[Path, EnvSpec], Path]] = {"smolvla": smolvla, "pi0": pi0, "openvla_oft": openvla}
+MAKERS: Mapping[str, Callable[[Path, EnvSpec], Path]] = {
+    "smolvla": smolvla,
+    "pi0": pi0,
+    "pi05": pi05,
+    "openvla_oft": openvla,
+}
 """By the name of the family's config file."""
 
 

@@ -1,4 +1,4 @@
-"""The smallest SmolVLA and pi0 of random weights, for ``test_tiny.SPEC`` and environments no larger.
+"""The smallest SmolVLA, pi0 and pi0.5 of random weights, for ``test_tiny.SPEC`` and environments no larger.
 
 OpenVLA's is in ``openvla/tiny.py``, and a network that is no public family's in ``toy_network.py``.
 """
@@ -13,6 +13,8 @@ from tests.policies.test_tiny import SPEC
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pi0.network import Gemma, Pi0Shape, Siglip
 from vla_rl.policies.pi0.policy import Pi0
+from vla_rl.policies.pi05.network import Pi05Shape
+from vla_rl.policies.pi05.policy import Pi05
 from vla_rl.policies.smolvla.policy import SmolVLA
 from vla_rl.policies.smolvla.shape import SmolVLAShape, TextShape, VisionShape
 from vla_rl.policies.vla.flow_vla import FlowVLA
@@ -39,7 +41,8 @@ PI0 = Pi0Shape(
     action_size=3,
     state_size=4,
 )
-SHAPES = {SmolVLA: SMOLVLA, Pi0: PI0}
+PI05 = Pi05Shape(**vars(PI0))
+SHAPES = {SmolVLA: SMOLVLA, Pi0: PI0, Pi05: PI05}
 V = TypeVar("V", bound=FlowVLA)
 
 

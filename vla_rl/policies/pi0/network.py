@@ -242,25 +242,31 @@ class Pi0Network(DecoderNetwork):
         first, mask = condition["0.cache"], condition.get("mask")
         dtype, (batch, _, length, size) = first.dtype, first.shape
         points = len(x) // batch
-        hidden = self.embed_actions(x, t).to(dtype).unflatten(0, (-1, points)).flatten(1, 2)
+        hidden, chosen, norm = self.noisy(x, t, points, layers or self.expert_layers(), dtype)
         seen = points_behind(mask, length, points, x.shape[1], causal=False, device=x.device)
         language = self.shape.language
         shared = language.num_attention_heads // language.num_key_value_heads
         bias = None if seen is None else bias_of(seen, dtype, shared)
         steps = torch.arange(x.shape[1], device=x.device).repeat(points)[None]
-        chosen = layers or self.expert_layers()
         positions = steps + (length if mask is None else mask.sum(1, keepdim=True))
         tables = chosen[0].tables(rotations(positions, size, dtype))
         for i, layer in enumerate(chosen):
             hidden = self._run(run, self_attended, layer, hidden, tables, bias, condition[f"{i}.cache"])[0]
-        hidden = exact(norm_by(self.model.dit.norm, hidden, _OFFSET).unflatten(1, (points, -1)).flatten(0, 1))
+        hidden = exact(norm(hidden).unflatten(1, (points, -1)).flatten(0, 1))
         return linear(self.action_out_proj, hidden), hidden
+
+    def noisy(
+        self, x: Tensor, t: Tensor, points: int, layers: Sequence[Layer], dtype: torch.dtype
+    ) -> tuple[Tensor, Sequence[Layer], Callable[[Tensor], Tensor]]:
+        """What a step begins with: tokens [B,kC,width] of ``x`` at ``t``, its layers, and the norm behind them."""
+        hidden = self.embed_actions(x, t).to(dtype).unflatten(0, (-1, points)).flatten(1, 2)
+        return hidden, layers, lambda last: norm_by(self.model.dit.norm, last, _OFFSET)
 
     def embed_actions(self, x: Tensor, t: Tensor) -> Tensor:
         """The noisy actions ``x`` [B,C,A] at ``t`` [B] as a token each, [B,C,hidden_size]."""
         parts: Any = self.embed_action_time
         actions = linear(parts.action_in_proj, exact(x)).to(self.computes_in(self.model.dit))
-        time = _waves(t, self.shape).to(actions.dtype)[:, None].expand_as(actions)
+        time = waves(t, self.shape).to(actions.dtype)[:, None].expand_as(actions)
         inner = functional.silu(linear(parts.action_time_mlp_in, torch.cat([actions, time], 2)))
         return linear(parts.action_time_mlp_out, inner)
 
@@ -283,7 +289,7 @@ class Pi0Network(DecoderNetwork):
         return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)  # no layer draws numbers
 
 
-def _waves(t: Tensor, shape: Pi0Shape) -> Tensor:
+def waves(t: Tensor, shape: Pi0Shape) -> Tensor:
     """Sines, then cosines, of ``t`` [B] at geometrically spaced periods, [B,expert_hidden_size].
 
     The fastest turns 250 times while ``t`` goes from 0 to 1, so in float32 its angle is 1e-4 off.

@@ -7,7 +7,7 @@ names its model in ``model_type``.  Nothing is imported or executed that a folde
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,10 @@ CONFIG = "config.json"
 FAMILIES = {
     "smolvla": "vla_rl.policies.smolvla.policy:SmolVLA",
     "pi0": "vla_rl.policies.pi0.policy:Pi0",
+    "pi05": "vla_rl.policies.pi05.policy:Pi05",
     "openvla": "vla_rl.policies.openvla.policy:OpenVLA",
 }
-_OTHERS = ("pi05", "pi0_fast")  # models of their own, for which the name of a known one would be a false guess
+_OTHERS = ("pi0_fast",)  # models of their own, for which the name of a known one would be a false guess
 _PALIGEMMA = "google/paligemma-3b-pt-224"  # pi0's tokenizer
 _PREPROCESSOR, _POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.json"
 _ANY = object()
@@ -59,11 +60,13 @@ _FIELDS: Mapping[str, Any] = {
 _NORMALIZER = {"eps": _ANY, "features": _ANY, "norm_map": _ANY, "normalize_observation_keys": _ANY}
 _DEVICE = {"device": _ANY, "float_dtype": _ANY}
 _NEW_LINES = ("smolvla_new_line_processor", "pi0_new_line_processor")
+_STATE_IN_PROMPT = "pi05_prepare_state_tokenizer_processor_step"
 _STEPS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     _PREPROCESSOR: {
         "rename_observations_processor": {"rename_map": _ANY},
         "to_batch_processor": {},
         **{name: {} for name in _NEW_LINES},
+        _STATE_IN_PROMPT: {"max_state_dim": _ANY, "task_key": ("task",)},
         "tokenizer_processor": {
             "max_length": _ANY,
             "task_key": ("task",),
@@ -178,10 +181,11 @@ def _lerobot(folder: Path, config: Mapping[str, Any]) -> PublicCheckpoint:
     inputs, outputs = config["input_features"] or {}, config["output_features"] or {}
     pictures = {short_name(key): item["shape"] for key, item in inputs.items() if item["type"] == "VISUAL"}
     state, action = inputs.get(STATE), outputs.get(ACTION)
-    modes = config.get("normalization_mapping", {})
+    modes, usual = config.get("normalization_mapping", {}), "QUANTILES" if config["type"] == "pi05" else "MEAN_STD"
     _check_pictures(folder / CONFIG, modes)
     steps = {file: _checked_steps(folder / file) for file in _STEPS if (folder / file).is_file()}
     before = steps.get(_PREPROCESSOR, {})
+    _check_state_in_prompt(folder / _PREPROCESSOR, config["type"], before)
     words = before.get("tokenizer_processor", {})
     names = before.get("rename_observations_processor", {}).get("rename_map", {})
     return PublicCheckpoint(
@@ -197,7 +201,7 @@ def _lerobot(folder: Path, config: Mapping[str, Any]) -> PublicCheckpoint:
         longest=words.get("max_length") or config.get("tokenizer_max_length", 48),
         newline=not before or any(name in before for name in _NEW_LINES),
         steps=config.get("num_steps", config.get("num_inference_steps")),
-        modes=Modes(modes.get("STATE", "MEAN_STD"), modes.get("ACTION", "MEAN_STD")),
+        modes=Modes(modes.get("STATE", usual), modes.get("ACTION", usual)),
         renamed={short_name(new): short_name(old) for old, new in names.items()},
         image_shapes={name: (shape[1], shape[2]) for name, shape in pictures.items()},
     )
@@ -221,13 +225,24 @@ def _checked_steps(path: Path) -> dict[str, Mapping[str, Any]]:
         _check_fields(path, found[name], known[name], f"{name}.")
         _check_pictures(path, found[name].get("norm_map", {}))
     names = list(found)
-    for line in set(names) & set(_NEW_LINES):
-        if names.index(line) > names.index("tokenizer_processor"):
+    for writes in set(names) & {*_NEW_LINES, _STATE_IN_PROMPT}:
+        if names.index(writes) > names.index("tokenizer_processor"):
             raise UserError(
-                f"{str(path)!r} has {line!r} behind its tokenizer, so its prompts would be misread; use a checkpoint "
+                f"{str(path)!r} has {writes!r} behind its tokenizer, so its prompts would be misread; use a checkpoint "
                 "whose steps are in LeRobot's order."
             )
     return found
+
+
+def _check_state_in_prompt(path: Path, family: str, steps: Collection[str]) -> None:
+    """Raises UserError unless the prompts of a pi0.5, and of no other family, have the state written into them."""
+    if steps and (_STATE_IN_PROMPT in steps) != (family == "pi05"):
+        has = "has no step" if family == "pi05" else "has the step"
+        writes = "no state" if family == "pi05" else "the state"
+        raise UserError(
+            f"{str(path)!r} {has} {_STATE_IN_PROMPT!r}, so a {family!r} writes {writes} into its prompts there and "
+            "vla-rl would write others; use a checkpoint with LeRobot's own steps."
+        )
 
 
 def _check_fields(path: Path, given: Mapping[str, Any], known: Mapping[str, Any], prefix: str = "") -> None:

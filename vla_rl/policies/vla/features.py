@@ -39,8 +39,12 @@ class Views:
     def prefix(self, network: Any, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The prefix of pictures uint8 ``picture/NAME`` [B,h,w,3] under the instructions ``task`` int64 [B]."""
         pictures = [None if name is None else features[PICTURE + name] for name in self.cameras]
+        return network.encode(pictures, *self.prompt(features))
+
+    def prompt(self, features: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Tokens [B,L] and which of them count, None where all do."""
         task = features["task"]
-        return network.encode(pictures, self.tokens[task], None if self.mask is None else self.mask[task])
+        return self.tokens[task], None if self.mask is None else self.mask[task]
 
     def stamp(self) -> tuple[tuple[int, int], ...]:
         """Another one whenever ``learnt`` has changed, in place or by other tensors."""

@@ -25,7 +25,7 @@ from vla_rl.policies.vla.inference import Eager, Operations
 from vla_rl.policies.vla.network import FlowNetwork, NetworkShape
 from vla_rl.policies.vla.options import VLAOptions, cast_frozen, checkpoint_gradients
 from vla_rl.policies.vla.saving import Base, SavedVLA, filled
-from vla_rl.policies.vla.tokenizer import Prompts, TokenizerPrompts, Vocabulary, WordPrompts
+from vla_rl.policies.vla.tokenizer import Prompts, Vocabulary, WordPrompts
 
 _PICTURES = KeepPictures()  # of imitation, which encodes nothing beforehand
 _DATASET_LIMIT = 2_000_000_000  # bytes of the prefixes of a dataset up to which imitation keeps them
@@ -81,7 +81,7 @@ class FlowVLA(SavedVLA, FlowPolicy):
         self._checked = mask, bool(mask.all())
         self._acting: Operations = options.inference.prepare(network)
         self._learning: Operations = options.inference.learning(network)
-        self._prefix_bytes = network.prefix_bytes(self.cameras, tokens.shape[1])
+        self._prefix_bytes = network.prefix_bytes(self.cameras, self.prompt_length)
         self.kept = choose(options, self._prefix_bytes)
 
     @classmethod
@@ -92,13 +92,23 @@ class FlowVLA(SavedVLA, FlowPolicy):
         and -1 stand for the bounds of an action.  ``options.horizon`` 0 executes whole chunks, as far as the
         environment takes them.
         """
-        vocabulary, chosen = Vocabulary.from_texts(spec.tasks), options or VLAOptions()
+        (prompts, words), chosen = cls.word_prompts(Vocabulary.from_texts(spec.tasks)), options or VLAOptions()
         sizes = shape or cls.shape_class.small(spec.state.shape[0], spec.action_dim, chunk=chosen.horizon or 10)
-        network = sizes.with_words(len(vocabulary.words) + 1).build()
+        network = sizes.with_words(words).build()
         horizon = chosen.horizon or min(network.chunk, spec.max_chunk)
         scales = state_scale, Affine.from_bounds(spec.action)
         cameras, whole = tuple(sorted(spec.images)), replace(chosen, horizon=horizon)
-        return cls(spec, network, WordPrompts(vocabulary), *scales, cameras, whole).eval()
+        return cls(spec, network, prompts, *scales, cameras, whole).eval()
+
+    @classmethod
+    def word_prompts(cls, vocabulary: Vocabulary) -> tuple[Prompts, int]:
+        """Prompts for a model from nothing, and how many tokens there are."""
+        return WordPrompts(vocabulary), len(vocabulary.words) + 1
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the longest prompt."""
+        return self.tokens.shape[1]
 
     @property
     def feature_sizes(self) -> dict[str, int]:
@@ -114,9 +124,9 @@ class FlowVLA(SavedVLA, FlowPolicy):
     @torch.no_grad()
     def encode(self, obs: Observation) -> Features:
         """``pooled`` [E,W], normalised ``state`` [E,S], ``time`` [E,1] (for critics only), and what is kept."""
-        kept = self.kept.features(self._acting, self._views(), self._seen(obs))
-        time = torch.as_tensor(obs.time, device=self.action_low.device)[:, None]
         state = self._state(obs)
+        kept = self.kept.features(self._acting, self._views(), {**self._seen(obs), "state": state})
+        time = torch.as_tensor(obs.time, device=self.action_low.device)[:, None]
         return {**kept, "state": state, "time": time.to(state) / self.spec.time_limit}
 
     def imitation_features(self, obs: Observation) -> Features:
@@ -282,7 +292,7 @@ def flow_from_public(
     spec: EnvSpec,
     options: VLAOptions,
     shape: Callable[[PublicCheckpoint], NetworkShape],
-    prompts: Callable[[PublicCheckpoint], TokenizerPrompts],
+    prompts: Callable[[PublicCheckpoint], Any],
 ) -> F:
     """The policy of class ``kind`` in a public folder, for ``spec``.
 

@@ -61,7 +61,7 @@ class ModuleLayer:
 
     def projected(self, hidden: Tensor, tables: Pair) -> Tensor:
         """Queries and keys, rotated, and values [B,L,h+2g,d] of ``hidden`` [B,L,width]; queries alone if ``cross``."""
-        attention, inputs = self.layer.self_attn, self._normed(self.layer.input_layernorm, hidden)
+        attention, inputs = self.layer.self_attn, self.normed(hidden, 0)
         parts = (attention.q_proj,) if self.cross else (attention.q_proj, attention.k_proj, attention.v_proj)
         heads = [linear(part, inputs).unflatten(-1, (-1, attention.head_dim)) for part in parts]
         turned = torch.cat(heads[:2], 2)
@@ -69,36 +69,44 @@ class ModuleLayer:
 
     def finished(self, hidden: Tensor, seen: Tensor) -> Tensor:
         """The rest of the layer after its attention [B,L,h*d]: both residual connections and the feed-forward part."""
-        hidden, mlp = hidden + linear(self.layer.self_attn.o_proj, seen), self.layer.mlp
-        inputs = self._normed(self.layer.post_attention_layernorm, hidden)
+        mlp, hidden = self.layer.mlp, self.added(hidden, linear(self.layer.self_attn.o_proj, seen), 0)
+        inputs = self.normed(hidden, 1)
         wide = mlp.act_fn(linear(mlp.gate_proj, inputs)) * linear(mlp.up_proj, inputs)
-        return hidden + linear(mlp.down_proj, wide)
+        return self.added(hidden, linear(mlp.down_proj, wide), 1)
+
+    def normed(self, hidden: Tensor, part: int) -> Tensor:
+        """What goes into attention (``part`` 0) or the feed-forward part (1)."""
+        return norm_by((self.layer.input_layernorm, self.layer.post_attention_layernorm)[part], hidden, self.offset)
+
+    def added(self, hidden: Tensor, change: Tensor, part: int) -> Tensor:
+        """``hidden`` behind what ``part`` made of it."""
+        return hidden + change
 
     def fused(self) -> FusedLayer:
         """The same with weights that lie together, in ``dtype``."""
+        norms = self.layer.input_layernorm, self.layer.post_attention_layernorm
+        before, after = ((norm.weight + self.offset).to(self.dtype) for norm in norms)
+        return FusedLayer(**self.parts(), before=before, after=after)
+
+    def parts(self) -> dict[str, Any]:
+        """What a fused layer has beside its norms."""
         attention, mlp = self.layer.self_attn, self.layer.mlp
         turned = self._together(*((attention.q_proj,) if self.cross else (attention.q_proj, attention.k_proj)))
         values = () if self.cross else (self._together(attention.v_proj),)
         halves = turned.unflatten(0, (-1, 2, attention.head_dim // 2)).flip(1).flatten(0, 2)
-        before, after = self.layer.input_layernorm, self.layer.post_attention_layernorm
-        return FusedLayer(
-            before=(before.weight + self.offset).to(self.dtype),
-            after=(after.weight + self.offset).to(self.dtype),
-            inputs=torch.cat((turned, *values, halves, *values)),
-            out=self._together(attention.o_proj),
-            wide=self._together(mlp.gate_proj, mlp.up_proj),
-            down=self._together(mlp.down_proj),
-            activation=mlp.act_fn,
-            epsilon=_epsilon(before),
-            head_size=attention.head_dim,
-            shared=0 if self.cross else self.shared,
-        )
+        return {
+            "inputs": torch.cat((turned, *values, halves, *values)),
+            "out": self._together(attention.o_proj),
+            "wide": self._together(mlp.gate_proj, mlp.up_proj),
+            "down": self._together(mlp.down_proj),
+            "activation": mlp.act_fn,
+            "epsilon": epsilon_of(self.layer.input_layernorm),
+            "head_size": attention.head_dim,
+            "shared": 0 if self.cross else self.shared,
+        }
 
     def _together(self, *parts: Any) -> Tensor:
         return torch.cat([_weight(part).to(self.dtype) for part in parts])
-
-    def _normed(self, norm: Any, hidden: Tensor) -> Tensor:
-        return norm_by(norm, hidden, self.offset)
 
 
 @dataclass(frozen=True)
@@ -109,8 +117,6 @@ class FusedLayer:
     ``shared`` heads at the end are values, which tables leave as they are.
     """
 
-    before: Tensor
-    after: Tensor
     inputs: Tensor
     out: Tensor
     wide: Tensor
@@ -119,6 +125,8 @@ class FusedLayer:
     epsilon: float
     head_size: int
     shared: int
+    before: Tensor | None = None
+    after: Tensor | None = None
 
     def tables(self, rotation: Pair) -> Pair:
         turned = len(self.inputs) // (2 * self.head_size) - self.shared
@@ -127,23 +135,25 @@ class FusedLayer:
         return torch.cat((cos, plain + 1), 2), torch.cat((sin, plain), 2)
 
     def projected(self, hidden: Tensor, tables: Pair) -> Tensor:
-        both = functional.linear(normalized(hidden, self.before, self.epsilon), self.inputs)
+        both = functional.linear(self.normed(hidden, 0), self.inputs)
         heads, halves = both.unflatten(-1, (-1, self.head_size)).chunk(2, 2)
         return rotated(heads, halves, tables)
 
     def finished(self, hidden: Tensor, seen: Tensor) -> Tensor:
-        hidden = _added(hidden, seen, self.out)
-        wide = functional.linear(normalized(hidden, self.after, self.epsilon), self.wide)
-        gate, up = wide.chunk(2, -1)
-        return _added(hidden, self.activation(gate) * up, self.down)
+        hidden = self.added(hidden, seen, self.out, 0)
+        gate, up = functional.linear(self.normed(hidden, 1), self.wide).chunk(2, -1)
+        return self.added(hidden, self.activation(gate) * up, self.down, 1)
+
+    def normed(self, hidden: Tensor, part: int) -> Tensor:
+        """What goes into attention (``part`` 0) or the feed-forward part (1)."""
+        return normalized(hidden, self.after if part else self.before, self.epsilon)
+
+    def added(self, hidden: Tensor, x: Tensor, weight: Tensor, part: int) -> Tensor:
+        """``hidden + x @ weight.T`` in one kernel."""
+        return torch.addmm(hidden.flatten(0, 1), x.flatten(0, 1), weight.t()).view_as(hidden)
 
 
 Layer = ModuleLayer | FusedLayer
-
-
-def _added(hidden: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """``hidden + x @ weight.T`` in one kernel."""
-    return torch.addmm(hidden.flatten(0, 1), x.flatten(0, 1), weight.t()).view_as(hidden)
 
 
 def linear(part: Any, x: Tensor) -> Tensor:
@@ -164,18 +174,20 @@ def _weight(part: Any) -> Tensor:
     return weight
 
 
-def _epsilon(norm: Any) -> float:
+def epsilon_of(norm: Any) -> float:
+    """What a norm adds to a mean square."""
     return float(norm.eps if hasattr(norm, "eps") else norm.variance_epsilon)
 
 
-def normalized(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+def normalized(hidden: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
     """RMSNorm of ``hidden`` [B,L,width] (arXiv 1910.07467); transformers' own would round float64 to float32."""
-    return functional.rms_norm(hidden, weight.shape, weight.to(hidden.dtype), epsilon)
+    scale = None if weight is None else weight.to(hidden.dtype)
+    return functional.rms_norm(hidden, hidden.shape[-1:], scale, epsilon)
 
 
 def norm_by(norm: Any, hidden: Tensor, offset: float = 0.0) -> Tensor:
     """:func:`normalized` by a module of transformers; ``offset``: see :class:`ModuleLayer`."""
-    return normalized(hidden, norm.weight + offset if offset else norm.weight, _epsilon(norm))
+    return normalized(hidden, norm.weight + offset if offset else norm.weight, epsilon_of(norm))
 
 
 def vision_layer(layer: Any, hidden: Tensor) -> Tensor:

@@ -95,6 +95,9 @@ LEROBOT_TEXT = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers":
 LEROBOT_EXPERT = {"hidden_size": 16, "intermediate_size": 40}
 LEROBOT_VISION = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "projection_dim": 64}
 LEROBOT_LENGTHS = {"one row": (4,), "padded prompts": (5, 2, 7)}
+# Of pi0.5, whose prompt the state is in: edges of bins, beyond them, and instructions that are tidied up.
+LEROBOT_TASKS = ("lift the cube", " open_it\n", "lift it")
+LEROBOT_STATES = ((-1.0, 1.0, 0.0, 0.4), (-1.5, 7.0, -0.0078125, 0.0078125), (-0.999, 0.999, 0.5, -0.25))
 # It is lm_head.weight too, and a file holds one of them.
 LEROBOT_TIED = "model.paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight"
 

@@ -1,4 +1,4 @@
-"""Writes ``lerobot.npz`` beside this file with LeRobot's own pi0.
+"""Writes ``lerobot.npz`` and ``lerobot_pi05.npz`` beside this file with LeRobot's own pi0 and pi0.5.
 
 Made with Python 3.12, lerobot 0.6.1 (installed with --no-deps, as it asks for a torch before 2.12), transformers 5.5.4,
 torch 2.13.0, torchvision 0.28.0 and numpy 2.2.6, by ``PYTHONPATH=. python tests/golden/vla/pi0/write_lerobot.py``.
@@ -22,6 +22,9 @@ sys.modules["tests"].__path__ = [str(HERE.parents[2])]
 from lerobot.configs.types import FeatureType, PolicyFeature  # noqa: E402
 from lerobot.policies.pi0 import modeling_pi0  # noqa: E402
 from lerobot.policies.pi0.configuration_pi0 import PI0Config  # noqa: E402
+from lerobot.policies.pi05 import modeling_pi05  # noqa: E402
+from lerobot.policies.pi05.configuration_pi05 import PI05Config  # noqa: E402
+from lerobot.policies.pi05.processor_pi05 import Pi05PrepareStateTokenizerProcessorStep  # noqa: E402
 
 from tests.golden.vla.pi0.cases import (  # noqa: E402
     ACTION,
@@ -30,6 +33,8 @@ from tests.golden.vla.pi0.cases import (  # noqa: E402
     LEROBOT_EXPERT,
     LEROBOT_LENGTHS,
     LEROBOT_MISSING,
+    LEROBOT_STATES,
+    LEROBOT_TASKS,
     LEROBOT_TEXT,
     LEROBOT_TIED,
     LEROBOT_VISION,
@@ -41,6 +46,7 @@ from tests.golden.vla.pi0.cases import (  # noqa: E402
 )
 from tests.golden.vla.weights import weight  # noqa: E402
 
+FAMILIES = {"pi0": (modeling_pi0, "PI0Policy", PI0Config), "pi05": (modeling_pi05, "PI05Policy", PI05Config)}
 _HEADS = {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 16}
 
 
@@ -60,25 +66,26 @@ def small_expert(real: Any, config: Any) -> Any:
     return real(config)
 
 
-def gemma(variant: str) -> Any:
+def gemma(model: Any, variant: str) -> Any:
     sizes = LEROBOT_TEXT if variant == "gemma_2b" else {**LEROBOT_TEXT, **LEROBOT_EXPERT}
-    return modeling_pi0.GemmaConfig(
+    return model.GemmaConfig(
         sizes["hidden_size"], sizes["num_hidden_layers"], sizes["intermediate_size"], 8, 1, _HEADS["head_dim"]
     )
 
 
-def patch() -> None:
-    """Make the model small."""
+def patch(model: Any) -> None:
+    """Make the module's model small."""
     for name, made in (("PaliGemmaForConditionalGenerationWithPiGemma", small), ("PiGemmaForCausalLM", small_expert)):
-        setattr(modeling_pi0, name, functools.partial(made, getattr(modeling_pi0, name)))
-    modeling_pi0.get_gemma_config = gemma
+        setattr(model, name, functools.partial(made, getattr(model, name)))
+    model.get_gemma_config = functools.partial(gemma, model)
 
 
-def policy() -> modeling_pi0.PI0Policy:
+def policy(family: str) -> Any:
+    model, kind, config_of = FAMILIES[family]
     names = {**LEROBOT_CAMERAS, LEROBOT_MISSING: (SIDE, SIDE)}
     features = {name: PolicyFeature(FeatureType.VISUAL, (3, *size)) for name, size in names.items()}
     features["observation.state"] = PolicyFeature(FeatureType.STATE, (STATE,))
-    config = PI0Config(
+    config = config_of(
         input_features=features,
         output_features={"action": PolicyFeature(FeatureType.ACTION, (ACTION,))},
         chunk_size=CHUNK,
@@ -88,7 +95,7 @@ def policy() -> modeling_pi0.PI0Policy:
         image_resolution=(SIDE, SIDE),
         device="cpu",
     )
-    made = modeling_pi0.PI0Policy(config).eval()
+    made = getattr(model, kind)(config).eval()
     with torch.no_grad():
         for name, item in made.state_dict().items():
             head = name.replace("model.language_model.embed_tokens", "lm_head") if name == LEROBOT_TIED else name
@@ -97,21 +104,23 @@ def policy() -> modeling_pi0.PI0Policy:
 
 
 @torch.no_grad()
-def outputs(name: str, of: modeling_pi0.PI0Policy) -> dict[str, np.ndarray]:
+def outputs(family: str, name: str, of: Any) -> dict[str, np.ndarray]:
     """``sample`` [B,C,A] from the noise, ``velocity`` [times,B,C,A] at it, ``pixels`` of the first camera."""
     given = {key: torch.from_numpy(item) for key, item in lerobot_inputs(name).items()}
     batch = {camera: given[camera].permute(0, 3, 1, 2).float() / 255.0 for camera in LEROBOT_CAMERAS}
     images, present = of._preprocess_images(batch)
 
     def end(steps: int) -> torch.Tensor:
-        seen = (images, present, given["tokens"], given["mask"], given["state"])
+        state = (given["state"],) if family == "pi0" else ()  # pi0.5 reads it in the prompt
+        seen = (images, present, given["tokens"], given["mask"], *state)
         return of.model.sample_actions(*seen, noise=given["noise"], num_steps=steps)
 
-    waves, velocity = modeling_pi0.create_sinusoidal_pos_embedding, []
+    model = FAMILIES[family][0]
+    waves, velocity = model.create_sinusoidal_pos_embedding, []
     for time in TIMES:  # one step of length 1 from the noise shows the velocity there
-        modeling_pi0.create_sinusoidal_pos_embedding = functools.partial(_at, time, waves)
+        model.create_sinusoidal_pos_embedding = functools.partial(_at, time, waves)
         velocity.append(given["noise"] - end(1))
-    modeling_pi0.create_sinusoidal_pos_embedding = waves
+    model.create_sinusoidal_pos_embedding = waves
     return {"sample": end(STEPS).numpy(), "velocity": torch.stack(velocity).numpy(), "pixels": images[0].numpy()}
 
 
@@ -120,11 +129,22 @@ def _at(time: float, waves: Any, t: torch.Tensor, *rest: Any, **kwargs: Any) -> 
     return waves(torch.full_like(t, time), *rest, **kwargs)
 
 
+def prompts() -> list[str]:
+    """What LeRobot writes for pi0.5 of the cases' instructions and normalised states."""
+    step = Pi05PrepareStateTokenizerProcessorStep()
+    given = {"observation": {"observation.state": torch.tensor(LEROBOT_STATES)}}
+    return step({**given, "complementary_data": {"task": list(LEROBOT_TASKS)}})["complementary_data"]["task"]
+
+
 if __name__ == "__main__":
-    patch()
-    network = policy()
-    shapes = sorted(f"{name} {'x'.join(map(str, item.shape))}" for name, item in network.state_dict().items())
-    made = {f"{name}/{key}": item for name in LEROBOT_LENGTHS for key, item in outputs(name, network).items()}
-    np.savez_compressed(HERE / "lerobot.npz", tensors=np.array(shapes), **made)
-    for key, item in made.items():
-        print(f"{key:30} {item.shape!s:15} std {item.std():.3f}")
+    for family, file in (("pi0", "lerobot.npz"), ("pi05", "lerobot_pi05.npz")):
+        patch(FAMILIES[family][0])
+        network = policy(family)
+        shapes = sorted(f"{name} {'x'.join(map(str, item.shape))}" for name, item in network.state_dict().items())
+        made = {
+            f"{name}/{key}": item for name in LEROBOT_LENGTHS for key, item in outputs(family, name, network).items()
+        }
+        more = {"prompts": np.array(prompts())} if family == "pi05" else {}
+        np.savez_compressed(HERE / file, tensors=np.array(shapes), **more, **made)
+        for key, item in made.items():
+            print(f"{family} {key:30} {item.shape!s:15} std {item.std():.3f}")
