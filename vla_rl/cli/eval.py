@@ -30,6 +30,7 @@ from vla_rl.pretrained import checkpoint_of
 from vla_rl.recipes.config_files import env_config_of
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
 from vla_rl.recipes.evaluators import shown
+from vla_rl.recipes.hub import located
 from vla_rl.recipes.parity import (
     Compared,
     Trace,
@@ -88,7 +89,7 @@ def evaluate_checkpoint(arguments: Sequence[str]) -> None:
             "eval needs a checkpoint or run folder, for example vla-rl eval runs/demo; or --suite NAME --policy POLICY "
             "--out FOLDER."
         )
-    checkpoint = given[0] if names_server(given[0]) else str(checkpoint_of(given[0]))
+    checkpoint = given[0] if names_server(given[0]) else str(checkpoint_of(located(given[0])))
     named = "".join(take_option([*given[1:], ""], name, "")[0] for name in ("--env", "--env.name"))
     default = Evaluate(env=env_config_of(checkpoint, named) or NO_ENV, vla=default_options(checkpoint))
     config: Evaluate = override(default, given[1:], "vla-rl eval CHECKPOINT")

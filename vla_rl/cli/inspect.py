@@ -21,6 +21,7 @@ from vla_rl.cli.override import override, positional, subcommand
 from vla_rl.contract.config import to_json
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.recipes import sims as recipe
+from vla_rl.recipes.hub import located
 from vla_rl.recipes.inspect import (
     catalog,
     missing_package,
@@ -68,6 +69,8 @@ def inspect(target: str | None, console: Console | None = None, given: Sequence[
             _config(show, target, given)
         elif ":" in target:
             _environment(show, target, given)
+        elif (folder := located(target)) != target:
+            show_folder(show, Path(folder))
         else:
             raise UserError(
                 f"{target!r} is no environment, folder or FILE.py:function, so there is nothing to inspect; "

@@ -13,6 +13,7 @@ from tyro import constructors
 
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.hub import located
 from vla_rl.recipes.terminal import console
 
 _SHORT = {"collectors": "loop.collectors", "staleness": "loop.staleness"}
@@ -21,6 +22,7 @@ _SHORT = {"collectors": "loop.collectors", "staleness": "loop.staleness"}
 def override(config: Any, arguments: Sequence[str], command: str) -> Any:
     """``config`` with fields replaced by ``--field value`` (nested: ``--rl.algorithm.gamma 0.98``).
 
+    A ``policy`` that names a model on the Hugging Face hub becomes its folder (``vla_rl/recipes/hub.py``).
     Raises UserError for a field that does not exist, naming the nearest one.
     """
     known = _fields(config)
@@ -33,7 +35,9 @@ def override(config: Any, arguments: Sequence[str], command: str) -> Any:
             raise UserError(f"the config has no field {given!r}, so it cannot be set; {_suggest(name, known)}")
     with _registry():
         description = type(config).__doc__ or ""
-        return tyro.cli(type(config), default=config, args=arguments, prog=command, description=description)
+        made = tyro.cli(type(config), default=config, args=arguments, prog=command, description=description)
+    policy = getattr(made, "policy", None)
+    return dataclasses.replace(made, policy=located(policy)) if isinstance(policy, str) else made
 
 
 def _in_another_environment(config: Any, arguments: Sequence[str]) -> Any:

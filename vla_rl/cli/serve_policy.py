@@ -16,6 +16,7 @@ from vla_rl.policies.pretrained import default_options, load_policy
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import checkpoint_of
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
+from vla_rl.recipes.hub import located
 from vla_rl.recipes.terminal import console, print_log, say_the_way, sigterm_like_ctrl_c
 from vla_rl.recipes.trainers import placed
 from vla_rl.serving.access import Access, find_api_key
@@ -63,7 +64,7 @@ class ServePolicy:
 def serve_policy(arguments: Sequence[str]) -> None:
     """Load, listen, answer."""
     (named,), rest = positional(arguments, "serve-policy CHECKPOINT", ServePolicy(), "runs/demo")
-    checkpoint = checkpoint_of(named)
+    checkpoint = checkpoint_of(located(named))
     default = ServePolicy(vla=default_options(checkpoint))
     config: ServePolicy = override(default, rest, "vla-rl serve-policy CHECKPOINT")
     access = Access(config.host, config.tls_cert, config.tls_key, find_api_key(config.api_key_file))
