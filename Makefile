@@ -32,6 +32,7 @@ install: .venv/.installed ## make .venv with everything that is needed (instant 
 	$(PIP) install -c constraints.txt $(TORCH)
 	$(PIP) install -c constraints.txt -e '.[all]'
 	$(PIP) install -q --no-deps --upgrade --target .cache/harness -r tests/serving/harness.txt
+	$(PIP) install -q --no-deps --upgrade --target .cache/low-memory -c constraints.txt torchao
 	@touch $@
 
 demo: install ## teach a small policy by RL from pixels on two CPU cores

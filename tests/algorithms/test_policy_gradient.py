@@ -9,6 +9,7 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -428,8 +429,9 @@ def test_ppo_and_grpo_reach_the_optimum(made, logprob_per):
 
 
 @pytest.fixture
-def not_compiled():
-    pytest.importorskip("torchao")
+def not_compiled(monkeypatch):
+    """torchao is installed apart from everything else, see pyproject.toml."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / ".cache" / "low-memory"))
     torch.compiler.set_stance("force_eager")
     yield
     torch.compiler.set_stance("default")
