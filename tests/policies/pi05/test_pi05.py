@@ -27,8 +27,7 @@ from tests.policies.test_tiny import observations
 from tests.policies.vla.public_folders import robot_spec
 from tests.policies.vla.tiny_vlas import tiny_vla
 from vla_rl.contract.errors import UserError
-from vla_rl.policies.pi05.policy import Pi05
-from vla_rl.policies.pi05.prompts import StatePrompts, StateViews
+from vla_rl.policies.pi05.policy import Pi05, StatePrompts, StateViews
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.vla.features import Views
 from vla_rl.policies.vla.inference import CudaGraph, Fused, Graphs

@@ -11,8 +11,7 @@ from tests.toys import all_shown, seeded
 from vla_rl.contract.env import Observation
 from vla_rl.contract.policy import LikelihoodPolicy
 from vla_rl.policies.pi0.policy import Pi0
-from vla_rl.policies.pi05.policy import Pi05
-from vla_rl.policies.pi05.prompts import NUMBERS
+from vla_rl.policies.pi05.policy import NUMBERS, Pi05
 from vla_rl.policies.smolvla.policy import SmolVLA
 from vla_rl.policies.vla.flow_vla import FlowVLA
 from vla_rl.training.fit import FitConfig, ImitationConfig, imitate
