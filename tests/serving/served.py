@@ -18,7 +18,7 @@ from vla_rl.policies.function import BlackBoxPolicy, FunctionPolicy
 from vla_rl.policies.noise import normal
 from vla_rl.serving import vla_eval
 from vla_rl.serving.openpi import OpenpiServer
-from vla_rl.serving.served import ServedPolicy, StatelessPolicy
+from vla_rl.serving.served import ServedPolicy, SessionPolicy
 from vla_rl.serving.vla_eval import Kind, Message, PolicyServer
 from vla_rl.serving.websocket import Connection, Limits, Listener, connect
 
@@ -59,7 +59,7 @@ def serving(policy: Any, limits: Limits | None = None, seed: int = 1, **options:
 @contextmanager
 def serving_openpi(policy: Any, limits: Limits | None = None, seed: int = 1, **options: Any) -> Iterator[OpenpiServer]:
     """``policy`` served to openpi's clients at any port, in a thread."""
-    served = StatelessPolicy(policy, seed)
+    served = SessionPolicy(policy, seed)
     with OpenpiServer(served, 0, limits=limits or PATIENT, **options) as server, _running(server):
         yield server
 

@@ -16,13 +16,11 @@ from tests.patience import PATIENCE, wait_until
 from tests.serving.openpi_style import OpenpiStyle, asked, packed
 from tests.serving.served import CHUNK, NoisyPolicy, echo_policy, homewards, serving_openpi
 from tests.serving.test_remote import only_state, state_only
-from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ActionOut
 from vla_rl.policies.function import BlackBoxPolicy, FunctionPolicy
-from vla_rl.policies.residual import GaussianResidual
 from vla_rl.serving.observation import SingleObservation
 from vla_rl.serving.openpi import LiberoLayout, fitted
-from vla_rl.serving.served import Batching, StatelessPolicy
+from vla_rl.serving.served import Asked, Batching, SessionPolicy
 from vla_rl.serving.websocket import Connection
 
 SOON = 120.0  # seconds in which a server that answers pings has done so on any machine
@@ -165,15 +163,21 @@ def test_a_request_that_the_policy_cannot_take_spoils_no_other():
     assert "not finite, so none is sent" in said[1]
 
 
+def chunks_of(served: SessionPolicy, seen: list[SingleObservation]) -> list[np.ndarray]:
+    found = served.decide([Asked(one, {}) for one in seen])
+    assert not any(isinstance(item, Exception) for item in found)
+    return [chunk for chunk, _ in found]
+
+
 def test_what_a_request_draws_depends_on_it_and_the_seed_and_on_no_other_request():
     policy = NoisyPolicy(point_mass.spec(), "noise")
     tasks = point_mass.spec().tasks
     seen = [SingleObservation({}, np.full(2, 0.1 * k, np.float32), tasks[0]) for k in range(3)]
-    together = StatelessPolicy(policy, 1).decide(seen)
-    alone = [StatelessPolicy(policy, 1).decide([one])[0] for one in reversed(seen)][::-1]
+    together = chunks_of(SessionPolicy(policy, 1), seen)
+    alone = [chunks_of(SessionPolicy(policy, 1), [one])[0] for one in reversed(seen)][::-1]
     assert np.array_equal(together, alone)
     assert len({chunk.tobytes() for chunk in together}) == 3
-    assert not np.array_equal(StatelessPolicy(policy, 2).decide(seen)[0], together[0])
+    assert not np.array_equal(chunks_of(SessionPolicy(policy, 2), seen)[0], together[0])
 
 
 class FarPolicy(BlackBoxPolicy):
@@ -248,13 +252,6 @@ def test_a_server_that_stops_says_so_to_those_who_wait():
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
-
-
-def test_a_policy_that_carries_a_state_is_refused_in_one_sentence():
-    base = FunctionPolicy(point_mass.spec(), homewards)
-    base.feature_sizes = {"state": 2}
-    with pytest.raises(UserError, match=r"carries a state \(.*queue.*--protocol vla-eval, or serve a policy without"):
-        StatelessPolicy(GaussianResidual(base, base), 0)
 
 
 OBJECTS = {b"__ndarray__": True, b"data": b"\x80\x04N.", b"dtype": "|O", b"shape": [1]}

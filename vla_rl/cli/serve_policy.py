@@ -13,6 +13,7 @@ from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy
 from vla_rl.contract.wire import is_loopback
 from vla_rl.policies.pretrained import default_options, load_policy
+from vla_rl.policies.real_time_chunking import in_real_time
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import checkpoint_of
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
@@ -21,7 +22,7 @@ from vla_rl.recipes.terminal import console, print_log, say_the_way, sigterm_lik
 from vla_rl.recipes.trainers import placed
 from vla_rl.serving.access import Access, find_api_key
 from vla_rl.serving.openpi import OpenpiServer
-from vla_rl.serving.served import Batching, ServedPolicy, StatelessPolicy
+from vla_rl.serving.served import Batching, ServedPolicy, SessionPolicy
 from vla_rl.serving.vla_eval import PolicyServer, read_observation
 from vla_rl.serving.websocket import Limits, Listener, log
 from vla_rl.training.device import resolve_device
@@ -44,6 +45,7 @@ class ServePolicy:
     api_key_file: str = ""  # holds what clients have to know
     layout: str = ""  # "module:function" from a client's observation to a SingleObservation; "": the usual keys
     seed: int = 1  # of the flow's starting noise
+    real_time: Literal["", "identity", "vjp"] = ""  # chunks of openpi's clients continue the prefix that a request has
     device: str = "cpu"  # where the policy computes: "cpu", "cuda", "cuda:1", "auto"
     max_connections: int = 256  # clients that ask at the same time
     batch: Batching = Batching()  # of openpi's clients; the harness's episodes are decided one by one
@@ -52,12 +54,17 @@ class ServePolicy:
     vla: VLAOptions = VLAOptions()  # how a downloaded folder is opened; a checkpoint of ours has its own
 
     def __post_init__(self) -> None:
-        """Raises UserError for numbers without meaning, and for a batch of a protocol that has none."""
+        """Raises UserError for numbers without meaning, and for what the protocol has not."""
         check_limits(self, port=(0, 65535), max_connections=(1, 4096))
         if self.protocol == "vla-eval" and self.batch != Batching():
             raise UserError(
                 "--batch is for --protocol openpi; the harness's episodes are decided one by one, so it would change "
                 "nothing; leave it out."
+            )
+        if self.protocol == "vla-eval" and self.real_time:
+            raise UserError(
+                "--real-time is for --protocol openpi; the harness stands still while the policy computes, so it would "
+                "change nothing; leave it out."
             )
 
 
@@ -87,7 +94,8 @@ def _vla_eval(config: ServePolicy, policy: Policy, access: Access) -> Listener:
 
 
 def _openpi(config: ServePolicy, policy: Policy, access: Access) -> Listener:
-    served, layout = StatelessPolicy(policy, config.seed), load(config.layout) if config.layout else None
+    policy = in_real_time(policy, config.real_time, "the policy")
+    served, layout = SessionPolicy(policy, config.seed), load(config.layout) if config.layout else None
     return OpenpiServer(served, config.port, layout, config.limits, config.max_connections, access, config.batch)
 
 

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from vla_rl.contract.config import check_choice, check_limits
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.policy import ActionOut, Features, Mode, State
+from vla_rl.contract.policy import ActionOut, Features, Mode, Policy, State
 from vla_rl.policies.flow import Field, VelocityField
 from vla_rl.policies.flow_policy import FlowPolicy
 from vla_rl.policies.heads import HoldsFrozen
@@ -163,6 +163,33 @@ class RealTimeChunking(HoldsFrozen):
         left = (state["length"][rows] - steps).clamp_min(0)
         return self._with(state, rows, left=left, delay=late)
 
+    def continue_actions(self, state: State, env_ids: Array, rest: Array, delay: Array) -> State:
+        """As :meth:`continue_chunk`, for a caller who holds the last chunk itself.
+
+        rest   [R,n,D]  in the spec's units: what is left of the last chunk at the observation's moment
+        delay  int [R]  how many of them are executed before the new chunk is used
+
+        Raises ContractError unless ``delay <= n <= H``.
+        """
+        rows, late = (
+            torch.as_tensor(item, dtype=torch.long, device=self.action_low.device) for item in (env_ids, delay)
+        )
+        actions = torch.as_tensor(rest).to(self.action_low)
+        count = actions.shape[1]
+        if actions.shape[2:] != self.action_low.shape or not 0 <= int(late.min()) <= int(late.max()) <= count:
+            raise ContractError(
+                f"the rest of a chunk is {list(actions.shape[1:])} and the next is delayed by {late.tolist()}, so it "
+                f"cannot be continued; give [n,{len(self.action_low)}] and a delay of at most n."
+            )
+        if count > self.horizon:
+            raise ContractError(
+                f"the rest of a chunk has {count} actions, but chunks of this policy have {self.horizon}, so it cannot "
+                "be continued; give what is left of its own last chunk."
+            )
+        chunk = state["chunk"].clone()
+        chunk[rows, self.horizon - count :] = self.base.action_scale.normalize(actions).to(chunk)
+        return self._with({**state, "chunk": chunk}, rows, length=self.horizon, left=count, delay=late)
+
     def _with(self, state: State, env_ids: Array, **values: Any) -> State:
         rows, changed = torch.as_tensor(env_ids, dtype=torch.long, device=self.action_low.device), {**state}
         for name, value in values.items():
@@ -208,6 +235,21 @@ class RealTimeChunking(HoldsFrozen):
         padding = (0, columns - rest.shape[2], 0, rows - horizon)
         target, guided = (nn.functional.pad(item, padding).flatten(1).to(rest) for item in (rest, weights))
         return Guided(target, guided, self.config.beta)
+
+
+def in_real_time(policy: Policy, guidance: str, name: str) -> Policy:
+    """``policy`` with real-time chunking by ``guidance``, itself for "".
+
+    Raises UserError, which calls it ``name``, for one that cannot be guided.
+    """
+    if not guidance:
+        return policy
+    if not isinstance(policy, FlowPolicy):
+        raise UserError(
+            f"{name} is a {type(policy).__name__} without a velocity field, so real-time chunking cannot guide it; "
+            "leave --real-time out."
+        )
+    return RealTimeChunking(policy, RealTimeConfig(guidance))
 
 
 def _no_likelihood() -> UserError:

@@ -66,12 +66,15 @@ def batch_of(seen: Sequence[SingleObservation], time: int, spec: EnvSpec) -> Obs
 class Request:
     """What one environment asks a server for: a chunk for ``payload``, the first of an episode if ``first``.
 
-    A ``session`` is one environment's episodes, one after the other.
+    A ``session`` is one environment's episodes, one after the other.  ``rest`` [n,D] of its last chunk, of which
+    ``delay`` actions are executed while the next is computed; none where the next does not continue it.
     """
 
     session: int
     first: bool
     payload: Mapping[str, Any]
+    rest: np.ndarray
+    delay: int
 
 
 def chunk_of(answer: Mapping[str, Any], sender: str) -> np.ndarray:

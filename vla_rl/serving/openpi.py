@@ -4,18 +4,27 @@ Source: github.com/Physical-Intelligence/openpi, ``packages/openpi-client`` (``m
 ``websocket_client_policy.py``) and ``src/openpi/serving/websocket_policy_server.py``.  The server speaks first, with
 its metadata.  Every message is one msgpack map; an array is the map ``{b"__ndarray__": True, b"data", b"dtype",
 b"shape"}``, a numpy scalar ``{b"__npgeneric__": True, b"data", b"dtype"}``.  A text instead of bytes is the server's
-traceback.  The server keeps no state between requests, so one connection serves all environments, and it draws its own
-noise: answers to equal observations differ.
+traceback.  openpi's server keeps no state between requests, so one connection serves all environments, and it draws its
+own noise: answers to equal observations differ.
 
 Our server too speaks first, answers GET /healthz, and says how long it took.  Unlike openpi's own it computes the
 requests of several clients together, answers pings meanwhile, and refuses what :class:`Listener` refuses, in one
 sentence and not by a traceback.  It reads the keys of openpi's LIBERO policies, pictures of any size
 (``src/openpi/policies/libero_policy.py``; ``openpi-client``'s ``image_tools.py``: scaling without distortion).
+
+A request may have keys of ours besides, which openpi's client sends on as they are:
+
+    session  a text: one of several robots or environments on this connection, each of which has the policy's state of
+             its own; without it the connection is one
+    reset    true: an episode begins, so the session's state does, as with its first request
+    prefix   float [n,D]: the rest of the session's last chunk, which is executed while the next is computed
+    delay    how many of its actions are (real-time chunking; LeRobot's ``prev_chunk_left_over``, ``inference_delay``)
 """
 
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from dataclasses import replace
@@ -28,16 +37,19 @@ from websockets.frames import CloseCode
 from vla_rl import __version__
 from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.policy import State
 from vla_rl.serving import arrays
 from vla_rl.serving.access import Access, ApiKey
 from vla_rl.serving.observation import Request, SingleObservation, chunk_of
-from vla_rl.serving.served import Batcher, Batching, Decision, StatelessPolicy
+from vla_rl.serving.served import Asked, Batcher, Batching, Decision, SessionPolicy
 from vla_rl.serving.websocket import LIMITS, Connection, DisconnectedError, Limits, Listener, connect, log
 
 CAMERAS = ("observation/image", "observation/wrist_image")
 Layout = Callable[[Mapping[str, Any]], SingleObservation]
 _PINGS_S = 0.1  # how long a ping may wait while the policy computes
 _FAREWELL = 1.0  # seconds that a running computation has when the server is closed
+_MOST_SESSIONS = 4096  # of one connection whose state is kept: those that asked last
+_LONGEST_NAME = 100
 _OVERSHOOT = 0.5  # beyond 0 and 1, of a picture that was scaled; others are in 0 to 255 or -1 to 1
 
 
@@ -80,17 +92,28 @@ class OpenpiClient:
         self.url, self.answer_s = url, answer_s
         self._connection = connect(url, limits, key)
         self.metadata = self._metadata()
+        self._sessions = 0
 
     def new_sessions(self, count: int) -> list[int]:
-        """One for all, because the server keeps no state."""
-        return [0] * count
+        """One for each environment; servers of others, which keep no state, are not told."""
+        self._sessions += count
+        return list(range(self._sessions - count, self._sessions))
 
     def act(self, requests: Sequence[Request]) -> list[np.ndarray]:
         """The chunk float32 [H,D] for every one of ``requests``."""
-        return [self._ask(request.payload) for request in requests]
+        return [self._ask({**request.payload, **self._ours(request)}) for request in requests]
 
     def close(self) -> None:
         self._connection.close()
+
+    def _ours(self, request: Request) -> dict[str, Any]:
+        """What a server of ours is told besides, as far as its policy needs it."""
+        said: dict[str, Any] = {}
+        if self.metadata.get("sessions"):
+            said |= {"session": str(request.session), "reset": request.first}
+        if self.metadata.get("real_time") and len(request.rest):
+            said |= {"prefix": request.rest, "delay": request.delay}
+        return said
 
     def _ask(self, request: Mapping[str, Any]) -> np.ndarray:
         self._connection.send(pack(request))
@@ -151,7 +174,7 @@ class OpenpiServer(Listener):
 
     def __init__(
         self,
-        served: StatelessPolicy,
+        served: SessionPolicy,
         port: int,
         layout: Layout | None = None,
         limits: Limits = LIMITS,
@@ -174,17 +197,24 @@ class OpenpiServer(Listener):
         with self.batcher.client():  # before it may ask: a batch waits for those who are connected
             connection.send(pack(self.metadata))
             previous: dict[str, float] = {}
+            sessions: OrderedDict[str, State] = OrderedDict()  # the last used at the end
             while True:
                 data, started = connection.receive(), time.monotonic()
-                self._answer(connection, data, previous)
+                self._answer(connection, data, sessions, previous)
                 previous = {"prev_total_ms": _ms_since(started)}
 
-    def _answer(self, connection: Connection, data: bytes | str, timing: Mapping[str, float]) -> None:
-        """Answer one message with a chunk, or with a text that says what is wrong with this observation."""
+    def _answer(
+        self, connection: Connection, data: bytes | str, sessions: OrderedDict[str, State], timing: Mapping[str, float]
+    ) -> None:
+        """Answer one message with a chunk, or with a text that says what is wrong with this observation.
+
+        ``sessions`` of this connection: the state of that one is the next only if it got its chunk.
+        """
         request, started = _request(connection, data), time.monotonic()
         try:
             seen = fitted(self.layout(request), self.served.spec).checked(self.served.spec)
-            decision = _wait(connection, self.batcher.ask(seen))
+            session = _session(request)
+            decision = _wait(connection, self.batcher.ask(Asked(seen, self._state(request, sessions.get(session)))))
         except DisconnectedError:
             raise
         except UserError as error:
@@ -198,12 +228,44 @@ class OpenpiServer(Listener):
                 f"the policy failed ({type(error).__name__}: {error!s:.300}); look at the server's messages."
             )
         else:
+            sessions[session] = decision.state
+            sessions.move_to_end(session)
+            if len(sessions) > _MOST_SESSIONS:
+                sessions.popitem(last=False)
             policy = {"infer_ms": decision.infer_ms, "batch_size": decision.batch_size}
             server = {"infer_ms": _ms_since(started), **timing}
             connection.send(pack({"actions": decision.chunk, "server_timing": server, "policy_timing": policy}))
 
+    def _state(self, request: Mapping[str, Any], last: State | None) -> State:
+        """The state to decide ``request`` with, ``last`` being the session's; raises ContractError for odd entries."""
+        reset, prefix, delay = request.get("reset", False), request.get("prefix"), request.get("delay", 0)
+        if not isinstance(reset, bool):
+            raise ContractError(f"the request's 'reset' is {reset!r:.100}, so it is refused; send true or false.")
+        state = self.served.begin() if reset or last is None else last
+        if prefix is None:
+            return state
+        if not isinstance(prefix, np.ndarray) or prefix.ndim != 2 or prefix.dtype.kind not in "fiu":
+            raise ContractError("the request's 'prefix' is no array [n,D] of numbers, so it is refused; send one.")
+        if not np.isfinite(prefix).all() or isinstance(delay, bool) or not isinstance(delay, int):
+            raise ContractError(
+                f"the request's 'prefix' is not finite, or its 'delay' {delay!r:.100} no whole number, so no action is "
+                "chosen; look at the program that sends them."
+            )
+        return self.served.continued(state, prefix, delay)
 
-def introduction(served: StatelessPolicy, layout: Layout) -> dict[str, Any]:
+
+def _session(request: Mapping[str, Any]) -> str:
+    """The name of the session that ``request`` belongs to; raises ContractError for what is none."""
+    name = request.get("session", "")
+    if not isinstance(name, str) or len(name) > _LONGEST_NAME:
+        raise ContractError(
+            f"the request's 'session' is {name!r:.100}, so it is refused; send a text of at most {_LONGEST_NAME} "
+            "letters."
+        )
+    return name
+
+
+def introduction(served: SessionPolicy, layout: Layout) -> dict[str, Any]:
     """The metadata, with which the server begins: what a request has to hold, and what is answered."""
     spec = served.spec
     return {
@@ -217,6 +279,8 @@ def introduction(served: StatelessPolicy, layout: Layout) -> dict[str, Any]:
         "actions": {**_entries(spec.action), "max_chunk": spec.max_chunk},
         "control_dt": spec.control_dt,
         "prompts": list(spec.tasks),
+        "sessions": bool(served.begin()),
+        "real_time": served.continues,
     }
 
 

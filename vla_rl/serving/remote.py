@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,25 +43,54 @@ class RemotePolicy(BlackBoxPolicy):
         self._layout: Layout = load(self.address.layout) if self.address.layout else self._client.default_layout
 
     def initial_state(self, num_envs: int) -> State:
-        """``first`` bool [E]: an episode begins with the next decision; ``session`` int64 [E]: who asks for it."""
+        """What the server is told, and the last chunk.
+
+        first        bool [E]     an episode begins with the next decision
+        session      int64 [E]    who asks for it
+        chunk        [E,max_chunk,D], ``length`` int64 [E]: the last one, as the server sent it
+        used, delay  int64 [E]    what :meth:`continue_chunk` said; ``used`` is ``length`` where nothing continues it
+        """
         sessions = torch.tensor(self._client.new_sessions(num_envs), dtype=torch.int64)
-        return {"first": torch.ones(num_envs, dtype=torch.bool), "session": sessions}
+        chunk = torch.zeros(num_envs, self.spec.max_chunk, self.spec.action_dim)
+        counts = {name: torch.zeros(num_envs, dtype=torch.int64) for name in ("length", "used", "delay")}
+        return {"first": torch.ones(num_envs, dtype=torch.bool), "session": sessions, "chunk": chunk, **counts}
 
     def reset_state(self, state: State, env_ids: Array) -> State:
-        first = state["first"].clone()
-        first[torch.as_tensor(env_ids)] = True
-        return {**state, "first": first}
+        rows = torch.as_tensor(env_ids)
+        first, used = state["first"].clone(), state["used"].clone()
+        first[rows], used[rows] = True, state["length"][rows]
+        return {**state, "first": first, "used": used}
+
+    def continue_chunk(self, state: State, env_ids: Array, consumed: Array, delay: Array) -> State:
+        """See ``vla_rl/contract/policy.py``; a server that does not continue chunks is not told."""
+        rows, used, late = torch.as_tensor(env_ids), state["used"].clone(), state["delay"].clone()
+        used[rows], late[rows] = torch.as_tensor(consumed), torch.as_tensor(delay)
+        return {**state, "used": used, "delay": late}
 
     def act(self, features: Features, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:
         obs = self.observation(features)
         requests = [
-            Request(session, bool(state["first"][row]), self._layout(SingleObservation.of(obs, row, self.spec)))
-            for row, session in enumerate(state["session"].tolist())
+            self._request(state, row, self._layout(SingleObservation.of(obs, row, self.spec)))
+            for row in range(len(state["session"]))
         ]
         chunks = self._client.act(requests)
         horizon = min(self._horizon(chunk) for chunk in chunks)
         chosen = np.stack([chunk[:horizon] for chunk in chunks])
-        return self.action_out(chosen, len(chunks)), {**state, "first": torch.zeros_like(state["first"])}
+        return self.action_out(chosen, len(chunks)), self._after(state, chunks)
+
+    def _request(self, state: State, row: int, payload: Mapping[str, Any]) -> Request:
+        used, length, delay = (int(state[name][row]) for name in ("used", "length", "delay"))
+        rest = state["chunk"][row, used:length].numpy()
+        return Request(int(state["session"][row]), bool(state["first"][row]), payload, rest, min(delay, len(rest)))
+
+    def _after(self, state: State, chunks: Sequence[np.ndarray]) -> State:
+        """``state`` once ``chunks`` have come."""
+        last = state["chunk"].clone()
+        length = torch.tensor([min(len(chunk), last.shape[1]) for chunk in chunks])
+        for row, chunk in enumerate(chunks):
+            last[row, : length[row]] = torch.from_numpy(chunk[: length[row]])
+        nothing = torch.zeros_like(state["first"])
+        return {**state, "first": nothing, "chunk": last, "length": length, "used": length.clone()}
 
     def close(self) -> None:
         self._client.close()

@@ -17,10 +17,11 @@ import numpy as np
 import torch
 
 from vla_rl.contract.config import Checked, within
-from vla_rl.contract.env import PRIVILEGED, EnvSpec, on_host
+from vla_rl.contract.env import PRIVILEGED, Array, EnvSpec, on_host
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.contract.policy import Policy, State, encode_observation
 from vla_rl.policies.normalization import action_limits
+from vla_rl.policies.real_time_chunking import RealTimeChunking
 from vla_rl.serving.observation import SingleObservation, batch_of
 
 
@@ -74,34 +75,50 @@ class Episode:
         return self._chunk.popleft()
 
 
-class StatelessPolicy:
-    """``policy`` in mode "eval", which decides on every observation anew.
+class SessionPolicy:
+    """``policy`` in mode "eval", which decides on every observation anew, with the state of its session.
 
     What a request draws depends on ``seed`` and on its observation alone, so neither the order of requests nor those
     that are decided with it change its noise; float32 sums of another batch size may differ in the last bits.  The
     observation's ``time`` is always 0, because a request has none; our policies show it to their critics only.
 
-    Raises UserError for a policy that carries a state from one decision to the next, and for one that cannot be served
-    at all (``servable_spec``).
+    Raises UserError for a policy that cannot be served at all (``servable_spec``).
     """
 
     def __init__(self, policy: Policy, seed: int) -> None:
         self.policy, self.spec, self.seed = policy, servable_spec(policy), seed
-        if state := policy.initial_state(1):
-            raise UserError(
-                f"{type(policy).__name__} carries a state ({', '.join(sorted(state))}) from one decision to the next, "
-                "but a request of openpi's protocol belongs to no episode, so it cannot be served that way; use "
-                "--protocol vla-eval, or serve a policy without state, such as its base."
-            )
 
-    def decide(self, seen: Sequence[SingleObservation]) -> list[np.ndarray | Exception]:
-        """For each of ``seen``, which are checked, the chunk float32 [H,D] within the bounds, or what is wrong."""
+    @property
+    def continues(self) -> bool:
+        """Whether a chunk can continue the one that is executed while it is computed."""
+        return isinstance(self.policy, RealTimeChunking)
+
+    def begin(self) -> State:
+        """The state of a session before an episode's first decision."""
+        return self.policy.reset_state(self.policy.initial_state(1), np.zeros(1, np.int64))
+
+    def continued(self, state: State, rest: np.ndarray, delay: int) -> State:
+        """``state`` for a chunk that continues ``rest`` [n,D]; see ``RealTimeChunking.continue_actions``.
+
+        Raises ContractError for a policy without real-time chunking.
+        """
+        if not isinstance(self.policy, RealTimeChunking):
+            raise ContractError(
+                "the request has a prefix to continue, which this policy would not, so no action is chosen; start the "
+                "server with --real-time identity, or ask without one."
+            )
+        return self.policy.continue_actions(state, np.zeros(1, np.int64), rest[None], np.array([delay]))
+
+    def decide(self, asked: Sequence[Asked]) -> list[tuple[np.ndarray, State] | Exception]:
+        """For each of ``asked`` the chunk float32 [H,D] within the bounds and the next state, or what is wrong."""
+        seen = [one.seen for one in asked]
         generators = [torch.Generator().manual_seed(self._noise_of(one)) for one in seen]
-        answered, _ = answer(self.policy, seen, 0, {}, generators)
-        found: list[np.ndarray | Exception] = []
-        for chunk in answered:
+        state = {name: joined([one.state[name] for one in asked]) for name in asked[0].state}
+        answered, after = answer(self.policy, seen, 0, state, generators)
+        found: list[tuple[np.ndarray, State] | Exception] = []
+        for row, chunk in enumerate(answered):
             try:
-                found.append(_sendable(chunk, self.spec))
+                found.append((_sendable(chunk, self.spec), {name: item[[row]] for name, item in after.items()}))
             except NonFiniteError as error:
                 found.append(error)
         return found
@@ -112,6 +129,19 @@ class StatelessPolicy:
         for array in (seen.state, *seen.images.values()):
             digest.update(np.ascontiguousarray(array).data)
         return int.from_bytes(digest.digest())
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request: what is seen, which was checked, and the ``state`` {name: [1,...]} of its session."""
+
+    seen: SingleObservation
+    state: State
+
+
+def joined(rows: Sequence[Array]) -> Array:
+    """Arrays [1,...] of one kind as [N,...]."""
+    return torch.cat(list(rows)) if isinstance(rows[0], torch.Tensor) else np.concatenate(rows)
 
 
 def _sendable(chunk: np.ndarray, spec: EnvSpec) -> np.ndarray:
@@ -161,9 +191,10 @@ class Batching(Checked):
 
 @dataclass(frozen=True)
 class Decision:
-    """A chunk float32 [H,D], and what the forward pass took that chose it."""
+    """A chunk float32 [H,D], the session's next state, and what the forward pass took that chose it."""
 
     chunk: np.ndarray
+    state: State
     infer_ms: float
     batch_size: int
 
@@ -174,9 +205,9 @@ class Batcher:
     When that raises, each request is computed alone, so that one that the policy cannot take spoils no other.
     """
 
-    def __init__(self, served: StatelessPolicy, batching: Batching) -> None:
+    def __init__(self, served: SessionPolicy, batching: Batching) -> None:
         self._served, self._batching = served, batching
-        self._waiting: deque[tuple[SingleObservation, Future[Decision]]] = deque()
+        self._waiting: deque[tuple[Asked, Future[Decision]]] = deque()
         self._changed = threading.Condition()
         self._clients, self._closed = 0, False
         self._thread = threading.Thread(target=self._run, name="policy", daemon=True)
@@ -194,7 +225,7 @@ class Batcher:
                 self._clients -= 1
                 self._changed.notify()
 
-    def ask(self, request: SingleObservation) -> Future[Decision]:
+    def ask(self, request: Asked) -> Future[Decision]:
         """The answer, when there is one; cancelled when the batcher is closed before."""
         answer: Future[Decision] = Future()
         with self._changed:
@@ -219,7 +250,7 @@ class Batcher:
         while batch := self._next():
             self._answer(batch)
 
-    def _next(self) -> list[tuple[SingleObservation, Future[Decision]]]:
+    def _next(self) -> list[tuple[Asked, Future[Decision]]]:
         """The next batch; empty when the batcher is closed."""
         while True:
             with self._changed:
@@ -236,10 +267,10 @@ class Batcher:
         """Whether nobody could join the next batch."""
         return len(self._waiting) >= min(self._batching.size, self._clients) or self._closed
 
-    def _answer(self, batch: Sequence[tuple[SingleObservation, Future[Decision]]]) -> None:
+    def _answer(self, batch: Sequence[tuple[Asked, Future[Decision]]]) -> None:
         started = time.monotonic()
         try:
-            chunks = self._served.decide([request for request, _ in batch])
+            decided = self._served.decide([request for request, _ in batch])
         except Exception as error:  # of a policy of the user's own: its clients are told
             if len(batch) == 1:
                 batch[0][1].set_exception(error)
@@ -248,11 +279,11 @@ class Batcher:
                     self._answer([item])
             return
         took = 1000 * (time.monotonic() - started)
-        for (_, future), chunk in zip(batch, chunks, strict=True):
-            if isinstance(chunk, Exception):
-                future.set_exception(chunk)
+        for (_, future), found in zip(batch, decided, strict=True):
+            if isinstance(found, Exception):
+                future.set_exception(found)
             else:
-                future.set_result(Decision(chunk, took, len(batch)))
+                future.set_result(Decision(*found, took, len(batch)))
 
 
 def _cancel(answer: Future[Decision]) -> None:

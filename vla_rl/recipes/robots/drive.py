@@ -185,16 +185,9 @@ def decider_of(policy: Policy, settings: EpisodesConfig) -> PolicyDecider:
     """``policy`` decides as ``settings`` say; raises UserError for one that real-time chunking cannot guide."""
     import torch
 
-    from vla_rl.policies.flow_policy import FlowPolicy
-    from vla_rl.policies.real_time_chunking import RealTimeChunking, RealTimeConfig
+    from vla_rl.policies.real_time_chunking import in_real_time
 
-    if settings.real_time:
-        if not isinstance(policy, FlowPolicy):
-            raise UserError(
-                f"{settings.policy or 'the policy'} is a {type(policy).__name__} without a velocity field, so "
-                "real-time chunking cannot guide it; leave --real-time out."
-            )
-        policy = RealTimeChunking(policy, RealTimeConfig(settings.real_time))
+    policy = in_real_time(policy, settings.real_time, settings.policy or "the policy")
     return PolicyDecider(policy, torch.Generator().manual_seed(settings.seed))
 
 
