@@ -1,21 +1,32 @@
-"""A downloaded OpenVLA-OFT (arXiv 2502.19645) over discrete action tokens: ``vla-rl train openvla_oft.py:ppo --policy
-FOLDER --env NAME``.
+"""A downloaded OpenVLA-OFT (arXiv 2502.19645): ``vla-rl train openvla_oft.py:ppo --policy FOLDER --env NAME``.
 
-All tokens of a chunk come from one pass.  LoRA of rank 32 on the language model, in bfloat16; vision is frozen.
-A folder of the first OpenVLA takes ``decoding=Autoregressive()`` in a config of your own.  docs/bring/vla.md
+Over action tokens, or with a continuous head, which the folder's files say: which functions take which head is a table
+in docs/bring/vla.md.  All of a chunk comes from one pass, of a diffusion head from one for each of ten steps.  LoRA of
+rank 32 on the language model, in bfloat16, heads and the state's projector whole; vision is frozen.
+A folder of the first OpenVLA takes ``decoding=Autoregressive()`` in a config of your own.
 """
 
 from dataclasses import replace
 
-from vla_rl.policies.openvla.decoding import OpenVLAOptions, Parallel
+from vla_rl.policies.diffusion import DiffusionSampler
+from vla_rl.policies.openvla.decoding import OFT_PROCESS, OFT_REVERSE, OpenVLAOptions, Parallel
 from vla_rl.policies.vla.options import TrainLoRA
 from vla_rl.recipes import vla
+from vla_rl.recipes.config_files import load_config
+from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import EvaluationConfig
+from vla_rl.recipes.imitate import Imitate, NewOpenVLA
 from vla_rl.recipes.imitate_dataset import ImitateDataset
 from vla_rl.recipes.improve import Improve
-from vla_rl.training.fit import FitConfig
+from vla_rl.training.fit import FitConfig, GroundingConfig, ImitationConfig
+from vla_rl.training.loop import LoopConfig
 
 OPTIONS = OpenVLAOptions(
-    decoding=Parallel(8), logprob_per="token", trains=TrainLoRA(rank=32, alpha=16.0), dtype="bfloat16"
+    decoding=Parallel(8),
+    logprob_per="token",
+    trains=TrainLoRA(rank=32, alpha=16.0),
+    dtype="bfloat16",
+    denoising=DiffusionSampler(OFT_PROCESS, OFT_REVERSE, steps=10, fine_tuned=10),
 )
 
 
@@ -35,5 +46,54 @@ def grpo() -> Improve:
 
 
 def residual_td3() -> Improve:
-    """A small correction at every control step; all of the model is frozen."""
+    """A small correction at every control step, over any head; all of the model is frozen."""
     return vla.improve(vla.residual_td3(), OPTIONS)
+
+
+def residual_ppo() -> Improve:
+    """The same by PPO."""
+    return vla.improve(vla.residual_ppo(), OPTIONS)
+
+
+def gaussian_ppo() -> Improve:
+    """PPO of an L1 head: a Gaussian around its output, with a learnt std."""
+    return vla.improve(vla.gaussian_ppo(), OPTIONS)
+
+
+def gaussian_grpo() -> Improve:
+    """GRPO of an L1 head, in the same way."""
+    return vla.improve(vla.gaussian_grpo(), OPTIONS)
+
+
+def self_imitation() -> Improve:
+    """An L1 head imitates its own successes, played with a little noise."""
+    return vla.improve(vla.self_imitation(), OPTIONS)
+
+
+def dppo() -> Improve:
+    """DPPO of a diffusion head; ``ppo`` and ``grpo`` take one as well, with a ratio for the whole chain."""
+    return vla.improve(vla.dppo(), OPTIONS)
+
+
+# An OpenVLA-OFT of a third of a million random weights with an L1 head, on a CPU: see the small one of smolvla.py.
+ENV = EnvConfig("lift", training_options={"deadline": 25})  # as in the demo
+EVALUATION = EvaluationConfig(validation=256, test=512)
+
+
+def small_imitate() -> Imitate:
+    """A hundred demonstrations, from which the language model and the L1 head learn."""
+    return Imitate(
+        env=ENV,
+        new=NewOpenVLA(options=OpenVLAOptions(decoding=Parallel(5))),
+        grounding=GroundingConfig(scenes=8000, fit=FitConfig(steps=1000, batch=64, lr=1e-3)),
+        imitation=ImitationConfig(100, stride=1, draws=1, fit=FitConfig(steps=1000, batch=64, lr=1e-3)),
+        evaluation=EVALUATION,
+    )
+
+
+def small_residual_td3() -> Improve:
+    """A small correction at every control step, over the checkpoint ``--policy`` and its ``--demonstrations``."""
+    loop = LoopConfig(100_000, 0, save_every=50, collapse=1.0, env_steps=50_000, validate_steps=10_000)
+    trainer = replace(load_config("compare.py:residual_step").rl, loop=loop)
+    run = "runs/small_imitate"
+    return Improve(trainer, f"{run}/checkpoints/imitation", f"{run}/demonstrations", env=ENV, evaluation=EVALUATION)

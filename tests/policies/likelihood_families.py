@@ -33,10 +33,20 @@ from tests.toys import seeded
 from vla_rl.contract.env import EnvSpec, Observation
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, LikelihoodPolicy, encode_observation
 from vla_rl.policies.advantage_conditioned import AdvantageConditioned, AdvantageConfig
+from vla_rl.policies.diffusion import DiffusionSampler
 from vla_rl.policies.feed_forward import GaussianConfig, GaussianPolicy, LogprobPer
 from vla_rl.policies.flow import AllSteps, FlowNoise, FlowSampler, FlowSde, LastStepFromNoise
-from vla_rl.policies.openvla.decoding import Autoregressive, Decoding, Parallel
-from vla_rl.policies.openvla.policy import OpenVLA, OpenVLAOptions
+from vla_rl.policies.gaussian_around import AroundConfig, GaussianAround
+from vla_rl.policies.openvla.decoding import (
+    OFT_PROCESS,
+    OFT_REVERSE,
+    Autoregressive,
+    Decoding,
+    OpenVLAOptions,
+    Parallel,
+)
+from vla_rl.policies.openvla.heads import Denoising, Regression
+from vla_rl.policies.openvla.policy import OpenVLA, OpenVLADiffusion, OpenVLARegression
 from vla_rl.policies.pi0.policy import Pi0
 from vla_rl.policies.pi05.policy import Pi05
 from vla_rl.policies.residual import GaussianResidual
@@ -94,6 +104,22 @@ def open_vla(decoding: Decoding, logprob_per: LogprobPer) -> OpenVLA:
     return tiny_policy(OpenVLAOptions(decoding=decoding, horizon=2, temperature=1.6, logprob_per=logprob_per))
 
 
+def open_vla_gaussian(logprob_per: LogprobPer) -> GaussianAround:
+    """Around an L1 head, with a std of its own for every number."""
+    options = OpenVLAOptions(decoding=Parallel(3), horizon=2)
+    base = tiny_policy(options, kind=OpenVLARegression, head=Regression(3, 16))
+    policy = GaussianAround(base, AroundConfig(0.3, logprob_per))
+    torch.manual_seed(0)
+    torch.nn.init.normal_(policy.log_std, std=0.3)
+    return policy
+
+
+def open_vla_diffusion() -> OpenVLADiffusion:
+    sampler = DiffusionSampler(OFT_PROCESS, OFT_REVERSE, 5, 5)
+    options = OpenVLAOptions(decoding=Parallel(3), horizon=2, denoising=sampler)
+    return tiny_policy(options, kind=OpenVLADiffusion, head=Denoising(3, 16))
+
+
 def residual() -> GaussianResidual:
     torch.manual_seed(1)
     policy = GaussianResidual(biased_base(), StateEncoder(POINT), SMALL)
@@ -143,6 +169,8 @@ FAMILIES: dict[str, Family] = {
     },
     "OpenVLA in turn": Family(partial(open_vla, Autoregressive(2), "token"), copies=16),
     "OpenVLA at once": Family(partial(open_vla, Parallel(3), "action"), copies=16),
+    "OpenVLA's L1 head": Family(partial(open_vla_gaussian, "action"), copies=16),
+    "OpenVLA's diffusion head": Family(open_vla_diffusion, copies=16),
 }
 
 

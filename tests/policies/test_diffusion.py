@@ -67,18 +67,21 @@ def features(policy: DiffusionPolicy) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(("steps", "clip"), [(5, 0.5), (20, 100.0)])
 @pytest.mark.parametrize("prediction", ["epsilon", "v_prediction"])
-@pytest.mark.parametrize("reverse", [Ddim(0.0), Ddim(0.6), Ddim(1.0), Ddpm()], ids=str)
+@pytest.mark.parametrize("reverse", [Ddim(0.0), Ddim(0.6), Ddim(1.0), Ddim(0.6, False), Ddpm()], ids=str)
 def test_chains_are_those_of_diffusers(reverse, prediction, clip, steps):
     """Point by point from the same noise, by diffusers' own ``step``, whose betas are only made float64 before."""
-    process, net = Process(prediction=prediction, clip=clip), network(weights())
+    spacing = "trailing" if reverse.use_clipped_model_output else "leading"
+    process, net = Process(prediction=prediction, clip=clip, spacing=spacing), network(weights())
     noise = torch.randn(500, 2, generator=seeded(), dtype=torch.float64)
     sampler = DiffusionSampler(process, reverse, steps, steps, floor=1e-10)  # DDPM's own is 1e-10
     points, mean, std = sampler.sample(net, net, noise, seeded(1))
     scheduler, x, generator = reverse.scheduler(process), noise, seeded(1)
     scheduler.alphas_cumprod = scheduler.alphas_cumprod.double()
     scheduler.set_timesteps(steps)
-    assert int(scheduler.timesteps[0]) == 19 and len(scheduler.timesteps) == steps
-    more = {"eta": reverse.eta, "use_clipped_model_output": True} if isinstance(reverse, Ddim) else {}
+    first = 19 if spacing == "trailing" else 20 - 20 // steps
+    assert int(scheduler.timesteps[0]) == first and len(scheduler.timesteps) == steps
+    settings = {"eta", "use_clipped_model_output"} if isinstance(reverse, Ddim) else set()
+    more = {name: getattr(reverse, name) for name in settings}
     for k, t in enumerate(scheduler.timesteps):
         torch.testing.assert_close(points[:, k], x, rtol=0, atol=1e-8)
         output = net(x[:, None], torch.full((500, 1), float(t) / 20, dtype=torch.float64))[:, 0]

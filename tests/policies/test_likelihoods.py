@@ -128,6 +128,8 @@ ONE_OF_EACH = (
     "toy with pictures, FlowNoise(std_min=0.08, std_max=0.16) AllSteps()",
     "OpenVLA in turn",
     "OpenVLA at once",
+    "OpenVLA's L1 head",
+    "OpenVLA's diffusion head",
 )
 
 

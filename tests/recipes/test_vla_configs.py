@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from sims.catalog import declared_spec, spec_of
+from tests.policies.vla import tiny_folders
 from tests.policies.vla.tiny_folders import MAKERS, tiny_variants
 from vla_rl.cli import main
 from vla_rl.cli.override import override
@@ -30,7 +31,11 @@ from vla_rl.training.tracking import RunFolder
 ROOT = Path(__file__).parents[2]
 LIFT = ["--env", "lift", "--env.options", '{"deadline": 10}']
 METHODS = ("ppo", "grpo", "residual_td3", "dsrl")
-FAMILIES = {"smolvla": METHODS, "pi0": METHODS, "pi05": METHODS, "openvla_oft": METHODS[:3]}
+TOKENS = (*METHODS[:3], "residual_ppo")
+FAMILIES = {"smolvla": METHODS, "pi0": METHODS, "pi05": METHODS, "openvla_oft": TOKENS}
+# Folders of openvla_oft.py with a continuous head, and what takes them.
+L1 = ("gaussian_ppo", "gaussian_grpo", "residual_td3", "self_imitation")
+HEADS = {"openvla_l1": L1, "openvla_diffusion": ("ppo", "dppo")}
 ONE_OF_THEM = ["smolvla", *(pytest.param(name, marks=pytest.mark.full) for name in ("pi0", "pi05", "openvla_oft"))]
 OTHERS = ("lift", "place", "push", "mixed", "metaworld")
 # As sims/libero.py declares it, which reads the instructions from LIBERO's package.
@@ -60,6 +65,9 @@ SMALLER: dict[str, dict[str, Any]] = {
     "residual_td3": {**OFF_POLICY, "rl.algorithm.critic-warmup": 0, "rl.policy.residual.head.width": 16},
     "dsrl": {**OFF_POLICY, "rl.policy.latent.head.width": 16},
 }
+SMALLER |= {"gaussian_ppo": SMALLER["ppo"], "dppo": SMALLER["ppo"], "gaussian_grpo": SMALLER["grpo"]}
+SMALLER["residual_ppo"] = {**SMALLER["ppo"], "rl.policy.residual.head.width": 16}
+SMALLER["self_imitation"] = {"rl.experience.decisions": 2, "rl.algorithm.grow": 1, "rl.algorithm.epochs": 1}
 
 
 def options(given: dict[str, Any]) -> list[str]:
@@ -70,7 +78,8 @@ def options(given: dict[str, Any]) -> list[str]:
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
     """A downloaded folder of every family for the tabletop."""
     open_tokenizer.cache_clear()
-    yield {name: make(tmp_path_factory.mktemp(name) / "folder", spec_of("lift")) for name, make in MAKERS.items()}
+    makers = {**MAKERS, **tiny_folders.HEADS}
+    yield {name: make(tmp_path_factory.mktemp(name) / "folder", spec_of("lift")) for name, make in makers.items()}
     open_tokenizer.cache_clear()
 
 
@@ -89,8 +98,8 @@ def state(run: Path, step: int) -> str:
     ("family", "method"),
     [
         pytest.param(family, method, marks=[pytest.mark.full] * bool(place or method != METHODS[0]))
-        for place, family in enumerate(FAMILIES)
-        for method in FAMILIES[family]
+        for place, (family, methods) in enumerate({**FAMILIES, **HEADS}.items())
+        for method in methods
     ],
 )
 def test_a_downloaded_folder_is_improved_evaluated_and_resumed(folders, tmp_path, capsys, monkeypatch, family, method):
@@ -104,7 +113,8 @@ def test_a_downloaded_folder_is_improved_evaluated_and_resumed(folders, tmp_path
 
     monkeypatch.setattr(RunFolder, "save_state", save_and_copy)
     given = {**FEW, **SMALLER[method], "rl.loop.iterations": 2, "rl.loop.save-every": 1, "out": whole}
-    main(["train", f"{family}.py:{method}", "--policy", str(folders[family]), *LIFT, *options(given)])
+    config = "openvla_oft" if family in HEADS else family
+    main(["train", f"{config}.py:{method}", "--policy", str(folders[family]), *LIFT, *options(given)])
     assert json.loads((whole / "summary.json").read_text())["rl"]["episodes"] == 2
     main(["train", "--resume", str(killed)])
     assert state(whole, 2) == state(killed, 2)
@@ -140,6 +150,19 @@ def test_a_recorded_dataset_is_imitated(folders, tmp_path, capsys, family):
     assert json.loads(capsys.readouterr().out)["episodes"] == 2
 
 
+@pytest.mark.full
+def test_an_l1_head_is_imitated_and_refuses_ppo_in_a_sentence(folders, tmp_path, complaint):
+    data, run, l1 = tmp_path / "data", tmp_path / "run", str(folders["openvla_l1"])
+    main(["collect", "--env", "lift", "--count", "2", "--out", str(data)])
+    given = {"policy": l1, "dataset": data, "env": "lift", **FEW_STEPS, "out": run}
+    main(["train", "openvla_oft.py:imitate", *options(given)])
+    assert type(load_policy(run / "checkpoints" / "imitation")).__name__ == "OpenVLARegression"
+    few = options({**FEW, **SMALLER["ppo"], "out": tmp_path / "ppo"})
+    for start in (l1, str(run)):
+        said = complaint("train", "openvla_oft.py:ppo", "--policy", start, *LIFT, *few)
+        assert "openvla_oft.py:gaussian_ppo" in said and "residual" in said
+
+
 @pytest.mark.parametrize("family", ONE_OF_THEM)
 def test_without_a_folder_it_says_what_to_name(complaint, tmp_path, family):
     for function in ("imitate", *FAMILIES[family]):
@@ -153,9 +176,10 @@ def test_without_a_folder_it_says_what_to_name(complaint, tmp_path, family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_config_is_built_for_every_environment(tmp_path, family, env):
     """And a folder that was made for its state, action and cameras is opened by the config's options."""
+    methods = {*FAMILIES[family], *(method for head in HEADS.values() for method in head if family == "openvla_oft")}
     made = functions_of(ROOT / "configs" / f"{family}.py")
     made = {name: config for name, config in made.items() if not name.startswith("small_")}  # small_: of no download
-    assert set(made) == {"imitate", *FAMILIES[family]}
+    assert set(made) == {"imitate", *methods}
     recipes = [override(load_config(f"{family}.py:{name}"), ["--env", env], "test") for name in made]
     assert all(recipe.env.name == env and not recipe.env.training_options for recipe in recipes)
     spec = declared_spec(env) or LIBERO

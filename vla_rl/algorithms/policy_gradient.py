@@ -129,7 +129,10 @@ class PolicyGradient(BaseLearner, Generic[B]):
     """
 
     needs: ClassVar[tuple[str, ...]] = ("log_prob", "kl")  # methods of its policy, and what lacks without
-    otherwise = "so no ratio can be formed; add them or choose an algorithm for black-box policies."
+    otherwise = (
+        "so no ratio can be formed; put a Gaussian around its output (GaussianOutput, as openvla_oft.py:gaussian_ppo "
+        "does) if it has an L1 head, correct it by a residual (residual_td3, residual_ppo), or add them."
+    )
     counters: ClassVar[tuple[str, ...]] = ("iteration", "max_lr", "micro_batch")
 
     def __init__(

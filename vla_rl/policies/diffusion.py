@@ -7,10 +7,10 @@ diffusers' ``alphas_cumprod``.  Shapes: ``B`` samples, ``N`` dimensions, ``K`` s
 fine-tuned.  Betas and timesteps are diffusers'; what they imply for a step from ``t`` to ``s`` is one formula
 (:func:`step_table`):
 
-    x_s ~ N( w_0 x0_hat + w_x x_t, std^2 ),     x0_hat = clip(c_x x_t + c_n network(x_t, t))
+    x_s ~ N( w_0 x0_hat + w_x x_t + w_n network(x_t, t), std^2 ),     x0_hat = clip(c_x x_t + c_n network(x_t, t))
 
-It is equation 12 of DDIM (Song et al. 2021, arXiv 2010.02502), with the noise taken from the *clipped* ``x0_hat``; with
-eta = 1 this is DDPM's posterior (Ho et al. 2020, arXiv 2006.11239, eq. 7), clipped or not.
+It is equation 12 of DDIM (Song et al. 2021, arXiv 2010.02502), with the noise taken from the *clipped* ``x0_hat``, so
+that w_n = 0; with eta = 1 this is DDPM's posterior (Ho et al. 2020, arXiv 2006.11239, eq. 7), clipped or not.
 """
 
 from __future__ import annotations
@@ -57,16 +57,17 @@ class Process:
     betas: Literal["linear", "scaled_linear", "squaredcos_cap_v2"] = "squaredcos_cap_v2"
     prediction: Literal["epsilon", "v_prediction"] = "v_prediction"
     clip: float = 1.0  # |x0_hat| is at most this; normalised actions are within 1
+    spacing: Literal["trailing", "leading"] = "trailing"  # starts at the noisiest timestep, which is pure noise
 
     def options(self) -> dict[str, Any]:
-        """Arguments for a scheduler of diffusers; "trailing" starts at the noisiest timestep, which is pure noise."""
+        """Arguments for a scheduler of diffusers."""
         return {
             "num_train_timesteps": self.timesteps,
             "beta_schedule": self.betas,
             "prediction_type": self.prediction,
             "clip_sample": True,
             "clip_sample_range": self.clip,
-            "timestep_spacing": "trailing",
+            "timestep_spacing": self.spacing,
         }
 
 
@@ -78,6 +79,8 @@ class Ddim:
     """
 
     eta: float = 1.0
+    # Whether the noise that a step keeps is that of the clipped x0_hat; False, diffusers' default: the network's.
+    use_clipped_model_output: bool = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.eta <= 1:
@@ -103,6 +106,8 @@ class Ddim:
 @dataclass(frozen=True)
 class Ddpm:
     """Ancestral sampling ("fixed_small"): the posterior's noise, in exploration and deployment alike."""
+
+    use_clipped_model_output = True
 
     @property
     def exploring(self) -> float:
@@ -132,6 +137,7 @@ class StepTable(NamedTuple):
     from_network: Tensor  # c_n
     on_x0: Tensor  # w_0
     on_x: Tensor  # w_x
+    on_network: Tensor  # w_n
     std: Tensor
 
 
@@ -145,14 +151,20 @@ def step_table(process: Process, reverse: Ddim | Ddpm, steps: int, noise: float,
     alpha = scheduler.alphas_cumprod.double()[scheduler.timesteps]
     after = torch.cat([alpha[1:], alpha.new_ones(1)])
     std = noise * ((1 - after) / (1 - alpha) * (1 - alpha / after)).sqrt()
-    on_x = (1 - after - std**2).clamp_min(0).sqrt() / (1 - alpha).sqrt()
-    on_x0 = after.sqrt() - on_x * alpha.sqrt()
+    on_noise = (1 - after - std**2).clamp_min(0).sqrt()
     if process.prediction == "epsilon":
         from_x, from_network = alpha.rsqrt(), -((1 - alpha) / alpha).sqrt()
+        noise_of_x, noise_of_network = torch.zeros_like(alpha), torch.ones_like(alpha)
     else:
         from_x, from_network = alpha.sqrt(), -(1 - alpha).sqrt()
+        noise_of_x, noise_of_network = (1 - alpha).sqrt(), alpha.sqrt()
+    if reverse.use_clipped_model_output:
+        on_x, on_network = on_noise / (1 - alpha).sqrt(), torch.zeros_like(alpha)
+        on_x0 = after.sqrt() - on_x * alpha.sqrt()
+    else:
+        on_x, on_network, on_x0 = on_noise * noise_of_x, on_noise * noise_of_network, after.sqrt()
     time = scheduler.timesteps.double() / process.timesteps
-    return StepTable(time, from_x, from_network, on_x0, on_x, std.clamp_min(floor))
+    return StepTable(time, from_x, from_network, on_x0, on_x, on_network, std.clamp_min(floor))
 
 
 @dataclass(frozen=True)
@@ -238,14 +250,14 @@ class DiffusionSampler:
     def _transition(self, table: StepTable, network: Network, x: Tensor, steps: slice) -> tuple[Tensor, Tensor]:
         """Mean and std [B,k,N] of ``steps`` from ``x`` [B,k,N]."""
         coefficients = self._coefficients(table, x)[:, steps].unsqueeze(-1)
-        time, from_x, from_network, on_x0, on_x, std = coefficients.unbind(0)
+        time, from_x, from_network, on_x0, on_x, on_network, std = coefficients.unbind(0)
         output = network(x, time.squeeze(-1).expand(x.shape[:2])).to(x.dtype)
         x0 = (from_x * x + from_network * output).clamp(-self.process.clip, self.process.clip)
-        mean = on_x0 * x0 + on_x * x
+        mean = on_x0 * x0 + on_x * x + on_network * output
         return mean, std.expand_as(mean)
 
     def _coefficients(self, table: StepTable, like: Tensor) -> Tensor:
-        """The columns of ``table`` [6,K] in the dtype and on the device of ``like``; one copy per device."""
+        """The columns of ``table`` [7,K] in the dtype and on the device of ``like``; one copy per device."""
         key = (table is self.table, like.dtype, like.device)
         if key not in self._copies:
             self._copies[key] = torch.stack(tuple(table)).to(like)
@@ -320,14 +332,91 @@ class Denoiser(nn.Module):
         return network
 
 
-class DiffusionPolicy(StatelessPolicy):
+class DenoisingPolicy(StatelessPolicy):
+    """A policy whose subclasses have a network that denoises chunks; it implements ``LikelihoodPolicy``.
+
+    The likelihood is that of the fine-tuned steps given their starting point, summed over steps and dimensions; mode
+    "eval" is DDIM without noise, or ancestral DDPM.  It has DPPO's ``step_logprob``.
+    """
+
+    spec: EnvSpec
+    version: int
+    action_scale: Affine
+    sampler: DiffusionSampler
+    scheduler: Any  # of diffusers, which adds the noise in imitation
+
+    @property
+    def horizon(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def denoised(self) -> int:
+        """Actions that a chain denoises, of which the first ``horizon`` are executed."""
+        return self.horizon
+
+    @property
+    def feature_sizes(self) -> dict[str, int]:
+        raise NotImplementedError
+
+    def _networks(self, features: Features) -> tuple[Network, Network]:
+        """The networks of the first steps and of the fine-tuned steps."""
+        late = self._late_network(features)
+        return late, late
+
+    def _late_network(self, features: Features) -> Network:
+        raise NotImplementedError
+
+    # -- acting -----------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def act(self, features: Features, state: State, mode: Mode, generator: Generators) -> tuple[ActionOut, State]:
+        """``aux["points"]``: the fine-tuned part of the chain [E,K'+1,N], whose last point the sample begins with."""
+        early, late = self._networks(features)
+        num_envs = len(features[next(iter(self.feature_sizes))])
+        shape = (num_envs, self.denoised * self.spec.action_dim)
+        noise = normal(shape, generator, like=self.action_low)
+        if mode == "eval":
+            flat = self.sampler.deployed(early, late, noise, generator)
+            return self._action_out(flat, flat.new_zeros(num_envs, dtype=torch.float64), {}), state
+        points, mean, std = self.sampler.sample(early, late, noise, generator)
+        logprob = step_logprob(points[:, 1:], mean, std).sum(1)
+        return self._action_out(points[:, -1], logprob, {"points": points}), state
+
+    def _action_out(self, flat: Tensor, logprob: Tensor, aux: Mapping[str, Tensor]) -> ActionOut:
+        sample = flat.unflatten(-1, (self.denoised, self.spec.action_dim))[:, : self.horizon]
+        action = self.action_scale.unnormalize(sample).clamp(self.action_low, self.action_high)
+        return ActionOut(action, sample, logprob, aux, self.version)
+
+    # -- learning ---------------------------------------------------------------------------------------------------
+
+    def log_prob(self, features: Features, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
+        """Joint density of the recorded fine-tuned steps, whose last point begins with ``sample``."""
+        mean, std = self.sampler.gaussians(self._late_network(features), aux["points"])
+        params = {"mean": mean, "std": std}
+        return Likelihood(self.step_logprob(aux, params).sum(1), step_entropy(std).sum(1), params)
+
+    def step_logprob(self, aux: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> Tensor:
+        """Log-density [B,K'] of every recorded step under the ``params`` of :meth:`log_prob`, noisiest first."""
+        return step_logprob(aux["points"][:, 1:], params["mean"], params["std"])
+
+    kl = staticmethod(gaussian_kl)
+
+    def imitation_losses(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
+        """DDPM's loss [B,H] of actions at uniform training timesteps, for noise or v (arXiv 2006.11239, eq. 14)."""
+        target, process = chunks.flatten(1).repeat(draws, 1), self.sampler.process
+        noise = normal(target.shape, generator, like=target)
+        timestep = integers(process.timesteps, (len(target),), generator).to(target.device)
+        network = self._late_network(repeated(features, draws))
+        errors = denoising_errors(process, network, target, noise, timestep, self.scheduler)
+        return errors.unflatten(0, (draws, len(chunks))).unflatten(-1, chunks.shape[1:]).mean((0, -1))
+
+
+class DiffusionPolicy(DenoisingPolicy):
     """Denoises a chunk of actions given the features of ``encoder``, which stays frozen.
 
     Diffusion Policy (Chi et al. 2023, arXiv 2303.04137) with an MLP, and DPPO's use of it (Ren et al. 2024, arXiv
     2409.00588): where fewer than all steps are fine-tuned, the first steps keep a frozen copy of the network that
-    imitation trained.  The likelihood is that of the fine-tuned steps given their starting point, summed over steps and
-    dimensions; mode "eval" is DDIM without noise, or ancestral DDPM.  It implements ``LikelihoodPolicy`` and DPPO's
-    ``step_logprob``.
+    imitation trained.
 
     Raises UserError when diffusers is not installed or ``encoder`` has no ``feature_sizes``.
     """
@@ -360,22 +449,6 @@ class DiffusionPolicy(StatelessPolicy):
     def encode(self, obs: Observation) -> Features:
         return self.encoder.encode(obs)
 
-    # -- acting -----------------------------------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def act(self, features: Features, state: State, mode: Mode, generator: Generators) -> tuple[ActionOut, State]:
-        """``aux["points"]``: the fine-tuned part of the chain [E,K'+1,N]; its last point is the sample."""
-        early, late = self._networks(features)
-        num_envs = len(features[next(iter(self.feature_sizes))])
-        shape = (num_envs, self.config.horizon * self.spec.action_dim)
-        noise = normal(shape, generator, like=self.action_low)
-        if mode == "eval":
-            flat = self.sampler.deployed(early, late, noise, generator)
-            return self._action_out(flat, flat.new_zeros(num_envs, dtype=torch.float64), {}), state
-        points, mean, std = self.sampler.sample(early, late, noise, generator)
-        logprob = step_logprob(points[:, 1:], mean, std).sum(1)
-        return self._action_out(points[:, -1], logprob, {"points": points}), state
-
     def _networks(self, features: Features) -> tuple[Network, Network]:
         """The networks of the first steps and of the fine-tuned steps."""
         late = self._late_network(features)
@@ -391,27 +464,8 @@ class DiffusionPolicy(StatelessPolicy):
     def _condition_inputs(self, features: Features) -> Tensor:
         return torch.cat([features[name] for name in self.feature_sizes], -1)
 
-    def _action_out(self, flat: Tensor, logprob: Tensor, aux: Mapping[str, Tensor]) -> ActionOut:
-        sample = flat.unflatten(-1, (self.config.horizon, self.spec.action_dim))
-        action = self.action_scale.unnormalize(sample).clamp(self.action_low, self.action_high)
-        return ActionOut(action, sample, logprob, aux, self.version)
-
-    # -- learning ---------------------------------------------------------------------------------------------------
-
-    def log_prob(self, features: Features, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
-        """Joint density of the recorded fine-tuned steps, whose last point is ``sample``."""
-        mean, std = self.sampler.gaussians(self._late_network(features), aux["points"])
-        params = {"mean": mean, "std": std}
-        return Likelihood(self.step_logprob(aux, params).sum(1), step_entropy(std).sum(1), params)
-
-    def step_logprob(self, aux: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> Tensor:
-        """Log-density [B,K'] of every recorded step under the ``params`` of :meth:`log_prob`, noisiest first."""
-        return step_logprob(aux["points"][:, 1:], params["mean"], params["std"])
-
-    kl = staticmethod(gaussian_kl)
-
     def imitation_losses(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
-        """DDPM's loss of every action [B,H] at uniform training timesteps (arXiv 2006.11239, eq. 14), for noise or v.
+        """As of every denoising policy.
 
         Raises UserError once the first steps have a frozen copy of the network, which imitation would not change.
         """
@@ -421,12 +475,7 @@ class DiffusionPolicy(StatelessPolicy):
                 "trainable and the others use a frozen copy, so imitation would not change those; imitate with "
                 "fine_tuned = steps and choose fewer afterwards (with_sampler)."
             )
-        target, process = chunks.flatten(1).repeat(draws, 1), self.config.sampler.process
-        noise = normal(target.shape, generator, like=target)
-        timestep = integers(process.timesteps, (len(target),), generator).to(target.device)
-        network = self._late_network(repeated(features, draws))
-        errors = denoising_errors(process, network, target, noise, timestep, self.scheduler)
-        return errors.unflatten(0, (draws, len(chunks))).unflatten(-1, chunks.shape[1:]).mean((0, -1))
+        return super().imitation_losses(features, chunks, draws, generator)
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The weights that imitation and RL train: neither the encoder nor the frozen copy of the first steps."""

@@ -178,38 +178,24 @@ class FeedForwardPolicy(StatelessPolicy):
         return policy.eval()
 
 
-@dataclass(frozen=True)
-class GaussianConfig(FeedForwardConfig):
-    """And how much it explores at first."""
+class GaussianChunks(StatelessPolicy):
+    """``N(mean(o), diag(std^2))`` over normalised chunks, ``std`` learned and the same everywhere.
 
-    std: float = above_zero(0.5)  # initial, of normalised actions
-
-
-class GaussianPolicy(FeedForwardPolicy):
-    """``N(mean(observation), diag(std^2))`` over the normalised chunk, ``std`` learned and the same everywhere.
-
-    See ``FeedForwardPolicy`` for what the mean depends on.  The sample is never clipped, so its density is exact; the
-    action is the sample in physical units, clipped to the bounds.  Mode "eval" takes the mean.  It implements
-    ``LikelihoodPolicy`` and ``Observer``.
+    The sample is never clipped, so its density is exact; the action is the sample in physical units, clipped to the
+    bounds.  Mode "eval" takes the mean.  Subclasses have ``mean``, and how log-probs are summed.
     """
 
-    config: GaussianConfig
+    version: int
+    action_scale: Affine
+    log_std: nn.Parameter  # [H*D]
 
-    def __init__(
-        self,
-        spec: EnvSpec,
-        proprioception: Affine | RunningStatistics | None = None,
-        config: GaussianConfig | None = None,
-    ) -> None:
-        super().__init__(spec, proprioception, config or GaussianConfig())
-        self.action_scale = Affine.from_bounds(spec.action)
-        nn.init.orthogonal_(self.last.weight, 0.01)  # the initial mean is near the middle of the bounds in every state
-        nn.init.zeros_(self.last.bias)
-        self.log_std = nn.Parameter(torch.full_like(self.last.bias, math.log(self.config.std)))
-        self.set_limits(spec)
+    def chunked(self, flat: Tensor) -> Tensor:
+        """[...,H*D] as [...,H,D]."""
+        raise NotImplementedError
 
-    def _num_outputs(self) -> int:
-        return self.entries
+    def logprob(self, terms: Tensor) -> Tensor:
+        """The log-prob of the chunk or of its parts from that of every entry [B,H*D]."""
+        raise NotImplementedError
 
     @torch.no_grad()
     def act(self, features: Features, state: State, mode: Mode, generator: Generators) -> tuple[ActionOut, State]:
@@ -234,13 +220,48 @@ class GaussianPolicy(FeedForwardPolicy):
     kl = staticmethod(gaussian_kl)
 
     def mean(self, features: Features) -> Tensor:
-        """The mean of the distribution, [B,H*D] normalised."""
-        return self.outputs(features)
+        """The mean of the distribution, [B,H*D] normalised, with gradient."""
+        raise NotImplementedError
 
     def _log_density(self, mean: Tensor, sample: Tensor) -> Tensor:
         """The log-density of every entry of ``sample``, all [B,H*D]."""
         terms = -0.5 * ((sample - mean) / self.log_std.exp()).square() - self.log_std
         return terms - 0.5 * math.log(2.0 * math.pi)
+
+
+@dataclass(frozen=True)
+class GaussianConfig(FeedForwardConfig):
+    """And how much it explores at first."""
+
+    std: float = above_zero(0.5)  # initial, of normalised actions
+
+
+class GaussianPolicy(FeedForwardPolicy, GaussianChunks):
+    """A Gaussian over chunks; see ``FeedForwardPolicy`` for what its mean depends on.
+
+    It implements ``LikelihoodPolicy`` and ``Observer``.
+    """
+
+    config: GaussianConfig
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        proprioception: Affine | RunningStatistics | None = None,
+        config: GaussianConfig | None = None,
+    ) -> None:
+        super().__init__(spec, proprioception, config or GaussianConfig())
+        self.action_scale = Affine.from_bounds(spec.action)
+        nn.init.orthogonal_(self.last.weight, 0.01)  # the initial mean is near the middle of the bounds in every state
+        nn.init.zeros_(self.last.bias)
+        self.log_std = nn.Parameter(torch.full_like(self.last.bias, math.log(self.config.std)))
+        self.set_limits(spec)
+
+    def _num_outputs(self) -> int:
+        return self.entries
+
+    def mean(self, features: Features) -> Tensor:
+        return self.outputs(features)
 
 
 _IMPOSSIBLE = -1e9  # logit of an index that an entry does not have; finite, as 0 * -inf would be NaN

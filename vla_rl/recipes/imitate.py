@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -34,6 +34,10 @@ from vla_rl.experience.intervention import Escalation, HelpedEnv, PersonConfig, 
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
 from vla_rl.policies.normalization import Affine
+from vla_rl.policies.openvla.decoding import OpenVLAOptions
+from vla_rl.policies.openvla.heads import Regression
+from vla_rl.policies.openvla.network import OpenVLAShape
+from vla_rl.policies.openvla.policy import PointingOpenVLA, policy_class
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.smolvla.network import PointingVLM, scale_to_inputs
 from vla_rl.policies.smolvla.policy import SmolVLA
@@ -45,7 +49,16 @@ from vla_rl.pretrained import save_own
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig, play
 from vla_rl.recipes.terminal import bar, clock
-from vla_rl.recipes.trainers import CPU, RunContext, SourceConfig, Trainable, TrainerConfig, generator, placed
+from vla_rl.recipes.trainers import (
+    CPU,
+    PolicyConfig,
+    RunContext,
+    SourceConfig,
+    Trainable,
+    TrainerConfig,
+    generator,
+    placed,
+)
 from vla_rl.training.device import alone, resolve_device
 from vla_rl.training.fit import GroundingConfig, ImitationConfig, ground, imitate
 from vla_rl.training.loop import LoopConfig, LoopLearner
@@ -219,6 +232,34 @@ class NewSmolVLA(NewImitator):
         made.network.train(False)
 
 
+@dataclass(frozen=True)
+class NewOpenVLA(NewImitator):
+    """An OpenVLA-OFT of random weights; without a ``shape`` a third of a million, with an L1 head and the state."""
+
+    shape: OpenVLAShape | None = None
+    options: OpenVLAOptions = field(default_factory=OpenVLAOptions)
+
+    def build(self, spec: EnvSpec, episodes: Demonstrations, seed: int) -> ImitationPolicy:
+        torch.manual_seed(seed)  # module initialisation has no generator argument
+        state = Affine.from_data(torch.as_tensor(episodes.state))
+        sizes = OpenVLAShape.small(picture=64, patch=8, depths=(2, 2))
+        sizes = replace(sizes, state=len(state.offset), head=Regression(spec.action_dim, hidden=64))
+        chosen = self.shape or sizes
+        policy: Any = policy_class(chosen.head).new(spec, state, chosen, self.options)
+        scale_to_inputs(policy.network)
+        return cast(ImitationPolicy, policy)
+
+    def ground(self, policy: ImitationPolicy, tasks: Tensor, fit: Pointing) -> None:
+        """All of the network learns to point at the named object, but for the head."""
+        made: Any = policy  # of build
+        network = PointingOpenVLA(made.network, made.chunk_length * made.spec.action_dim)
+        network.requires_grad_(True)
+        fit(network, (made.tokens[tasks], made.token_mask[tasks]))
+        for name, item in made.network.named_parameters():
+            item.requires_grad_(name in made.trained_names)
+        made.network.train(False)
+
+
 def imitate_policy(
     policy: ImitationPolicy,
     episodes: Demonstrations,
@@ -290,7 +331,11 @@ def demonstrated_chunks(
 
 
 class ImitatingTrainer(TrainerConfig):
-    """A trainer whose learner keeps what it imitates, so it learns in one process."""
+    """A trainer whose learner keeps what it imitates, so it learns in one process.
+
+    ``policy`` builds what plays and learns, such as a Gaussian around an L1 head's output; None: the starting policy
+    itself, a flow policy that explores by ``sampler``.
+    """
 
     sampler: FlowSampler
 
@@ -304,7 +349,9 @@ class ImitatingTrainer(TrainerConfig):
         return super().build_env(context)
 
     def build_policy(self, context: RunContext, env: VecEnv) -> Trainable:
-        """``context.base`` itself; raises UserError unless it is a flow policy."""
+        """Raises UserError for what is no flow policy, unless ``policy`` builds something of it."""
+        if self.policy is not None:
+            return super().build_policy(context, env)
         return context.start_flow("improvement by imitation", self.sampler, 1.0)
 
     def recorded(self, context: RunContext, policy: Trainable, needed_by: str) -> Chunks | None:
@@ -319,7 +366,7 @@ class ImitatingTrainer(TrainerConfig):
 
 @dataclass(frozen=True)
 class Corrected(ImitatingTrainer):
-    """HG-DAgger of a flow policy ; it learns in one process.
+    """HG-DAgger, of a flow policy or of what ``policy`` builds; it learns in one process.
 
     A resumed run keeps weights and corrections and begins new episodes: those that a person watches have no snapshots.
 
@@ -335,6 +382,7 @@ class Corrected(ImitatingTrainer):
     loop: LoopConfig = field(default_factory=lambda: LoopConfig(iterations=30, validate_every=10))
     algorithm: HGDaggerConfig = field(default_factory=HGDaggerConfig)
     help: Escalation | None = None
+    policy: PolicyConfig | None = None
 
     def build_env(self, context: RunContext) -> VecEnv:
         """Raises UserError for an environment without a scripted expert, and for several processes that learn."""
@@ -357,7 +405,7 @@ class Corrected(ImitatingTrainer):
 
 @dataclass(frozen=True)
 class SelfImitated(ImitatingTrainer):
-    """Self-imitation of a flow policy ; it learns in one process.
+    """Self-imitation, of a flow policy or of what ``policy`` builds; it learns in one process.
 
     experience  long windows: only episodes that begin and end within one count
     sampler     of the policy while it collects; deployed it follows the ODE, and a little noise hardly differs
@@ -369,9 +417,10 @@ class SelfImitated(ImitatingTrainer):
     loop: LoopConfig = field(default_factory=lambda: LoopConfig(iterations=24, validate_every=8, collapse=math.inf))
     algorithm: SelfImitationConfig = field(default_factory=SelfImitationConfig)
     future: FutureStatesConfig | None = None
+    policy: PolicyConfig | None = None
 
     def build_policy(self, context: RunContext, env: VecEnv) -> Trainable:
-        """``context.base`` itself; raises UserError unless it is a flow policy, whose backbone can learn if asked."""
+        """And raises UserError where a backbone is to foresee states that cannot learn."""
         policy = super().build_policy(context, env)
         if self.future is not None:
             require_learning_backbone(policy)

@@ -22,6 +22,7 @@ from vla_rl.policies.diffusion import DiffusionConfig, DiffusionPolicy
 from vla_rl.policies.feed_forward import GaussianPolicy, SquashedConfig, SquashedPolicy
 from vla_rl.policies.flow_policy import at_temperature
 from vla_rl.policies.function import FunctionPolicy, Renumbered
+from vla_rl.policies.gaussian_around import AroundConfig, GaussianAround
 from vla_rl.policies.latent_noise import GaussianLatent, LatentConfig, SquashedLatent, SquashedLatentConfig
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy, read_config
@@ -132,6 +133,20 @@ class PPOResidual:
 
     def build(self, context: RunContext) -> GaussianResidual:
         return GaussianResidual(context.start("a residual policy"), config=self.residual)
+
+
+@dataclass(frozen=True)
+class GaussianOutput:
+    """A Gaussian around the output of the starting policy, which has no density: that of an L1 regression head.
+
+    All of the starting policy that it trains itself is trained.  One that is such a Gaussian already goes on as it is.
+    """
+
+    gaussian: AroundConfig = AroundConfig()
+
+    def build(self, context: RunContext) -> GaussianAround:
+        base: Any = context.start("a Gaussian around a policy's output")
+        return base if isinstance(base, GaussianAround) else GaussianAround(base, self.gaussian)
 
 
 @dataclass(frozen=True)

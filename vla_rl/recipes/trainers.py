@@ -45,6 +45,7 @@ from vla_rl.training.loop import AlgorithmConfig, LoopConfig, LoopLearner
 from vla_rl.training.sharding import ShardedGroup
 
 CPU = torch.device("cpu")
+_NO_FLOW = "so it is no flow policy; train it with OnPolicyRL(StartFrom()), or give the trainer a policy built on it."
 T = TypeVar("T")
 
 
@@ -162,7 +163,7 @@ class RunContext:
         Raises UserError unless it is a flow policy.
         """
         base: Any = self.start(needed_by)
-        require(base, needed_by, ("with_sampler",), "so it is no flow policy; train it with OnPolicyRL(StartFrom()).")
+        require(base, needed_by, ("with_sampler",), _NO_FLOW)
         return base.with_sampler(sampler, final_noise)
 
     def episodes(self, needed_by: str) -> Demonstrations:

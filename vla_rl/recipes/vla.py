@@ -9,26 +9,29 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from vla_rl.algorithms.chunks import ImitationPolicy
+from vla_rl.algorithms.dppo import DPPOConfig
 from vla_rl.algorithms.dsrl import DSRLConfig
 from vla_rl.algorithms.group_relative import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
+from vla_rl.algorithms.self_imitation import SelfImitationConfig
 from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, FlowSde, OneRandomStep
+from vla_rl.policies.gaussian_around import AroundConfig
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.latent_noise import SquashedLatentConfig
 from vla_rl.policies.residual import ResidualConfig
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig
-from vla_rl.recipes.imitate import NewImitator
+from vla_rl.recipes.imitate import NewImitator, SelfImitated
 from vla_rl.recipes.imitate_dataset import ImitateDataset
 from vla_rl.recipes.improve import Improve
-from vla_rl.recipes.policies import SACLatent, StartFrom, TD3Residual
+from vla_rl.recipes.policies import GaussianOutput, PPOResidual, SACLatent, StartFrom, TD3Residual
 from vla_rl.recipes.trainers import OffPolicyRL, OnPolicyRL, ReplayConfig, RLConfig, TrainerConfig
 from vla_rl.training.fit import FitConfig, ImitationConfig
 from vla_rl.training.loop import LoopConfig
@@ -127,6 +130,46 @@ def token_grpo() -> OnPolicyRL:
     """
     algorithm = GRPOConfig(epochs=1, minibatch=128, micro_batch=16, lr=5e-6, lr_bounds=(1e-7, 1e-4))
     return OnPolicyRL(StartFrom(), replace(_GROUPS, groups=64, limit=256), _ITERATIONS, algorithm)
+
+
+def gaussian_ppo(std: float = 0.1) -> OnPolicyRL:
+    """PPO of a head that regresses, by a Gaussian around it with a learnt ``std``: no paper has its numbers.
+
+    Rollouts are those of :func:`token_ppo`, with a lower learning rate and a ratio for every action.
+    """
+    algorithm = PPOConfig(
+        epochs=1, minibatch=640, micro_batch=40, lr=1e-5, lr_bounds=(1e-7, 1e-4), critic_lr=3e-3, gamma=0.99, lam=0.95
+    )
+    return replace(token_ppo(), policy=_gaussian(std), algorithm=algorithm)
+
+
+def gaussian_grpo(std: float = 0.1) -> OnPolicyRL:
+    """GRPO of the same, with the numbers of :func:`token_grpo`."""
+    return replace(token_grpo(), policy=_gaussian(std))
+
+
+def dppo() -> OnPolicyRL:
+    """DPPO (arXiv 2409.00588) of a diffusion head: a ratio for every denoising step."""
+    algorithm = DPPOConfig(
+        epochs=1, minibatch=640, micro_batch=10, lr=1e-5, lr_bounds=(1e-7, 1e-4), critic_lr=3e-3, gamma=0.99, lam=0.95
+    )
+    return OnPolicyRL(StartFrom(), WindowConfig(128, 20), _ITERATIONS, algorithm)
+
+
+def residual_ppo() -> OnPolicyRL:
+    """A Gaussian correction, at first mostly below .1 half-ranges, at every control step; the model is frozen."""
+    policy = PPOResidual(ResidualConfig(scale=0.2, noise=0.5, head=HeadConfig(width=1024)))
+    return OnPolicyRL(policy, WindowConfig(128, 160), _ITERATIONS, PPOConfig(gamma=0.99, lam=0.95))
+
+
+def self_imitation(std: float = 0.05) -> SelfImitated:
+    """Imitation of one's own successes, played by a Gaussian around what the policy says."""
+    algorithm = SelfImitationConfig(batch=64, draws=1, lr=1e-4)
+    return SelfImitated(WindowConfig(64, 80), loop=_ITERATIONS, algorithm=algorithm, policy=_gaussian(std))
+
+
+def _gaussian(std: float) -> GaussianOutput:
+    return GaussianOutput(AroundConfig(std, logprob_per="action"))
 
 
 def _sampler(noise: float, steps: int) -> FlowSampler:

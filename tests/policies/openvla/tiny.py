@@ -5,19 +5,23 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from tests.golden.vla.weights import weight
 from vla_rl.contract.env import ArraySpec, EnvSpec, Observation
 from vla_rl.policies.normalization import Affine
+from vla_rl.policies.openvla.base import OpenVLABase
 from vla_rl.policies.openvla.decoding import OpenVLAOptions
+from vla_rl.policies.openvla.heads import FILES, HeadShape
 from vla_rl.policies.openvla.network import OpenVLANetwork, OpenVLAShape, ViTShape
 from vla_rl.policies.openvla.policy import OpenVLA
 from vla_rl.pretrained import save_folder
 
+P = TypeVar("P", bound=OpenVLABase)
 GOLDEN = Path(__file__).parents[2] / "golden" / "vla" / "openvla"
 
 
@@ -33,33 +37,38 @@ def _script(name: str) -> Any:
 tiny = _script("tiny")
 
 
-def tiny_shape(state: int = 0) -> OpenVLAShape:
+def tiny_shape(state: int = 0, head: HeadShape | None = None) -> OpenVLAShape:
     patches = (tiny.SIDE // tiny.PATCH) ** 2
     dino, siglip = (
         ViTShape(s["embed_dim"], s["depth"], tiny.HEADS, s["mlp_ratio"] * s["embed_dim"], tiny.PATCH, patches)
         for s in (tiny.DINO, tiny.SIGLIP)
     )
     dino = ViTShape(**{**vars(dino), "registers": 4, "classes": True})
-    return OpenVLAShape(tiny.LLAMA, dino, siglip, tiny.BINS, tiny.PADDING, state)
+    return OpenVLAShape(tiny.LLAMA, dino, siglip, tiny.BINS, tiny.PADDING, state, head)
 
 
-def tiny_network(state: int = 0) -> OpenVLANetwork:
-    network = tiny_shape(state).build().eval()
+def tiny_network(state: int = 0, head: HeadShape | None = None) -> OpenVLANetwork:
+    return filled(tiny_shape(state, head).build())
+
+
+def filled(network: OpenVLANetwork, prefix: str = "action_head.") -> OpenVLANetwork:
+    """``network`` with weights by the rules of the golden data; ``prefix`` of the names of its head's."""
     with torch.no_grad():
         for name, item in network.state_dict().items():
-            item.copy_(torch.from_numpy(tiny.weight(name, tuple(item.shape))))
-    return network
+            rule = weight if name.partition(".")[0] in FILES[1:] else tiny.weight
+            item.copy_(torch.from_numpy(rule(name.replace("action_head.", prefix), tuple(item.shape))))
+    return network.eval()
 
 
 def golden_outputs() -> dict[str, torch.Tensor]:
     return load_file(GOLDEN / "outputs.safetensors")
 
 
-def prompts() -> tuple[torch.Tensor, torch.Tensor]:
+def prompts(of: tuple[tuple[int, ...], ...] = tiny.PROMPTS) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and mask [3,L] of the golden prompts, padded on the right."""
-    longest = max(map(len, tiny.PROMPTS))
-    tokens = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in tiny.PROMPTS])
-    return tokens, torch.tensor([[i < len(ids) for i in range(longest)] for ids in tiny.PROMPTS])
+    longest = max(map(len, of))
+    tokens = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in of])
+    return tokens, torch.tensor([[i < len(ids) for i in range(longest)] for ids in of])
 
 
 def pictures() -> list[torch.Tensor]:
@@ -70,13 +79,15 @@ def pictures() -> list[torch.Tensor]:
 class TaskPrompts:
     """The golden prompts, by the tasks "0", "1" and "2"."""
 
+    of = tiny.PROMPTS
+
     def encode(self, texts: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        tokens, mask = prompts()
+        tokens, mask = prompts(self.of)
         index = [int(text) for text in texts]
         return tokens[index], mask[index]
 
     def save_pretrained(self, folder: Any) -> None:
-        save_folder(Path(folder), {"prompts": "tests.policies.openvla.tiny:TaskPrompts"}, {})
+        save_folder(Path(folder), {"prompts": f"tests.policies.openvla.tiny:{type(self).__name__}"}, {})
 
     @classmethod
     def from_pretrained(cls, folder: Any) -> TaskPrompts:
@@ -98,10 +109,16 @@ STATE = Affine((0.0, 0.1), (1.0, 0.5))
 ACTION = Affine((0.1, 2.0, 0.0), (0.5, 1.0, 3.0))
 
 
-def tiny_policy(options: OpenVLAOptions, cameras: tuple[str, ...] = ("front",), **changes: Any) -> OpenVLA:
+def tiny_policy(
+    options: OpenVLAOptions,
+    cameras: tuple[str, ...] = ("front",),
+    kind: type[P] = OpenVLA,  # type: ignore[assignment]
+    head: HeadShape | None = None,
+    **changes: Any,
+) -> P:
     """A policy over the tiny network; changes of its spec by name."""
-    network = tiny_network()
-    return OpenVLA(replace(SPEC, **changes), network, TaskPrompts(), STATE, ACTION, cameras, options).eval()
+    network = tiny_network(head=head)
+    return kind(replace(SPEC, **changes), network, TaskPrompts(), STATE, ACTION, cameras, options).eval()
 
 
 def observed(count: int = 6) -> Observation:
@@ -110,3 +127,43 @@ def observed(count: int = 6) -> Observation:
     seen = dict(zip(("front", "wrist"), tiny.pictures(count), strict=True))
     state = rng.uniform(-1, 1, (count, 2)).astype(np.float32)
     return Observation(seen, state, index % 3, index)
+
+
+# -- OpenVLA-OFT's continuous heads -----------------------------------------------------------------------------------
+
+
+def oft_golden() -> dict[str, torch.Tensor]:
+    """What OpenVLA-OFT's own classes computed, see ``write_oft.py``."""
+    return load_file(GOLDEN / "oft.safetensors")
+
+
+def oft_network(head: HeadShape, prefix: str) -> OpenVLANetwork:
+    """The network of those golden data; ``prefix``: of its head's tensors in the rule of their weights."""
+    return filled(replace(tiny_shape(tiny.OFT_STATE, head), llama=tiny.OFT_LLAMA).build(), prefix)
+
+
+class OftPrompts(TaskPrompts):
+    """Those of the continuous heads' golden data."""
+
+    of = tiny.OFT_PROMPTS
+
+
+OFT_SPEC = replace(
+    SPEC,
+    state=ArraySpec((tiny.OFT_STATE,), "float32", -1, 1),
+    action=ArraySpec((tiny.OFT_ENTRIES,), "float32", -9, 9),
+)
+
+
+def oft_policy(kind: type[P], head: HeadShape, prefix: str, options: OpenVLAOptions | None = None) -> P:
+    """The policy of those golden data; what it executes are the normalised actions."""
+    numbers = Affine((0.0,) * tiny.OFT_STATE, (1.0,) * tiny.OFT_STATE)
+    actions = Affine((0.0,) * tiny.OFT_ENTRIES, (1.0,) * tiny.OFT_ENTRIES)
+    both, chosen = ("front", "wrist"), options or OpenVLAOptions()
+    return kind(OFT_SPEC, oft_network(head, prefix), OftPrompts(), numbers, actions, both, chosen).eval()
+
+
+def oft_observed() -> Observation:
+    index = np.arange(len(tiny.PROMPTS))
+    seen = dict(zip(("front", "wrist"), tiny.pictures(len(tiny.PROMPTS)), strict=True))
+    return Observation(seen, tiny.states(), index, index)

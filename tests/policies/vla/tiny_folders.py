@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,6 +18,7 @@ from tests.golden.vla.weights import weight
 from tests.policies.openvla.tiny import tiny, tiny_shape
 from tests.policies.vla.public_folders import lerobot_features, word_tokenizer, write
 from vla_rl.contract.env import EnvSpec
+from vla_rl.policies.openvla.heads import Denoising, HeadShape, Perceptron, Regression
 from vla_rl.policies.pi0.network import Gemma, Siglip
 from vla_rl.policies.pi0.policy import shape_of
 from vla_rl.policies.pi05.policy import shape_of as pi05_shape
@@ -110,8 +112,8 @@ def pi05(folder: Path, spec: EnvSpec) -> Path:
         return _weights(folder, pi05_shape(PublicCheckpoint(folder, "pi05", config, (), 0, 0, CHUNK, CHUNK, "")))
 
 
-def openvla(folder: Path, spec: EnvSpec) -> Path:
-    """As OpenVLA's are, the statistics of one dataset within its config."""
+def openvla(folder: Path, spec: EnvSpec, head: Callable[[int, int], HeadShape] | None = None) -> Path:
+    """As OpenVLA's are, the statistics of one dataset within its config; with OFT's files of a ``head``."""
     text = {"model_type": "llama", **tiny.LLAMA, "vocab_size": _EMPTY_TOKEN + 1 + tiny.BINS + tiny.PADDING}
     size = spec.action_dim
     action = {
@@ -132,7 +134,16 @@ def openvla(folder: Path, spec: EnvSpec) -> Path:
     }
     write(folder / "config.json", config)
     _tokenizer(folder, "<s>")
-    return _weights(folder, replace(tiny_shape(), llama=text))
+    _weights(folder, replace(tiny_shape(), llama=text))
+    if head:
+        parts = {"proprio_projector": Perceptron(state, 32, 32), **head(size, 32).parts(32)}
+        for part, module in parts.items():
+            names = {name: tuple(item.shape) for name, item in module.state_dict().items()}
+            tensors = {
+                f"module.{name}": torch.from_numpy(weight(f"{part}.{name}", size)) for name, size in names.items()
+            }
+            save_file(tensors, folder / f"{part}--1_checkpoint.safetensors")
+    return folder
 
 
 MAKERS: Mapping[str, Callable[[Path, EnvSpec], Path]] = {
@@ -142,6 +153,11 @@ MAKERS: Mapping[str, Callable[[Path, EnvSpec], Path]] = {
     "openvla_oft": openvla,
 }
 """By the name of the family's config file."""
+HEADS: Mapping[str, Callable[[Path, EnvSpec], Path]] = {
+    "openvla_l1": partial(openvla, head=Regression),
+    "openvla_diffusion": partial(openvla, head=Denoising),
+}
+"""Those of OpenVLA-OFT with a continuous head."""
 
 
 def _features(spec: EnvSpec) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.contract.config import Checked, check_choice, check_positive, within
+from vla_rl.policies.diffusion import Ddim, DiffusionSampler, Process
 from vla_rl.policies.feed_forward import LogprobPer
 from vla_rl.policies.openvla.network import OpenVLANetwork, Prefix
 from vla_rl.policies.vla.options import VLAOptions
@@ -75,8 +76,9 @@ class Autoregressive(Decoding, Checked):
 class Parallel(Decoding, Checked):
     """All tokens in one pass, independent given the observation: OpenVLA-OFT (arXiv 2502.19645).
 
-    The action tokens' embeddings are zeros.  Attention is bidirectional everywhere, pictures and prompt included, as in
-    the authors' transformers (moojink/openvla-oft#27), and a stop token follows.
+    The action tokens' embeddings are zeros, or with a diffusion head noisy actions.  Attention is bidirectional
+    everywhere, pictures and prompt included, as in the authors' transformers (moojink/openvla-oft#27), and a stop token
+    follows.
     """
 
     actions: int = within(8, 1, 1000)
@@ -92,15 +94,26 @@ class Parallel(Decoding, Checked):
         return self._all(network, prefix, entries)[:, : bins.shape[1]]
 
     def _all(self, network: OpenVLANetwork, prefix: Prefix, entries: int) -> Tensor:
-        before, count = prefix.embeddings, self.actions * entries
-        empty = before.new_zeros(len(before), count, before.shape[-1])
+        return network.bin_logits(self.hidden(network, prefix, self.actions * entries))
+
+    def hidden(self, network: OpenVLANetwork, prefix: Prefix, count: int, slots: Tensor | None = None) -> Tensor:
+        """Hidden states [B,count,W], each where the token before its placeholder stands; see :meth:`whole`."""
+        first = prefix.embeddings.shape[1] - 1
+        return self.whole(network, prefix, count, slots)[:, first : first + count]
+
+    @staticmethod
+    def whole(network: OpenVLANetwork, prefix: Prefix, count: int, slots: Tensor | None = None) -> Tensor:
+        """Hidden states of the prefix, of ``count`` placeholders and of the stop token.
+
+        ``slots`` [B,count,W]: embeddings of the placeholders; None: zeros.
+        """
+        before = prefix.embeddings
+        empty = before.new_zeros(len(before), count, before.shape[-1]) if slots is None else slots.to(before)
         stop = network.embed(torch.full((len(before), 1), STOP, device=before.device))
         mask = torch.cat([prefix.mask, prefix.mask.new_ones(len(before), count + 1)], 1)
         sequence = torch.cat([before, empty, stop], 1)
         attends = mask[:, None].expand(-1, mask.shape[1], -1)
-        hidden = network.hidden(sequence, attends, _positions(mask))
-        first = before.shape[1] - 1
-        return network.bin_logits(hidden[:, first : first + count])
+        return network.hidden(sequence, attends, _positions(mask))
 
 
 def _positions(mask: Tensor) -> Tensor:
@@ -114,14 +127,22 @@ def _causal(mask: Tensor) -> Tensor:
     return mask[:, None] & torch.ones(length, length, dtype=torch.bool, device=mask.device).tril()
 
 
+# What OFT's diffusion heads were trained for and are deployed with: the defaults of diffusers' DDIMScheduler.
+OFT_PROCESS = Process(timesteps=50, prediction="epsilon", spacing="leading")
+OFT_REVERSE = Ddim(use_clipped_model_output=False)
+
+
 @dataclass(frozen=True)
 class OpenVLAOptions(VLAOptions):
     """Choices that an OpenVLA checkpoint leaves to whoever opens it; ``sampler`` is not read.
+
+    A continuous head always decodes in parallel: where ``decoding`` is not :class:`Parallel`, eight actions (LIBERO's).
 
     Raises UserError for a choice that does not exist.
     """
 
     decoding: Decoding = Autoregressive()  # or Parallel(): OpenVLA-OFT
+    denoising: DiffusionSampler = DiffusionSampler(OFT_PROCESS, OFT_REVERSE, steps=50, fine_tuned=50)  # by such a head
     temperature: float = 1.0  # of exploration and of its likelihood alike; SimpleVLA-RL: 1.6
     logprob_per: LogprobPer = "chunk"  # or "action", "token": what has a ratio of its own in PPO and GRPO
     crop: float = 1.0  # the share of a picture's area that is seen; .9 for checkpoints fine-tuned with random crops

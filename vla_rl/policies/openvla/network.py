@@ -23,6 +23,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from vla_rl.contract.errors import ContractError
+from vla_rl.policies.openvla.heads import HeadShape, Perceptron
 from vla_rl.policies.vla.network import mean_where, transformers
 
 _EPSILON = 1e-6  # of timm's layer norms
@@ -130,7 +131,7 @@ class _Block(nn.Module):
         self.norm1 = nn.LayerNorm(shape.width, eps=_EPSILON)
         self.attn = _Attention(shape)
         self.norm2 = nn.LayerNorm(shape.width, eps=_EPSILON)
-        self.mlp = _Perceptron(shape.width, shape.hidden, shape.width)
+        self.mlp = Perceptron(shape.width, shape.hidden, shape.width)
         scaled = shape.classes
         self.ls1, self.ls2 = (_LayerScale(shape.width) if scaled else nn.Identity() for _ in range(2))
 
@@ -150,16 +151,6 @@ class _Attention(nn.Module):
         query, key, value = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         mixed = nn.functional.scaled_dot_product_attention(query, key, value)
         return self.proj(mixed.transpose(1, 2).flatten(2))
-
-
-class _Perceptron(nn.Module):
-    def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(inputs, hidden)
-        self.fc2 = nn.Linear(hidden, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(nn.functional.gelu(self.fc1(x.to(self.fc1.weight.dtype))))
 
 
 class _LayerScale(nn.Module):
@@ -183,7 +174,7 @@ class _AttentionPool(nn.Module):
         self.kv = nn.Linear(shape.width, 2 * shape.width)
         self.proj = nn.Linear(shape.width, shape.width)
         self.norm = nn.LayerNorm(shape.width, eps=_EPSILON)
-        self.mlp = _Perceptron(shape.width, shape.hidden, shape.width)
+        self.mlp = Perceptron(shape.width, shape.hidden, shape.width)
 
 
 VISION = ("vision_backbone.", "projector.")  # tensors that the patches depend on
@@ -200,20 +191,27 @@ class OpenVLAShape:
     bins: int = 256  # K
     padding: int = 64  # rows of the vocabulary after its last token
     state: int = 0  # entries of the proprioception that OFT's projector reads; 0: without one
+    head: HeadShape | None = None  # OFT's continuous one; None: actions are tokens
     crop: float = 1.0  # the share of a picture's area that it sees; .9 where it was fine-tuned with random crops
 
     def build(self) -> OpenVLANetwork:
         return OpenVLANetwork(self)
 
     @classmethod
-    def small(cls, width: int = 64, picture: int = 56) -> OpenVLAShape:
-        """A few hundred thousand parameters, for training from nothing; without words."""
-        vit = ViTShape(width=48, depth=3, heads=4, hidden=96, patch=14, patches=(picture // 14) ** 2)
+    def small(
+        cls, width: int = 64, picture: int = 56, patch: int = 14, seen: int = 48, depths: tuple[int, int] = (3, 2)
+    ) -> OpenVLAShape:
+        """A few hundred thousand parameters, for training from nothing; without words.
+
+        ``seen``: width of either vision transformer; ``depths``: layers of these, of which one is unused, and of the
+        language model.
+        """
+        vit = ViTShape(seen, depths[0], heads=4, hidden=2 * seen, patch=patch, patches=(picture // patch) ** 2)
         llama = {
             "vocab_size": 256,
             "hidden_size": width,
             "intermediate_size": 2 * width,
-            "num_hidden_layers": 2,
+            "num_hidden_layers": depths[1],
             "num_attention_heads": 4,
         }
         return cls(llama, replace(vit, registers=4, classes=True), vit, padding=0)
@@ -247,7 +245,9 @@ class OpenVLANetwork(nn.Module):
         self.width = int(self.language_model.config.hidden_size)
         self.projector = Projector(shape.dino.width + shape.siglip.width, self.width)
         if shape.state:
-            self.proprio_projector = _Perceptron(shape.state, self.width, self.width)  # OFT's (arXiv 2502.19645)
+            self.proprio_projector = Perceptron(shape.state, self.width, self.width)  # OFT's (arXiv 2502.19645)
+        for name, part in shape.head.parts(self.width).items() if shape.head else ():
+            self.add_module(name, part)
 
     # -- what is read ------------------------------------------------------------------------------------------------
 
@@ -281,10 +281,13 @@ class OpenVLANetwork(nn.Module):
         """[...,W] of token ids."""
         return self.language_model.get_input_embeddings()(tokens)
 
-    def prefix(self, patches: Tensor, tokens: Tensor, mask: Tensor, state: Tensor | None = None) -> Prefix:
-        """Begin of sequence, pictures, the state if OFT's projector reads it, the rest of the prompt.
+    def prefix(
+        self, patches: Tensor, tokens: Tensor, mask: Tensor, state: Tensor | None = None, time: Tensor | None = None
+    ) -> Prefix:
+        """Begin of sequence, pictures, the state if OFT's projector reads it, ``time``, the rest of the prompt.
 
-        ``tokens`` int64 and ``mask`` bool [B,L] are padded on the right and start with the begin of sequence.
+        ``tokens`` int64 and ``mask`` bool [B,L] are padded on the right and start with the begin of sequence; ``time``
+        [B,W] is the encoded timestep of a diffusion, if there is one.
         """
         text, valid = _aligned_right(tokens[:, 1:], mask[:, 1:])
         parts = [self.embed(tokens[:, :1]), patches.to(self.dtype)]
@@ -292,6 +295,8 @@ class OpenVLANetwork(nn.Module):
             if state is None:
                 raise ContractError("this OpenVLA reads the state, which is missing; give it the normalised state.")
             parts.append(self.proprio_projector(state.clamp(-1.0, 1.0)).to(self.dtype)[:, None])
+        if time is not None:
+            parts.append(time.to(self.dtype)[:, None])
         seen = torch.cat(parts, 1)
         everything = torch.ones(seen.shape[:2], dtype=torch.bool, device=seen.device)
         return Prefix(torch.cat([seen, self.embed(text)], 1), torch.cat([everything, valid], 1))

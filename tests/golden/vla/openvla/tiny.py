@@ -22,6 +22,12 @@ LLAMA: dict[str, Any] = {
 }
 PROMPTS = ((1, 7, 8, 9, 29), (1, 7, 30, 31, 11, 12, 29), (1, 8, 29))  # token ids, of different lengths
 CAMERAS, ENTRIES, ACTIONS = 2, 3, 2  # pictures of an observation; D; actions of a parallel chunk
+# OpenVLA-OFT's continuous heads: its own classes end every prompt in this token, and have LIBERO's sizes.
+EMPTY = 29871
+OFT_LLAMA = {**LLAMA, "vocab_size": 32064}  # as published
+OFT_PROMPTS = tuple((*prompt, EMPTY) for prompt in PROMPTS)
+OFT_ACTIONS, OFT_ENTRIES, OFT_STATE = 8, 7, 8
+TIMESTEPS = (0, 20, 49)  # of 50, at which noise is predicted, one for each prompt
 
 
 def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -45,3 +51,13 @@ def pictures(count: int) -> np.ndarray:
     ]
     stacked = np.stack(found).reshape(CAMERAS, count, 3, SIDE, SIDE)
     return np.moveaxis(stacked, 2, -1).round().astype(np.uint8)
+
+
+def states() -> np.ndarray:
+    """float32 [rows,OFT_STATE]: normalised states within [-1, 1]."""
+    return np.random.default_rng(1).uniform(-1, 1, (len(PROMPTS), OFT_STATE)).astype(np.float32)
+
+
+def chunks() -> np.ndarray:
+    """float32 [rows,OFT_ACTIONS,OFT_ENTRIES]: normalised actions to imitate."""
+    return np.random.default_rng(2).uniform(-1, 1, (len(PROMPTS), OFT_ACTIONS, OFT_ENTRIES)).astype(np.float32)
