@@ -18,6 +18,7 @@ import vla_rl.cli
 from tests.docs import command_page
 from tests.docs.conftest import ROOT, Command, commands
 from vla_rl.cli import COMMANDS, main
+from vla_rl.contract import hub
 from vla_rl.training.tracking import RunFolder
 
 ALL = list(commands())
@@ -41,6 +42,7 @@ def parse(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     # All are imported before the first is changed: one that is imported later would keep another's changed function.
     for module in [importlib.import_module(name) for name in names if not name.endswith("__main__")]:
         _stop_after_parsing(module, monkeypatch)
+    monkeypatch.setattr(hub, "repository", lambda name, kind="model": None)  # nothing is downloaded
     monkeypatch.setattr(RunFolder, "resume", _stop)
     monkeypatch.setattr("vla_rl.recipes.recipe.resume", _stop)
 
@@ -53,8 +55,6 @@ def parse(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def _stop_after_parsing(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    if hasattr(module, "located"):
-        monkeypatch.setattr(module, "located", lambda name: name)  # nothing is downloaded
     if hasattr(module, "override"):
         real = module.override
 

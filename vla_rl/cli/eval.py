@@ -16,6 +16,7 @@ from rich.table import Table
 from vla_rl.cli.override import override, take_option
 from vla_rl.contract.config import JsonObject
 from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.contract.hub import located
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.report import mean_text, percent
@@ -30,7 +31,6 @@ from vla_rl.pretrained import checkpoint_of
 from vla_rl.recipes.config_files import env_config_of
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
 from vla_rl.recipes.evaluators import shown
-from vla_rl.recipes.hub import located
 from vla_rl.recipes.parity import (
     Compared,
     Trace,

@@ -20,8 +20,8 @@ from rich.table import Column, Table
 from vla_rl.cli.override import override, positional, subcommand
 from vla_rl.contract.config import to_json
 from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.contract.hub import located
 from vla_rl.recipes import sims as recipe
-from vla_rl.recipes.hub import located
 from vla_rl.recipes.inspect import (
     catalog,
     missing_package,

@@ -12,8 +12,8 @@ import tyro
 from tyro import constructors
 
 from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.contract.hub import located, pinned
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.hub import located
 from vla_rl.recipes.terminal import console
 
 _SHORT = {"collectors": "loop.collectors", "staleness": "loop.staleness"}
@@ -22,7 +22,7 @@ _SHORT = {"collectors": "loop.collectors", "staleness": "loop.staleness"}
 def override(config: Any, arguments: Sequence[str], command: str) -> Any:
     """``config`` with fields replaced by ``--field value`` (nested: ``--rl.algorithm.gamma 0.98``).
 
-    A ``policy`` that names a model on the Hugging Face hub becomes its folder (``vla_rl/recipes/hub.py``).
+    What names a model or dataset on the Hugging Face hub is found there, see :func:`_from_hub`.
     Raises UserError for a field that does not exist, naming the nearest one.
     """
     known = _fields(config)
@@ -36,8 +36,26 @@ def override(config: Any, arguments: Sequence[str], command: str) -> Any:
     with _registry():
         description = type(config).__doc__ or ""
         made = tyro.cli(type(config), default=config, args=arguments, prog=command, description=description)
-    policy = getattr(made, "policy", None)
-    return dataclasses.replace(made, policy=located(policy)) if isinstance(policy, str) else made
+    return _from_hub(made)
+
+
+_ON_HUB: Mapping[str, Callable[[str], str]] = {
+    "policy": located,
+    "dataset": pinned,
+    "demonstrations": pinned,
+    "statistics": pinned,
+}
+
+
+def _from_hub(config: Any) -> Any:
+    """``config`` whose policy, where it is a name on the Hugging Face hub, is its folder, and whose datasets are named
+    by their commits: a run goes on with the same ones (``vla_rl/contract/hub.py``)."""
+    found: dict[str, Any] = {
+        name: at(given) for name, at in _ON_HUB.items() if isinstance(given := getattr(config, name, None), str)
+    }
+    if dataclasses.is_dataclass(options := getattr(config, "vla", None)):
+        found["vla"] = _from_hub(options)
+    return dataclasses.replace(config, **found) if found else config
 
 
 def _in_another_environment(config: Any, arguments: Sequence[str]) -> Any:

@@ -9,6 +9,7 @@ from typing import Literal
 from vla_rl.cli.override import override, positional
 from vla_rl.contract.config import check_limits
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.hub import located
 from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy
 from vla_rl.contract.wire import is_loopback
@@ -17,7 +18,6 @@ from vla_rl.policies.real_time_chunking import in_real_time
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import checkpoint_of
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
-from vla_rl.recipes.hub import located
 from vla_rl.recipes.terminal import console, print_log, say_the_way, sigterm_like_ctrl_c
 from vla_rl.recipes.trainers import placed
 from vla_rl.serving.access import Access, find_api_key

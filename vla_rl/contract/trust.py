@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.contract.hub import is_pinned
 from vla_rl.contract.load import OURS, load, our_classes, search_working_folder
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ _DEVICE = re.compile(r"(cuda|cpu):\d+")
 _DEEPEST = 100  # lists and objects inside one another
 KINDS = ("class", "policy", "reward", "world_model", "prompts")  # entries that name a class
 _PATHS = ("folder", "policy", "dataset", "demonstrations", "init_from")  # entries that name what lies elsewhere
+_SHARED_BLOBS = ".huggingface-shared-blobs"  # by which Hugging Face's cache marks what several repositories share
 _HARMLESS = 256 << 20  # bytes that anything may take in memory
 _LARGEST = 4096  # number in an environment's options: pixels, processes, steps
 
@@ -165,7 +167,10 @@ def _checked_item(item: os.DirEntry[str], folder: Path) -> int:
 def check_link(path: Path, folder: Path) -> None:
     """Raise UserError for a ``path`` in ``folder`` that is a link out of it."""
     root, target = folder.resolve(), path.resolve()
-    homes = [root, *(parent.parent / "blobs" for parent in root.parents if parent.name == "snapshots")]
+    repositories = [parent.parent for parent in root.parents if parent.name == "snapshots"]
+    shared = [parent.parent / "blobs" for parent in repositories if "--" in parent.name]
+    homes = [root, *(parent / "blobs" for parent in repositories)]
+    homes += [store for store in shared if (store / _SHARED_BLOBS).is_file()]
     if not _all and not any(target.is_relative_to(home) for home in homes):
         raise UserError(
             f"{str(path)!r} leads out of its folder to {os.readlink(path)!r}, so the folder is not used; put a copy in "
@@ -353,7 +358,7 @@ def _reaching(value: Any, key: str = "") -> Iterator[str]:
                 yield f"the {'class' if key in KINDS else 'function'} {_short(value)}"
         elif "://" in value:
             yield f"the address {_short(value)}"
-        elif value.startswith(("/", "~")) or ".." in value.split("/") or key in _PATHS:
+        elif value.startswith(("/", "~")) or ".." in value.split("/") or (key in _PATHS and not is_pinned(value)):
             yield f"the path {_short(value)}"
 
 

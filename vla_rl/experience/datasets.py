@@ -5,14 +5,17 @@ pyarrow and PyAV are optional dependencies, so what needs them is imported when 
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vla_rl.contract import hub
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.load import installed
 from vla_rl.experience.demonstrations import Demonstrations
@@ -105,14 +108,19 @@ def save_demonstrations(episodes: Demonstrations, path: Path, video: str = "auto
 
 
 def load_demonstrations(
-    path: Path, episodes: Iterable[int] | None = None, on_damage: Callable[[Problem], None] | None = None
+    path: str | Path,
+    episodes: Iterable[int] | None = None,
+    on_damage: Callable[[Problem], None] | None = None,
+    cameras: Collection[str] = (),
 ) -> Demonstrations:
     """Read all, or the listed, ``episodes`` of any LeRobotDataset v3.0 folder; they are renumbered from 0.
 
+    ``path`` may be its name on the Hugging Face hub, and ``cameras`` those that are read, () for all: only what they
+    need is downloaded.
     Raises UserError when ``path`` is no dataset, and DamagedError, naming file, column and episode, when a part of it
     cannot be read.  With ``on_damage`` the other parts are read, and ``on_damage`` is called with each problem.
     """
-    parts = list(stream_demonstrations(path, episodes, on_damage))
+    parts = list(stream_demonstrations(path, episodes, on_damage, cameras))
     if not parts:
         raise UserError(
             f"{str(path)!r} holds no readable episodes, so there is nothing to imitate; record some with 'vla-rl "
@@ -122,7 +130,10 @@ def load_demonstrations(
 
 
 def stream_demonstrations(
-    path: Path, episodes: Iterable[int] | None = None, on_damage: Callable[[Problem], None] | None = None
+    path: str | Path,
+    episodes: Iterable[int] | None = None,
+    on_damage: Callable[[Problem], None] | None = None,
+    cameras: Collection[str] = (),
 ) -> Iterator[Demonstrations]:
     """Like :func:`load_demonstrations`, but one episode at a time, numbered as in the dataset.
 
@@ -130,15 +141,14 @@ def stream_demonstrations(
     camera and every other column comes along.  Raises UserError when there is no ``action``.
     """
     _require_libraries()
-    from vla_rl.experience.lerobot.reader import DatasetReader
-
-    reader = DatasetReader(path)
+    chosen = None if episodes is None else list(episodes)
+    reader = _opened(str(path), chosen, cameras)
     if ACTION not in reader.names:
         raise UserError(
             f"{str(path)!r} has no column {ACTION!r}, so there is nothing to imitate; its columns are "
             f"{', '.join(reader.names)}."
         )
-    for episode in reader.episodes(episodes, on_damage=on_damage):
+    for episode in reader.episodes(chosen, on_damage=on_damage):
         problem = _not_finite(episode)
         if problem is None:
             yield _demonstrations(reader, episode)
@@ -146,6 +156,35 @@ def stream_demonstrations(
             raise DamagedError(reader.root, problem)
         else:
             on_damage(problem)
+
+
+def _opened(path: str, chosen: list[int] | None, cameras: Collection[str]) -> DatasetReader:
+    """The reader of ``cameras``; of a dataset on the hub, what its ``chosen`` episodes need is there."""
+    from vla_rl.experience.lerobot.reader import DatasetReader
+
+    found = hub.repository(path, "dataset")
+    root = Path(path) if found is None else found.download((hub.DATASET_META,))
+    reader = _seeing(DatasetReader(root), path, cameras)
+    if found is None:
+        return reader
+    missing = [glob.escape(file) for file in sorted(reader.files(chosen)) if not (root / file).exists()]
+    if not missing:
+        return reader
+    replace(found, revision=root.name).download(missing)
+    return _seeing(DatasetReader(root), path, cameras)
+
+
+def _seeing(reader: DatasetReader, path: str, cameras: Collection[str]) -> DatasetReader:
+    """``reader`` without cameras other than ``cameras``; raises UserError for one that the dataset does not have."""
+    own = {_camera_name(name, reader.schema.features): name for name in reader.schema.cameras}
+    if missing := [name for name in cameras if name not in own]:
+        raise UserError(
+            f"the dataset {path!r} has no camera {missing[0]!r}, so nothing was read; it has "
+            f"{', '.join(own) or 'none'}."
+        )
+    if cameras:
+        reader.names = [name for name in reader.names if name not in own.values() or name in map(own.get, cameras)]
+    return reader
 
 
 def repair(path: Path) -> list[Problem]:
@@ -208,7 +247,8 @@ def _not_finite(episode: RecordedEpisode) -> Problem | None:
 
 def _demonstrations(reader: DatasetReader, episode: RecordedEpisode) -> Demonstrations:
     columns, features, count = dict(episode.columns), reader.schema.features, len(episode.time)
-    images = {_camera_name(name, features): columns.pop(name) for name in reader.schema.cameras}
+    cameras = [name for name in reader.schema.cameras if name in columns]
+    images = {_camera_name(name, features): columns.pop(name) for name in cameras}
     state = columns.pop(STATE, np.zeros((count, 0))).astype(np.float32).reshape(count, -1)
     action = columns.pop(ACTION).astype(np.float32).reshape(count, -1)
     seed = columns.pop(SEED, np.full(count, -1)).astype(np.int64)

@@ -15,6 +15,7 @@ from vla_rl.contract.check import check_policy_methods, is_user_defined
 from vla_rl.contract.config import Checked, JsonObject, at_least
 from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.errors import ContractError, UserError, did_you_mean
+from vla_rl.contract.hub import repository
 from vla_rl.contract.policy import require
 from vla_rl.experience.datasets import load_demonstrations, save_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
@@ -35,7 +36,7 @@ from vla_rl.training.tracking import RunFolder
 
 @dataclass(frozen=True)
 class ImitateDataset(Checked):
-    """Imitate the episodes of a LeRobotDataset v3.0 folder: the checkpoint "imitation".
+    """Imitate the episodes of a LeRobotDataset v3.0: the checkpoint "imitation".
 
     With ``policy``, a checkpoint, a public folder or "module:Class", what its ``trainable`` says learns, and perception
     that is frozen stays as it is.  Without, ``new`` is built and learns everything, perception included if it can; that
@@ -45,8 +46,9 @@ class ImitateDataset(Checked):
     and the dataset must fit.  Otherwise they are those of the data, and the policy belongs to no environment yet.
     """
 
-    dataset: str = ""
+    dataset: str = ""  # a folder, or a name on the Hugging Face hub
     env: EnvConfig = NO_ENV  # where the policy will act
+    cameras: tuple[str, ...] = ()  # of the dataset that are read; none: all
     accept: tuple[str, ...] = ()  # differences from env or policy that do no harm here: "names", "rate", "bounds"
     policy: str = ""  # a checkpoint folder, a public one, or module:Class
     new: NewImitator = field(default_factory=NewTiny)
@@ -77,14 +79,15 @@ class ImitateDataset(Checked):
     def _read(self) -> Demonstrations:
         chosen = range(self.imitation.demonstrations) if self.imitation.demonstrations else None
         damaged = (lambda problem: console.print(f"left out: {problem}")) if self.leave_out_damaged else None
-        episodes = load_demonstrations(Path(self.dataset), chosen, damaged)
+        episodes = load_demonstrations(self.dataset, chosen, damaged, self.cameras)
         if not episodes.images or not self.image_size:
             return episodes
         images = {name: shrink(image, self.image_size) for name, image in episodes.images.items()}
         return replace(episodes, images=images)
 
     def _train(self, episodes: Demonstrations, folder: RunFolder) -> ImitationPolicy:
-        name, device = Path(self.dataset).name, resolve_device(self.device)
+        found, device = repository(self.dataset, "dataset"), resolve_device(self.device)
+        name = Path(found.name if found else self.dataset).name
         spec = self.env.spec() if self.env.name else None
         if spec is None and (not self.policy or names_class(self.policy) or is_public(Path(self.policy))):
             spec = spec_of(episodes, name)

@@ -173,7 +173,7 @@ class RunContext:
                 f"{needed_by} needs demonstrations and none were given, so it cannot learn; add --demonstrations "
                 "FOLDER."
             )
-        return load_demonstrations(Path(self.demonstrations))
+        return load_demonstrations(self.demonstrations)
 
     def seeds(self) -> SeedStream:
         """The training seeds of this share: every ``parts``-th, from number ``part``."""

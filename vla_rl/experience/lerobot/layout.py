@@ -280,6 +280,7 @@ class Metadata:
     rows: tuple[EpisodeRow, ...]
     stats: Stats = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
+    size: int = 0  # bytes of the files that are there
 
     def data_path(self, row: EpisodeRow) -> str:
         """The parquet with the episode's numbers, relative to the dataset."""
@@ -288,6 +289,11 @@ class Metadata:
     def video_path(self, row: EpisodeRow, column: str) -> str:
         """The MP4 with the episode's frames of a camera, relative to the dataset."""
         return row.videos[column][0].path(self.info.get("video_path") or VIDEO, column)
+
+    def require_memory(self, rows: Iterable[EpisodeRow], frame_bytes: int) -> None:
+        """Raise UserError where ``rows``, at so many bytes a frame, take memory that the files do not explain."""
+        with _naming(self.root / INFO):
+            check_memory(frame_bytes * sum(row.length for row in rows), self.size)
 
 
 def read_metadata(root: Path) -> Metadata:
@@ -306,9 +312,8 @@ def read_metadata(root: Path) -> Metadata:
         problems: list[Problem] = []
         rows = _read_rows(root, info, schema, total, problems)
         total = max(total, len(rows))
-        check_memory(schema.frame_bytes * sum(row.length for row in rows), size)
     tasks, stats = _read_tasks(root, problems), _read_stats(root, total, problems)
-    return Metadata(root, info, schema, total, tasks, rows, stats, tuple(problems))
+    return Metadata(root, info, schema, total, tasks, rows, stats, tuple(problems), size)
 
 
 def _read_info(root: Path) -> dict[str, Any]:

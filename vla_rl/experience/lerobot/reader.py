@@ -40,7 +40,8 @@ class DatasetReader:
     """A dataset, its episodes read one at a time.
 
     Raises UserError when there is no dataset of version 3 at ``root``.  Cameras are read as uint8, from videos and from
-    pictures in parquet; depth videos and columns that hold neither numbers nor text are left out.
+    pictures in parquet; depth videos and columns that hold neither numbers nor text are left out, and what is taken out
+    of ``names`` is not read.
     """
 
     def __init__(self, root: str | Path) -> None:
@@ -99,13 +100,27 @@ class DatasetReader:
             raise DamagedError(self.root, self.damaged_tasks)
         if self.damaged_tasks and on_damage is not None:
             on_damage(self.damaged_tasks)
-        for episode in range(len(self)) if chosen is None else chosen:
+        chosen = list(range(len(self)) if chosen is None else chosen)
+        self._meta.require_memory(self._finished(chosen), self.schema.frame_bytes(self.names))
+        for episode in chosen:
             try:
                 yield self.read(episode)
             except DamagedError as error:
                 if on_damage is None:
                     raise
                 on_damage(error.problem)
+
+    def files(self, chosen: Iterable[int] | None = None) -> set[str]:
+        """The files, relative to ``root``, that the ``chosen`` episodes, or all, are read from besides ``meta/``."""
+        videos = [name for name in self.schema.videos if name in self.names]
+        rows = self._finished(range(self._meta.total) if chosen is None else chosen)
+        return {file for row in rows for file in self._files_of(row, videos)}
+
+    def _files_of(self, row: layout.EpisodeRow, videos: Iterable[str]) -> list[str]:
+        return [self._meta.data_path(row), *(self._meta.video_path(row, name) for name in videos)]
+
+    def _finished(self, chosen: Iterable[int]) -> list[layout.EpisodeRow]:
+        return [self._rows[episode] for episode in chosen if episode in self._rows]
 
     @property
     def damaged_tasks(self) -> Problem | None:
@@ -135,7 +150,7 @@ class DatasetReader:
         found = layout.load_episode(folder, self.root, episode)
         table = found.table()
         try:
-            check_memory(self.schema.frame_bytes * len(table), sum(found.sizes.values()))
+            check_memory(self.schema.frame_bytes(self.names) * len(table), sum(found.sizes.values()))
         except ValueError as error:
             raise DamagedError(self.root, Problem(folder.name, f"is damaged ({error})", (episode,))) from error
         files = {key: (found.video(key).relative_to(self.root).as_posix(), 0.0) for key in self.schema.videos}

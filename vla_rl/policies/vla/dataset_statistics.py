@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from vla_rl.contract import hub
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.vla import normalization_formulas as formulas
 from vla_rl.policies.vla.normalization_formulas import Formula, Modes, Numbers, Statistics, identity
@@ -25,15 +26,19 @@ _OLD_ACTION = ("unnormalize_outputs.{}buffer_action.", "normalize_targets.{}buff
 def read_statistics(place: Path, modes: Modes, key: str = "") -> Statistics:
     """The statistics in ``place``, a folder of any of the formats above or an openpi ``norm_stats.json``.
 
+    ``place`` may also be the name of a dataset on the Hugging Face hub.
+
     ``modes`` are used where the files do not name their own.  ``key`` chooses among several datasets or robots:
     OpenVLA's ``unnorm_key``, openpi's asset.  Raises UserError when there are none, or several and no ``key``.
     """
     if place.is_file():
         return _openpi_file(place, modes)
+    if found := hub.repository(str(place), "dataset"):
+        place = found.download((hub.DATASET_META,))
     for reader in _READERS:
-        found = reader(place, modes, key)
-        if found is not None:
-            return found
+        statistics = reader(place, modes, key)
+        if statistics is not None:
+            return statistics
     raise UserError(
         f"{str(place)!r} holds no normalization statistics ({_PREPROCESSOR}, norm_stats.json, dataset_statistics.json "
         "or meta/stats.json), so states and actions would be misread; name the dataset or folder that has them with "

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.hub import cached, is_pinned, located, portable
 from vla_rl.contract.load import name_of
 from vla_rl.policies.normalization import Affine, StatelessPolicy, check_same_env
 from vla_rl.policies.pretrained import read_config
@@ -31,6 +32,7 @@ _SAMPLES, _SAMPLE = 16, 4096  # pieces of a file that are hashed, and their byte
 class Base:
     """A public folder whose weights a checkpoint of ours builds on.
 
+    ``folder``: its path, or ``owner/name@COMMIT`` where it came from the hub.
     ``fingerprint`` is that of :func:`fingerprint` when the folder was first opened.
     """
 
@@ -39,11 +41,18 @@ class Base:
 
     @classmethod
     def of(cls, folder: Path) -> Base:
-        return cls(str(folder.resolve()), fingerprint(folder))
+        return cls(portable(folder), fingerprint(folder))
 
     def open(self, checkpoint: Path) -> Path:
-        """The folder; raises UserError, with how to point to its new place, when it is missing or has changed."""
+        """The folder, from the hub where it came from there.
+
+        Raises UserError, with how to point to its new place, when it is missing or has changed.
+        """
         folder = Path(self.folder)
+        if is_pinned(self.folder):
+            folder = cached(self.folder, CONFIG) or folder
+            if not (folder / CONFIG).is_file() or fingerprint(folder) != self.fingerprint:  # not all of it is there
+                folder = Path(located(self.folder))
         if not (folder / CONFIG).is_file():
             raise UserError(
                 f"{str(checkpoint)!r} holds only what was learnt on top of {self.folder!r}, which is not there, so it "

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.hub import located, portable
 from vla_rl.contract.load import installed, name_of
 from vla_rl.pretrained import Saveable, read_config, save_folder
 
@@ -30,7 +31,7 @@ _CONFIG = "prompts"  # of a saved folder: its class, as vla_rl/pretrained.py rea
 class TokenizerPrompts:
     """``Prompts`` by a tokenizer; instructions in ``known`` need none, so a saved policy acts without it.
 
-    folder    where the tokenizer is; when it is not there, ``name`` on the hub or in its cache
+    folder    where the tokenizer is, here or on the hub; when it is not there, that of the model ``name`` of the hub
     template  what is written around an instruction
     start     the token that every prompt starts with, "" for none
     longest   tokens that the model was trained with at most
@@ -75,7 +76,8 @@ class TokenizerPrompts:
     def save_pretrained(self, folder: str | Path) -> None:
         """Write where the tokenizer is and the tokens of the known instructions."""
         kind = name_of(type(self))
-        save_folder(Path(folder), {_CONFIG: kind, "options": to_json(self)}, {})
+        options = to_json(replace(self, folder=portable(self.folder)))
+        save_folder(Path(folder), {_CONFIG: kind, "options": options}, {})
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> TokenizerPrompts:
@@ -95,12 +97,12 @@ def _started(tokenizer: Any, start: str, tokens: list[int]) -> list[int]:
 
 @lru_cache(maxsize=4)
 def open_tokenizer(folder: str, name: str) -> Any:
-    """The ``tokenizers.Tokenizer`` of ``folder``, or that of ``name`` on the hub or in its cache.
+    """The ``tokenizers.Tokenizer`` of ``folder``, or that of the model ``name`` of the hub.
 
     Raises UserError, naming the file and where to copy it from, when there is none, and when it is damaged.
     """
     kind = installed("tokenizers", "no instruction can be read", "vla").Tokenizer
-    path = Path(folder) / FILE
+    path = Path(located(folder)) / FILE
     if not path.is_file():
         path = _from_hub(folder, name)
     try:

@@ -187,7 +187,7 @@ class RunEpisodes:
             collected.save(folder)
         demonstrations = []
         if plan.demonstrations:
-            recorded = load_demonstrations(Path(plan.demonstrations)).with_tasks(env.spec().tasks)
+            recorded = load_demonstrations(plan.demonstrations).with_tasks(env.spec().tasks)
             demonstrations.append(Trajectories.from_demonstrations(recorded))
         return cls(folder, collected, demonstrations)
 

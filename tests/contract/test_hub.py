@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from sims.catalog import spec_of
-from tests.hub import TOKEN, Hub, serving
+from tests.hub import TOKEN, Hub, alone, at, serving
 from tests.policies.vla.tiny_folders import smolvla
 from vla_rl.cli import main
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.hub import is_pinned, located, portable
+from vla_rl.contract.trust import check_folder
 from vla_rl.policies.vla.tokenizer import open_tokenizer
-from vla_rl.recipes.hub import located
 
 NAME = "somebody/small-vla"
 
@@ -23,14 +24,6 @@ NAME = "somebody/small-vla"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return smolvla(tmp_path_factory.mktemp("published") / "policy", spec_of("lift"))
-
-
-def at(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    """The client asks at ``address``, as HF_ENDPOINT would say before it is imported."""
-    constants = "huggingface_hub.constants."
-    monkeypatch.setattr(constants + "ENDPOINT", address)
-    template = address + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(constants + "HUGGINGFACE_CO_URL_TEMPLATE", template)
 
 
 @pytest.fixture
@@ -45,12 +38,9 @@ def hub(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         "somebody/gated": {"main": files},
     }
     open_tokenizer.cache_clear()
-    with serving(Hub(named, private=("somebody/secret",), gated=("somebody/gated",))) as server:
+    with serving(Hub(named, private={"somebody/secret"}, gated=("somebody/gated",))) as server:
         at(monkeypatch, server.url)
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setenv("HF_TOKEN", "")
-        monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+        alone(monkeypatch, tmp_path)
         monkeypatch.chdir(tmp_path)
         yield server
     open_tokenizer.cache_clear()
@@ -125,6 +115,31 @@ def test_a_download_that_was_cut_goes_on(hub: Hub, folder: Path) -> None:
         assert "a download goes on" in str(error)
         found = located(NAME)
     assert (Path(found) / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+def test_files_that_repositories_share_in_the_cache_are_its_own_and_others_are_not(hub: Hub, tmp_path: Path) -> None:
+    """As the client keeps what it has by Xet: a repository's file is a link to a store beside all repositories."""
+    found, store = Path(located(NAME)), tmp_path / "cache" / "blobs"
+    blob = (found / "model.safetensors").resolve()
+    store.mkdir()
+    blob.rename(store / "whole")
+    blob.symlink_to(store / "whole")
+    with pytest.raises(UserError, match="leads out of its folder"):
+        check_folder(found)
+    (store / ".huggingface-shared-blobs").write_text("1\n", encoding="utf-8")
+    assert check_folder(found) > 0
+    (found / "more.json").symlink_to(tmp_path / "token")
+    with pytest.raises(UserError, match=r"more\.json' leads out of its folder"):
+        check_folder(found)
+
+
+def test_a_folder_of_the_cache_is_named_by_its_commit_elsewhere(hub: Hub, tmp_path: Path) -> None:
+    found = located(NAME)
+    name = f"{NAME}@{hub.commit(NAME, 'main')}"
+    assert portable(found) == portable(name) == name and located(name) == found
+    assert portable(tmp_path / "mine") == str(tmp_path / "mine") and not is_pinned(f"{NAME}@main")
+    (tmp_path / "somebody").mkdir()  # which a name without its commit would be in
+    assert located(NAME) == NAME and located(name) == found
 
 
 @pytest.mark.full
