@@ -58,7 +58,8 @@ class Hub:
         return revision if revision in self.commits else ""
 
     def head(self, repository: str, revision: str = "main") -> Files:
-        return self.repositories[repository][revision]
+        named = self.repositories[repository]
+        return named[revision] if revision in named else self.commits[revision]
 
     def taken(self, kind: str) -> list[str]:
         """The files that were asked for, the last parts of their paths."""

@@ -10,6 +10,7 @@ import pytest
 
 from tests.recipes.quick_suite import quick, save_policy
 from vla_rl.cli import main
+from vla_rl.recipes.policies import fingerprint
 
 SMALL = ("--env", "lift", "--episodes", "6", "--num-envs", "4", "--env.options", '{"deadline": 10}')
 
@@ -24,7 +25,8 @@ def test_the_rate_comes_with_interval_seeds_and_causes(untrained, capsys, tmp_pa
     assert "of 6 validation episodes" in said and "too late 6" in said
     main(["eval", folder, *SMALL, "--seeds", "test", "--out", str(tmp_path / "rate.json")])
     kept = json.loads((tmp_path / "rate.json").read_text())
-    assert kept == {**rate, "seeds": "test", "checkpoint": folder}
+    played = {"env": "lift", "seeds": "test", "checkpoint": folder, "sha256": fingerprint(folder)}
+    assert kept == {**rate, **played}
 
 
 @pytest.mark.parametrize(

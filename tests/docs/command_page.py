@@ -14,6 +14,7 @@ from tests.docs.conftest import ROOT
 from vla_rl.cli import COMMANDS, eval, fleet, robot, train
 from vla_rl.cli import inspect as inspecting
 from vla_rl.cli.imagine import ImagineComparison, Play, Rank, Rollout
+from vla_rl.cli.push import Push
 from vla_rl.cli.serve_policy import ServePolicy
 from vla_rl.contract.load import load
 
@@ -62,6 +63,7 @@ SECTIONS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "serve-policy": ("", {"vla-rl serve-policy CHECKPOINT": ServePolicy()}),
+    "push": ("", {"vla-rl push RUN_OR_FOLDER OWNER/NAME": Push()}),
     "robot": (
         "",
         {

@@ -24,6 +24,7 @@ COMMANDS = {
         "vla_rl.cli.serve_policy:serve_policy",
         "serve a checkpoint to the vla-eval harness or openpi clients",
     ),
+    "push": ("vla_rl.cli.push:push", "send a run's policy, or a dataset, to the Hugging Face hub, with its card"),
     "robot": ("vla_rl.cli.robot:robot", "an arm on your desk: set up, check, record, let a policy drive"),
     "fleet": ("vla_rl.cli.fleet:fleet", "a fleet's policies and data; simulate what one would learn"),
     "serve": ("vla_rl.cli.fleet:serve", "the server of a fleet: stores what its robots do, and shows it on a page"),

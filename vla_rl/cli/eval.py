@@ -40,7 +40,7 @@ from vla_rl.recipes.parity import (
     replay_checkpoint,
     replay_env,
 )
-from vla_rl.recipes.policies import deployed
+from vla_rl.recipes.policies import deployed, fingerprint
 from vla_rl.recipes.suite import find_suite
 from vla_rl.recipes.suite_run import (
     COMMON_RATES,
@@ -120,7 +120,8 @@ def evaluate_checkpoint(arguments: Sequence[str]) -> None:
     result = {**asdict(outcomes.score), "families": {name: asdict(rate) for name, rate in families.items()}}
     result["returns"] = asdict(earned)
     if config.out:
-        write_json(Path(config.out), {**result, "seeds": config.seeds, "checkpoint": checkpoint})
+        played = {"env": config.env.name, "seeds": config.seeds, "checkpoint": checkpoint}
+        write_json(Path(config.out), {**result, **played, "sha256": fingerprint(checkpoint)})
     else:
         print(json.dumps(result))
 

@@ -57,7 +57,8 @@ def _run_config(command: str, usage: str, config: str, given: list[str]) -> None
     out, rest = take_option(rest, "--out", f"runs/fleet/{target.rpartition(':')[2]}")
     from vla_rl.recipes.recipe import run
 
-    run(override(load_config(target), rest, f"vla-rl fleet {command} {target}"), out, file_of(target))
+    recipe = override(load_config(target), rest, f"vla-rl fleet {command} {target}")
+    run(recipe, out, file_of(target), ["vla-rl", "fleet", command, *given])
 
 
 def export(given: list[str]) -> None:

@@ -48,6 +48,7 @@ def train(arguments: Sequence[str]) -> None:
     out, rest = take_option(rest, "--out", "runs/imagination")
     folder = RunFolder(out, override(load_config(config), rest, f"vla-rl imagine train {config}"))
     keep_file(file_of(config), folder.path)
+    folder.add_command(["vla-rl", "imagine", "train", *arguments])
     if folder.moved_to:
         console.print(f"an earlier run was in {out}; it is now {folder.moved_to}.")
     try:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.text import Text
 
 from vla_rl.cli.override import override, positional, subcommand
+from vla_rl.cli.push import PushWhenDone
 from vla_rl.contract.config import Checked, within
 from vla_rl.contract.errors import UserError
 from vla_rl.recipes.robots import desk
@@ -80,7 +81,7 @@ class Teleop(Checked):
 
 
 @dataclass(frozen=True)
-class Record(Checked):
+class Record(PushWhenDone):
     """Record episodes as a LeRobotDataset v3.0: what was seen and executed, and who chose it in every control step.
 
     A person drives by the teleoperator of the robot's file; its keys end an episode as success, failure or redo.
@@ -130,6 +131,8 @@ class Run(Record):
             raise UserError("A dry run executes nothing, so there is nothing to record; leave --out or --dry-run out.")
         if self.dry_run and self.server:
             raise UserError("A dry run executes nothing, so there is nothing to send; leave --server or --dry-run out.")
+        if self.push and not self.out:
+            raise UserError("without --out nothing is recorded, so there is nothing to push; name a folder with --out.")
 
 
 def robot(arguments: Sequence[str]) -> None:
@@ -206,6 +209,7 @@ def _drive(name: str, config: Record, scenes: Scenes) -> None:
     out, through = Path(config.out) if config.out else None, _through(name, config, settings)
     summary = drive.drive(robot, settings, out, console, through)
     console.print(f"{summary}{f': {config.out}' if config.out else ''}")
+    config.push_dataset(Path(config.out), ())
 
 
 def _through(name: str, config: Record, settings: EpisodesConfig) -> Callable[[Session], ContextManager[Session]]:

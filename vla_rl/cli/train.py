@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from vla_rl.cli.override import override, take_option
-from vla_rl.contract.config import Checked, at_least
+from vla_rl.cli.push import PushWhenDone
+from vla_rl.contract.config import at_least
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.load import load
 from vla_rl.evaluation import seed_ranges
@@ -51,14 +53,20 @@ def train(arguments: Sequence[str]) -> None:
     from vla_rl.recipes.recipe import resume
     from vla_rl.recipes.workers import new_engine, on_engine
 
+    command = ["vla-rl", "train", *arguments]
     with on_engine(new_engine(engine, address, _number("--gpus", gpus, float))):
         if stopped:
-            resume(stopped, lambda one: override(one, others, f"vla-rl train --resume {stopped}") if others else one)
+            resume(stopped, partial(_changed, others, f"vla-rl train --resume {stopped}"), command)
         else:
-            _begin(others)
+            _begin(others, command)
 
 
-def _begin(arguments: list[str]) -> None:
+def _changed(others: list[str], command: str, config: object) -> object:
+    """``config`` with the fields that a resumed run was given."""
+    return override(config, others, command) if others else config
+
+
+def _begin(arguments: list[str], command: Sequence[str]) -> None:
     if not arguments or arguments[0].startswith("-"):
         raise UserError("train needs a config, so it knows what to run; write vla-rl train FILE.py:function.")
     target = arguments[0]
@@ -77,7 +85,7 @@ def _begin(arguments: list[str]) -> None:
         count, at_a_time = _number("--seeds", seeds, int), _number("--processes", processes, int)
         train_seeds(target, count, Path(out), rest, at_a_time)
         return
-    run(recipe, out, file_of(target))
+    run(recipe, out, file_of(target), command)
 
 
 def _number(name: str, given: str, kind: Callable[[str], Number]) -> Number:
@@ -95,7 +103,8 @@ def demo(arguments: Sequence[str]) -> None:
     from vla_rl.recipes.recipe import run
 
     out, rest = take_option(list(arguments), "--out", "runs/demo")
-    summary = run(override(load_config(DEMO), rest, "vla-rl demo"), out, file_of(DEMO))
+    recipe = override(load_config(DEMO), rest, "vla-rl demo")
+    summary = run(recipe, out, file_of(DEMO), ["vla-rl", "demo", *arguments])
     before, after, seconds = summary["imitation"], summary["rl"], sum(summary["seconds"].values())
     console.print(
         f"\n[bold]imitation {before['success']:.1%}  ->  RL {after['success']:.1%}[/bold] on {after['episodes']} test "
@@ -104,7 +113,7 @@ def demo(arguments: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True)
-class Collect(Checked):
+class Collect(PushWhenDone):
     """Record demonstrations of the scripted expert as a LeRobotDataset v3.0; failures are left out.
 
     Every episode is on the disk when the next ones begin: ``--repair FOLDER`` finishes a recording that was killed.
@@ -126,8 +135,10 @@ def collect(arguments: Sequence[str]) -> None:
     from vla_rl.experience.datasets import Recording, move_aside
 
     config: Collect = override(Collect(), arguments, "vla-rl collect")
+    command = ["vla-rl", "collect", *arguments]
     if config.repair:
         _repair(Path(config.repair))
+        config.push_dataset(Path(config.repair), command)
         return
     env_config, out = config.env.required("collect"), Path(config.out)
     env_config.check()
@@ -150,6 +161,7 @@ def collect(arguments: Sequence[str]) -> None:
     finally:
         env.close()
     console.print(f"{episodes} episodes, {steps} control steps: {config.out}")
+    config.push_dataset(out, command)
 
 
 def _repair(path: Path) -> None:

@@ -107,19 +107,23 @@ def first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
 
 
+def named(name: str, kind: Kind = "model") -> Repository | None:
+    """What ``name`` names, whatever is here; None where no repository can be called that."""
+    found = _NAME.fullmatch(name)
+    return None if found is None else Repository(found["repository"], found["revision"], kind)
+
+
 def repository(name: str, kind: Kind = "model") -> Repository | None:
     """What ``name`` names on the hub; None where it is a folder here, or would be one in a folder that is here."""
-    found, owner = _NAME.fullmatch(name), Path(name).parent
-    if found is None:
-        return None
+    owner = Path(name).parent
     here = Path(name).exists() or owner.is_dir() or owner.name in _LOCAL
-    return None if here and not is_pinned(name) else Repository(found["repository"], found["revision"], kind)
+    return named(name, kind) if is_pinned(name) or not here else None
 
 
 def is_pinned(name: str) -> bool:
     """Whether ``name`` is ``owner/name@COMMIT``, which is never a folder."""
-    found = _NAME.fullmatch(name)
-    return found is not None and _COMMIT.fullmatch(found["revision"] or "") is not None
+    found = named(name)
+    return found is not None and _COMMIT.fullmatch(found.revision or "") is not None
 
 
 def located(name: str) -> str:

@@ -239,22 +239,22 @@ def read_named(path: Path, part: str = "") -> Any:
     value = parse_json(data)
     if part:
         value = value.get(part) if isinstance(value, dict) else None
-    if reaching := next(_reaching(value), ""):
-        require_own(data, f"{str(path)!r} names {reaching}")
+    if found := next(reaching(value), ""):
+        require_own(data, f"{str(path)!r} names {found}")
         accept(modules_in(value))
     return value
 
 
 def names_ours_only(value: Any) -> bool:
     """Whether ``value`` leads to nothing but our own classes, so that anybody may have written it."""
-    return not any(_reaching(value))
+    return not any(reaching(value))
 
 
 def check_options(options: Any, who: str) -> None:
     """Raise UserError where ``options`` of an environment, which ``who`` sent, name code, programs or files."""
-    if not _all and (reaching := next(chain(_options(options), _reaching(options)), "")):
+    if not _all and (found := next(chain(_options(options), reaching(options)), "")):
         raise UserError(
-            f"{who} names {reaching}, which it may not choose here, so nothing was made; start the server with "
+            f"{who} names {found}, which it may not choose here, so nothing was made; start the server with "
             f"{OPTION} where everybody who has its key may run programs."
         )
 
@@ -281,7 +281,7 @@ def require_own(data: bytes, what: str) -> None:
 def mark_file(path: Path) -> None:
     """Remember that this user's vla-rl wrote ``path``, if anybody else's would be refused."""
     data = path.read_bytes()
-    if path.suffix != ".json" or any(_reaching(parse_json(data))):
+    if path.suffix != ".json" or any(reaching(parse_json(data))):
         mark(data)
 
 
@@ -338,17 +338,17 @@ def _origins(data: bytes) -> dict[str, str]:
     return found
 
 
-def _reaching(value: Any, key: str = "") -> Iterator[str]:
+def reaching(value: Any, key: str = "") -> Iterator[str]:
     """What in ``value`` leads to code, programs, addresses or files that are not ours, in words."""
     if isinstance(value, dict):
         if value.get("class") == _ENV:
             yield from _environment(value)
         for name, item in value.items():
             if name != "spec":  # texts, units and numbers, of which nothing is loaded
-                yield from _reaching(item, name)
+                yield from reaching(item, name)
     elif isinstance(value, list):
         for item in value:
-            yield from _reaching(item, key)
+            yield from reaching(item, key)
     elif isinstance(value, str) and value:
         if key in KINDS and _CLASS_NAME.fullmatch(value):
             return  # one of ours, or none

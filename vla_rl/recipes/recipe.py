@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -33,10 +33,11 @@ class Recipe(Protocol):
         """Do it, leaving everything in ``folder``; returns what belongs into ``summary.json``."""
 
 
-def run(recipe: Recipe, out: str, source: Path | None = None) -> JsonObject:
+def run(recipe: Recipe, out: str, source: Path | None = None, command: Sequence[str] = ()) -> JsonObject:
     """Run ``recipe`` in the folder ``out`` and write its summary; torchrun's further processes have folders in it.
 
-    ``source`` is the config file that it comes from: the run keeps a copy.  An environment of the user's own is checked
+    ``source`` is the config file that it comes from: the run keeps a copy.  It keeps the words of the ``command`` as
+    well.  An environment of the user's own is checked
     first, so that a mistake in it leaves no run folder.
     """
     if isinstance(env := getattr(recipe, "env", None), EnvConfig):
@@ -47,6 +48,7 @@ def run(recipe: Recipe, out: str, source: Path | None = None) -> JsonObject:
             folder = RunFolder(out, recipe, group)
             if source is not None:
                 keep_file(source, folder.path)
+            folder.add_command(command)
             if folder.moved_to:
                 console.print(f"an earlier run was in {out}; it is now {folder.moved_to}.")
         barrier(group)
@@ -55,10 +57,13 @@ def run(recipe: Recipe, out: str, source: Path | None = None) -> JsonObject:
         return run_in(folder)
 
 
-def resume(out: str, change: Callable[[object], object] = lambda config: config) -> JsonObject:
+def resume(
+    out: str, change: Callable[[object], object] = lambda config: config, command: Sequence[str] = ()
+) -> JsonObject:
     """Go on with the run in the folder ``out``, in as many processes as it was begun by.
 
-    ``change(config)`` may raise the length of its reinforcement learning, also of a run that is finished.
+    ``change(config)`` may raise the length of its reinforcement learning, also of a run that is finished; the words of
+    the ``command`` that does are kept.
     """
     load_kept_files(Path(out))
     before: object = config_of(Path(out))
@@ -70,7 +75,10 @@ def resume(out: str, change: Callable[[object], object] = lambda config: config)
         if group.rank == 0 and after != before:
             console.print(f"{out} goes on from iteration {prolong(Path(out), after)}, its last saved state.")
         barrier(group)
-        return run_in(RunFolder.resume(out, group))
+        folder = RunFolder.resume(out, group)
+        if group.rank == 0 and after != before:
+            folder.add_command(command)
+        return run_in(folder)
 
 
 def require_recipe(config: object, out: str | Path) -> None:
@@ -132,7 +140,7 @@ _POINTS = 300  # of a curve
 _SECTIONS = ("eval", "rollout", "policy", "critic", "replay", "env", "time", "")
 _CLOCKS = ("stage", "step", "elapsed_s", "env/steps_total")
 # What a summary calls its results, and the episodes that they are of.
-_RESULTS = {
+RESULTS = {
     "imitation": ("imitation", "test episodes"),
     "validation": ("imitation", "validation episodes"),
     "rl": ("after RL", "test episodes"),
@@ -185,7 +193,7 @@ def _tiles(summary: JsonObject) -> Iterator[Tile]:
     for name, item in summary.items():
         if not isinstance(item, dict) or not {"low", "high", "episodes"} <= item.keys():
             continue
-        what, note = _RESULTS.get(name, (name, "episodes"))
+        what, note = RESULTS.get(name, (name, "episodes"))
         note = f"{item['episodes']} {note}"
         if "success" in item:
             yield Tile(what, item["success"], item["low"], item["high"], note=note)

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import math
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -95,10 +96,12 @@ def unlock_run(folder: Path, descriptor: int) -> None:
             os.close(descriptor)
 
 
+COMMAND = "command.txt"
 START = "start"  # the checkpoint that a run keeps of the policy it begins with
 _AT_START = (
     "config.json",
     "config_files",
+    COMMAND,
     LOCK,
     "tensorboard",
     "wandb",
@@ -111,6 +114,7 @@ class RunFolder:
     Raises UserError when another process runs in the folder.
 
     config.json     what was run
+    command.txt     the command that began it, and those that prolonged it, a line each
     metrics.jsonl   one object per line: stage, step, seconds since the start, and the metrics
     checkpoints/    folders written by policies
     state/          what resuming needs, see ``training/checkpoint.py`` and ``shared_state.py``
@@ -200,6 +204,13 @@ class RunFolder:
             raise _write_error(self.path / "metrics.jsonl", error) from error
         for tracker in self._trackers:
             tracker.log(stage, step, metrics)
+
+    def add_command(self, words: Sequence[str]) -> None:
+        """Note the command that runs it, if it was one."""
+        if words:
+            path = self.path / COMMAND
+            before = path.read_text(encoding="utf-8") if path.is_file() else ""
+            write_text(path, f"{before}{shlex.join(words)}\n")
 
     def close(self) -> None:
         """Let the trackers write what they still hold, and unlock the folder; safe to call twice."""
