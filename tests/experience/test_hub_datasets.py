@@ -11,6 +11,7 @@ import pytest
 
 from tests.experience import lerobot_makers as makers
 from tests.hub import TOKEN, Hub, alone, at, serving
+from vla_rl.cli import main
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.hub import pinned
 from vla_rl.contract.trust import names_ours_only
@@ -98,6 +99,16 @@ def test_a_camera_that_the_dataset_lacks_is_named(hub: Hub, folder: Path) -> Non
         with pytest.raises(UserError, match=r"has no camera 'top', so nothing was read; it has front, wrist\.$"):
             load_demonstrations(path, cameras=["wrist", "top"])
     assert not any("parquet" in name and "data/" in name for name in hub.taken("resolve"))
+
+
+def test_inspect_shows_a_dataset_by_what_describes_it(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["inspect", NAME + "@v3.0"])
+    assert "total_episodes" in capsys.readouterr().out and all(
+        name.startswith("meta/") for name in hub.taken("resolve")
+    )
+    with pytest.raises(SystemExit):
+        main(["inspect", "somebody/misspelt"])
+    assert "no model that the Hugging Face hub shows you" in capsys.readouterr().err
 
 
 def test_statistics_are_those_of_a_dataset_of_which_no_more_is_downloaded(hub: Hub, folder: Path) -> None:

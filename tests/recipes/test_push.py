@@ -276,6 +276,8 @@ def test_without_a_network_or_folder_it_is_one_sentence(
     at(monkeypatch, "http://127.0.0.1:9")
     assert "not all of it could be sent to 'somebody/lift-ppo'" in complaint("push", str(run), NAME)
     assert "there is no folder 'nowhere'" in complaint("push", "nowhere", NAME)
+    assert "cannot be a repository" in complaint("collect", "--env", "lift", "--push", "nobody")  # before it records
+    assert "there is nothing to push" in complaint("robot", "run", "simulated", "--policy", "x", "--push", NAME)
 
 
 def test_an_upload_that_was_interrupted_goes_on_where_it_was(hub: Hub, tmp_path: Path, complaint: Any) -> None:

@@ -13,6 +13,7 @@ from rich.table import Table
 from vla_rl.cli.override import override, positional, subcommand, take_option
 from vla_rl.contract.config import Checked, within
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.hub import located
 from vla_rl.fleet.identity import Authority, now
 from vla_rl.recipes.config_files import file_of, load_config
 from vla_rl.recipes.terminal import console, sigterm_like_ctrl_c, standard_output
@@ -105,7 +106,7 @@ def _change(usage: str, given: list[str]) -> None:
             from vla_rl.recipes.fleet.publishing import publish
 
             key = serving.signing_key(Path(folder), options.credentials)
-            version = publish(registry, key, named[0], options.why)
+            version = publish(registry, key, located(named[0]), options.why)
             said = f"policy version {version} is staged; next: vla-rl fleet try {folder} {version}, or promote"
         case "try":
             known = robots or {robot for played in registry.outcomes().values() for robot in played}

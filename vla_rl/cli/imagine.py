@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from vla_rl.cli.override import override, positional, subcommand, take_option
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.hub import located
 from vla_rl.recipes.config_files import file_of, keep_file, load_config, load_kept_files
 from vla_rl.recipes.imagine.agreement import Rank, effort, evaluate_world_model, needed, rank_policies
 from vla_rl.recipes.imagine.comparison import ImagineComparison, compare
@@ -88,7 +89,7 @@ def rank(arguments: Sequence[str]) -> None:
     """``vla-rl imagine rank RUN POLICY POLICY ...``: which is best, and what would decide the rest."""
     given = list(arguments)
     count = next((i for i, text in enumerate(given) if text.startswith("-")), len(given))
-    policies = given[1:count]
+    policies = [located(name) for name in given[1:count]]
     folder, config = _run_and_options("rank", [*given[: min(1, count)], *given[count:]], Rank())
     found, searches = rank_policies(SavedRun.load(folder), policies, config)
     for one in found.estimates:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from rich.table import Column, Table
 from vla_rl.cli.override import override, positional, subcommand
 from vla_rl.contract.config import to_json
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.hub import located
+from vla_rl.contract.hub import DATASET_META, MODEL_FILES, repository
 from vla_rl.recipes import sims as recipe
 from vla_rl.recipes.inspect import (
     catalog,
@@ -69,8 +69,8 @@ def inspect(target: str | None, console: Console | None = None, given: Sequence[
             _config(show, target, given)
         elif ":" in target:
             _environment(show, target, given)
-        elif (folder := located(target)) != target:
-            show_folder(show, Path(folder))
+        elif (folder := _downloaded(target)) is not None:
+            show_folder(show, folder)
         else:
             raise UserError(
                 f"{target!r} is no environment, folder or FILE.py:function, so there is nothing to inspect; "
@@ -79,6 +79,19 @@ def inspect(target: str | None, console: Console | None = None, given: Sequence[
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         raise UserError(f"{target!r} needs {package}, which is {missing_package(package)}.") from error
+
+
+def _downloaded(name: str) -> Path | None:
+    """The model that ``name`` names on the hub, or what describes the dataset of that name; None if it names none."""
+    model, dataset = repository(name), repository(name, "dataset")
+    if model is None or dataset is None:
+        return None
+    try:
+        return model.download(MODEL_FILES)
+    except UserError:
+        with suppress(UserError):
+            return dataset.download((DATASET_META,))
+        raise
 
 
 def _environment(show: Console, name: str, given: Sequence[str]) -> None:

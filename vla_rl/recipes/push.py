@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ CARD = "README.md"
 _DATASET = ("meta/**/*", "data/**/*", "videos/**/*")  # of a folder in LeRobot's format
 _INFO, _RECORDING = Path("meta") / "info.json", "recording"
 _PATH = re.compile(r"""(?<![\w./~:-])~?/(?:[^\s"',{}\[\]/]*/)*([^\s"',{}\[\]/]+)""")  # a whole path within a text
+_LISTED = 20  # instructions on a card
 Content: TypeAlias = Path | bytes
 
 
@@ -77,6 +78,11 @@ def _cell(value: object) -> str:
 def without_paths(text: str) -> str:
     """``text`` with the last part of every whole path in it: where things lie here is nobody's business."""
     return _PATH.sub(r"…/\1", text)
+
+
+def listed(tasks: Sequence[str]) -> str:
+    """Instructions in quotes, the first of many."""
+    return ", ".join(f"“{task}”" for task in tasks[:_LISTED]) + (", …" if len(tasks) > _LISTED else "")
 
 
 def is_dataset(folder: Path) -> bool:
@@ -140,7 +146,7 @@ def _about_dataset(folder: Path, info: Mapping[str, Any], features: Mapping[str,
         "Frames": f"{info['total_frames']}, {info['fps']:g} per second",
         "Robot": info.get("robot_type"),
         "Cameras": ", ".join(cameras),
-        "Instructions": ", ".join(f"“{task}”" for task in found.tasks[:20]) + (", …" if found.tasks[20:] else ""),
+        "Instructions": listed(found.tasks),
         **{part: _entries(features.get(name)) for part, name in _VECTORS.items()},
     }
     use = f"vla-rl train imitate.py:from_dataset --dataset {card.name}"

@@ -24,14 +24,13 @@ from vla_rl.policies.vla.checkpoint import is_public
 from vla_rl.policies.vla.saving import fingerprint as base_fingerprint
 from vla_rl.pretrained import CONFIG, checkpoint_of, is_run
 from vla_rl.recipes.policies import fingerprint
-from vla_rl.recipes.push import Card, Content, Upload, with_card, without_paths
+from vla_rl.recipes.push import Card, Content, Upload, listed, with_card, without_paths
 from vla_rl.recipes.recipe import RESULTS
 from vla_rl.recipes.suite_run import RESULTS as SUITE_RESULTS
 from vla_rl.recipes.suite_run import read_results
 from vla_rl.training.tracking import COMMAND
 
 _STATISTICS = "statistics"  # of VLAOptions: what they were read from is of no use once the policy is made
-_LONGEST = 20  # instructions that are listed
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ def _base_on_hub(config: Any, folder: Path, base: str) -> dict[str, str]:
     if not isinstance(saved, dict) or not {"folder", "fingerprint"} <= saved.keys():
         return {}
     place = str(saved["folder"])
-    name = hub.portable(place) if Path(place).is_dir() else place
+    name = hub.portable(place)
     if not hub.is_pinned(name):
         if not base:
             raise UserError(
@@ -143,8 +142,7 @@ def _origin(folder: Path, files: dict[str, Content]) -> str:
             base = value.get("base") if isinstance(value, dict) else None
             if isinstance(base, dict) and hub.is_pinned(str(base.get("folder"))):
                 return str(base["folder"])
-    policy = _run(folder).get("policy")
-    name = hub.portable(policy) if isinstance(policy, str) and policy and Path(policy).is_dir() else ""
+    name = hub.portable(str(_run(folder).get("policy") or ""))
     return name if hub.is_pinned(name) else ""
 
 
@@ -241,16 +239,21 @@ class _Facts:
     def _env_name(self) -> str:
         return str(_env(self.folder).get("name") or (self._spec.name if self._spec else ""))
 
+    @property
+    def _kind(self) -> str:
+        """The class of the policy, or what a public folder calls its model."""
+        named = (self.config.get(name) for name in ("policy", "type", "model_type"))
+        return str(next(filter(None, named), "")).rpartition(":")[2]
+
     def _metadata(self) -> Any:
         client = hub.client("nothing can be sent")
         lerobot = self.public and "type" in self.config
         library = "lerobot" if lerobot else "transformers" if self.public else "vla-rl"
-        kind = self.config.get("type") or self.config.get("model_type") or self.config.get("policy")
         return client.ModelCardData(
             license=self.page.license or None,
             library_name=library,
             pipeline_tag="robotics",
-            tags=["robotics", "vla-rl", *([self._env_name] if self._env_name else []), str(kind).rpartition(":")[2]],
+            tags=["robotics", "vla-rl", *([self._env_name] if self._env_name else []), self._kind],
             base_model=self.base.partition("@")[0] or None,
             model_name=self.page.name.partition("/")[2],
             eval_results=[self._measured(client, one) for one in self.results] or None,
@@ -269,20 +272,13 @@ class _Facts:
         )
 
     def _text(self, card: Card) -> str:
-        run, spec, base = _run(self.folder), self._spec, self.base.partition("@")
+        run, base, options = _run(self.folder), self.base.partition("@"), _env(self.folder).get("options")
         algorithm = (run.get("rl") or {}).get("algorithm") or {}
-        options = _env(self.folder).get("options")
         facts = {
             "Environment": self._env_name and f"`{self._env_name}`",
             "Its options": f"`{without_paths(json.dumps(options))}`" if options else "",
-            "Instructions": _listed(spec.tasks) if spec else "",
-            "Cameras": ", ".join(f"`{name}` {'×'.join(map(str, one.shape))}" for name, one in spec.images.items())
-            if spec
-            else "",
-            "State, action": f"{spec.state.shape[0]} and {spec.action_dim} numbers, {1 / spec.control_dt:.3g} a second"
-            if spec
-            else "",
-            "Policy": f"`{self.config.get('policy') or self.config.get('type') or self.config.get('model_type')}`",
+            **_of_spec(self._spec),
+            "Policy": f"`{self._kind}`",
             "Base": base[0] and f"[{base[0]}](https://huggingface.co/{base[0]}), commit `{base[2][:12]}`",
             "Algorithm": str(algorithm.get("class", "")).removesuffix("Config"),
             "Seed of training": run.get("seed"),
@@ -306,5 +302,13 @@ class _Facts:
         return "## Use\n\n```sh\n" + "\n".join(lines) + f"\n```\n{more}"
 
 
-def _listed(tasks: Sequence[str]) -> str:
-    return ", ".join(f"“{task}”" for task in tasks[:_LONGEST]) + (", …" if len(tasks) > _LONGEST else "")
+def _of_spec(spec: EnvSpec | None) -> dict[str, str]:
+    """What a policy sees and does."""
+    if spec is None:
+        return {}
+    cameras = (f"`{name}` {'×'.join(map(str, image.shape))}" for name, image in spec.images.items())
+    return {
+        "Instructions": listed(spec.tasks),
+        "Cameras": ", ".join(cameras),
+        "State, action": f"{spec.state.shape[0]} and {spec.action_dim} numbers, {1 / spec.control_dt:.3g} a second",
+    }
