@@ -46,6 +46,7 @@ USES = {
     ],
     "compare": [f"{name}--config IN" for name in ("", "samplers ", "imagination ")] + ["--out OUT --config IN"],
     "serve-policy": ["IN", "IN --env point_mass", "IN --layout IN"],
+    "push": ["IN somebody/policy --dry-run", "IN IN --dry-run"],
     "serve": [
         "new --policy IN --port 0 --page-port 0",
         "new --learn fleet.py:learn_residual --policy IN --port 0 --page-port 0",
