@@ -17,7 +17,6 @@ from sims.isolation.messages import (
     FLAGS,
     OBS,
     PER_ACTION,
-    Arrays,
     Layout,
     frame,
     observation_layout,
@@ -31,6 +30,7 @@ from vla_rl.contract.env import WORKER, Observation, Observe, Snapshot, Step, on
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.task import declare_task
 from vla_rl.contract.tracker import EpisodeTracker
+from vla_rl.contract.wire import Arrays
 
 _MOST = 10**9  # bytes; no environment of ours takes more, its process included
 

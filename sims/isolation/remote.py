@@ -21,13 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from sims.isolated import IsolatedEnv, supervise
-from sims.isolation.messages import Arrays, arrays_in
-from sims.isolation.supervised import Deadlines, LocalWorker, Start, read_answer
-from vla_rl.contract.child import ChildError, error_answer
+from sims.isolation.supervised import Deadlines, LocalWorker, Start
+from vla_rl.contract.child import ChildError, error_answer, read_answer
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.task import declare_task
 from vla_rl.contract.trust import check_options, read_key
-from vla_rl.contract.wire import SocketStream, handshake, is_loopback, read_message, write_message
+from vla_rl.contract.wire import Arrays, SocketStream, arrays_in, handshake, is_loopback, read_message, write_message
 
 KEY_BYTES = 32  # of its digest, which is what travels
 GREETING_S = 10.0  # to present the key

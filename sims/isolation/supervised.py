@@ -14,10 +14,11 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from sims.isolation.messages import OBS, Arrays, SharedMemory, memory_file
-from vla_rl.contract.child import Child, ChildError, error_of
+from sims.isolation.messages import OBS
+from vla_rl.contract.child import ChildError, SharingChild, error_of
 from vla_rl.contract.env import WORKER, EnvSpec
 from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.wire import Arrays
 
 _GRACE = 5.0  # seconds for a worker to close its environment
 LIMIT = 5  # failures without one completed step in between, after which the run is stopped
@@ -245,46 +246,14 @@ Start: TypeAlias = Callable[[], Link]
 """Starts a worker without waiting for it."""
 
 
-class LocalWorker(Child):
+class LocalWorker(SharingChild):
     """A process of this machine, with arrays in shared memory (``Link``)."""
 
     def __init__(self, python: str = "", variables: Mapping[str, str] | None = None) -> None:
         """``python`` runs it ("": this one), with ``variables`` on top of this process's environment variables."""
-        request, *answers = files = [memory_file() for _ in range(3)]
-        environment = {**os.environ, **(variables or {})}
         command = (python or sys.executable, "-m", "sims.isolation.worker")
-        try:
-            super().__init__(command, environment, "environment", files)
-        except BaseException:
-            for file in files:
-                os.close(file)
-            raise
-        self._memory = SharedMemory([request], answers)
-        self._files: dict[str, Any] | None = {"inbox": [request], "outbox": answers}
+        super().__init__(command, {**os.environ, **(variables or {})}, "environment")
 
     @property
     def name(self) -> str:
         return f"worker process {self.pid}"
-
-    def send(self, message: Mapping[str, Any], deadline: float | None = None) -> None:
-        files, self._files = {"memory": self._files} if self._files else {}, None
-        arrays = {"arrays": self._memory.put(message["arrays"])} if message["arrays"] else {}
-        fields = {name: item for name, item in message.items() if name != "arrays"}
-        super().send({**fields, **files, **arrays}, deadline)
-
-    def receive(self, deadline: float | None = None) -> tuple[dict[str, Any], Arrays]:
-        return read_answer(super().receive(deadline), self._memory.get)
-
-    def close(self) -> None:
-        super().close()
-        self._memory.close()
-
-
-def read_answer(answer: Any, get: Callable[[Any], Arrays]) -> tuple[dict[str, Any], Arrays]:
-    """The fields and arrays of a worker's ``answer``; raises ChildError for one that makes no sense."""
-    if not isinstance(answer, dict):
-        raise ChildError(f"answered with a {type(answer).__name__}")
-    try:
-        return answer, get(answer.pop("arrays")) if "arrays" in answer else {}
-    except ContractError as error:
-        raise ChildError(f"answered with arrays that cannot be read ({error})") from error

@@ -6,68 +6,37 @@ imports the contract and the simulator only, so it runs in an installation witho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from sims import catalog
-from sims.isolation.messages import (
-    EXPERT_ACTION,
-    Arrays,
-    SharedMemory,
-    arrays_in,
-    observation_arrays,
-    step_arrays,
-)
+from sims.isolation.messages import EXPERT_ACTION, observation_arrays, step_arrays
 from vla_rl.contract.check import check_ends, require_finite_observation, require_finite_step
-from vla_rl.contract.child import error_answer, serve_owner
+from vla_rl.contract.child import Answering, serve_owner
 from vla_rl.contract.env import Observation, Snapshots, VecEnv, on_host
-from vla_rl.contract.errors import ContractError, did_you_mean
+from vla_rl.contract.wire import Arrays
 
 
-class EnvServer:
-    """One environment and the requests about it; each has a name, JSON fields and arrays, and so has its answer.
+class EnvServer(Answering):
+    """One environment and the requests about it.
 
     With an expert beside it, observations hold ``privileged/expert_action`` (float32 [E,D]): what it would do next.
     """
 
+    does = ("make", "reset", "step", "snapshot", "restore", "close")
+    who = "the environment"
+
     def __init__(self) -> None:
+        super().__init__()
         self.env: VecEnv
         self.expert: Any = None  # plans one action at a time, from an observation alone
-        self.memory: SharedMemory | None = None  # None: arrays travel in messages
         self.seeds = np.zeros(0, np.int64)
 
-    def answer(self, request: dict[str, Any], writer: IO[bytes] | None = None) -> dict[str, Any]:
-        """What ``request`` asks for, or the error that came up."""
-        known: dict[str, Callable[..., tuple[dict[str, Any], Arrays]]] = {
-            item.__name__: item for item in (self.make, self.reset, self.step, self.snapshot, self.restore, self.close)
-        }
-        try:
-            what, arrays = str(request.pop("do")), request.pop("arrays", None)
-            if what not in known:
-                raise ContractError(f"a worker cannot do {what!r}, so nothing was done; {did_you_mean(what, known)}")
-            given = {} if arrays is None else self.memory.get(arrays) if self.memory else arrays_in(arrays)
-            fields, found = known[what](**request, **given)
-            return {**fields, "arrays": self.memory.put(found) if self.memory else found}
-        except Exception as error:
-            return error_answer(error, "the environment")
-
-    def make(
-        self,
-        env: str,
-        num_envs: int,
-        options: Mapping[str, Any],
-        expert: bool,
-        memory: Mapping[str, list[int]] | None = None,
-    ) -> tuple[dict[str, Any], Arrays]:
-        """Make the environment, with its expert's actions in the observations if ``expert`` says so.
-
-        ``memory`` are the descriptors of shared files; None sends arrays in messages.
-        """
-        if memory is not None:
-            self.memory = SharedMemory(memory["outbox"], memory["inbox"])
+    def make(self, env: str, num_envs: int, options: Mapping[str, Any], expert: bool) -> tuple[dict[str, Any], Arrays]:
+        """Make the environment, with its expert's actions in the observations if ``expert`` says so."""
         self.env = catalog.make(env, num_envs=num_envs, **options)
         self.seeds, spec = np.zeros(num_envs, np.int64), self.env.spec
         if expert:

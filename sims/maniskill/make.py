@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sims import catalog, installations, isolated
+from sims import catalog, isolated
 from sims.base import chosen_device, require_positive
 from sims.maniskill import vulkan
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.contract.installations import home
 
 OBSERVATIONS = ("state", "rgb")
 REWARDS = ("normalized_dense", "dense", "sparse", "none")
@@ -102,7 +103,7 @@ def driver_verdict() -> str:
 
 def _folder() -> Path:
     """The folder of the installation, which may not exist."""
-    return installations.home() / "sims" / _NAME
+    return home() / "sims" / _NAME
 
 
 def _is_here() -> bool:

@@ -13,6 +13,7 @@ from sims import installations
 from sims.maniskill import vulkan
 from tests.benchmarks.measure import NotRun, Row, rate_row
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.installations import home
 
 _SCRIPT = Path(__file__).with_name("maniskill_alone.py")
 
@@ -28,7 +29,7 @@ def maniskill_vs_alone(quick: bool = False) -> list[Row]:
         if find_spec("mani_skill") is None:
             python = str(installations.find("maniskill").python)
             variables = installations.child_environment("maniskill")
-        variables |= vulkan.variables(installations.home() / "sims" / "maniskill")
+        variables |= vulkan.variables(home() / "sims" / "maniskill")
     except UserError as error:
         raise NotRun(f"not run: {error}") from error
     episodes = {"state": 1 if quick else 6, "rgb": 1 if quick else 3}

@@ -62,6 +62,10 @@ SECTIONS: dict[str, tuple[str, dict[str, Any]]] = {
             "vla-rl sims serve NAME": inspecting.ServeEnv(),
         },
     ),
+    "policies": (
+        "",
+        {"vla-rl policies": inspecting.Policies(), "vla-rl policies install NAME": inspecting.Install()},
+    ),
     "serve-policy": ("", {"vla-rl serve-policy CHECKPOINT": ServePolicy()}),
     "push": ("", {"vla-rl push RUN_OR_FOLDER OWNER/NAME": Push()}),
     "robot": (

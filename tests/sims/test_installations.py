@@ -13,9 +13,10 @@ import pytest
 
 from sims import installations
 from sims.catalog import make
-from sims.installations import Shipped, child_environment, find, install, known
+from sims.installations import child_environment, find, install, known
 from tests.patience import PATIENCE
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.installations import Shipped
 
 _HOST = ("numpy", "numpy.libs", "msgpack")  # the only packages of this environment that installations share in tests
 
@@ -57,7 +58,7 @@ def tiny(wheels, tmp_path, monkeypatch):
     for name, value in {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "VLA_RL_HOME": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "pins").mkdir()
-    monkeypatch.setattr(installations, "_PINS", tmp_path / "pins")
+    monkeypatch.setattr(installations.SIMS, "pins", tmp_path / "pins")
     shipped = Shipped("import tiny", {"tiny_files/scene.xml": "copy it from its authors' page"}, {"TINY": "{folder}/x"})
     monkeypatch.setitem(installations.SHIPPED, "tiny", shipped)
 

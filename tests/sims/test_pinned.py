@@ -171,7 +171,7 @@ def test_orientations_are_rotation_vectors():
 @cache
 def pinned(name: str) -> frozenset[str]:
     """The packages that the pins of the installation ``name`` bring."""
-    lines = (installations._PINS / f"{name}.txt").read_text(encoding="utf-8").splitlines()
+    lines = (installations.SIMS.pins / f"{name}.txt").read_text(encoding="utf-8").splitlines()
     names = {re.sub(r"[-_.]+", "-", line.partition("==")[0]).lower() for line in lines if not line.startswith("#")}
     here = {package for package, owners in distributions().items() if names & set(owners)}
     return frozenset(here | {PACKAGES.get(one, one.replace("-", "_")) for one in names})

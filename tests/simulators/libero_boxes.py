@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sims import installations
-from sims.installations import HOME, SHIPPED, Installation, child_environment
+from sims.installations import SHIPPED, SIMS, child_environment
+from vla_rl.contract.installations import HOME, Installation
 
 
 @contextmanager
@@ -23,7 +24,7 @@ def home_with_boxes(folder: Path) -> Iterator[None]:
     before = os.environ.get(HOME)
     os.environ[HOME] = str(folder)
     try:
-        _link(real["libero"], Installation("libero", folder / "sims" / "libero"))
+        _link(real["libero"], SIMS.one("libero"))
         yield
     finally:
         os.environ.pop(HOME)

@@ -20,6 +20,7 @@ COMMANDS = {
     "imagine": ("vla_rl.cli.imagine:imagine", "RL in a learned world model, and a page about it"),
     "compare": ("vla_rl.cli.train:compare", "methods that improve the same policies, side by side on several seeds"),
     "sims": ("vla_rl.cli.inspect:sims", "simulators in virtual environments of their own: which, and install NAME"),
+    "policies": ("vla_rl.cli.inspect:policies", "libraries of policies, LeRobot's, in environments of their own"),
     "serve-policy": (
         "vla_rl.cli.serve_policy:serve_policy",
         "serve a checkpoint to the vla-eval harness or openpi clients",

@@ -2,14 +2,15 @@
 
 ``vla-rl sims [install NAME | serve NAME] ...``: simulators in installations of their own and on other machines.
 
+``vla-rl policies [install NAME] ...``: libraries of policies in installations of their own.
+
 Nothing heavy is imported before it is looked at, so the command works on a machine where half of it is missing.
 """
 
 from __future__ import annotations
 
 import signal
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from vla_rl.cli.override import override, positional, subcommand
 from vla_rl.contract.config import to_json
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.hub import DATASET_META, MODEL_FILES, repository
+from vla_rl.contract.installations import Installation, Installations
 from vla_rl.recipes import sims as recipe
 from vla_rl.recipes.inspect import (
     catalog,
@@ -151,10 +153,10 @@ class ServeEnv:
 
 @dataclass(frozen=True)
 class Install:
-    """Make the virtual environment of a simulator; one that is complete is left alone, any other is made anew."""
+    """Make a virtual environment of its own; one that is complete is left alone, any other is made anew."""
 
-    requirements: str = ""  # a pip file, for a simulator that is not ours
-    python: str = sys.executable  # the interpreter of the virtual environment
+    requirements: str = ""  # a pip file, for a library that is not ours
+    python: str = ""  # the interpreter of the virtual environment; "": this one, or a newer one where that is needed
 
 
 def sims(arguments: Sequence[str]) -> None:
@@ -164,23 +166,46 @@ def sims(arguments: Sequence[str]) -> None:
         subcommand("sims", given, COMMANDS)
         return
     override(Sims(), given, "vla-rl sims")
-    standard_output().print(_table())
+    standard_output().print(_table("simulator", recipe.installations().SIMS))
+
+
+@dataclass(frozen=True)
+class Policies:
+    """Libraries of policies that have a virtual environment of their own, what state it is in and what to do about it.
+
+    install NAME [--python PYTHON] makes one.
+    """
+
+
+def policies(arguments: Sequence[str]) -> None:
+    """Run one of the commands, or print the table."""
+    from vla_rl.policies.lerobot.policy import POLICIES  # torch takes seconds
+
+    given = list(arguments)
+    if given and not given[0].startswith("-"):
+        subcommand("policies", given, {"install": lambda rest: _install(rest, "policies", POLICIES.install, "lerobot")})
+        return
+    override(Policies(), given, "vla-rl policies")
+    standard_output().print(_table("library", POLICIES))
 
 
 def install(arguments: list[str]) -> None:
     """``vla-rl sims install NAME [--requirements FILE] [--python PYTHON]``."""
-    (name,), rest = positional(arguments, "sims install NAME", Install(), "metaworld")
-    options: Install = override(Install(), rest, "vla-rl sims install NAME")
+    _install(arguments, "sims", recipe.installations().install, "metaworld")
+
+
+def _install(arguments: list[str], kind: str, install: Callable[..., Installation], example: str) -> None:
+    command = f"{kind} install NAME"
+    (name,), rest = positional(arguments, command, Install(), example)
+    options: Install = override(Install(), rest, f"vla-rl {command}")
     requirements = Path(options.requirements) if options.requirements else None
     with console.status(f"installing {name}") as status:
         try:
-            made = recipe.installations().install(
-                name, lambda line: status.update(f"{name}: {line[:100]}"), requirements, options.python
-            )
+            made = install(name, lambda line: status.update(f"{name}: {line[:100]}"), requirements, options.python)
         except KeyboardInterrupt as stop:
             raise KeyboardInterrupt(
-                f"stopped; {name} is half installed and will not be used until 'vla-rl sims install {name}' "
-                "has finished it."
+                f"stopped; {name} is half installed and will not be used until 'vla-rl {kind} install {name}' has "
+                "finished it."
             ) from stop
     console.print(f"{made.name} is installed in {made.folder}; its exact packages are in {made.lock}.")
     for path, source in made.missing_files().items():
@@ -199,12 +224,12 @@ def serve(arguments: list[str]) -> None:
         server.run()
 
 
-def _table() -> Table:
-    table = Table("simulator", "state", "version", Column("", overflow="fold"))
-    for one in recipe.installations().known():
+def _table(what: str, installations: Installations) -> Table:
+    table = Table(what, "state", "version", Column("", overflow="fold"))
+    for one in installations.known():
         state = one.state()
         lacking = [f"{path} is missing: {source}" for path, source in one.missing_files().items()]
-        command = f"vla-rl sims install {one.name}"
+        command = f"vla-rl {installations.kind} install {one.name}"
         table.add_row(
             one.name,
             "without files" if state == "ready" and lacking else state,

@@ -16,15 +16,19 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
-from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
+from vla_rl.contract.errors import ContractError, NonFiniteError, UserError, did_you_mean
 from vla_rl.contract.wire import (
     MOST_OF_GREETING,
+    Arrays,
     PipeStream,
+    SharedMemory,
+    arrays_in,
     greeted,
     greeting,
     handshake,
+    memory_file,
     read_message,
     widen,
     write_message,
@@ -202,7 +206,78 @@ class _Tail:
                 os.write(2, piece)
 
 
+class SharingChild(Child):
+    """A process of this machine that gets requests and answers with arrays in shared memory: :class:`Answering`."""
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str] | None = None, name: str = "owner"
+    ) -> None:
+        request, *answers = files = [memory_file() for _ in range(3)]
+        try:
+            super().__init__(command, environment, name, files)
+        except BaseException:
+            for file in files:
+                os.close(file)
+            raise
+        self._memory = SharedMemory([request], answers)
+        self._files: dict[str, Any] | None = {"inbox": [request], "outbox": answers}
+
+    def send(self, message: Mapping[str, Any], deadline: float | None = None) -> None:
+        """Send a request, with its arrays {name: array} as ``arrays``."""
+        files, self._files = {"memory": self._files} if self._files else {}, None
+        arrays = {"arrays": self._memory.put(message["arrays"])} if message["arrays"] else {}
+        fields = {name: item for name, item in message.items() if name != "arrays"}
+        super().send({**fields, **files, **arrays}, deadline)
+
+    def receive(self, deadline: float | None = None) -> tuple[dict[str, Any], Arrays]:
+        """The answer and its arrays, which the answer after the next one overwrites."""
+        return read_answer(super().receive(deadline), self._memory.get)
+
+    def close(self) -> None:
+        super().close()
+        self._memory.close()
+
+
+def read_answer(answer: Any, get: Callable[[Any], Arrays]) -> tuple[dict[str, Any], Arrays]:
+    """The fields and arrays of a process's ``answer``; raises ChildError for one that makes no sense."""
+    if not isinstance(answer, dict):
+        raise ChildError(f"answered with a {type(answer).__name__}")
+    try:
+        return answer, get(answer.pop("arrays")) if "arrays" in answer else {}
+    except ContractError as error:
+        raise ChildError(f"answered with arrays that cannot be read ({error})") from error
+
+
 # -- the other process -------------------------------------------------------------------------------------------------
+
+
+class Answering:
+    """Answers requests by the methods ``does``; each has a name, JSON fields and arrays, and so has its answer.
+
+    Such a method returns both, its fields and its arrays.  The first request may hold the shared files (``memory``).
+    """
+
+    does: ClassVar[tuple[str, ...]]
+    who: ClassVar[str]  # for errors that are not ours
+
+    def __init__(self) -> None:
+        self.memory: SharedMemory | None = None  # None: arrays travel in messages
+
+    def answer(self, request: dict[str, Any], writer: IO[bytes] | None = None) -> dict[str, Any]:
+        """What ``request`` asks for, or the error that came up."""
+        try:
+            what, arrays, files = str(request.pop("do")), request.pop("arrays", None), request.pop("memory", None)
+            if files is not None:
+                self.memory = SharedMemory(files["outbox"], files["inbox"])
+            if what not in self.does:
+                raise ContractError(
+                    f"a worker cannot do {what!r}, so nothing was done; {did_you_mean(what, self.does)}"
+                )
+            given = {} if arrays is None else self.memory.get(arrays) if self.memory else arrays_in(arrays)
+            fields, found = getattr(self, what)(**request, **given)
+            return {**fields, "arrays": self.memory.put(found) if self.memory else found}
+        except Exception as error:
+            return error_answer(error, self.who)
 
 
 def serve_owner(name: str, answer: Callable[[Any, IO[bytes]], Any]) -> None:

@@ -23,6 +23,7 @@ _CACHED = re.compile(r"(?:models|datasets)--(?P<owner>[^/]+?)--(?P<name>[^/]+)/s
 _LOCAL = ("runs", "downloads", "configs")  # folders of the documentation, which no owner on the hub is called
 MODEL_FILES = ("*.json", "*.safetensors")  # in any folder; data: no code is fetched, and no pickle
 DATASET_META = "meta/*"  # of a dataset in LeRobot's format: what it is and where each episode lies
+LEROBOT = "lerobot:"  # before the folder, or the name, of a policy that LeRobot runs (vla_rl/policies/lerobot)
 _VERSIONS = ("v3.0", None)  # LeRobot tags the commit of a dataset that is in this format; None: the main branch
 
 
@@ -126,8 +127,15 @@ def is_pinned(name: str) -> bool:
     return found is not None and _COMMIT.fullmatch(found.revision or "") is not None
 
 
+def names_lerobot(name: object) -> bool:
+    """Whether ``name`` is that of a policy which LeRobot runs, and of no folder that we open."""
+    return str(name).startswith(LEROBOT)
+
+
 def located(name: str) -> str:
     """``name`` itself, or the folder of the model that it names on the hub, downloaded where it is not there yet."""
+    if names_lerobot(name):
+        return LEROBOT + located(name.removeprefix(LEROBOT))
     found = repository(name)
     return name if found is None else str(found.download(MODEL_FILES))
 

@@ -52,7 +52,8 @@ class Policy(Protocol):
     """Maps observations to action chunks.  A store raises ``version`` whenever it publishes new weights.
 
     It need not inherit from this class.  Besides, it may have methods of some of these names: ``context``,
-    ``recorded``, ``set_progress``, ``set_released``, ``continue_chunk``; see the functions below.
+    ``recorded``, ``set_progress``, ``set_released``, ``continue_chunk``, ``saved_state``, ``restored_state``; see the
+    functions below.
     """
 
     version: int
@@ -184,13 +185,29 @@ def continue_chunk(policy: Policy, state: State, env_ids: Array, consumed: Array
     return policy.continue_chunk(state, env_ids, consumed, delay) if hasattr(policy, "continue_chunk") else found
 
 
+def saved_state(policy: Policy, state: State) -> State:
+    """``policy.saved_state(state)``: ``state`` as arrays from which another process can go on; by default it is so.
+
+    For a policy that keeps a part of it elsewhere.
+    """
+    return policy.saved_state(state) if hasattr(policy, "saved_state") else state
+
+
+def restored_state(policy: Policy, saved: State) -> State:
+    """``policy.restored_state(saved)``: the state of which :func:`saved_state` was told."""
+    return policy.restored_state(saved) if hasattr(policy, "restored_state") else saved
+
+
 def require(policy: object, needed_by: str, methods: Sequence[str], otherwise: str) -> None:
-    """Raise UserError unless ``policy`` has ``methods``; ``otherwise`` says the consequence and the cure."""
+    """Raise UserError unless ``policy`` has ``methods``; ``otherwise`` says the consequence and the cure.
+
+    A policy that cannot be trained at all says so itself, in its attribute ``instead``.
+    """
     lacking = [method for method in methods if not hasattr(policy, method)]
     if lacking:
         raise UserError(
             f"{needed_by} needs a policy with {' and '.join(lacking)} but {type(policy).__name__} lacks "
-            f"{'them' if len(lacking) > 1 else 'it'}, {otherwise}"
+            f"{'them' if len(lacking) > 1 else 'it'}, {getattr(policy, 'instead', otherwise)}"
         )
 
 

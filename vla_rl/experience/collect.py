@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.contract.env import WORKER, Array, EnvSpec, Observation, VecEnv
+from vla_rl.contract.env import PRIVILEGED, WORKER, Array, EnvSpec, Observation, VecEnv, on_host
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ActionOut, Features, Mode, Policy, State
 from vla_rl.contract.task import RANDOMIZATION
@@ -54,12 +54,20 @@ def iter_demonstrations(
         )
 
 
-def _randomization(observations: Sequence[Observation], spec: EnvSpec) -> dict[str, np.ndarray]:
-    """Columns {"randomization.NAME": float32 [n]} of the parameters that the environment records, if it does."""
+def _columns(seen: Observation, spec: EnvSpec) -> dict[str, np.ndarray]:
+    """What the environment shows besides, ``extras``: "observation.NAME", as LeRobot calls "environment_state".
+
+    And "randomization.NAME" float32 [n] of the parameters that it records, if it does.
+    """
+    public = {f"observation.{name}": on_host(seen.extras[name]) for name in spec.extras if _is_public(name)}
     if RANDOMIZATION not in spec.extras:
-        return {}
-    values = np.concatenate([obs.extras[RANDOMIZATION] for obs in observations])
-    return {f"randomization.{name}": values[:, i] for i, name in enumerate(spec.extras[RANDOMIZATION].names)}
+        return public
+    values = on_host(seen.extras[RANDOMIZATION])
+    return public | {f"randomization.{name}": values[:, i] for i, name in enumerate(spec.extras[RANDOMIZATION].names)}
+
+
+def _is_public(name: str) -> bool:
+    return not name.startswith(PRIVILEGED)
 
 
 def _demonstration(decisions: Sequence[Decision], env_id: int, spec: EnvSpec) -> Demonstrations:
@@ -69,7 +77,7 @@ def _demonstration(decisions: Sequence[Decision], env_id: int, spec: EnvSpec) ->
     executed = np.stack([decision.step.executed[env_id, 0] for decision in decisions])
     reward = np.array([decision.step.reward[env_id, 0] for decision in decisions])
     seen, seed = Observation(**concatenated(observations)), int(decisions[0].seeds[env_id])
-    more = _randomization(observations, spec)
+    more = _columns(seen, spec)
     return Demonstrations.of_episode(spec, seen, executed, True, seed, reward, more)
 
 

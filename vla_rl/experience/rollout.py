@@ -13,7 +13,7 @@ from torch import Tensor
 from vla_rl.contract.batch import Rollout, Transitions
 from vla_rl.contract.env import PRIVILEGED, WORKER, EnvSpec, Observation, Snapshots, Step, VecEnv, on_host
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.policy import ActionOut, Features, Policy, recorded
+from vla_rl.contract.policy import ActionOut, Features, Policy, recorded, restored_state, saved_state
 from vla_rl.experience.curriculum import InOrder, SeedStream
 from vla_rl.experience.driver import Decision, Driver, no_seconds
 
@@ -156,7 +156,8 @@ class RolloutSource(DrivenSource):
         if self.driver.obs is not None and isinstance(self.env, Snapshots):
             snapshot, features = self.env.snapshot(np.arange(self.env.num_envs)), dict(self.driver.features)
             seeds = torch.from_numpy(self.driver.seeds.copy())
-            state |= {"env": snapshot, "features": features, "policy": self.driver.state, "seed": seeds}
+            own = saved_state(self.policy, self.driver.state)
+            state |= {"env": snapshot, "features": features, "policy": own, "seed": seeds}
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -166,7 +167,8 @@ class RolloutSource(DrivenSource):
             device = device_of(self.policy)
             features = {name: item.to(device) for name, item in state["features"].items()}
             like = self.policy.initial_state(self.env.num_envs)
-            policy_state = {name: item.to(like[name].device) for name, item in state["policy"].items()}
+            own = restored_state(self.policy, state["policy"])
+            policy_state = {name: item.to(like[name].device) for name, item in own.items()}
             self.driver.restore(obs, features, policy_state, on_host(state["seed"]))
 
     def _reset(self, env_ids: np.ndarray) -> None:

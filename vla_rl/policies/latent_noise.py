@@ -93,9 +93,10 @@ class LatentPolicy(HoldsFrozen):
     def __init__(self, base: FlowBase, config: LatentConfig) -> None:
         super().__init__()
         if not hasattr(base, "field") or not hasattr(base.config, "sampler"):
+            otherwise = "so there is no noise to choose; give a flow policy such as an imitation checkpoint."
             raise UserError(
-                f"{type(base).__name__} is not a flow policy (it lacks field or config.sampler), so there is no noise "
-                "to choose; give a flow policy such as an imitation checkpoint."
+                f"{type(base).__name__} is not a flow policy (it lacks field or config.sampler), "
+                f"{getattr(base, 'instead', otherwise)}"
             )
         self.config, self.version, self.spec = config, 0, base.spec
         self._frozen = (base,)

@@ -32,7 +32,17 @@ from vla_rl.contract.batch import Reducer
 from vla_rl.contract.config import Checked, above_zero, at_least, within
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import NonFiniteError, UserError
-from vla_rl.contract.policy import ActionOut, CriticAction, Features, Likelihood, Mode, State, with_context
+from vla_rl.contract.policy import (
+    ActionOut,
+    CriticAction,
+    Features,
+    Likelihood,
+    Mode,
+    State,
+    restored_state,
+    saved_state,
+    with_context,
+)
 from vla_rl.policies.flow import gaussian_kl
 from vla_rl.policies.heads import DeterministicHead, GaussianHead, Head, HeadConfig, HoldsFrozen, ObservationEncoder
 from vla_rl.policies.noise import Generators, generators_of, normal, uniform
@@ -133,6 +143,13 @@ class ResidualPolicy(HoldsFrozen):
         left[torch.as_tensor(env_ids, dtype=torch.long)] = 0
         base_state = self.base.reset_state(_base_entries(state), env_ids)
         return {**state, "left": left, **{_BASE + name: item for name, item in base_state.items()}}
+
+    def saved_state(self, state: State) -> State:
+        """The base's as it says, and the queue."""
+        return _with_base(state, saved_state(self.base, _base_entries(state)))
+
+    def restored_state(self, saved: State) -> State:
+        return _with_base(saved, restored_state(self.base, _base_entries(saved)))
 
     @torch.no_grad()
     def context(self, features: Features, state: State, generator: Generators) -> tuple[Features, State]:
@@ -306,6 +323,12 @@ class GaussianResidual(ResidualPolicy):
 def _base_entries(items: Mapping[str, Any]) -> dict[str, Any]:
     """The base's own entries, under their own names."""
     return {name.removeprefix(_BASE): item for name, item in items.items() if name.startswith(_BASE)}
+
+
+def _with_base(state: State, base: State) -> State:
+    """``state`` with other entries of the base."""
+    own = {name: item for name, item in state.items() if not name.startswith(_BASE)}
+    return own | {_BASE + name: item for name, item in base.items()}
 
 
 @dataclass(frozen=True)

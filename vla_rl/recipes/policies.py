@@ -15,6 +15,7 @@ import torch
 from vla_rl.contract.check import check_policy, check_policy_methods, is_user_defined
 from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.hub import LEROBOT, names_lerobot
 from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy
 from vla_rl.experience.collect import ExpertPolicy
@@ -51,7 +52,7 @@ def start_policy(
     """The policy that a run in ``env_config`` starts from; None for "".
 
     ``name`` is a checkpoint folder, of whichever class; a run folder (its best checkpoint); a public folder, opened by
-    ``options``; or ``module:Class``: a new policy ``Class(spec)``.
+    ``options``; ``lerobot:FOLDER``, which LeRobot runs; or ``module:Class``: a new policy ``Class(spec)``.
     Raises UserError or ContractError when it does not exist, is a policy server, was trained for another environment,
     or is somebody else's and breaks the contract.
     """
@@ -86,7 +87,7 @@ def remote_policy(address: str, spec: EnvSpec) -> RemotePolicy:
 
 def names_class(name: str | Path) -> bool:
     """Whether ``name`` is a "module:Class" and no folder."""
-    return ":" in str(name) and not Path(name).is_dir()
+    return ":" in str(name) and not (names_lerobot(name) or Path(name).is_dir())
 
 
 def new_policy(target: str, spec: EnvSpec, options: Mapping[str, object], seed: int) -> Trainable:
@@ -108,31 +109,38 @@ class TD3Residual:
     """A deterministic correction at every step, for off-policy algorithms.
 
     ``function``, "module:function" of an observation, is the base instead of the starting policy if given; the
-    residual still reads the features of the starting policy.  ``temperature``: of the noise that a flow policy below it
-    starts from, here and deployed (``FlowSampler.temperature``); None: as its checkpoint says.
+    residual still reads the features of the starting policy.  ``encoder`` is the checkpoint of a policy whose features
+    it reads instead, such as those of pictures that a policy of LeRobot keeps to itself.  ``temperature``: of the noise
+    that a flow policy below it starts from, here and deployed (``FlowSampler.temperature``); None: as its checkpoint
+    says.
     """
 
     residual: ResidualConfig = ResidualConfig()
     function: str = ""
     temperature: float | None = None
+    encoder: str = ""
 
     def build(self, context: RunContext) -> DeterministicResidual:
-        encoder = context.start("a residual policy")
-        at_temperature(encoder, self.temperature, "--rl.policy.temperature")
+        start = context.start("a residual policy")
+        at_temperature(start, self.temperature, "--rl.policy.temperature")
+        encoder = load_policy(self.encoder, start.spec) if self.encoder else None
         if not self.function:
-            return DeterministicResidual(encoder, config=self.residual)
-        base = FunctionPolicy(encoder.spec, load(self.function), self.function)
-        return DeterministicResidual(base, encoder, self.residual)
+            return DeterministicResidual(start, encoder, self.residual)
+        base = FunctionPolicy(start.spec, load(self.function), self.function)
+        return DeterministicResidual(base, encoder or start, self.residual)
 
 
 @dataclass(frozen=True)
 class PPOResidual:
-    """A Gaussian correction at every step, for on-policy algorithms."""
+    """A Gaussian correction at every step, for on-policy algorithms; ``encoder`` as for :class:`TD3Residual`."""
 
     residual: ResidualConfig = ResidualConfig()
+    encoder: str = ""
 
     def build(self, context: RunContext) -> GaussianResidual:
-        return GaussianResidual(context.start("a residual policy"), config=self.residual)
+        start = context.start("a residual policy")
+        encoder = load_policy(self.encoder, start.spec) if self.encoder else None
+        return GaussianResidual(start, encoder, self.residual)
 
 
 @dataclass(frozen=True)
@@ -235,7 +243,8 @@ def deployed_policy(
 ) -> Policy:
     """The policy that ``name`` means in ``env``, with its weights on ``device`` (see ``resolve_device``).
 
-    ``name`` is a checkpoint folder; a public folder, opened by ``options``; a run folder (its best checkpoint);
+    ``name`` is a checkpoint folder; a public folder, opened by ``options``; ``lerobot:FOLDER``, which LeRobot runs; a
+    run folder (its best checkpoint);
     "module:Class", called with the environment's spec after torch was seeded with ``seed``; "expert", the task's
     scripted expert; or the address of a policy server (``vla_rl/serving/access.py``).  Raises UserError when it or the
     device does not exist, and ContractError when it does not fit the environment.
@@ -249,7 +258,7 @@ def deployed_policy(
     policy: Policy
     if names_class(name):
         policy = placed(new_policy(name, spec, {}, seed), where)
-    elif is_public(Path(name)):
+    elif names_lerobot(name) or is_public(Path(name)):
         policy = placed(load_policy(name, spec, options), where)
     else:
         policy = _checkpoint(Path(name), spec, where)
@@ -275,7 +284,8 @@ def check_instructions(name: str, tasks: Mapping[str, EnvConfig]) -> None:
 
     ``tasks`` {name: environment}.  Environments that would have to be built for it are checked when they are played.
     """
-    if name == EXPERT or names_server(name) or names_class(name) or is_public(Path(name)):
+    elsewhere = name == EXPERT or names_server(name) or names_class(name) or names_lerobot(name)
+    if elsewhere or is_public(Path(name)):
         return  # a public one reads any instruction
     saved = read_config(Path(name)).get("spec")
     specs = {task: env.declared_spec() for task, env in tasks.items()} if isinstance(saved, dict) else {}
@@ -296,6 +306,7 @@ def _reads(trained: EnvSpec, spec: EnvSpec) -> bool:
 
 def fingerprint(name: str) -> str:
     """SHA-256 of the files of the checkpoint that ``name`` means; "" for what is no folder."""
+    name = name.removeprefix(LEROBOT)
     if not Path(name).is_dir():
         return ""
     if is_public(Path(name)):

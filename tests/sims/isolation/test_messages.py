@@ -7,9 +7,8 @@ import os
 import numpy as np
 import pytest
 
-from sims.isolation.messages import SharedMemory, arrays_in, memory_file
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.wire import pack, unpack
+from vla_rl.contract.wire import SharedMemory, arrays_in, memory_file, pack, unpack
 
 
 @pytest.fixture
