@@ -15,6 +15,7 @@ from typing import Any
 from vla_rl.contract import trust
 from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.contract.hub import LEROBOT
 from vla_rl.policies.vla.dataset_statistics import ACTION, STATE
 from vla_rl.policies.vla.normalization_formulas import Modes
 from vla_rl.policies.vla.weights import read_json
@@ -163,9 +164,10 @@ def read_public(folder: Path) -> PublicCheckpoint:
     name = config.get("type") or config.get("model_type")
     if name not in FAMILIES:
         near = "" if name in _OTHERS else did_you_mean(str(name), FAMILIES)
+        frozen = f" LeRobot itself runs it, frozen, as {LEROBOT}{folder}." if "type" in config else ""
         raise UserError(
             f"{str(folder)!r} holds a {str(name)!r} policy, which vla-rl cannot open; "
-            f"{near or 'it opens ' + ', '.join(FAMILIES)}."
+            f"{near or 'it opens ' + ', '.join(FAMILIES)}.{frozen}"
         )
     try:
         return _lerobot(folder, config) if "type" in config else _transformers(folder, config)
