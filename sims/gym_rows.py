@@ -13,6 +13,7 @@ from gymnasium.spaces import Space
 from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
+from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from vla_rl.contract.env import on_host
 from vla_rl.contract.errors import ContractError, UserError, cause_of
@@ -42,9 +43,9 @@ class SingleRows:
 
     def __init__(self, envs: Sequence[gymnasium.Env[Any, Any] | FirstRow]) -> None:
         """``envs`` are equal and owned by this object."""
-        self._envs = envs
         self.keys: tuple[str, ...] = SUCCESS_KEYS
         self.facts = _facts(envs[0], envs[0].observation_space, envs[0].action_space)
+        self._envs = [_without_bookkeeping(env) for env in envs]
 
     @property
     def num_envs(self) -> int:
@@ -337,6 +338,13 @@ def _facts(env: Any, observation_space: Space[Any], action_space: Space[Any]) ->
     per_second = env.metadata.get("render_fps") or 1
     control_dt = float(getattr(env.unwrapped, "dt", 1 / per_second))
     return Facts(name, observation_space, action_space, control_dt, registered or None)
+
+
+def _without_bookkeeping(env: Any) -> Any:
+    """``env`` without Gymnasium's outermost wrappers for what ``GymEnv`` does itself: time limit and order."""
+    while type(env) in (TimeLimit, OrderEnforcing):
+        env = env.env
+    return env
 
 
 def name_of(env: Any) -> str:

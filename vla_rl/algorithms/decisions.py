@@ -37,22 +37,24 @@ B = TypeVar("B", bound=Decisions)
 
 
 class Gathered(Mapping[str, Tensor]):
-    """Entries of a rollout's features {name: [T+1,E,...]}, as {name: [B,...]} when read: ``step`` and ``env`` int [B].
+    """Entries of a rollout's features {name: [T+1,E,...]}, as {name: [B,...]} when read.
 
     Features are most of a learner's memory, so an entry is copied when a network reads it, and then for a micro-batch.
     """
 
-    def __init__(self, features: Mapping[str, Tensor], step: Tensor, env: Tensor) -> None:
-        self._features, self._step, self._env = features, step, env
+    def __init__(self, features: Mapping[str, Tensor], index: Tensor) -> None:
+        """``features`` {name: [(T+1)E,...]}, of which ``index`` int [B] are read."""
+        self._features, self._index = features, index
 
     @classmethod
     def where(cls, features: Mapping[str, Tensor], mask: Tensor) -> Gathered:
         """The features where ``mask`` [T,E], in the order of :func:`flatten`."""
         env, step = mask.T.nonzero(as_tuple=True)
-        return cls(features, step, env)
+        flat = {name: item.flatten(0, 1) for name, item in features.items()}  # views of what a window has written
+        return cls(flat, step * mask.shape[1] + env)
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._features[name][self._step, self._env]
+        return rows(self._features[name], self._index)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._features)
@@ -62,7 +64,7 @@ class Gathered(Mapping[str, Tensor]):
 
     def select(self, index: Tensor) -> Gathered:
         """Those of the decisions at ``index``, without a copy."""
-        return Gathered(self._features, self._step[index], self._env[index])
+        return Gathered(self._features, rows(self._index, index))
 
 
 def ages(rollout: Rollout, version: int) -> Tensor:
@@ -98,12 +100,18 @@ def select(batch: B, index: Tensor) -> B:
 def _selected(item: Any, index: Tensor) -> Any:
     if isinstance(item, Gathered):
         return item.select(index)
-    return select_each(item, index) if isinstance(item, Mapping) else item[index]
+    return select_each(item, index) if isinstance(item, Mapping) else rows(item, index)
 
 
 def select_each(items: Mapping[str, Tensor], index: Tensor) -> dict[str, Tensor]:
     """Every tensor at ``index``."""
-    return {name: item[index] for name, item in items.items()}
+    return {name: rows(item, index) for name, item in items.items()}
+
+
+def rows(item: Tensor, index: Tensor) -> Tensor:
+    """``item[index]`` for ``index`` int or bool [N], for which torch takes two to three times as long."""
+    chosen = index.nonzero().flatten() if index.dtype == torch.bool else index
+    return item.index_select(0, chosen.to(item.device))
 
 
 def micro_batches(size: int, micro_batch: int) -> Iterator[tuple[Tensor | None, float]]:

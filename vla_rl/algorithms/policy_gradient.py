@@ -114,10 +114,8 @@ def _adam(parameters: list[nn.Parameter], config: PolicyGradientConfig) -> torch
             )
         library = installed("vla_rl.algorithms.adam_8bit", "Adam's moments cannot take a byte each", "low-memory")
         return cast(torch.optim.Optimizer, library.Adam8bit(parameters, lr=config.lr, eps=1e-5))
-    # Few calls: one kernel on a GPU; elsewhere all parameters in each operation, which has the bits of one by one.
-    fused = all(parameter.is_cuda for parameter in parameters)
-    foreach = not fused and not any(map(is_shard, parameters))  # which torch cannot mix with others there
-    return torch.optim.Adam(parameters, lr=config.lr, eps=1e-5, fused=fused, foreach=foreach)
+    # One kernel for all parameters, unless some are shards, which torch cannot mix with others there.
+    return torch.optim.Adam(parameters, lr=config.lr, eps=1e-5, fused=not any(map(is_shard, parameters)))
 
 
 class PolicyGradient(BaseLearner, Generic[B]):
@@ -356,7 +354,9 @@ class PolicyGradient(BaseLearner, Generic[B]):
             return nothing, nothing, nothing
         loss, clipped = self.policy_loss(micro, new)
         kl = self.policy.kl(old, new.params).mean()
-        return weight * kl, weight * clipped.mean(), weight * (loss - self.config.entropy * new.entropy.mean())
+        if self.config.entropy:  # else nothing of it is differentiated
+            loss = loss - self.config.entropy * new.entropy.mean()
+        return weight * kl, weight * clipped.mean(), weight * loss
 
     def _fitting(self, compute: Callable[[], T], size: int) -> T:
         """``compute()`` of ``size`` decisions, again with half the micro-batch where the memory of a GPU runs out.
@@ -389,7 +389,9 @@ class PolicyGradient(BaseLearner, Generic[B]):
         ``losses`` is lazy: every loss is differentiated before the next one is computed, so memory holds one graph.
         The gradients of each part of ``trained`` {part: {name: parameter}} are clipped by themselves.
         """
-        optimizer.zero_grad(set_to_none=True)
+        for group in optimizer.param_groups:  # zero_grad asks a profiler first, which takes longer
+            for parameter in group["params"]:
+                parameter.grad = None
         total: Tensor | float = 0.0
         for loss in losses:
             if loss.requires_grad:

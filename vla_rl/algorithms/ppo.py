@@ -198,13 +198,13 @@ def gae(
 
 def _accumulate(delta: Tensor, carry: Tensor, live: Tensor, ended: Tensor) -> Tensor:
     """``A_j = delta_j + carry_j A_{j+1}`` over the live decisions, 0 at the others, all [T,E]."""
-    advantage = torch.zeros_like(delta)
-    next_advantage = torch.zeros_like(delta[0])
-    for j in reversed(range(delta.shape[0])):
-        skipped = torch.where(ended[j], 0.0, next_advantage)
-        next_advantage = torch.where(live[j], delta[j] + carry[j] * next_advantage, skipped)
-        advantage[j] = torch.where(live[j], next_advantage, 0.0)
-    return advantage
+    # A decision that is not live hands on what comes after it, unless an episode ended there.
+    own, factor = torch.where(live, delta, 0.0), torch.where(live, carry, (~ended).to(carry))
+    found, after = [], torch.zeros_like(delta[0])
+    for here, share in zip(reversed(own.unbind()), reversed(factor.unbind()), strict=True):
+        after = torch.addcmul(here, share, after)
+        found.append(after)
+    return torch.where(live, torch.stack(found[::-1]), 0.0)
 
 
 def normalize(advantage: Tensor, mask: Tensor, reducer: Reducer) -> Tensor:

@@ -201,20 +201,22 @@ class GaussianChunks(StatelessPolicy):
     def act(self, features: Features, state: State, mode: Mode, generator: Generators) -> tuple[ActionOut, State]:
         """Mode "eval" draws nothing, so it needs no generator."""
         sample = mean = self.mean(features)
-        terms = torch.zeros_like(mean)
         if mode == "sample":
-            sample = mean + self.log_std.exp() * normal(mean.shape, generator, like=mean)
-            terms = self._log_density(mean, sample)
+            std = self.log_std.exp()
+            sample = mean + std * normal(mean.shape, generator, like=mean)
+            terms = self._log_density(mean, std, sample)
+        else:
+            terms = torch.zeros_like(mean)
         logprob, sample = self.logprob(terms), self.chunked(sample)
         action = self.action_scale.unnormalize(sample).clamp(self.action_low, self.action_high)
         return ActionOut(action, sample, logprob, {}, self.version), state
 
     def log_prob(self, features: Features, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
         """Density of the raw samples, summed in float64 over the chunk, or over each of its parts."""
-        mean = self.mean(features)
-        logprob = self.logprob(self._log_density(mean, sample.reshape(mean.shape)))
+        mean, std = self.mean(features), self.log_std.exp()
+        logprob = self.logprob(self._log_density(mean, std, sample.reshape(mean.shape)))
         entropy = (self.log_std + 0.5 * math.log(2.0 * math.pi * math.e)).sum(dtype=torch.float64)
-        params = {"mean": mean[:, None], "std": self.log_std.exp().expand_as(mean)[:, None]}
+        params = {"mean": mean[:, None], "std": std.expand_as(mean)[:, None]}
         return Likelihood(logprob, entropy.expand(len(mean)), params)
 
     kl = staticmethod(gaussian_kl)
@@ -223,9 +225,9 @@ class GaussianChunks(StatelessPolicy):
         """The mean of the distribution, [B,H*D] normalised, with gradient."""
         raise NotImplementedError
 
-    def _log_density(self, mean: Tensor, sample: Tensor) -> Tensor:
-        """The log-density of every entry of ``sample``, all [B,H*D]."""
-        terms = -0.5 * ((sample - mean) / self.log_std.exp()).square() - self.log_std
+    def _log_density(self, mean: Tensor, std: Tensor, sample: Tensor) -> Tensor:
+        """The log-density of every entry of ``sample``, all [B,H*D] but ``std`` [H*D], that of ``log_std``."""
+        terms = -0.5 * ((sample - mean) / std).square() - self.log_std
         return terms - 0.5 * math.log(2.0 * math.pi)
 
 

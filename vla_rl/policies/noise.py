@@ -44,11 +44,17 @@ def normal(shape: Sequence[int], generator: Generators, like: Tensor) -> Tensor:
     It is drawn in float32, or in float64 where ``like`` is float64.  Raises ContractError unless a sequence holds one
     generator per environment.
     """
-    return normals(1, shape, generator, like)[0]
+    return sent(_normal(shape, generator, like), like.device).to(like.dtype)
 
 
 def normals(count: int, shape: Sequence[int], generator: Generators, like: Tensor) -> Tensor:
     """What ``count`` calls of :func:`normal` return, [count,B,...], which goes to the device at once."""
+    drawn = torch.stack([_normal(shape, generator, like) for _ in range(count)])
+    return sent(drawn, like.device).to(like.dtype)
+
+
+def _normal(shape: Sequence[int], generator: Generators, like: Tensor) -> Tensor:
+    """As :func:`normal`, where it is drawn."""
     dtype = torch.promote_types(like.dtype, torch.float32)
 
     def draw(size: Sequence[int], own: Any) -> Tensor:
@@ -56,8 +62,7 @@ def normals(count: int, shape: Sequence[int], generator: Generators, like: Tenso
             return own.take(size, dtype)
         return torch.randn(size, generator=own, device=own.device, dtype=dtype)
 
-    drawn = torch.stack([_draw(shape, generator, draw) for _ in range(count)])
-    return sent(drawn, like.device).to(like.dtype)
+    return _draw(shape, generator, draw)
 
 
 def uniform(shape: Sequence[int], generator: Generators, like: Tensor) -> Tensor:
