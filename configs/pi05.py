@@ -1,4 +1,4 @@
-"""A downloaded pi0.5 (arXiv 2504.16054): ``vla-rl train pi05.py:ppo --policy FOLDER --env NAME``.
+"""pi0.5 (arXiv 2504.16054), downloaded: ``vla-rl train pi05.py:ppo --policy FOLDER --env NAME``; and a small one.
 
 As ``pi0.py``, with the five denoising steps that pi_RL takes for pi0.5.  docs/bring/vla.md
 """
@@ -7,6 +7,8 @@ from dataclasses import replace
 
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes import vla
+from vla_rl.recipes.config_files import load_config
+from vla_rl.recipes.imitate import Imitate, NewPi05
 from vla_rl.recipes.imitate_dataset import ImitateDataset
 from vla_rl.recipes.improve import Improve
 from vla_rl.training.fit import FitConfig
@@ -37,3 +39,16 @@ def residual_td3() -> Improve:
 def dsrl() -> Improve:
     """The noise that the flow starts from is chosen; all of the model is frozen."""
     return vla.improve(vla.dsrl(), replace(OPTIONS, horizon=20))
+
+
+# A pi0.5 of two million random weights on two CPU cores, by the numbers of the small SmolVLA (smolvla.py).
+def small_imitate() -> Imitate:
+    """A hundred demonstrations, from which the action expert alone learns."""
+    recipe: Imitate = load_config("smolvla.py:small_imitate")
+    return replace(recipe, new=NewPi05(options=recipe.new.options))  # type: ignore[attr-defined]  # of a NewSmolVLA
+
+
+def small_ppo() -> Improve:
+    """PPO of the action expert, from the checkpoint ``--policy``; the vision-language model is frozen."""
+    recipe: Improve = load_config("smolvla.py:small_ppo")
+    return recipe

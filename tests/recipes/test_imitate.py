@@ -16,6 +16,8 @@ from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.normalization import Affine
+from vla_rl.policies.pi0.network import Gemma, Siglip
+from vla_rl.policies.pi05.network import Pi05Shape
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.smolvla.policy import SmolVLA
 from vla_rl.policies.smolvla.shape import SmolVLAShape, TextShape, VisionShape
@@ -25,7 +27,7 @@ from vla_rl.recipes import imitate, imitate_dataset
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig
-from vla_rl.recipes.imitate import NewSmolVLA, NewTiny, NewTinyOfJoints, grounded_policy
+from vla_rl.recipes.imitate import NewPi05, NewSmolVLA, NewTiny, NewTinyOfJoints, grounded_policy
 from vla_rl.recipes.imitate_dataset import ImitateExpert
 from vla_rl.recipes.recipe import run
 from vla_rl.training.fit import FitConfig, GroundingConfig, ImitationConfig
@@ -148,6 +150,15 @@ SHAPE = SmolVLAShape(
     picture=(64, 64),
 )
 NEW = NewSmolVLA(SHAPE, VLAOptions(horizon=2))
+PI05 = Pi05Shape(
+    vision=Siglip(32, 64, num_hidden_layers=2, num_attention_heads=2, patch_size=16, image_size=64),
+    language=Gemma(32, 64, num_hidden_layers=2, num_attention_heads=2, head_dim=16, vocab_size=1),
+    expert_hidden_size=24,
+    expert_intermediate_size=48,
+    chunk=3,
+    action_size=4,
+    state_size=8,
+)
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +181,25 @@ def test_the_vision_language_model_learns_to_point_and_no_expert(recorded, monke
     assert changed and all("vlm_with_expert.vlm." in name for name in changed)
     assert np.mean(errors[-10:]) < 0.8 * np.mean(errors[:5])  # it remembers 64 scenes
     assert set(grounded.trainable()) == {name for name, item in grounded.named_parameters() if item.requires_grad}
+
+
+def test_a_small_pi05_learns_to_point_as_well_and_its_numbers_begin_as_waves(recorded):
+    new, scenes = NewPi05(PI05, VLAOptions(horizon=2)), GroundingConfig(scenes=8, fit=FitConfig(steps=2, batch=4))
+    policy = grounded_policy(LIFT, recorded, new, scenes, seed=3)
+    before = new.build(LIFT.spec(), recorded, seed=3).state_dict()
+    changed = {name for name, item in policy.state_dict().items() if not torch.equal(item, before[name])}
+    assert changed and all(".model.vlm." in f".{name}" for name in changed)
+    reach = policy.state_scale.normalize(torch.as_tensor(recorded.state))
+    assert -0.81 < reach.min() < -0.79 and 0.79 < reach.max() < 0.81, "a quarter of the range is left"
+    first = policy.prompts.numbers[0][0]
+    words = before["network.model.vlm.language_model.embed_tokens.weight"][first : first + 257]
+    near, far = ((words[i:] - words[: len(words) - i]).norm(dim=1) for i in (1, 64))
+    assert near.max() < 0.5 * far.min()
+
+
+def test_what_begins_at_zero_stays_zero(recorded):
+    gates = [item for name, item in NewPi05(PI05).build(LIFT.spec(), recorded, 1).named_parameters() if "dense" in name]
+    assert gates and not any(item.any() for item in gates)
 
 
 def test_the_same_seed_gives_the_same_weights(recorded):

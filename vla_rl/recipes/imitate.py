@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, TypeAlias, cast
+from typing import Any, ClassVar, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -38,12 +38,15 @@ from vla_rl.policies.openvla.decoding import OpenVLAOptions
 from vla_rl.policies.openvla.heads import Regression
 from vla_rl.policies.openvla.network import OpenVLAShape
 from vla_rl.policies.openvla.policy import PointingOpenVLA, policy_class
+from vla_rl.policies.pi05.network import Pi05Shape
+from vla_rl.policies.pi05.policy import Pi05
 from vla_rl.policies.pretrained import load_policy
-from vla_rl.policies.smolvla.network import PointingVLM, scale_to_inputs
 from vla_rl.policies.smolvla.policy import SmolVLA
 from vla_rl.policies.smolvla.shape import SmolVLAShape
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
+from vla_rl.policies.vla.flow_vla import FlowVLA
 from vla_rl.policies.vla.options import VLAOptions
+from vla_rl.policies.vla.pointing import PointingVLM, scale_to_inputs
 from vla_rl.policies.vla.tokenizer import Vocabulary
 from vla_rl.pretrained import save_own
 from vla_rl.recipes.env_config import EnvConfig
@@ -209,19 +212,22 @@ def grounded_policy(
     return policy
 
 
-@dataclass(frozen=True)
-class NewSmolVLA(NewImitator):
-    """A SmolVLA of random weights; without a ``shape`` about two million of them."""
+class NewFlowVLA(NewImitator):
+    """Base class of those of public families: small networks of random weights that learn to point before they act."""
 
-    shape: SmolVLAShape | None = None
-    options: VLAOptions = field(default_factory=VLAOptions)
+    family: ClassVar[type[FlowVLA]]
+    shape: Any
+    options: VLAOptions
 
-    def build(self, spec: EnvSpec, episodes: Demonstrations, seed: int) -> SmolVLA:
+    def build(self, spec: EnvSpec, episodes: Demonstrations, seed: int) -> FlowVLA:
         torch.manual_seed(seed)  # module initialisation has no generator argument
-        state = Affine.from_data(torch.as_tensor(episodes.state))
-        policy = SmolVLA.new(spec, state, self.shape, self.options)
+        policy = self.family.new(spec, self.state_scale(episodes), self.shape, self.options)
         scale_to_inputs(policy.network)  # type: ignore[arg-type]  # a module
         return policy
+
+    def state_scale(self, episodes: Demonstrations) -> Affine:
+        """How the family normalises a state."""
+        return Affine.from_data(torch.as_tensor(episodes.state))
 
     def ground(self, policy: ImitationPolicy, tasks: Tensor, fit: Pointing) -> None:
         """The vision-language model learns to point at the named object; the expert stays as it is."""
@@ -230,6 +236,38 @@ class NewSmolVLA(NewImitator):
         vlm.requires_grad_(True)
         fit(vlm, (made.tokens[tasks], made.token_mask[tasks]))
         made.network.train(False)
+
+
+@dataclass(frozen=True)
+class NewSmolVLA(NewFlowVLA):
+    """A SmolVLA of random weights; without a ``shape`` about two million of them."""
+
+    family = SmolVLA
+    shape: SmolVLAShape | None = None
+    options: VLAOptions = field(default_factory=VLAOptions)
+
+
+@dataclass(frozen=True)
+class NewPi05(NewFlowVLA):
+    """A pi0.5 of random weights; without a ``shape`` about two million of them.
+
+    The state's numbers reach from -1 to 1 where demonstrations do, and a quarter beyond.
+    """
+
+    family = Pi05
+    shape: Pi05Shape | None = None
+    options: VLAOptions = field(default_factory=VLAOptions)
+
+    def build(self, spec: EnvSpec, episodes: Demonstrations, seed: int) -> FlowVLA:
+        policy = super().build(spec, episodes, seed)
+        assert isinstance(policy, Pi05)
+        policy.order_numbers()
+        return policy
+
+    def state_scale(self, episodes: Demonstrations) -> Affine:
+        state = torch.as_tensor(episodes.state).double()
+        low, high = state.amin(0), state.amax(0)
+        return Affine(tuple(((low + high) / 2).tolist()), tuple((0.625 * (high - low)).clamp_min(1e-3).tolist()))
 
 
 @dataclass(frozen=True)

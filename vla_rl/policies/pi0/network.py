@@ -156,6 +156,19 @@ class Pi0Network(DecoderNetwork):
         )
         self.model.dit.embed_tokens = None
 
+    @property
+    def vision_language(self) -> nn.Module:
+        found: nn.Module = self.model.vlm
+        return found
+
+    @property
+    def value_size(self) -> int:
+        return self.shape.language.num_key_value_heads * self.shape.language.head_dim
+
+    @property
+    def picture_side(self) -> int:
+        return self.shape.vision.image_size // self.shape.vision.patch_size
+
     # -- the prefix -------------------------------------------------------------------------------------------------
 
     def encode(
@@ -191,9 +204,9 @@ class Pi0Network(DecoderNetwork):
 
     def prefix_bytes(self, cameras: Sequence[str | None], tokens: int) -> int:
         """Keys and values in the dtype of the language model, the mask, and ``pooled``."""
-        language, vision = self.shape.language, self.shape.vision
+        language = self.shape.language
         shown = sum(name is not None for name in cameras)
-        length = shown * (vision.image_size // vision.patch_size) ** 2 + tokens
+        length = shown * self.picture_side**2 + tokens
         pair = 2 * language.num_hidden_layers * language.num_key_value_heads * language.head_dim
         width = self.model.vlm.language_model.embed_tokens.weight.element_size()
         return length * (pair * width + 1) + 4 * self.pooled_size

@@ -31,6 +31,7 @@ from vla_rl.pretrained import load_module, read_config, save_folder
 BINS = 256
 NUMBERS = BINS + 1  # from -1 to 255
 _START = "<bos>"
+_FASTEST = 16.0  # half turns of a wave from 0 to the largest number; the slowest makes a sixteenth of one
 _HEAD, _TAIL = "Task: {}, State:", ";\nAction: "
 _NAME = "prompts"  # of a saved folder, as vla/tokenizer.py names it
 
@@ -170,6 +171,18 @@ class Pi05(FlowVLA):
     def word_prompts(cls, vocabulary: Vocabulary) -> tuple[StatePrompts, int]:
         prompts = StatePrompts.of_words(vocabulary)
         return prompts, prompts.tail[-1] + 1
+
+    @torch.no_grad()
+    def order_numbers(self) -> None:
+        """Let the tokens of numbers begin as waves of their value, so that those of near ones are alike.
+
+        For a model from nothing, whose action expert alone learns from robots: it would have to see every number.
+        """
+        words: Tensor = self.network.model.vlm.language_model.embed_tokens.weight  # type: ignore[attr-defined]
+        first, width = self.prompts.numbers[0][0], words.shape[1] // 2
+        value = torch.linspace(-1.0, 1.0, NUMBERS)[:, None]
+        angle = value * torch.pi * _FASTEST ** torch.linspace(-1.0, 1.0, width)
+        words[first : first + NUMBERS] = torch.cat([angle.sin(), angle.cos()], 1) * width**-0.5
 
     @property
     def prompt_length(self) -> int:

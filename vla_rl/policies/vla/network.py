@@ -421,6 +421,18 @@ class FlowNetwork(VisionLanguage, Protocol):
         """
 
     @property
+    def vision_language(self) -> nn.Module:
+        """All but the action expert: what a public checkpoint was trained on before it saw a robot."""
+
+    @property
+    def value_size(self) -> int:
+        """Entries of what a layer of it lets the expert read of a token."""
+
+    @property
+    def picture_side(self) -> int:
+        """Tokens of a picture in a row, and so many rows there are."""
+
+    @property
     def shape(self) -> NetworkShape:
         """The sizes from which an untrained one is built again."""
 
