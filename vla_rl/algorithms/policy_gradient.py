@@ -114,8 +114,8 @@ def _adam(parameters: list[nn.Parameter], config: PolicyGradientConfig) -> torch
             )
         library = installed("vla_rl.algorithms.adam_8bit", "Adam's moments cannot take a byte each", "low-memory")
         return cast(torch.optim.Optimizer, library.Adam8bit(parameters, lr=config.lr, eps=1e-5))
-    # Few calls: one kernel on a GPU; elsewhere all parameters in each operation, which has the bits of one by one.  On a
-    # plain processor a run that is resumed with the one kernel is not the same bit for bit.
+    # Few calls: one kernel on a GPU; elsewhere all parameters in each operation, which has the bits of one by one and,
+    # unlike the one kernel, gives the same on every processor when a run is resumed.
     fused = all(parameter.is_cuda for parameter in parameters)
     foreach = not fused and not any(map(is_shard, parameters))  # which torch cannot mix with others there
     return torch.optim.Adam(parameters, lr=config.lr, eps=1e-5, fused=fused, foreach=foreach)
