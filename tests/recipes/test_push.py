@@ -312,5 +312,6 @@ def test_imitation_reads_a_dataset_by_name_and_goes_on_with_the_same_one(hub: Hu
     noted = json.loads(Path("run/config.json").read_text(encoding="utf-8"))["dataset"]
     assert noted == f"somebody/lift@{hub.commit('datasets/somebody/lift', 'main')}"
     main(["push", "run", "somebody/imitated"])
+    assert ModelCard(hub.head("somebody/imitated")["README.md"].decode()).data.datasets == ["somebody/lift"]
     assert same(load_policy(located("somebody/imitated")), load_policy("run"))
     assert to_json(load_policy(located("somebody/imitated")).spec) == to_json(load_policy("run").spec)

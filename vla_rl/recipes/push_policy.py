@@ -245,6 +245,13 @@ class _Facts:
         named = (self.config.get(name) for name in ("policy", "type", "model_type"))
         return str(next(filter(None, named), "")).rpartition(":")[2]
 
+    @property
+    def _dataset(self) -> str:
+        """The dataset on the hub that the run learnt from, by its commit; "" for none."""
+        run = _run(self.folder)
+        named = (str(run.get(name) or "") for name in ("dataset", "demonstrations"))
+        return next(filter(hub.is_pinned, named), "")
+
     def _metadata(self) -> Any:
         client = hub.client("nothing can be sent")
         lerobot = self.public and "type" in self.config
@@ -255,6 +262,7 @@ class _Facts:
             pipeline_tag="robotics",
             tags=["robotics", "vla-rl", *([self._env_name] if self._env_name else []), self._kind],
             base_model=self.base.partition("@")[0] or None,
+            datasets=[self._dataset.partition("@")[0]] if self._dataset else None,
             model_name=self.page.name.partition("/")[2],
             eval_results=[self._measured(client, one) for one in self.results] or None,
         )
@@ -272,14 +280,15 @@ class _Facts:
         )
 
     def _text(self, card: Card) -> str:
-        run, base, options = _run(self.folder), self.base.partition("@"), _env(self.folder).get("options")
+        run, options = _run(self.folder), _env(self.folder).get("options")
         algorithm = (run.get("rl") or {}).get("algorithm") or {}
         facts = {
             "Environment": self._env_name and f"`{self._env_name}`",
             "Its options": f"`{without_paths(json.dumps(options))}`" if options else "",
             **_of_spec(self._spec),
             "Policy": f"`{self._kind}`",
-            "Base": base[0] and f"[{base[0]}](https://huggingface.co/{base[0]}), commit `{base[2][:12]}`",
+            "Base": self.base and _linked(self.base),
+            "Dataset": self._dataset and _linked(self._dataset, "datasets/"),
             "Algorithm": str(algorithm.get("class", "")).removesuffix("Config"),
             "Seed of training": run.get("seed"),
         }
@@ -300,6 +309,12 @@ class _Facts:
         own = [one for one in reaching(self.config) if one.startswith(("the class", "the function"))]
         more = f"\nIt names {', '.join(own)}, which is its author's own: it is needed, and `--trust`.\n" if own else ""
         return "## Use\n\n```sh\n" + "\n".join(lines) + f"\n```\n{more}"
+
+
+def _linked(name: str, kind: str = "") -> str:
+    """A link to the page of ``owner/name@COMMIT``."""
+    repository, _, commit = name.partition("@")
+    return f"[{repository}](https://huggingface.co/{kind}{repository}), commit `{commit[:12]}`"
 
 
 def _of_spec(spec: EnvSpec | None) -> dict[str, str]:
