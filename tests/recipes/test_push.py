@@ -97,6 +97,7 @@ def test_a_run_is_its_best_checkpoint_and_a_card_that_says_what_was_recorded(hub
     assert '`{"deadline": 5}`' in card.text and "| Seed of training | 1 |" in card.text and "PPO" in card.text
 
 
+@pytest.mark.full
 def test_what_was_pushed_is_opened_by_its_name(hub: Hub, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["push", str(run), NAME])
     assert same(load_policy(located(NAME)), load_policy(run))
@@ -124,6 +125,7 @@ def test_evaluations_of_these_very_weights_are_on_the_card(hub: Hub, run: Path, 
     assert "is no evaluation of a checkpoint" in complaint("push", str(run), NAME, "--evaluation", str(run / "x.json"))
 
 
+@pytest.mark.full
 def test_a_branch_is_another_one_and_a_later_push_leaves_nothing_of_an_earlier(hub: Hub, run: Path) -> None:
     main(["push", str(run), NAME])
     best = run / "checkpoints" / "best"
@@ -224,6 +226,7 @@ def test_a_recording_that_is_not_finished_is_not_sent(hub: Hub, tmp_path: Path, 
     assert not hub.asked
 
 
+@pytest.mark.full
 def test_collect_pushes_what_it_has_recorded(hub: Hub, tmp_path: Path) -> None:
     main(["collect", "--env", "lift", "--count", "2", "--out", str(tmp_path / "set"), "--push", "somebody/lift"])
     found, whole = load_demonstrations("somebody/lift"), load_demonstrations(tmp_path / "set")
@@ -281,7 +284,7 @@ def test_without_a_network_or_folder_it_is_one_sentence(
 
 
 def test_an_upload_that_was_interrupted_goes_on_where_it_was(hub: Hub, tmp_path: Path, complaint: Any) -> None:
-    makers.write(tmp_path / "set", 3)
+    makers.write(tmp_path / "set", 3, video="never")
     sizes: list[int] = []
 
     def stop_in_the_second(size: int) -> None:
