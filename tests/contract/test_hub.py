@@ -36,6 +36,7 @@ def hub(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         NAME: {"main": {**files, **more}, "v1": older},
         "somebody/secret": {"main": files},
         "somebody/gated": {"main": files},
+        "somebody/oft": {"main": {"dataset_statistics.json": b"{}", "action_head--1_checkpoint.pt": b"it"}},
     }
     open_tokenizer.cache_clear()
     with serving(Hub(named, private={"somebody/secret"}, gated=("somebody/gated",))) as server:
@@ -55,6 +56,13 @@ def test_a_name_is_the_folder_of_its_revision_and_holds_data_alone(hub: Hub, fol
     older = Path(located(f"{NAME}@v1"))
     assert older.name == hub.commit(NAME, "v1") and json.loads((older / "config.json").read_text()) == {}
     assert located(f"{NAME}@{found.name}") == str(found)
+
+
+def test_a_head_that_is_a_pickle_is_missed(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"a part that is a pickle \(action_head--1_checkpoint.pt\).*vla.md"):
+        located("somebody/oft")
+    hub.repositories["somebody/oft"]["main"].pop("action_head--1_checkpoint.pt")  # type: ignore[attr-defined]
+    assert (Path(located("somebody/oft")) / "dataset_statistics.json").is_file()
 
 
 def test_what_is_a_folder_here_is_none_on_the_hub(hub: Hub, tmp_path: Path) -> None:

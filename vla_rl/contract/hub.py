@@ -24,6 +24,8 @@ _LOCAL = ("runs", "downloads", "configs")  # folders of the documentation, which
 MODEL_FILES = ("*.json", "*.safetensors")  # in any folder; data: no code is fetched, and no pickle
 DATASET_META = "meta/*"  # of a dataset in LeRobot's format: what it is and where each episode lies
 LEROBOT = "lerobot:"  # before the folder, or the name, of a policy that LeRobot runs (vla_rl/policies/lerobot)
+# What OpenVLA-OFT writes beside a model: heads and projectors, each a pickle, and what tells that it is one.
+_STATISTICS, _PART, _DATA = "dataset_statistics.json", "*--*_checkpoint.pt", ".safetensors"
 _VERSIONS = ("v3.0", None)  # LeRobot tags the commit of a dataset that is in this format; None: the main branch
 
 
@@ -137,7 +139,31 @@ def located(name: str) -> str:
     if names_lerobot(name):
         return LEROBOT + located(name.removeprefix(LEROBOT))
     found = repository(name)
-    return name if found is None else str(found.download(MODEL_FILES))
+    if found is None:
+        return name
+    folder = found.download(MODEL_FILES)
+    _require_parts(found, folder)
+    return str(folder)
+
+
+def _require_parts(found: Repository, folder: Path) -> None:
+    """Raise UserError where a part of an OpenVLA-OFT (its head) is a pickle there, which ``folder`` does not show.
+
+    Without a network it is not looked for again: it was when the folder was downloaded.
+    """
+    if not (folder / _STATISTICS).is_file():
+        return
+    hub = client(f"{str(found)!r} cannot be looked at")
+    try:
+        files = [Path(name) for name in hub.HfApi().list_repo_files(found.name, revision=found.revision)]
+    except errors_of(hub):
+        return
+    pickles = [file.name for file in files if file.match(_PART) and not (folder / file).with_suffix(_DATA).is_file()]
+    if pickles:
+        raise UserError(
+            f"{found.name!r} has a part that is a pickle ({pickles[0]}), which is not downloaded, so its actions would "
+            f"be others without it; download it all into a folder and write that part as {_DATA} (docs/bring/vla.md)."
+        )
 
 
 def cached(name: str, file: str) -> Path | None:

@@ -16,7 +16,7 @@ from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import Features
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.openvla.decoding import STOP, OpenVLAOptions, own_options
-from vla_rl.policies.openvla.heads import FILES, HeadShape, head_of
+from vla_rl.policies.openvla.heads import FILES, FILM, HeadShape, head_of
 from vla_rl.policies.openvla.network import VISION, OpenVLANetwork, OpenVLAShape, Prefix, ViTShape
 from vla_rl.policies.vla.checkpoint import match_cameras, read_public
 from vla_rl.policies.vla.dataset_statistics import read_statistics
@@ -259,7 +259,7 @@ def public_shape(folder: Path, config: Mapping[str, Any], crop: float) -> OpenVL
 
     Raises UserError, naming the key, for a model that differs from OpenVLA's in what is computed.
     """
-    if film := sorted(path.name for path in folder.glob("vision_backbone--*")):
+    if film := sorted(path.name for path in folder.glob(f"{FILM}--*")):
         raise UserError(
             f"{str(folder)!r} lets the instruction change what its vision model sees (FiLM, {film[0]}), which vla-rl "
             "does not, so pictures would be misread; use an OpenVLA-OFT checkpoint without FiLM."

@@ -129,6 +129,7 @@ class Denoising(HeadShape):
 
 
 FILES = ("proprio_projector", "action_head", "noisy_action_projector")  # what OFT saves beside the model
+FILM = "vision_backbone"  # and what it saves where the instruction changes what is seen
 _LAST: dict[str, type[HeadShape]] = {"model.fc2.bias": Regression, "noise_predictor.mlp_resnet.fc2.bias": Denoising}
 
 
