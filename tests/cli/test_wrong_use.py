@@ -18,6 +18,7 @@ _WITHIN = {
     "certs": fleet.CERTS,
     "fleet": fleet.COMMANDS,
     "imagine": imagine.COMMANDS,
+    "policies": ("install",),
     "robot": robot.COMMANDS,
     "sims": inspecting.COMMANDS,
 }
@@ -83,6 +84,7 @@ USES = {
     "robot record": ["IN", "simulated --policy IN --out new", "simulated --policy expert --episodes 1 --out OUT"],
     "robot replay": ["IN", "simulated --dataset IN"],
     "robot run": ["IN --policy expert", "simulated --policy IN", "IN --policy IN", "simulated --server IN"],
+    "policies install": ["IN"],
     "sims install": ["IN"],
     "sims serve": ["IN"],
 }
