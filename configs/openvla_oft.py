@@ -81,7 +81,10 @@ EVALUATION = EvaluationConfig(validation=256, test=512)
 
 
 def small_imitate() -> Imitate:
-    """A hundred demonstrations, from which the language model and the L1 head learn."""
+    """A hundred demonstrations, from which the language model and the L1 head learn.
+
+    Seed 1 reaches 3.1 % on lift: it points too coarsely (.172 half-widths), so grounding is what to lengthen first.
+    """
     return Imitate(
         env=ENV,
         new=NewOpenVLA(options=OpenVLAOptions(decoding=Parallel(5))),
