@@ -34,7 +34,11 @@ POLICIES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     ),
     "tdmpc": ("tdmpc", (STATE, PLACE), {"use_mpc": False, "n_action_repeats": 2}),
     "tdmpc_planned": ("tdmpc", (STATE, PLACE), {"horizon": 3, "n_gaussian_samples": 8, "n_elites": 4}),
-    "vqbet": ("vqbet", (STATE, CAMERA), {**SMALL, **NETWORK, "crop_shape": (32, 32), "n_obs_steps": 2}),
+    "vqbet": (
+        "vqbet",
+        (STATE, CAMERA),
+        {**SMALL, **NETWORK, "use_group_norm": True, "crop_shape": (32, 32), "n_obs_steps": 2},
+    ),
 }
 SHAPES = {STATE: (5,), PLACE: (3,), CAMERA: (3, 32, 32)}
 KINDS = {STATE: FeatureType.STATE, PLACE: FeatureType.ENV, CAMERA: FeatureType.VISUAL}

@@ -178,7 +178,7 @@ def _changed(policy: Any, step: Callable[[int], object]) -> tuple[list[str], int
     policy.reset()
     step(2)  # whatever is made once, such as tables of positions, is there now
     policy.reset()
-    own, inner = _fingerprints(policy), _inner_fingerprints(policy)
+    own = _fingerprints(policy)
     decided = 1
     with _counted() as calls:
         step(2)
@@ -189,8 +189,12 @@ def _changed(policy: Any, step: Callable[[int], object]) -> tuple[list[str], int
                 break
             decided += 1
     names = [name for name, found in _fingerprints(policy).items() if found != own.get(name)]
-    if _inner_fingerprints(policy) != inner:
-        changed = [name for name, found in _inner_fingerprints(policy).items() if found != inner.get(name)]
+    inner = []
+    for size in (2, 3):
+        policy.reset()
+        step(size)
+        inner.append(_inner_shapes(policy))
+    if changed := [name for name, found in inner[1].items() if found != inner[0].get(name)]:
         raise UserError(
             f"a {type(policy).__name__} keeps {', '.join(changed[:3])} between two actions inside its networks, where "
             "environments cannot be told apart, so it cannot be played here; run it in LeRobot."
@@ -239,11 +243,27 @@ def _fingerprints(policy: nn.Module) -> dict[str, Any]:
     return {name: _fingerprint(value) for name, value in vars(policy).items() if name not in _OF_MODULES}
 
 
-def _inner_fingerprints(policy: nn.Module) -> dict[str, Any]:
-    """The same of the modules inside, and of all buffers."""
+def _inner_shapes(policy: nn.Module) -> dict[str, Any]:
+    """The shapes of all tensors that the modules inside hold besides weights: those of a batch grow with it."""
     inner = [(path, module) for path, module in policy.named_modules() if path]
-    found = {f"{path}.{name}": item for path, module in inner for name, item in _fingerprints(module).items()}
-    return found | {name: _fingerprint(buffer) for name, buffer in policy.named_buffers()}
+    return {
+        f"{path}.{name}": _shapes_in(value)
+        for path, module in inner
+        for name, value in vars(module).items()
+        if name not in _OF_MODULES
+    }
+
+
+def _shapes_in(value: Any, depth: int = 0) -> Any:
+    if isinstance(value, Tensor):
+        return tuple(value.shape)
+    if depth > _DEEPEST:
+        return ()
+    if isinstance(value, Mapping):
+        return [_shapes_in(item, depth + 1) for item in value.values()]
+    if isinstance(value, list | tuple | deque):
+        return [_shapes_in(item, depth + 1) for item in value]
+    return _shapes_in(vars(value), depth + 1) if _is_object(value) else ()
 
 
 def _fingerprint(value: Any, depth: int = 0) -> Any:
