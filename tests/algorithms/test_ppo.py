@@ -185,7 +185,9 @@ def test_a_policy_without_a_likelihood_is_refused():
         encode = initial_state = reset_state = act = log_prob = lambda self: None
 
     for policy in (NoKl(), object()):
-        with pytest.raises(UserError, match=r"needs a policy with .*kl but .* choose an algorithm") as caught:
+        with pytest.raises(
+            UserError, match=r"needs a policy with .*kl but .* so no ratio can be formed; .* or add them"
+        ) as caught:
             PPO(policy, {}, nn.Linear(1, 1), CONFIG, seeded())
         assert type(policy).__name__ in str(caught.value) and str(caught.value).count(". ") == 0
 

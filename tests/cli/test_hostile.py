@@ -80,6 +80,7 @@ COMMANDS: dict[str, list[list[str]]] = {
     "imagine rank": [["FOLDER", "FOLDER"]],
     "imagine rollout": [["FOLDER"]],
     "imagine play": [["FOLDER", "--port", "0"]],
+    "push": [["FOLDER", "somebody/it", "--dry-run"]],
     "serve-policy": [["FOLDER", "--port", "0"]],
     **{f"robot {name}": [["FOLDER"]] for name in ("calibrate", "home", "teleop", "setup")},
     "robot check": [["FOLDER", "--seconds", "0.1"], ["simulated", "--seconds", "0.1", "--policy", "FOLDER"]],
@@ -104,7 +105,7 @@ COMMANDS: dict[str, list[list[str]]] = {
     "imagine train": [["--out", "FOLDER", "--policy", "nosuch"]],
 }
 # Those that make their folders, which is theirs to be, of nothing that anybody gave them.
-WITHOUT = {"sims", "sims install", "sims serve", "fleet demo", "fleet", "certs", "robot"}
+WITHOUT = {"policies", "sims", "sims install", "sims serve", "fleet demo", "fleet", "certs", "robot"}
 MADE_FOR = {  # of each kind of folder, the command that is most made for it
     "checkpoint": ("inspect", 0),
     "run": ("eval", 0),

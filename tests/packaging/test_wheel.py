@@ -28,7 +28,7 @@ def wheel(tmp_path_factory) -> Path:
 
 def test_it_holds_our_packages_configs_and_pins_and_no_more(wheel):
     names = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
-    names += PINS.glob("*.txt")
+    names += [path for folder in (PINS, ROOT / "vla_rl" / "policies" / "pins") for path in folder.glob("*.txt")]
     wanted = {path.relative_to(ROOT).as_posix() for path in names}
     wanted |= {f"vla_rl/_configs/{path.relative_to(ROOT / 'configs')}" for path in (ROOT / "configs").rglob("*.py")}
     wanted |= {f"{package}/py.typed" for package in PACKAGES}

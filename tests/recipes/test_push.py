@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -291,6 +292,7 @@ def test_an_upload_that_was_interrupted_goes_on_where_it_was(hub: Hub, tmp_path:
         sizes.append(size)
         if len(sizes) == 2:
             os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1.0)  # so that whoever waits for the answer has heard of it before
 
     hub.interrupt = stop_in_the_second
     said = complaint("push", str(tmp_path / "set"), "somebody/arm", status=130)

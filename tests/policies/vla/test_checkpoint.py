@@ -186,7 +186,7 @@ def test_an_unknown_processor_step_is_refused_by_name(tmp_path, file, place, ste
 
 
 def test_a_model_of_its_own_is_no_misspelt_pi0(tmp_path: Path) -> None:
-    opened = "it opens smolvla, pi0, pi05, openvla. LeRobot itself runs it, frozen, as lerobot:"
+    opened = "it opens smolvla, pi0, pi05, openvla, toy. LeRobot itself runs it, frozen, as lerobot:"
     with pytest.raises(UserError, match=f"'pi0_fast' policy, which vla-rl cannot open; {opened}"):
         read_public(smolvla(tmp_path, type="pi0_fast"))
 
