@@ -132,6 +132,7 @@ _SMALL = (
 )
 
 
+@pytest.mark.full
 def test_a_config_shows_its_sizes_and_the_memory_of_a_run(checkpoint):
     folder, policy = checkpoint()
     printed = text("demo.py:last_step", "--policy", str(folder), *_SMALL)

@@ -152,6 +152,7 @@ def published(tmp_path: Path, hub: Hub) -> Path:
     return folder
 
 
+@pytest.mark.full
 def test_a_checkpoint_on_a_base_of_the_hub_fetches_it_wherever_it_is_opened(
     hub: Hub, published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

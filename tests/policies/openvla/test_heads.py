@@ -185,6 +185,7 @@ def test_what_an_l1_head_cannot_do_is_said_with_the_cure():
         tiny_policy(OPTIONS, kind=OpenVLARegression, head=Regression(4, 16))
 
 
+@pytest.mark.full
 def test_imitation_of_a_diffusion_head_takes_the_chunk_to_its_actions():
     policy, chunks = diffusion(), torch.rand(6, 3, D, generator=seeded(1)) * 2 - 1
     features = policy.imitation_features(observed())
