@@ -13,13 +13,10 @@ from vla_rl.policies.openvla.decoding import OFT_PROCESS, OFT_REVERSE, OpenVLAOp
 from vla_rl.policies.vla.options import TrainLoRA
 from vla_rl.recipes import vla
 from vla_rl.recipes.config_files import load_config
-from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imitate import Imitate, NewOpenVLA
 from vla_rl.recipes.imitate_dataset import ImitateDataset
 from vla_rl.recipes.improve import Improve
 from vla_rl.training.fit import FitConfig, GroundingConfig, ImitationConfig
-from vla_rl.training.loop import LoopConfig
 
 OPTIONS = OpenVLAOptions(
     decoding=Parallel(8),
@@ -75,28 +72,22 @@ def dppo() -> Improve:
     return vla.improve(vla.dppo(), OPTIONS)
 
 
-# An OpenVLA-OFT of a third of a million random weights with an L1 head, on a CPU: see the small one of smolvla.py.
-ENV = EnvConfig("lift", training_options={"deadline": 25})  # as in the demo
-EVALUATION = EvaluationConfig(validation=256, test=512)
-
-
+# An OpenVLA-OFT of a third of a million random weights with an L1 head, in the place of the small SmolVLA (smolvla.py).
 def small_imitate() -> Imitate:
     """A hundred demonstrations, from which the language model and the L1 head learn.
 
     Seed 1 reaches 3.1 % on lift: it points too coarsely (.172 half-widths), so grounding is what to lengthen first.
     """
-    return Imitate(
-        env=ENV,
+    recipe: Imitate = load_config("smolvla.py:small_imitate")
+    return replace(
+        recipe,
         new=NewOpenVLA(options=OpenVLAOptions(decoding=Parallel(5))),
         grounding=GroundingConfig(scenes=8000, fit=FitConfig(steps=1000, batch=64, lr=1e-3)),
         imitation=ImitationConfig(100, stride=1, draws=1, fit=FitConfig(steps=1000, batch=64, lr=1e-3)),
-        evaluation=EVALUATION,
     )
 
 
 def small_residual_td3() -> Improve:
     """A small correction at every control step, over the checkpoint ``--policy`` and its ``--demonstrations``."""
-    loop = LoopConfig(100_000, 0, save_every=50, collapse=1.0, env_steps=50_000, validate_steps=10_000)
-    trainer = replace(load_config("compare.py:residual_step").rl, loop=loop)
-    run = "runs/small_imitate"
-    return Improve(trainer, f"{run}/checkpoints/imitation", f"{run}/demonstrations", env=ENV, evaluation=EVALUATION)
+    recipe: Improve = load_config("smolvla.py:small_residual_td3")
+    return recipe
