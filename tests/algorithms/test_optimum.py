@@ -140,8 +140,16 @@ def test_optima_are_reached_where_networks_compute_in_bfloat16(config, play):
     _learns_the_bandit(policy, config, 12, play)
 
 
-@pytest.mark.parametrize("age", [pytest.param(1, marks=pytest.mark.full), 4, pytest.param(16, marks=pytest.mark.full)])
-@pytest.mark.parametrize("config", [PPO, GRPO], ids=["ppo", "grpo"])
+@pytest.mark.parametrize(
+    ("config", "age"),
+    [
+        (PPO, 4),
+        *(
+            pytest.param(*case, marks=pytest.mark.full)
+            for case in [(PPO, 1), (PPO, 16), (GRPO, 1), (GRPO, 4), (GRPO, 16)]
+        ),
+    ],
+)
 def test_stale_rollouts_lead_to_the_optimum(config, age):
     """The actor has the weights of ``age`` updates ago, as in a pipeline of that depth."""
     policy = flow(SDE)

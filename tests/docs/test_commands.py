@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import pkgutil
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tyro import _docstrings
 
 import vla_rl.cli
 from tests.docs import command_page
@@ -27,7 +27,7 @@ _TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding
 _SHELL = {"git", "cd", ".", "diff", "pip", "cp", "ls", "mkdir", "export"}
 
 
-_getsource = cache(inspect.getsource)
+_tokens_of = cache(_docstrings._ClassTokenization.make)
 
 
 class _Parsed(BaseException):
@@ -37,7 +37,8 @@ class _Parsed(BaseException):
 @pytest.fixture
 def parse(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """``vla-rl`` with these arguments, until they are understood; a mistake in them is a SystemExit."""
-    monkeypatch.setattr(inspect, "getsource", _getsource)  # tyro reads the same classes for every command
+    # tyro reads the source of the same classes for every command.
+    monkeypatch.setattr(_docstrings._ClassTokenization, "make", _tokens_of)
     names = [module.name for module in pkgutil.walk_packages(vla_rl.cli.__path__, "vla_rl.cli.")]
     # All are imported before the first is changed: one that is imported later would keep another's changed function.
     for module in [importlib.import_module(name) for name in names if not name.endswith("__main__")]:

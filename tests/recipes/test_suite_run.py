@@ -120,7 +120,8 @@ def test_the_table_has_one_line_per_seed_and_task_in_order(policy, undisturbed, 
     assert [bool(one.video) for one in episodes] == [*[True] * 2, *[False] * 10] * 2
 
 
-@pytest.mark.parametrize("num_envs", [8, *(pytest.param(number, marks=pytest.mark.full) for number in (1, 64))])
+@pytest.mark.full
+@pytest.mark.parametrize("num_envs", [1, 8, 64])
 def test_stopped_at_any_episode_it_goes_on_to_the_same_bytes(policy, undisturbed, tmp_path, monkeypatch, num_envs):
     """Every start is killed while it writes its third episode, of which half a line stays behind."""
     append, starts = Journal.append, 0
