@@ -102,7 +102,9 @@ class Still(Auditor):
 def test_without_success_the_score_is_the_mean_return():
     """Gymnasium's tasks have no success, so 0 % would be meaningless."""
     env = make("gym", num_envs=2, id="Pendulum-v1", time_limit=6)
-    found = evaluate(env, Still(2, 3), [1, 2, 3])
+    reports = []
+    found = evaluate(env, Still(2, 3), [1, 2, 3], report=lambda *counts: reports.append(counts))
+    assert reports == [(1, None), (2, None), (3, None)]
     assert found.score == MeanReturn.of(found.returns) and found.score.mean < 0
     counted = evaluate(make("counting", num_envs=2), Auditor(2), [1, 2, 3])
     assert counted.score == counted.rate

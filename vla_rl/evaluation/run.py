@@ -93,19 +93,19 @@ def evaluate(
     seeds: Sequence[int],
     noise_seed: int = 0,
     view: Callable[[Observation], Observation] = lambda obs: obs,
-    report: Callable[[int, int], None] = lambda episodes, successes: None,
+    report: Callable[[int, int | None], None] = lambda episodes, successes: None,
     watch: Callable[[Decision], None] = lambda decision: None,
 ) -> Outcomes:
     """The outcomes of :func:`play` in the order of ``seeds``; raises what that raises.
 
-    ``report(episodes, successes)`` is called whenever an episode ends.
+    ``report(episodes, successes)`` is called whenever an episode ends; ``successes`` is None where there are none to have.
     """
     played: list[Episode] = []
-    successes = 0
+    successes, has_success = 0, env.spec.success is not None
     for episode in play(env, policy, seeds, noise_seed, view, watch=watch):
         played.append(episode)
         successes += episode.success
-        report(len(played), successes)
+        report(len(played), successes if has_success else None)
     played.sort(key=lambda episode: episode.index)
     return Outcomes(
         seeds=np.asarray(seeds),
@@ -114,7 +114,7 @@ def evaluate(
         length=np.array([episode.length for episode in played]),
         family=tuple(episode.family for episode in played),
         returns=np.array([episode.returns for episode in played]),
-        has_success=env.spec.success is not None,
+        has_success=has_success,
     )
 
 

@@ -27,7 +27,7 @@ from vla_rl.recipes.terminal import bar, console
 from vla_rl.recipes.trainers import Trainable
 from vla_rl.recipes.workers import enter, workers
 
-OnEpisodes = Callable[[int, int], None]
+OnEpisodes = Callable[[int, int | None], None]
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ def play(
 
 
 def shown(update: Callable[[int, str], None]) -> OnEpisodes:
-    """Episodes and their success on a :func:`bar`."""
-    return lambda done, good: update(done, f"success {good / done:.0%}")
+    """Episodes on a :func:`bar`, and their success where the environment has one."""
+    return lambda done, good: update(done, "" if good is None else f"success {good / done:.0%}")
 
 
 class Evaluator:
@@ -122,10 +122,11 @@ def _summed(report: OnEpisodes, parts: int) -> list[OnEpisodes]:
     ended, lock = [(0, 0)] * parts, Lock()
 
     def part_report(part: int) -> OnEpisodes:
-        def note(episodes: int, successes: int) -> None:
+        def note(episodes: int, successes: int | None) -> None:
             with lock:
-                ended[part] = (episodes, successes)
-                report(*(sum(counts) for counts in zip(*ended, strict=True)))
+                ended[part] = (episodes, successes or 0)
+                done, good = map(sum, zip(*ended, strict=True))
+                report(done, None if successes is None else good)
 
         return note
 
