@@ -98,7 +98,7 @@ def evaluate(
 ) -> Outcomes:
     """The outcomes of :func:`play` in the order of ``seeds``; raises what that raises.
 
-    ``report(episodes, successes)`` is called whenever an episode ends; ``successes`` is None where there are none to have.
+    ``report(episodes, successes)`` is called whenever an episode ends; without a notion of success, with None.
     """
     played: list[Episode] = []
     successes, has_success = 0, env.spec.success is not None
