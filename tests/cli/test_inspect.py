@@ -24,6 +24,7 @@ from vla_rl.policies.smolvla.shape import SmolVLAShape
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.tokenizer import Vocabulary
+from vla_rl.pretrained import save_folder
 
 
 def text(target: str | None, *given: str) -> str:
@@ -164,6 +165,21 @@ def test_a_vla_shows_both_that_it_could_keep_and_what_was_chosen(tmp_path):
     prefix = policy.network.prefix_bytes(("front",), policy.tokens.shape[1])
     assert ["prefix", f"{prefix:,}"] in rows
     assert ["pictures", f"{64 * 64 * 3:,}", 'chosen, because kept is "pictures"'] in rows
+
+
+def test_a_policy_that_lerobot_runs_is_described_without_it(tmp_path, complaint):
+    folder = tmp_path / "act" / "pretrained_model"
+    features = {"input_features": {"observation.state": {"type": "STATE", "shape": [8]}}, "output_features": {}}
+    save_folder(folder, {"type": "act", **features}, {"weight": torch.zeros(3, 2)})
+    steps = [{"registry_name": "normalizer_processor"}, {"class": "lerobot.processor.Other"}]
+    (folder / "policy_preprocessor.json").write_text(json.dumps({"steps": steps}))
+    rows = dict(row[:2] for row in lines(text(f"lerobot:{tmp_path / 'act'}")) if len(row) > 1)
+    assert rows["family"] == "act" and rows["input"] == "observation.state [8]"
+    assert rows["policy_preprocessor"] == "normalizer_processor, lerobot.processor.Other"
+    assert rows["policy_postprocessor"] == "none" and rows["weights"] == "1 tensors in 1 file: 6 F32"
+    for damaged in ({"type": "act"}, {"input_features": 3}, features | {"output_features": {"action": []}}):
+        (folder / "config.json").write_text(json.dumps(damaged))
+        assert "does not describe its policy" in complaint("inspect", f"lerobot:{folder}")
 
 
 def test_unknown_targets_get_help(tmp_path):

@@ -21,11 +21,12 @@ from rich.table import Column, Table
 from vla_rl.cli.override import override, positional, subcommand
 from vla_rl.contract.config import to_json
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.hub import DATASET_META, MODEL_FILES, repository
+from vla_rl.contract.hub import DATASET_META, MODEL_FILES, located, names_lerobot, repository
 from vla_rl.contract.installations import Installation, Installations
 from vla_rl.recipes import sims as recipe
 from vla_rl.recipes.inspect import (
     catalog,
+    describe_lerobot,
     missing_package,
     show_environment,
     show_folder,
@@ -37,8 +38,8 @@ from vla_rl.recipes.inspect import (
 from vla_rl.recipes.terminal import console, standard_output
 
 _USAGE = (
-    "vla-rl inspect [ENVIRONMENT [--env.options JSON] | package.module:make | CHECKPOINT FOLDER | RUN FOLDER | "
-    "FILE.py:function [--field value ...]]; without one: this installation"
+    "vla-rl inspect [ENVIRONMENT [--env.options JSON] | package.module:make | [lerobot:]CHECKPOINT FOLDER | "
+    "RUN FOLDER | FILE.py:function [--field value ...]]; without one: this installation"
 )
 
 
@@ -67,6 +68,8 @@ def inspect(target: str | None, console: Console | None = None, given: Sequence[
             _environment(show, target, given)
         elif Path(target).is_dir():
             show_folder(show, Path(target))
+        elif names_lerobot(target):
+            show.print(table(f"{target}: a policy that LeRobot runs", ("", ""), describe_lerobot(located(target))))
         elif Path(target).suffix.partition(":")[0] == ".py":
             _config(show, target, given)
         elif ":" in target:

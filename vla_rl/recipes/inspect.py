@@ -27,7 +27,8 @@ from vla_rl.contract import CONTRACT_VERSION
 from vla_rl.contract.check import Checked, check_env, check_policy
 from vla_rl.contract.config import JsonMapping, JsonObject
 from vla_rl.contract.env import ArraySpec, EnvSpec, VecEnv
-from vla_rl.contract.errors import UserError, printable
+from vla_rl.contract.errors import UserError, cause_of, printable
+from vla_rl.contract.hub import LEROBOT
 from vla_rl.contract.policy import Policy
 from vla_rl.contract.trust import read_json
 from vla_rl.recipes import sims
@@ -278,6 +279,32 @@ def describe_public(folder: Path) -> list[tuple[str, str]]:
         ("weights", _or_problem(lambda: _weights(folder))),
         ("open it", f"--policy {folder} --env NAME, and --vla.OPTION VALUE where one does not fit"),
     ]
+
+
+def describe_lerobot(name: str) -> list[tuple[str, str]]:
+    """Rows (what, value) of the policy "lerobot:FOLDER"; nothing of LeRobot's is started for them.
+
+    Raises UserError where there is no policy or what describes it is damaged.
+    """
+    from vla_rl.policies.lerobot.policy import PROCESSORS, folder_of
+
+    folder = folder_of(name.removeprefix(LEROBOT))
+    config, processors = _json(folder / "config.json"), {path: _json(folder / path) for path in PROCESSORS}
+    rows = [("family", str(config.get("type", "not named"))), ("reads at once", str(config.get("n_obs_steps", 1)))]
+    try:
+        for kind in ("input_features", "output_features"):
+            features = config[kind].items()
+            rows.append((kind.split("_")[0], ", ".join(f"{key} {item['shape']}" for key, item in features)))
+        for path, saved in processors.items():
+            steps = [step.get("registry_name") or step["class"] for step in saved.get("steps", ())]
+            rows.append((Path(path).stem, ", ".join(map(str, steps)) or "none"))
+    except (AttributeError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{str(folder)!r} does not describe its policy as LeRobot writes it ({cause_of(error)}), so it cannot be "
+            "shown; copy the folder again."
+        ) from error
+    rows.append(("weights", _or_problem(lambda: _weights(folder))))
+    return [*rows, ("open it", f"--policy {name} --env NAME; LeRobot runs it (vla-rl policies install lerobot)")]
 
 
 def _or_problem(row: Callable[[], str]) -> str:

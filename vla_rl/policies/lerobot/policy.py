@@ -45,7 +45,7 @@ POLICIES = Installations(
 _WORKER = "vla_rl.policies.lerobot.worker"
 _STATE, _OBSERVATION, _SEEN = "observation.state", "observation.", "seen/"
 _INSIDE = ("", "pretrained_model", "checkpoints/last/pretrained_model")  # of what lerobot-train writes
-_PROCESSORS = ("policy_preprocessor.json", "policy_postprocessor.json")
+PROCESSORS = ("policy_preprocessor.json", "policy_postprocessor.json")
 _START_S, _ANSWER_S = 900.0, 300.0  # to load and measure it; for the actions of one decision
 _SEEDS = 1 << 62
 
@@ -95,10 +95,7 @@ class LeRobotPolicy(BlackBoxPolicy):
     @classmethod
     def open(cls, name: str, spec: EnvSpec, options: VLAOptions | None = None) -> LeRobotPolicy:
         """The policy in the folder ``name``, which may be what lerobot-train wrote around it."""
-        found = next((Path(name, part) for part in _INSIDE if Path(name, part, CONFIG).is_file()), None)
-        if found is None:
-            raise UserError(f"{name!r} holds no {CONFIG}, so LeRobot finds no policy there; name the folder that does.")
-        return cls(spec, found, options=options)
+        return cls(spec, folder_of(name), options=options)
 
     # -- what it sees -------------------------------------------------------------------------------------------------
 
@@ -246,9 +243,20 @@ class LeRobotPolicy(BlackBoxPolicy):
         return cls(spec or trained, base.open(Path(folder)), base, VLAOptions(**saved["options"]))
 
 
+def folder_of(name: str) -> Path:
+    """Where the policy of the folder ``name`` lies, in it or in what lerobot-train wrote into it.
+
+    Raises UserError where there is none.
+    """
+    found = next((Path(name, part) for part in _INSIDE if Path(name, part, CONFIG).is_file()), None)
+    if found is None:
+        raise UserError(f"{name!r} holds no {CONFIG}, so LeRobot finds no policy there; name the folder that does.")
+    return found
+
+
 def _check_processors(folder: Path) -> None:
     """Raise UserError for a processor that names code outside LeRobot, unless the user trusts it."""
-    for path in filter(Path.is_file, (folder / name for name in _PROCESSORS)):
+    for path in filter(Path.is_file, (folder / name for name in PROCESSORS)):
         try:
             steps = trust.read_json(path)["steps"]
             foreign = [
