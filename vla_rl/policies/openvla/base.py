@@ -55,7 +55,7 @@ class OpenVLABase(SavedVLA):
         the model makes.
         """
         super().__init__()
-        self.spec, self.prompts, self.cameras, self.config = spec, prompts, tuple(cameras), options
+        self.spec, self.prompts, self.cameras, self.config = spec, prompts, tuple(cameras), self._configure(options)
         self.state_scale, self.action_scale, self.network, self.version = state_scale, action_scale, network, 0
         self.base = base
         _check_sizes(self)
@@ -68,6 +68,10 @@ class OpenVLABase(SavedVLA):
         for name, item in {"tokens": tokens, "token_mask": mask}.items():
             self.register_buffer(name, item, persistent=False)
         self.kept = _choose_kept(self)
+
+    def _configure(self, options: OpenVLAOptions) -> OpenVLAOptions:
+        """``options`` as this kind of head takes them; raises UserError for one that it cannot."""
+        return options
 
     @property
     def horizon(self) -> int:

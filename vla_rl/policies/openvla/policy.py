@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,14 +16,11 @@ from vla_rl.policies.diffusion import DenoisingPolicy, DiffusionSampler, Network
 from vla_rl.policies.feed_forward import categorical_kl, density, entropy, sum_per
 from vla_rl.policies.image_encoder import BackboneOutput, cell_centres
 from vla_rl.policies.noise import Generators, uniform
-from vla_rl.policies.normalization import Affine
 from vla_rl.policies.openvla.base import OpenVLABase, head_shape
 from vla_rl.policies.openvla.decoding import OpenVLAOptions, Parallel
 from vla_rl.policies.openvla.heads import Denoising, HeadShape, Regression, time_encoding
 from vla_rl.policies.openvla.network import OpenVLANetwork, OpenVLAShape
 from vla_rl.policies.vla.options import VLAOptions
-from vla_rl.policies.vla.saving import Base
-from vla_rl.policies.vla.tokenizer import Prompts
 
 
 class OpenVLA(OpenVLABase):
@@ -114,20 +111,9 @@ class OpenVLA(OpenVLABase):
 class _Continuous(OpenVLABase):
     """A policy with one of OFT's continuous heads, over whole chunks in parallel."""
 
-    def __init__(
-        self,
-        spec: EnvSpec,
-        network: OpenVLANetwork,
-        prompts: Prompts,
-        state_scale: Affine,
-        action_scale: Affine,
-        cameras: Sequence[str],
-        options: OpenVLAOptions,
-        base: Base | None = None,
-    ) -> None:
+    def _configure(self, options: OpenVLAOptions) -> OpenVLAOptions:
         decoding = options.decoding if isinstance(options.decoding, Parallel) else Parallel()
-        options = replace(options, decoding=decoding)
-        super().__init__(spec, network, prompts, state_scale, action_scale, cameras, options, base)
+        return replace(options, decoding=decoding)
 
     @classmethod
     def with_head(cls, shape: OpenVLAShape, entries: int) -> OpenVLAShape:
@@ -184,25 +170,15 @@ class OpenVLADiffusion(_Continuous, DenoisingPolicy):
     Raises UserError for a sampler that fine-tunes fewer, and when diffusers is not installed.
     """
 
-    def __init__(
-        self,
-        spec: EnvSpec,
-        network: OpenVLANetwork,
-        prompts: Prompts,
-        state_scale: Affine,
-        action_scale: Affine,
-        cameras: Sequence[str],
-        options: OpenVLAOptions,
-        base: Base | None = None,
-    ) -> None:
-        super().__init__(spec, network, prompts, state_scale, action_scale, cameras, options, base)
-        self.sampler: DiffusionSampler = self.config.denoising
+    def _configure(self, options: OpenVLAOptions) -> OpenVLAOptions:
+        self.sampler: DiffusionSampler = options.denoising
         if self.sampler.fine_tuned != self.sampler.steps:
             raise UserError(
                 f"only {self.sampler.fine_tuned} of {self.sampler.steps} steps are to be fine-tuned, which takes a "
                 "second, frozen copy of the language model for the others; set denoising.fine_tuned to denoising.steps."
             )
         self.scheduler = self.sampler.reverse.scheduler(self.sampler.process)
+        return super()._configure(options)
 
     @classmethod
     def _head(cls, entries: int, hidden: int) -> HeadShape:
