@@ -1,8 +1,13 @@
 """The SO-101: policies by imitation of scripted episodes, in chunks of 16 actions (0.64 s at 25 Hz) or 20."""
 
+from dataclasses import replace
+
 from vla_rl.policies.flow import AllSteps, FlowSampler, Ode
+from vla_rl.policies.smolvla.shape import SmolVLAShape, TextShape, VisionShape
+from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.imitate import Imitate, NewTiny, NewTinyOfJoints
+from vla_rl.recipes.evaluators import EvaluationConfig
+from vla_rl.recipes.imitate import Imitate, NewSmolVLAOfJoints, NewTiny, NewTinyOfJoints
 from vla_rl.recipes.imitate_dataset import ImitateDataset
 from vla_rl.training.fit import FitConfig, GroundingConfig, ImitationConfig
 
@@ -17,6 +22,35 @@ def imitate() -> Imitate:
         grounding=GroundingConfig(scenes=6000, fit=FitConfig(steps=1000, batch=64, lr=2e-3)),
         imitation=ImitationConfig(50, stride=1, fit=FitConfig(steps=5000, batch=64, lr=1e-3)),
     )
+
+
+def smolvla() -> Imitate:
+    """A SmolVLA of half a million random weights, in chunks of 16 actions as well."""
+    new = NewSmolVLAOfJoints(
+        shape=replace(
+            SmolVLAShape.small(6, 6, chunk=16),
+            vision=VisionShape(64, 2, 2, 192, image_size=64, patch_size=8),
+            text=TextShape(1, 96, 2, 4, num_key_value_heads=2, head_dim=24, intermediate_size=192),
+            expert_width=96,
+            expert_layers=2,
+        ),
+        options=VLAOptions(horizon=16, sampler=FlowSampler(Ode(), AllSteps(), 10)),
+    )
+    return Imitate(
+        env=ENV,
+        new=new,
+        grounding=GroundingConfig(scenes=4000, fit=FitConfig(steps=1000, batch=64, lr=2e-3)),
+        imitation=ImitationConfig(50, stride=1, fit=FitConfig(steps=2500, batch=64, lr=1e-3)),
+        evaluation=EvaluationConfig(validation=64),
+    )
+
+
+def smolvla_relative() -> Imitate:
+    """The same with actions relative to the joints at the decision, the gripper's absolute: LeRobot's default."""
+    config = smolvla()
+    assert isinstance(config.new, NewSmolVLAOfJoints)
+    options = replace(config.new.options, relative=(True,) * 5 + (False,))
+    return replace(config, new=replace(config.new, options=options))
 
 
 def from_recording() -> ImitateDataset:

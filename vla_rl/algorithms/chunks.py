@@ -43,7 +43,7 @@ from vla_rl.contract.config import Checked, above_zero, at_least
 from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import ContractError, NonFiniteError
 from vla_rl.contract.policy import Features, Policy, public, require
-from vla_rl.policies.normalization import Affine
+from vla_rl.policies.normalization import Affine, made_relative
 
 DEMONSTRATED = -1  # in place of a policy's version
 
@@ -53,6 +53,8 @@ class ImitationPolicy(Policy, Protocol):
 
     Besides, it may have
 
+    relative                    which entries of its actions are relative (``policies/normalization.py``); its features
+                                have ``ORIGIN`` then
     encode_with_grad(obs)       the features with gradient, for a vision backbone that learns too
     imitation_features(obs)     {name: [N,...]} on the host, where its loss reads other features than its decisions;
                                 with ``chunk_length``, the actions of a chunk to imitate, of which it executes the first
@@ -115,11 +117,16 @@ class Chunks:
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
+def normalized(policy: ImitationPolicy, features: Mapping[str, Tensor], actions: Tensor) -> Tensor:
+    """Executed ``actions`` [N,H,D], in physical units, as ``policy`` makes them of ``features`` {name: [N,...]}."""
+    return policy.action_scale.normalize(made_relative(features, actions))
+
+
 def chunks_of(rollout: Rollout, counts: Tensor, policy: ImitationPolicy) -> Chunks:
     """The decisions of ``rollout`` with an action that ``counts`` bool [T,E,H]."""
     used, task = counts.any(-1), torch.zeros_like(rollout.seeds) if rollout.task is None else rollout.task
     features = {name: flatten(item[:-1], used) for name, item in public(dict(rollout.features)).items()}
-    actions = policy.action_scale.normalize(flatten(rollout.executed, used).float())
+    actions = normalized(policy, features, flatten(rollout.executed, used).float())
     return Chunks(features, actions, *(flatten(item, used) for item in (counts, task, rollout.version)))
 
 

@@ -16,7 +16,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
 from vla_rl.policies.flow import Chain, FlowSampler, VelocityField, gaussian_kl
 from vla_rl.policies.noise import Generators, normal
-from vla_rl.policies.normalization import Affine, StatelessPolicy
+from vla_rl.policies.normalization import Affine, Relative, StatelessPolicy, check_relative, made_absolute, origin_of
 
 Compute = Callable[[VelocityField, Features], Features]
 
@@ -25,16 +25,19 @@ class FlowPolicy(StatelessPolicy):
     """A policy whose subclasses have a velocity field; it implements ``LikelihoodPolicy``.
 
     Its density is that of ``config.sampler``'s chain (Flow-SDE, Flow-Noise, ...; see ``policies/flow.py``).  The first
-    ``H`` rows and ``D`` columns of the chain's end are ``sample``; un-normalised and clipped they are executed.  Mode
-    "eval" is always the deterministic ODE, from random noise of the sampler's ``temperature``.
+    ``H`` rows and ``D`` columns of the chain's end are ``sample``; un-normalised and clipped they are executed, where
+    features have ``ORIGIN`` relative to that.  Mode "eval" is always the deterministic ODE, from random noise of the
+    sampler's ``temperature``.
     """
 
-    config: Any  # a frozen dataclass with horizon and sampler
+    config: Any  # a frozen dataclass with horizon and sampler, and ``relative`` where actions may be
 
     def __init__(self, spec: EnvSpec, action_scale: Affine, config: Any) -> None:
         super().__init__()
         self.spec, self.action_scale, self.config = spec, action_scale, config
         self.version, self.sampler, self.final_noise = 0, config.sampler, 1.0
+        self.relative: Relative = getattr(config, "relative", ())
+        check_relative(self.relative, spec)
         self.set_limits(spec)
 
     def field(self, features: Features) -> VelocityField:
@@ -68,15 +71,14 @@ class FlowPolicy(StatelessPolicy):
         if mode == "eval":
             return self.integrated(features, noise), state
         steps, xi = self.sampler.draw(noise, generator)
-        found = self.decided(
-            ("sampled", self.sampler), self._sampled, features, {"noise": noise, "noisy_steps": steps, "xi": xi}
-        )
+        drawn = {"noise": noise, "noisy_steps": steps, "xi": xi, **origin_of(features)}
+        found = self.decided(("sampled", self.sampler), self._sampled, features, drawn)
         aux = {"points": found["points"], "noisy_steps": steps}
         return ActionOut(found["action"], found["sample"], found["logprob"], aux, self.version), state
 
     def _sampled(self, field: VelocityField, drawn: Features) -> Features:
         chain, density = self.sampler.chain(field, drawn["noise"], drawn["noisy_steps"], drawn["xi"])
-        return {**self.executed(chain.sample), "points": chain.points, "logprob": density.logprob}
+        return {**self.executed(chain.sample, drawn), "points": chain.points, "logprob": density.logprob}
 
     def decided(self, key: Hashable, compute: Compute, features: Features, drawn: Features) -> Features:
         """``compute(field, drawn)`` for the acting field of ``features``, without gradient.
@@ -92,25 +94,30 @@ class FlowPolicy(StatelessPolicy):
 
     def integrated(self, features: Features, noise: Tensor) -> ActionOut:
         """The decisions that the ODE makes of ``noise`` N(0, 1) [E,N], as in mode "eval"."""
-        found = self.decided(("ended", self.sampler), self.ended, features, {"noise": noise})
+        drawn = {"noise": noise, **origin_of(features)}
+        found = self.decided(("ended", self.sampler), self.ended, features, drawn)
         return ActionOut(found["action"], found["sample"], noise.new_zeros(len(noise)), {}, self.version)
 
     def ended(self, field: VelocityField, drawn: Features) -> Features:
         """``sample`` and ``action`` at the end of the ODE of ``field`` from ``drawn["noise"]``."""
-        return self.executed(self.sampler.deterministic(field, self.sampler.temperature * drawn["noise"]))
+        return self.executed(self.sampler.deterministic(field, self.sampler.temperature * drawn["noise"]), drawn)
 
-    def executed(self, end: Tensor) -> Features:
-        """What is executed of the ends of chains [B,N]: ``sample`` [B,H,D], and ``action``, un-normalised."""
+    def executed(self, end: Tensor, features: Features) -> Features:
+        """What is executed of the ends of chains [B,N]: ``sample`` [B,H,D], and ``action``, un-normalised.
+
+        Of ``features`` only ``ORIGIN`` is read, where actions are relative.
+        """
         sample = self._executed(end)
-        return {"sample": sample, "action": self._bounded(sample)}
+        return {"sample": sample, "action": self._bounded(sample, features)}
 
     def _executed(self, end: Tensor) -> Tensor:
         """The executed part [B,H,D] of the end of chains [B,N]."""
         return end.unflatten(-1, self.latent_shape)[:, : self.horizon, : self.spec.action_dim]
 
-    def _bounded(self, sample: Tensor) -> Tensor:
+    def _bounded(self, sample: Tensor, features: Features) -> Tensor:
         """The actions [B,H,D] of ``sample``."""
-        return self.action_scale.unnormalize(sample).clamp(self.action_low, self.action_high)
+        absolute = made_absolute(features, self.action_scale.unnormalize(sample))
+        return absolute.clamp(self.action_low, self.action_high)
 
     # -- learning ---------------------------------------------------------------------------------------------------
 

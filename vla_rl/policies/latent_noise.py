@@ -25,7 +25,7 @@ from vla_rl.contract.policy import ActionOut, CriticAction, Features, Likelihood
 from vla_rl.policies.flow import VelocityField, gaussian_kl
 from vla_rl.policies.heads import GaussianHead, Head, HeadConfig, HoldsFrozen, SquashedHead
 from vla_rl.policies.noise import Generators
-from vla_rl.policies.normalization import Affine
+from vla_rl.policies.normalization import ORIGIN, Affine
 from vla_rl.pretrained import Saveable
 
 
@@ -33,8 +33,8 @@ class FlowBase(Policy, Saveable, Protocol):
     """A flow policy without state of its own over chunks [B,H,D], normalised by the bounds of the action.
 
     One over longer chunks and larger actions than are executed, as those of pi0 and SmolVLA, has ``latent_shape``, rows
-    and columns ``(C, A)`` of the noise that a chain starts from, and ``bounded(end)``: the executed part of a chain's
-    end [B,CA], normalised by the bounds of the action, [B,HD] in [-1, 1].
+    and columns ``(C, A)`` of the noise that a chain starts from, and ``bounded(end, features)``: the executed part of a
+    chain's end [B,CA], normalised by the bounds of the action, [B,HD] in [-1, 1].
     """
 
     spec: EnvSpec
@@ -143,10 +143,14 @@ class LatentPolicy(HoldsFrozen):
         """``clip(g(o, w), -1, 1)`` [B,HD]: the normalised chunk, flattened, for noise ``w`` [B,N]."""
         field, sampler = self.base.field(features), self.base.config.sampler
         if not is_padded(self.base):
-            return sampler.deterministic(field, w).clamp(-1.0, 1.0)
+            end = sampler.deterministic(field, w)
+            own = getattr(self.base, "action_scale", self.action_scale)  # by data, or of relative actions
+            if own == self.action_scale and ORIGIN not in features:
+                return end.clamp(-1.0, 1.0)
+            return self.normalized(self.base.executed(end, features)["action"])
         rows = w.unflatten(-1, self.latent_shape)
         last = rows[:, -1:].expand(-1, self.base.latent_shape[0] - rows.shape[1], -1)
-        return self.base.bounded(sampler.deterministic(field, torch.cat([rows, last], 1).flatten(1)))
+        return self.base.bounded(sampler.deterministic(field, torch.cat([rows, last], 1).flatten(1)), features)
 
     def normalized(self, executed: Tensor) -> Tensor:
         """Executed chunks [B,H,D] in the form of :meth:`decode`, [B,HD]."""

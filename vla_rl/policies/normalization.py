@@ -1,12 +1,14 @@
 """Between physical units and network inputs or outputs: by bounds, by fixed and by running statistics.
 
-Their numbers are in the checkpoint.
+Their numbers are in the checkpoint.  Normalised actions may be relative: ``action = predicted + state`` of the moment
+of the decision, for all actions of a chunk, as by openpi's ``DeltaActions`` and LeRobot's
+``RelativeActionsProcessorStep``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -70,6 +72,52 @@ def _make_constants(affine: Affine, dtype: torch.dtype, device: torch.device) ->
 
 
 _kept_constants = lru_cache(maxsize=256)(_make_constants)
+
+
+ORIGIN = "action_origin"  # among features where actions are relative: float [B,D], what they are relative to
+Relative = tuple[bool, ...]
+"""Which entries of an action are relative to the same entries of the state; () where none is."""
+
+
+def origin(relative: Relative, state: Tensor) -> dict[str, Tensor]:
+    """The feature ``ORIGIN`` of physical ``state`` [B,S]: 0 in entries that are absolute; {} where all are."""
+    if not any(relative):
+        return {}
+    chosen = Affine((0.0,) * len(relative), tuple(map(float, relative)))
+    return {ORIGIN: chosen.unnormalize(state[..., : len(relative)].float())}
+
+
+def origin_of(features: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """``ORIGIN`` of ``features``, if it is there."""
+    return {ORIGIN: features[ORIGIN]} if ORIGIN in features else {}
+
+
+def made_absolute(features: Mapping[str, Tensor], actions: Tensor) -> Tensor:
+    """Un-normalised ``actions`` [B,H,D] of a decision on ``features``, as they are executed but for the bounds."""
+    return actions + features[ORIGIN][:, None].to(actions) if ORIGIN in features else actions
+
+
+def made_relative(features: Mapping[str, Tensor], actions: Tensor) -> Tensor:
+    """The inverse of :func:`made_absolute`: executed ``actions`` [B,H,D] as a decision on ``features`` makes them."""
+    return actions - features[ORIGIN][:, None].to(actions) if ORIGIN in features else actions
+
+
+def check_relative(relative: Relative, spec: EnvSpec) -> None:
+    """Raise ContractError where actions of ``spec`` cannot be relative to its state."""
+    if not any(relative):
+        return
+    size, state, names = spec.action_dim, spec.state, (spec.state.names[: spec.action_dim], spec.action.names)
+    if len(relative) != size or state.shape[-1] < size:
+        raise ContractError(
+            f"{len(relative)} entries are said to be relative to the state or not, but environment {spec.name!r} has "
+            f"actions of {size} numbers and states of {state.shape[-1]}, so they would be added to something else; "
+            "relative needs one true or false for every entry of the action, and a state that begins with the same."
+        )
+    if all(names) and names[0] != names[1]:
+        raise ContractError(
+            f"environment {spec.name!r} has actions of {', '.join(names[1])} but its state begins with "
+            f"{', '.join(names[0])}, so actions cannot be relative to it; order them alike, or use absolute actions."
+        )
 
 
 def check_same_env(trained: EnvSpec, given: EnvSpec) -> None:

@@ -12,6 +12,9 @@ and less after them.  In the paper's time ``tau`` (0 noise, 1 action), with its 
 way, ``t = 1 - tau``, and so does our velocity (``policies/flow.py``): ``A_hat = x - t v`` and the correction is taken
 away.  Chunks are compared in normalised units and before clipping, as the network makes them.
 
+Where the policy's actions are relative to the state (``ORIGIN``), the last chunk is kept as absolute, and its rest is
+expressed relative to the state of the new observation: the commands that will be executed are what is continued.
+
 Deviations: rows and columns that pad a model's chunk (pi0, SmolVLA) are not guided, since nothing of them is executed;
 and the guidance "identity" takes J for the identity, as LeRobot's implementation does (``policies/rtc``), whose weight
 is linear by default and clipped at 10.
@@ -35,6 +38,7 @@ from vla_rl.policies.flow import Field, VelocityField
 from vla_rl.policies.flow_policy import FlowPolicy
 from vla_rl.policies.heads import HoldsFrozen
 from vla_rl.policies.noise import Generators
+from vla_rl.policies.normalization import ORIGIN, Affine, origin_of
 
 
 @dataclass(frozen=True)
@@ -104,10 +108,11 @@ class Guided:
 class RealTimeChunking(HoldsFrozen):
     """A flow policy for robots that move while it computes (``continue_chunk``).
 
-    Its state holds the last chunk [E,H,D] and what :meth:`continue_chunk` said.  It decides exactly as ``base`` where
-    there is nothing to continue: after a reset, and where the last chunk was executed to its end.  It acts in mode
-    "eval" only: guided chains have no density, so an algorithm learns with ``base`` itself.  Chains and guidance are in
-    the dtype of the base's noise, which is float32 also where its network computes in bfloat16; so is the kept chunk.
+    Its state holds the last chunk [E,H,D], normalised and absolute, and what :meth:`continue_chunk` said.  It decides
+    exactly as ``base`` where there is nothing to continue: after a reset, and where the last chunk was executed to its
+    end.  It acts in mode "eval" only: guided chains have no density, so an algorithm learns with ``base`` itself.
+    Chains and guidance are in the dtype of the base's noise, which is float32 also where its network computes in
+    bfloat16; so is the kept chunk.
     """
 
     action_low: Tensor
@@ -208,17 +213,23 @@ class RealTimeChunking(HoldsFrozen):
         if mode != "eval":
             raise _no_likelihood()
         noise = self.base.initial_noise(len(state["left"]), generator)
-        found = self._ended(self.guided(state), features, noise)
+        origin = self._origin(features)
+        found = self._ended(self.guided({**state, "chunk": state["chunk"] - origin}), features, noise)
         out = ActionOut(found["action"], found["sample"], noise.new_zeros(len(noise)), {}, self.version)
         fresh = {"length": self.horizon, "left": 0, "delay": 0}
         counts = {name: torch.full_like(state[name], value) for name, value in fresh.items()}
-        return out, {"chunk": out.sample, **counts}
+        return out, {"chunk": out.sample + origin, **counts}
+
+    def _origin(self, features: Features) -> Tensor | float:
+        """What turns normalised absolute actions into those of the network: [E,1,D] in units of the scale; or 0."""
+        zero = Affine((0.0,) * self.spec.action_dim, self.base.action_scale.scale)
+        return zero.normalize(features[ORIGIN])[:, None] if ORIGIN in features else 0.0
 
     def _ended(self, guided: Guided, features: Features, noise: Tensor) -> Features:
         base, beta = self.base, self.config.beta
         if self.config.guidance == "vjp":  # as it learns: what was compiled or recorded for acting has no gradient
-            return base.ended(guided.vjp(base.field(features)), {"noise": noise})
-        drawn = {"noise": noise, "target": guided.target, "weights": guided.weights}
+            return base.ended(guided.vjp(base.field(features)), {"noise": noise, **origin_of(features)})
+        drawn = {"noise": noise, "target": guided.target, "weights": guided.weights, **origin_of(features)}
 
         def compute(field: VelocityField, given: Features) -> Features:
             return base.ended(Guided(given["target"], given["weights"], beta).identity(field), given)

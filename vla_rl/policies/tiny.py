@@ -17,7 +17,7 @@ from vla_rl.contract.policy import Features
 from vla_rl.policies.flow import AllSteps, Field, FlowSampler, Ode, VelocityField, imitation_losses
 from vla_rl.policies.flow_policy import FlowPolicy
 from vla_rl.policies.image_encoder import BackboneOutput, FlowExpert, PointingBackbone
-from vla_rl.policies.normalization import Affine, check_same_env
+from vla_rl.policies.normalization import Affine, Relative, check_same_env, origin
 from vla_rl.policies.pretrained import read_config
 from vla_rl.policies.vla.features import PICTURE
 from vla_rl.policies.vla.tokenizer import Vocabulary
@@ -34,6 +34,7 @@ class TinyConfig(Checked):
     width: int = within(256, 1, WIDEST)
     blocks: int = within(3, 1, DEEPEST)
     sampler: FlowSampler = FlowSampler(Ode(), AllSteps(), steps=4)
+    relative: Relative = ()  # which entries of an action are relative to the state; (): none
 
 
 class TinyVLA(FlowPolicy):
@@ -98,9 +99,11 @@ class TinyVLA(FlowPolicy):
     def encode_with_grad(self, obs: Observation) -> Features:
         """:meth:`encode` with gradient and without pictures, to train the backbone on demonstrations as well."""
         pictures = [self._tensor(obs.images[name]) for name in sorted(self.spec.images)]
-        state = self.proprioception.normalize(self._tensor(obs.state))
+        raw = self._tensor(obs.state)
+        state, from_here = self.proprioception.normalize(raw), origin(self.relative, raw)
         time = self._tensor(obs.time)[:, None].to(state) / self.spec.time_limit
-        return {"image_features": self._see(pictures, self._tensor(obs.task)), "state": state, "time": time}
+        seen = self._see(pictures, self._tensor(obs.task))
+        return {"image_features": seen, "state": state, "time": time, **from_here}
 
     def encode_again(self, features: Features) -> Features:
         """``features`` as today's backbone makes them of their pictures, with gradient; without any as they are."""

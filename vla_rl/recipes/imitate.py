@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vla_rl.algorithms.chunks import Chunks, HGDagger, HGDaggerConfig, ImitationPolicy, demonstrated
+from vla_rl.algorithms.chunks import Chunks, HGDagger, HGDaggerConfig, ImitationPolicy, demonstrated, normalized
 from vla_rl.algorithms.self_imitation import (
     FutureStates,
     FutureStatesConfig,
@@ -33,7 +33,7 @@ from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.intervention import Escalation, HelpedEnv, PersonConfig, SupervisedEnv
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
-from vla_rl.policies.normalization import Affine
+from vla_rl.policies.normalization import Affine, Relative, made_relative, origin
 from vla_rl.policies.openvla.decoding import OpenVLAOptions
 from vla_rl.policies.openvla.heads import Regression
 from vla_rl.policies.openvla.network import OpenVLAShape
@@ -44,7 +44,7 @@ from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.smolvla.policy import SmolVLA
 from vla_rl.policies.smolvla.shape import SmolVLAShape
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
-from vla_rl.policies.vla.flow_vla import FlowVLA
+from vla_rl.policies.vla.flow_vla import SMALL_CHUNK, FlowVLA
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.pointing import PointingVLM, scale_to_inputs
 from vla_rl.policies.vla.tokenizer import Vocabulary
@@ -121,9 +121,20 @@ class NewTinyOfJoints(NewTiny):
     smallest_scale: float = 0.05
 
     def scales(self, config: TinyConfig, episodes: Demonstrations) -> tuple[Affine, TinyConfig, Affine | None]:
-        state, action = (torch.as_tensor(item) for item in (episodes.state, episodes.action))
-        by_data = [Affine.from_data(item, self.smallest_scale) for item in (state, action)]
-        return by_data[0], config, by_data[1]
+        by_data = demonstrated_scale(episodes, config.relative, config.horizon, self.smallest_scale)
+        return Affine.from_data(torch.as_tensor(episodes.state), self.smallest_scale), config, by_data
+
+
+def demonstrated_scale(episodes: Demonstrations, relative: Relative, length: int, smallest: float = 1e-3) -> Affine:
+    """Normalises actions by mean and std of what was demonstrated, the least std being ``smallest``.
+
+    Where actions are relative, by those of all chunks of ``length``: later actions are farther from the state.
+    """
+    if not any(relative):
+        return Affine.from_data(torch.as_tensor(episodes.action), smallest)
+    actions, counts = (torch.as_tensor(item) for item in episodes.chunks(length))
+    from_here = origin(relative, torch.as_tensor(episodes.state))
+    return Affine.from_data(made_relative(from_here, actions)[counts], smallest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,13 +232,23 @@ class NewFlowVLA(NewImitator):
 
     def build(self, spec: EnvSpec, episodes: Demonstrations, seed: int) -> FlowVLA:
         torch.manual_seed(seed)  # module initialisation has no generator argument
-        policy = self.family.new(spec, self.state_scale(episodes), self.shape, self.options)
+        scale = self.action_scale(episodes)
+        policy = self.family.new(spec, self.state_scale(episodes), self.shape, self.options, scale)
         scale_to_inputs(policy.network)  # type: ignore[arg-type]  # a module
         return policy
 
     def state_scale(self, episodes: Demonstrations) -> Affine:
         """How the family normalises a state."""
         return Affine.from_data(torch.as_tensor(episodes.state))
+
+    def action_scale(self, episodes: Demonstrations) -> Affine | None:
+        """And an action, None: by its bounds, which relative ones have not."""
+        return self.demonstrated_scale(episodes) if any(self.options.relative) else None
+
+    def demonstrated_scale(self, episodes: Demonstrations, smallest: float = 1e-3) -> Affine:
+        """By what was demonstrated."""
+        chunk = self.shape.chunk if self.shape else self.options.horizon or SMALL_CHUNK
+        return demonstrated_scale(episodes, self.options.relative, chunk, smallest)
 
     def ground(self, policy: ImitationPolicy, tasks: Tensor, fit: Pointing) -> None:
         """The vision-language model learns to point at the named object; the expert stays as it is."""
@@ -245,6 +266,19 @@ class NewSmolVLA(NewFlowVLA):
     family = SmolVLA
     shape: SmolVLAShape | None = None
     options: VLAOptions = field(default_factory=VLAOptions)
+
+
+@dataclass(frozen=True)
+class NewSmolVLAOfJoints(NewSmolVLA):
+    """The same for joint positions, normalised as by ``NewTinyOfJoints``."""
+
+    smallest_scale: float = 0.05
+
+    def state_scale(self, episodes: Demonstrations) -> Affine:
+        return Affine.from_data(torch.as_tensor(episodes.state), self.smallest_scale)
+
+    def action_scale(self, episodes: Demonstrations) -> Affine:
+        return self.demonstrated_scale(episodes, self.smallest_scale)
 
 
 @dataclass(frozen=True)
@@ -324,7 +358,8 @@ def imitate_from_pixels(
     policy: ImitationPolicy, episodes: Demonstrations, config: ImitationConfig, seed: int, folder: RunFolder
 ) -> None:
     """Train all of ``policy`` on the demonstrations, perception included, in place."""
-    chunks = demonstrated_chunks(policy, episodes, {}, policy.horizon)
+    from_here = origin(getattr(policy, "relative", ()), torch.as_tensor(episodes.state))
+    chunks = demonstrated_chunks(policy, episodes, from_here, policy.horizon)
     with progress("imitate", config.fit.steps, "loss {loss:.4f}", folder) as report:
         imitate(policy, chunks, config, generator(seed, 2), report, episodes.observation())
 
@@ -362,7 +397,7 @@ def demonstrated_chunks(
     """
     device, given = next(iter(policy.trainable().values())).device, (*episodes.chunks(length), episodes.task)
     actions, counts, task = (torch.as_tensor(item, device=device) for item in given)
-    return demonstrated(features, policy.action_scale.normalize(actions), counts, task)
+    return demonstrated(features, normalized(policy, features, actions), counts, task)
 
 
 # -- while playing: a person's corrections, the policy's own best episodes ---------------------------------------------

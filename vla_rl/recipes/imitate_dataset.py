@@ -21,11 +21,20 @@ from vla_rl.experience.datasets import load_demonstrations, save_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.vla.checkpoint import is_public
+from vla_rl.policies.vla.flow_vla import FlowVLA
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.pretrained import save_own
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig
-from vla_rl.recipes.imitate import NewImitator, NewTiny, collect, imitate_from_pixels, imitate_policy, validated
+from vla_rl.recipes.imitate import (
+    NewImitator,
+    NewTiny,
+    collect,
+    demonstrated_scale,
+    imitate_from_pixels,
+    imitate_policy,
+    validated,
+)
 from vla_rl.recipes.policies import check_if_foreign, names_class, new_policy
 from vla_rl.recipes.terminal import clock, console
 from vla_rl.recipes.trainers import placed
@@ -60,7 +69,8 @@ class ImitateDataset(Checked):
     )
     device: str = "cpu"  # where the policy learns: "cpu", "cuda", "cuda:1", "auto"
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
-    vla: VLAOptions = VLAOptions()  # how ``policy`` is opened if it is a public folder; ours have their own
+    vla: VLAOptions = VLAOptions()  # how ``policy`` is opened if it is a public folder; ours have their own.  Actions
+    # that ``relative`` says are relative are normalized by mean and std of the dataset's
 
     def run(self, folder: RunFolder) -> JsonObject:
         if not self.dataset:
@@ -104,6 +114,8 @@ class ImitateDataset(Checked):
             policy = placed(_require_imitating(made or load_policy(self.policy, spec, self.vla), self.policy), device)
             self._check(policy)
             episodes = require_fit(policy.spec, episodes, repr(self.policy), self.accept)
+            if self.vla.relative and isinstance(policy, FlowVLA):  # the dataset's own statistics are of absolute ones
+                policy.action_scale = demonstrated_scale(episodes, policy.relative, policy.chunk_length)
         imitate_policy(policy, episodes, self.imitation, self.seed, folder)
         return policy
 

@@ -273,7 +273,7 @@ def describe_public(folder: Path) -> list[tuple[str, str]]:
         ("family", checkpoint.family),
         ("cameras", _cameras(checkpoint)),
         *((name, f"{size} entries" if size else "not declared") for name, size in known.items()),
-        ("actions", f"chunks of {checkpoint.chunk}, {checkpoint.executed} executed"),
+        ("actions", f"chunks of {checkpoint.chunk}, {checkpoint.executed} executed{_relative(checkpoint.relative)}"),
         ("tokenizer", _tokenizer(checkpoint)),
         ("statistics", _or_problem(lambda: _statistics(checkpoint))),
         ("weights", _or_problem(lambda: _weights(folder))),
@@ -305,6 +305,12 @@ def describe_lerobot(name: str) -> list[tuple[str, str]]:
         ) from error
     rows.append(("weights", _or_problem(lambda: _weights(folder))))
     return [*rows, ("open it", f"--policy {name} --env NAME; LeRobot runs it (vla-rl policies install lerobot)")]
+
+
+def _relative(relative: Sequence[bool]) -> str:
+    """What an action is relative to; nothing where it is absolute."""
+    entries = [str(i) for i, is_relative in enumerate(relative) if is_relative]
+    return f"; entries {', '.join(entries)} relative to the state" if entries else ""
 
 
 def _or_problem(row: Callable[[], str]) -> str:

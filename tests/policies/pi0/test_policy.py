@@ -99,7 +99,7 @@ def sample_of(policy: Pi0, images: dict[str, np.ndarray], state: np.ndarray, noi
     with torch.no_grad():
         end = policy.sampler.deterministic(policy.field(features), torch.from_numpy(noise).flatten(1))
     chunk = end.reshape(batch, CHUNK, ACTION).numpy()
-    action = policy.executed(end)["action"].numpy()
+    action = policy.executed(end, {})["action"].numpy()
     assert np.abs(action - (chunk[:, :4] * A_STD + A_MEAN).clip(-9, 9)).max() < 1e-4
     return chunk
 

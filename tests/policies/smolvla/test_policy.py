@@ -82,7 +82,7 @@ def test_a_lerobot_folder_acts_as_lerobots_policy(folder: Path, tmp_path: Path, 
         sample = expected[f"{CASE}/sample"][:, :4]
     assert policy.latent_shape == (4, 7) and policy.chunk_length == 6
     assert np.abs(end.reshape(sample.shape).numpy() - sample).max() < 1e-4
-    action = policy.executed(end)["action"].numpy()
+    action = policy.executed(end, {})["action"].numpy()
     assert np.abs(action - (sample[..., :4] * A_STD + A_MEAN).clip(-9, 9)).max() < 1e-4
 
 

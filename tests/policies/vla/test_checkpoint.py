@@ -153,7 +153,7 @@ def test_lerobots_processors_say_how_prompts_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"use_relative_actions": True}, "use_relative_actions to True.*does not support"),
+        ({"adapt_to_pi_aloha": True}, "adapt_to_pi_aloha to True.*does not support"),
         ({"use_delta_joint_actions_aloha": True}, "use_delta_joint_actions_aloha"),
         ({"use_peft": True}, "use_peft"),
         ({"n_obs_steps": 3}, "n_obs_steps to 3"),
@@ -169,20 +169,57 @@ def test_an_unknown_field_is_refused_by_name(tmp_path, changes, named) -> None:
 @pytest.mark.parametrize(
     ("file", "place", "step", "named"),
     [
-        ("policy_preprocessor.json", 5, ("relative_actions_processor", {"enabled": True}), "enabled to True"),
-        ("policy_postprocessor.json", 1, ("absolute_actions_processor", {"enabled": True}), "enabled to True"),
+        ("policy_preprocessor.json", 5, ("relative_actions_processor", {"enabled": True}), "says two things.*r: True"),
+        ("policy_postprocessor.json", 1, ("absolute_actions_processor", {"enabled": True}), "says two things.*r: True"),
+        ("policy_preprocessor.json", 5, ("map_delta_action_to_robot_action", {}), "a step that vla-rl does not follow"),
+        ("policy_postprocessor.json", 1, ("xvla_rotation_6d_to_axis_angle", {}), "does not follow, 'xvla_rotation_6d"),
         ("policy_postprocessor.json", 2, ("unnormalizer_processor", {}), "a step twice.*unnormalizer_processor"),
         ("policy_postprocessor.json", 1, ("clip_of_ours", {}), "a step that vla-rl does not follow, 'clip_of_ours'"),
         ("policy_preprocessor.json", 3, ("tokenizer_processor", {"padding_side": "left"}), "padding_side to 'left'"),
         ("policy_preprocessor.json", 3, ("tokenizer_processor", {"task_key": "goal"}), "task_key to 'goal'"),
         ("policy_preprocessor.json", 6, ("normalizer_processor", {"norm_map": {"VISUAL": "MIN_MAX"}}), "pictures"),
         ("policy_preprocessor.json", 6, ("normalizer_processor", {"clip": 5.0}), "normalizer_processor.clip to 5.0"),
-        ("policy_preprocessor.json", 4, ("pi0_new_line_processor", {}), "behind its tokenizer"),
+        ("policy_preprocessor.json", 4, ("pi0_new_line_processor", {}), "behind 'tokenizer_proc"),
     ],
 )
 def test_an_unknown_processor_step_is_refused_by_name(tmp_path, file, place, step, named) -> None:
     with pytest.raises(UserError, match=named):
         read_public(with_steps(tmp_path, file, place, {"registry_name": step[0], "config": step[1]}))
+
+
+NAMES = ["left_arm.pos", "left_Gripper.pos", "right_arm.pos", "right_gripper.pos"]
+
+
+def relative(folder: Path, **config: Any) -> tuple[bool, ...]:
+    """What is read of a folder whose processors make actions of four numbers relative."""
+    steps = {name: [dict(step) for step in steps] for name, steps in LEROBOT_STEPS.items()}
+    steps["policy_preprocessor.json"][5]["config"] = {"enabled": True, **config}
+    steps["policy_postprocessor.json"][1]["config"] = {"enabled": True}
+    for name, saved in steps.items():
+        write(folder / name, {"name": name, "steps": saved})
+    return read_public(smolvla(folder, output_features={"action": {"type": "ACTION", "shape": [4]}})).relative
+
+
+def test_relative_actions_are_read_from_the_processors(tmp_path: Path) -> None:
+    assert relative(tmp_path, exclude_joints=["gripper"], action_names=NAMES) == (True, False, True, False)
+    assert relative(tmp_path, exclude_joints=["LEFT_arm.pos", ""], action_names=NAMES[:2]) == (False, True, True, True)
+    assert relative(tmp_path, exclude_joints=["gripper"], action_names=None) == (True,) * 4  # as LeRobot: no names
+    assert read_public(with_steps(tmp_path / "off")).relative == ()
+
+
+def test_relative_actions_are_read_from_a_config_without_processors(tmp_path: Path) -> None:
+    given = {"use_relative_actions": True, "relative_exclude_joints": ["b"], "action_feature_names": ["a", "b"]}
+    assert read_public(smolvla(tmp_path, **given)).relative == (True, False)
+    with_steps(tmp_path)
+    with pytest.raises(UserError, match=r"two things of relative actions .*: False"):
+        read_public(smolvla(tmp_path, **given))
+
+
+def test_relative_to_a_normalized_state_is_refused(tmp_path: Path) -> None:
+    steps = LEROBOT_STEPS["policy_preprocessor.json"]
+    write(tmp_path / "policy_preprocessor.json", {"steps": [*steps[:5], steps[6], steps[5]]})
+    with pytest.raises(UserError, match="'relative_actions_processor' behind 'normalizer_processor'"):
+        read_public(smolvla(tmp_path))
 
 
 def test_a_model_of_its_own_is_no_misspelt_pi0(tmp_path: Path) -> None:

@@ -218,7 +218,7 @@ def test_latent_noise_steers_it(rows, chosen):
     assert out.sample.shape == (16, chosen, 3) and out.action.shape == (16, 2, 2)
     whole = out.sample[:, torch.arange(4).clamp(max=chosen - 1)].flatten(1)
     end = base.sampler.deterministic(base.field(features), whole)
-    torch.testing.assert_close(out.action, base.executed(end)["action"], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(out.action, base.executed(end, {})["action"], atol=1e-5, rtol=1e-5)
     gap = (policy.log_prob(features, out.sample, {}).logprob - out.logprob).abs().max()
     assert gap < 1e-5
 

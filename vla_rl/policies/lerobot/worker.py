@@ -26,7 +26,7 @@ from vla_rl.policies.lerobot.memory import Kept, Memory, RowNoise, measure
 
 Answer: TypeAlias = tuple[dict[str, Any], Arrays]
 PREPROCESSOR = "policy_preprocessor.json"
-_DEVICE = "device_processor"
+_DEVICE, _RELATIVE = "device_processor", "relative_actions_processor"
 _MOST_SESSIONS = 4096  # whose memories are held, unless more are played at once
 
 
@@ -44,7 +44,7 @@ class Loaded:
 
 
 def load_lerobot(folder: str) -> Loaded:
-    """The policy in ``folder`` as LeRobot reads it; raises UserError for one that is an adapter without its base."""
+    """The policy in ``folder`` as LeRobot reads it; raises UserError for what its loop would not play."""
     configs, factory = (import_module(f"lerobot.{name}") for name in ("configs", "policies.factory"))
     import_module("lerobot.policies")  # registers the families
     import_module("lerobot.utils.import_utils").register_third_party_plugins()
@@ -54,9 +54,16 @@ def load_lerobot(folder: str) -> Loaded:
             f"{folder!r} holds an adapter of PEFT and not the whole policy, so it is not played here; merge it into "
             "its base (merge_and_unload) and save that."
         )
+    relative = (_step(Path(folder) / PREPROCESSOR, _RELATIVE) or {}).get("enabled")
+    if relative and getattr(config, "n_action_steps", 1) > 1:
+        raise UserError(
+            f"{folder!r} makes chunks relative to the state at their beginning, but LeRobot's loop adds that of every "
+            "later step, so its actions would be wrong; open a smolvla, pi0 or pi05 without lerobot:, or set "
+            "n_action_steps to 1 in its config.json."
+        )
     policy = factory.get_policy_class(config.type).from_pretrained(folder, config=config)
     # Where it is trained need not be where it runs.
-    moved = {_DEVICE: {"device": config.device}} if _has_step(Path(folder) / PREPROCESSOR, _DEVICE) else {}
+    moved = {_DEVICE: {"device": config.device}} if _step(Path(folder) / PREPROCESSOR, _DEVICE) is not None else {}
     before, after = factory.make_pre_post_processors(config, pretrained_path=folder, preprocessor_overrides=moved)
     described: dict[str, Any] = {"type": config.type, "n_obs_steps": config.n_obs_steps}
     for name, features in (("inputs", config.input_features), ("outputs", config.output_features)):
@@ -66,9 +73,11 @@ def load_lerobot(folder: str) -> Loaded:
     return Loaded(policy, before, after, described)
 
 
-def _has_step(path: Path, name: str) -> bool:
+def _step(path: Path, name: str) -> dict[str, Any] | None:
+    """The options of the step ``name`` of the pipeline in ``path``; None where it has none."""
     steps = json.loads(path.read_text(encoding="utf-8"))["steps"] if path.is_file() else []
-    return any(step.get("registry_name") == name for step in steps)
+    found = (step.get("config", {}) for step in steps if step.get("registry_name") == name)
+    return next(found, None)
 
 
 class PolicyServer(Answering):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.contract.config import Checked, check_choice, check_positive, within
+from vla_rl.contract.errors import UserError
 from vla_rl.policies.diffusion import Ddim, DiffusionSampler, Process
 from vla_rl.policies.feed_forward import LogprobPer
 from vla_rl.policies.openvla.network import OpenVLANetwork, Prefix
@@ -156,7 +157,12 @@ class OpenVLAOptions(VLAOptions):
 
 
 def own_options(options: VLAOptions | None) -> OpenVLAOptions:
-    """``options`` with the defaults of what only an OpenVLA has."""
+    """``options`` with the defaults of what only an OpenVLA has; raises UserError for actions relative to a state."""
+    if options is not None and any(options.relative):
+        raise UserError(
+            "an OpenVLA's actions are what its environment takes, not relative to a state, so with --vla.relative they "
+            "would be misread; leave it out."
+        )
     if isinstance(options, OpenVLAOptions):
         return options
     shared = {} if options is None else {item.name: getattr(options, item.name) for item in fields(options)}

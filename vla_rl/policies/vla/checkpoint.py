@@ -7,7 +7,7 @@ names its model in ``model_type``.  Nothing is imported or executed that a folde
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from vla_rl.contract import trust
 from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.hub import LEROBOT
+from vla_rl.policies.normalization import Relative
 from vla_rl.policies.vla.dataset_statistics import ACTION, STATE
 from vla_rl.policies.vla.normalization_formulas import Modes
 from vla_rl.policies.vla.weights import read_json
@@ -39,21 +40,19 @@ _READ = """
     max_action_dim image_resolution resize_imgs_with_padding empty_cameras paligemma_variant
     action_expert_variant vlm_model_name add_image_special_tokens attention_mode num_expert_layers
     num_vlm_layers self_attn_every_n_layers expert_width_multiplier min_period max_period num_steps
-    num_inference_steps tokenizer_max_length
+    num_inference_steps tokenizer_max_length use_relative_actions relative_exclude_joints action_feature_names
 """
 _HARMLESS = """
     device use_amp push_to_hub repo_id private tags license pretrained_path pretrained_revision dtype use_cache
     rtc_config compile_model compile_mode gradient_checkpointing freeze_vision_encoder train_expert_only
     train_state_proj load_vlm_weights pad_language_to prefix_length time_sampling_beta_alpha
-    time_sampling_beta_beta time_sampling_scale time_sampling_offset relative_exclude_joints
-    action_feature_names optimizer_lr optimizer_betas optimizer_eps optimizer_weight_decay
-    optimizer_grad_clip_norm scheduler_warmup_steps scheduler_decay_steps scheduler_decay_lr
+    time_sampling_beta_beta time_sampling_scale time_sampling_offset optimizer_lr optimizer_betas optimizer_eps
+    optimizer_weight_decay optimizer_grad_clip_norm scheduler_warmup_steps scheduler_decay_steps scheduler_decay_lr
 """
 _FIELDS: Mapping[str, Any] = {
     **dict.fromkeys((*_READ.split(), *_HARMLESS.split()), _ANY),
     "n_obs_steps": (1,),
     "use_peft": (False,),
-    "use_relative_actions": (False,),
     "adapt_to_pi_aloha": (False,),
     "use_delta_joint_actions_aloha": (False,),
 }
@@ -61,13 +60,21 @@ _FIELDS: Mapping[str, Any] = {
 _NORMALIZER = {"eps": _ANY, "features": _ANY, "norm_map": _ANY, "normalize_observation_keys": _ANY}
 _DEVICE = {"device": _ANY, "float_dtype": _ANY}
 _NEW_LINES = ("smolvla_new_line_processor", "pi0_new_line_processor")
-_STATE_IN_PROMPT = "pi05_prepare_state_tokenizer_processor_step"
+STATE_IN_PROMPT = "pi05_prepare_state_tokenizer_processor_step"
+_NORMALIZES, _UNNORMALIZES = "normalizer_processor", "unnormalizer_processor"
+_RELATIVE, _ABSOLUTE = "relative_actions_processor", "absolute_actions_processor"
+# What has to come before what: prompts before their tokens, and actions relative to the state as it is measured.
+_ORDER = (
+    *((step, "tokenizer_processor") for step in (*_NEW_LINES, STATE_IN_PROMPT)),
+    (_RELATIVE, _NORMALIZES),
+    (_UNNORMALIZES, _ABSOLUTE),
+)
 _STEPS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     _PREPROCESSOR: {
         "rename_observations_processor": {"rename_map": _ANY},
         "to_batch_processor": {},
         **{name: {} for name in _NEW_LINES},
-        _STATE_IN_PROMPT: {"max_state_dim": _ANY, "task_key": ("task",)},
+        STATE_IN_PROMPT: {"max_state_dim": _ANY, "task_key": ("task",)},
         "tokenizer_processor": {
             "max_length": _ANY,
             "task_key": ("task",),
@@ -77,12 +84,12 @@ _STEPS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "tokenizer_name": _ANY,
         },
         "device_processor": _DEVICE,
-        "relative_actions_processor": {"enabled": (False,), "exclude_joints": _ANY, "action_names": _ANY},
-        "normalizer_processor": _NORMALIZER,
+        _RELATIVE: {"enabled": _ANY, "exclude_joints": _ANY, "action_names": _ANY},
+        _NORMALIZES: _NORMALIZER,
     },
     _POSTPROCESSOR: {
-        "unnormalizer_processor": _NORMALIZER,
-        "absolute_actions_processor": {"enabled": (False,)},
+        _UNNORMALIZES: _NORMALIZER,
+        _ABSOLUTE: {"enabled": _ANY},
         "device_processor": _DEVICE,
     },
 }
@@ -129,6 +136,7 @@ class PublicCheckpoint:
     newline      whether a newline ends every prompt
     steps        of the flow's chain; None where the folder does not say
     modes        how state and action are normalized, where the statistics do not say
+    relative     which entries of an action are relative to the state; () where none is, and where the folder cannot say
     """
 
     folder: Path
@@ -144,6 +152,7 @@ class PublicCheckpoint:
     newline: bool = True
     steps: int | None = None
     modes: Modes = Modes()
+    relative: Relative = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
     image_shapes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -204,6 +213,7 @@ def _lerobot(folder: Path, config: Mapping[str, Any]) -> PublicCheckpoint:
         newline=not before or any(name in before for name in _NEW_LINES),
         steps=config.get("num_steps", config.get("num_inference_steps")),
         modes=Modes(modes.get("STATE", usual), modes.get("ACTION", usual)),
+        relative=_relative(folder, config, steps, action["shape"][-1] if action else 0),
         renamed={short_name(new): short_name(old) for old, new in names.items()},
         image_shapes={name: (shape[1], shape[2]) for name, shape in pictures.items()},
     )
@@ -227,22 +237,59 @@ def _checked_steps(path: Path) -> dict[str, Mapping[str, Any]]:
         _check_fields(path, found[name], known[name], f"{name}.")
         _check_pictures(path, found[name].get("norm_map", {}))
     names = list(found)
-    for writes in set(names) & {*_NEW_LINES, _STATE_IN_PROMPT}:
-        if names.index(writes) > names.index("tokenizer_processor"):
+    for first, second in _ORDER:
+        if first in names and second in names and names.index(first) > names.index(second):
             raise UserError(
-                f"{str(path)!r} has {writes!r} behind its tokenizer, so its prompts would be misread; use a checkpoint "
-                "whose steps are in LeRobot's order."
+                f"{str(path)!r} has {first!r} behind {second!r}, so prompts or actions would be misread; use a "
+                "checkpoint whose steps are in LeRobot's order."
             )
     return found
 
 
+def _relative(
+    folder: Path, config: Mapping[str, Any], steps: Mapping[str, Mapping[str, Mapping[str, Any]]], size: int
+) -> Relative:
+    """Which of ``size`` entries of an action are relative to the state, by LeRobot's ``RelativeActionsProcessorStep``.
+
+    An entry is absolute whose name has one of ``exclude_joints`` in it; without names none is.  Raises UserError where
+    the two processors and ``config.json`` do not agree: it would be trained as one and act as another.
+    """
+    before, after = (
+        steps.get(file, {}).get(name, {}) for file, name in ((_PREPROCESSOR, _RELATIVE), (_POSTPROCESSOR, _ABSOLUTE))
+    )
+    said = {f"{_PREPROCESSOR}'s {_RELATIVE}": bool(before.get("enabled")) if _PREPROCESSOR in steps else None}
+    said[f"{_POSTPROCESSOR}'s {_ABSOLUTE}"] = bool(after.get("enabled")) if _POSTPROCESSOR in steps else None
+    said[f"{CONFIG}'s use_relative_actions"] = config.get("use_relative_actions")
+    known = {name: value for name, value in said.items() if value is not None}
+    if len(set(known.values())) > 1:
+        listed = ", ".join(f"{name}: {value}" for name, value in known.items())
+        raise UserError(
+            f"{str(folder)!r} says two things of relative actions ({listed}), so it is not known with which of them it "
+            "was trained; use the files of one training."
+        )
+    if not any(known.values()):
+        return ()
+    source = before or {
+        "exclude_joints": config.get("relative_exclude_joints"),
+        "action_names": config.get("action_feature_names"),
+    }
+    return relative_entries(source.get("exclude_joints") or (), source.get("action_names") or (), size)
+
+
+def relative_entries(excluded: Sequence[object], names: Sequence[object], size: int) -> Relative:
+    """LeRobot's ``_build_mask``: of ``size`` entries with ``names`` those with ``excluded`` in them are absolute."""
+    parts = [str(one).lower() for one in excluded if one]
+    mask = [not any(one in str(name).lower() for one in parts) for name in names[:size]]
+    return tuple(mask + [True] * (size - len(mask)))
+
+
 def _check_state_in_prompt(path: Path, family: str, steps: Collection[str]) -> None:
     """Raises UserError unless the prompts of a pi0.5, and of no other family, have the state written into them."""
-    if steps and (_STATE_IN_PROMPT in steps) != (family == "pi05"):
+    if steps and (STATE_IN_PROMPT in steps) != (family == "pi05"):
         has = "has no step" if family == "pi05" else "has the step"
         writes = "no state" if family == "pi05" else "the state"
         raise UserError(
-            f"{str(path)!r} {has} {_STATE_IN_PROMPT!r}, so a {family!r} writes {writes} into its prompts there and "
+            f"{str(path)!r} {has} {STATE_IN_PROMPT!r}, so a {family!r} writes {writes} into its prompts there and "
             "vla-rl would write others; use a checkpoint with LeRobot's own steps."
         )
 

@@ -17,7 +17,7 @@ from vla_rl.policies.flow import Field, VelocityField
 from vla_rl.policies.flow_policy import Compute, FlowPolicy
 from vla_rl.policies.heads import zero_init
 from vla_rl.policies.noise import normal, uniform
-from vla_rl.policies.normalization import Affine
+from vla_rl.policies.normalization import Affine, origin
 from vla_rl.policies.vla.checkpoint import PublicCheckpoint, match_cameras, read_public
 from vla_rl.policies.vla.dataset_statistics import read_statistics
 from vla_rl.policies.vla.features import PICTURE, PREFIX, KeepPictures, KeepPrefix, Views, choose
@@ -27,6 +27,7 @@ from vla_rl.policies.vla.options import VLAOptions, cast_frozen, checkpoint_grad
 from vla_rl.policies.vla.saving import Base, SavedVLA, filled
 from vla_rl.policies.vla.tokenizer import Prompts, Vocabulary, WordPrompts
 
+SMALL_CHUNK = 10  # of a new policy that is told neither a shape nor a horizon
 _PICTURES = KeepPictures()  # of imitation, which encodes nothing beforehand
 _DATASET_LIMIT = 2_000_000_000  # bytes of the prefixes of a dataset up to which imitation keeps them
 _PART = 64  # observations that are encoded at a time
@@ -85,18 +86,27 @@ class FlowVLA(SavedVLA, FlowPolicy):
         self.kept = choose(options, self._prefix_bytes)
 
     @classmethod
-    def new(cls, spec: EnvSpec, state_scale: Affine, shape: Any = None, options: VLAOptions | None = None) -> Self:
+    def new(
+        cls,
+        spec: EnvSpec,
+        state_scale: Affine,
+        shape: Any = None,
+        options: VLAOptions | None = None,
+        action_scale: Affine | None = None,
+    ) -> Self:
         """Random weights, drawn from torch's global generator; every word of the tasks is a token.
 
-        ``shape`` None: a small one that predicts the chunks it executes.  Its vocabulary becomes that of the tasks; 1
-        and -1 stand for the bounds of an action.  ``options.horizon`` 0 executes whole chunks, as far as the
-        environment takes them.
+        ``shape`` None: a small one that predicts the chunks it executes.  Its vocabulary becomes that of the tasks.
+        ``action_scale`` None: 1 and -1 stand for the bounds of an action.  ``options.horizon`` 0 executes whole chunks,
+        as far as the environment takes them.
         """
         (prompts, words), chosen = cls.word_prompts(Vocabulary.from_texts(spec.tasks)), options or VLAOptions()
-        sizes = shape or cls.shape_class.small(spec.state.shape[0], spec.action_dim, chunk=chosen.horizon or 10)
+        sizes = shape or cls.shape_class.small(
+            spec.state.shape[0], spec.action_dim, chunk=chosen.horizon or SMALL_CHUNK
+        )
         network = sizes.with_words(words).build()
         horizon = chosen.horizon or min(network.chunk, spec.max_chunk)
-        scales = state_scale, Affine.from_bounds(spec.action)
+        scales = state_scale, action_scale or Affine.from_bounds(spec.action)
         cameras, whole = tuple(sorted(spec.images)), replace(chosen, horizon=horizon)
         return cls(spec, network, prompts, *scales, cameras, whole).eval()
 
@@ -127,7 +137,8 @@ class FlowVLA(SavedVLA, FlowPolicy):
         state = self._state(obs)
         kept = self.kept.features(self._acting, self._views(), {**self._seen(obs), "state": state})
         time = torch.as_tensor(obs.time, device=self.action_low.device)[:, None]
-        return {**kept, "state": state, "time": time.to(state) / self.spec.time_limit}
+        from_here = origin(self.relative, self._tensor(obs.state))
+        return {**kept, "state": state, "time": time.to(state) / self.spec.time_limit, **from_here}
 
     def imitation_features(self, obs: Observation) -> Features:
         """What :meth:`imitation_losses` reads, on the host: the kept prefixes if they fit, or the pictures."""
@@ -136,8 +147,9 @@ class FlowVLA(SavedVLA, FlowPolicy):
             parts = [self.encode(obs.select(slice(i, i + _PART))) for i in range(0, count, _PART)]
             return {name: torch.cat([part[name].cpu() for part in parts]) for name in parts[0]}
         pictures = {PICTURE + name: torch.as_tensor(obs.images[name]) for name in self.cameras if name is not None}
-        state = self.state_scale.normalize(torch.as_tensor(obs.state).float())
-        return {**pictures, "task": torch.as_tensor(obs.task).long(), "state": state}
+        raw = torch.as_tensor(obs.state).float()
+        state, from_here = self.state_scale.normalize(raw), origin(self.relative, raw)
+        return {**pictures, "task": torch.as_tensor(obs.task).long(), "state": state, **from_here}
 
     def _seen(self, obs: Observation) -> Features:
         pictures = {PICTURE + name: self._tensor(obs.images[name]) for name in self.cameras if name is not None}
@@ -169,9 +181,9 @@ class FlowVLA(SavedVLA, FlowPolicy):
         """``(R, A)``: rows and columns of the noise that a chain starts from, see ``LatentPolicy``."""
         return self.network.denoised(self.horizon), self.network.action_size
 
-    def bounded(self, end: Tensor) -> Tensor:
+    def bounded(self, end: Tensor, features: Features) -> Tensor:
         """The executed part of a chain's end [B,N], normalised by the bounds of the action, [B,HD] in [-1, 1]."""
-        return Affine.from_bounds(self.spec.action).normalize(self._bounded(self._executed(end))).flatten(1)
+        return Affine.from_bounds(self.spec.action).normalize(self.executed(end, features)["action"]).flatten(1)
 
     # -- learning ---------------------------------------------------------------------------------------------------
 
@@ -262,7 +274,7 @@ class OpenedFolder:
 
     state    None where the statistics have none
     cameras  the environment's for each of the checkpoint's, None where one is missing
-    options  with the horizon that is executed
+    options  with the horizon that is executed, and which actions are relative
     """
 
     checkpoint: PublicCheckpoint
@@ -283,7 +295,9 @@ def open_public(folder: Path, spec: EnvSpec, options: VLAOptions) -> OpenedFolde
     sampler = options.sampler
     if checkpoint.steps and sampler == VLAOptions().sampler:
         sampler = replace(sampler, steps=checkpoint.steps)
-    return OpenedFolder(checkpoint, cut.state, cut.action, cameras, replace(options, horizon=horizon, sampler=sampler))
+    relative = options.relative or checkpoint.relative
+    chosen = replace(options, horizon=horizon, sampler=sampler, relative=relative)
+    return OpenedFolder(checkpoint, cut.state, cut.action, cameras, chosen)
 
 
 def flow_from_public(

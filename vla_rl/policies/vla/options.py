@@ -14,6 +14,7 @@ from vla_rl.contract.config import check_choice, check_limits
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import installed
 from vla_rl.policies.flow import AllSteps, FlowSampler, Ode
+from vla_rl.policies.normalization import Relative
 from vla_rl.policies.vla.inference import Eager, Inference
 from vla_rl.policies.vla.network import DecoderNetwork, VisionLanguage
 
@@ -159,7 +160,8 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class VLAOptions:
     """Choices that a public checkpoint leaves to whoever opens it; a checkpoint of ours holds them.
 
-    What is trained is stored in float32 in any case, or an optimizer's small steps would be lost.
+    What is trained is stored in float32 in any case, or an optimizer's small steps would be lost.  Without ``relative``
+    LeRobot's processors say it, and absolute actions are assumed of folders that cannot.
 
     Raises UserError for a choice that does not exist.
     """
@@ -168,6 +170,7 @@ class VLAOptions:
     horizon: int = 0  # H, actions executed of a chunk; 0: the checkpoint's, at most the environment's longest chunk
     statistics: str = ""  # a folder or file with the statistics of state and action; "": the checkpoint's own
     statistics_key: str = ""  # the dataset or robot among several in there
+    relative: Relative = ()  # which entries of an action are relative to the state, openpi's delta mask; (): see below
     sampler: FlowSampler = FlowSampler(Ode(), AllSteps(), steps=10)  # this one: as many steps as the folder says
     trains: Trains = TrainExpert()
     kept: str = "auto"  # of an observation, for learning: "prefix", "pictures", or the one that features.py says
