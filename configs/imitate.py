@@ -4,5 +4,5 @@ from vla_rl.recipes.imitate_dataset import ImitateDataset
 
 
 def from_dataset() -> ImitateDataset:
-    """Any LeRobotDataset v3.0 folder; with --policy CHECKPOINT, on top of what a policy has learnt."""
+    """Any LeRobotDataset; with --policy CHECKPOINT, on top of what a policy has learnt."""
     return ImitateDataset()

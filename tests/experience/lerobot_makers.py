@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from vla_rl.experience.lerobot.features import Feature, Schema
 from vla_rl.experience.lerobot.layout import Limits
@@ -74,11 +76,48 @@ def pictures(shape: tuple[int, int, int], index: int, frames: int) -> np.ndarray
     return np.stack(moving).clip(0, 255).astype(np.uint8)
 
 
-def write(root: Path, count: int, first: int = 0, limits: Limits | None = None, video: str = "always") -> None:
+def write(
+    root: Path, count: int, first: int = 0, limits: Limits | None = None, video: str = "always", fps: float = FPS
+) -> None:
     """Write episodes ``first`` to ``first + count - 1``."""
-    with DatasetWriter(root, schema(video=video), limits=limits) as writer:
+    with DatasetWriter(root, schema(fps, video), limits=limits) as writer:
         for index in range(first, first + count):
             writer.add(episode(index), task(index))
+
+
+def write_old(root: Path, count: int, fps: float = FPS, version: str = "v2.1") -> None:
+    """Write the episodes 0 to ``count - 1`` as LeRobot 0.3 did: each has files of its own, which lines of JSON list."""
+    new = root.with_name(root.name + ".new")
+    write(new, count, limits=Limits(1e-6, 1e-6), fps=fps)
+    described = pq.read_table(new / "meta/episodes").sort_by("episode_index").to_pylist()
+    lines: dict[str, list[dict[str, Any]]] = {"tasks": [], "episodes": [], "episodes_stats": []}
+    for i, row in enumerate(described):
+        stats: dict[str, dict[str, Any]] = {}
+        for name in (name for name in row if name.startswith("stats/")):
+            stats.setdefault(name.split("/")[1], {})[name.split("/")[2]] = row[name]
+        lines["episodes"].append({"episode_index": i, "tasks": row["tasks"], "length": row["length"]})
+        lines["episodes_stats"].append({"episode_index": i, "stats": stats})
+        for source, target in old_files(i):
+            (root / target).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(new / source, root / target)
+    lines["tasks"] = [{"task_index": i, "task": text} for i, text in enumerate(TASKS[:count])]
+    (root / "meta").mkdir()
+    for name, items in lines.items():
+        text = "".join(json.dumps(item, ensure_ascii=False) + "\n" for item in items)
+        (root / f"meta/{name}.jsonl").write_text(text, encoding="utf-8")
+    known = info(new)
+    path, chunk = "episode_{episode_index:06d}", "chunk-{episode_chunk:03d}"
+    known |= {"codebase_version": version, "total_videos": count, "total_chunks": 1}
+    known |= {"data_path": f"data/{chunk}/{path}.parquet", "video_path": f"videos/{chunk}/{{video_key}}/{path}.mp4"}
+    (root / "meta/info.json").write_text(json.dumps(known), encoding="utf-8")
+    shutil.rmtree(new)
+
+
+def old_files(index: int) -> list[tuple[str, str]]:
+    """The files of episode ``index``, in v3.0 with an episode in each, and in v2.1."""
+    number, name = f"chunk-000/file-{index:03d}", f"episode_{index:06d}"
+    data = (f"data/{number}.parquet", f"data/chunk-000/{name}.parquet")
+    return [data, (f"videos/{FRONT}/{number}.mp4", f"videos/chunk-000/{FRONT}/{name}.mp4")]
 
 
 def assert_is(found: RecordedEpisode, index: int) -> None:

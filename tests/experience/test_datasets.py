@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,12 @@ import pytest
 from sims.catalog import make
 from tests.experience.makers import recorded
 from tests.experience.test_demonstrations import count
+from tests.experience.test_lerobot_video import picture
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.experience.collect import collect_demonstrations, iter_demonstrations
 from vla_rl.experience.datasets import (
     Recording,
+    depth_cameras,
     load_demonstrations,
     move_aside,
     repair,
@@ -27,8 +30,11 @@ from vla_rl.experience.datasets import (
     stream_demonstrations,
 )
 from vla_rl.experience.demonstrations import Demonstrations
+from vla_rl.experience.lerobot.features import IMAGE, Feature
 from vla_rl.experience.lerobot.writer import DatasetWriter
+from vla_rl.recipes.imitate_dataset import ImitateDataset
 from vla_rl.recipes.robots.drive import Recorder
+from vla_rl.training.tracking import RunFolder
 
 
 def same(one: Demonstrations, other: Demonstrations) -> bool:
@@ -122,6 +128,23 @@ def test_an_episode_of_wrong_numbers_is_named(tmp_path: Path, column: str, value
     with pytest.raises(UserError, match=f"'{column}', {sentence}"):
         load_demonstrations(tmp_path / "d")
     assert load_demonstrations(tmp_path / "d", on_damage=lambda problem: None).count == 2
+
+
+def test_depth_is_read_as_it_is_where_it_is_named(tmp_path: Path) -> None:
+    root, depth = saved(tmp_path / "d", 1), np.arange(4 * 8 * 6, dtype=np.uint16).reshape(4, 8, 6)[:, :, :, None] * 300
+    file, info = root / "data/chunk-000/file-000.parquet", root / "meta/info.json"
+    pictures = [{"bytes": picture("png", "gray16be", item[..., 0].astype(">u2")), "path": ""} for item in depth]
+    pq.write_table(pq.read_table(file).append_column("observation.images.far", pa.array(pictures, IMAGE)), file)
+    known = json.loads(info.read_text())
+    known["features"]["observation.images.far"] = Feature("image", (8, 6, 1), None, {"is_depth_map": True}).to_json()
+    info.write_text(json.dumps(known))
+    assert load_demonstrations(root).images.keys() == {"cam"} and depth_cameras(root) == ["far"]
+    found = load_demonstrations(root, cameras=["far"])
+    assert found.images.keys() == {"far"} and found.images["far"].dtype == np.uint16
+    assert np.array_equal(found.images["far"], depth)
+    recipe = ImitateDataset(str(root), cameras=("cam", "far"))
+    with pytest.raises(UserError, match=r"camera 'far' of .* shows depth and policies read RGB.* leave it out"):
+        recipe.run(RunFolder(tmp_path / "run", recipe))
 
 
 # -- saved at once -----------------------------------------------------------------------------------------------------

@@ -1,4 +1,7 @@
-"""The real lerobot, in an environment of its own, reads what we wrote: new, grown, and repaired after a kill."""
+"""The real lerobot, in an environment of its own, reads what we wrote: new, grown, and repaired after a kill.
+
+Its converter takes the v2.1 that our tests are made of, so that is what we read; and both versions are the same to us.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from tests.experience import lerobot_makers as makers
-from tests.experience.lerobot_makers import FRONT, WRIST, episode, length, schema, task, write
+from tests.experience.lerobot_makers import FRONT, WRIST, episode, info, length, schema, task, write, write_old
 from tests.experience.test_lerobot_golden import DATASET, GOLDEN, VALUES, columns
 from vla_rl.experience.lerobot.disk import digest
 from vla_rl.experience.lerobot.layout import Limits
@@ -126,3 +130,21 @@ def test_it_reads_its_own_dataset_after_we_added_to_it(load, tmp_path):
         )
     off = arrays[FRONT].transpose(0, 2, 3, 1) * 255 - np.concatenate([item[FRONT] for item in everything])
     assert np.abs(off).mean() < 1.5 and set(arrays["task"]) == {*VALUES.TASKS, "a new task"}
+
+
+def test_its_converter_makes_the_same_of_an_old_dataset(python, tmp_path):
+    old, converted = tmp_path / "old", tmp_path / "converted"
+    write_old(old, 6, fps=10)  # which it takes whole, and columns of two axes not at all
+    known = info(old)
+    known["features"].pop("calibration")
+    (old / "meta/info.json").write_text(json.dumps(known))
+    for file in old.rglob("*.parquet"):
+        pq.write_table(pq.read_table(file).drop_columns(["calibration"]).replace_schema_metadata(None), file)
+    shutil.copytree(old, converted)
+    run(python, "-W", "ignore", GOLDEN / "convert.py", converted, HF_HOME=str(tmp_path / "hf"))
+    assert info(converted)["codebase_version"] == "v3.0"
+    for one, other in zip(DatasetReader(old).episodes(), DatasetReader(converted).episodes(), strict=True):
+        assert one.tasks == other.tasks and one.columns.keys() == other.columns.keys()
+        for name in (*one.columns, "task", "time"):
+            ours, its = (getattr(item, name, item.columns.get(name)) for item in (one, other))
+            assert np.array_equal(ours, its), name

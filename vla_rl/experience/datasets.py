@@ -1,4 +1,4 @@
-"""Demonstrations as LeRobotDataset v3.0 folders: saving, loading, recording episode by episode.
+"""Demonstrations as LeRobotDataset folders: saving, loading, recording episode by episode.
 
 pyarrow and PyAV are optional dependencies, so what needs them is imported when it is used.
 """
@@ -113,10 +113,10 @@ def load_demonstrations(
     on_damage: Callable[[Problem], None] | None = None,
     cameras: Collection[str] = (),
 ) -> Demonstrations:
-    """Read all, or the listed, ``episodes`` of any LeRobotDataset v3.0 folder; they are renumbered from 0.
+    """Read all, or the listed, ``episodes`` of any LeRobotDataset (v3.0, v2.1, v2.0); they are renumbered from 0.
 
-    ``path`` may be its name on the Hugging Face hub, and ``cameras`` those that are read, () for all: only what they
-    need is downloaded.
+    ``path`` may be its name on the Hugging Face hub, and ``cameras`` those that are read, () for all but those of
+    depth, which keep its type and unit: only what they need is downloaded.
     Raises UserError when ``path`` is no dataset, and DamagedError, naming file, column and episode, when a part of it
     cannot be read.  With ``on_damage`` the other parts are read, and ``on_damage`` is called with each problem.
     """
@@ -175,16 +175,33 @@ def _opened(path: str, chosen: list[int] | None, cameras: Collection[str]) -> Da
 
 
 def _seeing(reader: DatasetReader, path: str, cameras: Collection[str]) -> DatasetReader:
-    """``reader`` without cameras other than ``cameras``; raises UserError for one that the dataset does not have."""
-    own = {_camera_name(name, reader.schema.features): name for name in reader.schema.cameras}
+    """``reader`` of ``cameras`` alone, if any; raises UserError for one that the dataset does not have."""
+    own = _cameras(reader)
     if missing := [name for name in cameras if name not in own]:
         raise UserError(
             f"the dataset {path!r} has no camera {missing[0]!r}, so nothing was read; it has "
             f"{', '.join(own) or 'none'}."
         )
     if cameras:
-        reader.names = [name for name in reader.names if name not in own.values() or name in map(own.get, cameras)]
+        others = [name for name in reader.names if name not in own.values()]
+        reader.names = others + [name for short, name in own.items() if short in cameras]
     return reader
+
+
+def _cameras(reader: DatasetReader) -> dict[str, str]:
+    """The columns of pictures by their cameras' names."""
+    features = reader.schema.features
+    return {_camera_name(name, features): name for name, item in features.items() if item.is_picture}
+
+
+def depth_cameras(path: str | Path) -> list[str]:
+    """The cameras of a dataset whose pictures are distances; they are read only where they are named."""
+    from vla_rl.experience.lerobot.reader import DatasetReader
+
+    _require_libraries()
+    found = hub.repository(str(path), "dataset")
+    reader = DatasetReader(Path(path) if found is None else found.download((hub.DATASET_META,)))
+    return [name for name, column in _cameras(reader).items() if reader.schema.features[column].is_depth]
 
 
 def repair(path: Path) -> list[Problem]:
@@ -247,8 +264,7 @@ def _not_finite(episode: RecordedEpisode) -> Problem | None:
 
 def _demonstrations(reader: DatasetReader, episode: RecordedEpisode) -> Demonstrations:
     columns, features, count = dict(episode.columns), reader.schema.features, len(episode.time)
-    cameras = [name for name in reader.schema.cameras if name in columns]
-    images = {_camera_name(name, features): columns.pop(name) for name in cameras}
+    images = {short: columns.pop(name) for short, name in _cameras(reader).items() if name in columns}
     state = columns.pop(STATE, np.zeros((count, 0))).astype(np.float32).reshape(count, -1)
     action = columns.pop(ACTION).astype(np.float32).reshape(count, -1)
     seed = columns.pop(SEED, np.full(count, -1)).astype(np.int64)

@@ -55,7 +55,7 @@ def _renumbered(parts: Sequence[Any]) -> dict[str, Any]:
 class Demonstrations(_Episodes):
     """``N`` control steps of whole episodes, in order, with the names and units of their numbers.
 
-    images  {camera: uint8 [N,h,w,c]}
+    images  {camera: uint8 [N,h,w,c]}; of a dataset's depth, uint16 or float32 [N,h,w,1] in its unit
     state   float32 [N,S]
     task    int64 [N]    index into ``tasks``
     time    int64 [N]    control steps since the episode began

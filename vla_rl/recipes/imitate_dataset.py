@@ -1,4 +1,4 @@
-"""Imitation from a recorded dataset alone: any LeRobotDataset v3.0 folder, by any policy that can imitate."""
+"""Imitation from a recorded dataset alone: any LeRobotDataset, by any policy that can imitate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.errors import ContractError, UserError, did_you_mean
 from vla_rl.contract.hub import repository
 from vla_rl.contract.policy import require
-from vla_rl.experience.datasets import load_demonstrations, save_demonstrations
+from vla_rl.experience.datasets import depth_cameras, load_demonstrations, save_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.vla.checkpoint import is_public
@@ -45,7 +45,7 @@ from vla_rl.training.tracking import RunFolder
 
 @dataclass(frozen=True)
 class ImitateDataset(Checked):
-    """Imitate the episodes of a LeRobotDataset v3.0: the checkpoint "imitation".
+    """Imitate the episodes of a LeRobotDataset (v3.0, v2.1, v2.0): the checkpoint "imitation".
 
     With ``policy``, a checkpoint, a public folder or "module:Class", what its ``trainable`` says learns, and perception
     that is frozen stays as it is.  Without, ``new`` is built and learns everything, perception included if it can; that
@@ -57,7 +57,7 @@ class ImitateDataset(Checked):
 
     dataset: str = ""  # a folder, or a name on the Hugging Face hub
     env: EnvConfig = NO_ENV  # where the policy will act
-    cameras: tuple[str, ...] = ()  # of the dataset that are read; none: all
+    cameras: tuple[str, ...] = ()  # of the dataset that are read; none: all but those of depth
     accept: tuple[str, ...] = ()  # differences from env or policy that do no harm here: "names", "rate", "bounds"
     policy: str = ""  # a checkpoint folder, a public one, or module:Class
     new: NewImitator = field(default_factory=NewTiny)
@@ -87,6 +87,13 @@ class ImitateDataset(Checked):
         return {"loss": loss, **counts, "seconds": seconds, "seed": self.seed}
 
     def _read(self) -> Demonstrations:
+        for name in depth_cameras(self.dataset):
+            if name in self.cameras:
+                raise UserError(
+                    f"camera {name!r} of {self.dataset!r} shows depth and policies read RGB, so none could learn from "
+                    "it; leave it out of --cameras."
+                )
+            console.print(f"camera {name} is not read: it shows depth, and policies read RGB")
         chosen = range(self.imitation.demonstrations) if self.imitation.demonstrations else None
         damaged = (lambda problem: console.print(f"left out: {problem}")) if self.leave_out_damaged else None
         episodes = load_demonstrations(self.dataset, chosen, damaged, self.cameras)
@@ -154,7 +161,7 @@ def spec_of(episodes: Demonstrations, name: str) -> EnvSpec:
         if image.shape[-1] != 3:
             raise UserError(
                 f"camera {camera!r} of {name!r} has {image.shape[-1]} channel(s) and policies read RGB, so "
-                "none could learn from it; record it as RGB (a grey picture three times), or leave the camera out."
+                "none could learn from it; record it as RGB (a grey picture three times), or name others (--cameras)."
             )
     images = {
         camera: ArraySpec(tuple(image.shape[1:]), "uint8", 0, 255, unit="RGB", frame=camera)

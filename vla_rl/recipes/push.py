@@ -91,7 +91,7 @@ def is_dataset(folder: Path) -> bool:
 
 
 def dataset_upload(folder: Path, card: Card) -> Upload:
-    """A LeRobotDataset v3.0 with a card like LeRobot's, which has the tag that LeRobot's loader looks for.
+    """A LeRobotDataset with a card like LeRobot's, which has the tag that LeRobot's loader looks for.
 
     Raises UserError for one whose recording is not finished, and for a damaged one.
     """
@@ -136,7 +136,7 @@ def _files(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
 
 
 def _about_dataset(folder: Path, info: Mapping[str, Any], features: Mapping[str, Any], card: Card) -> str:
-    from vla_rl.experience.lerobot.layout import read_metadata
+    from vla_rl.experience.lerobot.metadata import read_metadata
 
     found = read_metadata(folder)
     cameras = [f"`{name}` {'×'.join(map(str, features[name]['shape']))}" for name in found.schema.cameras]

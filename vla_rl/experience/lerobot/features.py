@@ -53,10 +53,23 @@ class Feature:
     info: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def is_picture(self) -> bool:
+        return self.dtype in ("image", "video")
+
+    @property
+    def is_depth(self) -> bool:
+        """Whether a frame is a picture of distances."""
+        return self.is_picture and bool(self.info.get("is_depth_map") or self.info.get("video.is_depth_map"))
+
+    @property
     def is_camera(self) -> bool:
-        """Whether a frame is a picture; depth maps, which are encoded differently, are not."""
-        depth = self.info.get("is_depth_map") or self.info.get("video.is_depth_map")
-        return self.dtype in ("image", "video") and not depth
+        """Whether a frame is a picture of colours or of one brightness."""
+        return self.is_picture and not self.is_depth
+
+    @property
+    def channels(self) -> int:
+        """In which a picture is read."""
+        return 1 if len(self.shape) == 2 or 1 in (*self.shape[:1], *self.shape[-1:]) else 3
 
     def labels(self) -> tuple[str, ...]:
         """The names of a vector's entries; () when there are none or their number is wrong."""
@@ -76,7 +89,8 @@ class Feature:
     def from_json(cls, data: Mapping[str, Any]) -> Feature:
         """Read an entry of ``info.json``; raises KeyError or TypeError for anything else."""
         shape = tuple(map(int, data["shape"])) or (1,)  # some write [] for one number
-        return cls(str(data["dtype"]), shape, data.get("names"), data.get("info") or {})
+        info = data.get("info") or data.get("video_info") or {}  # the second in v2
+        return cls(str(data["dtype"]), shape, data.get("names"), info)
 
 
 @dataclass(frozen=True)

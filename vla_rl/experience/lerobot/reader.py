@@ -1,4 +1,4 @@
-"""Reading any LeRobotDataset v3.0 folder, finished or not, one episode at a time; damage is named and the rest read."""
+"""Reading any LeRobotDataset folder, finished or not, one episode at a time; damage is named and the rest read."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from vla_rl.contract.trust import check_memory, read_bytes
 from vla_rl.experience.lerobot import layout, video
 from vla_rl.experience.lerobot.disk import DamagedError, Problem, first_line
 from vla_rl.experience.lerobot.features import INDEX, Feature, fits, from_arrow, is_numeric
+from vla_rl.experience.lerobot.metadata import UNREADABLE, EpisodeRow, read_metadata
 from vla_rl.experience.lerobot.parquet import ParquetFile
 
 _ALWAYS = ("timestamp", "frame_index", "task_index")
@@ -39,14 +40,14 @@ class RecordedEpisode:
 class DatasetReader:
     """A dataset, its episodes read one at a time.
 
-    Raises UserError when there is no dataset of version 3 at ``root``.  Cameras are read as uint8, from videos and from
-    pictures in parquet; depth videos and columns that hold neither numbers nor text are left out, and what is taken out
-    of ``names`` is not read.
+    Raises UserError when there is no dataset of version 2 or 3 at ``root``.  Cameras are read from videos and from
+    pictures in parquet; columns that hold neither numbers nor text are left out, and what is taken out of ``names`` is
+    not read.
     """
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
-        self._meta = layout.read_metadata(self.root)
+        self._meta = read_metadata(self.root)
         whole = len(self._meta.rows) == self._meta.total
         self._rows = {i if whole else row.index: row for i, row in enumerate(self._meta.rows)}
         self._live = layout.folders(self.root, self._meta.total)
@@ -116,16 +117,16 @@ class DatasetReader:
         rows = self._finished(range(self._meta.total) if chosen is None else chosen)
         return {file for row in rows for file in self._files_of(row, videos)}
 
-    def _files_of(self, row: layout.EpisodeRow, videos: Iterable[str]) -> list[str]:
+    def _files_of(self, row: EpisodeRow, videos: Iterable[str]) -> list[str]:
         return [self._meta.data_path(row), *(self._meta.video_path(row, name) for name in videos)]
 
-    def _finished(self, chosen: Iterable[int]) -> list[layout.EpisodeRow]:
+    def _finished(self, chosen: Iterable[int]) -> list[EpisodeRow]:
         return [self._rows[episode] for episode in chosen if episode in self._rows]
 
     @property
     def damaged_tasks(self) -> Problem | None:
         """The damage of the table of tasks; episodes with one task can be read without it."""
-        return next((problem for problem in self.problems if problem.file == layout.TASKS), None)
+        return next((problem for problem in self.problems if problem.file == self._meta.tasks_file), None)
 
     def _require_steady(self, file: str, episode: int, times: np.ndarray, index: np.ndarray) -> None:
         """Raise DamagedError for an episode whose frames are out of order, or of another rate than the dataset's.
@@ -172,7 +173,7 @@ class DatasetReader:
             try:
                 if feature.dtype == "video":
                     times = start + table["frame_index"].to_numpy() / self.schema.fps  # timestamps may be a clock's
-                    columns[name] = video.decode(self.root / place, times, self.schema.fps, feature.shape)
+                    columns[name] = video.decode(self.root / place, times, self.schema.fps, feature)
                 elif feature.dtype == "image":
                     columns[name] = _pictures(table[name], feature, self.root)
                 else:
@@ -181,15 +182,15 @@ class DatasetReader:
                 raise DamagedError(self.root, Problem(place, str(error), (episode,), name)) from error
         return columns
 
-    def _tasks(self, row: layout.EpisodeRow, table: pa.Table) -> tuple[np.ndarray, tuple[str, ...]]:
+    def _tasks(self, row: EpisodeRow, table: pa.Table) -> tuple[np.ndarray, tuple[str, ...]]:
         task = table["task_index"].to_numpy()
         if self.damaged_tasks is None:
             if len(task) and not 0 <= task.min() <= task.max() < len(self.tasks):
-                what = f"counts to {task.max()} but {layout.TASKS} has {len(self.tasks)} texts"
+                what = f"counts to {task.max()} but {self._meta.tasks_file} has {len(self.tasks)} texts"
                 raise DamagedError(self.root, Problem(self._meta.data_path(row), what, (row.index,), "task_index"))
             return task, self.tasks
         if len(row.tasks) != 1:
-            raise DamagedError(self.root, Problem(layout.TASKS, self.damaged_tasks.what, (row.index,)))
+            raise DamagedError(self.root, Problem(self._meta.tasks_file, self.damaged_tasks.what, (row.index,)))
         return np.zeros(len(table), np.int64), row.tasks
 
 
@@ -202,7 +203,7 @@ class _ParquetFiles:
         self._file: ParquetFile | None = None
         self._owner = np.zeros(0, np.int64)
 
-    def episode(self, name: str, row: layout.EpisodeRow, columns: list[str], declared: dict[str, Feature]) -> pa.Table:
+    def episode(self, name: str, row: EpisodeRow, columns: list[str], declared: dict[str, Feature]) -> pa.Table:
         """The frames of an episode; raises DamagedError."""
         wanted = [item for item in columns if item in declared]
         try:
@@ -214,7 +215,7 @@ class _ParquetFiles:
             raise DamagedError(self._root, Problem(name, "is missing", (row.index,))) from error
         except _WrongError as error:
             raise DamagedError(self._root, Problem(name, str(error), (row.index,), error.column)) from error
-        except layout.UNREADABLE as error:
+        except UNREADABLE as error:
             what = f"cannot be read ({first_line(error)})"
             raise DamagedError(self._root, Problem(name, what, (row.index,))) from error
 
@@ -227,10 +228,10 @@ class _ParquetFiles:
             self._file, self._name = file, name
         return self._file
 
-    def _rows(self, file: ParquetFile, row: layout.EpisodeRow, columns: list[str]) -> pa.Table:
+    def _rows(self, file: ParquetFile, row: EpisodeRow, columns: list[str]) -> pa.Table:
         mine = np.flatnonzero(self._owner == row.index)
         if len(mine) != row.length or not row.length or mine[-1] - mine[0] + 1 != row.length:
-            raise _WrongError(f"holds {len(mine)} frames of episode {row.index} where meta/episodes has {row.length}")
+            raise _WrongError(f"holds {len(mine)} frames of episode {row.index} where meta/ says {row.length}")
         ends = np.cumsum(file.group_rows)
         first, last = np.searchsorted(ends, [mine[0], mine[-1]], side="right")
         before = int(ends[first - 1]) if first else 0
@@ -255,13 +256,12 @@ def _require_type(found: pa.Schema, column: str, feature: Feature) -> None:
 
 
 def _pictures(column: pa.ChunkedArray, feature: Feature, root: Path) -> np.ndarray:
-    channels = 1 if 1 in (feature.shape[0], feature.shape[-1]) else 3
     frames: list[np.ndarray] = []
     for item in (value.as_py() for value in column):
         data = item and (item["bytes"] or (item["path"] and _file_bytes(root, item["path"])))
         if not data:
             raise ValueError(f"has no picture in frame {len(frames)}")
-        frames.append(video.decode_picture(data, channels, feature.shape))
+        frames.append(video.decode_picture(data, feature))
     if len({frame.shape for frame in frames}) > 1:
         raise ValueError("has pictures of several sizes")
     return np.stack(frames)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,6 +17,7 @@ import av
 import numpy as np
 
 from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.load import installed
 from vla_rl.experience.lerobot.disk import first_line
 from vla_rl.experience.lerobot.features import Feature
 
@@ -23,13 +25,16 @@ from vla_rl.experience.lerobot.features import Feature
 FAILURES = (av.error.FFmpegError, OSError)
 _MP4 = {"movflags": "faststart"}  # the index comes first: a truncated file stays readable
 _SMALL = 1 << 20  # pixels that any picture may have
-_PNG, _JPEG = b"\x89PNG", b"\xff\xd8"
+_PNG, _JPEG, _TIFF = b"\x89PNG", b"\xff\xd8", (b"II*\0", b"MM\0*")
 # What ffmpeg may take a file for: others are lists of further files and addresses, which it would open.
 _VIDEOS = {"format_whitelist": "mov,mp4,matroska,webm,avi", "protocol_whitelist": "file"}
 _PICTURES = {
     "format_whitelist": "png_pipe,jpeg_pipe,webp_pipe,bmp_pipe,tiff_pipe,gif,ppm_pipe,pgm_pipe",
     "protocol_whitelist": "",
 }
+
+
+RGB = Feature("video", ())  # of any size
 
 
 class DamagedFramesError(ValueError):
@@ -125,9 +130,10 @@ def _restore_scheduling(before: dict[int, tuple[int, os.sched_param]]) -> None:
             os.sched_setscheduler(thread, policy, parameters)
 
 
-def decode(path: Path, times: np.ndarray, fps: float, shape: tuple[int, ...] = ()) -> np.ndarray:
-    """The frames at ``times`` (seconds in the file, increasing) as uint8 [n,h,w,3].  None is larger than ``shape``.
+def decode(path: Path, times: np.ndarray, fps: float, feature: Feature = RGB) -> np.ndarray:
+    """The frames at ``times`` (seconds in the file, increasing) as ``feature`` declares them, none larger.
 
+    uint8 [n,h,w,3] or [n,h,w,1]; grey of more bits is uint16 as it is stored, and depth what :func:`_depth` says.
     A frame matches a time that is at most a quarter of a frame period away (lerobot's loader requires 0.1 ms).  Raises
     DamagedFramesError when one is missing, and OSError when there is no such file.
     """
@@ -136,20 +142,89 @@ def decode(path: Path, times: np.ndarray, fps: float, shape: tuple[int, ...] = (
     found: list[np.ndarray] = []
     try:
         with _opened(path) as (container, stream):
-            stream.codec_context.options = _limits(shape)
-            container.seek(int(max(times[0] - 0.5 / fps, 0.0) / stream.time_base), stream=stream)
-            for frame in (frame for frame in container.decode(stream) if frame.pts is not None):
-                time = float(frame.pts * stream.time_base)
+            stream.codec_context.options = _limits(feature.shape)
+            for time, frame in _frames_from(container, stream, times[0], fps):
                 if time > times[len(found)] + 0.25 / fps:
                     break
                 if abs(time - times[len(found)]) <= 0.25 / fps:
-                    _require_size(frame, shape)
-                    found.append(frame.to_ndarray(format="rgb24"))
+                    found.append(_pixels(frame, feature))
                 if len(found) == len(times):
                     return np.stack(found)
     except FAILURES as error:
         raise DamagedFramesError(f"cannot be decoded ({first_line(error)})") from error
     raise DamagedFramesError(f"has only {len(found)} of {len(times)} frames from {times[0]:.3f} s on")
+
+
+def _frames_from(container: Any, stream: Any, begin: float, fps: float) -> Iterator[tuple[float, Any]]:
+    """The frames from ``begin`` or earlier on, with their times.
+
+    ffmpeg looks for the key frame before ``begin`` by when frames are decoded.  Frames that are shown before a key
+    frame and stored behind it (HEVC, MPEG-4) need the one before, so it goes back until nothing can be left out.
+    """
+    if container.format.name == "avi":  # it does not store when a frame is shown
+        yield from ((i / float(stream.average_rate), frame) for i, frame in enumerate(container.decode(stream)))
+        return
+    back = 0.5 / fps
+    while True:
+        at = max(begin - back, 0.0)
+        container.seek(int(at / stream.time_base), stream=stream)
+        decoded = (frame for frame in container.decode(stream) if frame.pts is not None)
+        frames = ((float(frame.pts * stream.time_base), frame) for frame in decoded)
+        first = next(frames, (math.inf, None))
+        if first[0] <= begin + 0.25 / fps or not at:
+            break
+        back *= 4
+    yield from itertools.chain([first] if first[1] else [], frames)
+
+
+def _pixels(frame: Any, feature: Feature) -> np.ndarray:
+    """[h,w,channels] of a ``frame`` that is no larger than ``feature`` declares."""
+    _require_size(frame, feature.shape)
+    grey = frame.format.name.startswith("gray")
+    if feature.channels == 3:
+        return np.asarray(frame.to_ndarray(format="rgb24"))
+    if not feature.is_depth and not (grey and frame.format.components[0].bits > 8):
+        return np.asarray(frame.to_ndarray(format="gray"))[..., None]
+    if not grey and not frame.format.name.startswith(("yuv4", "yuvj4")):
+        raise DamagedFramesError(f"holds depth as {frame.format.name}, from which no distance can be told")
+    numbers = _brightness(frame)[..., None]
+    return _depth(numbers, feature.info) if feature.is_depth and feature.dtype == "video" else numbers
+
+
+def _brightness(frame: Any) -> np.ndarray:
+    """[h,w] as it is stored, without the scaling of a conversion between formats."""
+    bits, order = frame.format.components[0].bits, ">" if frame.format.is_big_endian else "<"
+    dtype = np.dtype("u1" if bits <= 8 else f"{order}u2" if bits <= 16 else f"{order}f4")
+    plane = frame.planes[0]
+    rows = np.frombuffer(plane, dtype).reshape(-1, plane.line_size // dtype.itemsize)
+    return rows[: frame.height, : frame.width].astype(dtype.newbyteorder("="))
+
+
+_LARGEST_CODE = 4095  # lerobot stores depth in 12 bits
+
+
+def _depth(codes: np.ndarray, info: Mapping[str, Any]) -> np.ndarray:
+    """Distances of lerobot's ``codes`` by the range in ``info``: uint16 millimetres, float32 metres if it says "m".
+
+    ``depth_min`` to ``depth_max`` (metres) in even steps, or in even steps of log(depth + shift).  Without a range,
+    what is stored.
+    """
+    if "video.depth_min" not in info:
+        return codes
+    try:
+        low, high, shift = (float(info[f"video.{name}"]) for name in ("depth_min", "depth_max", "shift"))
+        share = codes.astype(np.float64) / _LARGEST_CODE
+        if info["video.use_log"]:
+            ends = math.log(low + shift), math.log(high + shift)
+            metres = np.exp(ends[0] + share * (ends[1] - ends[0])) - shift
+        else:
+            metres = low + share * (high - low)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise DamagedFramesError(f"has no range of depth in info.json ({type(error).__name__}: {error})") from error
+    metres = metres.clip(low, high)
+    if info.get("depth_unit") == "m":
+        return metres.astype(np.float32)
+    return np.rint(1000 * metres).clip(0, 65535).astype(np.uint16)
 
 
 def packet_times(path: Path) -> np.ndarray:
@@ -190,7 +265,7 @@ def encode_png(frame: np.ndarray) -> bytes:
 
 def _limits(shape: tuple[int, ...]) -> dict[str, str]:
     """For ffmpeg's decoders, so that what is larger than declared is not decoded."""
-    return {"max_pixels": str(max(math.prod(shape), _SMALL))}
+    return {"max_pixels": str(max(2 * math.prod(shape), _SMALL))}  # codecs fill up to whole blocks
 
 
 def _require_size(frame: Any, shape: tuple[int, ...]) -> None:
@@ -201,28 +276,38 @@ def _require_size(frame: Any, shape: tuple[int, ...]) -> None:
         raise DamagedFramesError(f"holds a picture of {frame.height} x {frame.width} pixels where {declared}")
 
 
-def decode_picture(data: bytes, channels: int, shape: tuple[int, ...] = ()) -> np.ndarray:
-    """PNG, JPEG or any other format of ffmpeg as uint8 [h,w,channels], no larger than ``shape``.
+def decode_picture(data: bytes, feature: Feature = RGB) -> np.ndarray:
+    """PNG, JPEG or any other format of ffmpeg as ``feature`` declares it, [h,w,channels], and no larger.
 
-    Raises DamagedFramesError.
+    Types as those of :func:`decode`.  Raises DamagedFramesError.
     """
-    form = "gray" if channels == 1 else "rgb24"
     known = {_PNG: "png", _JPEG: "mjpeg"}
     name = next((name for head, name in known.items() if data.startswith(head)), "")
     try:
         if name:
             decoder: Any = av.CodecContext.create(name, "r")
-            decoder.options = _limits(shape)
-            frame = (decoder.decode(av.Packet(data)) + decoder.decode(None))[0]
-        else:
-            with av.open(io.BytesIO(data), "r", options=_PICTURES) as container:
-                container.streams.video[0].codec_context.options = _limits(shape)
-                frame = next(iter(container.decode(video=0)))
-        _require_size(frame, shape)
-        pixels: np.ndarray = frame.to_ndarray(format=form)
+            decoder.options = _limits(feature.shape)
+            return _pixels((decoder.decode(av.Packet(data)) + decoder.decode(None))[0], feature)
+        with av.open(io.BytesIO(data), "r", options=_PICTURES) as container:
+            container.streams.video[0].codec_context.options = _limits(feature.shape)
+            return _pixels(next(iter(container.decode(video=0))), feature)
     except (*FAILURES, StopIteration, IndexError, EOFError) as error:
+        if feature.is_depth and data.startswith(_TIFF):
+            return _floating(data, feature)
         raise DamagedFramesError(f"holds a picture that cannot be decoded ({first_line(error)})") from error
-    return pixels[..., None] if channels == 1 else pixels
+
+
+def _floating(data: bytes, feature: Feature) -> np.ndarray:
+    """float32 [h,w,1] of a TIFF of metres, as lerobot keeps them; ffmpeg reads whole numbers alone."""
+    library = installed("PIL.Image", "depth of floating-point numbers cannot be read", "report", "pillow")
+    try:
+        image = library.open(io.BytesIO(data), formats=("TIFF",))
+        _require_size(image, feature.shape)
+        if image.mode != "F":
+            raise DamagedFramesError(f"holds a picture of the kind {image.mode}, which is no depth")
+        return np.asarray(image)[..., None]
+    except (OSError, SyntaxError, library.DecompressionBombError) as error:
+        raise DamagedFramesError(f"holds a picture that cannot be decoded ({first_line(error)})") from error
 
 
 def camera(shape: tuple[int, ...], fps: float, video: str, codec: Codec | None = None) -> Feature:

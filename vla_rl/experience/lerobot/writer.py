@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.contract.trust import read_json, sync
-from vla_rl.experience.lerobot import layout, video
+from vla_rl.experience.lerobot import layout, metadata, video
 from vla_rl.experience.lerobot.disk import (
     LOCK,
     DamagedError,
@@ -47,7 +47,8 @@ from vla_rl.experience.lerobot.features import (
     is_numeric,
     stats_to_json,
 )
-from vla_rl.experience.lerobot.layout import Header, Limits, LiveEpisode, Metadata, Place
+from vla_rl.experience.lerobot.layout import Header, Limits, LiveEpisode
+from vla_rl.experience.lerobot.metadata import Metadata, Place
 
 _COMPACTING = "compacting"
 _MB = 1 << 20
@@ -148,7 +149,7 @@ class DatasetWriter:
             return
         self._begun = True
         recover(self.root)
-        self._count = layout.read_metadata(self.root).total if (self.root / layout.INFO).exists() else 0
+        self._count = metadata.read_metadata(self.root).total if (self.root / metadata.INFO).exists() else 0
         self._header.save(self.root / layout.RECORDING)
 
     def _hold(self) -> None:
@@ -194,7 +195,7 @@ def _finish(root: Path) -> list[Problem]:
         if layout.is_blank(recording):
             remove_locked(recording)
             return []
-        known, header = layout.read_metadata(root), Header.load(recording)
+        known, header = metadata.read_metadata(root), Header.load(recording)
         _require_whole(known)
         episodes, problems = [], []
         for i, folder in enumerate(layout.folders(root, known.total)):
@@ -225,11 +226,11 @@ def _header(root: Path, schema: Schema, tasks: Sequence[str], limits: Limits) ->
     recording = root / layout.RECORDING
     if not root.exists() or (root.is_dir() and set(root.iterdir()) <= {recording} and layout.is_blank(recording)):
         return Header(schema, tuple(tasks), limits)
-    if not (root / layout.INFO).exists() and not (recording / layout.HEADER).exists():
+    if not (root / metadata.INFO).exists() and not (recording / layout.HEADER).exists():
         raise UserError(
             f"{str(root)!r} exists and is no dataset, so nothing is written into it; choose another folder."
         )
-    known = layout.read_metadata(root)
+    known = metadata.read_metadata(root)
     _require_whole(known)
     if different := _difference(known.schema, schema):
         raise ContractError(f"{str(root)!r} {different}, so the episodes cannot be added to it; choose another folder.")
@@ -255,6 +256,11 @@ def _difference(known: Schema, other: Schema) -> str:
 
 
 def _require_whole(known: Metadata) -> None:
+    if known.is_old:
+        raise UserError(
+            f"{str(known.root)!r} is a LeRobotDataset {known.version}, which is read but not written, so no episode "
+            "was added; record into a new folder."
+        )
     if known.problems:
         raise DamagedError(known.root, known.problems[0])
     if known.rows and known.rows[-1].index >= known.total:
@@ -357,7 +363,7 @@ def recover(root: Path) -> None:
         lost = [name for name in commit["folders"] if not (recording / name).is_dir()]
         if lost:
             raise UserError(
-                f"{str(root / layout.INFO)!r} does not count the episodes of {str(recording / lost[0])!r}, which is "
+                f"{str(root / metadata.INFO)!r} does not count the episodes of {str(recording / lost[0])!r}, which is "
                 "gone, so it is not the one that was last written and nothing was touched; copy it again."
             )
         for name in commit["files"]:
@@ -372,19 +378,19 @@ def _commit(root: Path, info: dict[str, Any], stats: Stats, folders: list[str]) 
     recording = root / layout.RECORDING
     ready = recording / _COMPACTING
     files = sorted(path.relative_to(ready).as_posix() for path in ready.rglob("*") if path.is_file())
-    fresh = [name for name in files if name != layout.TASKS]
+    fresh = [name for name in files if name != metadata.TASKS]
     taken = [name for name in fresh if (root / name).exists()]
     if taken:
         raise UserError(
-            f"{str(root / taken[0])!r} exists although {layout.INFO} does not mention it, so the recorded episodes "
+            f"{str(root / taken[0])!r} exists although {metadata.INFO} does not mention it, so the recorded episodes "
             "stay where they are; move that file away and repair the dataset again."
         )
     counted = {"total_episodes": info["total_episodes"], "stats": stats_to_json(stats)}
     commit = {**counted, "files": fresh, "folders": folders}
     write_json(recording / layout.COMMITTING, commit)
-    for name in [*fresh, layout.TASKS]:
+    for name in [*fresh, metadata.TASKS]:
         move(ready / name, root / name)
-    write_json(root / layout.INFO, info)
+    write_json(root / metadata.INFO, info)
     _complete(root, commit)
     (recording / layout.COMMITTING).unlink()
     shutil.rmtree(ready)
@@ -393,7 +399,7 @@ def _commit(root: Path, info: dict[str, Any], stats: Stats, folders: list[str]) 
 def _complete(root: Path, commit: Mapping[str, Any]) -> None:
     """The remaining steps once ``info.json`` counts the episodes; repeating them changes nothing."""
     if _committed(root) == commit["total_episodes"]:  # lerobot may have added episodes, with newer statistics
-        write_json(root / layout.STATS, commit["stats"])
+        write_json(root / metadata.STATS, commit["stats"])
     for name in commit["folders"]:
         folder = root / layout.RECORDING / name
         if folder.exists():  # one that cannot be removed must not count as another episode
@@ -401,7 +407,7 @@ def _complete(root: Path, commit: Mapping[str, Any]) -> None:
 
 
 def _committed(root: Path) -> int:
-    path = root / layout.INFO
+    path = root / metadata.INFO
     return int(read_json(path)["total_episodes"]) if path.exists() else 0
 
 
@@ -432,7 +438,7 @@ def _grouped(
 
 def _write_data(folder: Path, schema: Schema, numbers: Mapping[str, int], groups: _Groups) -> None:
     for place, episodes in groups.items():
-        path = folder / place.path(layout.DATA)
+        path = folder / place.path(metadata.DATA)
         make_folder(path.parent)
         with pq.ParquetWriter(path, schema.arrow(), compression="snappy", write_page_checksum=True) as file:
             for episode in episodes:
@@ -464,7 +470,7 @@ def _indices(episode: _Numbered, task_index: np.ndarray, numbers: Mapping[str, i
 
 def _write_videos(folder: Path, schema: Schema, column: str, groups: _Groups) -> None:
     for place, episodes in groups.items():
-        path = folder / place.path(layout.VIDEO, column)
+        path = folder / place.path(metadata.VIDEO, column)
         make_folder(path.parent)
         video.join([(item.live.video(column), item.live.length) for item in episodes], path, schema.fps)
         sync(path)
@@ -487,8 +493,8 @@ def _info(known: Metadata, header: Header, tasks: int, episodes: int, frames: in
         "data_files_size_in_mb": header.limits.data_mb,
         "video_files_size_in_mb": header.limits.video_mb,
         "splits": {},
-        "data_path": layout.DATA,
-        "video_path": layout.VIDEO if header.schema.videos else None,
+        "data_path": metadata.DATA,
+        "video_path": metadata.VIDEO if header.schema.videos else None,
         **header.schema.to_json(),
         **known.info,
     }
@@ -548,7 +554,7 @@ def _write_rows(folder: Path, root: Path, rows: list[dict[str, Any]], limits: Li
         table = pa.Table.from_pylist([row | own for row in part])
         if existing:
             table = _conformed(table, pq.read_schema(existing[-1]))
-        path = folder / place.path(layout.EPISODES)
+        path = folder / place.path(metadata.EPISODES)
         _write_table(path, table)
         place = place.next(limits.files_per_folder)
 
@@ -574,7 +580,7 @@ def _write_tasks(folder: Path, tasks: Sequence[str]) -> None:
     schema = pa.schema(
         [("task_index", pa.int64()), ("task", pa.string())], metadata={"pandas": json.dumps(description)}
     )
-    _write_table(folder / layout.TASKS, pa.table([list(range(len(tasks))), list(tasks)], schema=schema))
+    _write_table(folder / metadata.TASKS, pa.table([list(range(len(tasks))), list(tasks)], schema=schema))
 
 
 def _write_table(path: Path, table: pa.Table) -> None:
