@@ -54,7 +54,7 @@ def half_cheetah() -> Improve:
         StateBased(
             ActorConfig(std=0.6, activation="elu"),
             CriticConfig(activation="elu"),
-            replace(PPO, lr=4e-3, critic_lr=3e-3, target_kl=0.06, critic_warmup=0),
+            replace(PPO, lr=4e-3, critic_lr=3e-3, target_kl=0.06, critic_warmup=0, recompute_advantages=True),
             WindowConfig(num_envs=32, decisions=64),
             LoopConfig(iterations=250, validate_every=25, save_every=25, collapse=math.inf),
         ),

@@ -73,6 +73,37 @@ def test_the_critic_learns_the_discounted_return_of_chunks(truncated, expected):
     assert ppo.critic({"state": state})[0].item() == pytest.approx(expected, abs=0.02)
 
 
+class Credited(PPO):
+    """Keeps what its policy loss is given, with the critic of that moment."""
+
+    def policy_loss(self, row, new):
+        self.kept = [*getattr(self, "kept", []), (row, copy.deepcopy(self.critic))]
+        return super().policy_loss(row, new)
+
+
+@pytest.mark.parametrize("anew", [True, False])
+def test_every_epoch_has_its_critics_advantages_and_returns_if_asked(anew):
+    """Three actions that earn 1 each, gamma 1/2, then cut: 1 + 1/2 + 1/4 + V/8; one step an epoch."""
+    ppo = learner(kind=Credited, gamma=0.5, critic_lr=1e-2, recompute_advantages=anew)
+    nn.init.normal_(ppo.critic.head.weight, generator=seeded(3))  # it begins as 0, which tells nothing apart
+    state, yes = torch.randn(64, 1, generator=seeded(2)), torch.ones(1, 64, dtype=torch.bool)
+    out, _ = ppo.policy.act({"state": state}, {}, "sample", seeded())
+    final = torch.stack([torch.zeros(64), torch.arange(64)], 1).long()
+    ends = {"truncated": yes, "terminated": ~yes, "final_index": final, "final_features": {"state": state}}
+    ppo.update(rollout({"state": torch.stack([state, state])}, out, torch.ones(1, 64, 3), **ends))
+    assert len(ppo.kept) == CONFIG.epochs
+    for row, critic in ppo.kept:
+        value = (critic if anew else ppo.kept[0][1])(row.features).detach()
+        torch.testing.assert_close(row.returns, 1.75 + value / 8)
+        torch.testing.assert_close(row.advantage, standardised(1.75 - value * 7 / 8), rtol=1e-3, atol=1e-3)
+    values = [critic({"state": state}).sum().item() for _, critic in ppo.kept]
+    assert len(set(values)) == CONFIG.epochs, "the critic has learnt in between"
+
+
+def standardised(values: torch.Tensor) -> torch.Tensor:
+    return (values - values.mean()) / values.std(correction=0)
+
+
 def test_the_critic_is_calibrated_once_before_its_first_value():
     ppo = learner()
     experience = bandit(ppo.policy, 64, seeded(1))

@@ -207,7 +207,8 @@ class PolicyGradient(BaseLearner, Generic[B]):
         kl, stopped = 0.0, self._in_warmup()
         warmup = stopped
         losses: list[dict[str, float]] = []
-        for _ in range(self.config.epochs):
+        for epoch in range(self.config.epochs):
+            batch = self._at_epoch(epoch, batch, rollout)
             epoch_kl: list[float] = []
             for index, share in self._minibatches(len(batch.logprob)):
                 params = None if stopped else select_each(old.params, index)
@@ -229,6 +230,10 @@ class PolicyGradient(BaseLearner, Generic[B]):
     def _make_batch(self, rollout: Rollout) -> tuple[B, dict[str, float]]:
         """The usable decisions with their advantages, and metrics; ``decisions`` is their number."""
         raise NotImplementedError
+
+    def _at_epoch(self, epoch: int, batch: B, rollout: Rollout) -> B:
+        """``batch``, made of ``rollout``, as it is learnt from in epoch number ``epoch``."""
+        return batch
 
     def policy_loss(self, minibatch: B, new: Likelihood) -> tuple[Tensor, Tensor]:
         """The loss, and the clipped share of each sample's parts [B]."""

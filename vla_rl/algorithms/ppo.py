@@ -9,7 +9,8 @@ A return is cut where a person intervenes: the decision before bootstraps from t
 which the person took over, so a rescue is not credited to the policy.  Intervened decisions have no loss.
 
 Deviations from the paper: a stop on the exact KL of the chains and a learning rate that adapts to it bound the update
-(``policy_gradient.py``); the value loss is not clipped; advantage statistics are global.
+(``policy_gradient.py``); the value loss is not clipped; advantage statistics are global.  ``recompute_advantages`` is
+not of the paper but of Andrychowicz et al. 2021 (arXiv 2006.05990, "advantages recomputed once per data pass").
 
 Advantages of chunked decisions (a semi-Markov decision process): GAE with true durations, and global normalisation.
 
@@ -20,7 +21,7 @@ with the duration of a decision, its number of valid actions ``n``, in the disco
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +43,7 @@ class PPOConfig(PolicyGradientConfig):
     clip_high: float = above_zero(0.3)
     critic_lr: float = above_zero(1e-3)
     critic_warmup: int = at_least(2, 0)  # first iterations, which train the critic only
+    recompute_advantages: bool = False  # and returns, in every epoch, from the critic as it is then
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,32 @@ class PPO(PolicyGradient[_Batch], config=PPOConfig):
     def _make_batch(self, rollout: Rollout) -> tuple[_Batch, dict[str, float]]:
         if self.iteration == 0:
             self._calibrate(rollout.features)
+        metrics: dict[str, float] = {}
+        usable, age = self._usable(rollout, metrics)
+        advantage, returns, value = self._credited(rollout, usable)
+        batch = _Batch(
+            Gathered.where(rollout.features, usable),
+            flatten(rollout.sample, usable),
+            {name: flatten(item, usable) for name, item in rollout.aux.items()},
+            flatten(rollout.logprob, usable),
+            advantage,
+            flatten(torch.ones_like(usable, dtype=rollout.logprob.dtype), usable),
+            flatten(age, usable),
+            flatten(rollout.valid, usable),
+            returns,
+        )
+        return batch, {**metrics, **_quality(returns, value)}
+
+    @torch.no_grad()
+    def _at_epoch(self, epoch: int, batch: _Batch, rollout: Rollout) -> _Batch:
+        if not epoch or not self.config.recompute_advantages:
+            return batch
+        usable, _ = self._usable(rollout, {})
+        advantage, returns, _ = self._credited(rollout, usable)
+        return replace(batch, advantage=advantage, returns=returns)
+
+    def _credited(self, rollout: Rollout, usable: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Normalised advantages, returns and the critic's values of the ``usable`` [T,E] decisions, each [B]."""
         size = rollout.valid[..., 0].numel()
         values = self._fitting(lambda: self._values(rollout.features, rollout.valid.shape[1]), size)
         value, next_value = values[:-1], values[1:].clone()
@@ -91,21 +119,8 @@ class PPO(PolicyGradient[_Batch], config=PPOConfig):
             self.config.gamma,
             self.config.lam,
         )
-        metrics: dict[str, float] = {}
-        usable, age = self._usable(rollout, metrics)
         normalized = normalize(advantage, usable, self.reducer)
-        batch = _Batch(
-            Gathered.where(rollout.features, usable),
-            flatten(rollout.sample, usable),
-            {name: flatten(item, usable) for name, item in rollout.aux.items()},
-            flatten(rollout.logprob, usable),
-            flatten(normalized, usable),
-            flatten(torch.ones_like(usable, dtype=rollout.logprob.dtype), usable),
-            flatten(age, usable),
-            flatten(rollout.valid, usable),
-            flatten(returns, usable),
-        )
-        return batch, {**metrics, **_quality(batch.returns, flatten(value, usable))}
+        return flatten(normalized, usable), flatten(returns, usable), flatten(value, usable)
 
     def _values(self, features: Mapping[str, Tensor], width: int = 1) -> Tensor:
         """The critic's values of {name: [N,width,...]} or {name: [N,...]}, about ``micro_batch`` at a time."""
