@@ -40,7 +40,7 @@ def smolvla() -> Imitate:
         env=ENV,
         new=new,
         grounding=GroundingConfig(scenes=4000, fit=FitConfig(steps=1000, batch=64, lr=2e-3)),
-        imitation=ImitationConfig(50, stride=1, fit=FitConfig(steps=2500, batch=64, lr=1e-3)),
+        imitation=ImitationConfig(50, stride=1, draws=1, fit=FitConfig(steps=1500, batch=64, lr=1e-3)),
         evaluation=EvaluationConfig(validation=64),
     )
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tests.policies.test_real_time_chunking import GUIDANCES, Straight, states
 from tests.policies.test_tiny import SPEC, made, observations
+from tests.policies.vla import tiny_folders
 from tests.policies.vla.public_folders import write
 from tests.policies.vla.tiny_vlas import tiny_vla
 from tests.toys import seeded
@@ -33,6 +34,7 @@ from vla_rl.policies.smolvla.policy import SmolVLA
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.policies.vla.checkpoint import read_public
 from vla_rl.policies.vla.dataset_statistics import read_statistics
+from vla_rl.policies.vla.lerobot_folder import save_lerobot
 from vla_rl.policies.vla.normalization_formulas import Modes
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes.imitate import demonstrated_chunks, demonstrated_scale
@@ -214,7 +216,25 @@ def test_what_cannot_be_relative_is_refused():
     named = replace(
         WIDE, state=replace(WIDE.state, names=("y", "x", "z")), action=replace(WIDE.action, names=("x", "y"))
     )
-    with pytest.raises(ContractError, match="actions of x, y but its state begins with y, x"):
+    with pytest.raises(ContractError, match="entry 0 of an action of 'made up' is 'x' but that of its state 'y'"):
         tiny(MASK, named)
     with pytest.raises(UserError, match=r"an OpenVLA's actions .* leave it out"):
         own_options(VLAOptions(relative=MASK))
+
+
+def test_a_folder_for_lerobot_reads_back(tmp_path):
+    """The mask too, where LeRobot's parts of names could not tell the entries apart: "arm" is in "arm2"."""
+    named = replace(WIDE, action=replace(WIDE.action, names=("arm", "arm2")))
+    base = tiny_folders.smolvla(tmp_path / "base", named)
+    policy: Any = load_policy(base, named, VLAOptions(relative=(False, True), horizon=2))
+    policy.action_scale = SCALE
+    torch.nn.init.normal_(next(iter(policy.trainable().values())), std=0.3)
+    save_lerobot(policy, tmp_path / "made")
+    again: Any = load_policy(tmp_path / "made", named)
+    one, other = (p.act(p.encode(observations()), {}, "eval", seeded())[0].action for p in (policy, again))
+    assert again.relative == (False, True) and again.horizon == 2
+    torch.testing.assert_close(one, other)
+    with pytest.raises(UserError, match="holds a policy, which would be lost"):
+        save_lerobot(policy, tmp_path / "made")
+    with pytest.raises(UserError, match="LeRobot has no config and tokenizer for a TinyVLA"):
+        save_lerobot(tiny(MASK), tmp_path / "other")

@@ -27,6 +27,7 @@ from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.tokenizer import open_tokenizer
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.imitate import demonstrated_scale
 from vla_rl.recipes.imitate_dataset import spec_of
 from vla_rl.recipes.suite_run import SuiteRun
 
@@ -83,6 +84,21 @@ def test_a_dataset_is_imitated_without_an_environment(tmp_path: Path) -> None:
     assert learnt.spec.tasks == episodes.tasks and learnt.base.folder == str(folder)
     saved = json.loads((DATASET / "meta" / "stats.json").read_text())
     assert learnt.action_scale.offset == tuple(saved["action"]["mean"])
+
+
+@pytest.mark.full
+def test_a_base_learns_relative_actions_by_their_own_statistics(tmp_path: Path) -> None:
+    """Those of the dataset's file are of absolute actions."""
+    episodes = load_demonstrations(DATASET)
+    folder = write_folder(tmp_path / "folder", spec_of(episodes, "dataset"))
+    few = ["--imitation.fit.steps", "3", "--imitation.fit.batch", "4", "--imitation.draws", "1"]
+    mask = [True] * (episodes.action.shape[1] - 1) + [False]
+    given = ["--policy", str(folder), "--vla.statistics", str(DATASET), "--vla.relative", *map(str, mask)]
+    main(["train", "imitate.py:from_dataset", *given, "--dataset", str(DATASET), *few, "--out", str(tmp_path / "run")])
+    learnt = load_policy(tmp_path / "run" / "checkpoints" / "imitation")
+    assert learnt.relative == tuple(mask)
+    assert learnt.action_scale == demonstrated_scale(episodes, learnt.relative, learnt.chunk_length)
+    assert learnt.action_scale.offset[0] != pytest.approx(float(episodes.action[:, 0].mean()), abs=1e-4)
 
 
 @pytest.mark.full

@@ -106,18 +106,19 @@ def check_relative(relative: Relative, spec: EnvSpec) -> None:
     """Raise ContractError where actions of ``spec`` cannot be relative to its state."""
     if not any(relative):
         return
-    size, state, names = spec.action_dim, spec.state, (spec.state.names[: spec.action_dim], spec.action.names)
+    size, state = spec.action_dim, spec.state
     if len(relative) != size or state.shape[-1] < size:
         raise ContractError(
             f"{len(relative)} entries are said to be relative to the state or not, but environment {spec.name!r} has "
             f"actions of {size} numbers and states of {state.shape[-1]}, so they would be added to something else; "
             "relative needs one true or false for every entry of the action, and a state that begins with the same."
         )
-    if all(names) and names[0] != names[1]:
-        raise ContractError(
-            f"environment {spec.name!r} has actions of {', '.join(names[1])} but its state begins with "
-            f"{', '.join(names[0])}, so actions cannot be relative to it; order them alike, or use absolute actions."
-        )
+    for i, name in enumerate(spec.action.names):
+        if relative[i] and name in state.names and state.names[i] != name:
+            raise ContractError(
+                f"entry {i} of an action of {spec.name!r} is {name!r} but that of its state {state.names[i]!r}, so it "
+                "would be relative to something else; order them alike, or use absolute actions."
+            )
 
 
 def check_same_env(trained: EnvSpec, given: EnvSpec) -> None:

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.policy import Policy
 from vla_rl.policies.normalization import Affine, Relative
 from vla_rl.policies.vla import checkpoint
 from vla_rl.policies.vla.checkpoint import CONFIG, PublicCheckpoint, read_public
@@ -28,22 +29,23 @@ _CAMERA = "observation.images."
 Step = dict[str, Any]
 
 
-def save_lerobot(policy: FlowVLA, folder: str | Path) -> None:
+def save_lerobot(policy: Policy, folder: str | Path) -> None:
     """Write ``policy`` into ``folder`` for LeRobot: weights, ``config.json``, both processors, and what lies beside.
 
     Cameras by the environment's names, normalisation, relative actions, how many actions are executed and how many
     steps a flow takes are in there; but its noise has temperature 1 in LeRobot, and none is added to explore.  Raises
-    UserError for a policy that is built on no LeRobot folder, and for adapters (LoRA), which LeRobot's class has no
-    place for.
+    UserError for a policy that is built on no LeRobot folder, for adapters (LoRA), which LeRobot's class has no place
+    for, and where ``folder`` holds a policy already.
     """
-    if policy.base is None:
-        raise _not_lerobot("a policy from nothing")
-    place = policy.base.open(Path(folder))
+    if not isinstance(policy, FlowVLA) or policy.base is None:
+        raise _not_lerobot(f"a {type(policy).__name__} that is built on none of its folders")
+    made, place = Path(folder), policy.base.open(Path(folder))
+    if (made / CONFIG).exists():
+        raise UserError(f"{folder!s} holds a policy, which would be lost; name another folder.")
     config, public = read_json(place / CONFIG), read_public(place)
     if "type" not in config:
         raise _not_lerobot(f"what builds on {str(place)!r}")
     tensors = _tensors(policy, place)
-    made = Path(folder)
     made.mkdir(parents=True, exist_ok=True)
     _copy_beside(place, made)
     save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
@@ -152,7 +154,7 @@ def _write_pipelines(
 
 
 def _normalizer(features: Mapping[str, Step]) -> Step:
-    return {"eps": 1e-8, "features": dict(features), "norm_map": _MODES}
+    return {"eps": 0.0, "features": dict(features), "norm_map": _MODES}
 
 
 def _write_pipeline(folder: Path, name: str, steps: Sequence[tuple[str, Step]], scales: Mapping[str, Affine]) -> None:

@@ -160,8 +160,8 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class VLAOptions:
     """Choices that a public checkpoint leaves to whoever opens it; a checkpoint of ours holds them.
 
-    What is trained is stored in float32 in any case, or an optimizer's small steps would be lost.  Without ``relative``
-    LeRobot's processors say it, and absolute actions are assumed of folders that cannot.
+    What is trained is stored in float32 in any case, or an optimizer's small steps would be lost.  Relative
+    actions are said by LeRobot's processors; folders of others cannot say them, and have absolute ones unless told.
 
     Raises UserError for a choice that does not exist.
     """
@@ -170,7 +170,7 @@ class VLAOptions:
     horizon: int = 0  # H, actions executed of a chunk; 0: the checkpoint's, at most the environment's longest chunk
     statistics: str = ""  # a folder or file with the statistics of state and action; "": the checkpoint's own
     statistics_key: str = ""  # the dataset or robot among several in there
-    relative: Relative = ()  # which entries of an action are relative to the state, openpi's delta mask; (): see below
+    relative: Relative = ()  # which entries of an action are relative to the state; (): those that the folder says
     sampler: FlowSampler = FlowSampler(Ode(), AllSteps(), steps=10)  # this one: as many steps as the folder says
     trains: Trains = TrainExpert()
     kept: str = "auto"  # of an observation, for learning: "prefix", "pictures", or the one that features.py says
