@@ -108,6 +108,16 @@ def test_tasks_are_renumbered_in_another_table(episodes):
         episodes.with_tasks(("count the odd episode",))
 
 
+def test_episodes_of_several_rates_are_not_mixed(episodes):
+    spec, slower = make("counting", num_envs=1).spec, replace(episodes, fps=5)
+    assert episodes.for_env(spec).tasks == spec.tasks
+    with pytest.raises(ContractError, match="have 5 control steps per second and 'counting' has 10, so an action"):
+        slower.for_env(spec)
+    with pytest.raises(ContractError, match="of 5 control steps per second cannot be joined to episodes of 10"):
+        Demonstrations.joined([episodes, slower])
+    assert Demonstrations.joined([episodes, replace(episodes, fps=10.05)]).count == 8  # a clock, rounded
+
+
 def test_recording_needs_no_dataset_libraries_until_it_writes():
     code = "import sys, vla_rl.experience.demonstrations; assert not {'pyarrow', 'av'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

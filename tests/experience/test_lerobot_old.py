@@ -174,7 +174,11 @@ def test_only_what_the_episodes_and_cameras_need_is_downloaded(
         hub.asked.clear()
         both = load_demonstrations("somebody/arm@v2.1", [1, 2])
         assert hub.taken("resolve") == sorted([old_files(1)[1][1], *(name for _, name in old_files(2))])
+        hub.asked.clear()
+        whole = load_demonstrations("somebody/arm", cameras=["wrist"])
+        assert hub.taken("resolve") == [old_files(i)[0][1] for i in (0, 3)]
         main(["inspect", "somebody/arm"])
     assert "v2.1" in capsys.readouterr().out
     assert np.array_equal(found.images["wrist"], makers.episode(1)[makers.WRIST])
+    assert whole.count == COUNT and np.array_equal(whole.action[whole.episode == 1], found.action)
     assert np.array_equal(both.action, np.concatenate([makers.episode(i)["action"] for i in (1, 2)]))

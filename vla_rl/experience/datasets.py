@@ -167,10 +167,13 @@ def _opened(path: str, chosen: list[int] | None, cameras: Collection[str]) -> Da
     reader = _seeing(DatasetReader(root), path, cameras)
     if found is None:
         return reader
-    missing = [glob.escape(file) for file in sorted(reader.files(chosen)) if not (root / file).exists()]
+    missing = [file for file in sorted(reader.files(chosen)) if not (root / file).exists()]
     if not missing:
         return reader
-    replace(found, revision=root.name).download(missing)
+    names = [glob.escape(file) for file in missing]
+    if chosen is None:  # the client compares every file with every name, and v2 has some for each episode
+        names = sorted({os.path.join(os.path.dirname(name), "*") for name in names})
+    replace(found, revision=root.name).download(names)
     return _seeing(DatasetReader(root), path, cameras)
 
 

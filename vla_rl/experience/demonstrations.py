@@ -128,6 +128,20 @@ class Demonstrations(_Episodes):
         ahead = np.arange(len(self.episode))[:, None] + np.arange(horizon)
         return np.asarray(self.action[np.minimum(ahead, last)]), ahead <= last
 
+    def has_rate_of(self, spec: EnvSpec) -> bool:
+        """Whether an action lasts as long in the episodes as in an environment like ``spec``, to a hundredth."""
+        return abs(spec.control_dt * self.fps - 1.0) <= 0.01
+
+    def for_env(self, spec: EnvSpec) -> Demonstrations:
+        """:meth:`with_tasks` of ``spec``; raises ContractError where the episodes have another rate, too."""
+        if not self.has_rate_of(spec):
+            raise ContractError(
+                f"the episodes have {self.fps:g} control steps per second and {spec.name!r} has "
+                f"{1 / spec.control_dt:g}, so an action would last otherwise than when it was recorded; use episodes "
+                "of that rate."
+            )
+        return self.with_tasks(spec.tasks)
+
     def with_tasks(self, tasks: Sequence[str]) -> Demonstrations:
         """The same with ``task`` as an index into another table of texts, such as an environment's or a policy's.
 
@@ -145,11 +159,19 @@ class Demonstrations(_Episodes):
 
     @classmethod
     def joined(cls, parts: Sequence[Demonstrations]) -> Demonstrations:
-        """``parts`` concatenated, with episodes renumbered from 0; raises ContractError when their columns differ."""
+        """``parts`` concatenated, with episodes renumbered from 0.
+
+        Raises ContractError when their columns differ, or their rates: chunks of actions would last differently long.
+        """
         first = parts[0]
         tasks = tuple(dict.fromkeys(text for part in parts for text in part.tasks))
         parts = [part if part.tasks == tasks else part.with_tasks(tasks) for part in parts]
         for part in parts:
+            if abs(part.fps / first.fps - 1.0) > 0.01:
+                raise ContractError(
+                    f"episodes of {part.fps:g} control steps per second cannot be joined to episodes of {first.fps:g}, "
+                    "since a chunk of actions would mean another time in each; learn from those of one rate."
+                )
             if part.images.keys() != first.images.keys() or part.extras.keys() != first.extras.keys():
                 raise ContractError(
                     f"episodes with {sorted({*part.images, *part.extras})} cannot be joined to episodes with "

@@ -431,7 +431,7 @@ class ImitatingTrainer(TrainerConfig):
         """The demonstrations of ``context``, to imitate; None where ``alpha`` is 0 or there are none."""
         if not (context.demonstrations and self.algorithm.alpha):
             return None
-        episodes: Demonstrations = context.episodes(needed_by).with_tasks(context.env.spec().tasks)
+        episodes: Demonstrations = context.episodes(needed_by).for_env(context.env.spec())
         features = {name: item.to(context.device) for name, item in encode_episodes(policy, episodes).items()}
         flow = cast(ImitationPolicy, policy)
         return demonstrated_chunks(flow, episodes, features, flow.horizon)

@@ -228,7 +228,7 @@ def _differences(spec: EnvSpec, episodes: Demonstrations) -> Iterator[tuple[str,
         found = values.min(axis=0), values.max(axis=0)
         if (found[0] < low - slack).any() or (found[1] > high + slack).any():
             yield "bounds", f"{part}s within", (low.tolist(), high.tolist()), [item.tolist() for item in found]
-    if abs(spec.control_dt * episodes.fps - 1.0) > 0.01:
+    if not episodes.has_rate_of(spec):
         yield "rate", "control steps per second", round(1 / spec.control_dt, 3), episodes.fps
 
 

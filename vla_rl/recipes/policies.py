@@ -165,7 +165,7 @@ class Diffusion:
     imitation: ImitationConfig = field(default_factory=ImitationConfig)
 
     def build(self, context: RunContext) -> DiffusionPolicy:
-        episodes = context.episodes("a diffusion policy that imitates first")
+        episodes = context.episodes("a diffusion policy that imitates first").for_env(context.env.spec())
         torch.manual_seed(context.seed)
         policy = DiffusionPolicy(context.start("a diffusion policy"), self.diffusion)
         imitate_policy(policy, episodes, self.imitation, context.seed)

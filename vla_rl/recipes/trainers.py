@@ -382,7 +382,7 @@ class ReplayConfig(Checked):
         online = Replay(-(-self.capacity // group.size), self.gamma, self.n_step, storage)
         if not self.share:
             return self.joined(online, {}, policy)
-        episodes = context.episodes(f"a replay with a share of {self.share:g} for demonstrations")
+        episodes = context.episodes(f"a replay with a share of {self.share:g} for demonstrations").for_env(spec)
         noise = generator(context.seed, 6)  # every process relabels all of them alike
         offline = Replay(2 * horizon * len(episodes.state) + 2, self.gamma, self.n_step, InMemory(device))
         with bar("relabel", episodes.count * horizon) as update:

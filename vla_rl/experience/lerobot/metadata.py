@@ -151,6 +151,11 @@ def _read_info(root: Path) -> dict[str, Any]:
     with naming(root / INFO, "it holds no readable episodes"):
         info = dict(read_json(root / INFO))
         version = str(info["codebase_version"])
+    if info.get("storage_format") == "lance":
+        raise UserError(
+            f"{str(root)!r} is stored in Lance tables, which are not read; name the dataset of parquet files and "
+            "videos that it was made of."
+        )
     if version in _OLD:
         return {**info, **{name: info.get(name) or path for name, path in _PATHS_2.items()}}
     if not version.startswith("v3."):

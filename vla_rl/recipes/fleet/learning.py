@@ -54,7 +54,7 @@ class Learning:
     ) -> None:
         self.config, self.run, self.releasing, self._alarm, self._clock = config, run, releasing, alarm, clock
         base: Any = load_policy(config.policy)
-        shown = load_demonstrations(config.demonstrations).with_tasks(base.spec.tasks)
+        shown = load_demonstrations(config.demonstrations).for_env(base.spec)
         self.learner: Any = config.method.build(base, shown, config.seed)
         self.position, self.episodes, self.updates, self.published = 0, 0, 0, 0
         self._known = dict[int, bytes]()  # the ends of episodes that it has learnt from, or put aside: their hashes

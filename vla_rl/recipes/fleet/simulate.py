@@ -424,7 +424,7 @@ class Simulate:
 
     @contextmanager
     def fleet(self, robots: int) -> Iterator[VirtualFleet]:
-        episodes = load_demonstrations(self.demonstrations).with_tasks(self.env.spec().tasks)
+        episodes = load_demonstrations(self.demonstrations).for_env(self.env.spec())
         learner = self.method.build(self.start(), episodes, self.seed)
         envs = self.person.watch([self.env.make_training(1) for _ in range(robots)], self.env)
         block = seed_ranges.training_seeds(self.seed, "reinforcement")

@@ -187,7 +187,7 @@ class RunEpisodes:
             collected.save(folder)
         demonstrations = []
         if plan.demonstrations:
-            recorded = load_demonstrations(plan.demonstrations).with_tasks(env.spec().tasks)
+            recorded = load_demonstrations(plan.demonstrations).for_env(env.spec())
             demonstrations.append(Trajectories.from_demonstrations(recorded))
         return cls(folder, collected, demonstrations)
 
