@@ -1,4 +1,7 @@
-"""A folder that lerobot 0.4.4 itself wrote (tests/golden/lerobot/write.py) is read: every number, text and picture."""
+"""A folder that lerobot 0.4.4 itself wrote (tests/golden/lerobot/write.py) is read: every number, text and picture.
+
+So is depth as lerobot 0.6.1 wrote it (``depth.py``), to the millimetre that its loader gives.
+"""
 
 from __future__ import annotations
 
@@ -256,3 +259,15 @@ def test_they_survive_json_exactly():
     found = episode_statistics({"x": np.random.default_rng(0).normal(size=(4, 2))}, {"x": Feature("float64", (2,))})
     restored = stats_from_json(stats_to_json(found))
     assert all(np.array_equal(found["x"][name], restored["x"][name]) for name in found["x"])
+
+
+def test_depth_is_what_its_own_loader_gives():
+    """Millimetres of a video and metres of TIFFs, two episodes of each."""
+    found = load_demonstrations(GOLDEN / "depth", cameras=["film", "still"])
+    with np.load(GOLDEN / "depth" / "read.npz") as file:
+        film, still = (file[f"observation.images.{name}"] for name in ("film", "still"))
+    assert found.images["film"].dtype == np.uint16 and found.images["still"].dtype == np.float32
+    assert film.min() < 250 and film.max() == 10_000 and len(film) == 7
+    assert np.abs(found.images["film"][..., 0] - film).max() <= 1  # it rounds in float32
+    assert (found.images["film"][..., 0] != film).mean() < 1e-3
+    assert np.array_equal(found.images["still"][..., 0], still)
