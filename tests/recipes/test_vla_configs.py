@@ -16,6 +16,9 @@ import pytest
 from sims.catalog import declared_spec, spec_of
 from tests.policies.vla import tiny_folders
 from tests.policies.vla.tiny_folders import MAKERS, tiny_variants
+from tests.recipes.test_offline import FEW as LEARNS_OFFLINE
+from tests.recipes.test_offline import LIFT as LIFT_ENV
+from tests.recipes.test_offline import recorded_failures
 from vla_rl.cli import main
 from vla_rl.cli.override import override
 from vla_rl.contract.env import ArraySpec, EnvSpec
@@ -147,6 +150,33 @@ def test_a_recorded_dataset_is_imitated(folders, tmp_path, capsys, family):
     assert learnt.config == load_config(f"{family}.py:ppo").vla
     capsys.readouterr()
     main(["eval", str(run), "--episodes", "2", "--num-envs", "2", *LIFT])
+    assert json.loads(capsys.readouterr().out)["episodes"] == 2
+
+
+@pytest.mark.parametrize("method", ["offline", "weighted"])
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=pytest.mark.full) for name in (*MAKERS, *tiny_folders.HEADS)]
+)
+def test_a_dataset_with_failures_teaches_every_family(folders, tmp_path, capsys, monkeypatch, family, method):
+    """By a command without an environment's episodes, and deployed in one."""
+    monkeypatch.setattr("vla_rl.recipes.offline._BLOCK", 1)
+    data, run, flow = recorded_failures(tmp_path), tmp_path / "run", not family.startswith("openvla")
+    horizon = 1 if family == "openvla_oft" else 5  # OpenVLA's own decoding
+    given = {
+        "policy": folders[family],
+        "dataset": data,
+        "vla.horizon": horizon,
+        **LEARNS_OFFLINE,
+        **LIFT_ENV,
+        "out": run,
+    }
+    if method == "offline":
+        given["method.guidance"] = 1.5 if flow else 1.0
+    main(["train", f"recap.py:{method}", *options(given)])
+    kind = type(load_policy(run / "checkpoints" / "best")).__name__
+    assert (kind == "AdvantagePrompted") == (method == "offline")
+    capsys.readouterr()
+    main(["eval", str(run), "--episodes", "2", "--num-envs", "2"])
     assert json.loads(capsys.readouterr().out)["episodes"] == 2
 
 

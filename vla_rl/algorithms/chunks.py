@@ -278,11 +278,14 @@ class ChunkLearner(BaseLearner, Generic[Config]):
         return {**metrics, "policy/loss": float(loss.detach()), "policy/grad_norm": norm}
 
     def descend(self, optimizer: torch.optim.Optimizer, loss: Tensor) -> float:
-        """A step of ``optimizer`` on ``loss``, before a NaN could enter; returns the gradient's norm."""
+        """A step of ``optimizer`` on ``loss``, before a NaN could enter; returns the gradient's norm.
+
+        Every group of parameters is clipped by itself, and the largest norm is returned.
+        """
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        norm = float(nn.utils.clip_grad_norm_(trained, self.config.grad_norm))
+        limit, groups = self.config.grad_norm, optimizer.param_groups
+        norm = float(torch.stack([nn.utils.clip_grad_norm_(group["params"], limit) for group in groups]).max())
         if not math.isfinite(norm):
             raise NonFiniteError(
                 f"the gradient of {self.name}'s step {self.steps} is not finite, so the step was not taken; lower the "

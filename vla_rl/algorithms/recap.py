@@ -167,7 +167,10 @@ class Recap(ChunkLearner[RecapConfig]):
         outcomes, known = outcomes_of(rollout, self.time_limit, self.config.failure_cost)
         human = rollout.intervened & rollout.valid
         counts = torch.where(human.any(-1, keepdim=True), human, rollout.valid) & known[..., None]
-        new = chunks_of(rollout, counts, self.policy)
+        return self.take(chunks_of(rollout, counts, self.policy), outcomes)
+
+    def take(self, new: Chunks, outcomes: Outcomes) -> int:
+        """Keep decisions of ended episodes and what became of them, ``N`` each; returns how many."""
         if len(new):
             chunks = joined([self.kept, new]) if self.kept else new
             parts = [self.outcomes, outcomes] if self.outcomes else [outcomes]
@@ -204,22 +207,33 @@ class Recap(ChunkLearner[RecapConfig]):
         return {**labels, "replay/size": float(len(self.kept)), **mean(infos)}
 
     def labelled(self, chunks: Chunks, outcomes: Outcomes) -> tuple[Chunks, dict[str, float]]:
-        """The decisions to imitate, with ``INDICATOR`` among their features, and metrics."""
-        value = self._values(chunks)
+        """The decisions to imitate, with what is told of them, and metrics."""
+        value = self.predicted(chunks)
         advantage = outcomes.advantage(value, self.config.lookahead, self.time_limit)
-        autonomous = ~outcomes.human
-        good = outcomes.human | (advantage >= threshold(advantage, chunks.task, autonomous, self.config.positive))
+        told, metrics = self.tell(chunks, outcomes, advantage)
         fresh = self._fresh(chunks, outcomes)
-        indicator = torch.where(good, POSITIVE, NEGATIVE)
-        metrics = {
+        metrics |= {
             "value/mean": float(value.mean()),
             "value/error": float((value - outcomes.target).square().mean().sqrt()),
-            "policy/positive": float(good[autonomous].double().mean()) if autonomous.any() else 1.0,
             "policy/advantage_std": float(advantage.std(correction=0)),
             "rollout/human": float(outcomes.human.double().mean()),
             "rollout/too_old": float((~fresh).sum()),
         }
-        return replace(chunks, features={**chunks.features, INDICATOR: indicator}).select(fresh), metrics
+        return told if fresh.all() else told.select(fresh), metrics
+
+    def tell(self, chunks: Chunks, outcomes: Outcomes, advantage: Tensor) -> tuple[Chunks, dict[str, float]]:
+        """``chunks`` with ``INDICATOR`` among their features, given the ``advantage`` [N] of each, and metrics."""
+        autonomous = ~outcomes.human
+        good = outcomes.human | (advantage >= threshold(advantage, chunks.task, autonomous, self.config.positive))
+        indicator = torch.where(good, POSITIVE, NEGATIVE)
+        share = float(good[autonomous].double().mean()) if autonomous.any() else 1.0
+        return replace(chunks, features={**chunks.features, INDICATOR: indicator}), {"policy/positive": share}
+
+    def asked(self, batch: Chunks) -> Chunks:
+        """A minibatch as it is imitated: some decisions are not told whether they are good."""
+        left_out = torch.rand(len(batch), generator=self.generator) < self.config.dropout
+        indicator = batch.features[INDICATOR].masked_fill(left_out.to(batch.task.device), UNKNOWN)
+        return replace(batch, features={**batch.features, INDICATOR: indicator})
 
     def _fresh(self, chunks: Chunks, outcomes: Outcomes) -> Tensor:
         """bool [N]: what is imitated; decisions that are too old are not."""
@@ -227,9 +241,11 @@ class Recap(ChunkLearner[RecapConfig]):
         return outcomes.human | (age <= self.config.max_age)
 
     @torch.no_grad()
-    def _values(self, chunks: Chunks) -> Tensor:
+    def predicted(self, chunks: Chunks, value: nn.Module | None = None) -> Tensor:
+        """What ``value``, or the learner's own, says of the observations before ``chunks``, [N]."""
         parts = torch.arange(len(chunks), device=chunks.task.device).split(_PART)
-        return torch.cat([self.value(chunks.select(part).features) for part in parts])
+        found = [(value or self.value)(chunks.select(part).features) for part in parts]
+        return torch.cat(found).to(chunks.task.device)
 
     def _value_step(self, chunks: Chunks, outcomes: Outcomes) -> dict[str, float]:
         if not self.steps and not self.value_optimizer.state:
@@ -241,10 +257,7 @@ class Recap(ChunkLearner[RecapConfig]):
 
     def _policy_step(self, chunks: Chunks, human: Tensor) -> dict[str, float]:
         config = self.config
-        batch = chunks.select(self.sampler.draw(chunks, human, config.batch, self.generator))
-        left_out = torch.rand(len(batch), generator=self.generator) < config.dropout
-        indicator = batch.features[INDICATOR].masked_fill(left_out.to(batch.task.device), UNKNOWN)
-        batch = replace(batch, features={**batch.features, INDICATOR: indicator})
+        batch = self.asked(chunks.select(self.sampler.draw(chunks, human, config.batch, self.generator)))
         losses = self.policy.imitation_losses(batch.features, batch.actions, config.draws, self.generator)
         loss = losses[batch.counts].mean()
         self.descend(self.optimizer, loss)

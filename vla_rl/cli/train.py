@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Literal, TypeVar
 
 from vla_rl.cli.override import override, take_option
 from vla_rl.cli.push import PushWhenDone
-from vla_rl.contract.config import at_least
+from vla_rl.contract.config import at_least, within
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.load import load
 from vla_rl.evaluation import seed_ranges
+from vla_rl.experience.demonstrations import Demonstrations
+from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes.config_files import file_of, load_config
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
 from vla_rl.recipes.terminal import bar, console
@@ -114,13 +117,17 @@ def demo(arguments: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Collect(PushWhenDone):
-    """Record demonstrations of the scripted expert as a LeRobotDataset v3.0; failures are left out.
+    """Record a LeRobotDataset v3.0: successes of the scripted expert, or all that a policy does, failures too.
 
     Every episode is on the disk when the next ones begin: ``--repair FOLDER`` finishes a recording that was killed.
     """
 
     env: EnvConfig = NO_ENV
     expert: str = ""  # "module:Class" instead of the expert that the task declares
+    policy: str = ""  # a checkpoint or run instead of an expert: all of its episodes are kept, with their outcomes
+    random: float = within(0.0, 0, 1)  # share of the policy's decisions that are one random action, held for the chunk
+    vla: VLAOptions = VLAOptions()  # how ``policy`` is opened if it is a public folder; ours have their own
+    device: str = "cpu"  # where the policy computes: "cpu", "cuda", "cuda:1", "auto"
     count: int = at_least(30, 1)
     seed: int = 1  # of the training run that they are for
     num_envs: int = at_least(16, 1)  # episodes played side by side
@@ -131,10 +138,11 @@ class Collect(PushWhenDone):
 
 def collect(arguments: Sequence[str]) -> None:
     """Record episode by episode, then finish the dataset."""
-    from vla_rl.experience.collect import iter_demonstrations
     from vla_rl.experience.datasets import Recording, move_aside
+    from vla_rl.policies.pretrained import default_options
 
-    config: Collect = override(Collect(), arguments, "vla-rl collect")
+    named = take_option(list(arguments), "--policy", "")[0]
+    config: Collect = override(Collect(vla=default_options(named)), arguments, "vla-rl collect")
     command = ["vla-rl", "collect", *arguments]
     if config.repair:
         _repair(Path(config.repair))
@@ -142,26 +150,49 @@ def collect(arguments: Sequence[str]) -> None:
         return
     env_config, out = config.env.required("collect"), Path(config.out)
     env_config.check()
-    expert = load(config.expert)(horizon=1) if config.expert else env_config.make_expert()
-    env = env_config.make(min(config.num_envs, config.count))
-    move_aside(out, console.print)
-    seeds = list(seed_ranges.training_seeds(config.seed, "demonstrations")[: config.count])
-    episodes = steps = 0
-    try:
-        with Recording(out, config.video) as kept, bar("collect", config.count) as update:
-            for episode in iter_demonstrations(env, expert.act, seeds, lambda done: update(done, "demonstrations")):
+    with ExitStack() as closing_all:
+        played = _played(config, env_config, closing_all)
+        move_aside(out, console.print)
+        episodes = steps = successes = 0
+        try:
+            kept = closing_all.enter_context(Recording(out, config.video))
+            for episode in played:
                 kept.add(episode)
                 episodes, steps = episodes + 1, steps + len(episode.state)
-    except KeyboardInterrupt as stop:
-        if not episodes:
-            raise
-        raise KeyboardInterrupt(
-            f"stopped with {episodes} episodes recorded; finish them with: vla-rl collect --repair {out}"
-        ) from stop
-    finally:
-        env.close()
-    console.print(f"{episodes} episodes, {steps} control steps: {config.out}")
+                successes += bool(episode.extras["next.success"][-1])
+        except KeyboardInterrupt as stop:
+            if not episodes:
+                raise
+            raise KeyboardInterrupt(
+                f"stopped with {episodes} episodes recorded; finish them with: vla-rl collect --repair {out}"
+            ) from stop
+    failed = f", {episodes - successes} of them failures" if config.policy else ""
+    console.print(f"{episodes} episodes{failed}, {steps} control steps: {config.out}")
     config.push_dataset(out, command)
+
+
+def _played(config: Collect, env_config: EnvConfig, closing_all: ExitStack) -> Iterator[Demonstrations]:
+    """The episodes to record; what they need is closed with ``closing_all``."""
+    from vla_rl.experience.collect import iter_demonstrations, iter_episodes
+    from vla_rl.experience.driver import Driver
+    from vla_rl.policies.function import EpsilonRandomPolicy
+    from vla_rl.recipes.policies import deployed
+    from vla_rl.recipes.trainers import generator
+
+    env = env_config.make(min(config.num_envs, config.count))
+    closing_all.callback(env.close)
+    update = closing_all.enter_context(bar("collect", config.count))
+    if not config.policy:
+        expert = load(config.expert)(horizon=1) if config.expert else env_config.make_expert()
+        shown = list(seed_ranges.training_seeds(config.seed, "demonstrations")[: config.count])
+        return iter_demonstrations(env, expert.act, shown, lambda done: update(done, "demonstrations"))
+    opened = deployed(config.policy, env_config, config.device, config.seed, config.vla)
+    policy = closing_all.enter_context(opened)
+    if config.random:
+        policy = EpsilonRandomPolicy(policy, env.spec, config.random)
+    driver = Driver(env, policy, generator(config.seed, 7), "eval", observe="all")
+    seeds = list(seed_ranges.training_seeds(config.seed, "reinforcement")[: config.count])
+    return iter_episodes(driver, seeds, lambda done, good: update(done, f"success {good / done:.0%}"))
 
 
 def _repair(path: Path) -> None:

@@ -38,20 +38,32 @@ def iter_demonstrations(
     ``report(episodes)`` is called after each batch of environments.  Raises UserError at the end if none succeeded.
     """
     found = False
-    driver = Driver(env, ExpertPolicy(expert, horizon=1), None)
-    played = 0
-    for decisions, whole in _batches(driver, seeds):
-        for env_id in whole:
-            if decisions[-1].step.success[env_id]:
-                found = True
-                yield _demonstration(decisions, env_id, env.spec)
-        played += len(whole)
-        report(played)
+    driver = Driver(env, ExpertPolicy(expert, horizon=1), None, observe="all")
+    for episode in iter_episodes(driver, seeds, lambda episodes, successes: report(episodes)):
+        if episode.extras["next.success"][-1]:
+            found = True
+            yield episode
     if not found:
         raise UserError(
             f"none of {len(seeds)} demonstrations of {env.spec.name!r} succeeded, so there is nothing to imitate; look "
             "at the expert."
         )
+
+
+def iter_episodes(
+    driver: Driver, seeds: Sequence[int], report: Callable[[int, int], None] = lambda episodes, successes: None
+) -> Iterator[Demonstrations]:
+    """One episode per seed, successful or not, one by one, as soon as all environments have ended theirs.
+
+    ``driver`` observes "all".  ``report(episodes, successes)`` is called after each batch of environments.
+    """
+    played = successes = 0
+    for decisions, whole in _batches(driver, seeds):
+        played += len(whole)
+        for env_id in whole:
+            successes += bool(decisions[-1].step.success[env_id])
+            yield _recorded(decisions, env_id, driver.env.spec)
+        report(played, successes)
 
 
 def _columns(seen: Observation, spec: EnvSpec) -> dict[str, np.ndarray]:
@@ -70,15 +82,16 @@ def _is_public(name: str) -> bool:
     return not name.startswith(PRIVILEGED)
 
 
-def _demonstration(decisions: Sequence[Decision], env_id: int, spec: EnvSpec) -> Demonstrations:
-    """The successful episode that environment ``env_id`` played in ``decisions`` of one action each."""
-    decisions = [decision for decision in decisions if decision.step.valid[env_id, 0]]
-    observations = [decision.obs.select(slice(env_id, env_id + 1)) for decision in decisions]
-    executed = np.stack([decision.step.executed[env_id, 0] for decision in decisions])
-    reward = np.array([decision.step.reward[env_id, 0] for decision in decisions])
-    seen, seed = Observation(**concatenated(observations)), int(decisions[0].seeds[env_id])
-    more = _columns(seen, spec)
-    return Demonstrations.of_episode(spec, seen, executed, True, seed, reward, more)
+def _recorded(decisions: Sequence[Decision], env_id: int, spec: EnvSpec) -> Demonstrations:
+    """The episode that environment ``env_id`` played in ``decisions``, one entry for each action."""
+    row, steps = slice(env_id, env_id + 1), [decision.step for decision in decisions]
+    executed = [(step, i) for step in steps for i in range(len(step.frames)) if step.valid[env_id, i]]
+    frames = [decisions[0].obs.select(row), *(step.frames[i].select(row) for step, i in executed[:-1])]
+    action = np.stack([step.executed[env_id, i] for step, i in executed])
+    reward = np.array([step.reward[env_id, i] for step, i in executed])
+    seen, seed = Observation(**concatenated(frames)), int(decisions[0].seeds[env_id])
+    success, more = bool(steps[-1].success[env_id]), _columns(seen, spec)
+    return Demonstrations.of_episode(spec, seen, action, success, seed, reward, more)
 
 
 def collect_trajectories(

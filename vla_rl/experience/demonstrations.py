@@ -142,6 +142,39 @@ class Demonstrations(_Episodes):
             )
         return self.with_tasks(spec.tasks)
 
+    def successes(self) -> np.ndarray:
+        """Which episodes succeeded, bool [count], by what was recorded.
+
+        By "next.success" or "success", true in one of its steps; or by rewards of 0 and 1 ("next.reward"), a 1 for a
+        success; or by "next.done" where some episodes end without it.  Raises UserError where nothing says it.
+        """
+        columns = {name: np.asarray(self.extras[name]) for name in _OUTCOMES if name in self.extras}
+        for name, values in columns.items():
+            if values.size != len(self.episode) or values.dtype.kind not in "fiub":
+                continue
+            told = [values.reshape(-1)[begin:end].astype(np.float64) for begin, end in self.spans()]
+            if name == "next.done":
+                found = np.array([bool(part[-1]) for part in told])
+                if found.all():  # every episode's last step has it in most datasets
+                    continue
+                return found
+            if all(np.isin(part, (0.0, 1.0)).all() for part in told):
+                return np.array([bool(part.any()) for part in told])
+        raise UserError(
+            f"nothing says which of these {self.count} episodes succeeded, so good decisions cannot be told from bad "
+            f'ones (columns: {", ".join(self.extras) or "none"}); add the column "next.success", true in the last step '
+            "of every success, or rewards of 0 and 1 (docs/bring/dataset.md#which-episodes-succeeded)."
+        )
+
+    def of(self, chosen: np.ndarray) -> Demonstrations:
+        """The episodes ``chosen`` bool [count] alone, renumbered from 0."""
+        steps = np.flatnonzero(np.repeat(chosen, [end - begin for begin, end in self.spans()]))
+        arrays = {item.name: getattr(self, item.name) for item in fields(self)}
+        parts: dict[str, Any] = {name: item[steps] for name, item in arrays.items() if isinstance(item, np.ndarray)}
+        _, parts["episode"] = np.unique(parts["episode"], return_inverse=True)
+        parts |= {name: {key: item[steps] for key, item in arrays[name].items()} for name in ("images", "extras")}
+        return replace(self, **parts)
+
     def with_tasks(self, tasks: Sequence[str]) -> Demonstrations:
         """The same with ``task`` as an index into another table of texts, such as an environment's or a policy's.
 
@@ -178,6 +211,9 @@ class Demonstrations(_Episodes):
                     f"{sorted({*first.images, *first.extras})}; leave out the columns that they do not share."
                 )
         return replace(first, tasks=tasks, **_renumbered(parts))
+
+
+_OUTCOMES = ("next.success", "success", "next.reward", "next.done")  # columns, in the order in which they are believed
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,12 @@
-"""A flow policy that is conditioned on whether a decision was good, and acts as if the next one were (RECAP)."""
+"""Policies that are conditioned on whether a decision was good, and act as if the next one were (RECAP).
+
+A small flow policy is told by a vector that is learnt, a vision-language-action model by its prompt, as in the paper.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +15,17 @@ from torch import Tensor, nn
 
 from vla_rl.contract.config import Checked, at_least, from_json, to_json
 from vla_rl.contract.env import EnvSpec, Observation
+from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import name_of
-from vla_rl.contract.policy import Features, require
+from vla_rl.contract.policy import ActionOut, Features, Mode, State, require
 from vla_rl.policies.flow import Field, FlowSampler, VelocityField, imitation_losses
 from vla_rl.policies.flow_policy import FlowPolicy
+from vla_rl.policies.noise import Generators
+from vla_rl.policies.normalization import StatelessPolicy
 from vla_rl.policies.pretrained import load_policy, read_config
+from vla_rl.policies.vla.features import KeepPictures
+from vla_rl.policies.vla.saving import SavedVLA
+from vla_rl.policies.vla.tokenizer import WordPrompts
 from vla_rl.pretrained import load_weights, save_folder
 
 INDICATOR = "indicator"  # among the features that are imitated, int [B]
@@ -35,6 +45,31 @@ class AdvantageConfig(Checked):
     guidance: float = at_least(1.0, 0)
 
 
+def advantage_conditioned(base: Any, guidance: float) -> Any:
+    """``base`` conditioned in the way of its kind; one that is conditioned already, with this ``guidance``.
+
+    Raises UserError for a policy that can be told neither by a vector nor by a prompt.
+    """
+    told: Any = base
+    if not isinstance(base, AdvantageConditioned | AdvantagePrompted):
+        told = AdvantagePrompted(base) if isinstance(base, SavedVLA) else AdvantageConditioned(base)
+    told.guide(guidance)
+    return told
+
+
+def guided(beta: float, field_of: Callable[[int], VelocityField]) -> VelocityField:
+    """``v_unknown + beta (v_good - v_unknown)``, of the fields that ``field_of`` makes of an indicator."""
+    if beta in (0.0, 1.0):
+        return field_of(POSITIVE if beta else UNKNOWN)
+    good, unknown = field_of(POSITIVE), field_of(UNKNOWN)
+
+    def field(x: Tensor, t: Tensor) -> Field:
+        free, wanted = unknown(x, t), good(x, t)
+        return Field(free.velocity + beta * (wanted.velocity - free.velocity), wanted.log_std)
+
+    return field
+
+
 class AdvantageConditioned(FlowPolicy):
     """``base`` with a learnt vector for "good", "bad" or "not said" added to what conditions it.
 
@@ -47,8 +82,8 @@ class AdvantageConditioned(FlowPolicy):
     otherwise.  beta = 1 and 0 need one pass of the network, others two.  The vectors are 0 at first, so the policy
     begins as its base, which is trained with them.
 
-    Deviation: the paper writes the indicator into the prompt; a small policy whose words are those of its tasks has a
-    vector instead.
+    Deviation: the paper writes the indicator into the prompt, as ``AdvantagePrompted`` does; a small policy whose words
+    are those of its tasks has a vector instead.
     """
 
     config: AdvantageConfig
@@ -69,6 +104,10 @@ class AdvantageConditioned(FlowPolicy):
         self.indicators = nn.Embedding(3, base.condition_size)
         nn.init.zeros_(self.indicators.weight)
 
+    def guide(self, guidance: float) -> None:
+        """Act with another ``guidance``."""
+        self.config = replace(self.config, guidance=guidance)
+
     @property
     def feature_sizes(self) -> dict[str, int]:
         return self.base.feature_sizes
@@ -79,16 +118,8 @@ class AdvantageConditioned(FlowPolicy):
     # -- acting -----------------------------------------------------------------------------------------------------
 
     def field(self, features: Features) -> VelocityField:
-        condition, beta = self.base.condition(features), self.config.guidance
-        good, unknown = (self._indicated(condition, value) for value in (POSITIVE, UNKNOWN))
-        if beta in (0.0, 1.0):
-            return good if beta else unknown
-
-        def guided(x: Tensor, t: Tensor) -> Field:
-            free, wanted = unknown(x, t), good(x, t)
-            return Field(free.velocity + beta * (wanted.velocity - free.velocity), wanted.log_std)
-
-        return guided
+        condition = self.base.condition(features)
+        return guided(self.config.guidance, lambda indicator: self._indicated(condition, indicator))
 
     def _indicated(self, condition: Tensor, indicator: int | Tensor) -> VelocityField:
         return self.base.conditioned_field(condition + self.indicators.weight[indicator])
@@ -122,3 +153,128 @@ class AdvantageConditioned(FlowPolicy):
         policy = cls(load_policy(Path(folder) / "base", spec), from_json(saved["config"]))
         load_weights(policy.indicators, Path(folder))
         return policy.eval()
+
+
+@dataclass(frozen=True)
+class PromptedConfig(Checked):
+    """As of ``AdvantageConfig``; what is no flow acts with 0 or 1."""
+
+    guidance: float = at_least(1.0, 0)
+
+
+_SAID = {UNKNOWN: "", POSITIVE: ". Advantage: positive", NEGATIVE: ". Advantage: negative"}
+
+
+class AdvantagePrompted(StatelessPolicy):
+    """A vision-language-action model of any family whose prompts say "Advantage: positive" or "negative", or nothing.
+
+    It acts on good prompts; a flow is guided as ``AdvantageConditioned`` is, with two passes of the whole model.  The
+    prompt is part of what is encoded, so pictures are kept of an observation and no prefix.  ``base``: its prompts are
+    those of its ``M`` tasks, then as many good and bad ones.
+
+    Deviations: the words follow the instruction, for no subtask is predicted here; a model from nothing, which has a
+    token for every word of its tasks and no other, reads its padding once for good and twice for bad.
+    """
+
+    def __init__(self, base: Any, config: PromptedConfig | None = None) -> None:
+        super().__init__()
+        self.base, self.config, self.version = base, config or PromptedConfig(), 0
+        self.spec, self.action_scale = base.spec, base.action_scale
+        tokens, mask = _said_in_prompts(base)
+        device = base.action_low.device
+        base.register_buffer("tokens", tokens.to(device), persistent=False)
+        base.register_buffer("token_mask", mask.to(device), persistent=False)
+        base.kept = KeepPictures()
+
+    def guide(self, guidance: float) -> None:
+        """Act with another ``guidance``.  Raises UserError for one that only a flow can have."""
+        if guidance not in (0.0, 1.0) and not isinstance(self.base, FlowPolicy):
+            raise UserError(
+                f"{type(self.base).__name__} has no velocity that guidance {guidance:g} could extrapolate; act as if "
+                "the next decision were good: guidance 1."
+            )
+        self.config = PromptedConfig(guidance)
+
+    @property
+    def horizon(self) -> int:
+        return int(self.base.horizon)
+
+    @property
+    def chunk_length(self) -> int:
+        """``C``: actions of a chunk that imitation learns."""
+        return int(self.base.chunk_length)
+
+    @property
+    def feature_sizes(self) -> dict[str, int]:
+        return dict(self.base.feature_sizes)
+
+    def encode(self, obs: Observation) -> Features:
+        task = torch.as_tensor(obs.task).long()
+        found: Features = self.base.encode(replace(obs, task=self._row(task, self._acts_on)))
+        return found
+
+    @torch.no_grad()
+    def act(self, features: Features, state: State, mode: Mode, generator: Generators) -> tuple[ActionOut, State]:
+        """A guided flow follows its ODE in any mode."""
+        if self.config.guidance in (0.0, 1.0):
+            out, state = self.base.act(features, state, mode, generator)
+            return replace(out, policy_version=self.version), state
+        noise = self.base.initial_noise(len(features["state"]), generator)
+        field = guided(self.config.guidance, lambda indicator: self.base.acting_field(self._told(features, indicator)))
+        found = self.base.ended(field, {"noise": noise})
+        return ActionOut(found["action"], found["sample"], noise.new_zeros(len(noise)), {}, self.version), state
+
+    @property
+    def _acts_on(self) -> int:
+        return POSITIVE if self.config.guidance else UNKNOWN
+
+    def _told(self, features: Features, indicator: int | Tensor) -> Features:
+        """``features`` under the prompts of ``indicator``: the very same where they are those that it acts on."""
+        if isinstance(indicator, int) and indicator == self._acts_on:
+            return features
+        return {**features, "task": self._row(features["task"], indicator)}
+
+    def _row(self, task: Tensor, indicator: int | Tensor) -> Tensor:
+        count = len(self.spec.tasks)
+        return task % count + count * (UNKNOWN - indicator)  # good ones behind those that say nothing, then bad ones
+
+    def imitation_features(self, obs: Observation) -> Features:
+        """See the base: pictures, task and state."""
+        found: Features = self.base.imitation_features(obs)
+        return found
+
+    def imitation_losses(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
+        """The base's, under the prompts of ``features["indicator"]`` int [B]; demonstrations are good decisions."""
+        rest = {name: item for name, item in features.items() if name != INDICATOR}
+        told = {**rest, "task": self._row(features["task"], features.get(INDICATOR, POSITIVE))}
+        losses: Tensor = self.base.imitation_losses(told, chunks, draws, generator)
+        return losses
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        return {f"base.{name}": parameter for name, parameter in self.base.trainable().items()}
+
+    # -- checkpoints ------------------------------------------------------------------------------------------------
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write ``config.json``, and the base with its present weights in ``base``."""
+        config = {"policy": name_of(type(self)), "config": to_json(self.config), "spec": self.spec.to_json()}
+        save_folder(Path(folder), config, {}, {"base": self.base})
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, spec: EnvSpec | None = None) -> AdvantagePrompted:
+        """Load a checkpoint; with ``spec``, the base checks that it was trained for such an environment."""
+        saved: dict[str, Any] = read_config(Path(folder))
+        return cls(load_policy(Path(folder) / "base", spec), from_json(saved["config"])).eval()
+
+
+def _said_in_prompts(base: Any) -> tuple[Tensor, Tensor]:
+    """Tokens [3M,L] and their mask: of the ``M`` tasks with nothing said, with good and with bad."""
+    tasks, prompts = base.spec.tasks, base.prompts
+    if not isinstance(getattr(prompts, "texts", prompts), WordPrompts):
+        texts = [f"{text}{said}" for said in _SAID.values() for text in tasks]
+        base.prompts = prompts.learn(texts)  # so that a saved policy acts without a tokenizer
+        found: tuple[Tensor, Tensor] = base.prompts.encode(texts)
+        return found
+    tokens, mask = (nn.functional.pad(item, (0, 2)).repeat(3, 1) for item in prompts.encode(tasks))
+    longer = torch.arange(3).repeat_interleave(len(tasks))[:, None]
+    return tokens, torch.arange(mask.shape[1]) < mask.sum(1, keepdim=True) + longer

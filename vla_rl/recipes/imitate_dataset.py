@@ -44,12 +44,8 @@ from vla_rl.training.tracking import RunFolder
 
 
 @dataclass(frozen=True)
-class ImitateDataset(Checked):
-    """Imitate the episodes of a LeRobotDataset (v3.0, v2.1, v2.0): the checkpoint "imitation".
-
-    With ``policy``, a checkpoint, a public folder or "module:Class", what its ``trainable`` says learns, and perception
-    that is frozen stays as it is.  Without, ``new`` is built and learns everything, perception included if it can; that
-    takes many more episodes.
+class FromDataset(Checked):
+    """What recipes that learn from a LeRobotDataset (v3.0, v2.1, v2.0) alone have in common: the data and the policy.
 
     The policy acts in the environment ``env`` if one is named: it takes bounds, cameras, names and tasks from there,
     and the dataset must fit.  Otherwise they are those of the data, and the policy belongs to no environment yet.
@@ -60,24 +56,88 @@ class ImitateDataset(Checked):
     cameras: tuple[str, ...] = ()  # of the dataset that are read; none: all but those of depth
     accept: tuple[str, ...] = ()  # differences from env or policy that do no harm here: "names", "rate", "bounds"
     policy: str = ""  # a checkpoint folder, a public one, or module:Class
-    new: NewImitator = field(default_factory=NewTiny)
     image_size: int = at_least(0, 0)  # pictures are shrunk to so many pixels a side while learning; 0: as recorded
     leave_out_damaged: bool = False  # go on without episodes that cannot be read
     seed: int = 1
-    imitation: ImitationConfig = field(
-        default_factory=lambda: ImitationConfig(demonstrations=0, stride=1, fit=FitConfig(steps=2000, batch=64))
-    )
     device: str = "cpu"  # where the policy learns: "cpu", "cuda", "cuda:1", "auto"
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
     vla: VLAOptions = VLAOptions()  # how ``policy`` is opened if it is a public folder; ours have their own.  Actions
     # that ``relative`` says are relative are normalized by mean and std of the dataset's
 
-    def run(self, folder: RunFolder) -> JsonObject:
+    def read(self, count: int = 0) -> Demonstrations:
+        """The first ``count`` episodes of the dataset, or all; raises UserError where none was named."""
         if not self.dataset:
             raise UserError("no dataset was named, so there is nothing to imitate; give one with --dataset FOLDER.")
+        for name in depth_cameras(self.dataset):
+            if name in self.cameras:
+                raise UserError(
+                    f"camera {name!r} of {self.dataset!r} shows depth and policies read RGB, so none could learn from "
+                    "it; leave it out of --cameras."
+                )
+            console.print(f"camera {name} is not read: it shows depth, and policies read RGB")
+        chosen = range(count) if count else None
+        damaged = (lambda problem: console.print(f"left out: {problem}")) if self.leave_out_damaged else None
+        episodes = load_demonstrations(self.dataset, chosen, damaged, self.cameras)
+        if not episodes.images or not self.image_size:
+            return episodes
+        images = {name: shrink(image, self.image_size) for name, image in episodes.images.items()}
+        return replace(episodes, images=images)
+
+    def spec(self, episodes: Demonstrations) -> EnvSpec | None:
+        """What a policy that has none of its own is made for: ``env``, or where ``episodes`` could be recorded."""
+        found = repository(self.dataset, "dataset")
+        name = Path(found.name if found else self.dataset).name
+        if self.env.name:
+            return self.env.spec()
+        own = self.policy and not names_class(self.policy) and not is_public(Path(self.policy))
+        return None if own else spec_of(episodes, name)
+
+    def start(self, episodes: Demonstrations, place: str = "") -> tuple[ImitationPolicy, Demonstrations]:
+        """``policy``, or the one in the folder ``place``, and ``episodes`` as it counts tasks.
+
+        Raises UserError for one that cannot imitate, and ContractError where it and the episodes do not fit.
+        """
+        spec, name = self.spec(episodes), place or self.policy
+        if spec is not None:
+            episodes = require_fit(spec, episodes, f"the environment {spec.name!r}", self.accept)
+        made = new_policy(name, spec, {}, self.seed) if spec and names_class(name) else None
+        policy = _require_imitating(made or load_policy(name, spec, self.vla), name)
+        policy = placed(policy, resolve_device(self.device))
+        self._check(policy)
+        episodes = require_fit(policy.spec, episodes, repr(name), self.accept)
+        if self.vla.relative and isinstance(policy, FlowVLA):  # the dataset's own statistics are of absolute ones
+            policy.action_scale = demonstrated_scale(episodes, policy.relative, policy.chunk_length)
+        return policy, episodes
+
+    def _check(self, policy: ImitationPolicy) -> None:
+        """Raise ContractError when ``policy`` is somebody else's and breaks the contract; it acts in ``env``."""
+        if self.env.name:
+            check_if_foreign(policy, self.env, self.seed, ("save_pretrained",))
+        elif is_user_defined(policy):
+            check_policy_methods(policy, ("save_pretrained",))
+
+
+@dataclass(frozen=True)
+class ImitateDataset(FromDataset):
+    """Imitate the episodes of a LeRobotDataset (v3.0, v2.1, v2.0): the checkpoint "imitation".
+
+    With ``policy``, a checkpoint, a public folder or "module:Class", what its ``trainable`` says learns, and perception
+    that is frozen stays as it is.  Without, ``new`` is built and learns everything, perception included if it can; that
+    takes many more episodes.
+    """
+
+    new: NewImitator = field(default_factory=NewTiny)
+    imitation: ImitationConfig = field(
+        default_factory=lambda: ImitationConfig(demonstrations=0, stride=1, fit=FitConfig(steps=2000, batch=64))
+    )
+    only_successes: bool = False  # leave out episodes that failed
+
+    def run(self, folder: RunFolder) -> JsonObject:
         seconds: dict[str, float] = {}
         with clock(seconds, "read"):
-            episodes = self._read()
+            episodes = self.read(self.imitation.demonstrations)
+            if self.only_successes:
+                episodes = self._successes(episodes)
         console.print(f"{episodes.count} episodes, {len(episodes.state)} steps, {len(episodes.tasks)} tasks")
         with clock(seconds, "imitation"):
             policy = self._train(episodes, folder)
@@ -86,52 +146,25 @@ class ImitateDataset(Checked):
         counts = {"episodes": episodes.count, "steps": len(episodes.state)}
         return {"loss": loss, **counts, "seconds": seconds, "seed": self.seed}
 
-    def _read(self) -> Demonstrations:
-        for name in depth_cameras(self.dataset):
-            if name in self.cameras:
-                raise UserError(
-                    f"camera {name!r} of {self.dataset!r} shows depth and policies read RGB, so none could learn from "
-                    "it; leave it out of --cameras."
-                )
-            console.print(f"camera {name} is not read: it shows depth, and policies read RGB")
-        chosen = range(self.imitation.demonstrations) if self.imitation.demonstrations else None
-        damaged = (lambda problem: console.print(f"left out: {problem}")) if self.leave_out_damaged else None
-        episodes = load_demonstrations(self.dataset, chosen, damaged, self.cameras)
-        if not episodes.images or not self.image_size:
-            return episodes
-        images = {name: shrink(image, self.image_size) for name, image in episodes.images.items()}
-        return replace(episodes, images=images)
+    def _successes(self, episodes: Demonstrations) -> Demonstrations:
+        success = episodes.successes()
+        if not success.any():
+            raise UserError(f"none of the {len(success)} episodes succeeded, so there is nothing to imitate.")
+        return episodes.of(success)
 
     def _train(self, episodes: Demonstrations, folder: RunFolder) -> ImitationPolicy:
-        found, device = repository(self.dataset, "dataset"), resolve_device(self.device)
-        name = Path(found.name if found else self.dataset).name
-        spec = self.env.spec() if self.env.name else None
-        if spec is None and (not self.policy or names_class(self.policy) or is_public(Path(self.policy))):
-            spec = spec_of(episodes, name)
-        if spec is not None:
+        if self.policy:
+            policy, episodes = self.start(episodes)
+        else:
+            spec = self.spec(episodes)
+            assert spec is not None, "of the data where there is no other"
             episodes = require_fit(spec, episodes, f"the environment {spec.name!r}", self.accept)
-        if not self.policy:
-            assert spec is not None
-            policy = placed(self.new.build(spec, episodes, self.seed), device)
+            policy = placed(self.new.build(spec, episodes, self.seed), resolve_device(self.device))
             if hasattr(policy, "encode_with_grad"):
                 imitate_from_pixels(policy, episodes, self.imitation, self.seed, folder)
                 return policy
-        else:
-            made = new_policy(self.policy, spec, {}, self.seed) if spec and names_class(self.policy) else None
-            policy = placed(_require_imitating(made or load_policy(self.policy, spec, self.vla), self.policy), device)
-            self._check(policy)
-            episodes = require_fit(policy.spec, episodes, repr(self.policy), self.accept)
-            if self.vla.relative and isinstance(policy, FlowVLA):  # the dataset's own statistics are of absolute ones
-                policy.action_scale = demonstrated_scale(episodes, policy.relative, policy.chunk_length)
         imitate_policy(policy, episodes, self.imitation, self.seed, folder)
         return policy
-
-    def _check(self, policy: ImitationPolicy) -> None:
-        """Raise ContractError when ``policy`` is somebody else's and breaks the contract; it acts in ``env``."""
-        if self.env.name:
-            check_if_foreign(policy, self.env, self.seed, ("save_pretrained",))
-        elif is_user_defined(policy):
-            check_policy_methods(policy, ("save_pretrained",))
 
 
 def _require_imitating(policy: object, name: str) -> ImitationPolicy:

@@ -31,7 +31,7 @@ from vla_rl.experience.rollout import side_by_side
 from vla_rl.fleet.episodes import FleetEpisode
 from vla_rl.fleet.releases import CanaryRule
 from vla_rl.fleet.sampler import CORRECTIONS, OFFLINE, ONLINE, STRATA, AdaptiveSampler, SamplerConfig
-from vla_rl.policies.advantage_conditioned import AdvantageConditioned
+from vla_rl.policies.advantage_conditioned import advantage_conditioned
 from vla_rl.policies.critics import DistributionalValue, QEnsemble
 from vla_rl.policies.flow_policy import FlowPolicy
 from vla_rl.recipes.config_files import keep_file, read_config
@@ -160,9 +160,8 @@ class LearnByAdvantage(FleetMethod):
     guidance: float = 1.0  # see AdvantageConfig
 
     def build(self, base: Trainable, episodes: Demonstrations, seed: int) -> Recap:
-        """Raises UserError for a policy without one vector that conditions its field."""
-        policy = AdvantageConditioned(base)
-        policy.config = replace(policy.config, guidance=self.guidance)
+        """Raises UserError for a policy that cannot be told how good a decision was."""
+        policy = advantage_conditioned(base, self.guidance)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             value = DistributionalValue({**base.feature_sizes, "time": 1})
