@@ -89,7 +89,7 @@ def test_a_dataset_with_failures_teaches_and_a_killed_run_goes_on(data, policy, 
     main(["train", "--resume", str(killed)])
     assert json.loads((killed / "summary.json").read_text())["measure"] == summary["measure"]
     one, other = (load_policy(run / "checkpoints" / "best") for run in (whole, killed))
-    assert isinstance(one, AdvantageConditioned) and one.config.guidance == 1.5
+    assert isinstance(one, AdvantageConditioned) and one.config.guidance == 1.0
     assert all(torch.equal(item, other.state_dict()[name]) for name, item in one.state_dict().items())
     main(["eval", str(whole), "--episodes", "2", "--num-envs", "2"])
     assert json.loads(capsys.readouterr().out)["episodes"] == 2

@@ -56,7 +56,7 @@ class ByAdvantage(Checked):
     algorithm: RecapConfig = field(
         default_factory=lambda: RecapConfig(lookahead=2, value_steps=1000, steps=3000, lr=1e-3)
     )
-    guidance: float = at_least(1.5, 0)  # see AdvantageConfig; what is no flow acts with 1
+    guidance: float = at_least(1.0, 0)  # see AdvantageConfig; above 1 for flows only
     stage = "recap"
 
     def policy(self, base: Any) -> Any:

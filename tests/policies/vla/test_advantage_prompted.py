@@ -15,7 +15,13 @@ from tests.policies.openvla.tiny import observed
 from tests.policies.vla.tiny_vlas import tiny_vla
 from tests.toys import seeded
 from vla_rl.contract.errors import UserError
-from vla_rl.policies.advantage_conditioned import INDICATOR, AdvantagePrompted, advantage_conditioned
+from vla_rl.policies.advantage_conditioned import (
+    INDICATOR,
+    NEGATIVE,
+    POSITIVE,
+    AdvantagePrompted,
+    advantage_conditioned,
+)
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.openvla.decoding import OpenVLAOptions, Parallel
 from vla_rl.policies.openvla.policy import OpenVLA, OpenVLADiffusion, OpenVLARegression
@@ -80,6 +86,15 @@ def test_its_loss_is_the_bases_under_the_prompt_that_is_told(name):
     assert not torch.allclose(good, unknown, atol=1e-4) and not torch.allclose(good, bad, atol=1e-4)
     good.mean().backward()
     assert any(item.grad is not None and item.grad.any() for item in policy.trainable().values())
+
+
+def test_the_words_are_in_their_rows():
+    """Nothing said, then good, then bad: one and two tokens more."""
+    policy = advantage_conditioned(tiny_vla(SmolVLA), 1.0)
+    task = torch.arange(len(policy.spec.tasks))
+    bad, good, unknown = (policy.base.token_mask[policy._row(task, told)].sum(1) for told in range(3))
+    assert torch.equal(good, unknown + 1) and torch.equal(bad, unknown + 2)
+    assert torch.equal(policy._row(policy._row(task, NEGATIVE), POSITIVE), policy._row(task, POSITIVE))
 
 
 def test_guidance_is_for_flows():
