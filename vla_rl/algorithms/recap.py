@@ -94,6 +94,14 @@ class Outcomes:
         return torch.where(ahead, (value[later] - between).clamp(-1.0, 0.0), self.target) - value
 
 
+def returns(to_end: Tensor, success: Tensor, time_limit: int, failure_cost: float) -> Tensor:
+    """``G`` of decisions with ``to_end`` actions left, those of the decision included, of an episode that ``success``
+    says succeeded.
+    """
+    cost = torch.where(success, 0.0, failure_cost)
+    return (-(to_end - 1) / time_limit - cost).clamp(-1.0, 0.0)
+
+
 def outcomes_of(rollout: Rollout, time_limit: int, failure_cost: float) -> tuple[Outcomes, Tensor]:
     """What became of the decisions of ``rollout``, and bool [T,E]: of which this is known.
 
@@ -111,8 +119,7 @@ def outcomes_of(rollout: Rollout, time_limit: int, failure_cost: float) -> tuple
         # A breakdown ends an episode by a decision without valid actions.
         known[t] = active[t] & (ends[t] | (known[later] if later > t else False))
         success[t] = torch.where(ends[t], rollout.success[t], success[later])
-    cost = torch.where(success, 0.0, failure_cost)
-    target = (-(to_end - 1) / time_limit - cost).clamp(-1.0, 0.0)
+    target = returns(to_end, success, time_limit, failure_cost)
     human = (rollout.intervened & rollout.valid).any(-1) | (rollout.version == DEMONSTRATED)
     return Outcomes(*(flatten(item, known) for item in (target, to_end, remaining, human))), known
 

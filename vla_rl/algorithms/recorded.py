@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from vla_rl.algorithms.chunks import Chunks
 from vla_rl.algorithms.decisions import mean
-from vla_rl.algorithms.recap import Outcomes, Recap, RecapConfig
+from vla_rl.algorithms.recap import Outcomes, Recap, RecapConfig, returns
 from vla_rl.contract.batch import OneProcess, Reducer, Rollout
 from vla_rl.contract.config import above_zero
 from vla_rl.policies.critics import DistributionalValue
@@ -85,8 +85,7 @@ class Recorded:
         """
         length = torch.bincount(episode)
         to_end = (length.cumsum(0))[episode] - torch.arange(len(episode))
-        cost = torch.where(success, 0.0, config.failure_cost)[episode]
-        target = (-(to_end - 1) / time_limit - cost).clamp(-1.0, 0.0)
+        target = returns(to_end, success[episode], time_limit, config.failure_cost)
         acted = person & chunks.counts
         human = acted.any(-1)
         features = {**chunks.features, FOLD: _dealt(success, folds)[episode]}
