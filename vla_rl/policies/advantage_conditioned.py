@@ -21,7 +21,7 @@ from vla_rl.contract.policy import ActionOut, Features, Mode, State, require
 from vla_rl.policies.flow import Field, FlowSampler, VelocityField, imitation_losses
 from vla_rl.policies.flow_policy import FlowPolicy
 from vla_rl.policies.noise import Generators
-from vla_rl.policies.normalization import StatelessPolicy
+from vla_rl.policies.normalization import StatelessPolicy, origin_of
 from vla_rl.policies.pretrained import load_policy, read_config
 from vla_rl.policies.vla.features import KeepPictures
 from vla_rl.policies.vla.saving import SavedVLA
@@ -221,7 +221,7 @@ class AdvantagePrompted(StatelessPolicy):
             return replace(out, policy_version=self.version), state
         noise = self.base.initial_noise(len(features["state"]), generator)
         field = guided(self.config.guidance, lambda indicator: self.base.acting_field(self._told(features, indicator)))
-        found = self.base.ended(field, {"noise": noise})
+        found = self.base.ended(field, {"noise": noise, **origin_of(features)})
         return ActionOut(found["action"], found["sample"], noise.new_zeros(len(noise)), {}, self.version), state
 
     @property

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla_rl.algorithms.chunks import demonstrated
+from vla_rl.algorithms.chunks import demonstrated, normalized
 from vla_rl.algorithms.recap import RecapConfig
 from vla_rl.algorithms.recorded import (
     CrossFitted,
@@ -269,7 +269,8 @@ def recorded_decisions(policy: Any, episodes: Demonstrations, success: np.ndarra
     length, spans = getattr(policy, "chunk_length", policy.horizon), episodes.spans()
     actions, counts = (torch.as_tensor(item) for item in episodes.chunks(length))
     task, episode = torch.as_tensor(episodes.task), torch.as_tensor(episodes.episode)
-    chunks = demonstrated(_features(policy, episodes), policy.action_scale.normalize(actions), counts, task)
+    features = _features(policy, episodes)
+    chunks = demonstrated(features, normalized(policy, features, actions), counts, task)
     flags = np.asarray(episodes.extras.get(INTERVENTION, np.zeros(len(episode)))).reshape(-1).astype(bool)
     ends = np.array([end for _, end in spans])[episodes.episode]
     ahead = np.arange(len(flags))[:, None] + np.arange(length)
