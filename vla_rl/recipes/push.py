@@ -150,7 +150,7 @@ def _about_dataset(folder: Path, info: Mapping[str, Any], features: Mapping[str,
         **{part: _entries(features.get(name)) for part, name in _VECTORS.items()},
     }
     use = f"vla-rl train imitate.py:from_dataset --dataset {card.name}"
-    return f"Episodes of a robot, recorded by vla-rl.\n\n{card.rows(facts)}\n```sh\n{use}\n```\n"
+    return f"Recorded episodes of a robot.\n\n{card.rows(facts)}\n```sh\n{use}\n```\n"
 
 
 _VECTORS = {"State": "observation.state", "Action": "action"}
