@@ -54,8 +54,8 @@ class ByAdvantage(Checked):
     """RECAP: everything is imitated, told how good it was; the policy acts as if the next decision were good."""
 
     algorithm: RecapConfig = field(
-        default_factory=lambda: RecapConfig(lookahead=2, value_steps=1000, steps=3000, lr=1e-3)
-    )
+        default_factory=lambda: RecapConfig(positive=0.2, lookahead=2, value_steps=1000, steps=3000, lr=1e-3)
+    )  # a fifth is good: failures last until the time limit, and a quota that they fill tells nothing
     guidance: float = at_least(1.0, 0)  # see AdvantageConfig; above 1 for flows only
     stage = "recap"
 
