@@ -29,7 +29,9 @@ PPO = PPOConfig(
     stop_kl=2.0,
     clip_low=0.2,
     clip_high=0.2,
+    critic_lr=3e-3,
     critic_warmup=1,
+    recompute_advantages=True,
 )
 STATE_BASED = StateBased(
     algorithm=PPO,
@@ -54,7 +56,7 @@ def half_cheetah() -> Improve:
         StateBased(
             ActorConfig(std=0.6, activation="elu"),
             CriticConfig(activation="elu"),
-            replace(PPO, lr=4e-3, critic_lr=3e-3, target_kl=0.06, critic_warmup=0, recompute_advantages=True),
+            replace(PPO, lr=4e-3, target_kl=0.06, critic_warmup=0),
             WindowConfig(num_envs=32, decisions=64),
             LoopConfig(iterations=250, validate_every=25, save_every=25, collapse=math.inf),
         ),
