@@ -8,7 +8,7 @@ trains on any id of Gymnasium.  The MuJoCo tasks need ``pip install 'gymnasium[m
 import math
 from dataclasses import replace
 
-from vla_rl.algorithms.ppo import PPOConfig
+from vla_rl.algorithms.ppo import RecomputingPPOConfig
 from vla_rl.algorithms.sac import SACConfig
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.feed_forward import ActorConfig, SquashedConfig
@@ -20,7 +20,7 @@ from vla_rl.recipes.policies import SquashedActor
 from vla_rl.recipes.trainers import CriticConfig, OffPolicyRL, ReplayConfig, StateBased, TrainerConfig
 from vla_rl.training.loop import LoopConfig
 
-PPO = PPOConfig(
+PPO = RecomputingPPOConfig(
     epochs=5,
     minibatch=512,
     lr=1e-3,
@@ -31,7 +31,6 @@ PPO = PPOConfig(
     clip_high=0.2,
     critic_lr=3e-3,
     critic_warmup=1,
-    recompute_advantages=True,
 )
 STATE_BASED = StateBased(
     algorithm=PPO,

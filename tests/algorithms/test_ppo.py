@@ -15,7 +15,7 @@ from sims.catalog import make
 from tests.algorithms.ppo_learners import CONFIG, Watching, learner
 from tests.toys import FlowToy, TwoProcesses, bandit, columns, rollout, same, seeded, weights
 from vla_rl.algorithms.policy_gradient import LR_FACTOR
-from vla_rl.algorithms.ppo import PPO, PPOConfig, _Batch
+from vla_rl.algorithms.ppo import PPO, PPOConfig, RecomputingPPO, _Batch
 from vla_rl.contract.errors import NonFiniteError, UserError
 from vla_rl.contract.policy import Likelihood
 from vla_rl.policies.critics import ValueCritic
@@ -73,7 +73,7 @@ def test_the_critic_learns_the_discounted_return_of_chunks(truncated, expected):
     assert ppo.critic({"state": state})[0].item() == pytest.approx(expected, abs=0.02)
 
 
-class Credited(PPO):
+class Credited:
     """Keeps what its policy loss is given, with the critic of that moment."""
 
     def policy_loss(self, row, new):
@@ -81,10 +81,10 @@ class Credited(PPO):
         return super().policy_loss(row, new)
 
 
-@pytest.mark.parametrize("anew", [True, False])
-def test_every_epoch_has_its_critics_advantages_and_returns_if_asked(anew):
+@pytest.mark.parametrize(("kind", "anew"), [(RecomputingPPO, True), (PPO, False)], ids=["recomputing", "ppo"])
+def test_every_epoch_has_its_critics_advantages_and_returns_if_asked(kind, anew):
     """Three actions that earn 1 each, gamma 1/2, then cut: 1 + 1/2 + 1/4 + V/8; one step an epoch."""
-    ppo = learner(kind=Credited, gamma=0.5, critic_lr=1e-2, recompute_advantages=anew)
+    ppo = learner(kind=type("Kept", (Credited, kind), {}), gamma=0.5, critic_lr=1e-2)
     nn.init.normal_(ppo.critic.head.weight, generator=seeded(3))  # it begins as 0, which tells nothing apart
     state, yes = torch.randn(64, 1, generator=seeded(2)), torch.ones(1, 64, dtype=torch.bool)
     out, _ = ppo.policy.act({"state": state}, {}, "sample", seeded())

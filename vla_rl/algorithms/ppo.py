@@ -9,8 +9,7 @@ A return is cut where a person intervenes: the decision before bootstraps from t
 which the person took over, so a rescue is not credited to the policy.  Intervened decisions have no loss.
 
 Deviations from the paper: a stop on the exact KL of the chains and a learning rate that adapts to it bound the update
-(``policy_gradient.py``); the value loss is not clipped; advantage statistics are global.  ``recompute_advantages`` is
-not of the paper but of Andrychowicz et al. 2021 (arXiv 2006.05990, "advantages recomputed once per data pass").
+(``policy_gradient.py``); the value loss is not clipped; advantage statistics are global.
 
 Advantages of chunked decisions (a semi-Markov decision process): GAE with true durations, and global normalisation.
 
@@ -43,7 +42,6 @@ class PPOConfig(PolicyGradientConfig):
     clip_high: float = above_zero(0.3)
     critic_lr: float = above_zero(1e-3)
     critic_warmup: int = at_least(2, 0)  # first iterations, which train the critic only
-    recompute_advantages: bool = False  # and returns, in every epoch, from the critic as it is then
 
 
 @dataclass(frozen=True)
@@ -92,14 +90,6 @@ class PPO(PolicyGradient[_Batch], config=PPOConfig):
             returns,
         )
         return batch, {**metrics, **_quality(returns, value)}
-
-    @torch.no_grad()
-    def _at_epoch(self, epoch: int, batch: _Batch, rollout: Rollout) -> _Batch:
-        if not epoch or not self.config.recompute_advantages:
-            return batch
-        usable, _ = self._usable(rollout, {})
-        advantage, returns, _ = self._credited(rollout, usable)
-        return replace(batch, advantage=advantage, returns=returns)
 
     def _credited(self, rollout: Rollout, usable: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Normalised advantages, returns and the critic's values of the ``usable`` [T,E] decisions, each [B]."""
@@ -158,6 +148,23 @@ class PPO(PolicyGradient[_Batch], config=PPOConfig):
     def objective(self, ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
         """The clipped surrogate and where it was clipped, in the shape of ``ratio``."""
         return clipped_objective(ratio, advantage, self.config.clip_low, self.config.clip_high)
+
+
+@dataclass(frozen=True)
+class RecomputingPPOConfig(PPOConfig):
+    """PPO that computes advantages and returns anew in every epoch."""
+
+
+class RecomputingPPO(PPO, config=RecomputingPPOConfig):
+    """Every epoch has the advantages and returns of the critic as it is then (Andrychowicz et al. 2021, 2006.05990)."""
+
+    @torch.no_grad()
+    def _at_epoch(self, epoch: int, batch: _Batch, rollout: Rollout) -> _Batch:
+        if not epoch:
+            return batch
+        usable, _ = self._usable(rollout, {})
+        advantage, returns, _ = self._credited(rollout, usable)
+        return replace(batch, advantage=advantage, returns=returns)
 
 
 def _quality(returns: Tensor, value: Tensor) -> dict[str, float]:
