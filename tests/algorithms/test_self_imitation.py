@@ -94,6 +94,7 @@ def test_the_learning_rate_falls_to_nothing_along_a_cosine() -> None:
     assert rates == pytest.approx([0.1, 0.1 * (2 + 2**0.5) / 4, 0.05, 0.1 * (2 - 2**0.5) / 4])
 
 
+@pytest.mark.full
 def test_it_converges_to_the_policy_given_success() -> None:
     """A flow's own samples, of which those succeed whose first place is above its median."""
     torch.manual_seed(0)

@@ -161,6 +161,7 @@ def test_nothing_is_written_into_it(root: Path) -> None:
     assert sorted(root.rglob("*")) == before
 
 
+@pytest.mark.full
 def test_only_what_the_episodes_and_cameras_need_is_downloaded(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

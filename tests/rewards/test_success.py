@@ -57,6 +57,7 @@ def taught() -> SuccessClassifier:
 # -- pictures and instructions -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_it_learns_from_images_and_words(taught):
     held_out = squares(300, 2)
     right = (taught.scores(held_out) > 0) == held_out.label

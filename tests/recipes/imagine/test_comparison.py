@@ -72,6 +72,7 @@ def test_a_finished_run_has_its_summary_and_is_not_continued(run):
         commands.imagine(["improve", str(run)])
 
 
+@pytest.mark.full
 def test_init_from_reuses_episodes_and_weights_of_a_run(run, recipe, tmp_path, monkeypatch):
     """Its trusted horizon and its thresholds are chosen anew."""
     monkeypatch.setattr("vla_rl.recipes.imagine.plan.collect_episodes", None)  # nothing is played
