@@ -149,7 +149,7 @@ def test_what_does_not_fit_is_one_sentence(tmp_path, small_variants):
         Pi05.from_public(public(tmp_path / "short", tokenizer_max_length=38), spec, OPTIONS)
     place = public(tmp_path / "steps")
     steps = [{"registry_name": "tokenizer_processor", "config": {}}, {"registry_name": PROCESSOR, "config": {}}]
-    for given, message in ((steps, "behind 'tokenizer_processor'"), (steps[:1], "no step.*writes no state into its prompts")):
+    for given, message in ((steps, "'tokenizer_processor'"), (steps[:1], "no step.*writes no state into its prompts")):
         (place / "policy_preprocessor.json").write_text(json.dumps({"name": "x", "steps": given}))
         with pytest.raises(UserError, match=message):
             Pi05.from_public(place, spec, OPTIONS)
