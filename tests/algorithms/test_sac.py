@@ -105,6 +105,7 @@ def learner(config: SACConfig = QUICK, replay: object = None) -> SAC:
     return config.build(policy, policy.trainable(), critics(policy, config.num_critics), replay, seeded())  # type: ignore[arg-type]
 
 
+@pytest.mark.full
 def test_it_reaches_the_optimum_with_the_target_entropy():
     fast = replace(QUICK, lr=1e-2, critic_lr=1e-2, temperature_lr=3e-2, tau=0.05, batch=64)
     sac, generator = learner(fast), seeded(1)
