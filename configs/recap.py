@@ -7,7 +7,7 @@ from vla_rl.recipes.offline import ByWeight, LearnOffline
 
 
 def offline() -> LearnOffline:
-    """RECAP: everything is imitated, told how good it was; the policy acts as if the next decision were good."""
+    """RECAP: imitate everything, conditioned on how good it was, and act as if the next decision were good."""
     return LearnOffline()
 
 

@@ -116,12 +116,12 @@ def test_weights_are_by_hand_and_decide_what_is_drawn() -> None:
     ).where(advantage < 0, torch.full((4,), 3.0)))  # fmt: skip
     found = recorded([1, 1, 1, 1], [True] * 4, person={0: 0})
     agent = learner(found, WeightedImitation, config)
-    told, metrics = agent.tell(found.chunks, found.outcomes, advantage)
-    drawn = agent.sampler.draw(told, found.outcomes.human, 6000, seeded())
+    labelled, metrics = agent.label(found.chunks, found.outcomes, advantage)
+    drawn = agent.sampler.draw(labelled, found.outcomes.human, 6000, seeded())
     share = torch.bincount(drawn, minlength=4) / 6000
     weights = torch.tensor([1.0, 0.1353, 3.0, 3.0])  # what a person did has 1 at least
     torch.testing.assert_close(share, weights / weights.sum(), atol=0.02, rtol=0)
-    assert INDICATOR not in told.features and 0.25 < metrics["policy/effective_share"] < 1.0
+    assert INDICATOR not in labelled.features and 0.25 < metrics["policy/effective_share"] < 1.0
 
 
 def tried(helps: bool) -> Recorded:

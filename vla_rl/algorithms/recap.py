@@ -1,4 +1,4 @@
-"""RECAP (Physical Intelligence 2025, pi*0.6, arXiv 2511.14759): imitate everything, told how good it was.
+"""RECAP (Physical Intelligence 2025, pi*0.6, arXiv 2511.14759): imitate everything, conditioned on how good it was.
 
 Returns count the time to completion.  With ``n`` actions left of an episode, ``S`` the time limit and ``C`` the cost of
 a failure, in time limits:
@@ -214,10 +214,10 @@ class Recap(ChunkLearner[RecapConfig]):
         return {**labels, "replay/size": float(len(self.kept)), **mean(infos)}
 
     def labelled(self, chunks: Chunks, outcomes: Outcomes) -> tuple[Chunks, dict[str, float]]:
-        """The decisions to imitate, with what is told of them, and metrics."""
+        """The decisions to imitate, with their labels, and metrics."""
         value = self.predicted(chunks)
         advantage = outcomes.advantage(value, self.config.lookahead, self.time_limit)
-        told, metrics = self.tell(chunks, outcomes, advantage)
+        new, metrics = self.label(chunks, outcomes, advantage)
         fresh = self._fresh(chunks, outcomes)
         metrics |= {
             "value/mean": float(value.mean()),
@@ -226,9 +226,9 @@ class Recap(ChunkLearner[RecapConfig]):
             "rollout/human": float(outcomes.human.double().mean()),
             "rollout/too_old": float((~fresh).sum()),
         }
-        return told if fresh.all() else told.select(fresh), metrics
+        return new if fresh.all() else new.select(fresh), metrics
 
-    def tell(self, chunks: Chunks, outcomes: Outcomes, advantage: Tensor) -> tuple[Chunks, dict[str, float]]:
+    def label(self, chunks: Chunks, outcomes: Outcomes, advantage: Tensor) -> tuple[Chunks, dict[str, float]]:
         """``chunks`` with ``INDICATOR`` among their features, given the ``advantage`` [N] of each, and metrics."""
         autonomous = ~outcomes.human
         good = outcomes.human | (advantage >= threshold(advantage, chunks.task, autonomous, self.config.positive))
@@ -237,7 +237,7 @@ class Recap(ChunkLearner[RecapConfig]):
         return replace(chunks, features={**chunks.features, INDICATOR: indicator}), {"policy/positive": share}
 
     def asked(self, batch: Chunks) -> Chunks:
-        """A minibatch as it is imitated: some decisions are not told whether they are good."""
+        """A minibatch as it is imitated: some decisions have no label."""
         left_out = torch.rand(len(batch), generator=self.generator) < self.config.dropout
         indicator = batch.features[INDICATOR].masked_fill(left_out.to(batch.task.device), UNKNOWN)
         return replace(batch, features={**batch.features, INDICATOR: indicator})

@@ -11,7 +11,7 @@ Advantage-weighted regression (Peng et al. 2019, arXiv 1910.00177; here with REC
 
     w = min(exp(A / (temperature std(A))), limit)
 
-is how much more often a decision is drawn to be imitated; the policy is not told anything.  Deviations: the temperature
+is how much more often a decision is drawn to be imitated; the policy is not conditioned.  Deviations: the temperature
 is in standard deviations of the advantages, and weights are frequencies, which have the same mean gradient.
 
 **Can the data teach?**  An advantage says something only where (a) some episodes fail and others succeed, (b) the value
@@ -144,7 +144,7 @@ class RecordedRecap(Recap):
         super().__init__(*given)
         self.recorded, self.block = recorded, block
         self.value_optimizer = self.optimizer_of([self.value])
-        self._told: tuple[Chunks, Tensor, dict[str, float]] | None = None
+        self._labelled: tuple[Chunks, Tensor, dict[str, float]] | None = None
 
     def optimizer_of(self, values: Sequence[nn.Module]) -> torch.optim.AdamW:
         """Of the networks of ``values``, each clipped by itself: no gradient tells it what it may not see."""
@@ -160,10 +160,10 @@ class RecordedRecap(Recap):
 
     def update(self, rollout: Rollout) -> dict[str, float]:
         """``block`` gradient steps of the policy; ``rollout`` has nothing new in it."""
-        if self._told is None:
-            told, metrics = self.labelled(self.recorded.chunks, self.recorded.outcomes)
-            self._told = told, self.recorded.outcomes.human, metrics
-        chunks, human, metrics = self._told
+        if self._labelled is None:
+            chunks, metrics = self.labelled(self.recorded.chunks, self.recorded.outcomes)
+            self._labelled = chunks, self.recorded.outcomes.human, metrics
+        chunks, human, metrics = self._labelled
         return {**metrics, **mean([self._policy_step(chunks, human) for _ in range(self.block)])}
 
     def asked(self, batch: Chunks) -> Chunks:
@@ -181,7 +181,7 @@ class WeightedImitation(RecordedRecap):
     name = "advantage-weighted imitation"
     config: WeightedConfig
 
-    def tell(self, chunks: Chunks, outcomes: Outcomes, advantage: Tensor) -> tuple[Chunks, dict[str, float]]:
+    def label(self, chunks: Chunks, outcomes: Outcomes, advantage: Tensor) -> tuple[Chunks, dict[str, float]]:
         weight = advantage_weights(advantage, self.config)
         self.sampler = _Drawn(torch.where(outcomes.human, weight.clamp_min(1.0), weight))
         effective = weight.sum().square() / weight.square().sum() / len(weight)
@@ -266,7 +266,7 @@ def measure(learner: RecordedRecap, sizes: Mapping[str, int], generator: torch.G
     """Whether the decisions of ``learner``, whose value is fitted, can teach; ``sizes`` are of what its value reads.
 
     Two more values are fitted, as long as its own, to decisions whose whole chunk was executed: one reads the chunk as
-    well.  Past an episode's end a chunk would tell that it ends.
+    well.  Past an episode's end a chunk would show that it ends.
     """
     horizon, recorded = learner.policy.horizon, learner.recorded
     seen = {name: recorded.chunks.features[name] for name in (*sizes, FOLD)}  # and no pictures

@@ -152,14 +152,14 @@ class Demonstrations(_Episodes):
         for name, values in columns.items():
             if values.size != len(self.episode) or values.dtype.kind not in "fiub":
                 continue
-            told = [values.reshape(-1)[begin:end].astype(np.float64) for begin, end in self.spans()]
+            recorded = [values.reshape(-1)[begin:end].astype(np.float64) for begin, end in self.spans()]
             if name == "next.done":
-                found = np.array([bool(part[-1]) for part in told])
+                found = np.array([bool(part[-1]) for part in recorded])
                 if found.all():  # every episode's last step has it in most datasets
                     continue
                 return found
-            if all(np.isin(part, (0.0, 1.0)).all() for part in told):
-                return np.array([bool(part.any()) for part in told])
+            if all(np.isin(part, (0.0, 1.0)).all() for part in recorded):
+                return np.array([bool(part.any()) for part in recorded])
         raise UserError(
             f"nothing says which of these {self.count} episodes succeeded, so good decisions cannot be told from bad "
             f'ones (columns: {", ".join(self.extras) or "none"}); add the column "next.success", true in the last step '

@@ -1,6 +1,6 @@
 """Policies that are conditioned on whether a decision was good, and act as if the next one were (RECAP).
 
-A small flow policy is told by a vector that is learnt, a vision-language-action model by its prompt, as in the paper.
+A small flow policy is conditioned by a learnt vector, a vision-language-action model by its prompt, as in the paper.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class AdvantageConfig(Checked):
 def advantage_conditioned(base: Any, guidance: float) -> Any:
     """``base`` conditioned in the way of its kind; one that is conditioned already, with this ``guidance``.
 
-    Raises UserError for a policy that can be told neither by a vector nor by a prompt.
+    Raises UserError for a policy that can be conditioned neither by a vector nor by a prompt.
     """
-    told: Any = base
+    policy: Any = base
     if not isinstance(base, AdvantageConditioned | AdvantagePrompted):
-        told = AdvantagePrompted(base) if isinstance(base, SavedVLA) else AdvantageConditioned(base)
-    told.guide(guidance)
-    return told
+        policy = AdvantagePrompted(base) if isinstance(base, SavedVLA) else AdvantageConditioned(base)
+    policy.guide(guidance)
+    return policy
 
 
 def guided(beta: float, field_of: Callable[[int], VelocityField]) -> VelocityField:
@@ -96,7 +96,7 @@ class AdvantageConditioned(FlowPolicy):
 
         Raises UserError for a policy without one vector that conditions its field.
         """
-        cure = "so it cannot be told how good a decision was; use a TinyVLA, or add them."
+        cure = "so it cannot be conditioned on how good a decision was; use a TinyVLA, or add them."
         require(base, "RECAP", ("condition", "conditioned_field", "condition_size"), cure)
         config = config or AdvantageConfig(base.config.horizon, base.config.sampler)
         super().__init__(base.spec, base.action_scale, config)
@@ -220,7 +220,9 @@ class AdvantagePrompted(StatelessPolicy):
             out, state = self.base.act(features, state, mode, generator)
             return replace(out, policy_version=self.version), state
         noise = self.base.initial_noise(len(features["state"]), generator)
-        field = guided(self.config.guidance, lambda indicator: self.base.acting_field(self._told(features, indicator)))
+        field = guided(
+            self.config.guidance, lambda indicator: self.base.acting_field(self._prompted(features, indicator))
+        )
         found = self.base.ended(field, {"noise": noise, **origin_of(features)})
         return ActionOut(found["action"], found["sample"], noise.new_zeros(len(noise)), {}, self.version), state
 
@@ -228,7 +230,7 @@ class AdvantagePrompted(StatelessPolicy):
     def _acts_on(self) -> int:
         return POSITIVE if self.config.guidance else UNKNOWN
 
-    def _told(self, features: Features, indicator: int | Tensor) -> Features:
+    def _prompted(self, features: Features, indicator: int | Tensor) -> Features:
         """``features`` under the prompts of ``indicator``: the very same where they are those that it acts on."""
         if isinstance(indicator, int) and indicator == self._acts_on:
             return features
@@ -246,8 +248,8 @@ class AdvantagePrompted(StatelessPolicy):
     def imitation_losses(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
         """The base's, under the prompts of ``features["indicator"]`` int [B]; demonstrations are good decisions."""
         rest = {name: item for name, item in features.items() if name != INDICATOR}
-        told = {**rest, "task": self._row(features["task"], features.get(INDICATOR, POSITIVE))}
-        losses: Tensor = self.base.imitation_losses(told, chunks, draws, generator)
+        prompted = {**rest, "task": self._row(features["task"], features.get(INDICATOR, POSITIVE))}
+        losses: Tensor = self.base.imitation_losses(prompted, chunks, draws, generator)
         return losses
 
     def trainable(self) -> dict[str, nn.Parameter]:

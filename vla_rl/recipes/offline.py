@@ -51,7 +51,7 @@ _BLOCK = 50  # gradient steps between two saved states
 
 @dataclass(frozen=True)
 class ByAdvantage(Checked):
-    """RECAP: everything is imitated, told how good it was; the policy acts as if the next decision were good."""
+    """RECAP: imitate everything, conditioned on how good it was, and act as if the next decision were good."""
 
     algorithm: RecapConfig = field(
         default_factory=lambda: RecapConfig(positive=0.2, lookahead=2, value_steps=1000, steps=3000, lr=1e-3)
@@ -60,7 +60,7 @@ class ByAdvantage(Checked):
     stage = "recap"
 
     def policy(self, base: Any) -> Any:
-        """What is trained, on ``base``.  Raises UserError for a policy that cannot be told how good a decision was."""
+        """What is trained, on ``base``; raises UserError for a policy that cannot be conditioned on an indicator."""
         return advantage_conditioned(base, self.guidance)
 
     def learner(self, policy: Any, value: CrossFitted, recorded: Recorded, seed: int) -> RecordedRecap:
@@ -129,7 +129,7 @@ class LearnOffline(FromDataset):
         """The policy to train and its learner, with all that is recorded; what is begun with is kept as "start"."""
         episodes, kept = self.read(), folder.checkpoint(START)
         success = episodes.successes()
-        _tell(episodes, success)
+        _print_outcomes(episodes, success)
         base, episodes = self.start(episodes, str(kept) if kept.exists() else "")
         if not kept.exists():
             save_own(base, kept)
@@ -166,8 +166,8 @@ class LearnOffline(FromDataset):
             def report(iteration: int, metrics: dict[str, float]) -> None:
                 folder.log(stage, iteration, metrics)
                 last[0] = metrics.get("eval/score", last[0])
-                told = "" if math.isnan(last[0]) else f", validated {last[0]:.0%}"
-                update(iteration * _BLOCK, f"loss {metrics.get('policy/loss', math.nan):.4f}{told}")
+                score = "" if math.isnan(last[0]) else f", validated {last[0]:.0%}"
+                update(iteration * _BLOCK, f"loss {metrics.get('policy/loss', math.nan):.4f}{score}")
 
             def save(iteration: int) -> None:
                 folder.save_state(iteration, {**loop.state_dict(), "measure": found})
@@ -242,7 +242,7 @@ def _sizes(policy: Any) -> dict[str, int]:
     return {_READ + name: size for name, size in {**policy.feature_sizes, "time": 1}.items()}
 
 
-def _tell(episodes: Demonstrations, success: np.ndarray) -> None:
+def _print_outcomes(episodes: Demonstrations, success: np.ndarray) -> None:
     """Print how the episodes ended; raises UserError where none succeeded."""
     count, tasks = len(success), episodes.task[[begin for begin, _ in episodes.spans()]]
     if not success.any():

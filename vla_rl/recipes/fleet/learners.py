@@ -153,14 +153,14 @@ class LearnByCorrections(FleetMethod):
 
 @dataclass(frozen=True)
 class LearnByAdvantage(FleetMethod):
-    """RECAP: everything is imitated, told how good it was; the policy acts as if the next decision were good."""
+    """RECAP: imitate everything, conditioned on how good it was, and act as if the next decision were good."""
 
     algorithm: RecapConfig = field(default_factory=RecapConfig)
     balance: SamplerConfig = field(default_factory=SamplerConfig)  # of tasks and kinds of data, in the policy's batches
     guidance: float = 1.0  # see AdvantageConfig
 
     def build(self, base: Trainable, episodes: Demonstrations, seed: int) -> Recap:
-        """Raises UserError for a policy that cannot be told how good a decision was."""
+        """Raises UserError for a policy that cannot be conditioned on how good a decision was."""
         policy = advantage_conditioned(base, self.guidance)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
