@@ -158,6 +158,9 @@ FAMILIES: dict[str, Family] = {
         f"diffusion {name}": Family(partial(test_diffusion.made, item))
         for name, item in test_diffusion.POLICIES.items()
     },
+    "flow with a history": Family(
+        lambda: test_tiny.made(FlowSampler(FlowSde(0.5), AllSteps(), 4), n_obs_steps=3), full=True
+    ),
     "latent noise": Family(test_latent_noise.gaussian),
     "advantage-conditioned flow": Family(advantage_conditioned),
     "residual": Family(residual),

@@ -48,9 +48,9 @@ NOISE_PLACEMENTS = [AllSteps(), OneRandomStep(), LastStep(), LastStepFromNoise()
 name = lambda value: type(value).__name__  # noqa: E731
 
 
-def made(sampler: FlowSampler | None = None, spec: EnvSpec = SPEC) -> TinyVLA:
+def made(sampler: FlowSampler | None = None, spec: EnvSpec = SPEC, n_obs_steps: int = 1) -> TinyVLA:
     torch.manual_seed(0)
-    sizes = TinyConfig(HORIZON, queries=2, condition=16, width=32, blocks=1)
+    sizes = TinyConfig(HORIZON, queries=2, condition=16, width=32, blocks=1, n_obs_steps=n_obs_steps)
     config = replace(sizes, sampler=sampler) if sampler else sizes
     policy = TinyVLA(spec, Vocabulary.from_texts(spec.tasks), Affine((0.1, 0.0, -0.1), (0.5, 1.0, 2.0)), config)
     for parameter in policy.expert.parameters():  # its noise head begins at zero

@@ -26,7 +26,13 @@ INTERVENTION = "complementary_info.is_intervention"  # bool: a person acted, as 
 
 
 def relabelled(
-    episodes: Demonstrations, policy: Policy, spec: EnvSpec, horizon: int, generator: Any, offsets: int = 1
+    episodes: Demonstrations,
+    policy: Policy,
+    spec: EnvSpec,
+    horizon: int,
+    generator: Any,
+    offsets: int = 1,
+    anew: np.ndarray | None = None,
 ) -> Iterator[Rollout]:
     """Every episode as a rollout with E = 1 and one decision every ``horizon`` actions.
 
@@ -36,12 +42,15 @@ def relabelled(
     action after that one is left out.  Samples are zeros and versions -1: only the executed actions are known.  Actions
     of a person (column ``INTERVENTION``) stay marked as interventions.
 
+    ``anew`` bool [N]: the actions after which the policy's state begins anew; None: it does where episodes begin.
+
     Raises ContractError when rewards are missing or an action lies outside the bounds of ``spec``.
     """
     _require_rewards(episodes)
     _require_bounds(episodes, spec)
     episodes = replace(episodes.with_tasks(spec.tasks), robot=episodes.robot or spec.name)
-    return as_decisions(episodes, lambda steps: _encode(episodes, steps, policy, generator), horizon, offsets)
+    after = np.zeros(len(episodes.action), bool) if anew is None else anew
+    return as_decisions(episodes, lambda steps: _encode(episodes, steps, policy, generator, after), horizon, offsets)
 
 
 def as_decisions(episodes: Demonstrations, encode: Encode, horizon: int, offsets: int = 1) -> Iterator[Rollout]:
@@ -91,13 +100,19 @@ def _episode(episodes: Demonstrations, begin: int, end: int, encode: Encode, hor
     )
 
 
-def _encode(episodes: Demonstrations, steps: list[int], policy: Policy, generator: Any) -> list[Features]:
+def _encode(
+    episodes: Demonstrations, steps: list[int], policy: Policy, generator: Any, anew: np.ndarray
+) -> list[Features]:
     """The policy's features at ``steps`` of one episode, in their order, each with a leading axis 1."""
     batch = policy.encode(episodes.observation().select(np.array(steps)))
     found = [{name: item[i : i + 1] for name, item in batch.items()} for i in range(len(steps))]
     if hasattr(policy, "context"):
-        state = policy.reset_state(policy.initial_state(1), np.zeros(1, np.intp))
-        for i, features in enumerate(found):
+        everyone, before = np.zeros(1, np.intp), steps[0]
+        state = policy.reset_state(policy.initial_state(1), everyone)
+        for i, (step, features) in enumerate(zip(steps, found, strict=True)):
+            if anew[before:step].any():
+                state = policy.reset_state(state, everyone)
+            before = step
             found[i], state = policy.context(features, state, generator)
     return [recorded(policy, features) for features in found]
 

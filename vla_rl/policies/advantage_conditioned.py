@@ -20,8 +20,9 @@ from vla_rl.contract.load import name_of
 from vla_rl.contract.policy import ActionOut, Features, Mode, State, require
 from vla_rl.policies.flow import Field, FlowSampler, VelocityField, imitation_losses
 from vla_rl.policies.flow_policy import FlowPolicy
+from vla_rl.policies.history import ObservationPolicy
 from vla_rl.policies.noise import Generators
-from vla_rl.policies.normalization import StatelessPolicy, origin_of
+from vla_rl.policies.normalization import origin_of
 from vla_rl.policies.pretrained import load_policy, read_config
 from vla_rl.policies.vla.features import KeepPictures
 from vla_rl.policies.vla.saving import SavedVLA
@@ -100,7 +101,7 @@ class AdvantageConditioned(FlowPolicy):
         require(base, "RECAP", ("condition", "conditioned_field", "condition_size"), cure)
         config = config or AdvantageConfig(base.config.horizon, base.config.sampler)
         super().__init__(base.spec, base.action_scale, config)
-        self.base = base
+        self.base, self.history = base, getattr(base, "history", None)
         self.indicators = nn.Embedding(3, base.condition_size)
         nn.init.zeros_(self.indicators.weight)
 
@@ -165,7 +166,7 @@ class PromptedConfig(Checked):
 _SAID = {UNKNOWN: "", POSITIVE: ". Advantage: positive", NEGATIVE: ". Advantage: negative"}
 
 
-class AdvantagePrompted(StatelessPolicy):
+class AdvantagePrompted(ObservationPolicy):
     """A vision-language-action model of any family whose prompts say "Advantage: positive" or "negative", or nothing.
 
     It acts on good prompts; a flow is guided as ``AdvantageConditioned`` is, with two passes of the whole model.  The

@@ -33,9 +33,10 @@ from vla_rl.contract.load import installed, name_of
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
 from vla_rl.policies.flow import gaussian_kl, repeated
 from vla_rl.policies.heads import ObservationEncoder
+from vla_rl.policies.history import ObservationPolicy, history_through
 from vla_rl.policies.image_encoder import FilmBlock, fourier_features
 from vla_rl.policies.noise import Generators, integers, normal
-from vla_rl.policies.normalization import Affine, StatelessPolicy
+from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy, read_config
 from vla_rl.pretrained import load_weights, save_folder
 
@@ -332,7 +333,7 @@ class Denoiser(nn.Module):
         return network
 
 
-class DenoisingPolicy(StatelessPolicy):
+class DenoisingPolicy(ObservationPolicy):
     """A policy whose subclasses have a network that denoises chunks; it implements ``LikelihoodPolicy``.
 
     The likelihood is that of the fine-tuned steps given their starting point, summed over steps and dimensions; mode
@@ -430,6 +431,7 @@ class DiffusionPolicy(DenoisingPolicy):
             )
         self.encoder, self.spec, self.config, self.version = encoder, encoder.spec, config or DiffusionConfig(), 0
         self.sampler, self.final_noise = self.config.sampler, 1.0
+        self.history = history_through(encoder, self.config.horizon)
         self.action_scale = Affine.from_bounds(self.spec.action)
         self.scheduler = self.config.sampler.reverse.scheduler(self.config.sampler.process)
         dims = self.config.horizon * self.spec.action_dim

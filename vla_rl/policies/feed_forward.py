@@ -27,12 +27,12 @@ from vla_rl.contract.load import name_of
 from vla_rl.contract.policy import ActionOut, CriticAction, Features, Likelihood, Mode, State
 from vla_rl.policies.flow import gaussian_kl
 from vla_rl.policies.heads import HeadConfig, HoldsFrozen, ObservationEncoder, SquashedHead
+from vla_rl.policies.history import EARLIER, MOST_STEPS, ObservationPolicy, history_of, history_through
 from vla_rl.policies.image_encoder import Activation, ImageEncoder, encode_inputs, hidden_layers
 from vla_rl.policies.noise import Generators, normal, uniform
 from vla_rl.policies.normalization import (
     Affine,
     RunningStatistics,
-    StatelessPolicy,
     build_standardizer,
     check_same_env,
 )
@@ -81,19 +81,27 @@ class FeedForwardConfig(Checked):
     cameras: tuple[str, ...] = ()
     logprob_per: LogprobPer = "chunk"  # or "action", "token" (an entry): what has a ratio of its own in PPO and GRPO
     activation: Activation = "tanh"  # or "elu", of the hidden layers
+    n_obs_steps: int = within(1, 1, MOST_STEPS)  # states that a decision reads: its own and those of decisions before
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(self, "logprob_per", "chunk", "action", "token")
         check_choice(self, "activation", "tanh", "elu")
+        if self.n_obs_steps > 1 and self.cameras:
+            raise UserError(
+                f"n_obs_steps is {self.n_obs_steps} and {', '.join(self.cameras)} would be read (cameras), but of "
+                "earlier observations such a policy reads states only; leave one of them out, or imitate with a "
+                "NewTiny, which reads earlier pictures."
+            )
 
 
-class FeedForwardPolicy(StatelessPolicy):
+class FeedForwardPolicy(ObservationPolicy):
     """One network from proprioception and images to the parameters of a distribution over action chunks.
 
     Proprioception is standardised by ``proprioception``: the bounds of ``spec.state`` by default, or
     ``RunningStatistics(S)``, the statistics of all training data so far, for states without bounds.  The images of
-    ``config.cameras`` go through an :class:`ImageEncoder` that is trained with the rest.  It implements ``Observer``.
+    ``config.cameras`` go through an :class:`ImageEncoder` that is trained with the rest.  With ``config.n_obs_steps``
+    the states of earlier decisions are read as well (``policies/history.py``).  It implements ``Observer``.
     """
 
     config: FeedForwardConfig
@@ -106,7 +114,9 @@ class FeedForwardPolicy(StatelessPolicy):
         self.proprioception = proprioception or Affine.from_bounds(spec.state)
         self.standardize = build_standardizer(self.proprioception)
         self.vision = ImageEncoder.of(spec, config.cameras)
-        inputs = spec.state.shape[0] + self.vision.size
+        size = spec.state.shape[0]
+        self.history = history_of(config.n_obs_steps, config.horizon, {"state": size})
+        inputs = config.n_obs_steps * size + self.vision.size
         hidden = hidden_layers(inputs, config.width, config.depth, config.activation)
         last = nn.Linear(config.width if config.depth else inputs, self._num_outputs())
         self.network = nn.Sequential(*hidden, last)
@@ -126,9 +136,9 @@ class FeedForwardPolicy(StatelessPolicy):
 
     @property
     def feature_sizes(self) -> dict[str, int]:
-        """The state is all that a head may act on; pixels are read through :meth:`new_vision`."""
-        size = self.spec.state.shape[0]
-        return {"state": size} if size else {}
+        """The states are all that a head may act on; pixels are read through :meth:`new_vision`."""
+        size, earlier = self.spec.state.shape[0], self.history.feature_sizes if self.history else {}
+        return {"state": size, **earlier} if size else {}
 
     def new_vision(self) -> ImageEncoder:
         """An untrained encoder of the pictures that this policy reads, for its critic."""
@@ -142,6 +152,9 @@ class FeedForwardPolicy(StatelessPolicy):
     def outputs(self, features: Features) -> Tensor:
         """What the network chooses, [B,N]: the parameters of the distribution."""
         state = self.standardize(features["state"].to(self.last.weight))
+        if self.history:
+            earlier = features[EARLIER + "state"].to(state).unflatten(-1, (self.history.n_obs_steps - 1, -1))
+            state = torch.cat([self.standardize(earlier).flatten(1), state], -1)
         if self.config.cameras:
             state = torch.cat([state, self.vision(features)], -1)
         return self.network(state)
@@ -178,7 +191,7 @@ class FeedForwardPolicy(StatelessPolicy):
         return policy.eval()
 
 
-class GaussianChunks(StatelessPolicy):
+class GaussianChunks(ObservationPolicy):
     """``N(mean(o), diag(std^2))`` over normalised chunks, ``std`` learned and the same everywhere.
 
     The sample is never clipped, so its density is exact; the action is the sample in physical units, clipped to the
@@ -381,7 +394,7 @@ class SquashedPolicy(HoldsFrozen):
                 f"{self.spec.name!r} executes chunks of 1 to {self.spec.max_chunk} actions, so it cannot execute "
                 f"{self.horizon}; choose another horizon."
             )
-        self._frozen = (encoder,)
+        self._frozen, self.history = (encoder,), history_through(encoder, self.horizon)
         self.action_scale = Affine.from_bounds(self.spec.action)
         if not self.config.std_bounds[0] < self.config.std < self.config.std_bounds[1]:
             raise UserError(

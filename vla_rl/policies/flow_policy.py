@@ -15,13 +15,14 @@ from vla_rl.contract.env import Array, EnvSpec, Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
 from vla_rl.policies.flow import Chain, FlowSampler, VelocityField, gaussian_kl
+from vla_rl.policies.history import ObservationPolicy
 from vla_rl.policies.noise import Generators, normal
-from vla_rl.policies.normalization import Affine, Relative, StatelessPolicy, check_relative, made_absolute, origin_of
+from vla_rl.policies.normalization import Affine, Relative, check_relative, made_absolute, origin_of
 
 Compute = Callable[[VelocityField, Features], Features]
 
 
-class FlowPolicy(StatelessPolicy):
+class FlowPolicy(ObservationPolicy):
     """A policy whose subclasses have a velocity field; it implements ``LikelihoodPolicy``.
 
     Its density is that of ``config.sampler``'s chain (Flow-SDE, Flow-Noise, ...; see ``policies/flow.py``).  The first

@@ -14,7 +14,7 @@ from torch import Tensor
 from vla_rl.contract.env import Array, EnvSpec, Observation
 from vla_rl.contract.errors import ContractError, UserError, cause_of
 from vla_rl.contract.load import load, name_of
-from vla_rl.contract.policy import ActionOut, Features, Mode, Policy, State
+from vla_rl.contract.policy import ActionOut, Features, Mode, Policy, State, with_context
 from vla_rl.policies.noise import uniform
 from vla_rl.policies.normalization import Affine, action_limits, check_same_env
 from vla_rl.policies.pretrained import read_config
@@ -108,9 +108,7 @@ class Renumbered:
         return self.policy.encode(replace(obs, task=self.numbers[obs.task]))
 
     def context(self, features: Features, state: State, generator: Any) -> tuple[Features, State]:
-        """What the policy adds to its features, if it does."""
-        add = getattr(self.policy, "context", None)
-        return (features, state) if add is None else add(features, state, generator)
+        return with_context(self.policy, features, state, generator)
 
     def initial_state(self, num_envs: int) -> State:
         return self.policy.initial_state(num_envs)
@@ -141,6 +139,9 @@ class EpsilonRandomPolicy:
 
     def encode(self, obs: Observation) -> Features:
         return self.base.encode(obs)
+
+    def context(self, features: Features, state: State, generator: Any) -> tuple[Features, State]:
+        return with_context(self.base, features, state, generator)
 
     def initial_state(self, num_envs: int) -> State:
         return self.base.initial_state(num_envs)

@@ -18,8 +18,8 @@ from vla_rl.contract.config import DEEPEST, WIDEST, Checked, from_json, to_json,
 from vla_rl.contract.env import EnvSpec, Observation
 from vla_rl.contract.load import name_of
 from vla_rl.contract.policy import Features, Likelihood, Mode
+from vla_rl.policies.history import ObservationPolicy
 from vla_rl.policies.noise import Generators, normal
-from vla_rl.policies.normalization import StatelessPolicy
 from vla_rl.policies.pretrained import load_policy, read_config
 from vla_rl.pretrained import Saveable, load_weights, save_folder
 
@@ -188,7 +188,7 @@ def zero_init(layer: nn.Linear) -> nn.Linear:
     return layer
 
 
-class HoldsFrozen(StatelessPolicy):
+class HoldsFrozen(ObservationPolicy):
     """A policy on top of others in ``_frozen``, its constructor's first arguments, which are no submodules of it.
 
     So they are neither trained nor saved with its weights nor cast to its dtype, and they may be black boxes without

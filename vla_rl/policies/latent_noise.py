@@ -99,7 +99,7 @@ class LatentPolicy(HoldsFrozen):
                 f"{getattr(base, 'instead', otherwise)}"
             )
         self.config, self.version, self.spec = config, 0, base.spec
-        self._frozen = (base,)
+        self._frozen, self.history = (base,), getattr(base, "history", None)
         self.action_scale = Affine.from_bounds(self.spec.action)
         self.set_limits(self.spec)
 

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.contract.batch import Reducer
-from vla_rl.contract.env import Array, ArraySpec, EnvSpec
+from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.policy import State
 
 
 @dataclass(frozen=True)
@@ -162,27 +161,6 @@ def action_limits(spec: EnvSpec) -> tuple[Tensor, Tensor]:
         torch.tensor(_per_entry(spec.action.low, spec.action_dim)),
         torch.tensor(_per_entry(spec.action.high, spec.action_dim)),
     )
-
-
-class StatelessPolicy(nn.Module):
-    """The common part of policies that carry nothing from one decision to the next, which may keep limits of actions.
-
-    action_low, action_high  [D], physical, after :meth:`set_limits`
-    """
-
-    action_low: Tensor
-    action_high: Tensor
-
-    def set_limits(self, spec: EnvSpec) -> None:
-        """Raises ContractError for discrete actions."""
-        for name, limit in zip(("action_low", "action_high"), action_limits(spec), strict=True):
-            self.register_buffer(name, limit, persistent=False)
-
-    def initial_state(self, num_envs: int) -> State:
-        return {}
-
-    def reset_state(self, state: State, env_ids: Array) -> State:
-        return state
 
 
 _CLIP = 10.0  # standard deviations; inputs far from all data so far must not blow up the network

@@ -125,6 +125,11 @@ class RealTimeChunking(HoldsFrozen):
                 f"{type(base).__name__} has no velocity field, so its chunks cannot be guided; give a flow policy (an "
                 "imitation checkpoint, SmolVLA, pi0), or merge its chunks by temporal ensembling."
             )
+        if base.history:
+            raise UserError(
+                f"{type(base).__name__} reads observations that are a chunk apart (n_obs_steps), and with real-time "
+                "chunking it would be asked sooner; execute its chunks to their ends, without --real-time."
+            )
         self.config, self.version, self.spec = config or RealTimeConfig(), base.version, base.spec
         self._frozen = (base,)
         self.register_buffer("action_low", base.action_low.clone(), persistent=False)

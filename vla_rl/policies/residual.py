@@ -48,7 +48,7 @@ from vla_rl.policies.heads import DeterministicHead, GaussianHead, Head, HeadCon
 from vla_rl.policies.noise import Generators, generators_of, normal, uniform
 from vla_rl.policies.normalization import Affine
 
-_BASE = "base/"
+_BASE, _ENCODER = "base/", "encoder/"
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,9 @@ class ResidualPolicy(HoldsFrozen):
         self, base: Any, encoder: ObservationEncoder | None = None, config: ResidualConfig | None = None
     ) -> None:
         super().__init__()
-        if encoder is None and (not hasattr(base, "feature_sizes") or hasattr(base, "context")):
+        if encoder is None and (not hasattr(base, "feature_sizes") or isinstance(base, ResidualPolicy)):
             raise UserError(
-                f"{type(base).__name__} has no feature_sizes, or its features depend on its state, so the residual "
+                f"{type(base).__name__} has no feature_sizes, or is a residual itself, so the residual "
                 "would have no input; give an encoder: a policy with feature_sizes, such as an imitation checkpoint."
             )
         config = config or ResidualConfig()
@@ -136,20 +136,28 @@ class ResidualPolicy(HoldsFrozen):
         device, length = self.action_low.device, self.spec.max_chunk + self.config.plan
         queue = torch.zeros(num_envs, length, self.spec.action_dim, device=device)
         own = {"queue": queue, "left": torch.zeros(num_envs, dtype=torch.long, device=device)}
-        return own | {_BASE + name: item for name, item in self.base.initial_state(num_envs).items()}
+        return _with(_with(own, _BASE, self.base.initial_state(num_envs)), _ENCODER, self._encoder_state(num_envs))
+
+    def _encoder_state(self, num_envs: int) -> State:
+        """A history is kept twice: the base's observations are a chunk apart, and a correction's a correction."""
+        encoder: Any = self.encoder
+        return encoder.initial_state(num_envs) if hasattr(encoder, "context") else {}
 
     def reset_state(self, state: State, env_ids: Array) -> State:
         left = state["left"].clone()
         left[torch.as_tensor(env_ids, dtype=torch.long)] = 0
-        base_state = self.base.reset_state(_base_entries(state), env_ids)
-        return {**state, "left": left, **{_BASE + name: item for name, item in base_state.items()}}
+        state = _with({**state, "left": left}, _BASE, self.base.reset_state(_entries(state, _BASE), env_ids))
+        if encoder := _entries(state, _ENCODER):
+            seeing: Any = self.encoder
+            state = _with(state, _ENCODER, seeing.reset_state(encoder, env_ids))
+        return state
 
     def saved_state(self, state: State) -> State:
         """The base's as it says, and the queue."""
-        return _with_base(state, saved_state(self.base, _base_entries(state)))
+        return _with(state, _BASE, saved_state(self.base, _entries(state, _BASE)))
 
     def restored_state(self, saved: State) -> State:
-        return _with_base(saved, restored_state(self.base, _base_entries(saved)))
+        return _with(saved, _BASE, restored_state(self.base, _entries(saved, _BASE)))
 
     @torch.no_grad()
     def context(self, features: Features, state: State, generator: Generators) -> tuple[Features, State]:
@@ -158,6 +166,10 @@ class ResidualPolicy(HoldsFrozen):
         if len(empty):
             state = self._refill_queue(features, state, empty, generator)
         queue, left = state["queue"], state["left"]
+        if encoder := _entries(state, _ENCODER):
+            seeing: Any = self.encoder
+            features, encoder = with_context(seeing, features, encoder, generator)
+            state = _with(state, _ENCODER, encoder)
         # Not the rest of what an encoder returns: a replay buffer would hold a VLA's prefix for every step.
         inputs = {name: features[name] for name in (*self.encoder.feature_sizes, "time") if name in features}
         inputs["base_action"] = queue[:, : self.horizon].flatten(1)
@@ -167,8 +179,8 @@ class ResidualPolicy(HoldsFrozen):
 
     def _refill_queue(self, features: Features, state: State, env_ids: Tensor, generator: Generators) -> State:
         """``state`` with a new chunk of the base in the queues of ``env_ids``; raises NonFiniteError for a NaN."""
-        own, base_state = generators_of(generator, env_ids), _base_entries(state)
-        inputs = {name: item[env_ids.to(item.device)] for name, item in _base_entries(features).items()}
+        own, base_state = generators_of(generator, env_ids), _entries(state, _BASE)
+        inputs = {name: item[env_ids.to(item.device)] for name, item in _entries(features, _BASE).items()}
         before = {name: item[env_ids.to(item.device)] for name, item in base_state.items()}
         inputs, before = with_context(self.base, inputs, before, own)
         out, after = self.base.act(inputs, before, "eval", own)
@@ -191,7 +203,7 @@ class ResidualPolicy(HoldsFrozen):
         merged = {name: item.clone() for name, item in base_state.items()}
         for name, item in after.items():
             merged[name][env_ids.to(item.device)] = item
-        return {**state, "queue": queue, "left": left, **{_BASE + name: item for name, item in merged.items()}}
+        return _with({**state, "queue": queue, "left": left}, _BASE, merged)
 
     # -- acting -----------------------------------------------------------------------------------------------------
 
@@ -320,15 +332,15 @@ class GaussianResidual(ResidualPolicy):
     kl = staticmethod(gaussian_kl)
 
 
-def _base_entries(items: Mapping[str, Any]) -> dict[str, Any]:
-    """The base's own entries, under their own names."""
-    return {name.removeprefix(_BASE): item for name, item in items.items() if name.startswith(_BASE)}
+def _entries(items: Mapping[str, Any], part: str) -> dict[str, Any]:
+    """Those of a policy inside, ``_BASE`` or ``_ENCODER``, under their own names."""
+    return {name.removeprefix(part): item for name, item in items.items() if name.startswith(part)}
 
 
-def _with_base(state: State, base: State) -> State:
-    """``state`` with other entries of the base."""
-    own = {name: item for name, item in state.items() if not name.startswith(_BASE)}
-    return own | {_BASE + name: item for name, item in base.items()}
+def _with(state: State, part: str, inside: State) -> State:
+    """``state`` with ``inside`` as the entries of ``part``."""
+    own = {name: item for name, item in state.items() if not name.startswith(part)}
+    return own | {part + name: item for name, item in inside.items()}
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from vla_rl.contract.load import name_of
 from vla_rl.contract.policy import Features
 from vla_rl.policies.flow import AllSteps, Field, FlowSampler, Ode, VelocityField, imitation_losses
 from vla_rl.policies.flow_policy import FlowPolicy
+from vla_rl.policies.history import MOST_STEPS, history_of
 from vla_rl.policies.image_encoder import BackboneOutput, FlowExpert, PointingBackbone
 from vla_rl.policies.normalization import Affine, Relative, check_same_env, origin
 from vla_rl.policies.pretrained import read_config
@@ -35,6 +36,7 @@ class TinyConfig(Checked):
     blocks: int = within(3, 1, DEEPEST)
     sampler: FlowSampler = FlowSampler(Ode(), AllSteps(), steps=4)
     relative: Relative = ()  # which entries of an action are relative to the state; (): none
+    n_obs_steps: int = within(1, 1, MOST_STEPS)  # observations that a decision reads: its own and those before
 
 
 class TinyVLA(FlowPolicy):
@@ -42,6 +44,8 @@ class TinyVLA(FlowPolicy):
 
     ``encode`` runs the backbone once per observation; ``act`` and ``log_prob`` take its features.
     :meth:`with_trained_backbone` makes the backbone learn, too.
+    With ``config.n_obs_steps`` it also reads what the backbone and the state said at earlier decisions, as they were
+    encoded then (``policies/history.py``): RL of the backbone has the gradient of the present observation alone.
     The likelihood is that of ``config.sampler`` (Flow-SDE, Flow-Noise, ...; see ``policies/flow.py``); mode "eval" is
     always the deterministic ODE from random noise.  It implements ``LikelihoodPolicy``.
     """
@@ -61,6 +65,7 @@ class TinyVLA(FlowPolicy):
         super().__init__(spec, action_scale or Affine.from_bounds(spec.action), config)
         self.vocabulary, self.proprioception = vocabulary, proprioception
         self.backbone = PointingBackbone(len(vocabulary.words), config.queries, max_words=vocabulary.length)
+        self.history = history_of(config.n_obs_steps, config.horizon, self._encoded_sizes)
         self.connector = nn.Sequential(
             nn.Linear(sum(self.feature_sizes.values()), 256),
             nn.SiLU(),
@@ -73,7 +78,12 @@ class TinyVLA(FlowPolicy):
 
     @property
     def feature_sizes(self) -> dict[str, int]:
-        """Sizes of the features of :meth:`encode` that this policy and other heads act on, by name."""
+        """Sizes of the features that this policy and other heads act on, by name."""
+        return {**self._encoded_sizes, **(self.history.feature_sizes if self.history else {})}
+
+    @property
+    def _encoded_sizes(self) -> dict[str, int]:
+        """Of an observation alone."""
         return {"image_features": self.backbone.features * len(self.spec.images), "state": self.spec.state.shape[0]}
 
     def with_trained_backbone(self) -> Self:
@@ -138,7 +148,7 @@ class TinyVLA(FlowPolicy):
 
     def condition(self, features: Features) -> Tensor:
         """What conditions the expert, [B,C]."""
-        return self.connector(torch.cat([features["image_features"], features["state"]], -1))
+        return self.connector(torch.cat([features[name] for name in self.feature_sizes], -1))
 
     def conditioned_field(self, condition: Tensor) -> VelocityField:
         """The velocity field given ``condition`` [B,C]."""

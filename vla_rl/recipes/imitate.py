@@ -33,6 +33,7 @@ from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.intervention import Escalation, HelpedEnv, PersonConfig, SupervisedEnv
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, FlowSde, LastStep
+from vla_rl.policies.history import with_history
 from vla_rl.policies.normalization import Affine, Relative, made_relative, origin
 from vla_rl.policies.openvla.decoding import OpenVLAOptions
 from vla_rl.policies.openvla.heads import Regression
@@ -365,10 +366,10 @@ def imitate_from_pixels(
 
 
 def encode_episodes(policy: Policy, episodes: Demonstrations, part: int = 256) -> dict[str, Tensor]:
-    """The policy's features {name: [N,...]} of all recorded observations."""
+    """The policy's features {name: [N,...]} of all recorded observations, with its history where it has one."""
     obs, count = episodes.observation(), len(episodes.state)
     parts = [policy.encode(obs.select(slice(i, i + part))) for i in range(0, count, part)]
-    return {name: torch.cat([item[name] for item in parts]) for name in parts[0]}
+    return with_history(policy, {name: torch.cat([item[name] for item in parts]) for name in parts[0]}, obs.time)
 
 
 @contextmanager

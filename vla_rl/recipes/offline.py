@@ -33,6 +33,7 @@ from vla_rl.evaluation.stats import MeanReturn, Rate
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.relabel import INTERVENTION
 from vla_rl.policies.advantage_conditioned import advantage_conditioned
+from vla_rl.policies.history import with_history
 from vla_rl.pretrained import save_own
 from vla_rl.recipes.evaluators import EvaluationConfig, play
 from vla_rl.recipes.imitate import OnStep, progress
@@ -289,6 +290,6 @@ def _features(policy: Any, episodes: Demonstrations, part: int = 64) -> dict[str
     for first in range(0, len(episodes.state), part):
         found = policy.encode(obs.select(slice(first, first + part)))
         parts.append({name: item.cpu() for name, item in found.items() if name in read or not own})
-    encoded = {name: torch.cat([item[name] for item in parts]) for name in parts[0]}
+    encoded = with_history(policy, {name: torch.cat([item[name] for item in parts]) for name in parts[0]}, obs.time)
     imitated = policy.imitation_features(obs) if own else encoded
     return {**imitated, **{_READ + name: encoded[name] for name in read}}

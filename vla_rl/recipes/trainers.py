@@ -336,7 +336,7 @@ class StateBased(TrainerConfig):
 
     def build_learner(self, context: RunContext, env: VecEnv, policy: Trainable) -> LoopLearner:
         """PPO, whose critic is drawn from the numbers that follow those of the policy."""
-        sizes = {"state": env.spec.state.shape[0]}
+        sizes = {"state": env.spec.state.shape[0], **policy.feature_sizes}
         sizes |= {name: math.prod(env.spec.extras[name].shape) for name in self.experience.privileged}
         vision = ImageEncoder.of(env.spec, self.policy.cameras) if self.policy.cameras else None
         critic = RunningCritic(sizes, self.critic.width, self.critic.depth, vision, self.critic.activation)

@@ -23,7 +23,9 @@ from vla_rl.algorithms.chunks import Chunks, ImitationPolicy, mean_loss
 from vla_rl.contract.config import Checked, at_least
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import ContractError, NonFiniteError
+from vla_rl.contract.policy import Features
 from vla_rl.evaluation.object_positions import ObjectProbe, ProbeConfig, check
+from vla_rl.policies.history import ObservationHistory
 from vla_rl.policies.image_encoder import BackboneOutput
 
 Batch = TypeVar("Batch")
@@ -156,12 +158,22 @@ def imitate(
     def loss(index: Tensor) -> tuple[Tensor, dict[str, float]]:
         chosen = chunks.select(index)
         if obs is not None:
-            chosen = replace(chosen, features=made.encode_with_grad(obs.select(index.numpy())))
+            chosen = replace(chosen, features=_encoded_with_grad(made, obs, index.numpy()))
         return mean_loss(policy, chosen, config.draws, generator), {}
 
     parameters, stride = (policy.trainable(), 1) if obs is None else (dict(made.named_parameters()), config.stride)
     batches = (index * stride for index in shuffled(len(chunks) // stride, config.fit.batch, generator))
     fit(parameters, loss, batches, config.fit, report)
+
+
+def _encoded_with_grad(policy: Any, obs: Observation, index: np.ndarray) -> Features:
+    """The features of ``obs`` at ``index`` [B], and of those before where the policy reads them."""
+    features: Features = policy.encode_with_grad(obs.select(index))
+    history: ObservationHistory | None = getattr(policy, "history", None)
+    if history is None:
+        return features
+    before = history.steps_before(index, np.asarray(obs.time)[index]).flatten()
+    return history.added(features, policy.encode_with_grad(obs.select(before)))
 
 
 CELL_WEIGHT = 0.3  # of the cross-entropy of the attention with the object's cell

@@ -156,7 +156,7 @@ def test_lerobots_processors_say_how_prompts_end(tmp_path: Path) -> None:
         ({"adapt_to_pi_aloha": True}, "adapt_to_pi_aloha to True.*does not support"),
         ({"use_delta_joint_actions_aloha": True}, "use_delta_joint_actions_aloha"),
         ({"use_peft": True}, "use_peft"),
-        ({"n_obs_steps": 3}, "n_obs_steps to 3"),
+        ({"n_obs_steps": 3}, "n_obs_steps to 3.*reads the newest observation alone"),
         ({"action_smoothing": 0.5}, "action_smoothing to 0.5.*does not know"),
         ({"normalization_mapping": {"VISUAL": "MEAN_STD"}}, "normalizes pictures by 'MEAN_STD'"),
     ],

@@ -56,6 +56,7 @@ _FIELDS: Mapping[str, Any] = {
     "adapt_to_pi_aloha": (False,),
     "use_delta_joint_actions_aloha": (False,),
 }
+_SO = {"n_obs_steps": "and LeRobot's own class (0.6) reads the newest observation alone whatever it says"}
 # The steps of its processors, with the options of each.
 _NORMALIZER = {"eps": _ANY, "features": _ANY, "norm_map": _ANY, "normalize_observation_keys": _ANY}
 _DEVICE = {"device": _ANY, "float_dtype": _ANY}
@@ -300,8 +301,9 @@ def _check_fields(path: Path, given: Mapping[str, Any], known: Mapping[str, Any]
         allowed = known.get(name, (None,))
         if allowed is not _ANY and value not in allowed:
             what = "does not support" if name in known else "does not know"
+            so = _SO.get(name, "so its actions would be wrong")
             raise UserError(
-                f"{str(path)!r} sets {prefix}{name} to {value!r}, which vla-rl {what}, so its actions would be wrong; "
+                f"{str(path)!r} sets {prefix}{name} to {value!r}, which vla-rl {what}, {so}; "
                 "use a checkpoint without it, or take the field out if it changes nothing for this one."
             )
 

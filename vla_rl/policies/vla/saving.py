@@ -15,7 +15,8 @@ from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.hub import cached, is_pinned, located, portable
 from vla_rl.contract.load import name_of
-from vla_rl.policies.normalization import Affine, StatelessPolicy, check_same_env
+from vla_rl.policies.history import ObservationPolicy
+from vla_rl.policies.normalization import Affine, check_same_env
 from vla_rl.policies.pretrained import read_config
 from vla_rl.policies.vla.checkpoint import CONFIG
 from vla_rl.policies.vla.network import FlowNetwork, NetworkShape
@@ -103,7 +104,7 @@ def _unshared(module: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-class SavedVLA(StatelessPolicy):
+class SavedVLA(ObservationPolicy):
     """A policy that is made of ``spec, network, prompts, state_scale, action_scale, cameras, config, base``.
 
     ``base`` is the public folder that the weights of ``network`` come from, None where they come from none.

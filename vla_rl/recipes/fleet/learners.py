@@ -22,7 +22,7 @@ from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.contract.batch import OneProcess, Resumable, Rollout
 from vla_rl.contract.config import Checked, above_zero, at_least, to_json
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.policy import Features, Mode, Policy, State
+from vla_rl.contract.policy import Features, Mode, Policy
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.mixture import choose, key_of
 from vla_rl.experience.relabel import DONE, INTERVENTION, as_decisions, relabelled
@@ -362,24 +362,5 @@ def relabelled_episode(policy: Any, episode: FleetEpisode, known: Collection[int
     else:
         extras[DONE] = np.zeros(len(person), bool)
     shown = replace(steps, extras=extras, robot=episode.sender.robot)
-    actor: Any = _BegunAnew(policy, np.append(False, person)) if hasattr(policy, "context") else policy
     noise = [torch.Generator().manual_seed(zlib.crc32("/".join([*episode.sender, episode.name]).encode()))]
-    return _played(relabelled(shown, actor, policy.spec, horizon, noise, horizon), episode, known, horizon)
-
-
-class _BegunAnew:
-    """A policy with ``context`` for every step of one episode; it begins anew ``after`` [N+1] some of them."""
-
-    def __init__(self, policy: Any, after: np.ndarray) -> None:
-        """``after`` bool: whether a person acted in the step before."""
-        self._policy, self._after, self._step, self.version = policy, after, 0, 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._policy, name)
-
-    def context(self, features: Features, state: State, generator: Any) -> tuple[Features, State]:
-        """Called once for every step, in order."""
-        if self._after[self._step]:
-            state = self._policy.reset_state(state, np.zeros(1, np.int64))
-        self._step += 1
-        return self._policy.context(features, state, generator)
+    return _played(relabelled(shown, policy, policy.spec, horizon, noise, horizon, person), episode, known, horizon)
