@@ -19,6 +19,7 @@ from vla_rl.algorithms.recorded import (
     FOLD,
     CrossFitted,
     Recorded,
+    RecordedConfig,
     RecordedRecap,
     WeightedConfig,
     WeightedImitation,
@@ -27,7 +28,7 @@ from vla_rl.algorithms.recorded import (
     measure,
 )
 from vla_rl.contract.batch import OneProcess
-from vla_rl.policies.advantage_conditioned import INDICATOR
+from vla_rl.policies.advantage_conditioned import INDICATOR, POSITIVE
 
 
 def recorded(
@@ -46,11 +47,11 @@ def recorded(
     return Recorded.of(shown, episode, torch.tensor(success), acted, LIMIT, RecapConfig(), folds=2)
 
 
-def learner(found: Recorded, kind: Any = RecordedRecap, config: RecapConfig | None = None) -> Any:
+def learner(found: Recorded, kind: Any = RecordedRecap, config: RecordedConfig | None = None) -> Any:
     policy = made(2)
     torch.manual_seed(0)
     value = CrossFitted({"state": 1}, folds=2)
-    chosen = config or RecapConfig(value_steps=20, steps=4, batch=16, lookahead=2)
+    chosen = config or RecordedConfig(value_steps=20, steps=4, batch=16, lookahead=2)
     return kind(policy, policy.trainable(), value, LIMIT, chosen, seeded(1), recorded=found, block=2)
 
 
@@ -108,6 +109,16 @@ def test_a_resumed_learner_takes_the_same_steps() -> None:
     assert all(torch.equal(item, resumed.parameters[name]) for name, item in agent.parameters.items())
 
 
+def test_good_decisions_are_the_asked_share_of_a_minibatch() -> None:
+    found = recorded([1] * 10, [True] * 10)
+    agent = learner(found, config=RecordedConfig(positive=0.2, positive_share=0.7))
+    labelled, _ = agent.label(found.chunks, found.outcomes, torch.arange(10.0))
+    assert (labelled.features[INDICATOR] == POSITIVE).tolist() == [False] * 8 + [True] * 2
+    drawn = agent.sampler.draw(labelled, found.outcomes.human, 6000, seeded())
+    share = torch.bincount(drawn, minlength=10) / 6000
+    torch.testing.assert_close(share, torch.tensor([0.0375] * 8 + [0.35] * 2), atol=0.02, rtol=0)
+
+
 def test_weights_are_by_hand_and_decide_what_is_drawn() -> None:
     config = WeightedConfig(temperature=0.5, limit=3.0)
     advantage = torch.tensor([-0.1, -0.1, 0.1, 0.1])
@@ -135,7 +146,7 @@ def tried(helps: bool) -> Recorded:
 
 @pytest.mark.parametrize("helps", [True, False])
 def test_the_measure_tells_whether_actions_decide(helps: bool) -> None:
-    agent = learner(tried(helps), config=RecapConfig(value_steps=40, batch=64, value_lr=1e-2))
+    agent = learner(tried(helps), config=RecordedConfig(value_steps=40, batch=64, value_lr=1e-2))
     agent.fit_value(lambda step, info: None)
     found = measure(agent, {"state": 1}, seeded(4), lambda step, info: None)
     gain, low, high = found.by_action

@@ -7,6 +7,9 @@ advantage is bootstrapped with is that of the observation ``N`` control steps la
 network that was fitted without its episode.  A network that has seen an episode remembers how it ended, and the better
 it does, the more its advantages are noise.
 
+**Good decisions are drawn more often** than they are among what is recorded, of which failures, that last until the
+time limit, have most: what is drawn in proportion teaches the policy of good decisions by one in seven.
+
 Advantage-weighted regression (Peng et al. 2019, arXiv 1910.00177; here with RECAP's returns and value):
 
     w = min(exp(A / (temperature std(A))), limit)
@@ -35,7 +38,8 @@ from vla_rl.algorithms.chunks import Chunks
 from vla_rl.algorithms.decisions import mean
 from vla_rl.algorithms.recap import Outcomes, Recap, RecapConfig, returns
 from vla_rl.contract.batch import OneProcess, Reducer, Rollout
-from vla_rl.contract.config import above_zero
+from vla_rl.contract.config import above_zero, within
+from vla_rl.policies.advantage_conditioned import INDICATOR, POSITIVE
 from vla_rl.policies.critics import DistributionalValue
 
 FOLD = "fold"  # among the features of recorded decisions, int [N]
@@ -46,8 +50,15 @@ Report = Callable[[int, dict[str, float]], None]
 
 
 @dataclass(frozen=True)
-class WeightedConfig(RecapConfig):
-    """RECAP's returns and value, of which ``positive`` and ``dropout`` have no effect; and the weights."""
+class RecordedConfig(RecapConfig):
+    """RECAP's, and how often what is good is drawn."""
+
+    positive_share: float = within(0.8, 0.0, 1.0)  # of a minibatch: decisions that are good
+
+
+@dataclass(frozen=True)
+class WeightedConfig(RecordedConfig):
+    """RECAP's returns and value, of which both shares and ``dropout`` have no effect; and the weights."""
 
     temperature: float = above_zero(1.0)  # of the weights, in standard deviations of the advantages
     limit: float = above_zero(20.0)  # of a weight
@@ -139,6 +150,8 @@ class RecordedRecap(Recap):
     ``value`` is ``CrossFitted``.  Its state leaves the recorded decisions out, which the run reads again.
     """
 
+    config: RecordedConfig
+
     def __init__(self, *given: Any, recorded: Recorded, block: int) -> None:
         """``given`` as for ``Recap``, whose ``lookahead`` counts control steps here."""
         super().__init__(*given)
@@ -165,6 +178,13 @@ class RecordedRecap(Recap):
             self._labelled = chunks, self.recorded.outcomes.human, metrics
         chunks, human, metrics = self._labelled
         return {**metrics, **mean([self._policy_step(chunks, human) for _ in range(self.block)])}
+
+    def label(self, chunks: Chunks, outcomes: Outcomes, advantage: Tensor) -> tuple[Chunks, dict[str, float]]:
+        """As ``Recap`` does, and good ones are ``positive_share`` of a minibatch."""
+        labelled, metrics = super().label(chunks, outcomes, advantage)
+        good, share = labelled.features[INDICATOR] == POSITIVE, self.config.positive_share
+        self.sampler = _Drawn(torch.where(good, share / good.sum(), (1.0 - share) / (~good).sum()))
+        return labelled, metrics
 
     def asked(self, batch: Chunks) -> Chunks:
         """As ``Recap`` does, and where the policy is: what is recorded stays on the host."""

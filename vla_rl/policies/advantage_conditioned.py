@@ -46,14 +46,17 @@ class AdvantageConfig(Checked):
     guidance: float = at_least(1.0, 0)
 
 
-def advantage_conditioned(base: Any, guidance: float) -> Any:
+def advantage_conditioned(base: Any, guidance: float, spread: float = 0.0) -> Any:
     """``base`` conditioned in the way of its kind; one that is conditioned already, with this ``guidance``.
+
+    ``spread``: the standard deviation that the vectors for "bad" and "not said" begin with, if it gets such; prompts
+    differ from the beginning.
 
     Raises UserError for a policy that can be conditioned neither by a vector nor by a prompt.
     """
     policy: Any = base
     if not isinstance(base, AdvantageConditioned | AdvantagePrompted):
-        policy = AdvantagePrompted(base) if isinstance(base, SavedVLA) else AdvantageConditioned(base)
+        policy = AdvantagePrompted(base) if isinstance(base, SavedVLA) else AdvantageConditioned(base, spread=spread)
     policy.guide(guidance)
     return policy
 
@@ -80,8 +83,10 @@ class AdvantageConditioned(FlowPolicy):
         v = v_unknown + beta (v_good - v_unknown)
 
     which aims at ``p(a|o) p(good|a,o)^beta``: exactly for beta 0 and 1, up to the difference between the noise levels
-    otherwise.  beta = 1 and 0 need one pass of the network, others two.  The vectors are 0 at first, so the policy
-    begins as its base, which is trained with them.
+    otherwise.  beta = 1 and 0 need one pass of the network, others two.  The vector for "good" is 0 at first, so with
+    beta = 1 the policy begins as its base, which is trained with the vectors.  If the others are 0 as well, they grow
+    slowly, and until they have grown all data pull at one field: from few good decisions among many, begin with a
+    ``spread``.
 
     Deviation: the paper writes the indicator into the prompt, as ``AdvantagePrompted`` does; a small policy whose words
     are those of its tasks has a vector instead.
@@ -89,8 +94,8 @@ class AdvantageConditioned(FlowPolicy):
 
     config: AdvantageConfig
 
-    def __init__(self, base: Any, config: AdvantageConfig | None = None) -> None:
-        """``config`` None: the base's chunks and sampler, guidance 1.
+    def __init__(self, base: Any, config: AdvantageConfig | None = None, spread: float = 0.0) -> None:
+        """``config`` None: the base's chunks and sampler, guidance 1; ``spread``: see ``advantage_conditioned``.
 
         ``base``: a flow policy such as ``TinyVLA`` whose field depends on the observation through one vector,
         ``condition(features)`` [B,condition_size], as ``conditioned_field(condition)`` says.
@@ -103,7 +108,8 @@ class AdvantageConditioned(FlowPolicy):
         super().__init__(base.spec, base.action_scale, config)
         self.base, self.history = base, getattr(base, "history", None)
         self.indicators = nn.Embedding(3, base.condition_size)
-        nn.init.zeros_(self.indicators.weight)
+        nn.init.normal_(self.indicators.weight, std=spread)
+        nn.init.zeros_(self.indicators.weight[POSITIVE])
 
     def guide(self, guidance: float) -> None:
         """Act with another ``guidance``."""

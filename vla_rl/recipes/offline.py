@@ -18,6 +18,7 @@ from vla_rl.algorithms.recorded import (
     CrossFitted,
     Measure,
     Recorded,
+    RecordedConfig,
     RecordedRecap,
     WeightedConfig,
     WeightedImitation,
@@ -48,21 +49,22 @@ _READ = "value/"  # before the names of what the value reads, which the policy n
 _FOLDS = 5
 _FEW = 20  # episodes of a kind, below which it can hardly be learnt what they have in common
 _BLOCK = 50  # gradient steps between two saved states
+_SPREAD = 3.0  # std of the vectors for "bad" and "not said", beside conditions of about 1
 
 
 @dataclass(frozen=True)
 class ByAdvantage(Checked):
     """RECAP: imitate everything, conditioned on how good it was, and act as if the next decision were good."""
 
-    algorithm: RecapConfig = field(
-        default_factory=lambda: RecapConfig(positive=0.2, lookahead=2, value_steps=1000, steps=3000, lr=1e-3)
+    algorithm: RecordedConfig = field(
+        default_factory=lambda: RecordedConfig(positive=0.2, lookahead=2, value_steps=1500, steps=2500, lr=1e-3)
     )  # a fifth is good: failures last until the time limit, and a quota that they fill tells nothing
     guidance: float = at_least(1.0, 0)  # see AdvantageConfig; above 1 for flows only
     stage = "recap"
 
     def policy(self, base: Any) -> Any:
         """What is trained, on ``base``; raises UserError for a policy that cannot be conditioned on an indicator."""
-        return advantage_conditioned(base, self.guidance)
+        return advantage_conditioned(base, self.guidance, _SPREAD)
 
     def learner(self, policy: Any, value: CrossFitted, recorded: Recorded, seed: int) -> RecordedRecap:
         return RecordedRecap(*self._given(policy, value, seed), recorded=recorded, block=_BLOCK)
@@ -77,7 +79,7 @@ class ByWeight(ByAdvantage):
     """Advantage-weighted imitation: decisions are imitated as often as they were good, by any policy that imitates."""
 
     algorithm: WeightedConfig = field(
-        default_factory=lambda: WeightedConfig(lookahead=2, value_steps=1000, steps=3000, lr=1e-3)
+        default_factory=lambda: WeightedConfig(lookahead=2, value_steps=1500, steps=2500, lr=1e-3)
     )
     stage = "weighted"
 
