@@ -134,8 +134,13 @@ def unit_of(name: str) -> str:
     return parts[0] if parts[0] in (*PACKAGES, "configs", "tests") else ""
 
 
-def imports(source: Source) -> Iterator[tuple[int, str, str]]:
+@lru_cache(maxsize=1)
+def imports(source: Source) -> list[tuple[int, str, str]]:
     """(line, full name, local name if it differs) of everything that is imported, anywhere in the file."""
+    return list(_imports(source))
+
+
+def _imports(source: Source) -> Iterator[tuple[int, str, str]]:
     for node in source.nodes:
         if isinstance(node, ast.Import):
             for item in node.names:

@@ -17,7 +17,7 @@ from vla_rl.algorithms.recap import Recap, RecapConfig, outcomes_of, threshold
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.contract.policy import ActionOut
-from vla_rl.policies.advantage_conditioned import INDICATOR, AdvantageConditioned
+from vla_rl.policies.advantage_conditioned import INDICATOR, AdvantageConditioned, advantage_conditioned
 from vla_rl.policies.critics import DistributionalValue, two_hot
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.normalization import Affine
@@ -243,6 +243,17 @@ def test_an_untrained_indicator_changes_nothing() -> None:
         policy.config = replace(policy.config, guidance=beta)
         found, _ = policy.act(seen(state), {}, "eval", seeded(4))
         torch.testing.assert_close(found.action, base.action, atol=1e-6, rtol=0)
+
+
+def test_vectors_that_begin_apart_leave_the_policy_of_good_decisions_as_its_base() -> None:
+    base, features = made().base, seen(torch.tensor([[0.3]]))
+    policy = advantage_conditioned(base, 1.0, spread=3.0)
+    assert isinstance(policy, AdvantageConditioned)
+    x, t = torch.full((1, 1, 2), 0.5), torch.tensor([0.25])
+    good, plain = policy.field(features)(x, t).velocity, base.field(features)(x, t).velocity
+    torch.testing.assert_close(good, plain, rtol=0, atol=0)
+    policy.guide(0.0)
+    assert not torch.allclose(policy.field(features)(x, t).velocity, plain)
 
 
 def test_guidance_extrapolates_the_velocity() -> None:

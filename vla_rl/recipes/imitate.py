@@ -256,8 +256,12 @@ class NewFlowVLA(NewImitator):
         made: Any = policy  # of build
         vlm = PointingVLM(made.network)
         vlm.requires_grad_(True)
-        fit(vlm, (made.tokens[tasks], made.token_mask[tasks]))
+        fit(vlm, self.prompts(made, tasks))
         made.network.train(False)
+
+    def prompts(self, policy: Any, tasks: Tensor) -> tuple[Tensor, Tensor]:
+        """What names the objects: tokens and mask [B,L] of ``tasks`` [B]."""
+        return policy.tokens[tasks], policy.token_mask[tasks]
 
 
 @dataclass(frozen=True)
@@ -298,6 +302,12 @@ class NewPi05(NewFlowVLA):
         assert isinstance(policy, Pi05)
         policy.order_numbers()
         return policy
+
+    def prompts(self, policy: Any, tasks: Tensor) -> tuple[Tensor, Tensor]:
+        """With any state in them: the model is frozen when the states of robots come, which must not blind it."""
+        state = 2.0 * torch.rand(len(tasks), *policy.spec.state.shape) - 1.0
+        found: tuple[Tensor, Tensor] = policy.prompt_of(tasks, state.to(tasks.device))
+        return found
 
     def state_scale(self, episodes: Demonstrations) -> Affine:
         state = torch.as_tensor(episodes.state).double()

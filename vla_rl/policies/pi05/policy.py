@@ -184,6 +184,11 @@ class Pi05(FlowVLA):
         angle = value * torch.pi * _FASTEST ** torch.linspace(-1.0, 1.0, width)
         words[first : first + NUMBERS] = torch.cat([angle.sin(), angle.cos()], 1) * width**-0.5
 
+    def prompt_of(self, task: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens and their mask [B,L] of ``task`` [B] and the normalised ``state`` [B,S]."""
+        tokens, mask = self._views().prompt({"task": task, "state": state})
+        return tokens, torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
+
     @property
     def prompt_length(self) -> int:
         return super().prompt_length + self.prompts.longest(self.spec.state.shape[0])
