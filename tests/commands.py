@@ -27,11 +27,12 @@ def untrained(tmp_path):
     return partial(save_untrained, tmp_path / "untrained")
 
 
-def save_untrained(folder: Path, **options) -> Path:
+def save_untrained(folder: Path, n_obs_steps: int = 1, **options) -> Path:
     """Save a small policy for lift with these options in ``folder``."""
     env = make("lift", num_envs=1, **options)
     torch.manual_seed(0)
-    config = TinyConfig(width=32, blocks=1, sampler=FlowSampler(FlowSde(0.5), LastStep(), 4))
+    sampler = FlowSampler(FlowSde(0.5), LastStep(), 4)
+    config = TinyConfig(width=32, blocks=1, sampler=sampler, n_obs_steps=n_obs_steps)
     spec = env.spec
     env.close()
     policy = TinyVLA(spec, Vocabulary.from_texts(spec.tasks), Affine.from_bounds(spec.state), config)

@@ -28,9 +28,9 @@ HELD = [sys.executable, "-c", held_after(ITERATIONS - 1) + "from vla_rl.cli impo
 @pytest.fixture
 def arguments(untrained, quick):
     """``arguments(out)``: a short run of reinforcement learning, every iteration of which changes the weights."""
-    policy = str(untrained())
 
-    def of(out: Path, iterations: int = ITERATIONS, recipe: str = "improve") -> list[str]:
+    def of(out: Path, iterations: int = ITERATIONS, recipe: str = "improve", n_obs_steps: int = 1) -> list[str]:
+        policy = str(untrained(n_obs_steps=n_obs_steps))
         learning = ["--rl.loop.iterations", str(iterations), "--rl.algorithm.critic-warmup", "1"]
         return ["train", quick.replace(":improve", f":{recipe}"), "--policy", policy, "--out", str(out), *learning]
 
@@ -86,15 +86,18 @@ def test_a_finished_run_goes_on_to_more_iterations(arguments, tmp_path, capsys, 
 
 
 @pytest.mark.parametrize(
-    "recipe",
+    ("recipe", "n_obs_steps"),
     [
-        "improve",
-        *(pytest.param(name, marks=pytest.mark.full) for name in ("residual", "processes", "randomized", "curriculum")),
+        ("improve", 1),
+        *(
+            pytest.param(name, steps, marks=pytest.mark.full)
+            for name, steps in (("residual", 1), ("processes", 1), ("randomized", 1), ("curriculum", 1), ("paid", 3))
+        ),
     ],
 )
-def test_a_killed_run_goes_on_and_ends_the_same(recipe, arguments, tmp_path):
-    main(arguments(tmp_path / "whole", recipe=recipe))
-    process = start(arguments(tmp_path / "killed", recipe=recipe), HELD)
+def test_a_killed_run_goes_on_and_ends_the_same(recipe, n_obs_steps, arguments, tmp_path):
+    main(arguments(tmp_path / "whole", recipe=recipe, n_obs_steps=n_obs_steps))
+    process = start(arguments(tmp_path / "killed", recipe=recipe, n_obs_steps=n_obs_steps), HELD)
     wait_for(lambda: steps_done(tmp_path / "killed") >= 2, process)
     process.kill()
     process.communicate()
