@@ -80,8 +80,11 @@ SECTIONS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "fleet": (
-        "\n\n".join((fleet.USAGE, fleet.DEMO, fleet.EXPORT)),
-        {"vla-rl fleet versions | publish | try | promote | rollback | pin | unpin FOLDER ...": fleet.Change()},
+        "\n\n".join((fleet.USAGE, fleet.DEMO)),
+        {
+            "vla-rl fleet export FOLDER": fleet.Export(),
+            "vla-rl fleet versions | publish | try | promote | rollback | pin | unpin FOLDER ...": fleet.Change(),
+        },
     ),
     "serve": ("", {"vla-rl serve FOLDER": fleet.Serve()}),
     "certs": (

@@ -11,6 +11,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from huggingface_hub import DatasetCard, ModelCard
 from sims.catalog import spec_of
 from tests.commands import save_untrained
 from tests.experience import lerobot_makers as makers
+from tests.fleet.records import chained, episode, introduction
 from tests.hub import TOKEN, Hub, alone, at, serving
 from tests.policies.vla.tiny_folders import smolvla
 from tests.recipes.quick import improve
@@ -32,6 +34,8 @@ from vla_rl.contract.config import to_json
 from vla_rl.contract.hub import located
 from vla_rl.evaluation.stats import Rate
 from vla_rl.experience.datasets import load_demonstrations
+from vla_rl.fleet.ledger import Ledger
+from vla_rl.fleet.server import LEDGER
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.vla.tokenizer import open_tokenizer
 from vla_rl.pretrained import save_own
@@ -237,6 +241,17 @@ def test_collect_pushes_what_it_has_recorded(hub: Hub, tmp_path: Path) -> None:
     assert "`vla-rl collect --env lift --count 2 --out …/set --push somebody/lift`" in text
 
 
+@pytest.mark.full
+def test_a_fleets_episodes_are_pushed_when_they_are_exported(hub: Hub, tmp_path: Path) -> None:
+    with closing(Ledger(tmp_path / "fleet" / LEDGER)) as ledger:
+        ledger.append(chained([introduction(), *episode("one", 3), *episode("two", 2, "failure")]))
+    main(["fleet", "export", "fleet", "--push", "somebody/arm", "--license", "mit"])
+    found, whole = load_demonstrations("somebody/arm"), load_demonstrations(tmp_path / "fleet" / "dataset")
+    assert np.array_equal(found.action, whole.action) and found.count == whole.count == 2
+    text = hub.head("datasets/somebody/arm")["README.md"].decode()
+    assert "`vla-rl fleet export fleet --push somebody/arm --license mit`" in text
+
+
 # -- where it is not taken ---------------------------------------------------------------------------------------------
 
 
@@ -282,6 +297,7 @@ def test_without_a_network_or_folder_it_is_one_sentence(
     assert "not all of it could be sent to 'somebody/lift-ppo'" in complaint("push", str(run), NAME)
     assert "there is no folder 'nowhere'" in complaint("push", "nowhere", NAME)
     assert "cannot be a repository" in complaint("collect", "--env", "lift", "--push", "nobody")  # before it records
+    assert "cannot be a repository" in complaint("fleet", "export", "fleet", "--push", "nobody")
     assert "there is nothing to push" in complaint("robot", "run", "simulated", "--policy", "x", "--push", NAME)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from vla_rl.cli.override import override, positional, subcommand, take_option
+from vla_rl.cli.push import PushWhenDone
 from vla_rl.contract.config import Checked, within
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.hub import located
@@ -38,10 +39,6 @@ DEMO = """vla-rl fleet demo [FILE.py:function] [--out FOLDER] [--FIELD value ...
 A whole fleet on this machine: a policy is imitated, --robots simulated arms play --episodes each with a scripted person
 beside them, a server stores what they do and shows it on a page, a learner imitates what people did, and robots take
 its versions between episodes; then a page about it.  FILE.py:function (default: fleet.py:demo) returns it."""
-EXPORT = """vla-rl fleet export FOLDER [--out DATASET]
-
-The whole episodes that the fleet of FOLDER has recorded, as a LeRobotDataset v3.0 (default: FOLDER/dataset).  A dataset
-that is there is moved aside.  The server must not run meanwhile; after a crash it goes on as well as after Ctrl-C."""
 
 
 def fleet(arguments: Sequence[str]) -> None:
@@ -62,21 +59,28 @@ def _run_config(command: str, usage: str, config: str, given: list[str]) -> None
     run(recipe, out, file_of(target), ["vla-rl", "fleet", command, *given])
 
 
+@dataclass(frozen=True)
+class Export(PushWhenDone):
+    """Make a LeRobotDataset v3.0 of the whole episodes that the fleet of FOLDER has recorded.
+
+    A dataset that is there is moved aside.  The server must not run meanwhile; after a crash it goes on as well as
+    after Ctrl-C.
+    """
+
+    out: str = ""  # the dataset's folder; "": FOLDER/dataset
+
+
 def export(given: list[str]) -> None:
-    """``vla-rl fleet export FOLDER [--out DATASET]``."""
-    if given in ([], ["-h"], ["--help"]) or given[0].startswith("-"):
-        print(EXPORT)
-        if given in (["-h"], ["--help"]):
-            return
-        raise UserError("fleet export needs the fleet's folder, for example vla-rl fleet export runs/fleet.")
+    """``vla-rl fleet export FOLDER``."""
+    usage = "fleet export FOLDER"
+    (folder,), rest = positional(given, usage, Export(), "runs/fleet")
+    config: Export = override(Export(), rest, f"vla-rl {usage}")
     from vla_rl.recipes.fleet import export as recipe
 
-    folder = Path(given[0])
-    out, rest = take_option(given[1:], "--out", str(folder / "dataset"))
-    if rest:
-        raise UserError(f"fleet export has no option {rest[0]!r}; it takes --out DATASET.")
-    summary = recipe.export(folder, Path(out), console.print)
+    out = Path(config.out or Path(folder, "dataset"))
+    summary = recipe.export(Path(folder), out, console.print)
     console.print(f"{summary}: {out}", highlight=False)
+    config.push_dataset(out, ["vla-rl", "fleet", "export", *given])
 
 
 @dataclass(frozen=True)
