@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,10 @@ from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.normalization import Affine
+from vla_rl.policies.openvla.decoding import OpenVLAOptions, Parallel
+from vla_rl.policies.openvla.heads import Regression
+from vla_rl.policies.openvla.network import OpenVLAShape
+from vla_rl.policies.openvla.policy import PointingOpenVLA
 from vla_rl.policies.pi0.network import Gemma, Siglip
 from vla_rl.policies.pi05.network import Pi05Shape
 from vla_rl.policies.pretrained import load_policy
@@ -27,7 +32,7 @@ from vla_rl.recipes import imitate, imitate_dataset
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig
-from vla_rl.recipes.imitate import NewPi05, NewSmolVLA, NewTiny, NewTinyOfJoints, grounded_policy
+from vla_rl.recipes.imitate import NewOpenVLA, NewPi05, NewSmolVLA, NewTiny, NewTinyOfJoints, grounded_policy
 from vla_rl.recipes.imitate_dataset import ImitateExpert
 from vla_rl.recipes.recipe import run
 from vla_rl.training.fit import FitConfig, GroundingConfig, ImitationConfig
@@ -195,6 +200,28 @@ def test_a_small_pi05_learns_to_point_as_well_and_its_numbers_begin_as_waves(rec
     words = before["network.model.vlm.language_model.embed_tokens.weight"][first : first + 257]
     near, far = ((words[i:] - words[: len(words) - i]).norm(dim=1) for i in (1, 64))
     assert near.max() < 0.5 * far.min()
+
+
+def test_a_small_openvlas_placeholders_learn_the_state_as_well(recorded):
+    """And what it reads of a demonstrated state is not clipped."""
+    sizes = replace(OpenVLAShape.small(16, 64, 32, 8, (2, 1)), state=8, head=Regression(4, hidden=16))
+    new = NewOpenVLA(sizes, OpenVLAOptions(decoding=Parallel(2)))
+    policy = new.build(LIFT.spec(), recorded, seed=3)
+    assert policy.state_scale.normalize(torch.as_tensor(recorded.state)).abs().max() < 0.81
+    pointing = PointingOpenVLA(policy.network, 8)
+    torch.nn.init.zeros_(pointing.slots.weight)
+    torch.nn.init.constant_(pointing.slots.bias, 0.25)
+    named = (item[:2] for item in policy.prompts.encode(LIFT.spec().tasks))
+    torch.manual_seed(0)
+    found = pointing(torch.zeros(2, 64, 64, 3, dtype=torch.uint8), *named)
+    torch.manual_seed(0)
+    state = 2.0 * torch.rand(2, 8) - 1.0
+    torch.testing.assert_close(found.uv[:, 3:] - found.uv[:, 1:2], (0.25 - state).unflatten(1, (4, 2)))
+    assert found.logits.shape == (2, 7, 4)
+    scenes = GroundingConfig(scenes=8, fit=FitConfig(steps=2, batch=4))
+    grounded, before = grounded_policy(LIFT, recorded, new, scenes, seed=3), policy.state_dict()
+    changed = {name for name, item in grounded.state_dict().items() if not torch.equal(item, before[name])}
+    assert "network.proprio_projector.fc1.weight" in changed and not any("action_head" in name for name in changed)
 
 
 def test_what_begins_at_zero_stays_zero(recorded):

@@ -310,26 +310,39 @@ class NewPi05(NewFlowVLA):
         return found
 
     def state_scale(self, episodes: Demonstrations) -> Affine:
-        state = torch.as_tensor(episodes.state).double()
-        low, high = state.amin(0), state.amax(0)
-        return Affine(tuple(((low + high) / 2).tolist()), tuple((0.625 * (high - low)).clamp_min(1e-3).tolist()))
+        return bounded_state_scale(episodes)
+
+
+def bounded_state_scale(episodes: Demonstrations) -> Affine:
+    """Of a model that reads states between -1 and 1 alone: demonstrations fill four fifths of that."""
+    state = torch.as_tensor(episodes.state).double()
+    low, high = state.amin(0), state.amax(0)
+    return Affine(tuple(((low + high) / 2).tolist()), tuple((0.625 * (high - low)).clamp_min(1e-3).tolist()))
 
 
 @dataclass(frozen=True)
 class NewOpenVLA(NewImitator):
-    """An OpenVLA-OFT of random weights; without a ``shape`` a third of a million, with an L1 head and the state."""
+    """An OpenVLA-OFT of random weights; without a ``shape`` .4 million, with an L1 head and the state.
+
+    Positions of patches and the scales of DINOv2's layers begin at .3, not at .02 and 1e-5 as for long training.
+    """
 
     shape: OpenVLAShape | None = None
     options: OpenVLAOptions = field(default_factory=OpenVLAOptions)
 
     def build(self, spec: EnvSpec, episodes: Demonstrations, seed: int) -> ImitationPolicy:
         torch.manual_seed(seed)  # module initialisation has no generator argument
-        state = Affine.from_data(torch.as_tensor(episodes.state))
-        sizes = OpenVLAShape.small(picture=64, patch=8, depths=(2, 2))
+        state = bounded_state_scale(episodes)
+        sizes = OpenVLAShape.small(picture=64, patch=8, depths=(2, 3))
         sizes = replace(sizes, state=len(state.offset), head=Regression(spec.action_dim, hidden=64))
         chosen = self.shape or sizes
         policy: Any = policy_class(chosen.head).new(spec, state, chosen, self.options)
         scale_to_inputs(policy.network)
+        for name, item in policy.network.named_parameters():
+            if name.endswith("pos_embed"):
+                nn.init.normal_(item, std=0.3)
+            elif name.endswith("scale_factor"):
+                nn.init.constant_(item, 0.3)
         return cast(ImitationPolicy, policy)
 
     def ground(self, policy: ImitationPolicy, tasks: Tensor, fit: Pointing) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -226,28 +227,40 @@ class PointingOpenVLA(nn.Module):
 
     One reads the language model's hidden states of every patch: how likely the object is there, and where within the
     patch.  Another reads those of the placeholders of ``count`` numbers, so that an action need not find the right
-    patch, and a third ``pooled``, for critics.
+    patch, and a third ``pooled``, for critics; no layer has compared its patches with the prompt, so that one has a
+    hidden layer.  States are random, and the placeholders tell them as well: an action depends on where the object is
+    from here, and an L1 head over placeholders that do not know the state begins to predict medians and stays there.
     """
 
     def __init__(self, network: OpenVLANetwork, count: int) -> None:
         super().__init__()
         self.network, self.count = network, count
-        device = next(network.parameters()).device
-        self.cells, self.slots = (nn.Linear(network.width, outputs).to(device) for outputs in (3, 2))
-        self.pooled = nn.Linear(network.pooled_size, 2).to(device)
+        device, pooled = next(network.parameters()).device, network.pooled_size
+        size = 2 * math.ceil(network.shape.state / 2)  # numbers in pairs, as positions are
+        self.cells, self.slots = (nn.Linear(network.width, outputs).to(device) for outputs in (3, 2 + size))
+        layers = nn.BatchNorm1d(pooled), nn.Linear(pooled, pooled), nn.GELU(), nn.Linear(pooled, 2)
+        self.pooled = nn.Sequential(*layers).to(device)
 
     def forward(self, images: Tensor, tokens: Tensor, token_mask: Tensor) -> BackboneOutput:
-        """Where ``images`` uint8 [B,h,w,3] show what the prompts ``tokens``, ``token_mask`` [B,L] name: 3 queries."""
-        network, size = self.network, self.network.shape.state
+        """Where ``images`` uint8 [B,h,w,3] show what the prompts ``tokens``, ``token_mask`` [B,L] name.
+
+        Three queries, and one for every two numbers of the state: the placeholders' position, off by as much as they
+        are wrong about these numbers.  States are drawn from the global generator.
+        """
+        network = self.network
         seen = network.encode([images], tokens, token_mask)
-        state = seen["pooled"].new_zeros(len(images), size) if size else None
-        prefix = network.prefix(seen["patches"], tokens, token_mask, state)
+        size = self.slots.out_features - 2
+        state = 2.0 * torch.rand(len(images), size).to(seen["pooled"]) - 1.0
+        prefix = network.prefix(seen["patches"], tokens, token_mask, state[:, : network.shape.state])
         hidden = Parallel().whole(network, prefix, self.count)
         patches = seen["patches"].shape[1]
         side = round(patches**0.5)
         logits, offset = self.cells(hidden[:, 1 : 1 + patches]).split((1, 2), -1)
         places = cell_centres(side, side, like=offset) + torch.tanh(offset) / side
         logits = logits.transpose(1, 2)
-        slots = hidden[:, -1 - self.count : -1].mean(1)
-        uv = torch.stack([(logits.softmax(-1) @ places)[:, 0], self.slots(slots), self.pooled(seen["pooled"])], 1)
-        return BackboneOutput(slots, uv, logits.expand(-1, 3, -1))
+        slots = hidden[:, -2 - self.count : -2].mean(1)  # where heads read them, each a place before its own
+        point, told = self.slots(slots).split((2, size), -1)
+        wrong = (told - state).masked_fill(torch.arange(size, device=told.device) >= network.shape.state, 0.0)
+        pointed = torch.stack([(logits.softmax(-1) @ places)[:, 0], point, self.pooled(seen["pooled"])], 1)
+        uv = torch.cat([pointed, point[:, None] + wrong.unflatten(1, (-1, 2))], 1)
+        return BackboneOutput(slots, uv, logits.expand(-1, uv.shape[1], -1))
