@@ -86,7 +86,12 @@ def test_a_decision_reads_those_before_it_in_its_own_episode():
         assert torch.equal(earlier[..., 1], expected((steps / HORIZON).ceil() * HORIZON))
 
 
-@pytest.mark.parametrize("made", [gaussian, tiny])
+def learning() -> TinyVLA:
+    """With a backbone that RL trains."""
+    return tiny().with_trained_backbone()
+
+
+@pytest.mark.parametrize("made", [gaussian, tiny, pytest.param(learning, marks=pytest.mark.full)])
 def test_recorded_decisions_have_the_likelihood_that_they_were_drawn_with(made):
     policy = made()
     rollout = source(policy).next()
