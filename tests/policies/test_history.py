@@ -164,6 +164,12 @@ def test_imitation_reads_what_the_policy_would_have_seen():
         assert torch.equal(acted, found[EARLIER + "state"][mine][: len(acted)])
 
 
+def test_an_episode_whose_beginning_was_cut_off_reads_no_other():
+    history = gaussian().history
+    time = np.array([0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12])  # the second one counts from 7
+    assert history.steps_before(np.array([5, 6, 11]), time).tolist() == [[0, 1], [6, 6], [6, 7]]
+
+
 def test_learning_perception_reads_the_same():
     policy, episodes = tiny(), played(gaussian())
     index = np.array([0, 1, 7, len(episodes.state) - 1])

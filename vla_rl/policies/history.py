@@ -76,10 +76,12 @@ class ObservationHistory:
     def steps_before(self, index: np.ndarray, time: np.ndarray) -> np.ndarray:
         """The control steps [B,n-1] whose observations come before those of ``index`` [B], the oldest first.
 
-        ``time`` [B]: control steps since the episode began.
+        ``time`` [N]: the control steps of whole episodes, one after the other, each of which counts up, from anywhere.
         """
+        begins = np.flatnonzero(np.diff(time, prepend=time[:1]) != 1)
+        begin = begins[np.searchsorted(begins, index, side="right") - 1]
         ago = np.arange(self.n_obs_steps - 1, 0, -1) * self.stride
-        return np.asarray(index[:, None] - np.minimum(ago, time[:, None]))
+        return np.maximum(index[:, None] - ago, begin[:, None])
 
     def added(self, features: Features, earlier: Features) -> Features:
         """``features`` {name: [B,...]} with ``earlier`` ones {name: [B*(n-1),F]}, those of :meth:`steps_before`."""

@@ -172,7 +172,7 @@ def _encoded_with_grad(policy: Any, obs: Observation, index: np.ndarray) -> Feat
     history: ObservationHistory | None = getattr(policy, "history", None)
     if history is None:
         return features
-    before = history.steps_before(index, np.asarray(obs.time)[index]).flatten()
+    before = history.steps_before(index, np.asarray(obs.time)).flatten()
     return history.added(features, policy.encode_with_grad(obs.select(before)))
 
 
