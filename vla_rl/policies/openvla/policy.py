@@ -259,8 +259,8 @@ class PointingOpenVLA(nn.Module):
         places = cell_centres(side, side, like=offset) + torch.tanh(offset) / side
         logits = logits.transpose(1, 2)
         slots = hidden[:, -2 - self.count : -2].mean(1)  # where heads read them, each a place before its own
-        point, told = self.slots(slots).split((2, size), -1)
-        wrong = (told - state).masked_fill(torch.arange(size, device=told.device) >= network.shape.state, 0.0)
+        point, said = self.slots(slots).split((2, size), -1)
+        wrong = (said - state).masked_fill(torch.arange(size, device=said.device) >= network.shape.state, 0.0)
         pointed = torch.stack([(logits.softmax(-1) @ places)[:, 0], point, self.pooled(seen["pooled"])], 1)
         uv = torch.cat([pointed, point[:, None] + wrong.unflatten(1, (-1, 2))], 1)
         return BackboneOutput(slots, uv, logits.expand(-1, uv.shape[1], -1))
