@@ -28,6 +28,7 @@ from vla_rl.policies.smolvla.policy import SmolVLA
 from vla_rl.policies.smolvla.shape import SmolVLAShape, TextShape, VisionShape
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.policies.vla.options import VLAOptions
+from vla_rl.policies.vla.pointing import PointingVLM
 from vla_rl.recipes import imitate, imitate_dataset
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.env_config import EnvConfig
@@ -200,6 +201,21 @@ def test_a_small_pi05_learns_to_point_as_well_and_its_numbers_begin_as_waves(rec
     words = before["network.model.vlm.language_model.embed_tokens.weight"][first : first + 257]
     near, far = ((words[i:] - words[: len(words) - i]).norm(dim=1) for i in (1, 64))
     assert near.max() < 0.5 * far.min()
+
+
+@pytest.mark.parametrize("size", [8, 7])  # an odd one is filled
+def test_the_prompts_of_a_small_pi05_tell_the_state_in_them(recorded, size):
+    policy, state = NewPi05(PI05).build(LIFT.spec(), recorded, seed=3), 2.0 * torch.rand(2, 8) - 1.0
+    prompts = policy.prompt_of(torch.tensor([0, 1]), state)
+    pointing = PointingVLM(policy.network, size)
+    torch.nn.init.zeros_(pointing.words.weight)
+    torch.nn.init.constant_(pointing.words.bias, 0.25)
+    images, state = torch.zeros(2, 64, 64, 3, dtype=torch.uint8), state[:, :size]
+    found = pointing(images, *prompts, state)
+    off = torch.cat([0.25 - state, torch.zeros(2, 8 - size)], 1)
+    torch.testing.assert_close(found.uv[:, 3:] - found.uv[:, 1:2], off.unflatten(1, (4, 2)))
+    assert found.logits.shape[:2] == (2, 7)
+    assert pointing(images, *prompts).uv.shape == (2, 3, 2), "without a state there is nothing to tell"
 
 
 def test_a_small_openvlas_placeholders_learn_the_state_as_well(recorded):

@@ -254,13 +254,14 @@ class NewFlowVLA(NewImitator):
     def ground(self, policy: ImitationPolicy, tasks: Tensor, fit: Pointing) -> None:
         """The vision-language model learns to point at the named object; the expert stays as it is."""
         made: Any = policy  # of build
-        vlm = PointingVLM(made.network)
+        prompts = self.prompts(made, tasks)
+        vlm = PointingVLM(made.network, sum(item.shape[1] for item in prompts[2:]))
         vlm.requires_grad_(True)
-        fit(vlm, self.prompts(made, tasks))
+        fit(vlm, prompts)
         made.network.train(False)
 
-    def prompts(self, policy: Any, tasks: Tensor) -> tuple[Tensor, Tensor]:
-        """What names the objects: tokens and mask [B,L] of ``tasks`` [B]."""
+    def prompts(self, policy: Any, tasks: Tensor) -> tuple[Tensor, ...]:
+        """What names the objects: tokens and mask [B,L] of ``tasks`` [B], and the normalised state [B,S] in them."""
         return policy.tokens[tasks], policy.token_mask[tasks]
 
 
@@ -303,11 +304,10 @@ class NewPi05(NewFlowVLA):
         policy.order_numbers()
         return policy
 
-    def prompts(self, policy: Any, tasks: Tensor) -> tuple[Tensor, Tensor]:
-        """With any state in them: the model is frozen when the states of robots come, which must not blind it."""
-        state = 2.0 * torch.rand(len(tasks), *policy.spec.state.shape) - 1.0
-        found: tuple[Tensor, Tensor] = policy.prompt_of(tasks, state.to(tasks.device))
-        return found
+    def prompts(self, policy: Any, tasks: Tensor) -> tuple[Tensor, ...]:
+        """With any state in them: the model is frozen when the states of robots come, so it learns to tell them now."""
+        state = (2.0 * torch.rand(len(tasks), *policy.spec.state.shape) - 1.0).to(tasks.device)
+        return *policy.prompt_of(tasks, state), state
 
     def state_scale(self, episodes: Demonstrations) -> Affine:
         return bounded_state_scale(episodes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from vla_rl.policies.openvla.decoding import OpenVLAOptions, Parallel
 from vla_rl.policies.openvla.heads import Denoising, HeadShape, Regression, time_encoding
 from vla_rl.policies.openvla.network import OpenVLANetwork, OpenVLAShape
 from vla_rl.policies.vla.options import VLAOptions
+from vla_rl.policies.vla.pointing import with_state
 
 
 class OpenVLA(OpenVLABase):
@@ -236,22 +236,20 @@ class PointingOpenVLA(nn.Module):
         super().__init__()
         self.network, self.count = network, count
         device, pooled = next(network.parameters()).device, network.pooled_size
-        size = 2 * math.ceil(network.shape.state / 2)  # numbers in pairs, as positions are
-        self.cells, self.slots = (nn.Linear(network.width, outputs).to(device) for outputs in (3, 2 + size))
+        outputs = 3, 2 + network.shape.state
+        self.cells, self.slots = (nn.Linear(network.width, size).to(device) for size in outputs)
         layers = nn.BatchNorm1d(pooled), nn.Linear(pooled, pooled), nn.GELU(), nn.Linear(pooled, 2)
         self.pooled = nn.Sequential(*layers).to(device)
 
     def forward(self, images: Tensor, tokens: Tensor, token_mask: Tensor) -> BackboneOutput:
         """Where ``images`` uint8 [B,h,w,3] show what the prompts ``tokens``, ``token_mask`` [B,L] name.
 
-        Three queries, and one for every two numbers of the state: the placeholders' position, off by as much as they
-        are wrong about these numbers.  States are drawn from the global generator.
+        Three queries, and those of the state (``with_state``), which is drawn from the global generator.
         """
         network = self.network
         seen = network.encode([images], tokens, token_mask)
-        size = self.slots.out_features - 2
-        state = 2.0 * torch.rand(len(images), size).to(seen["pooled"]) - 1.0
-        prefix = network.prefix(seen["patches"], tokens, token_mask, state[:, : network.shape.state])
+        state = 2.0 * torch.rand(len(images), network.shape.state).to(seen["pooled"]) - 1.0
+        prefix = network.prefix(seen["patches"], tokens, token_mask, state)
         hidden = Parallel().whole(network, prefix, self.count)
         patches = seen["patches"].shape[1]
         side = round(patches**0.5)
@@ -259,8 +257,7 @@ class PointingOpenVLA(nn.Module):
         places = cell_centres(side, side, like=offset) + torch.tanh(offset) / side
         logits = logits.transpose(1, 2)
         slots = hidden[:, -2 - self.count : -2].mean(1)  # where heads read them, each a place before its own
-        point, said = self.slots(slots).split((2, size), -1)
-        wrong = (said - state).masked_fill(torch.arange(size, device=said.device) >= network.shape.state, 0.0)
+        point, said = self.slots(slots).tensor_split((2,), -1)
         pointed = torch.stack([(logits.softmax(-1) @ places)[:, 0], point, self.pooled(seen["pooled"])], 1)
-        uv = torch.cat([pointed, point[:, None] + wrong.unflatten(1, (-1, 2))], 1)
+        uv = with_state(pointed, point, said - state)
         return BackboneOutput(slots, uv, logits.expand(-1, uv.shape[1], -1))

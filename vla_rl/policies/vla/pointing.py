@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from vla_rl.policies.image_encoder import BackboneOutput, cell_centres
 from vla_rl.policies.vla.network import FlowNetwork
@@ -18,18 +19,25 @@ class PointingVLM(nn.Module):
     One head reads those of every picture token: how likely the object is there, and where within the token's cell.
     Another reads the mean of the prompt's, so that an expert need not find the right cell, and a third ``pooled``, for
     critics.  They are thrown away after grounding, which trains only the vision-language model, on one camera.
+
+    Where prompts hold ``state`` numbers of a robot's state, the prompt's mean tells them as well.
     """
 
-    def __init__(self, network: FlowNetwork) -> None:
+    def __init__(self, network: FlowNetwork, state: int = 0) -> None:
         super().__init__()
         self.vlm, self._network, self._side = network.vision_language, (network,), network.picture_side
         values, device = network.value_size, next(self.vlm.parameters()).device
         self.cells = nn.Linear(values, 3).to(device)
-        self.words = nn.Linear(values, 2).to(device)
+        self.words = nn.Linear(values, 2 + state).to(device)
         self.pooled = nn.Linear(network.pooled_size, 2).to(device)
 
-    def forward(self, images: Tensor, tokens: Tensor, token_mask: Tensor) -> BackboneOutput:
-        """Where ``images`` uint8 [B,h,w,3] show what the prompts ``tokens``, ``token_mask`` [B,L] name: 3 queries."""
+    def forward(
+        self, images: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor | None = None
+    ) -> BackboneOutput:
+        """Where ``images`` uint8 [B,h,w,3] show what the prompts ``tokens``, ``token_mask`` [B,L] name: 3 queries.
+
+        And one for every two numbers of the normalised ``state`` [B,S] in the prompts, see ``with_state``.
+        """
         prefix = self._network[0].encode([images], tokens, token_mask)
         values = prefix["cache"][:, -1].chunk(2, 1)[1].transpose(1, 2).flatten(2)
         logits, offset = self.cells(values[:, : self._side**2]).split((1, 2), -1)
@@ -37,8 +45,19 @@ class PointingVLM(nn.Module):
         logits = logits.transpose(1, 2)
         weight = token_mask[..., None].to(values)
         words = (values[:, -tokens.shape[1] :] * weight).sum(1) / weight.sum(1)
-        uv = torch.stack([(logits.softmax(-1) @ places)[:, 0], self.words(words), self.pooled(prefix["pooled"])], 1)
-        return BackboneOutput(words, uv, logits.expand(-1, 3, -1))
+        point, said = self.words(words).tensor_split((2,), 1)
+        uv = torch.stack([(logits.softmax(-1) @ places)[:, 0], point, self.pooled(prefix["pooled"])], 1)
+        if state is not None:
+            uv = with_state(uv, point, said - state)
+        return BackboneOutput(words, uv, logits.expand(-1, uv.shape[1], -1))
+
+
+def with_state(uv: Tensor, point: Tensor, wrong: Tensor) -> Tensor:
+    """``uv`` [B,Q,2] and a query for every two numbers of a state: ``point`` [B,2], off by as much as what the network
+    tells of these numbers is ``wrong`` [B,S], so that the loss of pointing teaches it them, too.
+    """
+    pairs = functional.pad(wrong, (0, wrong.shape[1] % 2))
+    return torch.cat([uv, point[:, None] + pairs.reshape(len(uv), pairs.shape[1] // 2, 2)], 1)
 
 
 @torch.no_grad()
