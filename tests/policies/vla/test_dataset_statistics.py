@@ -69,6 +69,37 @@ def test_a_lerobot_dataset_s_statistics() -> None:
     )
 
 
+def test_statistics_of_episodes_are_joined_to_those_of_all_steps(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    episodes = [random.normal(3.0 * i, 1.0 + i, (5 + 7 * i, 2)) for i in range(4)]
+
+    def stats(numbers: Any) -> Any:
+        found = {name: getattr(numbers, name)(0).tolist() for name in ("mean", "std", "min", "max")}
+        return found | {"count": [len(numbers)]}
+
+    lines = [{"episode_index": i, "stats": {"action": stats(item)}} for i, item in enumerate(episodes)]
+    path, steps = tmp_path / "meta" / "episodes_stats.jsonl", torch.from_numpy(np.concatenate(episodes))
+    path.parent.mkdir()
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    found = read_statistics(tmp_path, Modes("MEAN_STD", "MEAN_STD")).action.normalize(steps)
+    torch.testing.assert_close(found.mean(0), torch.zeros(2).double(), rtol=0, atol=1e-9)
+    torch.testing.assert_close(found.std(0, correction=0), torch.ones(2).double(), rtol=0, atol=1e-6)
+    bounds = read_statistics(tmp_path, Modes("MIN_MAX", "MIN_MAX"))
+    assert bounds.state is None and bounds.action.normalize(steps).abs().amax(0).allclose(torch.ones(2).double())
+    with pytest.raises(UserError, match=r"episodes_stats.jsonl.*q01"):
+        read_statistics(tmp_path, Modes("QUANTILES", "QUANTILES"))
+    del lines[2]["stats"]["action"]["count"]
+    for text in ("\n".join(map(json.dumps, lines)), '{"stats": {"action": {"mean": ', "[]", "", '{"stats": {}}'):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(UserError, match=r"episodes_stats\.jsonl"):
+            read_statistics(tmp_path, Modes("MEAN_STD", "MEAN_STD"))
+    for odd in ([["x", 1.0]], [[1.0], [2.0, 3.0]]):
+        text = [{"stats": {"action": stats(episodes[0]) | {"mean": mean}}} for mean in odd]
+        path.write_text("\n".join(map(json.dumps, text)), encoding="utf-8")
+        with pytest.raises(UserError, match=r"episodes_stats\.jsonl' is damaged"):
+            read_statistics(tmp_path, Modes("MEAN_STD", "MEAN_STD"))
+
+
 def openpi_file(path: Path) -> Path:
     part = {"mean": MEAN, "std": STD, "q01": Q01, "q99": Q99}
     write(path, {"norm_stats": {"state": part, "actions": part}})

@@ -1,8 +1,9 @@
 """Normalization statistics from the files in which public checkpoints and datasets hold them.
 
 Formats: LeRobot's processors (``policy_preprocessor.json`` with its safetensors), its older buffers inside
-``model.safetensors``, and a dataset's ``meta/stats.json``; openpi's ``norm_stats.json``; OpenVLA's ``norm_stats`` in
-``config.json`` or ``dataset_statistics.json``; transformers' ``processor_config.json`` of a ``PI0Processor``.
+``model.safetensors``, and a dataset's ``meta/stats.json`` or, of v2.1, ``meta/episodes_stats.jsonl``; openpi's
+``norm_stats.json``; OpenVLA's ``norm_stats`` in ``config.json`` or ``dataset_statistics.json``; transformers'
+``processor_config.json`` of a ``PI0Processor``.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vla_rl.contract import hub
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.vla import normalization_formulas as formulas
 from vla_rl.policies.vla.normalization_formulas import Formula, Modes, Numbers, Statistics, identity
-from vla_rl.policies.vla.weights import open_tensors, read_json
+from vla_rl.policies.vla.weights import damaged, open_tensors, read_json, read_json_lines
 
 STATE, ACTION = "observation.state", "action"  # LeRobot's names
 _PREPROCESSOR, _POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.json"
@@ -156,11 +159,42 @@ def _pi0_processor(place: Path, modes: Modes, key: str) -> Statistics | None:
 
 
 def _dataset(place: Path, modes: Modes, key: str) -> Statistics | None:
-    path = place / "meta" / "stats.json"
+    whole, parts = place / "meta" / "stats.json", place / "meta" / "episodes_stats.jsonl"
+    path = whole if whole.is_file() else parts
     if not path.is_file():
         return None
-    saved = read_json(path)
+    saved = read_json(path) if path == whole else _joined(path)
     return _statistics(saved.get(STATE), _entry(saved, ACTION, path), formulas.LEROBOT, modes, path)
+
+
+def _joined(path: Path) -> dict[str, Numbers]:
+    """Statistics of all control steps from those of each episode (v2.1): episodes count by their lengths.
+
+    The variance is that within episodes and that of their means, as in LeRobot's ``aggregate_stats``.  Quantiles do not
+    follow from those of episodes, so there are none.
+    """
+    found: dict[str, list[Any]] = {}
+    for line in read_json_lines(path):
+        episode = _entry(line, "stats", path)
+        for feature in found or {STATE, ACTION} & set(episode):
+            found.setdefault(feature, []).append(_entry(episode, feature, path))
+    return {feature: _of_all(items, path) for feature, items in found.items()}
+
+
+def _of_all(episodes: list[Any], path: Path) -> Numbers:
+    """The statistics of one feature."""
+    names = "mean", "std", "min", "max", "count"
+    try:
+        mean, std, low, high, count = (
+            np.array([_entry(item, name, path) for item in episodes], dtype=np.float64) for name in names
+        )
+    except (TypeError, ValueError) as error:
+        raise damaged(path, error) from error
+    weight = count / count.sum()
+    middle = (weight * mean).sum(0)
+    spread = np.sqrt((weight * (std**2 + (mean - middle) ** 2)).sum(0))
+    joined = {"mean": middle, "std": spread, "min": low.min(0), "max": high.max(0)}
+    return {name: item.tolist() for name, item in joined.items()}
 
 
 def _lerobot_buffers(place: Path, modes: Modes, key: str) -> Statistics | None:

@@ -188,7 +188,22 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise missing_file(path) from error
     except (OSError, ValueError) as error:
-        raise _damaged(path, error) from error
+        raise damaged(path, error) from error
+    return _object(path, value)
+
+
+def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects on the lines of ``path``; raises UserError as ``read_json``."""
+    try:
+        trust.check_file(path)
+        with path.open("rb") as file:
+            for line in filter(bytes.strip, file):
+                yield _object(path, trust.parse_json(line))
+    except (OSError, ValueError) as error:
+        raise damaged(path, error) from error
+
+
+def _object(path: Path, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(
             f"{str(path)!r} holds a {type(value).__name__} and no JSON object, so it cannot be used; download it again."
@@ -205,7 +220,7 @@ def open_tensors(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as tensors:
             yield tensors
     except (SafetensorError, OSError) as error:
-        raise _damaged(path, error) from error
+        raise damaged(path, error) from error
 
 
 def missing_file(path: Path) -> UserError:
@@ -215,7 +230,7 @@ def missing_file(path: Path) -> UserError:
     )
 
 
-def _damaged(path: Path, error: Exception) -> UserError:
+def damaged(path: Path, error: Exception) -> UserError:
     """The sentence about a file that cannot be read; a Git LFS pointer is named as what it is."""
     with path.open("rb") as file:
         pointer = file.read(len(_POINTER)) == _POINTER
